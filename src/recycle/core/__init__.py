@@ -1,0 +1,1 @@
+"""The nouns of ReCycle. Standard library only; every other room imports from here."""

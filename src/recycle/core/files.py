@@ -1,0 +1,50 @@
+"""Files that are never half written, and JSON that says plainly what is wrong with it."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from recycle.core.errors import FileProblem
+
+
+def write_text(path: Path, text: str) -> None:
+    """Put `text` at `path` in one step: a reader sees the old file or the new one, never a part."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    except OSError as problem:
+        raise FileProblem(f"cannot write {path}: {problem.strerror or problem}; choose a folder that you may write to") from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException as problem:
+        Path(temporary).unlink(missing_ok=True)
+        if isinstance(problem, OSError):
+            raise FileProblem(f"cannot write {path}: {problem.strerror or problem}") from None
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def read_json(path: Path, format_name: str, version: int) -> dict[str, Any]:
+    """Return the JSON object at `path`, which must carry our `format` and a `version` that we read."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise FileProblem(f"cannot read {path}: {problem.strerror or problem}") from None
+    except ValueError as problem:
+        raise FileProblem(f"{path} is not JSON ({problem}): it is corrupt or another kind of file") from None
+    found = data.get("format") if isinstance(data, dict) else None
+    if found != format_name:
+        raise FileProblem(f"{path} is not a {format_name} file: its format is {found!r}")
+    if data.get("version") != version:
+        raise FileProblem(f"{path} has {format_name} version {data.get('version')!r}, but this release reads version {version}")
+    return dict(data)

@@ -1,0 +1,182 @@
+"""The plan: one row per live worker, which op starts when, and how good that is.
+
+Rows are kept as columns (a string of kinds, arrays of chains and starts), because a plan may have a million
+slots; `Row.slots` gives them one by one. A chain is a micro-batch by number: home pipeline * M + index.
+"""
+
+import json
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recycle.core.cluster import Shape, Worker
+from recycle.core.errors import FileProblem, UserError
+from recycle.core.files import read_json, write_text
+from recycle.core.op import Kind, MicroBatch, Op
+from recycle.core.problem import Problem
+
+FORMAT, VERSION = "recycle-plan", 1
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """An op with its place and time."""
+
+    worker: Worker
+    op: Op
+    start_us: int
+    end_us: int
+
+    @property
+    def is_rerouted(self) -> bool:
+        return self.worker.pipeline != self.op.microbatch.pipeline
+
+    def __str__(self) -> str:
+        return f"{self.op} on {self.worker} from {self.start_us} to {self.end_us} µs"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one worker does, in order. The three columns are equally long."""
+
+    worker: Worker
+    kinds: str
+    chains: "array[int]" = field(repr=False)
+    starts_us: "array[int]" = field(repr=False)
+
+    def __post_init__(self) -> None:
+        assert len(self.kinds) == len(self.chains) == len(self.starts_us)
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How good a plan is: no plan of its problem has a period under `bound_us`."""
+
+    bound_us: int
+    status: str  # "optimal" or "feasible"
+    method: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The schedule of one iteration; the next one starts `period_us` later and looks the same."""
+
+    problem: Problem
+    rows: tuple[Row, ...]
+    period_us: int
+    quality: Quality
+
+    @property
+    def num_ops(self) -> int:
+        return sum(len(row) for row in self.rows)
+
+    @property
+    def gap(self) -> float:
+        """The period over its proven lower bound: 1.0 is optimal."""
+        return self.period_us / self.quality.bound_us
+
+    def slots(self, row: Row) -> Iterator[Slot]:
+        """Yield the slots of one row in order."""
+        stage = row.worker.stage
+        duration = {kind: self.problem.duration_us(stage, kind) for kind in Kind}
+        for letter, chain, start in zip(row.kinds, row.chains, row.starts_us, strict=True):
+            kind = Kind(letter)
+            yield Slot(row.worker, Op(stage, kind, microbatch_of(self.problem.shape, chain)), start, start + duration[kind])
+
+    def all_slots(self) -> Iterator[Slot]:
+        for row in self.rows:
+            yield from self.slots(row)
+
+    def save(self, path: Path) -> None:
+        write_text(path, self.dumps())
+
+    def dumps(self) -> str:
+        """Return the plan as JSON, one row a line; a slot is `start:op`."""
+        head = {
+            "format": FORMAT,
+            "version": VERSION,
+            "period_us": self.period_us,
+            "bound_us": self.quality.bound_us,
+            "status": self.quality.status,
+            "method": self.quality.method,
+            "seconds": self.quality.seconds,
+            "problem": self.problem.to_json(),
+        }
+        texts = [_chain_texts(self.problem.shape, pipeline) for pipeline in range(self.problem.shape.num_pipelines)]
+        rows = (f'  "{row.worker}": "{_row_text(row, texts[row.worker.pipeline])}"' for row in self.rows)
+        return json.dumps(head)[:-1] + ',\n "rows": {\n' + ",\n".join(rows) + "\n }}\n"
+
+    @staticmethod
+    def load(path: Path) -> "Plan":
+        data = read_json(path, FORMAT, VERSION)
+        try:
+            return _from_json(data)
+        except (KeyError, TypeError, AttributeError) as problem:
+            raise FileProblem(f"{path} is not a whole plan: {type(problem).__name__} {problem}; plan again") from None
+        except UserError as problem:
+            raise FileProblem(f"{path} is not a usable plan: {problem}") from None
+
+
+def chain_of(shape: Shape, microbatch: MicroBatch) -> int:
+    return microbatch.pipeline * shape.num_microbatches + microbatch.index
+
+
+def microbatch_of(shape: Shape, chain: int) -> MicroBatch:
+    return MicroBatch(*divmod(chain, shape.num_microbatches))
+
+
+def make_row(shape: Shape, worker: Worker, timed_ops: Iterable[tuple[int, Op]]) -> Row:
+    """Make a row from (start, op) pairs in order; the ops must belong to the worker's stage and to the shape."""
+    kinds, chains, starts = [], array("q"), array("q")
+    for start, op in timed_ops:
+        home, index = op.microbatch.pipeline, op.microbatch.index
+        if op.stage != worker.stage:
+            raise UserError(f"the row of {worker} holds {op}, but that worker holds stage {worker.stage} only")
+        if home >= shape.num_pipelines or index >= shape.num_microbatches:
+            raise UserError(
+                f"the row of {worker} holds {op}, but there are only {shape.num_pipelines} pipelines "
+                f"of {shape.num_microbatches} micro-batches"
+            )
+        kinds.append(op.kind.value)
+        chains.append(chain_of(shape, op.microbatch))
+        starts.append(start)
+    return Row(worker, "".join(kinds), chains, starts)
+
+
+def _chain_texts(shape: Shape, pipeline: int) -> list[str]:
+    """The part of an op's text after its kind, for every chain, inside a row of `pipeline`."""
+    homes = ("" if home == pipeline else f"@{home}" for home in range(shape.num_pipelines))
+    return [f"{index}{home}" for home in homes for index in range(shape.num_microbatches)]
+
+
+def _row_text(row: Row, chain_texts: list[str]) -> str:
+    stage = row.worker.stage
+    return " ".join(
+        [
+            f"{start}:{stage}{kind}{chain_texts[chain]}"
+            for kind, chain, start in zip(row.kinds, row.chains, row.starts_us, strict=True)
+        ]
+    )
+
+
+def _from_json(data: Mapping[str, Any]) -> Plan:
+    problem = Problem.from_json(data["problem"])
+    rows = tuple(_parse_row(problem.shape, Worker.parse(name), text) for name, text in data["rows"].items())
+    quality = Quality(int(data["bound_us"]), str(data["status"]), str(data["method"]), float(data["seconds"]))
+    return Plan(problem, rows, int(data["period_us"]), quality)
+
+
+def _parse_row(shape: Shape, worker: Worker, text: str) -> Row:
+    pairs = []
+    for token in text.split():
+        start, _, op = token.partition(":")
+        if not start.isdecimal():
+            raise UserError(f"the row of {worker} holds {token!r}, but a slot is written <start>:<op>, such as 12:2F0@1")
+        pairs.append((int(start), Op.parse(op, worker.pipeline)))
+    return make_row(shape, worker, pairs)

@@ -1,0 +1,152 @@
+"""The profile: what each op costs at each stage, in microseconds and bytes.
+
+A profile comes from a measurement, from `planner.estimate`, or from three numbers on the command line.
+It is the only place that knows a duration: planner, rules, simulator and reports ask it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from recycle.core.errors import UserError
+from recycle.core.files import read_json
+from recycle.core.op import Kind
+
+FORMAT, VERSION = "recycle-profile", 1
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A connection: a message takes `latency_us` plus its bytes over `bytes_per_us`."""
+
+    latency_us: int = 0
+    bytes_per_us: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.latency_us, int) or self.latency_us < 0:
+            raise UserError(f"a link's latency_us is {self.latency_us!r}, but it must be a whole number of at least 0")
+        if not (isinstance(self.bytes_per_us, int | float) and 0 < self.bytes_per_us < math.inf):
+            raise UserError(f"a link's bytes_per_us is {self.bytes_per_us!r}, but it must be a finite number above 0")
+
+    def time_us(self, size_bytes: int) -> int:
+        return self.latency_us + math.ceil(size_bytes / self.bytes_per_us)
+
+
+@dataclass(frozen=True, slots=True)
+class StageProfile:
+    """Costs of one stage. Activations are per micro-batch; `weight_held_bytes` of them stay between I and W."""
+
+    forward_us: int
+    input_us: int
+    weight_us: int
+    fused_us: int
+    optimizer_us: int = 0
+    activation_bytes: int = 0
+    weight_held_bytes: int = 0
+    static_bytes: int = 0
+    gradient_bytes: int = 0
+    output_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 1 if field.name in ("forward_us", "input_us", "weight_us", "fused_us") else 0
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UserError(f"{field.name} is {value!r}, but it must be a whole number of at least {least}")
+        if self.weight_held_bytes > self.activation_bytes:
+            raise UserError(
+                f"weight_held_bytes is {self.weight_held_bytes}, more than activation_bytes {self.activation_bytes}: "
+                "W can only keep what F stored"
+            )
+        if self.fused_us < self.input_us:
+            raise UserError(f"fused_us is {self.fused_us}, less than input_us {self.input_us}: a whole backward contains I")
+
+    def duration_us(self, kind: Kind) -> int:
+        match kind:
+            case Kind.F:
+                return self.forward_us
+            case Kind.I:
+                return self.input_us
+            case Kind.W:
+                return self.weight_us
+            case Kind.B:
+                return self.fused_us
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Every stage's costs, the links between stages and between peers, and a device's memory if known."""
+
+    stages: tuple[StageProfile, ...]
+    stage_link: Link = Link()
+    peer_link: Link = Link()
+    device_bytes: int | None = None
+    name: str = "given"
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise UserError("the profile has no stage: give at least one")
+        if self.device_bytes is not None and (not isinstance(self.device_bytes, int) or self.device_bytes < 1):
+            raise UserError(f"device_bytes is {self.device_bytes!r}, but it must be a whole number of at least 1")
+
+    @staticmethod
+    def uniform(num_stages: int, forward_us: int, input_us: int, weight_us: int, comm_us: int = 0) -> "Profile":
+        """Make the profile of equal stages from three costs, where a fused backward takes I + W."""
+        stage = StageProfile(forward_us, input_us, weight_us, fused_us=input_us + weight_us)
+        name = f"costs {forward_us},{input_us},{weight_us} comm {comm_us}"
+        return Profile((stage,) * num_stages, stage_link=Link(latency_us=comm_us), name=name)
+
+    def comm_us(self, lower_stage: int) -> int:
+        """Time between `lower_stage` and the next one; the gradient on its way back is as large as the activation."""
+        return self.stage_link.time_us(self.stages[lower_stage].output_bytes)
+
+    def reduce_us(self, stage: int, num_live: int) -> int:
+        """Time of a ring all-reduce of the stage's gradients over its live peers."""
+        if num_live < 2:
+            return 0
+        share = self.stages[stage].gradient_bytes / num_live
+        steps = 2 * (num_live - 1)
+        return steps * self.peer_link.latency_us + math.ceil(steps * share / self.peer_link.bytes_per_us)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> "Profile":
+        stages = data.get("stages")
+        if not isinstance(stages, list | tuple):
+            raise UserError("the profile has no list of stages: give one object for each stage under 'stages'")
+        made = tuple(_stage_from_json(number, stage) for number, stage in enumerate(stages))
+        try:
+            return Profile(
+                made,
+                stage_link=Link(**data.get("stage_link", {})),
+                peer_link=Link(**data.get("peer_link", {})),
+                device_bytes=data.get("device_bytes"),
+                name=str(data.get("name", "given")),
+            )
+        except TypeError as problem:
+            raise UserError(f"the profile's links are malformed: {problem}") from None
+
+    @staticmethod
+    def load(path: Path) -> "Profile":
+        try:
+            return Profile.from_json(read_json(path, FORMAT, VERSION))
+        except UserError as problem:
+            raise type(problem)(f"profile {path}: {problem}") from None
+
+
+def _stage_from_json(number: int, data: Any) -> StageProfile:
+    if not isinstance(data, Mapping):
+        raise UserError(f"stage {number} is missing: it is {data!r} instead of an object with its costs")
+    known = {field.name for field in fields(StageProfile)}
+    if unknown := sorted(set(data) - known):
+        raise UserError(f"stage {number} has unknown keys {', '.join(unknown)}: known are {', '.join(sorted(known))}")
+    if missing := [name for name in ("forward_us", "input_us", "weight_us", "fused_us") if name not in data]:
+        raise UserError(f"stage {number} lacks {', '.join(missing)}: every stage needs its four costs")
+    try:
+        return StageProfile(**data)
+    except UserError as problem:
+        raise UserError(f"stage {number}: {problem}") from None
