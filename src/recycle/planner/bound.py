@@ -1,0 +1,113 @@
+"""The bound: a period that no plan can beat, proven from the problem alone.
+
+Look at one worker of stage s that runs n micro-batches, its first F starting at x. Let c = F + I + W.
+
+* Work: it is busy for n * c.
+* Warm-up: its first I cannot start before its first micro-batch went down to the last stage and came back (`round_trip`).
+  Until then it can only run F's, and only as many as memory holds at once. The rest of that time it idles.
+* Residence: a micro-batch holds memory from F until its W ends, at least `round_trip` + I + W. With room for k at once, the
+  (j+k)-th F waits for the end of one of the first j, so n micro-batches take at least that long for every k of them.
+* Tail: when its last I ends, no more W's can be outstanding than memory holds. The gradient then still has to travel up
+  to every earlier stage r, whose first F had to run before x. So the span of stage r contains: the way down from r to s, the
+  time at s from x to the last I, the way up, and one W at r.
+
+Staggered, the period is at least every stage's span with its reduction and step; synchronous, the iteration also contains the
+time to reach a stage from the first one. All terms are sums and one loop over pairs of stages.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from recycle.core.problem import Problem
+
+
+class Bounds:
+    """Least times of a problem for any failures: how many micro-batches a worker runs is asked, not known."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        stages, splits = problem.profile.stages, problem.techniques.decoupled
+        self._forward = [stage.forward_us for stage in stages]
+        # `_back`: what the stage before waits for. `_after`: what of the backward pass nobody waits for.
+        self._back = [stage.input_us if splits else stage.fused_us for stage in stages]
+        whole = [min(stage.input_us + stage.weight_us, stage.fused_us) if splits else stage.fused_us for stage in stages]
+        self._after = [total - back for total, back in zip(whole, self._back, strict=True)]
+        comm = [problem.profile.comm_us(stage) for stage in range(len(stages) - 1)]
+        # Times from stage 0: until an F starts at a stage, and from the end of I at a stage until its end at stage 0.
+        self._down = [0, *accumulate(f + c for f, c in zip(self._forward[:-1], comm, strict=True))]
+        self._up = [0, *accumulate(b + c for b, c in zip(self._back[:-1], comm, strict=True))]
+
+    def round_trip_us(self, stage: int) -> int:
+        """Least time from the start of a micro-batch's F at `stage` to the start of its I there."""
+        down, up = self._down[-1] - self._down[stage], self._up[-1] - self._up[stage]
+        return down + self._forward[-1] + self._back[-1] + up - self._back[stage]
+
+    def idle_us(self, stage: int, num_microbatches: int) -> int:
+        """Idle time of a worker of `stage` before its first I; negative where memory holds F's to spare."""
+        return self.round_trip_us(stage) - self._room(stage, num_microbatches)[0] * self._forward[stage]
+
+    def window_us(self, stage: int, num_microbatches: int) -> tuple[int, int]:
+        """Least times from the first F to the end of the last I, and to the end, of a worker with `num_microbatches`."""
+        forward, back, after = self._forward[stage], self._back[stage], self._after[stage]
+        at_once, pending = self._room(stage, num_microbatches)
+        busy = num_microbatches * (forward + back + after) + max(0, self.idle_us(stage, num_microbatches))
+        rounds, odd = divmod(num_microbatches - 1, at_once)
+        round_trip = self.round_trip_us(stage)
+        in_turns = rounds * (round_trip + back + self._blocks_after_us(stage)) + odd * forward + round_trip + back
+        return max(busy - pending * after, in_turns), max(busy, in_turns + after)
+
+    def _blocks_after_us(self, stage: int) -> int:
+        """How long after I a micro-batch still keeps the place that another's F waits for."""
+        frees_some = self._problem.held_for_weight(stage) < self._problem.held_by_forward(stage)
+        return 0 if frees_some else self._after[stage]
+
+    def _room(self, stage: int, num_microbatches: int) -> tuple[int, int]:
+        """How many micro-batches fit before any I ran, and how many W's can be outstanding when an I ends."""
+        problem, capacity = self._problem, self._problem.capacity(stage)
+        whole, rest = problem.held_by_forward(stage), problem.held_for_weight(stage)
+        if capacity is None or whole == 0:
+            return num_microbatches, num_microbatches
+        at_once = min(num_microbatches, capacity // whole)
+        pending = num_microbatches if rest == 0 else min(num_microbatches, 1 + (capacity - whole) // rest)
+        return at_once, pending
+
+    def stage_terms(self, stage: int, num_microbatches: int, finish_us: Sequence[int]) -> tuple[int, int]:
+        """Periods that `stage` enforces if its busiest worker runs `num_microbatches`: by itself, and on earlier stages.
+
+        `finish_us` holds for each stage the least time from its last gradient to the end of its step.
+        """
+        to_input, to_end = self.window_us(stage, num_microbatches)
+        reach = [0] * (stage + 1) if self._problem.techniques.staggered else self._down
+        by_itself = reach[stage] + to_end + finish_us[stage]
+        tails = (
+            reach[above]
+            + self._down[stage]
+            - self._down[above]
+            + self._up[stage]
+            - self._up[above]
+            + self._after[above]
+            + finish_us[above]
+            for above in range(stage)
+        )
+        return by_itself, to_input + max(tails, default=0)
+
+
+def finish_times(problem: Problem) -> list[int]:
+    """For each stage the time from its last gradient to the end of its step; synchronous steps wait for the slowest."""
+    stages = range(problem.shape.num_stages)
+    if problem.techniques.staggered:
+        return [problem.finish_us(stage) for stage in stages]
+    slowest = max(stage.optimizer_us for stage in problem.profile.stages)
+    return [problem.reduce_us(stage) + slowest for stage in stages]
+
+
+def busiest_load(problem: Problem, stage: int) -> int:
+    """Micro-batches that the busiest live worker of `stage` runs at least."""
+    return -(-problem.shape.num_chains // problem.cluster.num_live(stage))
+
+
+def lower_bound(problem: Problem) -> int:
+    """Return a period that no legal plan of `problem` can beat."""
+    bounds, finish = Bounds(problem), finish_times(problem)
+    stages = range(problem.shape.num_stages)
+    return max(max(bounds.stage_terms(stage, busiest_load(problem, stage), finish)) for stage in stages)

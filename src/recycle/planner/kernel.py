@@ -1,0 +1,291 @@
+"""The compiled heart of the greedy method: list scheduling and compaction over plain arrays.
+
+`list_schedule` plays the cluster forward in time. Whenever a worker is idle it picks one op by a `Rule`: an input
+gradient first, then a forward if memory allows, then a weight gradient, with three dials by stage that bend that order.
+`tighten` takes the row orders of a schedule as given and moves its ops in time to shorten the spans of the stages.
+
+Everything is integer and deterministic: events are ordered by (time, kind, stage, chain).
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from recycle.planner.schedule import Bools, Ints
+
+# Kinds as the kernel counts them; a start is out[kind, stage, chain].
+F, I, W = 0, 1, 2  # noqa: E741
+_NONE = -1
+
+# Columns of `costs`, a row a stage; the first three stand where F, I, W point. For the list scheduler a stage with a
+# WEIGHT_US of 0 runs its backward pass fused, in INPUT_US. COMM_US is the way to the next stage.
+FORWARD_US, INPUT_US, WEIGHT_US, FUSED_US, COMM_US, CAPACITY, TAKEN, KEPT, NUM_COSTS = range(9)
+
+# Columns of `dials`, a row a stage. A worker prefers F to I while fewer than PUSH of its micro-batches are between F and I;
+# it prefers W to F once more than STASH weight gradients wait; before its first PATIENT_FOR I's it would rather wait up to
+# PATIENCE_US for an I that is on its way than start something that would delay it.
+PUSH, STASH, PATIENCE_US, PATIENT_FOR, NUM_DIALS = range(5)
+
+# Columns of the state, a row a worker (stage * D + pipeline): waiting F's and I's, W's done and seen, what is held,
+# micro-batches between F and I, whether it is busy, when the next I is known to arrive, where its queues begin.
+_FORWARDS, _INPUTS, _DONE, _SEEN, _HELD, _ACTIVE, _BUSY, _NEXT_INPUT, _FIRST, _NUM_STATE = range(10)
+
+
+def _compiled(function: Any) -> Any:
+    return numba.njit(cache=True, error_model="numpy")(function)
+
+
+@_compiled
+def _push(heap: Ints, first: int, size: int, key: int) -> None:
+    """Add `key` to the heap of `size` keys that begins at `first`."""
+    at = size
+    while at > 0:
+        above = (at - 1) >> 1
+        if heap[first + above] <= key:
+            break
+        heap[first + at] = heap[first + above]
+        at = above
+    heap[first + at] = key
+
+
+@_compiled
+def _pop(heap: Ints, first: int, size: int) -> int:
+    """Take the least key off the heap of `size` keys that begins at `first`."""
+    top, last, at = heap[first], heap[first + size - 1], 0
+    size -= 1
+    while True:
+        below = 2 * at + 1
+        if below >= size:
+            break
+        if below + 1 < size and heap[first + below + 1] < heap[first + below]:
+            below += 1
+        if heap[first + below] >= last:
+            break
+        heap[first + at] = heap[first + below]
+        at = below
+    heap[first + at] = last
+    return int(top)
+
+
+@_compiled
+def _choose(costs: Ints, dials: Ints, state: Ints, worker: int, stage: int, now: int) -> int:
+    """Return the kind that an idle worker starts now."""
+    waiting = state[worker, _FORWARDS] > 0
+    fits = state[worker, _HELD] + costs[stage, TAKEN] <= costs[stage, CAPACITY]
+    pending = state[worker, _SEEN] - state[worker, _DONE]
+    pushes = state[worker, _ACTIVE] < dials[stage, PUSH] and waiting
+    kind = _NONE
+    if pushes and fits:
+        kind = F
+    elif pushes and pending > 0:
+        kind = W
+    elif state[worker, _INPUTS] > 0:
+        return I
+    elif pending > dials[stage, STASH]:
+        kind = W
+    elif waiting and fits:
+        kind = F
+    elif pending > 0:
+        kind = W
+    if kind == _NONE or state[worker, _SEEN] >= dials[stage, PATIENT_FOR]:
+        return kind
+    wait = state[worker, _NEXT_INPUT] - now
+    length = costs[stage, FORWARD_US] if kind == F else costs[stage, WEIGHT_US]
+    return _NONE if 0 < wait <= dials[stage, PATIENCE_US] and wait < length else kind
+
+
+@_compiled
+def _empty_state(pipeline: Ints, num_pipelines: int) -> Ints:
+    num_stages, num_chains = pipeline.shape
+    state = np.zeros((num_stages * num_pipelines, _NUM_STATE), np.int64)
+    for stage in range(num_stages):
+        for chain in range(num_chains):
+            state[stage * num_pipelines + pipeline[stage, chain], _FIRST] += 1
+    first = 0
+    for worker in range(num_stages * num_pipelines):
+        size = state[worker, _FIRST]
+        state[worker, _FIRST] = first
+        first += size
+    return state
+
+
+@_compiled
+def _take(costs: Ints, state: Ints, queues: Ints, num_chains: int, worker: int, stage: int, kind: int) -> int:
+    """Take the next op of `kind` off the worker's queue and begin it; return its chain."""
+    first = state[worker, _FIRST]
+    state[worker, _BUSY] = 1
+    if kind == F:
+        chain = _pop(queues, first, state[worker, _FORWARDS]) % num_chains
+        state[worker, _FORWARDS] -= 1
+        state[worker, _HELD] += costs[stage, TAKEN]
+        state[worker, _ACTIVE] += 1
+        return chain
+    if kind == I:
+        chain = _pop(queues, queues.size // 3 + first, state[worker, _INPUTS]) % num_chains
+        state[worker, _INPUTS] -= 1
+        return chain
+    chain = queues[queues.size // 3 * W + first + state[worker, _DONE]]
+    state[worker, _DONE] += 1
+    return int(chain)
+
+
+@_compiled
+def _finish(costs: Ints, state: Ints, queues: Ints, worker: int, stage: int, chain: int, kind: int) -> None:
+    """Account for the end of an op on its own worker."""
+    state[worker, _BUSY] = 0
+    if kind == I:
+        state[worker, _ACTIVE] -= 1
+        queues[queues.size // 3 * W + state[worker, _FIRST] + state[worker, _SEEN]] = chain
+        state[worker, _SEEN] += 1
+        state[worker, _HELD] -= costs[stage, TAKEN] - costs[stage, KEPT]
+        if costs[stage, WEIGHT_US] == 0:
+            state[worker, _HELD] -= costs[stage, KEPT]
+            state[worker, _DONE] += 1
+    elif kind == W:
+        state[worker, _HELD] -= costs[stage, KEPT]
+
+
+@_compiled
+def _offer(state: Ints, queues: Ints, rank: Ints, worker: int, kind: int, chain: int) -> None:
+    """Let an F or an I, whose input has arrived, wait for its worker."""
+    key = rank[chain] * rank.size + chain
+    column = _FORWARDS if kind == F else _INPUTS
+    _push(queues, queues.size // 3 * kind + state[worker, _FIRST], state[worker, column], key)
+    state[worker, column] += 1
+
+
+@_compiled
+def list_schedule(pipeline: Ints, rank: Ints, costs: Ints, dials: Ints, num_pipelines: int, out: Ints, order: Ints) -> int:
+    """Fill `out` with the starts of a schedule that respects order, workers and memory, and `order` with its ops by start.
+
+    `pipeline[stage, chain]` says who runs a chain, `rank[chain]` which goes first where several wait.
+    Returns the number of ops.
+    """
+    num_stages, num_chains = pipeline.shape
+    state = _empty_state(pipeline, num_pipelines)
+    queues = np.empty(3 * num_stages * num_chains, np.int64)
+    # An event is time * base + code, code = (what * S + stage) * N + chain; what: an op's end (0 to 2), an arrival (3 F, 4 I).
+    base = np.int64(5) * num_stages * num_chains
+    events = np.empty(2 * num_stages * num_chains + num_stages * num_pipelines, np.int64)
+    num_events, num_ops = 0, 0
+    for chain in range(num_chains):
+        _offer(state, queues, rank, pipeline[0, chain], F, chain)
+    touched = np.arange(num_stages * num_pipelines)
+    is_touched = np.zeros(num_stages * num_pipelines, np.bool_)
+    num_touched = num_pipelines
+    now = np.int64(0)
+    while True:
+        for index in range(num_touched):
+            worker = touched[index]
+            is_touched[worker] = False
+            if state[worker, _BUSY]:
+                continue
+            stage = worker // num_pipelines
+            kind = _choose(costs, dials, state, worker, stage, now)
+            if kind == _NONE:
+                continue
+            chain = _take(costs, state, queues, num_chains, worker, stage, kind)
+            out[kind, stage, chain] = now
+            code = (kind * num_stages + stage) * num_chains + chain
+            order[num_ops] = code
+            num_ops += 1
+            end = now + costs[stage, kind]
+            _push(events, 0, num_events, end * base + code)
+            num_events += 1
+            if kind == I and stage > 0:
+                above = (stage - 1) * num_pipelines + pipeline[stage - 1, chain]
+                arrival = end + costs[stage - 1, COMM_US]
+                if state[above, _NEXT_INPUT] <= now or arrival < state[above, _NEXT_INPUT]:
+                    state[above, _NEXT_INPUT] = arrival
+        if num_events == 0:
+            return num_ops
+        num_touched = 0
+        now = events[0] // base
+        while num_events > 0 and events[0] // base == now:
+            code = _pop(events, 0, num_events) % base
+            num_events -= 1
+            chain, stage, what = code % num_chains, code // num_chains % num_stages, code // num_chains // num_stages
+            worker = stage * num_pipelines + pipeline[stage, chain]
+            if what > W:
+                _offer(state, queues, rank, worker, what - 3, chain)
+            else:
+                _finish(costs, state, queues, worker, stage, chain, what)
+                # The result goes on: F to the next stage (or to its own I at the last), I to the stage before.
+                if what == F and stage == num_stages - 1:
+                    _offer(state, queues, rank, worker, I, chain)
+                elif what == F or (what == I and stage > 0):
+                    goes_to = stage + 1 if what == F else stage - 1
+                    arrival = now + costs[min(stage, goes_to), COMM_US]
+                    _push(events, 0, num_events, arrival * base + ((what + 3) * num_stages + goes_to) * num_chains + chain)
+                    num_events += 1
+            if not is_touched[worker]:
+                is_touched[worker] = True
+                touched[num_touched] = worker
+                num_touched += 1
+
+
+@_compiled
+def _postpone(pipeline: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, order: Ints, out: Ints) -> None:
+    """Start every op as late as the last end of its stage and its followers allow, keeping the order of every row."""
+    num_stages, num_chains = pipeline.shape
+    last = np.zeros(num_stages, np.int64)
+    for stage in range(num_stages):
+        for chain in range(num_chains):
+            fused = is_fused[stage, chain]
+            end = out[I, stage, chain] + costs[stage, FUSED_US] if fused else out[W, stage, chain] + costs[stage, WEIGHT_US]
+            last[stage] = max(last[stage], end)
+    free = np.empty(num_stages * num_pipelines, np.int64)
+    for worker in range(free.size):
+        free[worker] = last[worker // num_pipelines]
+    for index in range(order.size - 1, -1, -1):
+        code = order[index]
+        chain, stage, kind = code % num_chains, code // num_chains % num_stages, code // num_chains // num_stages
+        worker = stage * num_pipelines + pipeline[stage, chain]
+        fused = is_fused[stage, chain]
+        end = free[worker]
+        if kind == F or (kind == I and not fused):
+            end = min(end, out[kind + 1, stage, chain])
+        if kind == F and stage < num_stages - 1:
+            end = min(end, out[F, stage + 1, chain] - costs[stage, COMM_US])
+        elif kind == I and stage > 0:
+            end = min(end, out[I, stage - 1, chain] - costs[stage - 1, COMM_US])
+        start = end - (costs[stage, FUSED_US] if kind == I and fused else costs[stage, kind])
+        out[kind, stage, chain] = start
+        free[worker] = start
+
+
+@_compiled
+def _advance(pipeline: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, order: Ints, out: Ints) -> None:
+    """Start every op as early as its row and its needs allow, but no stage earlier than it starts now."""
+    num_stages, num_chains = pipeline.shape
+    free = np.empty(num_stages * num_pipelines, np.int64)
+    for stage in range(num_stages):
+        free[stage * num_pipelines : (stage + 1) * num_pipelines] = out[F, stage].min()
+    for code in order:
+        chain, stage, kind = code % num_chains, code // num_chains % num_stages, code // num_chains // num_stages
+        worker = stage * num_pipelines + pipeline[stage, chain]
+        start = free[worker]
+        if kind == F and stage > 0:
+            start = max(start, out[F, stage - 1, chain] + costs[stage - 1, FORWARD_US] + costs[stage - 1, COMM_US])
+        elif kind == I:
+            start = max(start, out[F, stage, chain] + costs[stage, FORWARD_US])
+            if stage < num_stages - 1:
+                length = costs[stage + 1, FUSED_US] if is_fused[stage + 1, chain] else costs[stage + 1, INPUT_US]
+                start = max(start, out[I, stage + 1, chain] + length + costs[stage, COMM_US])
+        elif kind == W:
+            start = max(start, out[I, stage, chain] + costs[stage, INPUT_US])
+        out[kind, stage, chain] = start
+        free[worker] = start + (costs[stage, FUSED_US] if kind == I and is_fused[stage, chain] else costs[stage, kind])
+
+
+@_compiled
+def tighten(pipeline: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, order: Ints, out: Ints) -> None:
+    """Let each stage begin as late as its last end allows, then pack its ops to the left; no span grows, most shrink.
+
+    `order` lists the ops as (kind * S + stage) * N + chain so that each comes after what it needs; a fused backward is its I.
+    Memory depends on the order in a row alone, so it is not touched.
+    """
+    _advance(pipeline, costs, is_fused, num_pipelines, order, out)
+    _postpone(pipeline, costs, is_fused, num_pipelines, order, out)
+    _advance(pipeline, costs, is_fused, num_pipelines, order, out)
