@@ -64,7 +64,7 @@ class Cluster:
     def __post_init__(self) -> None:
         pipelines, stages = self.shape.num_pipelines, self.shape.num_stages
         for worker in sorted(self.failed):
-            if not (worker.pipeline < pipelines and worker.stage < stages):
+            if not (0 <= worker.pipeline < pipelines and 0 <= worker.stage < stages):
                 raise UserError(
                     f"{worker} is not a worker of this cluster: pipelines are 0 to {pipelines - 1}, stages 0 to {stages - 1}"
                 )

@@ -10,15 +10,20 @@ from recycle.core.errors import FileProblem
 
 
 def write_text(path: Path, text: str) -> None:
-    """Put `text` at `path` in one step: a reader sees the old file or the new one, never a part."""
+    """Put `text` at `path` in one step, as UTF-8; see `write_bytes`."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Put `data` at `path` in one step: a reader sees the old file or the new one, never a part."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     except OSError as problem:
         raise FileProblem(f"cannot write {path}: {problem.strerror or problem}; choose a folder that you may write to") from None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException as problem:
@@ -26,6 +31,15 @@ def write_text(path: Path, text: str) -> None:
         if isinstance(problem, OSError):
             raise FileProblem(f"cannot write {path}: {problem.strerror or problem}") from None
         raise
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raise if nothing could be written at `path`, before anybody works for minutes on what should go there."""
+    if path.is_dir():
+        raise FileProblem(f"cannot write {path}: it is a folder; name a file")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise FileProblem(f"cannot write {path}: {folder} is not a folder that you may write to; choose another one")
 
 
 def _umask() -> int:
@@ -40,7 +54,7 @@ def read_json(path: Path, format_name: str, version: int) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
         raise FileProblem(f"cannot read {path}: {problem.strerror or problem}") from None
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise FileProblem(f"{path} is not JSON ({problem}): it is corrupt or another kind of file") from None
     found = data.get("format") if isinstance(data, dict) else None
     if found != format_name:

@@ -1,10 +1,11 @@
 """The plan: one row per live worker, which op starts when, and how good that is.
 
 Rows are kept as columns (a string of kinds, arrays of chains and starts), because a plan may have a million
-slots; `Row.slots` gives them one by one. A chain is a micro-batch by number: home pipeline * M + index.
+slots; `Plan.slots` gives them one by one. A chain is a micro-batch by number: home pipeline * M + index.
 """
 
 import json
+import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -78,8 +79,8 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """The period over its proven lower bound: 1.0 is optimal."""
-        return self.period_us / self.quality.bound_us
+        """The period over its proven lower bound: 1.0 is optimal, and infinity says that nothing is proven."""
+        return self.period_us / self.quality.bound_us if self.quality.bound_us > 0 else math.inf
 
     def slots(self, row: Row) -> Iterator[Slot]:
         """Yield the slots of one row in order."""
@@ -117,10 +118,10 @@ class Plan:
         data = read_json(path, FORMAT, VERSION)
         try:
             return _from_json(data)
-        except (KeyError, TypeError, AttributeError) as problem:
-            raise FileProblem(f"{path} is not a whole plan: {type(problem).__name__} {problem}; plan again") from None
         except UserError as problem:
             raise FileProblem(f"{path} is not a usable plan: {problem}") from None
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as problem:
+            raise FileProblem(f"{path} is not a whole plan: {type(problem).__name__} {problem}; plan again") from None
 
 
 def chain_of(shape: Shape, microbatch: MicroBatch) -> int:

@@ -5,6 +5,7 @@ at one stage) at a time, and looks for the slot at fault only in a column that f
 is checked in about a second without any library.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -102,7 +103,8 @@ def peak_in_flight(plan: Plan) -> list[int]:
 
 def check(plan: Plan) -> list[Violation]:
     """Return every way in which `plan` breaks a rule; an empty list says that it is legal."""
-    found = [violation for row in plan.rows for violation in _check_row(plan, row)]
+    found = list(_check_workers(plan))
+    found += [violation for row in plan.rows for violation in _check_row(plan, row)]
     columns = _Columns(plan)
     found += columns.duplicates
     found += _check_complete(plan, columns)
@@ -112,6 +114,17 @@ def check(plan: Plan) -> list[Violation]:
     if plan.quality.bound_us > plan.period_us:
         found.append(Violation("bound", f"the bound {plan.quality.bound_us} µs lies above the period {plan.period_us} µs"))
     return found
+
+
+def _check_workers(plan: Plan) -> Iterator[Violation]:
+    """Every live worker has one row: what it does is in order only within a row."""
+    rows = Counter(row.worker for row in plan.rows)
+    for worker, num in rows.items():
+        if num > 1:
+            yield Violation("workers", f"{worker} has {num} rows, but a worker plays one")
+    for worker in plan.problem.cluster.live_workers():
+        if worker not in rows:
+            yield Violation("workers", f"{worker} is alive, but it has no row")
 
 
 def _check_row(plan: Plan, row: Row) -> Iterator[Violation]:
@@ -140,10 +153,11 @@ def _check_row(plan: Plan, row: Row) -> Iterator[Violation]:
 
 
 def _check_techniques(plan: Plan, row: Row) -> Iterator[Violation]:
-    techniques = plan.problem.techniques
+    techniques, num_microbatches = plan.problem.techniques, plan.problem.shape.num_microbatches
     if not techniques.decoupled and ("I" in row.kinds or "W" in row.kinds):
         yield Violation("techniques", f"{row.worker} splits a backward pass, but 'decoupled' is off")
-    if not techniques.adaptive:
+    first = row.worker.pipeline * num_microbatches
+    if not techniques.adaptive and row.chains and not (first <= min(row.chains) <= max(row.chains) < first + num_microbatches):
         for slot in plan.slots(row):
             if slot.is_rerouted:
                 yield Violation("techniques", f"{row.worker} runs {slot.op} of another pipeline, but 'adaptive' is off")
@@ -197,7 +211,8 @@ def _check_complete(plan: Plan, columns: _Columns) -> Iterator[Violation]:
     shape = plan.problem.shape
     for stage in range(shape.num_stages):
         runs = [columns.pipeline[stage, kind] for kind in "FBIW"]
-        if runs[0] == runs[2] == runs[3] and _ABSENT not in runs[0] and runs[1].count(_ABSENT) == shape.num_chains:
+        nowhere = [_ABSENT] * shape.num_chains
+        if _ABSENT not in runs[0] and (runs[1:] == [runs[0], nowhere, nowhere] or runs[1:] == [nowhere, runs[0], runs[0]]):
             continue
         for chain, (forward, fused, split, weight) in enumerate(zip(*runs, strict=True)):
             name = f"{microbatch_of(shape, chain).index}@{microbatch_of(shape, chain).pipeline}"
@@ -222,11 +237,13 @@ def _check_dependencies(plan: Plan, columns: _Columns) -> Iterator[Violation]:
     for stage in range(num_stages):
         for kind in Kind:
             starts = columns.starts[stage, kind.value]
+            if starts.count(_ABSENT) == len(starts):
+                continue
             sample = Op(stage, kind, MicroBatch(0, 0))
             for before in needs(sample, num_stages):
                 ready = _ready_times(problem, columns, before, lag_us(before, sample, problem))
                 if any(map(gt, ready, starts)):
-                    yield from _late(plan, sample, before, ready, starts)
+                    yield from _late(plan, columns, sample, before, ready)
 
 
 def _ready_times(problem: Problem, columns: _Columns, before: Op, lag: int) -> list[int]:
@@ -240,10 +257,12 @@ def _ready_times(problem: Problem, columns: _Columns, before: Op, lag: int) -> l
     return ready
 
 
-def _late(plan: Plan, sample: Op, before: Op, ready: list[int], starts: list[int]) -> Iterator[Violation]:
+def _late(plan: Plan, columns: _Columns, sample: Op, before: Op, ready: list[int]) -> Iterator[Violation]:
     why = {Kind.F: "an op follows its forward", Kind.I: "a gradient follows the one it is made from"}[before.kind]
+    starts, fused = columns.starts[sample.stage, sample.kind.value], columns.starts[before.stage, Kind.B.value]
     for chain, (known, start) in enumerate(zip(ready, starts, strict=True)):
         if start != _ABSENT and known > start:
             microbatch = microbatch_of(plan.problem.shape, chain)
-            op, first = Op(sample.stage, sample.kind, microbatch), Op(before.stage, before.kind, microbatch)
+            kind = Kind.B if before.kind is Kind.I and fused[chain] != _ABSENT else before.kind
+            op, first = Op(sample.stage, sample.kind, microbatch), Op(before.stage, kind, microbatch)
             yield Violation("order", f"{op} starts at {start} µs, but the result of {first} is there at {known} µs: {why}")

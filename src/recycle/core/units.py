@@ -28,9 +28,10 @@ def is_bytes(text: str) -> bool:
 def parse_bytes(text: str) -> int:
     """Return the bytes that a text such as `80GiB` stands for."""
     match = _BYTES.fullmatch(text.strip())
-    if not match or match[2] not in _BYTE_UNITS:
+    size = float(match[1]) * _BYTE_UNITS[match[2]] if match and match[2] in _BYTE_UNITS else math.inf
+    if not math.isfinite(size):
         raise UserError(f"{text!r} is not a size: write a number and a unit, such as 80GiB or 512MiB")
-    return int(float(match[1]) * _BYTE_UNITS[match[2]])
+    return round(size)
 
 
 def format_bytes(size_bytes: int) -> str:
@@ -53,7 +54,7 @@ def parse_share_or_count(text: str, whole: int) -> int:
     body = text.strip()
     try:
         value = float(body[:-1]) / 100 * whole if body.endswith("%") else float(int(body))
-    except ValueError:
+    except (ValueError, OverflowError):
         value = math.nan
     if not math.isfinite(value) or value < 0:
         raise UserError(f"{text!r} is neither a count nor a share: write a number such as 12, or 25%")

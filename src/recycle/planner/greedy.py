@@ -19,6 +19,7 @@ from recycle.planner.schedule import Bools, Ints, Schedule, comms_of, costs_of
 
 UNLIMITED = 1 << 40
 DEFAULT_EFFORT = 20_000_000
+_MOST_RUNS = 1000  # small problems are better left to an exact method than searched for long
 
 
 def solve(
@@ -26,7 +27,7 @@ def solve(
 ) -> Schedule:
     """Return the best schedule found with about `effort` placed ops; stops early at the bound."""
     search = _Search.of(problem, bound_us)
-    num_runs = max(1, effort // search.num_ops)
+    num_runs = min(_MOST_RUNS, max(1, effort // search.num_ops))
     for number, dials in enumerate(portfolio(problem)):
         search.consider(dials)
         if search.is_done or number + 1 >= num_runs or out_of_time():
@@ -60,9 +61,7 @@ class _Search:
         is_fused = np.full(size, not problem.techniques.decoupled)
         finish = np.array([problem.finish_us(stage) for stage in range(size[0])], dtype=np.int64)
         routes = balanced_routes(problem)
-        return _Search(
-            problem, bound_us, routes, ranks(problem), cost_table(problem), is_fused, finish, np.random.default_rng(0)
-        )
+        return _Search(problem, bound_us, routes, ranks(problem), cost_table(problem), is_fused, finish, np.random.default_rng(0))
 
     @property
     def num_ops(self) -> int:
@@ -116,15 +115,43 @@ def cost_table(problem: Problem) -> Ints:
     return table
 
 
+# (push, stash), each per stage of depth: a stage's depth is how many stages there are from it to the last.
+_DIALS = (
+    (0, UNLIMITED),
+    (1, 0),
+    (1.25, 0),
+    (1.5, 0),
+    (2, 0),
+    (1, 0.5),
+    (1.25, 0.25),
+    (1.5, 0.5),
+    (1, UNLIMITED),
+    (1.25, UNLIMITED),
+    (1.5, UNLIMITED),
+    (1.75, UNLIMITED),
+    (2, UNLIMITED),
+    (0, 0.5),
+)
+
+
 def portfolio(problem: Problem) -> Iterator[Ints]:
-    """Yield settings of the dials, the strongest first."""
+    """Yield settings of the dials: classic 1F1B where the backward pass is whole, then the strongest first."""
     depth = problem.shape.num_stages - np.arange(problem.shape.num_stages)
     longest = max(stage.forward_us for stage in problem.profile.stages)
-    for patience_us, patient_for in ((0, 0), (longest, 2), (longest // 2, UNLIMITED)):
-        for push, stash in ((0.0, UNLIMITED), (1.0, 0), (1.25, 0), (1.5, 0), (2.0, 0), (1.0, 2), (1.25, 0.25), (1.5, 0.5), (0.0, 1), (0.0, 0.5)):
-            dials = np.zeros((depth.size, kernel.NUM_DIALS), np.int64)
-            dials[:, kernel.PUSH] = np.round(push * depth)
-            dials[:, kernel.STASH] = np.round(stash * depth) if stash < 1 else stash
-            dials[:, kernel.PATIENCE_US] = patience_us
-            dials[:, kernel.PATIENT_FOR] = patient_for
-            yield dials
+    if not problem.techniques.decoupled:
+        yield _dials(depth, 0, UNLIMITED, window=depth)
+    for patience_us, patient_for in ((0, 0), (longest, 1), (longest, 2), (longest // 2, UNLIMITED)):
+        for push, stash in _DIALS:
+            yield _dials(depth, push, stash, patience_us, patient_for)
+
+
+def _dials(
+    depth: Ints, push: float, stash: float, patience_us: int = 0, patient_for: int = 0, window: int | Ints = UNLIMITED
+) -> Ints:
+    dials = np.zeros((depth.size, kernel.NUM_DIALS), np.int64)
+    dials[:, kernel.PUSH] = np.round(push * depth)
+    dials[:, kernel.STASH] = np.round(stash * depth)
+    dials[:, kernel.PATIENCE_US] = patience_us
+    dials[:, kernel.PATIENT_FOR] = patient_for
+    dials[:, kernel.WINDOW] = window
+    return dials

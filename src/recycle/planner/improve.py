@@ -11,7 +11,7 @@ def neighbours(rng: np.random.Generator, dials: Ints, num_microbatches: int) -> 
     changed = dials.copy()
     num_stages = len(dials)
     first = int(rng.integers(num_stages))
-    last = int(min(num_stages, first + 1 + rng.integers(max(1, num_stages // 2))))
+    last = min(num_stages, first + 1 + int(rng.integers(max(1, num_stages // 2))))
     dial = int(rng.choice([kernel.PUSH, kernel.PUSH, kernel.STASH, kernel.PATIENT_FOR, kernel.PATIENCE_US]))
     step = int(rng.choice([-4, -2, -1, 1, 2, 4]))
     changed[first:last, dial] = np.maximum(0, changed[first:last, dial] + step)

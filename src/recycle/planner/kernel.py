@@ -24,8 +24,8 @@ FORWARD_US, INPUT_US, WEIGHT_US, FUSED_US, COMM_US, CAPACITY, TAKEN, KEPT, NUM_C
 
 # Columns of `dials`, a row a stage. A worker prefers F to I while fewer than PUSH of its micro-batches are between F and I;
 # it prefers W to F once more than STASH weight gradients wait; before its first PATIENT_FOR I's it would rather wait up to
-# PATIENCE_US for an I that is on its way than start something that would delay it.
-PUSH, STASH, PATIENCE_US, PATIENT_FOR, NUM_DIALS = range(5)
+# PATIENCE_US for an I that is on its way than start something that would delay it. WINDOW caps its micro-batches between F and I.
+PUSH, STASH, PATIENCE_US, PATIENT_FOR, WINDOW, NUM_DIALS = range(6)
 
 # Columns of the state, a row a worker (stage * D + pipeline): waiting F's and I's, W's done and seen, what is held,
 # micro-batches between F and I, whether it is busy, when the next I is known to arrive, where its queues begin.
@@ -72,7 +72,7 @@ def _pop(heap: Ints, first: int, size: int) -> int:
 def _choose(costs: Ints, dials: Ints, state: Ints, worker: int, stage: int, now: int) -> int:
     """Return the kind that an idle worker starts now."""
     waiting = state[worker, _FORWARDS] > 0
-    fits = state[worker, _HELD] + costs[stage, TAKEN] <= costs[stage, CAPACITY]
+    fits = state[worker, _HELD] + costs[stage, TAKEN] <= costs[stage, CAPACITY] and state[worker, _ACTIVE] < dials[stage, WINDOW]
     pending = state[worker, _SEEN] - state[worker, _DONE]
     pushes = state[worker, _ACTIVE] < dials[stage, PUSH] and waiting
     kind = _NONE
@@ -116,18 +116,18 @@ def _take(costs: Ints, state: Ints, queues: Ints, num_chains: int, worker: int, 
     first = state[worker, _FIRST]
     state[worker, _BUSY] = 1
     if kind == F:
-        chain = _pop(queues, first, state[worker, _FORWARDS]) % num_chains
+        chain = int(_pop(queues, first, state[worker, _FORWARDS]) % num_chains)
         state[worker, _FORWARDS] -= 1
         state[worker, _HELD] += costs[stage, TAKEN]
         state[worker, _ACTIVE] += 1
         return chain
     if kind == I:
-        chain = _pop(queues, queues.size // 3 + first, state[worker, _INPUTS]) % num_chains
+        chain = int(_pop(queues, queues.size // 3 + first, state[worker, _INPUTS]) % num_chains)
         state[worker, _INPUTS] -= 1
         return chain
-    chain = queues[queues.size // 3 * W + first + state[worker, _DONE]]
+    chain = int(queues[queues.size // 3 * W + first + state[worker, _DONE]])
     state[worker, _DONE] += 1
-    return int(chain)
+    return chain
 
 
 @_compiled

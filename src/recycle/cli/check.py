@@ -1,0 +1,67 @@
+"""`recycle check`: say whether a plan keeps every rule, and which it breaks."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from recycle.core.plan import Plan
+from recycle.core.rules import Violation, check
+from recycle.core.units import format_us
+
+MOST_SHOWN = 20
+_DESCRIPTION = """\
+Check a plan against every rule: dependencies, one op at a time, memory, every op exactly once,
+only live workers, only peers of the stage, and the period and bound that it claims.
+
+Exit code 0: the plan is legal. 1: it breaks a rule. 2: it cannot be read."""
+_EXAMPLES = """\
+examples:
+  recycle check plan.json
+  recycle check plan.json --json | jq .violations"""
+
+
+def add_check_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+    parser = subparsers.add_parser(
+        "check",
+        help="say whether a plan is legal, and which rules it breaks",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("plan", type=Path, metavar="PLAN", help="the plan file")
+    parser.add_argument("--json", action="store_true", help="print one JSON object with every violation")
+    parser.set_defaults(run=run_check)
+
+
+def run_check(args: argparse.Namespace) -> int:
+    """Print the verdict; return 0 for a legal plan and 1 for any other."""
+    plan = Plan.load(args.plan)
+    violations = check(plan)
+    if args.json:
+        print(json.dumps(_verdict(plan, violations), ensure_ascii=False, indent=1))
+    else:
+        print("\n".join(_sentences(plan, violations)))
+    return 1 if violations else 0
+
+
+def _sentences(plan: Plan, violations: list[Violation]) -> list[str]:
+    if not violations:
+        quality = f"bound {format_us(plan.quality.bound_us)} ({plan.quality.status})"
+        return [f"legal: period {format_us(plan.period_us)}, {quality}, {plan.num_ops} ops on {len(plan.rows)} workers"]
+    lines = [str(violation) for violation in violations[:MOST_SHOWN]]
+    if len(violations) > MOST_SHOWN:
+        lines.append(f"and {len(violations) - MOST_SHOWN} more")
+    return [f"not legal: {len(violations)} violation{'s' if len(violations) > 1 else ''}", *lines]
+
+
+def _verdict(plan: Plan, violations: list[Violation]) -> dict[str, Any]:
+    return {
+        "legal": not violations,
+        "period_us": plan.period_us,
+        "bound_us": plan.quality.bound_us,
+        "status": plan.quality.status,
+        "num_ops": plan.num_ops,
+        "num_workers": len(plan.rows),
+        "violations": [{"rule": violation.rule, "message": violation.message} for violation in violations],
+    }

@@ -1,0 +1,61 @@
+"""`recycle estimate`: a profile from the numbers of a model and a GPU, for planning before anything was measured."""
+
+import argparse
+import json
+from pathlib import Path
+
+from recycle.core.files import refuse_unwritable, write_text
+from recycle.core.profile import Profile
+from recycle.core.units import format_bytes, format_us
+from recycle.planner.catalog import GPUS, MODELS, parse_gpu, parse_model
+from recycle.planner.estimate import estimate
+
+_EXAMPLES = f"""\
+models: {", ".join(MODELS)}
+  or their numbers: layers=24,hidden=1024,heads=16,sequence=2048,vocabulary=51200,microbatch=1
+  or a name with changes: gpt3-6.7b,microbatch=2
+GPUs: {", ".join(GPUS)}
+  or a name with changes: h100,efficiency=0.5
+
+examples:
+  recycle estimate --model gpt3-6.7b --gpu a100-80 --stages 8 --out profile.json
+  recycle estimate --model 145.6b --gpu h100 --stages 16 --tensor-parallel 8"""
+
+
+def add_estimate_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "estimate",
+        help="make a profile from model and GPU numbers",
+        description="Estimate what each op costs at each stage, in time and memory.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", required=True, help="a model by name or by its numbers")
+    parser.add_argument("--gpu", required=True, help="a GPU by name or by its numbers")
+    parser.add_argument("--stages", type=int, required=True, metavar="S", help="stages of a pipeline")
+    parser.add_argument("--tensor-parallel", type=int, default=1, metavar="T", help="GPUs that share a stage (default: 1)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the profile goes (default: it is only shown)")
+    parser.add_argument("--json", action="store_true", help="print the profile as JSON instead of a table")
+    parser.set_defaults(run=run_estimate)
+
+
+def run_estimate(args: argparse.Namespace) -> int:
+    if args.out:
+        refuse_unwritable(args.out)
+    profile = estimate(parse_model(args.model), parse_gpu(args.gpu), args.stages, args.tensor_parallel)
+    if args.out:
+        write_text(args.out, json.dumps(profile.to_json(), indent=1) + "\n")
+    print(json.dumps(profile.to_json()) if args.json else _table(profile))
+    return 0
+
+
+def _table(profile: Profile) -> str:
+    lines = [profile.name, f"{'stage':>5} {'F':>10} {'I':>10} {'W':>10} {'step':>10} {'activation':>12} {'states':>12}"]
+    for number, stage in enumerate(profile.stages):
+        times = (stage.forward_us, stage.input_us, stage.weight_us, stage.optimizer_us)
+        sizes = (stage.activation_bytes, stage.static_bytes)
+        cells = [f"{format_us(value):>10}" for value in times] + [f"{format_bytes(value):>12}" for value in sizes]
+        lines.append(f"{number:>5} {' '.join(cells)}")
+    memory = format_bytes(profile.device_bytes) if profile.device_bytes else "unknown"
+    lines.append(f"a micro-batch takes {format_us(profile.comm_us(0))} between stages; a device has {memory}")
+    return "\n".join(lines)

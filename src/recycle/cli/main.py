@@ -1,0 +1,67 @@
+"""The `recycle` command: finds the command that was named, runs it, and turns what went wrong into one sentence."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from recycle.cli.check import add_check_parser
+from recycle.cli.demo import add_demo_parser
+from recycle.cli.estimate import add_estimate_parser
+from recycle.cli.plan import add_plan_parser
+from recycle.cli.show import add_show_parser
+from recycle.core.errors import UserError
+from recycle.core.release import RELEASE
+
+_EPILOG = """\
+examples:
+  recycle demo                                    the worked example of the paper, drawn
+  recycle plan --pipelines 3 --stages 4 --microbatches 6 --fail W1_2 --costs 1,1,1 --out plan.json
+  recycle show plan.json                          the schedule as a chart
+  recycle check plan.json                         is it legal, and if not, why
+
+exit codes: 0 done; 1 'check' found an illegal plan; 2 input that cannot be used, or interrupted."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with errors as one sentence like all of ours."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(UserError.exit_code, f"{self.prog}: {message}; see '{self.prog} --help'\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = _Parser(
+        prog="recycle",
+        description="Train on when workers die: plan, check and draw the schedules that make it possible.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"recycle {RELEASE}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for add in (add_plan_parser, add_show_parser, add_check_parser, add_estimate_parser, add_demo_parser):
+        add(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    args = make_parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except UserError as problem:
+        print(f"recycle {args.command}: {problem}", file=sys.stderr)
+        return problem.exit_code
+    except KeyboardInterrupt:
+        print(
+            f"\nrecycle {args.command}: interrupted; what was finished is kept, the same command goes on from there",
+            file=sys.stderr,
+        )
+        return UserError.exit_code
+    except BrokenPipeError:
+        # The reader (a pager, `head`) has seen enough; keep Python from complaining about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,0 +1,217 @@
+"""`recycle plan`: one plan for a set or a number of failures, or a whole library of plans."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from recycle.core.errors import UserError
+from recycle.core.files import refuse_unwritable
+from recycle.core.plan import Plan
+from recycle.core.problem import Problem, Techniques
+from recycle.core.rules import makespan_us, peak_in_flight
+from recycle.core.units import format_us, parse_share_or_count
+from recycle.planner.build import Built, build
+from recycle.planner.describe import problem as describe
+from recycle.planner.normalize import Distribution, most_failures
+from recycle.planner.solve import METHODS, solve, solve_normalized
+
+_EXAMPLES = """\
+examples:
+  the paper's worked example: worker 1 of stage 2 is dead, 6 micro-batches fit everywhere
+    recycle plan --pipelines 3 --stages 4 --microbatches 6 --fail W1_2 --costs 1,1,1 --memory 6 --out plan.json
+  the same without Decoupled BackProp and Staggered Optimizer
+    recycle plan --pipelines 3 --stages 4 --microbatches 6 --fail W1_2 --costs 1,1,1 --memory 6 --techniques adaptive
+  classic 1F1B, no failure
+    recycle plan --pipelines 3 --stages 4 --microbatches 6 --costs 1,1,1 --techniques none
+  the best plan for any 12 failures, from an estimated profile, as JSON
+    recycle estimate --model gpt3-6.7b --gpu a100-80 --stages 8 --out profile.json
+    recycle plan --pipelines 4 --stages 8 --microbatches 32 --profile profile.json --failures 12 --json
+  a plan for every number of failures up to a quarter of the workers; run it again to go on where it was stopped
+    recycle plan --pipelines 16 --stages 16 --microbatches 64 --costs 10,13,9 --comm 1 --memory 32 \\
+      --library --max-failures 25% --out plans/"""
+
+
+def add_plan_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "plan",
+        help="make the schedule for a set of failures, or a library of them",
+        description="Make the schedule that every live worker plays, and say how far it is from the best possible.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    shape = parser.add_argument_group("the cluster")
+    shape.add_argument("--pipelines", type=int, required=True, metavar="D", help="data-parallel pipelines")
+    shape.add_argument("--stages", type=int, required=True, metavar="S", help="stages of each pipeline")
+    shape.add_argument(
+        "--microbatches", type=int, required=True, metavar="M", help="micro-batches of each pipeline in an iteration"
+    )
+    failures = shape.add_mutually_exclusive_group()
+    failures.add_argument("--fail", default="", metavar="W1_2,...", help="the dead workers, by name")
+    failures.add_argument("--failures", type=int, metavar="N", help="any N dead workers: plan for where they hurt least")
+    costs = parser.add_argument_group("costs and memory")
+    costs.add_argument(
+        "--costs", metavar="F,I,W", help="whole µs of forward, input gradient, weight gradient; fused backward is I+W"
+    )
+    costs.add_argument("--comm", type=int, default=0, metavar="US", help="µs between two stages, with --costs (default: 0)")
+    costs.add_argument("--profile", metavar="FILE", help="a profile instead of --costs")
+    costs.add_argument(
+        "--memory",
+        metavar="LIMIT",
+        help="micro-batches in flight (6, or one number a stage: 4,3,2,1), bytes with a profile (80GiB), or unlimited "
+        "(default: the profile's device memory, or unlimited)",
+    )
+    search = parser.add_argument_group("search")
+    search.add_argument(
+        "--techniques",
+        default=",".join(Techniques.NAMES),
+        metavar="LIST",
+        help="which of adaptive,decoupled,staggered to use, or none (default: all)",
+    )
+    search.add_argument("--method", choices=METHODS, default="auto", help="default: auto")
+    search.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="seconds for one plan (default: 60)")
+    library = parser.add_argument_group("library")
+    library.add_argument(
+        "--library", action="store_true", help="plan for every number of failures from 0 up, into the folder --out"
+    )
+    library.add_argument("--max-failures", default="25%", metavar="N|P%", help="how far up (default: 25%%)")
+    library.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
+    parser.add_argument("--out", type=Path, metavar="PATH", help="where the plan goes (a file), or the library (a folder)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a summary")
+    parser.set_defaults(run=run_plan)
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    problem = describe(
+        args.pipelines,
+        args.stages,
+        args.microbatches,
+        fail=args.fail,
+        costs=args.costs,
+        comm=args.comm,
+        profile=args.profile,
+        memory=args.memory,
+        techniques=args.techniques,
+    )
+    if args.library:
+        return _run_library(args, problem)
+    if args.out:
+        refuse_unwritable(args.out)
+    with Console(stderr=True).status(f"planning by {args.method}, at most {args.time_limit:g} s"):
+        plan, distribution = _plan(args, problem)
+    if args.out:
+        plan.save(args.out)
+    print(json.dumps(_facts(plan, distribution)) if args.json else _summary(plan, distribution, args.out))
+    return 0
+
+
+def _plan(args: argparse.Namespace, problem: Problem) -> tuple[Plan, Distribution | None]:
+    if args.failures is None:
+        return solve(problem, args.method, args.time_limit), None
+    return solve_normalized(problem, args.failures, args.method, args.time_limit)
+
+
+def _facts(plan: Plan, distribution: Distribution | None) -> dict[str, Any]:
+    """What scripts rely on; times in µs."""
+    facts: dict[str, Any] = {
+        "period": plan.period_us,
+        "makespan": makespan_us(plan),
+        "bound": plan.quality.bound_us,
+        "status": plan.quality.status,
+        "method": plan.quality.method,
+        "seconds": plan.quality.seconds,
+        "num_ops": plan.num_ops,
+        "peak_in_flight": peak_in_flight(plan),
+    }
+    if distribution is not None:
+        facts["failed"] = [str(worker) for worker in sorted(plan.problem.cluster.failed)]
+        facts["distribution"] = list(distribution)
+    return facts
+
+
+def _summary(plan: Plan, distribution: Distribution | None, out: Path | None) -> str:
+    shape, quality = plan.problem.shape, plan.quality
+    failed = [str(worker) for worker in sorted(plan.problem.cluster.failed)]
+    named = ", ".join(failed[:8]) + (f" and {len(failed) - 8} more" if len(failed) > 8 else "")
+    over = "proven optimal" if quality.status == "optimal" else f"at most {plan.gap - 1:.2%} above the best possible"
+    lines = [
+        f"cluster   {shape.num_pipelines} pipelines x {shape.num_stages} stages, {shape.num_microbatches} micro-batches each; "
+        + (f"{len(failed)} dead: {named}" if failed else "all alive"),
+        f"period    {format_us(plan.period_us)}  (bound {format_us(quality.bound_us)}: {over})",
+        f"makespan  {format_us(makespan_us(plan))}",
+        f"in flight {_ranges(peak_in_flight(plan))} micro-batches by stage",
+        f"made by   {quality.method} in {quality.seconds:.2f} s, {plan.num_ops:,} ops",
+    ]
+    if distribution is not None:
+        lines.insert(1, f"failures  {_ranges(list(distribution))} by stage")
+    if out:
+        lines.append(f"written   {out}  (recycle show {out})")
+    return "\n".join(lines)
+
+
+def _ranges(values: list[int]) -> str:
+    """Say a long list of numbers shortly: 2,2,2,2,1 is 2x4,1."""
+    runs: list[list[int]] = []
+    for value in values:
+        if runs and runs[-1][0] == value:
+            runs[-1][1] += 1
+        else:
+            runs.append([value, 1])
+    return ",".join(f"{value}x{count}" if count > 2 else ",".join([str(value)] * count) for value, count in runs)
+
+
+def _run_library(args: argparse.Namespace, problem: Problem) -> int:
+    if args.fail or args.failures is not None:
+        raise UserError("a library is for every number of failures: leave --fail and --failures out, and give --max-failures")
+    if args.out is None:
+        raise UserError("a library needs a folder: give --out, such as --out plans/")
+    if args.jobs is not None and args.jobs < 1:
+        raise UserError(f"--jobs is {args.jobs}, but at least 1 process must plan")
+    refuse_unwritable(args.out / "library.json")
+    most = min(parse_share_or_count(args.max_failures, problem.shape.num_workers), most_failures(problem.shape))
+    began, built = time.monotonic(), []
+    with _progress() as progress:
+        task = progress.add_task("planning", total=most + 1)
+        for plan in build(args.out, problem, most, args.method, args.time_limit, args.jobs):
+            built.append(plan)
+            progress.update(task, advance=1, description=f"{plan.num_failures} failures")
+    built.sort(key=lambda plan: plan.num_failures)
+    seconds = round(time.monotonic() - began, 3)
+    print(json.dumps(_library_facts(args.out, built, seconds)) if args.json else _library_summary(args.out, built, seconds))
+    return 0
+
+
+def _progress() -> Progress:
+    columns = (
+        TextColumn("{task.description:>14}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=Console(file=sys.stderr))
+
+
+def _library_facts(folder: Path, built: list[Built], seconds: float) -> dict[str, Any]:
+    plans = [{"failures": b.num_failures, "period": b.period_us, "bound": b.bound_us, "kept": b.was_there} for b in built]
+    return {"folder": str(folder), "seconds": seconds, "plans": plans}
+
+
+def _library_summary(folder: Path, built: list[Built], seconds: float) -> str:
+    kept = sum(plan.was_there for plan in built)
+    worst = max(built, key=lambda plan: plan.period_us / plan.bound_us)
+    lines = [f"{'failures':>8} {'period':>12} {'slowdown':>9} {'over bound':>11}"]
+    shown = built if len(built) <= 20 else [plan for plan in built if plan.num_failures % (len(built) // 16) == 0]
+    for plan in shown:
+        slower, over = plan.period_us / built[0].period_us, plan.period_us / plan.bound_us - 1
+        lines.append(f"{plan.num_failures:>8} {format_us(plan.period_us):>12} {slower:>9.3f} {over:>11.2%}")
+    lines.append(
+        f"{len(built)} plans in {folder} ({kept} were there), {seconds:.1f} s; "
+        f"none more than {worst.period_us / worst.bound_us - 1:.2%} above the best possible"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,51 @@
+"""Chart lines on a terminal: the style names of `report.chart` become colours, where the terminal has any.
+
+rich leaves colours out under NO_COLOR, and every escape sequence out when the output is not a terminal; letters, case and dots
+then say all that colour said.
+"""
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+from recycle.report import chart
+from recycle.report.palette import PAINTS
+
+PIPED_WIDTH = 120
+_ASCII = str.maketrans({"·": ".", "▏": "|", "▕": "|", "─": "-", "┬": "+", "×": "x", "µ": "u", "⋮": ":"})
+_PLAIN_STYLES = {
+    chart.BUBBLE: Style(dim=True),
+    chart.DEAD: Style(dim=True),
+    chart.AXIS: Style(dim=True),
+    chart.NOTE: Style(italic=True, dim=True),
+    chart.LABEL: Style(),
+    chart.TITLE: Style(bold=True),
+    chart.WINDOW: Style(bold=True),
+    chart.PLAIN: Style(),
+}
+
+
+def styles() -> dict[str, Style]:
+    """Return a style for every name that a chart uses. Fills carry their own ink, so they read on dark and on light grounds."""
+    made = dict(_PLAIN_STYLES)
+    for look, paint in PAINTS.items():
+        made[look] = Style(color=paint.ink, bgcolor=paint.fill)
+        made[look + chart.REROUTED] = Style(color="#000000", bgcolor=paint.pale, underline=True)
+    return made
+
+
+def chart_width(console: Console) -> int:
+    """The columns to draw for: the terminal's, or a page's where the output is a pipe or a file."""
+    return console.width if console.is_terminal else PIPED_WIDTH
+
+
+def print_lines(lines: Iterable[chart.Line], console: Console) -> None:
+    """Print chart lines as they are: never wrapped, cropped or read as markup, in ASCII where the encoding knows no more."""
+    known = styles()
+    for line in lines:
+        text = Text(no_wrap=True, overflow="ignore")
+        for cell in line:
+            text.append(cell.text.translate(_ASCII) if console.options.ascii_only else cell.text, known[cell.style])
+        console.print(text, soft_wrap=True, crop=False, highlight=False)

@@ -1,0 +1,86 @@
+"""`recycle show`: a plan as a chart in the terminal, and as pictures, a trace and a table in files."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from recycle.cli.render import chart_width, print_lines
+from recycle.core.errors import UserError
+from recycle.core.files import write_bytes, write_text
+from recycle.core.plan import Plan
+from recycle.core.rules import check
+from recycle.report.chart import draw_chart
+from recycle.report.perfetto import draw_trace
+from recycle.report.svg import draw_svg
+from recycle.report.torch_csv import draw_torch_csv
+
+LEAST_WIDTH = 40
+_DESCRIPTION = """\
+Draw a plan: one line for each worker, with its ops to scale.
+
+F forward, B whole backward, I gradient of the input, W gradient of the weights; lower case where the
+micro-batch belongs to another pipeline and was re-routed; dots are bubbles, bars the ends of an iteration."""
+_EXAMPLES = """\
+examples:
+  recycle show plan.json                          a chart as wide as the terminal
+  recycle show plan.json --width 200 | less -SR   a wider one
+  recycle show plan.json --rows all               every worker of a big plan
+  recycle show plan.json --svg plan.svg --png plan.png
+  recycle show plan.json --perfetto trace.json    then open it at https://ui.perfetto.dev
+  recycle show plan.json --csv schedule.csv       a fault-free plan for torch.distributed.pipelining"""
+
+
+def add_show_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+    parser = subparsers.add_parser(
+        "show",
+        help="draw a plan in the terminal, or as SVG, PNG, Perfetto trace or CSV",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("plan", type=Path, metavar="PLAN", help="the plan file")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="write an SVG picture")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="write a PNG picture")
+    parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write one pipeline for torch.distributed.pipelining")
+    parser.add_argument("--pipeline", type=int, default=0, metavar="N", help="the pipeline that --csv writes (default: 0)")
+    parser.add_argument("--width", type=int, metavar="N", help="columns of the chart (default: the terminal's)")
+    parser.add_argument("--rows", choices=("auto", "all"), default="auto", help="auto leaves workers of big plans out")
+    parser.set_defaults(run=run_show)
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Write the files that were asked for, then print the chart. A plan that breaks rules is drawn, with a warning."""
+    if args.width is not None and args.width < LEAST_WIDTH:
+        raise UserError(f"--width is {args.width}, too narrow for a chart: give at least {LEAST_WIDTH} columns")
+    plan = Plan.load(args.plan)
+    written = _write_files(plan, args)
+    console = Console()
+    print_lines(draw_chart(plan, args.width or max(LEAST_WIDTH, chart_width(console)), args.rows == "all"), console)
+    for path in written:
+        print(f"wrote {path}")
+    if broken := check(plan):
+        print(f"warning: this plan is not legal; recycle check {args.plan} lists {len(broken)} violations", file=sys.stderr)
+    return 0
+
+
+def _write_files(plan: Plan, args: argparse.Namespace) -> list[Path]:
+    written: list[Path] = []
+    if args.csv:
+        write_text(args.csv, draw_torch_csv(plan, args.pipeline))
+        written.append(args.csv)
+    if args.svg:
+        write_text(args.svg, draw_svg(plan))
+        written.append(args.svg)
+    if args.png:
+        from recycle.report.figures import draw_png  # matplotlib takes half a second to import, and only this needs it
+
+        write_bytes(args.png, draw_png(plan))
+        written.append(args.png)
+    if args.perfetto:
+        write_text(args.perfetto, draw_trace(plan))
+        written.append(args.perfetto)
+    return written

@@ -1,0 +1,112 @@
+"""The plan library: a folder with one plan for each number of failures.
+
+`library.json` says from what the plans were made; each plan lies in its own file (`plan-0003.json` for three failures), written
+whole or not at all. A library made from another profile, shape, memory or release is refused, never mixed.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from recycle.core.cluster import Cluster
+from recycle.core.errors import FileProblem
+from recycle.core.files import read_json, write_text
+from recycle.core.plan import FORMAT as PLAN_FORMAT
+from recycle.core.plan import VERSION as PLAN_VERSION
+from recycle.core.plan import Plan
+from recycle.core.problem import Problem
+from recycle.core.release import RELEASE
+
+FORMAT, VERSION = "recycle-library", 1
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A folder of plans for `problem`, whatever its failures. `create` and `open` are the ways to get one."""
+
+    folder: Path
+    problem: Problem
+
+    @staticmethod
+    def create(folder: Path, problem: Problem) -> "Library":
+        """Open the library at `folder` for `problem`, making it if there is none; refuse one made from anything else."""
+        library = Library(folder, without_failures(problem))
+        if (folder / "library.json").exists():
+            found = Library.open(folder)
+            if found.problem != library.problem:
+                raise FileProblem(
+                    f"{folder} holds a library made from {_difference(found.problem, library.problem)}: "
+                    "choose another folder, or remove that one"
+                )
+            return found
+        head = {"format": FORMAT, "version": VERSION, "release": RELEASE, "problem": library.problem.to_json()}
+        write_text(folder / "library.json", json.dumps(head, indent=1) + "\n")
+        return library
+
+    @staticmethod
+    def open(folder: Path) -> "Library":
+        """Open the library at `folder`, refusing one of another release."""
+        data = read_json(folder / "library.json", FORMAT, VERSION)
+        if data.get("release") != RELEASE:
+            raise FileProblem(
+                f"{folder} was made by release {data.get('release')}, but this is {RELEASE}: build the library again"
+            )
+        try:
+            return Library(folder, Problem.from_json(data["problem"]))
+        except (KeyError, TypeError, ValueError) as problem:
+            raise FileProblem(
+                f"{folder / 'library.json'} does not describe a problem ({problem}): build the library again"
+            ) from None
+
+    def path(self, num_failures: int) -> Path:
+        return self.folder / f"plan-{num_failures:04d}.json"
+
+    def has(self, num_failures: int) -> bool:
+        """Say whether a whole plan for `num_failures` is there; a foreign one is refused."""
+        path = self.path(num_failures)
+        if not path.exists():
+            return False
+        try:
+            found = Problem.from_json(read_json(path, PLAN_FORMAT, PLAN_VERSION)["problem"])
+        except (FileProblem, KeyError, TypeError):
+            return False  # a broken file is planned again
+        self._refuse_foreign(path, found, num_failures)
+        return True
+
+    def put(self, num_failures: int, text: str) -> None:
+        """Store the text of a plan."""
+        write_text(self.path(num_failures), text)
+
+    def get(self, num_failures: int) -> Plan:
+        """Return the plan for `num_failures`."""
+        path = self.path(num_failures)
+        if not path.exists():
+            raise FileProblem(
+                f"{self.folder} has no plan for {num_failures} failures: build the library further with --max-failures"
+            )
+        plan = Plan.load(path)
+        self._refuse_foreign(path, plan.problem, num_failures)
+        return plan
+
+    def _refuse_foreign(self, path: Path, found: Problem, num_failures: int) -> None:
+        if without_failures(found) != self.problem:
+            raise FileProblem(f"{path} was made from {_difference(found, self.problem)} than its library: remove that file")
+        if len(found.cluster.failed) != num_failures:
+            raise FileProblem(f"{path} is a plan for {len(found.cluster.failed)} failures, not {num_failures}: remove that file")
+
+
+def without_failures(problem: Problem) -> Problem:
+    """The same problem with every worker alive."""
+    return replace(problem, cluster=Cluster(problem.shape))
+
+
+def _difference(found: Problem, wanted: Problem) -> str:
+    """Name what differs first, the way a person would say it."""
+    for name, one, other in (
+        ("shape", found.shape, wanted.shape),
+        ("profile", found.profile, wanted.profile),
+        ("memory limit", found.memory, wanted.memory),
+    ):
+        if one != other:
+            return f"another {name}"
+    return "other techniques"

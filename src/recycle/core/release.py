@@ -1,0 +1,3 @@
+"""The release: what plans and libraries on disk were made by."""
+
+RELEASE = "0.1.0"

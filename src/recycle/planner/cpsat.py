@@ -1,0 +1,213 @@
+"""The exact method for small and middle shapes: constraint programming, by OR-Tools' CP-SAT.
+
+The one module that imports ortools. The model is `exact`'s; here each family of constraints is one small method.
+"""
+
+import time
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from recycle.core.op import Kind, Op
+from recycle.core.plan import chain_of
+from recycle.core.problem import Problem
+from recycle.planner.exact import (
+    Exact,
+    Fusing,
+    arcs,
+    canonical,
+    fusing,
+    head_us,
+    kinds_of,
+    lengths_us,
+    load_us,
+    ops_of,
+    routes_of,
+    serial,
+)
+from recycle.planner.schedule import Schedule
+
+MAX_OPS = 20_000
+"""Beyond this the model alone takes gigabytes and proves nothing in an hour."""
+
+
+def solve(problem: Problem, time_limit_s: float, hint: Schedule | None, bound_us: int, num_threads: int = 2) -> Exact:
+    """Search until the optimum is proven or the time is up. `hint` is a legal schedule, `bound_us` a proven bound."""
+    deadline = time.monotonic() + time_limit_s
+    if len(ops_of(problem)) > MAX_OPS:
+        return Exact(None, bound_us)
+    known = hint if hint is not None else serial(problem)
+    known_us = known.period_us(problem)
+    if known_us <= bound_us:
+        return Exact(known, bound_us)
+    start = canonical(problem, known)
+    # A hint outside the model may be better than anything in it: then only what is better still is of interest.
+    upper_us = start.period_us(problem) if start is not None else known_us - 1
+    model = _Model(problem, bound_us, upper_us)
+    if start is not None:
+        model.add_start(start)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = num_threads
+    solver.parameters.random_seed = 1
+    solver.parameters.max_time_in_seconds = max(deadline - time.monotonic(), 0.0)
+    status = solver.solve(model.cp)
+    assert status != cp_model.MODEL_INVALID, model.cp.validate()
+    if status == cp_model.INFEASIBLE:
+        return Exact(known, known_us)
+    bound_us = max(bound_us, round(solver.best_objective_bound))
+    return Exact(model.schedule(solver) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None, bound_us)
+
+
+class _Model:
+    """The CP-SAT model of a problem whose period is between a bound and an upper limit."""
+
+    def __init__(self, problem: Problem, bound_us: int, upper_us: int) -> None:
+        self.problem = problem
+        self.cp = cp_model.CpModel()
+        # Staggered, a stage may start at any time of the first stage's window and then takes a period of its own.
+        self.horizon_us = upper_us * (2 if problem.techniques.staggered else 1)
+        self.ops = ops_of(problem)
+        self.period = self.cp.new_int_var(bound_us, upper_us, "period")
+        self.start = {op: self.cp.new_int_var(0, self.horizon_us, f"start {op}") for op in self.ops}
+        self.is_fused = {op: self._fused_literal(op) for op in self.ops if op.kind is Kind.I}
+        self.end = {op: self._end(op) for op in self.ops}
+        self.runs_on = {op: self._route_literals(op) for op in self.ops if op.kind is Kind.F}
+        self._add_arcs()
+        self._add_fused_weights()
+        for stage in range(problem.shape.num_stages):
+            self._add_workers(stage)
+            self._add_window(stage)
+        self.cp.minimize(self.period)
+
+    def _fused_literal(self, op: Op) -> cp_model.IntVar:
+        how = fusing(self.problem, op.stage)
+        return self.cp.new_int_var(int(how is Fusing.ALWAYS), int(how is not Fusing.NEVER), f"fused {op}")
+
+    def _route_literals(self, op: Op) -> dict[int, cp_model.IntVar]:
+        """Who may run the chain at the stage of `op`, and the literal that says who does."""
+        routes = routes_of(self.problem, op.stage, op.microbatch.pipeline)
+        literals = {pipeline: self.cp.new_bool_var(f"{op} on {pipeline}") for pipeline in routes}
+        self.cp.add_exactly_one(literals.values())
+        return literals
+
+    def _length(self, op: Op) -> cp_model.LinearExpr | int:
+        split, fused = lengths_us(self.problem, op)
+        return split if split == fused else split + (fused - split) * self.is_fused[Op(op.stage, Kind.I, op.microbatch)]
+
+    def _end(self, op: Op) -> cp_model.LinearExpr:
+        length = self._length(op)
+        if isinstance(length, int):
+            return self.start[op] + length
+        end = self.cp.new_int_var(0, self.horizon_us, f"end {op}")  # an interval takes no sum of two variables as its end
+        self.cp.add(end == self.start[op] + length)
+        return end
+
+    def _add_arcs(self) -> None:
+        for arc in arcs(self.problem):
+            before = self.start[arc.before] if arc.from_start else self.end[arc.before]
+            self.cp.add(self.start[arc.after] >= before + arc.lag_us)
+
+    def _add_fused_weights(self) -> None:
+        """A W of no length stands at the end of its B, so that it never asks for room elsewhere."""
+        for op in self.ops:
+            if op.kind is Kind.W and fusing(self.problem, op.stage) is Fusing.FREE:
+                fused = Op(op.stage, Kind.I, op.microbatch)
+                self.cp.add(self.start[op] == self.end[fused]).only_enforce_if(self.is_fused[fused])
+
+    def _forwards_on(self, stage: int, pipeline: int) -> list[Op]:
+        """The forwards that may run on a worker; the rest of their chains' work at the stage is there too."""
+        return [op for op, literals in self.runs_on.items() if op.stage == stage and pipeline in literals]
+
+    def _add_workers(self, stage: int) -> None:
+        for pipeline in self.problem.cluster.live_pipelines(stage):
+            forwards = self._forwards_on(stage, pipeline)
+            self._add_one_at_a_time(forwards, pipeline)
+            self._add_memory(forwards, pipeline)
+
+    def _add_one_at_a_time(self, forwards: list[Op], pipeline: int) -> None:
+        intervals = []
+        for forward in forwards:
+            for kind in kinds_of(self.problem, forward.stage):
+                op = Op(forward.stage, kind, forward.microbatch)
+                runs = self.runs_on[forward][pipeline]
+                interval = self.cp.new_optional_interval_var(
+                    self.start[op], self._length(op), self.end[op], runs, f"{op} on {pipeline}"
+                )
+                intervals.append(interval)
+        self.cp.add_no_overlap(intervals)
+
+    def _add_memory(self, forwards: list[Op], pipeline: int) -> None:
+        """What is held until I ends and what is held until W ends are two loads on one capacity."""
+        if not forwards:
+            return
+        problem, stage = self.problem, forwards[0].stage
+        capacity, whole, rest = problem.capacity(stage), problem.held_by_forward(stage), problem.held_for_weight(stage)
+        if capacity is None or capacity >= whole * len(forwards):
+            return
+        last = kinds_of(problem, stage)[-1]
+        loads = {Kind.I: whole - rest, Kind.W: rest} if last is Kind.W else {Kind.I: whole}
+        intervals, demands = [], []
+        for forward in forwards:
+            for kind, demand in loads.items():
+                if demand:
+                    intervals.append(self._held(forward, kind, pipeline))
+                    demands.append(demand)
+        self.cp.add_cumulative(intervals, demands, capacity)
+
+    def _held(self, forward: Op, kind: Kind, pipeline: int) -> cp_model.IntervalVar:
+        """The time from the start of a forward to the end of the op of `kind` of its chain."""
+        name = f"{forward} held for {kind} on {pipeline}"
+        length = self.cp.new_int_var(0, self.horizon_us, name)
+        end = self.end[Op(forward.stage, kind, forward.microbatch)]
+        return self.cp.new_optional_interval_var(self.start[forward], length, end, self.runs_on[forward][pipeline], name)
+
+    def _add_window(self, stage: int) -> None:
+        """The period covers every stage's own window (staggered), or everything from time 0 (synchronous)."""
+        problem = self.problem
+        # The first op of all is a forward of stage 0, and it may as well start at 0.
+        first = self.cp.new_int_var(head_us(problem, stage), self.horizon_us if stage else 0, f"first {stage}")
+        last = self.cp.new_int_var(0, self.horizon_us, f"last {stage}")
+        for op in self.ops:
+            if op.stage == stage and op.kind is Kind.F:
+                self.cp.add(self.start[op] >= first)
+            if op.stage == stage and op.kind is kinds_of(problem, stage)[-1]:
+                self.cp.add(self.end[op] <= last)
+        if problem.techniques.staggered:
+            self.cp.add(self.period >= last - first + problem.finish_us(stage))
+        else:
+            step_us = max(costs.optimizer_us for costs in problem.profile.stages)
+            self.cp.add(self.period >= last + problem.reduce_us(stage) + step_us)
+        self._add_loads(stage, first, last)
+
+    def _add_loads(self, stage: int, first: cp_model.IntVar, last: cp_model.IntVar) -> None:
+        """Implied, but a linear fact that the solver's relaxation can use: a window has room for each worker's work."""
+        for pipeline in self.problem.cluster.live_pipelines(stage):
+            runs = [self.runs_on[forward][pipeline] for forward in self._forwards_on(stage, pipeline)]
+            self.cp.add(last - first >= load_us(self.problem, stage) * cp_model.LinearExpr.sum(runs))
+
+    def add_start(self, start: Schedule) -> None:
+        """Let the search begin at `start`, which is canonical."""
+        times = {Kind.F: start.forward_us, Kind.I: start.input_us, Kind.W: start.weight_us}
+        for op in self.ops:
+            at = op.stage, chain_of(self.problem.shape, op.microbatch)
+            self.cp.add_hint(self.start[op], int(times[op.kind][at]))
+            if op.kind is Kind.I:
+                self.cp.add_hint(self.is_fused[op], bool(start.is_fused[at]))
+            if op.kind is Kind.F:
+                for pipeline, literal in self.runs_on[op].items():
+                    self.cp.add_hint(literal, bool(start.pipeline[at] == pipeline))
+
+    def schedule(self, solver: cp_model.CpSolver) -> Schedule:
+        """Read the solver's best solution."""
+        shape = self.problem.shape
+        pipeline, forward, split, weight = (np.zeros((shape.num_stages, shape.num_chains), dtype=np.int64) for _ in range(4))
+        is_fused = np.zeros((shape.num_stages, shape.num_chains), dtype=np.bool_)
+        columns = {Kind.F: forward, Kind.I: split, Kind.W: weight}
+        for op, start in self.start.items():
+            at = op.stage, chain_of(shape, op.microbatch)
+            columns[op.kind][at] = solver.value(start)
+            if op.kind is Kind.I:
+                is_fused[at] = bool(solver.value(self.is_fused[op]))
+            if op.kind is Kind.F:
+                pipeline[at] = next(where for where, literal in self.runs_on[op].items() if solver.value(literal))
+        return Schedule(pipeline, forward, split, weight, is_fused)

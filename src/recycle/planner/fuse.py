@@ -1,0 +1,52 @@
+"""Fusing: Decoupled BackProp only where it pays.
+
+A schedule may split every backward pass. Where a W directly follows its own I and the stage before does not wait for that I, the
+two are one B: fewer kernels, nothing held in between, and where a fused pass is cheaper than its parts, time won.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from recycle.core.op import Kind
+from recycle.core.problem import Problem
+from recycle.planner import kernel
+from recycle.planner.greedy import cost_table
+from recycle.planner.schedule import Bools, Ints, Schedule, comms_of, costs_of
+
+
+def fuse(problem: Problem, schedule: Schedule) -> Schedule:
+    """Return a schedule with as long a period at most, in which every split is there for a reason."""
+    if not problem.techniques.decoupled:
+        return schedule
+    candidate = replace(schedule, is_fused=schedule.is_fused | _may_fuse(problem, schedule))
+    if (costs_of(problem, Kind.B) < costs_of(problem, Kind.I) + costs_of(problem, Kind.W)).any():
+        candidate = retime(problem, candidate)
+    return candidate if candidate.period_us(problem) <= schedule.period_us(problem) else schedule
+
+
+def _may_fuse(problem: Problem, schedule: Schedule) -> Bools:
+    split_us, weight_us, fused_us = (costs_of(problem, kind)[:, None] for kind in (Kind.I, Kind.W, Kind.B))
+    follows = schedule.weight_us == schedule.input_us + split_us
+    is_cheap = fused_us <= split_us + weight_us
+    arrives = (schedule.input_us + split_us + weight_us)[1:] + comms_of(problem)[:, None]
+    nobody_waits = np.ones_like(follows)
+    nobody_waits[1:] = schedule.input_us[:-1] >= arrives
+    result: Bools = follows & is_cheap & nobody_waits & ~schedule.is_fused
+    return result
+
+
+def retime(problem: Problem, schedule: Schedule) -> Schedule:
+    """Keep who does what in which order, and choose the times anew."""
+    starts = np.stack([schedule.forward_us, schedule.input_us, schedule.weight_us])
+    order = _in_order(schedule, starts)
+    kernel.tighten(schedule.pipeline, cost_table(problem), schedule.is_fused, problem.shape.num_pipelines, order, starts)
+    return replace(schedule, forward_us=starts[kernel.F], input_us=starts[kernel.I], weight_us=starts[kernel.W])
+
+
+def _in_order(schedule: Schedule, starts: Ints) -> Ints:
+    """The ops as the kernel counts them, by rising start; a fused backward pass has no W."""
+    exists = np.stack([np.ones_like(schedule.is_fused), np.ones_like(schedule.is_fused), ~schedule.is_fused]).ravel()
+    codes = np.flatnonzero(exists)
+    in_order: Ints = codes[np.argsort(starts.ravel()[codes], kind="stable")]
+    return in_order

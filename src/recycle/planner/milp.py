@@ -1,0 +1,412 @@
+"""The exact method of the paper: a mixed-integer program with order bits, by SciPy's HiGHS.
+
+The one module that imports scipy. It proves far less than `cpsat`, and shares no solver with it: it is here as a
+second judge on small shapes. The model is `exact`'s. HiGHS computes in floating point, so only its decisions
+(who, in which order, fused or not) are taken over; `_Timing` finds whole times for them.
+"""
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
+from scipy.sparse import csr_array
+
+from recycle.core.op import Kind, Op
+from recycle.core.plan import chain_of
+from recycle.core.problem import Problem
+from recycle.planner.exact import (
+    Arc,
+    Exact,
+    Fusing,
+    arcs,
+    fusing,
+    head_us,
+    kinds_of,
+    lengths_us,
+    load_us,
+    ops_of,
+    routes_of,
+    serial,
+)
+from recycle.planner.schedule import Bools, Ints, Schedule
+
+MAX_ORDER_BITS = 2_000
+"""Pairs of ops whose order is open. HiGHS proves little beyond some hundred; beyond this it is not even asked."""
+MAX_OPS = 400
+"""Order bits are counted over pairs of ops: beyond this counting them takes longer than anybody wants to wait."""
+
+_INFEASIBLE = 2  # a status of scipy.optimize.milp
+
+
+def solve(problem: Problem, time_limit_s: float, hint: Schedule | None, bound_us: int) -> Exact:
+    """Search until the optimum is proven or the time is up. `hint` is a legal schedule, `bound_us` a proven bound.
+
+    The program asks for less than the hint's period; if there is no such schedule, the hint is the answer.
+    """
+    deadline = time.monotonic() + time_limit_s
+    if len(ops_of(problem)) > MAX_OPS:
+        return Exact(None, bound_us)
+    known = hint if hint is not None else serial(problem)
+    known_us = known.period_us(problem)
+    if known_us <= bound_us:
+        return Exact(known, bound_us)
+    timing = _Timing(problem)
+    limits = _limits(timing, known_us - 1)
+    if limits is None:
+        return Exact(known, known_us)
+    program = _Program(timing, *limits)
+    if program.num_order_bits > MAX_ORDER_BITS:
+        return Exact(None, bound_us)
+    result = program.run(bound_us, known_us - 1, deadline)
+    if result is None:
+        return Exact(None, bound_us)
+    if result.status == _INFEASIBLE:
+        return Exact(known, known_us)
+    if result.mip_dual_bound is not None and math.isfinite(result.mip_dual_bound):
+        bound_us = max(bound_us, math.ceil(result.mip_dual_bound - 1e-4))
+    return Exact(program.schedule(result.x) if result.x is not None else None, bound_us)
+
+
+class _Timing:
+    """The ops by number, the arcs between them, and the earliest times that arcs allow."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.ops = ops_of(problem)
+        self.number = {op: at for at, op in enumerate(self.ops)}
+        self.arcs = list(arcs(problem))
+        self.shortest = np.array([min(lengths_us(problem, op)) for op in self.ops], dtype=np.int64)
+
+    def edges(self, lengths: Ints) -> Ints:
+        """Each arc as (before, after, least time from start to start), if ops take `lengths`."""
+
+        def distance(arc: Arc) -> int:
+            return arc.lag_us + (0 if arc.from_start else int(lengths[self.number[arc.before]]))
+
+        return np.array([(self.number[arc.before], self.number[arc.after], distance(arc)) for arc in self.arcs], dtype=np.int64)
+
+    def of_kind(self, stage: int, last: bool) -> list[int]:
+        """The ops that begin the work of a chain at `stage`, or those that end it."""
+        kind = kinds_of(self.problem, stage)[-1 if last else 0]
+        return [at for at, op in enumerate(self.ops) if op.stage == stage and op.kind is kind]
+
+    def finish_us(self, stage: int) -> int:
+        """Time from the last end of `stage` to the end of the period."""
+        if self.problem.techniques.staggered:
+            return self.problem.finish_us(stage)
+        return self.problem.reduce_us(stage) + max(costs.optimizer_us for costs in self.problem.profile.stages)
+
+
+def _earliest(num_ops: int, edges: Ints) -> Ints | None:
+    """The least starts from 0 on that satisfy all edges; None if they run in a circle that has a length."""
+    starts = np.zeros(num_ops, dtype=np.int64)
+    for _ in range(num_ops + 1):
+        before = starts.copy()
+        np.maximum.at(starts, edges[:, 1], starts[edges[:, 0]] + edges[:, 2])
+        if (starts == before).all():
+            return starts
+    return None
+
+
+def _limits(timing: _Timing, upper_us: int) -> tuple[Ints, Ints] | None:
+    """The earliest and the latest start of each op within a period of at most `upper_us`; None if there is none."""
+    problem, ops = timing.problem, timing.ops
+    edges = timing.edges(timing.shortest)
+    earliest = _earliest(len(ops), edges)
+    assert earliest is not None, "the model's precedences have a cycle"
+    staggered = problem.techniques.staggered
+    ends = np.full(len(ops), upper_us * (2 if staggered else 1), dtype=np.int64)
+    for stage in range(problem.shape.num_stages):
+        # Synchronous and at stage 0, the window opens at 0; else it opens at the latest with the stage's first F.
+        latest = _latest(timing, edges, ends)
+        opens = min(latest[at] for at in timing.of_kind(stage, last=False)) if staggered and stage else 0
+        at = timing.of_kind(stage, last=True)
+        ends[at] = np.minimum(ends[at], opens + upper_us - timing.finish_us(stage))
+    latest = _latest(timing, edges, ends)
+    return (earliest, latest) if (earliest <= latest).all() else None
+
+
+def _latest(timing: _Timing, edges: Ints, ends: Ints) -> Ints:
+    """The latest starts with which each op ends by `ends` and all edges hold."""
+    latest = ends - timing.shortest
+    for _ in range(len(timing.ops)):
+        before = latest.copy()
+        np.minimum.at(latest, edges[:, 0], latest[edges[:, 1]] - edges[:, 2])
+        if (latest == before).all():
+            break
+    return latest
+
+
+@dataclass(slots=True)
+class _Linear:
+    """A linear expression: a constant and the factors of the variables."""
+
+    constant: float = 0.0
+    factors: dict[int, float] = field(default_factory=dict)
+
+    def plus(self, other: "_Linear", factor: float = 1.0) -> "_Linear":
+        factors = dict(self.factors)
+        for variable, value in other.factors.items():
+            factors[variable] = factors.get(variable, 0.0) + factor * value
+        return _Linear(self.constant + factor * other.constant, factors)
+
+
+_ONE = _Linear(1.0)
+
+
+class _Program:
+    """The variables and rows of the mixed-integer program."""
+
+    def __init__(self, timing: _Timing, earliest: Ints, latest: Ints) -> None:
+        self.timing, self.problem, self.ops = timing, timing.problem, timing.ops
+        self.earliest, self.latest = earliest, latest
+        self.lows: list[float] = []
+        self.highs: list[float] = []
+        self.is_whole: list[bool] = []
+        self.rows: list[_Linear] = []  # each is at least 0
+        self.period = self._variable(0, math.inf, whole=True)
+        self.start = [self._variable(low, high) for low, high in zip(earliest.tolist(), latest.tolist(), strict=True)]
+        self.fused = {op: self._fused_bit(op) for op in self.ops if op.kind is Kind.I}
+        self.routes = {op: self._route_bits(op) for op in self.ops if op.kind is Kind.F}
+        self.length = [self._length(op) for op in self.ops]
+        self.orders: dict[tuple[int, int], _Linear] = {}
+        self.num_order_bits = 0
+        self._make_orders()
+
+    def _variable(self, low: float, high: float, whole: bool = False) -> _Linear:
+        self.lows.append(low)
+        self.highs.append(high)
+        self.is_whole.append(whole)
+        return _Linear(0.0, {len(self.lows) - 1: 1.0})
+
+    def _fused_bit(self, op: Op) -> _Linear:
+        how = fusing(self.problem, op.stage)
+        return self._variable(0, 1, whole=True) if how is Fusing.FREE else _Linear(float(how is Fusing.ALWAYS))
+
+    def _route_bits(self, op: Op) -> dict[int, _Linear]:
+        """Who may run the chain at the stage of `op`, and the bit that says who does."""
+        routes = routes_of(self.problem, op.stage, op.microbatch.pipeline)
+        if len(routes) == 1:
+            return {routes[0]: _ONE}
+        return {pipeline: self._variable(0, 1, whole=True) for pipeline in routes}
+
+    def _length(self, op: Op) -> _Linear:
+        split, fused = lengths_us(self.problem, op)
+        return _Linear(split).plus(self.fused[Op(op.stage, Kind.I, op.microbatch)], fused - split)
+
+    def _make_orders(self) -> None:
+        """For two ops that may meet on a worker: does the first run before the second? A bit, or a known 0 or 1."""
+        follows = self._known_orders()
+        by_stage: dict[int, list[int]] = {}
+        for at, op in enumerate(self.ops):
+            by_stage.setdefault(op.stage, []).append(at)
+        for numbers in by_stage.values():
+            for one, other in combinations(numbers, 2):
+                if self._meetings(one, other):
+                    self._make_order(one, other, follows)
+
+    def _make_order(self, one: int, other: int, follows: Bools) -> None:
+        if follows[one, other] or follows[other, one]:
+            bit = _Linear(float(follows[one, other]))
+        elif self.num_order_bits > MAX_ORDER_BITS:
+            return
+        else:
+            self.num_order_bits += 1
+            bit = self._variable(0, 1, whole=True)
+        self.orders[one, other] = bit
+        self.orders[other, one] = _ONE.plus(bit, -1.0)
+
+    def _known_orders(self) -> Bools:
+        """[i, j]: on one worker, i can only run before j. By arcs, through others too, or because j cannot be first."""
+        shortest = self.timing.shortest
+        follows = np.zeros((len(self.ops), len(self.ops)), dtype=np.bool_)
+        for before, after, _ in self.timing.edges(shortest).tolist():
+            follows[before, after] = True
+        while True:
+            # Whoever comes first along arcs starts no later than the other; on one worker that decides.
+            longer = follows | (follows.astype(np.float32) @ follows.astype(np.float32) > 0)
+            if (longer == follows).all():
+                break
+            follows = longer
+        return follows | ((self.earliest + shortest)[None, :] > self.latest[:, None])
+
+    def _forward(self, at: int) -> Op:
+        return Op(self.ops[at].stage, Kind.F, self.ops[at].microbatch)
+
+    def _meetings(self, one: int, other: int) -> list[_Linear]:
+        """For each worker on which two ops may meet: 0 if they do, and 1 or 2 if they do not."""
+        if self._forward(one) == self._forward(other):
+            return [_Linear()]
+        ours, theirs = self.routes[self._forward(one)], self.routes[self._forward(other)]
+        return [_Linear(2.0).plus(bit, -1.0).plus(theirs[where], -1.0) for where, bit in ours.items() if where in theirs]
+
+    def run(self, bound_us: int, upper_us: int, deadline: float) -> OptimizeResult | None:
+        """Build the rest and let HiGHS search; None if no time was left for it."""
+        self.lows[0], self.highs[0] = bound_us, upper_us
+        self._add_routes()
+        self._add_arcs()
+        self._add_one_at_a_time()
+        for stage in range(self.problem.shape.num_stages):
+            self._add_memory(stage)
+            self._add_window(stage)
+            self._add_loads(stage)
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return None
+        objective = np.zeros(len(self.lows))
+        objective[0] = 1.0
+        result: OptimizeResult = milp(
+            objective,
+            integrality=np.array(self.is_whole, dtype=np.int64),
+            bounds=Bounds(np.array(self.lows), np.array(self.highs)),
+            constraints=self._matrix(),
+            options={"time_limit": left_s, "mip_rel_gap": 0.0},
+        )
+        return result
+
+    def _matrix(self) -> LinearConstraint:
+        entries = [
+            (row, variable, factor) for row, line in enumerate(self.rows) for variable, factor in line.factors.items() if factor
+        ]
+        at_rows, at_columns, factors = zip(*entries, strict=True)
+        matrix = csr_array((factors, (at_rows, at_columns)), shape=(len(self.rows), len(self.lows)))
+        return LinearConstraint(matrix, lb=np.array([-line.constant for line in self.rows]))
+
+    def _add(self, left: _Linear, right: _Linear) -> None:
+        """Demand left >= right."""
+        row = left.plus(right, -1.0)
+        if any(row.factors.values()):
+            self.rows.append(row)
+
+    def _add_routes(self) -> None:
+        for bits in self.routes.values():
+            if len(bits) > 1:
+                total = _total(bits.values())
+                self._add(total, _ONE)
+                self._add(_ONE, total)
+
+    def _add_arcs(self) -> None:
+        for arc in self.timing.arcs:
+            before, after = self.timing.number[arc.before], self.timing.number[arc.after]
+            ready = self.start[before] if arc.from_start else self.start[before].plus(self.length[before])
+            self._add(self.start[after], ready.plus(_Linear(arc.lag_us)))
+
+    def _add_one_at_a_time(self) -> None:
+        """If `one` runs before `other` and they meet, it ends first; if not, big enough a number lets the row hold."""
+        for (one, other), bit in self.orders.items():
+            if bit == _Linear():
+                continue  # never in this order
+            big = float(self.latest[one] + max(lengths_us(self.problem, self.ops[one])) - self.earliest[other])
+            if big <= 0:
+                continue
+            end = self.start[one].plus(self.length[one])
+            for meeting in self._meetings(one, other):
+                slack = _ONE.plus(bit, -1.0).plus(meeting)
+                self._add(self.start[other], end.plus(slack, -big))
+
+    def _add_memory(self, stage: int) -> None:
+        """What a worker holds is most when an F starts: the chains whose F is before and whose I or W is not."""
+        problem = self.problem
+        capacity, whole, rest = problem.capacity(stage), problem.held_by_forward(stage), problem.held_for_weight(stage)
+        if capacity is None or capacity >= whole * problem.shape.num_chains:
+            return
+        last = kinds_of(problem, stage)[-1]
+        forwards = self.timing.of_kind(stage, last=False)
+        for at in forwards:
+            held = _Linear(whole)
+            for other in forwards:
+                if other != at and self._meetings(at, other):
+                    held = held.plus(self._held(other, Kind.I, at), whole - rest).plus(self._held(other, last, at), rest)
+            self._add(_Linear(capacity), held)
+
+    def _held(self, other: int, until: Kind, at: int) -> _Linear:
+        """At least 1 if the chain of the forward `other` is on the worker of `at`, begun but not done with `until`."""
+        done = self.timing.number[Op(self.ops[other].stage, until, self.ops[other].microbatch)]
+        begun = self.orders[other, at].plus(self.orders[done, at], -1.0)
+        meetings = self._meetings(other, at)
+        if not meetings[0].factors:
+            return begun
+        held = self._variable(0, 1)
+        for meeting in meetings:
+            self._add(held, begun.plus(meeting, -1.0))
+        return held
+
+    def _add_window(self, stage: int) -> None:
+        """The period covers every stage's own window (staggered), or everything from time 0 (synchronous)."""
+        opens = _Linear()
+        if self.problem.techniques.staggered and stage:
+            opens = self._variable(0, math.inf)
+            for at in self.timing.of_kind(stage, last=False):
+                self._add(self.start[at], opens)
+        for at in self.timing.of_kind(stage, last=True):
+            end = self.start[at].plus(self.length[at])
+            self._add(self.period.plus(opens), end.plus(_Linear(self.timing.finish_us(stage))))
+
+    def _add_loads(self, stage: int) -> None:
+        """Implied, but the relaxation does not see it: a window has room for each worker's work."""
+        head = 0 if self.problem.techniques.staggered else head_us(self.problem, stage)
+        fixed = _Linear(head + self.timing.finish_us(stage))
+        forwards = [op for op in self.routes if op.stage == stage]
+        for pipeline in self.problem.cluster.live_pipelines(stage):
+            runs = _total(self.routes[op][pipeline] for op in forwards if pipeline in self.routes[op])
+            self._add(self.period, fixed.plus(runs, load_us(self.problem, stage)))
+
+    def schedule(self, values: npt.NDArray[np.float64]) -> Schedule | None:
+        """The schedule of HiGHS's decisions, in whole times; None if its tolerance hid that there are none."""
+
+        def value(line: _Linear) -> float:
+            return line.constant + sum(factor * float(values[variable]) for variable, factor in line.factors.items())
+
+        shape = self.problem.shape
+        size = shape.num_stages, shape.num_chains
+        pipeline, is_fused = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.bool_)
+        for op, bits in self.routes.items():
+            pipeline[op.stage, chain_of(shape, op.microbatch)] = max(bits, key=lambda where: value(bits[where]))
+        for op, bit in self.fused.items():
+            is_fused[op.stage, chain_of(shape, op.microbatch)] = value(bit) > 0.5
+        rough = [value(start) for start in self.start]
+        least_us = math.floor(value(self.period) + 1e-4)
+        starts = _whole_times(self.timing, pipeline, is_fused, rough, range(least_us, least_us + 3))
+        if starts is None:
+            return None
+        columns = {kind: np.zeros(size, dtype=np.int64) for kind in (Kind.F, Kind.I, Kind.W)}
+        for op, start in zip(self.ops, starts.tolist(), strict=True):
+            columns[op.kind][op.stage, chain_of(shape, op.microbatch)] = start
+        return Schedule(pipeline, columns[Kind.F], columns[Kind.I], columns[Kind.W], is_fused)
+
+
+def _total(lines: Iterable[_Linear]) -> _Linear:
+    total = _Linear()
+    for line in lines:
+        total = total.plus(line)
+    return total
+
+
+def _whole_times(timing: _Timing, pipeline: Ints, is_fused: Bools, rough: list[float], periods: range) -> Ints | None:
+    """Whole starts in the order of the rough ones, with the least of `periods` that has any."""
+    shape = timing.problem.shape
+    chain = [chain_of(shape, op.microbatch) for op in timing.ops]
+    lengths = np.array(
+        [lengths_us(timing.problem, op)[int(is_fused[op.stage, c])] for op, c in zip(timing.ops, chain, strict=True)],
+        dtype=np.int64,
+    )
+    rows: dict[tuple[int, int], list[int]] = {}
+    for at in sorted(range(len(rough)), key=lambda at: (rough[at], lengths[at])):
+        rows.setdefault((timing.ops[at].stage, int(pipeline[timing.ops[at].stage, chain[at]])), []).append(at)
+    neighbours = [(a, b, lengths[a]) for row in rows.values() for a, b in pairwise(row)]
+    fixed = np.concatenate([timing.edges(lengths), np.array(neighbours, dtype=np.int64).reshape(-1, 3)])
+    for period_us in periods:
+        closing = []
+        for stage in range(shape.num_stages if timing.problem.techniques.staggered else 0):
+            room_us = period_us - timing.finish_us(stage)
+            at_stage = [row for (where, _), row in rows.items() if where == stage]
+            closing += [(last[-1], first[0], lengths[last[-1]] - room_us) for last in at_stage for first in at_stage]
+        starts = _earliest(len(rough), np.concatenate([fixed, np.array(closing, dtype=np.int64).reshape(-1, 3)]))
+        if starts is not None:
+            return starts
+    return None

@@ -1,0 +1,220 @@
+"""Failure Normalization: plan for how many failed, not for which.
+
+There are exponentially many failure sets but only one number of failures. For each number, the failures are put where they
+hurt least: `best_distribution` says how many at each stage. At run time a real
+failure set is turned into the planned one by letting live workers change stage (`moves`), if that pays (`judge`).
+"""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from recycle.core.cluster import Cluster, Shape, Worker
+from recycle.core.errors import UserError
+from recycle.core.problem import Problem
+from recycle.core.units import format_us
+from recycle.planner.bound import Bounds, lower_bound
+
+Distribution = tuple[int, ...]
+_IMPOSSIBLE = 1 << 60
+
+
+class _Cost(NamedTuple):
+    """The period that a stage enforces with some failures, and how near it comes to enforcing a longer one."""
+
+    bound_us: int
+    pressure_us: int
+
+
+def most_failures(shape: Shape) -> int:
+    """How many workers can fail while every stage keeps a live one."""
+    return shape.num_stages * (shape.num_pipelines - 1)
+
+
+def best_distribution(problem: Problem, num_failures: int) -> Distribution:
+    """Return the distribution of `num_failures` over the stages that leaves the least bound and, among those, the most room.
+
+    Two dynamic programs over the stages: the first finds the least bound (joined by maximum), the second the least total
+    pressure (joined by sum) among the distributions that reach it.
+    """
+    _refuse_impossible(problem.shape, num_failures)
+    table = _cost_table(problem, num_failures)
+    limit = _least_bounds(table, num_failures)[0][num_failures]
+    least: list[tuple[int, Distribution] | None] = [(0, ()), *[None] * num_failures]
+    for row in table:
+        least = [_least_pressure(row, least, used, limit) for used in range(num_failures + 1)]
+    best = least[num_failures]
+    assert best is not None
+    return best[1]
+
+
+def _least_pressure(
+    row: list[_Cost], before: list[tuple[int, Distribution] | None], used: int, limit: int
+) -> tuple[int, Distribution] | None:
+    """The least pressure of the stages up to this one with `used` failures, none of them above the bound `limit`."""
+    options = []
+    for failures, cost in enumerate(row[: used + 1]):
+        known = before[used - failures]
+        if known is not None and cost.bound_us <= limit:
+            options.append((known[0] + cost.pressure_us, (*known[1], failures)))
+    return min(options, default=None)
+
+
+def distributions(problem: Problem, num_failures: int) -> Iterator[Distribution]:
+    """Yield every distribution of `num_failures` over the stages with its bound never falling, the best one first."""
+    best = best_distribution(problem, num_failures)
+    yield best
+    table = _cost_table(problem, num_failures)
+    rest = _least_bounds(table, num_failures)
+    heap: list[tuple[int, Distribution]] = [(rest[0][num_failures], ())]
+    while heap:
+        bound, prefix = heapq.heappop(heap)
+        stage, left = len(prefix), num_failures - sum(prefix)
+        if stage == len(table):
+            if prefix != best:
+                yield prefix
+            continue
+        for failures, cost in enumerate(table[stage][: left + 1]):
+            after = rest[stage + 1][left - failures]
+            if after < _IMPOSSIBLE:
+                heapq.heappush(heap, (max(bound, cost.bound_us, after), (*prefix, failures)))
+
+
+def distribution_bound(problem: Problem, distribution: Distribution) -> int:
+    """The period that the bound proves for any failures with this distribution."""
+    return lower_bound(normalized_problem(problem, distribution))
+
+
+def _refuse_impossible(shape: Shape, num_failures: int) -> None:
+    most = most_failures(shape)
+    if not 0 <= num_failures <= most:
+        raise UserError(
+            f"{num_failures} failures cannot be planned for: between 0 and {most} workers of this cluster can fail "
+            "while every stage keeps a live one"
+        )
+
+
+def _cost_table(problem: Problem, num_failures: int) -> list[list[_Cost]]:
+    """For each stage and number of failures there, what it enforces."""
+    bounds, shape, profile = Bounds(problem), problem.shape, problem.profile
+    step = [stage.optimizer_us for stage in profile.stages]
+    if not problem.techniques.staggered:
+        step = [max(step)] * shape.num_stages
+    table = []
+    for stage in range(shape.num_stages):
+        row = []
+        for failures in range(min(num_failures, shape.num_pipelines - 1) + 1):
+            num_live = shape.num_pipelines - failures
+            load = -(-shape.num_chains // num_live)
+            finish = [*step[:stage], step[stage] + profile.reduce_us(stage, num_live), *step[stage + 1 :]]
+            alone, on_others = bounds.stage_terms(stage, load, finish)
+            pressure = max(alone + min(0, bounds.idle_us(stage, load)), on_others)
+            row.append(_Cost(max(alone, on_others), pressure))
+        table.append(row)
+    return table
+
+
+def _least_bounds(table: list[list[_Cost]], num_failures: int) -> list[list[int]]:
+    """For each stage and number of failures left, the least bound that the stages from there on can have."""
+    after = [0, *[_IMPOSSIBLE] * num_failures]
+    tables = [after]
+    for row in reversed(table):
+        after = [
+            min(max(cost.bound_us, after[left - failures]) for failures, cost in enumerate(row[: left + 1]))
+            for left in range(num_failures + 1)
+        ]
+        tables.append(after)
+    return tables[::-1]
+
+
+def normalized_cluster(shape: Shape, distribution: Distribution) -> Cluster:
+    """The cluster in which the last pipelines of each stage are dead, as many as `distribution` says."""
+    last = shape.num_pipelines - 1
+    return Cluster(shape, frozenset(Worker(last - i, stage) for stage, num in enumerate(distribution) for i in range(num)))
+
+
+def normalized_problem(problem: Problem, distribution: Distribution) -> Problem:
+    return replace(problem, cluster=normalized_cluster(problem.shape, distribution))
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A live worker that gives up its own stage and takes over another one, copying its state from a peer there."""
+
+    worker: Worker
+    to_stage: int
+
+    def __str__(self) -> str:
+        return f"{self.worker} takes over stage {self.to_stage}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """How a real cluster plays a normalised plan: the fewest moves, and which real worker plays each row."""
+
+    moves: tuple[Move, ...]
+    player: dict[Worker, Worker]  # row of the plan -> real worker
+
+
+def map_failures(real: Cluster, distribution: Distribution) -> Mapping:
+    """Turn a real failure set into the normalised one with the fewest moves; who need not change keeps its row."""
+    shape, planned = real.shape, normalized_cluster(real.shape, distribution)
+    if sum(distribution) != len(real.failed):
+        raise UserError(
+            f"{len(real.failed)} workers failed, but the plan is for {sum(distribution)}: look up the plan for that number"
+        )
+    players = {stage: [Worker(p, stage) for p in real.live_pipelines(stage)] for stage in range(shape.num_stages)}
+    surplus = [stage for stage in players for _ in range(len(players[stage]) - planned.num_live(stage))]
+    moves = []
+    for stage in range(shape.num_stages):
+        for _ in range(planned.num_live(stage) - len(players[stage])):
+            # Any surplus worker will do; one whose own row is dead in the plan loses nothing by leaving.
+            source = surplus.pop(0)
+            mover = max(players[source], key=lambda worker: (not planned.is_live(worker), worker.pipeline))
+            players[source].remove(mover)
+            moves.append(Move(mover, stage))
+    for move in moves:
+        players[move.to_stage].append(move.worker)
+    return Mapping(tuple(moves), _seat(planned, players))
+
+
+def _seat(planned: Cluster, players: dict[int, list[Worker]]) -> dict[Worker, Worker]:
+    """Give each live row of the plan a real worker that holds its stage, its own one where it can."""
+    seats: dict[Worker, Worker] = {}
+    for stage, workers in players.items():
+        rows = [Worker(p, stage) for p in planned.live_pipelines(stage)]
+        seats |= {row: row for row in rows if row in workers}
+        others = iter(worker for worker in workers if worker not in seats)
+        seats |= {row: next(others) for row in rows if row not in seats}
+    return seats
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Whether to move workers, and the sentence why."""
+
+    moves: bool
+    reason: str
+
+
+def move_time_us(problem: Problem, mapping: Mapping) -> int:
+    """Time until the last mover has its new stage's state; movers copy at the same time, spread over the peers there."""
+    stages = [move.to_stage for move in mapping.moves]
+    busiest = {stage: -(-stages.count(stage) // max(1, problem.cluster.num_live(stage))) for stage in set(stages)}
+    times = (n * problem.profile.peer_link.time_us(problem.profile.stages[s].static_bytes) for s, n in busiest.items())
+    return max(times, default=0)
+
+
+def judge(as_is_us: int, normalized_us: int, move_us: int, num_iterations: int) -> Judgement:
+    """Say whether moving pays within `num_iterations`, the time expected until the next failure."""
+    saved = (as_is_us - normalized_us) * num_iterations
+    if saved > move_us:
+        return Judgement(True, f"moving takes {format_us(move_us)} and saves {format_us(saved)} over {num_iterations} iterations")
+    if as_is_us <= normalized_us:
+        return Judgement(
+            False, f"the failures as they are cost no more than the normalised ones: {format_us(as_is_us)} an iteration"
+        )
+    return Judgement(
+        False, f"moving takes {format_us(move_us)}, but saves only {format_us(saved)} over {num_iterations} iterations"
+    )

@@ -1,0 +1,118 @@
+"""Solving: from a problem to a plan that is checked, and that says how good it is.
+
+`greedy` searches and is fast at any size; `cpsat` and `milp` are exact and for small problems; `auto` takes the greedy
+plan where it reaches the bound, and else lets CP-SAT try to win within the time that is left, starting from it.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from recycle.core.errors import UserError
+from recycle.core.plan import Plan, Quality
+from recycle.core.problem import Problem
+from recycle.core.rules import check
+from recycle.planner import greedy
+from recycle.planner.bound import lower_bound
+from recycle.planner.exact import Exact
+from recycle.planner.fuse import fuse
+from recycle.planner.normalize import Distribution, distributions, normalized_problem
+from recycle.planner.schedule import Schedule
+
+METHODS = ("auto", "greedy", "cpsat", "milp")
+
+# Above this many ops CP-SAT has never beaten the greedy method within a minute, so `auto` does not ask it.
+MOST_OPS_FOR_EXACT = 3000
+
+
+def solve(problem: Problem, method: str = "auto", time_limit_s: float = 60.0, effort: int = greedy.DEFAULT_EFFORT) -> Plan:
+    """Return a legal plan of `problem`, with a bound on what any plan could reach."""
+    if method not in METHODS:
+        raise UserError(f"{method!r} is not a method: choose from {', '.join(METHODS)}")
+    if not time_limit_s > 0:
+        raise UserError(f"the time limit is {time_limit_s!r} seconds, but it must be above 0")
+    began = time.monotonic()
+    bound = lower_bound(problem)
+
+    def left_s() -> float:
+        return time_limit_s - (time.monotonic() - began)
+
+    schedule = _search(problem, bound, effort, out_of_time=lambda: left_s() <= 0)
+    by = "greedy"
+    if method != "greedy" and (exact := _exact_method(problem, schedule, bound, method)) is not None:
+        result = exact(problem, max(0.1, left_s()), schedule, bound)
+        bound = max(bound, result.bound_us)
+        if result.schedule is not None and (method != "auto" or _is_shorter(problem, result.schedule, schedule)):
+            schedule, by = fuse(problem, result.schedule), "cpsat" if method == "auto" else method
+        elif method != "auto":
+            by = f"greedy (nothing from {method} in time)"
+    return _checked(problem, schedule, bound, by, time.monotonic() - began)
+
+
+def _search(problem: Problem, bound: int, effort: int, out_of_time: Callable[[], bool]) -> Schedule:
+    """The greedy schedule, splitting backward passes only where it pays."""
+    schedule = fuse(problem, greedy.solve(problem, bound, effort, out_of_time))
+    if problem.techniques.decoupled and any(s.fused_us < s.input_us + s.weight_us for s in problem.profile.stages):
+        # Splitting costs time here, so it may pay nowhere at all.
+        whole = replace(problem, techniques=replace(problem.techniques, decoupled=False))
+        unsplit = greedy.solve(whole, bound, effort, out_of_time)
+        return unsplit if _is_shorter(problem, unsplit, schedule) else schedule
+    return schedule
+
+
+def _exact_method(
+    problem: Problem, schedule: Schedule, bound: int, method: str
+) -> Callable[[Problem, float, Schedule | None, int], Exact] | None:
+    """The exact method to ask: the chosen one, or for `auto` CP-SAT where it can still win."""
+    if method == "milp":
+        from recycle.planner import milp  # here, because importing a solver costs a second that greedy need not pay
+
+        return milp.solve
+    num_ops = schedule.pipeline.size * (3 if problem.techniques.decoupled else 2)
+    if method == "cpsat" or (schedule.period_us(problem) > bound and num_ops <= MOST_OPS_FOR_EXACT):
+        from recycle.planner import cpsat
+
+        return cpsat.solve
+    return None
+
+
+def _is_shorter(problem: Problem, one: Schedule, other: Schedule) -> bool:
+    return one.period_us(problem) < other.period_us(problem)
+
+
+def _checked(problem: Problem, schedule: Schedule, bound: int, method: str, seconds: float) -> Plan:
+    schedule = schedule.from_zero()
+    period = schedule.period_us(problem)
+    status = "optimal" if period == bound else "feasible"
+    plan = Plan(problem, schedule.rows(problem), period, Quality(bound, status, method, round(seconds, 3)))
+    violations = check(plan)
+    assert not violations, f"{method} made an illegal plan: {violations[0]}"
+    return plan
+
+
+def solve_normalized(
+    problem: Problem,
+    num_failures: int,
+    method: str = "auto",
+    time_limit_s: float = 60.0,
+    effort: int = greedy.DEFAULT_EFFORT,
+    num_tries: int = 1,
+) -> tuple[Plan, Distribution]:
+    """Return the plan of the best way in which `num_failures` can be spread over the stages, and that way.
+
+    Distributions come by rising bound, so the search is exact as soon as the next bound reaches the best period;
+    `num_tries` limits how many are planned.
+    """
+    began = time.monotonic()
+    best: tuple[Plan, Distribution] | None = None
+    for number, distribution in enumerate(distributions(problem, num_failures)):
+        candidate = normalized_problem(problem, distribution)
+        left_s = time_limit_s - (time.monotonic() - began)
+        if best is not None and (number >= num_tries or left_s <= 0 or lower_bound(candidate) >= best[0].period_us):
+            break
+        plan = solve(candidate, method, max(0.1, left_s), effort)
+        if best is None or plan.period_us < best[0].period_us:
+            best = plan, distribution
+    assert best is not None
+    seconds = round(time.monotonic() - began, 3)
+    return replace(best[0], quality=replace(best[0].quality, seconds=seconds)), best[1]

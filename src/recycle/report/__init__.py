@@ -1,0 +1,1 @@
+"""Plans and records as pictures, traces and tables."""

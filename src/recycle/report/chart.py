@@ -1,0 +1,212 @@
+"""The plan as a chart for a terminal: lines of cells, each a text and the name of its style, without any terminal library.
+
+Every worker is one line. While the shortest op is at least a column wide, slots are drawn to scale and labelled; below
+that, each column shows one kind of those in it, so that kinds keep their shares. The kind is a letter, so that nothing
+depends on colour: upper case at home, lower case when the op was re-routed from another pipeline.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from recycle.core.cluster import Cluster, Worker
+from recycle.core.op import Kind
+from recycle.core.plan import Plan
+from recycle.core.units import format_us
+from recycle.report.palette import PAINTS
+from recycle.report.timeline import Axis, Block, Lane, Span, Timeline, headline, merged
+
+BUBBLE, DEAD, WINDOW, AXIS, LABEL, TITLE, NOTE, PLAIN = "bubble", "dead", "window", "axis", "label", "title", "note", "plain"
+REROUTED = " rerouted"
+MOST_WORKERS = 40
+_LEAST_COLUMNS = 10
+_MOST_JUMPS = 8
+_WIDEST_OP = 5  # columns: enough for "f0@1" and a space; wider slots only spread the chart
+
+
+class Cell(NamedTuple):
+    """A piece of a line and its style: a look of the palette, with " rerouted" where it applies, or a name above."""
+
+    text: str
+    style: str
+
+
+Line = tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Where a time lies: `num_columns` columns over the extent."""
+
+    extent: Span
+    num_columns: int
+
+    @staticmethod
+    def fit(plan: Plan, extent: Span, room: int) -> "Scale":
+        """Use as many of `room` columns as help, and whole columns for each unit of time where there is room for that."""
+        length = extent[1] - extent[0]
+        durations = [plan.problem.duration_us(row.worker.stage, Kind(kind)) for row in plan.rows for kind in set(row.kinds)]
+        shortest = min(durations, default=length)
+        room = max(_LEAST_COLUMNS, min(room, math.ceil(length * _WIDEST_OP / shortest)))
+        if shortest * room < length:
+            return Scale(extent, room)
+        unit = math.gcd(length, *durations, *(start - extent[0] for row in plan.rows for start in row.starts_us))
+        num_units = length // unit
+        return Scale(extent, room // num_units * num_units or room)
+
+    def column(self, time_us: int) -> int:
+        first, last = self.extent
+        return (2 * (time_us - first) * self.num_columns + last - first) // (2 * (last - first))
+
+    def is_wide_enough(self, blocks: Iterable[Block]) -> bool:
+        """Say whether every op gets a column of its own."""
+        length = self.extent[1] - self.extent[0]
+        return all((block.end_us - block.start_us) * self.num_columns >= length for block in blocks if block.op)
+
+
+def draw_chart(plan: Plan, width: int, all_rows: bool = False) -> list[Line]:
+    """Return the chart of `plan` in lines of at most `width` columns; big plans show a selection unless `all_rows`."""
+    timeline = Timeline(plan)
+    workers = list(plan.problem.shape.workers())
+    shown = workers if all_rows else select_workers(plan.problem.cluster, MOST_WORKERS)
+    margin = max(len(str(worker)) for worker in shown) + 1
+    scale = Scale.fit(plan, timeline.extent, width - margin - 2)
+    lanes = [timeline.lane(worker) for worker in shown]
+    to_scale = all(scale.is_wide_enough(lane.blocks) for lane in lanes)
+    titles = (line for clauses in headline(plan) for line in _wrap([Cell(text, TITLE) for text in clauses], width, " · "))
+    lines = [*titles, (), *_axis_lines(scale, margin)]
+    drawn = [_lane_line(lane, scale, margin, to_scale) for lane in lanes]
+    lines += _spaced(drawn, shown, workers)
+    if len(shown) < len(workers):
+        text = f"{len(workers) - len(shown)} of {len(workers)} workers are not shown; --rows all shows them"
+        lines.append((Cell(" " * (margin + 1), PLAIN), Cell(text, NOTE)))
+    return [*lines, (), *_wrap(_legend(drawn, scale, to_scale), width)]
+
+
+def select_workers(cluster: Cluster, most: int) -> list[Worker]:
+    """Choose at most `most` workers that tell the story: failed ones, the peers who took over, the first and the last."""
+    workers = list(cluster.shape.workers())
+    if len(workers) <= most:
+        return workers
+    dead = sorted(cluster.failed)[: most // 4]
+    stages = sorted({worker.stage for worker in cluster.failed})
+    peers = [
+        Worker(p, stage) for p in range(cluster.shape.num_pipelines) for stage in stages if Worker(p, stage) not in cluster.failed
+    ]
+    ends = [worker for pair in zip(workers, reversed(workers), strict=True) for worker in pair]
+    wanted = dict.fromkeys([*ends[:2], *dead, *peers[: most // 2], *ends])
+    return sorted(list(wanted)[:most])
+
+
+def _spaced(drawn: list[Line], shown: list[Worker], workers: list[Worker]) -> list[Line]:
+    """Set pipelines apart by an empty line, and mark where workers are left out, unless that is nearly everywhere."""
+    place = {worker: number for number, worker in enumerate(workers)}
+    jumps = [place[after] - place[before] > 1 for before, after in pairwise(shown)]
+    lines = drawn[:1]
+    for line, jump, (before, after) in zip(drawn[1:], jumps, pairwise(shown), strict=True):
+        if jump and sum(jumps) <= _MOST_JUMPS:
+            lines.append((Cell(" ⋮", NOTE),))
+        elif before.pipeline != after.pipeline and not any(jumps):
+            lines.append(())
+        lines.append(line)
+    return lines
+
+
+def _axis_lines(scale: Scale, margin: int) -> list[Line]:
+    axis = Axis.over(scale.extent, scale.num_columns // 8)
+    numbers, ruler = [" "] * (scale.num_columns + 8), ["─"] * (scale.num_columns + 1)
+    for time, text in axis.ticks:
+        column = scale.column(time)
+        numbers[column : column + len(text)] = text
+        ruler[column] = "┬"
+    return [
+        (Cell(f"{axis.unit:>{margin - 1}}  ", AXIS), Cell("".join(numbers).rstrip(), AXIS)),
+        (Cell(" " * (margin + 1), PLAIN), Cell("".join(ruler), AXIS)),
+    ]
+
+
+def _lane_line(lane: Lane, scale: Scale, margin: int, to_scale: bool) -> Line:
+    label = Cell(f"{lane.worker!s:<{margin}}", DEAD if lane.is_dead else LABEL)
+    if lane.is_dead:
+        return (label, Cell(" ", PLAIN), Cell("dead".center(scale.num_columns, "-"), DEAD))
+    cells = _background(lane.window, scale)
+    if to_scale:
+        for block in lane.blocks:
+            first, last = scale.column(block.start_us), scale.column(block.end_us)
+            _paint(cells, first, _best_text(block, last - first), block)
+    else:
+        for block in merged(lane.blocks, scale.extent, scale.num_columns):
+            first, last = scale.column(block.start_us), scale.column(block.end_us)
+            _paint(cells, first, _letter(block) * (last - first), block)
+    return (label, *_joined(cells))
+
+
+def _background(window: Span, scale: Scale) -> list[Cell]:
+    """One cell a column, with one more at either side for the bars of the window: dots inside it, nothing outside."""
+    first, last = scale.column(window[0]) + 1, scale.column(window[1]) + 1
+    cells = [Cell("·", BUBBLE) if first <= column < last else Cell(" ", PLAIN) for column in range(scale.num_columns + 2)]
+    cells[first - 1], cells[last] = Cell("▕", WINDOW), Cell("▏", WINDOW)
+    return cells
+
+
+def _paint(cells: list[Cell], column: int, text: str, block: Block) -> None:
+    style = block.look + REROUTED * block.is_rerouted
+    for at, letter in enumerate(text, start=column + 1):
+        if at < len(cells):
+            cells[at] = Cell(letter, style)
+
+
+def _joined(cells: list[Cell]) -> list[Cell]:
+    made: list[Cell] = []
+    for cell in cells:
+        if made and made[-1].style == cell.style:
+            made[-1] = Cell(made[-1].text + cell.text, cell.style)
+        else:
+            made.append(cell)
+    return made
+
+
+def _letter(block: Block) -> str:
+    letter = PAINTS[block.look].letter
+    return letter.lower() if block.is_rerouted else letter
+
+
+def _best_text(block: Block, num_columns: int) -> str:
+    """The most that fits of kind, micro-batch and (where re-routed) home pipeline, filled up to the slot's width."""
+    texts = [_letter(block)]
+    if block.op:
+        texts.insert(0, f"{texts[0]}{block.op.microbatch.index}")
+        if block.is_rerouted:
+            texts.insert(0, f"{texts[0]}@{block.op.microbatch.pipeline}")
+    return next((text for text in texts if len(text) <= num_columns), "").ljust(num_columns)
+
+
+def _legend(drawn: list[Line], scale: Scale, to_scale: bool) -> list[Cell]:
+    """Explain the styles that the lanes use."""
+    used = {cell.style for line in drawn for cell in line}
+    cells = [Cell(f"{paint.letter} {paint.meaning}", look) for look, paint in PAINTS.items() if look in used]
+    rerouted = next((look + REROUTED for look in PAINTS if look + REROUTED in used), None)
+    if rerouted:
+        names_home = any("@" in cell.text for line in drawn for cell in line)
+        home = "f2@1 is micro-batch 2 of pipeline 1" if names_home else "its micro-batch is another pipeline's"
+        cells.append(Cell(f"lower case: re-routed, {home}", rerouted))
+    cells += [Cell("· bubble", BUBBLE), Cell("▏ next iteration starts", WINDOW)]
+    if not to_scale:
+        column_us = (scale.extent[1] - scale.extent[0]) // scale.num_columns
+        cells.append(Cell(f"a column is {format_us(column_us)} and shows one op of those in it", NOTE))
+    return cells
+
+
+def _wrap(cells: list[Cell], width: int, between: str = "  ") -> list[Line]:
+    """Set cells side by side, with `between` in between, in lines of at most `width` columns where a cell allows it."""
+    lines: list[list[Cell]] = [[]]
+    for cell in cells:
+        used = sum(len(known.text) for known in lines[-1])
+        if lines[-1] and used + len(between) + len(cell.text) > width:
+            lines.append([])
+        if lines[-1]:
+            lines[-1].append(Cell(between, PLAIN))
+        lines[-1].append(cell)
+    return [tuple(line) for line in lines]

@@ -1,0 +1,163 @@
+"""What a picture of a plan holds and where, before a format is chosen: `svg` and `figures` both draw this.
+
+Lengths are in pixels of a screen. Small plans show every slot; big ones merge what is narrower than a pixel, so that
+a plan of a million slots is still a file one can open.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from recycle.core.cluster import Worker
+from recycle.core.op import Kind
+from recycle.core.plan import Plan
+from recycle.report.palette import PAINTS
+from recycle.report.timeline import Axis, Block, Lane, Span, Timeline, headline, merged
+
+MOST_SLOTS = 20_000
+MOST_RUNS = 200_000
+MOST_LANES_PX = 40_000.0  # matplotlib refuses pictures of 65,536 pixels
+BUBBLE, WINDOW, BESIDE = "bubble", "window", "beside"
+FONT_PX = 11.0
+LETTER_PX = 0.66 * FONT_PX
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A lane with its place: the blocks of its window, the pale ones beside it, and its upper edge."""
+
+    lane: Lane
+    blocks: tuple[Block, ...]
+    beside: tuple[Block, ...]
+    top_px: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A piece of the legend: a look of the palette, or BUBBLE, WINDOW, BESIDE; and the left end of its text's line."""
+
+    look: str
+    is_rerouted: bool
+    meaning: str
+    x_px: float
+    y_px: float
+
+
+class Picture:
+    """The layout of one plan: title, axis, bands from top to bottom, legend."""
+
+    left_px, right_px, top_px = 84.0, 24.0, 74.0
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.timeline = Timeline(plan)
+        self.extent: Span = self.timeline.extent
+        self.num_lanes = plan.problem.shape.num_workers
+        self.is_merged = plan.num_ops > MOST_SLOTS
+        wanted_px = 22.0 if self.num_lanes <= 48 else max(2.0, 1056.0 / self.num_lanes)
+        self.lane_px = min(wanted_px, MOST_LANES_PX / self.num_lanes)
+        self.gap_px = min(10.0, self.lane_px / 2)
+        self.title, self.subtitle = (" · ".join(clauses) for clauses in headline(plan))
+        self.height_px = self.legend()[-1].y_px + 16
+
+    @cached_property
+    def plot_px(self) -> float:
+        """The width of the time axis: about 36 pixels for the shortest op, within what a page and a screen take."""
+        problem = self.plan.problem
+        shortest = min(problem.duration_us(stage, kind) for stage in range(problem.shape.num_stages) for kind in Kind)
+        return min(1600.0, max(760.0, 36.0 * (self.extent[1] - self.extent[0]) / shortest))
+
+    @property
+    def width_px(self) -> float:
+        return self.left_px + self.plot_px + self.right_px
+
+    @property
+    def lanes_px(self) -> float:
+        return self.num_lanes * self.lane_px + (self.plan.problem.shape.num_pipelines - 1) * self.gap_px
+
+    @property
+    def axis(self) -> Axis:
+        return Axis.over(self.extent, int(self.plot_px // 55))
+
+    @property
+    def slot_px(self) -> float:
+        """The height of a slot: a little of the lane stays free between lanes that are high enough."""
+        return self.lane_px - (2 if self.lane_px > 8 else 0)
+
+    @property
+    def has_lane_labels(self) -> bool:
+        return self.lane_px >= 0.8 * FONT_PX
+
+    def has_pipeline_label(self, worker: Worker) -> bool:
+        """Say whether the first lane of a pipeline names it, where lanes are too low for labels of their own."""
+        pipeline_px = self.plan.problem.shape.num_stages * self.lane_px + self.gap_px
+        every = max(1, math.ceil(1.3 * FONT_PX / pipeline_px))
+        return worker.stage == 0 and worker.pipeline % every == 0
+
+    def x_px(self, time_us: int) -> float:
+        first, last = self.extent
+        return self.left_px + self.plot_px * (time_us - first) / (last - first)
+
+    def bands(self) -> Iterator[Band]:
+        num_stages = self.plan.problem.shape.num_stages
+        columns = max(20, min(int(self.plot_px), MOST_RUNS // self.num_lanes))
+        for number, worker in enumerate(self.plan.problem.shape.workers()):
+            lane = self.timeline.lane(worker, with_ops=not self.is_merged)
+            beside = tuple(self.timeline.neighbours(lane))
+            blocks = lane.blocks
+            if self.is_merged:
+                blocks = tuple(merged(blocks, self.extent, columns))
+                beside = tuple(merged(sorted(beside, key=lambda block: block.start_us), self.extent, columns))
+            top = self.top_px + number * self.lane_px + number // num_stages * self.gap_px
+            yield Band(lane, blocks, beside, top)
+
+    def label(self, block: Block) -> str:
+        """The most that fits into the block of kind, micro-batch and (where re-routed) home pipeline."""
+        if self.is_merged or self.lane_px < FONT_PX + 2:
+            return ""
+        room = self.x_px(block.end_us) - self.x_px(block.start_us) - 3
+        return next((text for text in _labels(block) if len(text) * LETTER_PX <= room), "")
+
+    def legend(self) -> list[Entry]:
+        """Explain what the plan holds, in as many lines as the width asks for."""
+        entries: list[Entry] = []
+        x, y = self.left_px, self.top_px + self.lanes_px + 30
+        for look, is_rerouted, meaning in self._meanings():
+            width = 44 + 0.56 * FONT_PX * len(meaning)
+            if entries and x + width > self.width_px:
+                x, y = self.left_px, y + 20
+            entries.append(Entry(look, is_rerouted, meaning, x, y))
+            x += width
+        return entries
+
+    def _meanings(self) -> Iterator[tuple[str, bool, str]]:
+        kinds = {kind for row in self.plan.rows for kind in set(row.kinds)}
+        stages = range(self.plan.problem.shape.num_stages)
+        looks = kinds | {block.look for stage in stages for block in self.timeline.finish(stage)}
+        for look, paint in PAINTS.items():
+            if look in looks:
+                yield look, False, f"{paint.letter} {paint.meaning}"
+        if self._has_rerouted:
+            yield min(kinds, key="FIBW".index), True, "re-routed from another pipeline"
+        yield BUBBLE, False, "bubble"
+        yield WINDOW, False, "next iteration starts"
+        if len(set(self.timeline.windows)) > 1:
+            yield BESIDE, False, "iteration before or after"
+
+    @property
+    def _has_rerouted(self) -> bool:
+        num = self.plan.problem.shape.num_microbatches
+        return any(chain // num != row.worker.pipeline for row in self.plan.rows for chain in row.chains)
+
+
+def _labels(block: Block) -> Iterator[str]:
+    letter = PAINTS[block.look].letter
+    if block.op is None:
+        yield letter
+        return
+    microbatch = block.op.microbatch
+    if block.is_rerouted:
+        yield f"{letter}{microbatch.index}@{microbatch.pipeline}"
+    yield f"{letter}{microbatch.index}"
+    yield f"{microbatch.index}"

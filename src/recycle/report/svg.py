@@ -1,0 +1,146 @@
+"""The plan as an SVG picture, written without a library: sharp at any size, and every slot says what it is when pointed at."""
+
+from collections.abc import Iterator
+from xml.sax.saxutils import escape
+
+from recycle.core.plan import Plan
+from recycle.core.units import format_us
+from recycle.report import palette
+from recycle.report.palette import PAINTS
+from recycle.report.picture import BESIDE, FONT_PX, LETTER_PX, WINDOW, Band, Picture
+from recycle.report.timeline import Block
+
+_STYLE = f"""\
+text {{ fill: {palette.INK} }} .faint {{ fill: {palette.FAINT_INK} }}
+.mid {{ text-anchor: middle }} .end {{ text-anchor: end }} .label {{ pointer-events: none }}
+.bubble {{ fill: {palette.BUBBLE} }} .beside {{ opacity: 0.28 }} .slot {{ stroke: {palette.PAPER}; stroke-width: 0.8 }}
+.grid {{ stroke: {palette.GRID} }} .window {{ stroke: {palette.WINDOW}; stroke-width: 2 }} .thin {{ stroke-width: 1 }}
+.dead {{ stroke: {palette.FAINT_INK}; stroke-dasharray: 4 4 }}"""
+
+
+def draw_svg(plan: Plan) -> str:
+    """Return the whole picture as SVG text."""
+    picture = Picture(plan)
+    return "\n".join([*_head(picture), *_titles(picture), *_axis(picture), *_lanes(picture), *_legend(picture), "</svg>", ""])
+
+
+def _rect(look: str, x: float, y: float, width: float, height: float) -> str:
+    return f'<rect class="{look}" x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}"/>'
+
+
+def _text(look: str, x: float, y: float, text: str) -> str:
+    return f'<text class="{look}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
+
+
+def _head(picture: Picture) -> Iterator[str]:
+    width, height = round(picture.width_px), round(picture.height_px)
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'font-family="Helvetica, Arial, sans-serif" font-size="{FONT_PX:g}">'
+    )
+    yield f"<style>\n{_STYLE}"
+    for look, paint in PAINTS.items():
+        yield f".{look} {{ fill: {paint.fill} }} .on-{look} {{ fill: {paint.ink} }} .plate-{look} {{ fill: {paint.pale} }}"
+        yield f".{look}-rerouted {{ fill: url(#stripes-{look}); stroke: {paint.fill} }}"
+    yield "</style><defs>"
+    for look, paint in PAINTS.items():
+        yield (
+            f'<pattern id="stripes-{look}" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+            f'<rect width="5" height="5" fill="{paint.pale}"/><rect width="1.3" height="5" fill="{paint.fill}"/></pattern>'
+        )
+    yield f'</defs><rect width="100%" height="100%" fill="{palette.PAPER}"/>'
+
+
+def _titles(picture: Picture) -> Iterator[str]:
+    yield f"<title>{escape(picture.title)}</title>"
+    yield f'<text x="12" y="22" font-size="14" font-weight="bold">{escape(picture.title)}</text>'
+    yield _text("faint", 12, 39, picture.subtitle)
+
+
+def _axis(picture: Picture) -> Iterator[str]:
+    axis, top = picture.axis, picture.top_px
+    yield _text("faint end", picture.left_px - 10, top - 11, axis.unit)
+    for time, text in axis.ticks:
+        x = picture.x_px(time)
+        yield f'<path class="grid" d="M{x:.1f} {top - 6:.0f}V{top + picture.lanes_px + 4:.1f}"/>'
+        yield _text("faint mid", x, top - 11, text)
+
+
+def _lanes(picture: Picture) -> Iterator[str]:
+    height = picture.slot_px
+    for band in picture.bands():
+        yield from _lane_label(picture, band)
+        if band.lane.is_dead:
+            yield from _dead(picture, band)
+            continue
+        first, last = (picture.x_px(time) for time in band.lane.window)
+        yield _rect("bubble", first, band.top_px, last - first, height)
+        if band.beside:
+            yield f'<g class="beside">{"".join(_runs(picture, band.beside, band.top_px))}</g>'
+        yield from _runs(picture, band.blocks, band.top_px) if picture.is_merged else _slots(picture, band)
+        # Where many lanes lie close, a bar of two pixels would hide what it frames.
+        look = "window" if height > 8 else "window thin"
+        yield f'<path class="{look}" d="M{first:.1f} {band.top_px:.1f}v{height:.1f}M{last:.1f} {band.top_px:.1f}v{height:.1f}"/>'
+
+
+def _lane_label(picture: Picture, band: Band) -> Iterator[str]:
+    worker, x = band.lane.worker, picture.left_px - 10
+    if picture.has_lane_labels:
+        yield _text("end", x, band.top_px + picture.lane_px / 2 + FONT_PX / 3, str(worker))
+    elif picture.has_pipeline_label(worker):
+        yield _text("end", x, band.top_px + FONT_PX - 2, f"pipeline {worker.pipeline}")
+
+
+def _dead(picture: Picture, band: Band) -> Iterator[str]:
+    first, last = picture.left_px, picture.left_px + picture.plot_px
+    middle = band.top_px + picture.slot_px / 2
+    if not picture.has_lane_labels:
+        yield f'<path class="dead" d="M{first:.1f} {middle:.1f}H{last:.1f}"><title>{band.lane.worker} dead</title></path>'
+        return
+    center = (first + last) / 2
+    yield f'<path class="dead" d="M{first:.1f} {middle:.1f}H{center - 42:.1f}M{center + 42:.1f} {middle:.1f}H{last:.1f}"/>'
+    yield _text("mid faint", center, middle + FONT_PX / 3, f"{band.lane.worker} dead")
+
+
+def _slots(picture: Picture, band: Band) -> Iterator[str]:
+    for block in band.blocks:
+        x, end = picture.x_px(block.start_us), picture.x_px(block.end_us)
+        name = block.op or PAINTS[block.look].meaning
+        tip = f"{name} on {band.lane.worker}, {format_us(block.start_us)} to {format_us(block.end_us)}"
+        look = f"slot {block.look}-rerouted" if block.is_rerouted else f"slot {block.look}"
+        rect = _rect(look, x, band.top_px, end - x, picture.slot_px)
+        yield f"{rect[:-2]}><title>{escape(tip)}</title></rect>"
+        if label := picture.label(block):
+            yield from _label(block, (x + end) / 2, band.top_px + picture.slot_px / 2, label)
+
+
+def _label(block: Block, x: float, middle: float, label: str) -> Iterator[str]:
+    if block.is_rerouted:
+        # Stripes run behind the text, so it stands on a small plate of the stripes' ground.
+        width = LETTER_PX * len(label)
+        yield _rect(f"plate-{block.look} label", x - width / 2, middle - 6.5, width, 13)
+    yield _text("mid label" if block.is_rerouted else f"mid label on-{block.look}", x, middle + FONT_PX / 3, label)
+
+
+def _runs(picture: Picture, blocks: tuple[Block, ...], top_px: float) -> Iterator[str]:
+    """One path for each look: a few bytes for each block."""
+    paths: dict[str, list[str]] = {}
+    for block in blocks:
+        x, end = picture.x_px(block.start_us), picture.x_px(block.end_us)
+        striped = f"plate-{block.look}" if picture.is_merged else f"{block.look}-rerouted"
+        look = striped if block.is_rerouted else block.look
+        paths.setdefault(look, []).append(f"M{x:.1f} 0h{end - x:.1f}v1H{x:.1f}")
+    for look, parts in paths.items():
+        place = f"translate(0 {top_px:.1f}) scale(1 {picture.slot_px:.1f})"
+        yield f'<path class="{look}" style="stroke: none" transform="{place}" d="{"".join(parts)}"/>'
+
+
+def _legend(picture: Picture) -> Iterator[str]:
+    for entry in picture.legend():
+        x, y = entry.x_px, entry.y_px
+        if entry.look == WINDOW:
+            yield f'<path class="window" d="M{x + 9:.0f} {y - 11:.0f}v15"/>'
+        else:
+            look = "F beside" if entry.look == BESIDE else f"{entry.look}-rerouted" if entry.is_rerouted else entry.look
+            yield _rect(look, x, y - 10, 18, 13)
+        yield _text("", x + 24, y, entry.meaning)
