@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-
 from planner.brute import best_period_us
+
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.plan import Plan, Quality
 from recycle.core.problem import Memory, Problem, Techniques

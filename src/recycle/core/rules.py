@@ -208,28 +208,26 @@ class _Columns:
 
 def _check_complete(plan: Plan, columns: _Columns) -> Iterator[Violation]:
     """Every micro-batch has at every stage an F and either a B or an I and a W, all on one worker."""
-    shape = plan.problem.shape
-    for stage in range(shape.num_stages):
+    for stage in range(plan.problem.shape.num_stages):
         runs = [columns.pipeline[stage, kind] for kind in "FBIW"]
-        nowhere = [_ABSENT] * shape.num_chains
-        if _ABSENT not in runs[0] and (runs[1:] == [runs[0], nowhere, nowhere] or runs[1:] == [nowhere, runs[0], runs[0]]):
-            continue
         for chain, (forward, fused, split, weight) in enumerate(zip(*runs, strict=True)):
-            name = f"{microbatch_of(shape, chain).index}@{microbatch_of(shape, chain).pipeline}"
-            present = {
-                kind: where for kind, where in zip("FBIW", (forward, fused, split, weight), strict=True) if where != _ABSENT
-            }
-            if set(present) not in ({"F", "B"}, {"F", "I", "W"}):
-                has = " and ".join(f"{stage}{kind}{name}" for kind in present) or "nothing"
-                yield Violation(
-                    "every op once",
-                    f"micro-batch {name} has {has} at stage {stage}, but needs an F and either a B or an I and a W",
-                )
-            elif len(set(present.values())) > 1:
-                where = ", ".join(f"{stage}{kind}{name} on {Worker(p, stage)}" for kind, p in present.items())
-                yield Violation(
-                    "one worker", f"{where}: a micro-batch's ops at a stage share activations, so they stay on one worker"
-                )
+            is_split = forward == split == weight and fused == _ABSENT
+            is_fused = forward == fused and split == weight == _ABSENT
+            if forward == _ABSENT or not (is_split or is_fused):
+                yield _incomplete(stage, microbatch_of(plan.problem.shape, chain), (forward, fused, split, weight))
+
+
+def _incomplete(stage: int, microbatch: MicroBatch, pipelines: tuple[int, int, int, int]) -> Violation:
+    """Say what is wrong with the ops of one micro-batch at one stage, which run in these pipelines (F, B, I, W)."""
+    name = f"{microbatch.index}@{microbatch.pipeline}"
+    present = {kind: pipeline for kind, pipeline in zip("FBIW", pipelines, strict=True) if pipeline != _ABSENT}
+    if set(present) not in ({"F", "B"}, {"F", "I", "W"}):
+        has = " and ".join(f"{stage}{kind}{name}" for kind in present) or "nothing"
+        needed = "but needs an F and either a B or an I and a W"
+        return Violation("every op once", f"micro-batch {name} has {has} at stage {stage}, {needed}")
+    where = ", ".join(f"{stage}{kind}{name} on {Worker(pipeline, stage)}" for kind, pipeline in present.items())
+    why = "a micro-batch's ops at a stage share activations, so they stay on one worker"
+    return Violation("one worker", f"{where}: {why}")
 
 
 def _check_dependencies(plan: Plan, columns: _Columns) -> Iterator[Violation]:
