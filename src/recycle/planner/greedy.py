@@ -1,8 +1,8 @@
-"""The greedy method: list scheduling under many settings of its dials, each schedule tightened, the best one kept.
+"""The greedy method: list scheduling under many settings, each schedule tightened, the best one kept.
 
-The list scheduler (`kernel.list_schedule`) has four dials by stage. `portfolio` yields settings that are known to work well
-together, the strongest first; `improve` then turns single dials of the best one. How long it searches is counted in placed ops,
-not in seconds, so that the same problem gives the same plan on every machine.
+A `Setting` holds the dials of the list scheduler by stage, and which ops are urgent. `portfolio` yields settings that are known
+to work well, the strongest first; `improve` then changes the best one step by step. How long it searches is counted in placed
+ops, not in seconds, so that the same problem gives the same plan on every machine.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ import numpy as np
 from recycle.core.op import Kind
 from recycle.core.problem import Problem
 from recycle.planner import kernel
-from recycle.planner.improve import neighbours
+from recycle.planner.improve import turn_a_dial, urgent_by_slack
 from recycle.planner.route import balanced_routes, ranks
 from recycle.planner.schedule import Bools, Ints, Schedule, comms_of, costs_of
 
@@ -22,26 +22,52 @@ DEFAULT_EFFORT = 20_000_000
 _MOST_RUNS = 1000  # small problems are better left to an exact method than searched for long
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the list scheduler is told: its dials by stage, and by kind, stage and chain whom to wait for."""
+
+    dials: Ints
+    is_urgent: Bools
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A schedule as the kernel left it: the starts, the order in which ops were placed, and how good it is."""
+
+    setting: Setting
+    starts: Ints
+    order: Ints
+    score: tuple[int, int]  # the period, then by how much the stages together exceed the bound
+
+
 def solve(
     problem: Problem, bound_us: int, effort: int = DEFAULT_EFFORT, out_of_time: Callable[[], bool] = lambda: False
 ) -> Schedule:
     """Return the best schedule found with about `effort` placed ops; stops early at the bound."""
-    search = _Search.of(problem, bound_us)
+    search = Search.of(problem, bound_us)
     num_runs = min(_MOST_RUNS, max(1, effort // search.num_ops))
-    for number, dials in enumerate(portfolio(problem)):
-        search.consider(dials)
-        if search.is_done or number + 1 >= num_runs or out_of_time():
-            return search.best_schedule()
-    for _ in range(num_runs - number - 1):
-        search.consider(neighbours(search.rng, search.best_dials, problem.shape.num_microbatches))
-        if search.is_done or out_of_time():
+    settings = portfolio(problem)
+    best = search.run(next(settings))
+    rng = np.random.default_rng(0)
+    for _ in range(num_runs - 1):
+        if best.score[0] <= bound_us or out_of_time():
             break
-    return search.best_schedule()
+        found = search.run(next(settings, None) or _changed(rng, search, best))
+        if found.score <= best.score:
+            best = found
+    return search.schedule(best.starts)
 
 
-@dataclass(slots=True)
-class _Search:
-    """The best schedule so far, and what is needed to try another setting of the dials."""
+def _changed(rng: np.random.Generator, search: "Search", best: Found) -> Setting:
+    """A setting near the best one: other ops urgent, or a dial turned."""
+    if rng.random() < 0.3:
+        return Setting(best.setting.dials, urgent_by_slack(rng, search, best))
+    return Setting(turn_a_dial(rng, best.setting.dials), best.setting.is_urgent)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A problem with its routing, as the kernel wants it."""
 
     problem: Problem
     bound_us: int
@@ -49,51 +75,48 @@ class _Search:
     rank: Ints
     costs: Ints
     is_fused: Bools
-    finish_us: Ints
-    rng: np.random.Generator
-    best_score: tuple[int, int] = (UNLIMITED * 1000, 0)
-    best_dials: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    best_starts: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    finish_us: Ints = field(repr=False)
 
     @staticmethod
-    def of(problem: Problem, bound_us: int) -> "_Search":
+    def of(problem: Problem, bound_us: int) -> "Search":
         size = (problem.shape.num_stages, problem.shape.num_chains)
         is_fused = np.full(size, not problem.techniques.decoupled)
         finish = np.array([problem.finish_us(stage) for stage in range(size[0])], dtype=np.int64)
-        routes = balanced_routes(problem)
-        return _Search(problem, bound_us, routes, ranks(problem), cost_table(problem), is_fused, finish, np.random.default_rng(0))
+        return Search(problem, bound_us, balanced_routes(problem), ranks(problem), cost_table(problem), is_fused, finish)
 
     @property
     def num_ops(self) -> int:
         return self.pipeline.size * (3 if self.problem.techniques.decoupled else 2)
 
-    @property
-    def is_done(self) -> bool:
-        return self.best_score[0] <= self.bound_us
-
-    def consider(self, dials: Ints) -> None:
-        """Schedule with `dials`, and keep the result if no better one is known."""
+    def run(self, setting: Setting) -> Found:
+        """Schedule with `setting`, and tighten."""
         num_pipelines = self.problem.shape.num_pipelines
         starts = np.zeros((3, *self.pipeline.shape), np.int64)
         order = np.empty(starts.size, np.int64)
-        num_ops = kernel.list_schedule(self.pipeline, self.rank, self.costs, dials, num_pipelines, starts, order)
+        dials, is_urgent = setting.dials, setting.is_urgent
+        num_ops = kernel.list_schedule(self.pipeline, self.rank, self.costs, dials, is_urgent, num_pipelines, starts, order)
         kernel.tighten(self.pipeline, self.costs, self.is_fused, num_pipelines, order[:num_ops], starts)
-        score = self._score(starts)
-        if score <= self.best_score:
-            self.best_score, self.best_dials, self.best_starts = score, dials, starts
+        return Found(setting, starts, order[:num_ops], self._score(starts))
+
+    def spans(self, starts: Ints) -> Ints:
+        """The span of each stage, with its reduction and step."""
+        spans: Ints = kernel.last_ends(self.costs, self.is_fused, starts) - starts[kernel.F].min(axis=1) + self.finish_us
+        return spans
 
     def _score(self, starts: Ints) -> tuple[int, int]:
-        """The period, then by how much the stages together exceed the bound."""
-        schedule = self._schedule(starts)
-        windows = schedule.windows(self.problem)
-        spans = np.array([last - first for first, last in windows]) + self.finish_us
-        return schedule.period_us(self.problem), int(np.maximum(0, spans - self.bound_us).sum())
+        period = self.schedule(starts).period_us(self.problem)
+        return period, int(np.maximum(0, self.spans(starts) - self.bound_us).sum())
 
-    def _schedule(self, starts: Ints) -> Schedule:
+    def slack(self, found: Found) -> Ints:
+        """How much later each op could start with no span longer than the bound; negative if it is late already."""
+        late = found.starts.copy()
+        last = found.starts[kernel.F].min(axis=1) + self.bound_us - self.finish_us
+        kernel.postpone(self.pipeline, self.costs, self.is_fused, self.problem.shape.num_pipelines, found.order, last, late)
+        slack: Ints = late - found.starts
+        return slack
+
+    def schedule(self, starts: Ints) -> Schedule:
         return Schedule(self.pipeline, starts[kernel.F], starts[kernel.I], starts[kernel.W], self.is_fused)
-
-    def best_schedule(self) -> Schedule:
-        return self._schedule(self.best_starts)
 
 
 def cost_table(problem: Problem) -> Ints:
@@ -134,24 +157,31 @@ _DIALS = (
 )
 
 
-def portfolio(problem: Problem) -> Iterator[Ints]:
-    """Yield settings of the dials: classic 1F1B where the backward pass is whole, then the strongest first."""
+def portfolio(problem: Problem) -> Iterator[Setting]:
+    """Yield settings: classic 1F1B where the backward pass is whole, then the strongest first."""
     depth = problem.shape.num_stages - np.arange(problem.shape.num_stages)
     longest = max(stage.forward_us for stage in problem.profile.stages)
     if not problem.techniques.decoupled:
-        yield _dials(depth, 0, UNLIMITED, window=depth)
-    for patience_us, patient_for in ((0, 0), (longest, 1), (longest, 2), (longest // 2, UNLIMITED)):
+        yield Setting(_dials(depth, 0, UNLIMITED, window=depth), urgent_ends(problem, 0, 0))
+    # How long a worker waits, and for how many of a pipeline's first and last micro-batches.
+    for patience_us, num_first, num_last in ((0, 0, 0), (longest, 1, 8), (longest, 1, 2), (longest // 2, UNLIMITED, 0)):
         for push, stash in _DIALS:
-            yield _dials(depth, push, stash, patience_us, patient_for)
+            yield Setting(_dials(depth, push, stash, patience_us), urgent_ends(problem, num_first, num_last))
 
 
-def _dials(
-    depth: Ints, push: float, stash: float, patience_us: int = 0, patient_for: int = 0, window: int | Ints = UNLIMITED
-) -> Ints:
+def _dials(depth: Ints, push: float, stash: float, patience_us: int = 0, window: int | Ints = UNLIMITED) -> Ints:
     dials = np.zeros((depth.size, kernel.NUM_DIALS), np.int64)
     dials[:, kernel.PUSH] = np.round(push * depth)
     dials[:, kernel.STASH] = np.round(stash * depth)
     dials[:, kernel.PATIENCE_US] = patience_us
-    dials[:, kernel.PATIENT_FOR] = patient_for
     dials[:, kernel.WINDOW] = window
     return dials
+
+
+def urgent_ends(problem: Problem, num_first: int, num_last: int) -> Bools:
+    """The I's of each pipeline's first micro-batches, and the F's and I's of its last ones."""
+    shape = problem.shape
+    index = np.arange(shape.num_chains) % shape.num_microbatches
+    is_first, is_last = index < num_first, index >= shape.num_microbatches - num_last
+    by_kind = np.stack([is_last, is_first | is_last, np.zeros_like(is_last)])
+    return np.repeat(by_kind[:, None, :], shape.num_stages, axis=1)

@@ -1,18 +1,32 @@
-"""Improvement: turn dials of the list scheduler near a good setting."""
+"""Improvement: how the greedy method changes a good setting in the hope of a better one."""
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from recycle.planner import kernel
-from recycle.planner.schedule import Ints
+from recycle.planner.schedule import Bools, Ints
+
+if TYPE_CHECKING:
+    from recycle.planner.greedy import Found, Search
 
 
-def neighbours(rng: np.random.Generator, dials: Ints, num_microbatches: int) -> Ints:
-    """Return a setting that differs from `dials` in one dial over a run of stages."""
+def turn_a_dial(rng: np.random.Generator, dials: Ints) -> Ints:
+    """Return dials that differ in one column over a run of stages."""
     changed = dials.copy()
     num_stages = len(dials)
     first = int(rng.integers(num_stages))
     last = min(num_stages, first + 1 + int(rng.integers(max(1, num_stages // 2))))
-    dial = int(rng.choice([kernel.PUSH, kernel.PUSH, kernel.STASH, kernel.PATIENT_FOR, kernel.PATIENCE_US]))
+    dial = int(rng.choice([kernel.PUSH, kernel.PUSH, kernel.STASH, kernel.PATIENCE_US]))
     step = int(rng.choice([-4, -2, -1, 1, 2, 4]))
     changed[first:last, dial] = np.maximum(0, changed[first:last, dial] + step)
     return changed
+
+
+def urgent_by_slack(rng: np.random.Generator, search: "Search", found: "Found") -> Bools:
+    """Return as urgent what a found schedule shows to be critical: the ops with the least slack."""
+    slack = search.slack(found)
+    is_urgent = slack <= int(rng.integers(0, 1 + int(search.costs[:, : kernel.WEIGHT_US + 1].sum(axis=1).max())))
+    is_urgent[kernel.W] = False
+    result: Bools = is_urgent
+    return result

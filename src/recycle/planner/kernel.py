@@ -23,20 +23,25 @@ _NONE = -1
 FORWARD_US, INPUT_US, WEIGHT_US, FUSED_US, COMM_US, CAPACITY, TAKEN, KEPT, NUM_COSTS = range(9)
 
 # Columns of `dials`, a row a stage. A worker prefers F to I while fewer than PUSH of its micro-batches are between F and I;
-# it prefers W to F once more than STASH weight gradients wait; before its first PATIENT_FOR I's it would rather wait up to
-# PATIENCE_US for an I that is on its way than start something that would delay it. WINDOW caps its micro-batches between F and I.
-PUSH, STASH, PATIENCE_US, PATIENT_FOR, WINDOW, NUM_DIALS = range(6)
+# it prefers W to F once more than STASH weight gradients wait. WINDOW caps its micro-batches between F and I. If an urgent F
+# or I is known to arrive within PATIENCE_US, it waits for that rather than start something that would delay it.
+PUSH, STASH, WINDOW, PATIENCE_US, NUM_DIALS = range(5)
 
-# Columns of the state, a row a worker (stage * D + pipeline): waiting F's and I's, W's done and seen, what is held,
-# micro-batches between F and I, whether it is busy, when the next I is known to arrive, where its queues begin.
-_FORWARDS, _INPUTS, _DONE, _SEEN, _HELD, _ACTIVE, _BUSY, _NEXT_INPUT, _FIRST, _NUM_STATE = range(10)
+# Columns of the state, a row a worker (stage * D + pipeline): waiting F's and I's, F's started, I's ended, W's started, what is
+# held, whether it is busy, when the next urgent F and I are known to arrive, where its queues begin.
+_FORWARDS, _INPUTS, _STARTED, _SEEN, _DONE, _HELD, _BUSY, _NEXT_FORWARD, _NEXT_INPUT, _FIRST, _NUM_STATE = range(11)
 
 
 def _compiled(function: Any) -> Any:
     return numba.njit(cache=True, error_model="numpy")(function)
 
 
-@_compiled
+def _uncounted(function: Any) -> Any:
+    """Compile a function that allocates nothing; without reference counts on the arrays passed in it is twice as fast."""
+    return numba.njit(cache=True, error_model="numpy", _nrt=False)(function)  # type: ignore[call-overload]
+
+
+@_uncounted
 def _push(heap: Ints, first: int, size: int, key: int) -> None:
     """Add `key` to the heap of `size` keys that begins at `first`."""
     at = size
@@ -49,7 +54,7 @@ def _push(heap: Ints, first: int, size: int, key: int) -> None:
     heap[first + at] = key
 
 
-@_compiled
+@_uncounted
 def _pop(heap: Ints, first: int, size: int) -> int:
     """Take the least key off the heap of `size` keys that begins at `first`."""
     top, last, at = heap[first], heap[first + size - 1], 0
@@ -68,13 +73,14 @@ def _pop(heap: Ints, first: int, size: int) -> int:
     return int(top)
 
 
-@_compiled
+@_uncounted
 def _choose(costs: Ints, dials: Ints, state: Ints, worker: int, stage: int, now: int) -> int:
     """Return the kind that an idle worker starts now."""
     waiting = state[worker, _FORWARDS] > 0
-    fits = state[worker, _HELD] + costs[stage, TAKEN] <= costs[stage, CAPACITY] and state[worker, _ACTIVE] < dials[stage, WINDOW]
+    active = state[worker, _STARTED] - state[worker, _SEEN]
     pending = state[worker, _SEEN] - state[worker, _DONE]
-    pushes = state[worker, _ACTIVE] < dials[stage, PUSH] and waiting
+    fits = state[worker, _HELD] + costs[stage, TAKEN] <= costs[stage, CAPACITY] and active < dials[stage, WINDOW]
+    pushes = active < dials[stage, PUSH] and waiting
     kind = _NONE
     if pushes and fits:
         kind = F
@@ -88,11 +94,18 @@ def _choose(costs: Ints, dials: Ints, state: Ints, worker: int, stage: int, now:
         kind = F
     elif pending > 0:
         kind = W
-    if kind == _NONE or state[worker, _SEEN] >= dials[stage, PATIENT_FOR]:
-        return kind
-    wait = state[worker, _NEXT_INPUT] - now
-    length = costs[stage, FORWARD_US] if kind == F else costs[stage, WEIGHT_US]
-    return _NONE if 0 < wait <= dials[stage, PATIENCE_US] and wait < length else kind
+    if kind == _NONE or _better_waits(costs, dials, state, worker, stage, kind, fits, now):
+        return _NONE
+    return kind
+
+
+@_uncounted
+def _better_waits(costs: Ints, dials: Ints, state: Ints, worker: int, stage: int, kind: int, fits: bool, now: int) -> bool:
+    """Say whether an urgent op arrives so soon that `kind` would delay it."""
+    soon = min(dials[stage, PATIENCE_US], costs[stage, kind] - 1)
+    waits_for_input = 0 < state[worker, _NEXT_INPUT] - now <= soon
+    waits_for_forward = kind == W and fits and 0 < state[worker, _NEXT_FORWARD] - now <= soon
+    return bool(waits_for_input or waits_for_forward)
 
 
 @_compiled
@@ -110,7 +123,7 @@ def _empty_state(pipeline: Ints, num_pipelines: int) -> Ints:
     return state
 
 
-@_compiled
+@_uncounted
 def _take(costs: Ints, state: Ints, queues: Ints, num_chains: int, worker: int, stage: int, kind: int) -> int:
     """Take the next op of `kind` off the worker's queue and begin it; return its chain."""
     first = state[worker, _FIRST]
@@ -119,7 +132,7 @@ def _take(costs: Ints, state: Ints, queues: Ints, num_chains: int, worker: int, 
         chain = int(_pop(queues, first, state[worker, _FORWARDS]) % num_chains)
         state[worker, _FORWARDS] -= 1
         state[worker, _HELD] += costs[stage, TAKEN]
-        state[worker, _ACTIVE] += 1
+        state[worker, _STARTED] += 1
         return chain
     if kind == I:
         chain = int(_pop(queues, queues.size // 3 + first, state[worker, _INPUTS]) % num_chains)
@@ -130,12 +143,11 @@ def _take(costs: Ints, state: Ints, queues: Ints, num_chains: int, worker: int, 
     return chain
 
 
-@_compiled
+@_uncounted
 def _finish(costs: Ints, state: Ints, queues: Ints, worker: int, stage: int, chain: int, kind: int) -> None:
     """Account for the end of an op on its own worker."""
     state[worker, _BUSY] = 0
     if kind == I:
-        state[worker, _ACTIVE] -= 1
         queues[queues.size // 3 * W + state[worker, _FIRST] + state[worker, _SEEN]] = chain
         state[worker, _SEEN] += 1
         state[worker, _HELD] -= costs[stage, TAKEN] - costs[stage, KEPT]
@@ -146,7 +158,7 @@ def _finish(costs: Ints, state: Ints, queues: Ints, worker: int, stage: int, cha
         state[worker, _HELD] -= costs[stage, KEPT]
 
 
-@_compiled
+@_uncounted
 def _offer(state: Ints, queues: Ints, rank: Ints, worker: int, kind: int, chain: int) -> None:
     """Let an F or an I, whose input has arrived, wait for its worker."""
     key = rank[chain] * rank.size + chain
@@ -155,12 +167,25 @@ def _offer(state: Ints, queues: Ints, rank: Ints, worker: int, kind: int, chain:
     state[worker, column] += 1
 
 
+@_uncounted
+def _announce(pipeline: Ints, costs: Ints, state: Ints, num_pipelines: int, stage: int, chain: int, kind: int, now: int) -> None:
+    """Let the worker that needs the result of an op, started now, know when it will arrive."""
+    goes_to = stage + 1 if kind == F else stage - 1
+    worker = goes_to * num_pipelines + pipeline[goes_to, chain]
+    arrival = now + costs[stage, kind] + costs[min(stage, goes_to), COMM_US]
+    column = _NEXT_FORWARD if kind == F else _NEXT_INPUT
+    if state[worker, column] <= now or arrival < state[worker, column]:
+        state[worker, column] = arrival
+
+
 @_compiled
-def list_schedule(pipeline: Ints, rank: Ints, costs: Ints, dials: Ints, num_pipelines: int, out: Ints, order: Ints) -> int:
+def list_schedule(
+    pipeline: Ints, rank: Ints, costs: Ints, dials: Ints, is_urgent: Bools, num_pipelines: int, out: Ints, order: Ints
+) -> int:
     """Fill `out` with the starts of a schedule that respects order, workers and memory, and `order` with its ops by start.
 
-    `pipeline[stage, chain]` says who runs a chain, `rank[chain]` which goes first where several wait.
-    Returns the number of ops.
+    `pipeline[stage, chain]` says who runs a chain, `rank[chain]` which goes first where several wait,
+    `is_urgent[kind, stage, chain]` which F's and I's a patient worker waits for. Returns the number of ops.
     """
     num_stages, num_chains = pipeline.shape
     state = _empty_state(pipeline, num_pipelines)
@@ -193,11 +218,9 @@ def list_schedule(pipeline: Ints, rank: Ints, costs: Ints, dials: Ints, num_pipe
             end = now + costs[stage, kind]
             _push(events, 0, num_events, end * base + code)
             num_events += 1
-            if kind == I and stage > 0:
-                above = (stage - 1) * num_pipelines + pipeline[stage - 1, chain]
-                arrival = end + costs[stage - 1, COMM_US]
-                if state[above, _NEXT_INPUT] <= now or arrival < state[above, _NEXT_INPUT]:
-                    state[above, _NEXT_INPUT] = arrival
+            goes_to = stage + 1 if kind == F else stage - 1
+            if kind != W and 0 <= goes_to < num_stages and is_urgent[kind, goes_to, chain]:
+                _announce(pipeline, costs, state, num_pipelines, stage, chain, kind, now)
         if num_events == 0:
             return num_ops
         num_touched = 0
@@ -226,15 +249,22 @@ def list_schedule(pipeline: Ints, rank: Ints, costs: Ints, dials: Ints, num_pipe
 
 
 @_compiled
-def _postpone(pipeline: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, order: Ints, out: Ints) -> None:
-    """Start every op as late as the last end of its stage and its followers allow, keeping the order of every row."""
-    num_stages, num_chains = pipeline.shape
+def last_ends(costs: Ints, is_fused: Bools, out: Ints) -> Ints:
+    """When the last W or B of each stage ends."""
+    num_stages, num_chains = is_fused.shape
     last = np.zeros(num_stages, np.int64)
     for stage in range(num_stages):
         for chain in range(num_chains):
             fused = is_fused[stage, chain]
             end = out[I, stage, chain] + costs[stage, FUSED_US] if fused else out[W, stage, chain] + costs[stage, WEIGHT_US]
             last[stage] = max(last[stage], end)
+    return last
+
+
+@_compiled
+def postpone(pipeline: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, order: Ints, last: Ints, out: Ints) -> None:
+    """Start every op as late as the `last` end of its stage and its followers allow, keeping the order of every row."""
+    num_stages, num_chains = pipeline.shape
     free = np.empty(num_stages * num_pipelines, np.int64)
     for worker in range(free.size):
         free[worker] = last[worker // num_pipelines]
@@ -287,5 +317,5 @@ def tighten(pipeline: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, or
     Memory depends on the order in a row alone, so it is not touched.
     """
     _advance(pipeline, costs, is_fused, num_pipelines, order, out)
-    _postpone(pipeline, costs, is_fused, num_pipelines, order, out)
+    postpone(pipeline, costs, is_fused, num_pipelines, order, last_ends(costs, is_fused, out), out)
     _advance(pipeline, costs, is_fused, num_pipelines, order, out)
