@@ -26,9 +26,8 @@ def best_period_us(problem: Problem, limit: int, any_route: bool = False) -> int
             tried += 1
             if tried > limit:
                 return None
-            edges = _edges(problem, choice) + [
-                (a, b, _length(problem, a)) for order in orders for a, b in pairwise(order)
-            ]  # fmt: skip
+            in_a_row = [(a, b, _length(problem, a)) for order in orders for a, b in pairwise(order)]
+            edges = _edges(problem, choice) + in_a_row
             while _fits(problem, edges, orders, best - 1):
                 best -= 1
     return best

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from planner.brute import best_period_us
 
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.plan import Plan, Quality
@@ -18,6 +17,7 @@ from recycle.core.rules import check
 from recycle.planner import cpsat, milp
 from recycle.planner.exact import Exact, canonical, serial
 from recycle.planner.schedule import Schedule
+from tests.planner.brute import best_period_us
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 Solve = Callable[[Problem, float, Schedule | None, int], Exact]
@@ -190,3 +190,12 @@ def test_the_time_limit_is_kept(solve: Solve) -> None:
     exact = solve(problem, 1.0, None, 5)
     assert time.monotonic() - began < 4.0
     assert exact.bound_us >= 5
+
+
+def test_a_search_that_finds_nothing_better_returns_no_worse_than_its_hint() -> None:
+    problem = Problem(Cluster.of(Shape(4, 4, 8), [Worker(1, 2)]), Profile.uniform(4, 3, 4, 2))
+    hint = serial(problem)
+    exact = cpsat.solve(problem, 3.0, hint, 0)
+    assert exact.schedule is not None
+    assert exact.schedule.period_us(problem) <= hint.period_us(problem)
+    proven_us(problem, exact)

@@ -91,6 +91,19 @@ class Bounds:
         )
         return by_itself, to_input + max(tails, default=0)
 
+    def estimate_us(self, stage: int, num_microbatches: int, finish_us: Sequence[int]) -> int:
+        """What `stage` enforces in practice, not proven: its terms with what found schedules lose against them.
+
+        Gradients are held up a little at every hop by the op that happens to run there, and while the last ones are
+        below a stage, it has to run about six W's of its reserve for every five stages below.
+        """
+        alone, on_others = self.stage_terms(stage, num_microbatches, finish_us)
+        hops_below = len(self._forward) - 1 - stage
+        delay = (self._forward[stage] + self._after[stage]) / 20
+        idle = self.idle_us(stage, num_microbatches)
+        late = max(0, idle + delay * hops_below) - max(0, idle)
+        return round(max(alone + late, on_others + delay * stage + self._after[stage] * hops_below * 1.2))
+
 
 def finish_times(problem: Problem) -> list[int]:
     """For each stage the time from its last gradient to the end of its step; synchronous steps wait for the slowest."""

@@ -28,7 +28,7 @@ from recycle.planner.exact import (
 from recycle.planner.schedule import Schedule
 
 MAX_OPS = 20_000
-"""Beyond this the model alone takes gigabytes and proves nothing in an hour."""
+"""At 19,200 ops the model takes 4 s to build, and 20 s find neither a schedule nor a bound; beyond, it is not built."""
 
 
 def solve(problem: Problem, time_limit_s: float, hint: Schedule | None, bound_us: int, num_threads: int = 2) -> Exact:
@@ -46,10 +46,15 @@ def solve(problem: Problem, time_limit_s: float, hint: Schedule | None, bound_us
     model = _Model(problem, bound_us, upper_us)
     if start is not None:
         model.add_start(start)
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        return Exact(None, bound_us)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = num_threads
     solver.parameters.random_seed = 1
-    solver.parameters.max_time_in_seconds = max(deadline - time.monotonic(), 0.0)
+    solver.parameters.max_time_in_seconds = left_s
+    # Presolve may choose one of several symmetric solutions, and not the hint: then the hint is lost.
+    solver.parameters.keep_all_feasible_solutions_in_presolve = hint is not None
     status = solver.solve(model.cp)
     assert status != cp_model.MODEL_INVALID, model.cp.validate()
     if status == cp_model.INFEASIBLE:
@@ -72,11 +77,14 @@ class _Model:
         self.is_fused = {op: self._fused_literal(op) for op in self.ops if op.kind is Kind.I}
         self.end = {op: self._end(op) for op in self.ops}
         self.runs_on = {op: self._route_literals(op) for op in self.ops if op.kind is Kind.F}
+        self.window = [self._window(stage) for stage in range(problem.shape.num_stages)]
+        self.held: dict[tuple[Op, Op], cp_model.IntVar] = {}
         self._add_arcs()
         self._add_fused_weights()
         for stage in range(problem.shape.num_stages):
             self._add_workers(stage)
             self._add_window(stage)
+            self._add_loads(stage)
         self.cp.minimize(self.period)
 
     def _fused_literal(self, op: Op) -> cp_model.IntVar:
@@ -157,16 +165,20 @@ class _Model:
     def _held(self, forward: Op, kind: Kind, pipeline: int) -> cp_model.IntervalVar:
         """The time from the start of a forward to the end of the op of `kind` of its chain."""
         name = f"{forward} held for {kind} on {pipeline}"
-        length = self.cp.new_int_var(0, self.horizon_us, name)
-        end = self.end[Op(forward.stage, kind, forward.microbatch)]
-        return self.cp.new_optional_interval_var(self.start[forward], length, end, self.runs_on[forward][pipeline], name)
+        last = Op(forward.stage, kind, forward.microbatch)
+        if (forward, last) not in self.held:
+            self.held[forward, last] = self.cp.new_int_var(0, self.horizon_us, name)
+        length, literal = self.held[forward, last], self.runs_on[forward][pipeline]
+        return self.cp.new_optional_interval_var(self.start[forward], length, self.end[last], literal, name)
+
+    def _window(self, stage: int) -> tuple[cp_model.IntVar, cp_model.IntVar]:
+        """A start and an end of all work at a stage. The very first op is a forward of stage 0: let it start at 0."""
+        first = self.cp.new_int_var(head_us(self.problem, stage), self.horizon_us if stage else 0, f"first {stage}")
+        return first, self.cp.new_int_var(0, self.horizon_us, f"last {stage}")
 
     def _add_window(self, stage: int) -> None:
         """The period covers every stage's own window (staggered), or everything from time 0 (synchronous)."""
-        problem = self.problem
-        # The first op of all is a forward of stage 0, and it may as well start at 0.
-        first = self.cp.new_int_var(head_us(problem, stage), self.horizon_us if stage else 0, f"first {stage}")
-        last = self.cp.new_int_var(0, self.horizon_us, f"last {stage}")
+        problem, (first, last) = self.problem, self.window[stage]
         for op in self.ops:
             if op.stage == stage and op.kind is Kind.F:
                 self.cp.add(self.start[op] >= first)
@@ -177,25 +189,35 @@ class _Model:
         else:
             step_us = max(costs.optimizer_us for costs in problem.profile.stages)
             self.cp.add(self.period >= last + problem.reduce_us(stage) + step_us)
-        self._add_loads(stage, first, last)
 
-    def _add_loads(self, stage: int, first: cp_model.IntVar, last: cp_model.IntVar) -> None:
+    def _add_loads(self, stage: int) -> None:
         """Implied, but a linear fact that the solver's relaxation can use: a window has room for each worker's work."""
+        first, last = self.window[stage]
         for pipeline in self.problem.cluster.live_pipelines(stage):
             runs = [self.runs_on[forward][pipeline] for forward in self._forwards_on(stage, pipeline)]
             self.cp.add(last - first >= load_us(self.problem, stage) * cp_model.LinearExpr.sum(runs))
 
     def add_start(self, start: Schedule) -> None:
-        """Let the search begin at `start`, which is canonical."""
+        """Let the search begin at `start`, which is canonical. Every variable gets its value: a part of a hint may be lost."""
         times = {Kind.F: start.forward_us, Kind.I: start.input_us, Kind.W: start.weight_us}
+        at = {op: (op.stage, chain_of(self.problem.shape, op.microbatch)) for op in self.ops}
+        start_us = {op: int(times[op.kind][at[op]]) for op in self.ops}
+        end_us = {op: start_us[op] + lengths_us(self.problem, op)[int(start.is_fused[at[op]])] for op in self.ops}
         for op in self.ops:
-            at = op.stage, chain_of(self.problem.shape, op.microbatch)
-            self.cp.add_hint(self.start[op], int(times[op.kind][at]))
-            if op.kind is Kind.I:
-                self.cp.add_hint(self.is_fused[op], bool(start.is_fused[at]))
-            if op.kind is Kind.F:
-                for pipeline, literal in self.runs_on[op].items():
-                    self.cp.add_hint(literal, bool(start.pipeline[at] == pipeline))
+            self.cp.add_hint(self.start[op], start_us[op])
+            if isinstance(end := self.end[op], cp_model.IntVar):
+                self.cp.add_hint(end, end_us[op])
+        for op, fused in self.is_fused.items():
+            self.cp.add_hint(fused, bool(start.is_fused[at[op]]))
+        for op, literals in self.runs_on.items():
+            for pipeline, literal in literals.items():
+                self.cp.add_hint(literal, bool(start.pipeline[at[op]] == pipeline))
+        for (forward, last), length in self.held.items():
+            self.cp.add_hint(length, end_us[last] - start_us[forward])
+        for variables, values in zip(self.window, start.windows(self.problem), strict=True):
+            for variable, value in zip(variables, values, strict=True):
+                self.cp.add_hint(variable, value)
+        self.cp.add_hint(self.period, start.period_us(self.problem))
 
     def schedule(self, solver: cp_model.CpSolver) -> Schedule:
         """Read the solver's best solution."""

@@ -23,7 +23,8 @@ from recycle.planner.schedule import Schedule
 class Exact:
     """The best schedule found, or None, and a bound that no schedule of the model undercuts.
 
-    The schedule is optimal if its period is `bound_us`. It is the hint itself where nothing is better.
+    The schedule is optimal if its period is `bound_us`. It is the hint itself where nothing is better. Optimal
+    means among the schedules that move no live worker's chain: moving one can be better, if very rarely.
     """
 
     schedule: Schedule | None

@@ -19,7 +19,7 @@ from recycle.planner.schedule import Bools, Ints, Schedule, comms_of, costs_of
 
 UNLIMITED = 1 << 40
 DEFAULT_EFFORT = 20_000_000
-_MOST_RUNS = 1000  # small problems are better left to an exact method than searched for long
+_MOST_RUNS = 3000  # small problems are better left to an exact method than searched for long
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +169,13 @@ def portfolio(problem: Problem) -> Iterator[Setting]:
             yield Setting(_dials(depth, push, stash, patience_us), urgent_ends(problem, num_first, num_last))
 
 
-def _dials(depth: Ints, push: float, stash: float, patience_us: int = 0, window: int | Ints = UNLIMITED) -> Ints:
+def _dials(depth: Ints, push: float, stash: float, patience_us: int = 0, window: int | Ints = UNLIMITED, hold: float = 0) -> Ints:
     dials = np.zeros((depth.size, kernel.NUM_DIALS), np.int64)
     dials[:, kernel.PUSH] = np.round(push * depth)
     dials[:, kernel.STASH] = np.round(stash * depth)
     dials[:, kernel.PATIENCE_US] = patience_us
     dials[:, kernel.WINDOW] = window
+    dials[:, kernel.HOLD] = hold
     return dials
 
 

@@ -17,7 +17,7 @@ def turn_a_dial(rng: np.random.Generator, dials: Ints) -> Ints:
     num_stages = len(dials)
     first = int(rng.integers(num_stages))
     last = min(num_stages, first + 1 + int(rng.integers(max(1, num_stages // 2))))
-    dial = int(rng.choice([kernel.PUSH, kernel.PUSH, kernel.STASH, kernel.PATIENCE_US]))
+    dial = int(rng.choice([kernel.PUSH, kernel.PUSH, kernel.STASH, kernel.HOLD, kernel.PATIENCE_US]))
     step = int(rng.choice([-4, -2, -1, 1, 2, 4]))
     changed[first:last, dial] = np.maximum(0, changed[first:last, dial] + step)
     return changed

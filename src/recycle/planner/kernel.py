@@ -23,13 +23,15 @@ _NONE = -1
 FORWARD_US, INPUT_US, WEIGHT_US, FUSED_US, COMM_US, CAPACITY, TAKEN, KEPT, NUM_COSTS = range(9)
 
 # Columns of `dials`, a row a stage. A worker prefers F to I while fewer than PUSH of its micro-batches are between F and I;
-# it prefers W to F once more than STASH weight gradients wait. WINDOW caps its micro-batches between F and I. If an urgent F
-# or I is known to arrive within PATIENCE_US, it waits for that rather than start something that would delay it.
-PUSH, STASH, WINDOW, PATIENCE_US, NUM_DIALS = range(5)
+# it prefers W to F once more than STASH weight gradients wait, but not for its last HOLD micro-batches: their W's are what it
+# does while the last I's travel up. WINDOW caps its micro-batches between F and I. If an urgent F or I is known to arrive within
+# PATIENCE_US, it waits for that rather than start something that would delay it.
+PUSH, STASH, HOLD, WINDOW, PATIENCE_US, NUM_DIALS = range(6)
 
 # Columns of the state, a row a worker (stage * D + pipeline): waiting F's and I's, F's started, I's ended, W's started, what is
-# held, whether it is busy, when the next urgent F and I are known to arrive, where its queues begin.
-_FORWARDS, _INPUTS, _STARTED, _SEEN, _DONE, _HELD, _BUSY, _NEXT_FORWARD, _NEXT_INPUT, _FIRST, _NUM_STATE = range(11)
+# held, whether it is busy, when the next urgent F and I are known to arrive, where its queues begin, how many micro-batches
+# it runs.
+_FORWARDS, _INPUTS, _STARTED, _SEEN, _DONE, _HELD, _BUSY, _NEXT_FORWARD, _NEXT_INPUT, _FIRST, _SIZE, _NUM_STATE = range(12)
 
 
 def _compiled(function: Any) -> Any:
@@ -88,7 +90,7 @@ def _choose(costs: Ints, dials: Ints, state: Ints, worker: int, stage: int, now:
         kind = W
     elif state[worker, _INPUTS] > 0:
         return I
-    elif pending > dials[stage, STASH]:
+    elif pending > dials[stage, STASH] and state[worker, _SIZE] - state[worker, _STARTED] > dials[stage, HOLD]:
         kind = W
     elif waiting and fits:
         kind = F
@@ -114,12 +116,9 @@ def _empty_state(pipeline: Ints, num_pipelines: int) -> Ints:
     state = np.zeros((num_stages * num_pipelines, _NUM_STATE), np.int64)
     for stage in range(num_stages):
         for chain in range(num_chains):
-            state[stage * num_pipelines + pipeline[stage, chain], _FIRST] += 1
-    first = 0
-    for worker in range(num_stages * num_pipelines):
-        size = state[worker, _FIRST]
-        state[worker, _FIRST] = first
-        first += size
+            state[stage * num_pipelines + pipeline[stage, chain], _SIZE] += 1
+    for worker in range(1, num_stages * num_pipelines):
+        state[worker, _FIRST] = state[worker - 1, _FIRST] + state[worker - 1, _SIZE]
     return state
 
 

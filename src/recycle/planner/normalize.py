@@ -6,7 +6,7 @@ failure set is turned into the planned one by letting live workers change stage 
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,10 +21,10 @@ _IMPOSSIBLE = 1 << 60
 
 
 class _Cost(NamedTuple):
-    """The period that a stage enforces with some failures, and how near it comes to enforcing a longer one."""
+    """The period that a stage enforces with some failures: proven, and in practice."""
 
     bound_us: int
-    pressure_us: int
+    estimate_us: int
 
 
 def most_failures(shape: Shape) -> int:
@@ -33,31 +33,46 @@ def most_failures(shape: Shape) -> int:
 
 
 def best_distribution(problem: Problem, num_failures: int) -> Distribution:
-    """Return the distribution of `num_failures` over the stages that leaves the least bound and, among those, the most room.
+    """Return the distribution of `num_failures` over the stages with the least bound, and of those the most promising one.
 
-    Two dynamic programs over the stages: the first finds the least bound (joined by maximum), the second the least total
-    pressure (joined by sum) among the distributions that reach it.
+    Dynamic programs over the stages: one finds the least bound, one the least estimate among the distributions that reach it
+    (both joined by maximum over the stages), and one the least sum of estimates among those.
     """
-    _refuse_impossible(problem.shape, num_failures)
     table = _cost_table(problem, num_failures)
-    limit = _least_bounds(table, num_failures)[0][num_failures]
+    limit = _Cost(_least_worst(table, num_failures, lambda cost: cost.bound_us)[0][num_failures], _IMPOSSIBLE)
+    return _most_promising(table, num_failures, limit)
+
+
+def most_promising_distribution(problem: Problem, num_failures: int) -> Distribution:
+    """Return the distribution with the least estimate, whatever its bound."""
+    return _most_promising(_cost_table(problem, num_failures), num_failures, _Cost(_IMPOSSIBLE, _IMPOSSIBLE))
+
+
+def _most_promising(table: list[list[_Cost]], num_failures: int, limit: _Cost) -> Distribution:
+    """The distribution with the least worst estimate, then the least sum of estimates, in which no stage exceeds `limit`."""
+
+    def estimate(cost: _Cost) -> int:
+        return cost.estimate_us if cost.bound_us <= limit.bound_us else _IMPOSSIBLE
+
+    worst = _least_worst(table, num_failures, estimate)[0][num_failures]
     least: list[tuple[int, Distribution] | None] = [(0, ()), *[None] * num_failures]
     for row in table:
-        least = [_least_pressure(row, least, used, limit) for used in range(num_failures + 1)]
+        allowed = [cost.estimate_us if estimate(cost) <= worst else None for cost in row]
+        least = [_least_sum(allowed, least, used) for used in range(num_failures + 1)]
     best = least[num_failures]
     assert best is not None
     return best[1]
 
 
-def _least_pressure(
-    row: list[_Cost], before: list[tuple[int, Distribution] | None], used: int, limit: int
+def _least_sum(
+    costs: list[int | None], before: list[tuple[int, Distribution] | None], used: int
 ) -> tuple[int, Distribution] | None:
-    """The least pressure of the stages up to this one with `used` failures, none of them above the bound `limit`."""
+    """The least sum of the stages up to this one with `used` failures."""
     options = []
-    for failures, cost in enumerate(row[: used + 1]):
+    for failures, cost in enumerate(costs[: used + 1]):
         known = before[used - failures]
-        if known is not None and cost.bound_us <= limit:
-            options.append((known[0] + cost.pressure_us, (*known[1], failures)))
+        if known is not None and cost is not None:
+            options.append((known[0] + cost, (*known[1], failures)))
     return min(options, default=None)
 
 
@@ -66,7 +81,7 @@ def distributions(problem: Problem, num_failures: int) -> Iterator[Distribution]
     best = best_distribution(problem, num_failures)
     yield best
     table = _cost_table(problem, num_failures)
-    rest = _least_bounds(table, num_failures)
+    rest = _least_worst(table, num_failures, lambda cost: cost.bound_us)
     heap: list[tuple[int, Distribution]] = [(rest[0][num_failures], ())]
     while heap:
         bound, prefix = heapq.heappop(heap)
@@ -97,6 +112,7 @@ def _refuse_impossible(shape: Shape, num_failures: int) -> None:
 
 def _cost_table(problem: Problem, num_failures: int) -> list[list[_Cost]]:
     """For each stage and number of failures there, what it enforces."""
+    _refuse_impossible(problem.shape, num_failures)
     bounds, shape, profile = Bounds(problem), problem.shape, problem.profile
     step = [stage.optimizer_us for stage in profile.stages]
     if not problem.techniques.staggered:
@@ -108,20 +124,19 @@ def _cost_table(problem: Problem, num_failures: int) -> list[list[_Cost]]:
             num_live = shape.num_pipelines - failures
             load = -(-shape.num_chains // num_live)
             finish = [*step[:stage], step[stage] + profile.reduce_us(stage, num_live), *step[stage + 1 :]]
-            alone, on_others = bounds.stage_terms(stage, load, finish)
-            pressure = max(alone + min(0, bounds.idle_us(stage, load)), on_others)
-            row.append(_Cost(max(alone, on_others), pressure))
+            row.append(_Cost(max(bounds.stage_terms(stage, load, finish)), bounds.estimate_us(stage, load, finish)))
         table.append(row)
     return table
 
 
-def _least_bounds(table: list[list[_Cost]], num_failures: int) -> list[list[int]]:
-    """For each stage and number of failures left, the least bound that the stages from there on can have."""
+def _least_worst(table: list[list[_Cost]], num_failures: int, value: Callable[[_Cost], int]) -> list[list[int]]:
+    """For each stage and number of failures left, the least that the worst of the stages from there on can have."""
     after = [0, *[_IMPOSSIBLE] * num_failures]
     tables = [after]
     for row in reversed(table):
+        values = [value(cost) for cost in row]
         after = [
-            min(max(cost.bound_us, after[left - failures]) for failures, cost in enumerate(row[: left + 1]))
+            min(max(here, after[left - failures]) for failures, here in enumerate(values[: left + 1]))
             for left in range(num_failures + 1)
         ]
         tables.append(after)

@@ -5,7 +5,7 @@ plan where it reaches the bound, and else lets CP-SAT try to win within the time
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from recycle.core.errors import UserError
@@ -16,7 +16,7 @@ from recycle.planner import greedy
 from recycle.planner.bound import lower_bound
 from recycle.planner.exact import Exact
 from recycle.planner.fuse import fuse
-from recycle.planner.normalize import Distribution, distributions, normalized_problem
+from recycle.planner.normalize import Distribution, distributions, most_promising_distribution, normalized_problem
 from recycle.planner.schedule import Schedule
 
 METHODS = ("auto", "greedy", "cpsat", "milp")
@@ -91,28 +91,32 @@ def _checked(problem: Problem, schedule: Schedule, bound: int, method: str, seco
 
 
 def solve_normalized(
-    problem: Problem,
-    num_failures: int,
-    method: str = "auto",
-    time_limit_s: float = 60.0,
-    effort: int = greedy.DEFAULT_EFFORT,
-    num_tries: int = 1,
+    problem: Problem, num_failures: int, method: str = "auto", time_limit_s: float = 60.0, effort: int = greedy.DEFAULT_EFFORT
 ) -> tuple[Plan, Distribution]:
     """Return the plan of the best way in which `num_failures` can be spread over the stages, and that way.
 
-    Distributions come by rising bound, so the search is exact as soon as the next bound reaches the best period;
-    `num_tries` limits how many are planned.
+    The most promising distribution comes first, then the others by rising bound, as many as `effort` allows: one for a large
+    problem, all that could still win for a small one.
     """
     began = time.monotonic()
     best: tuple[Plan, Distribution] | None = None
-    for number, distribution in enumerate(distributions(problem, num_failures)):
+    for number, distribution in enumerate(_candidates(problem, num_failures)):
         candidate = normalized_problem(problem, distribution)
         left_s = time_limit_s - (time.monotonic() - began)
-        if best is not None and (number >= num_tries or left_s <= 0 or lower_bound(candidate) >= best[0].period_us):
-            break
+        if best is not None:
+            is_affordable = number * problem.shape.num_workers * problem.shape.num_microbatches < effort // 10_000
+            if left_s <= 0 or not is_affordable or lower_bound(candidate) >= best[0].period_us:
+                break
         plan = solve(candidate, method, max(0.1, left_s), effort)
         if best is None or plan.period_us < best[0].period_us:
             best = plan, distribution
     assert best is not None
     seconds = round(time.monotonic() - began, 3)
     return replace(best[0], quality=replace(best[0].quality, seconds=seconds)), best[1]
+
+
+def _candidates(problem: Problem, num_failures: int) -> Iterator[Distribution]:
+    """Distributions in the order in which they are worth planning for."""
+    promising = most_promising_distribution(problem, num_failures)
+    yield promising
+    yield from (distribution for distribution in distributions(problem, num_failures) if distribution != promising)

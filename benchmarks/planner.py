@@ -1,0 +1,305 @@
+"""The planner's benchmark: how good its plans are, and how fast they are made.
+
+make bench                                          every table, printed
+python benchmarks/planner.py --only example         one of them
+python benchmarks/planner.py --quick                small shapes, in about two minutes
+python benchmarks/planner.py --save                 also writes docs/benchmarks/<date>-planner.md and the table in README.md
+"""
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from sheet import (
+    GIB,
+    NO,
+    ROOT,
+    UNJUDGED,
+    YES,
+    Case,
+    Row,
+    Section,
+    machine,
+    markdown,
+    markdown_table,
+    measure,
+    write_between_marks,
+)
+
+import recycle
+
+QUIET_LOAD = 0.5
+ALL = "adaptive,decoupled,staggered"
+
+# Pipelines, stages, micro-batches of each pipeline, dead workers.
+EXAMPLE = (3, 4, 6, 1)
+SHAPES = (
+    EXAMPLE,
+    (4, 8, 32, 1),
+    (4, 8, 32, 8),
+    (16, 2, 64, 8),
+    (8, 16, 64, 12),
+    (16, 16, 64, 25),
+    (32, 8, 64, 64),
+    (4, 64, 256, 25),
+)
+LARGE = (32, 64, 128, 200)
+# F, I, W and the time between two stages, in µs.
+UNIT, REAL = ("1,1,1", 0), ("10,13,9", 1)
+# Micro-batches in flight, as a multiple of the number of stages -> the most that a period may be above its proven bound.
+ASKED_RATIO = {2: 1.005, 1: 1.05}
+ASKED_PLAN_S, ASKED_PLAN_GIB, ASKED_LIBRARY_S = 10, 4, 60
+
+# Zero Bubble Pipeline Parallelism (ICLR 2024): stages, micro-batches -> longest stage span of 1F1B, with S and with 2S in flight.
+ZERO_BUBBLE = {(4, 8): (33, 27, 24), (8, 16): (69, 55, 48), (16, 64): (237, 207, 192)}
+
+# The worked example of the ReCycle paper: name, dead workers, techniques, memory, optimum.
+EXAMPLE_CASES = (
+    ("fault-free 1F1B", "", "none", "4,3,2,1", 27),
+    ("Adaptive Pipelining, 1F1B's own memory", "W1_2", "adaptive", "4,3,2,1", 36),
+    ("Adaptive Pipelining", "W1_2", "adaptive", "6", 33),
+    ("+ Decoupled BackProp", "W1_2", "adaptive,decoupled", "6", 29),
+    ("+ Staggered Optimizer", "W1_2", ALL, "6", 27),
+    ("the same in less memory", "W1_2", ALL, "4,3,6,2", 27),
+    ("one dead at each stage, synchronous", "W0_0,W1_1,W2_2,W0_3", "adaptive,decoupled", "unlimited", 30),
+    ("one dead at each stage, staggered", "W0_0,W1_1,W2_2,W0_3", ALL, "unlimited", 27),
+    ("fault-free, decoupled and staggered", "", ALL, "6", 19),
+)
+
+
+def quality(quick: bool) -> Section:
+    limit_s = 5.0 if quick else 60.0
+    cases = tuple(
+        Case(
+            f"{_shape(shape)}, {shape[3]} dead, memory {_depth(depth)}, costs {costs[0]}",
+            partial(_quality, shape, depth, costs, limit_s),
+        )
+        for shape, depth, costs in product(SHAPES[:3] if quick else SHAPES, ASKED_RATIO, (UNIT, REAL))
+    )
+    about = (
+        "D pipelines × S stages, M micro-batches each; the dead workers where they hurt least (`solve_normalized`), method "
+        "auto, all three techniques. Memory is micro-batches in flight on every worker. The ratio is period over the best proven "
+        f"bound: 1 is optimal. Asked is at most {ASKED_RATIO[2]} with memory 2S and {ASKED_RATIO[1]} with S."
+    )
+    header = (
+        "D × S, M",
+        "dead",
+        "memory",
+        "F,I,W / comm",
+        "period µs",
+        "bound µs",
+        "ratio",
+        "status",
+        "method",
+        "seconds",
+        "met",
+    )
+    return Section("quality", "Quality", about, header, cases)
+
+
+def _quality(shape: tuple[int, int, int, int], depth: int, costs: tuple[str, int], limit_s: float) -> Row:
+    pipelines, stages, microbatches, dead = shape
+    problem = recycle.problem(pipelines, stages, microbatches, costs=costs[0], comm=costs[1], memory=depth * stages)
+    began = time.perf_counter()
+    plan, _ = recycle.solve_normalized(problem, dead, time_limit_s=limit_s)
+    seconds = time.perf_counter() - began
+    given = (_shape(shape), str(dead), _depth(depth), f"{costs[0]} / {costs[1]}")
+    found = (str(plan.period_us), str(plan.quality.bound_us), f"{plan.gap:.4f}", plan.quality.status, plan.quality.method)
+    return (*given, *found, f"{seconds:.2f}", _judged(plan.gap <= ASKED_RATIO[depth]))
+
+
+def zero_bubble(quick: bool) -> Section:
+    cases = []
+    for (stages, microbatches), spans in list(ZERO_BUBBLE.items())[: 2 if quick else None]:
+        falling = ",".join(str(depth) for depth in range(stages, 0, -1))
+        settings = (("1F1B", "none", falling), ("S in flight", ALL, str(stages)), ("2S in flight", ALL, str(2 * stages)))
+        for (name, techniques, memory), reference in zip(settings, spans, strict=True):
+            run = partial(_zero_bubble, stages, microbatches, name, techniques, memory, reference)
+            cases.append(Case(f"{stages} stages, {microbatches} micro-batches, {name}", run))
+    about = (
+        "One pipeline, no failure, F = I = W = 1, no communication: our longest stage span beside the one that Zero Bubble "
+        "Pipeline Parallelism (ICLR 2024) reports. Asked is at most theirs."
+    )
+    header = ("S, M", "schedule", "ours", "bound", "theirs", "status", "met")
+    return Section("zero-bubble", "Fault-free plans against Zero Bubble", about, header, tuple(cases))
+
+
+def _zero_bubble(stages: int, microbatches: int, name: str, techniques: str, memory: str, reference: int) -> Row:
+    plan = recycle.solve(recycle.problem(1, stages, microbatches, costs=UNIT[0], memory=memory, techniques=techniques))
+    spans = (str(plan.period_us), str(plan.quality.bound_us), str(reference))
+    return (f"{stages}, {microbatches}", name, *spans, plan.quality.status, _judged(plan.period_us <= reference))
+
+
+def example(_: bool) -> Section:
+    cases = tuple(Case(case[0], partial(_example, *case)) for case in EXAMPLE_CASES)
+    about = (
+        "3 pipelines × 4 stages, 6 micro-batches each; F, I and W take one slot, a fused backward two, communication none. "
+        "Memory is micro-batches in flight by stage. Asked is the optimum, and its proof."
+    )
+    header = ("case", "dead", "memory", "slots", "bound", "optimum", "status", "met")
+    return Section("example", "The worked example of the paper", about, header, cases)
+
+
+def _example(name: str, dead: str, techniques: str, memory: str, optimum: int) -> Row:
+    plan = recycle.solve(recycle.problem(*EXAMPLE[:3], fail=dead, costs=UNIT[0], memory=memory, techniques=techniques))
+    slots = (str(plan.period_us), str(plan.quality.bound_us), str(optimum))
+    met = plan.period_us == optimum and plan.quality.status == "optimal"
+    return (name, dead or "none", memory, *slots, plan.quality.status, _judged(met))
+
+
+def speed(quick: bool) -> Section:
+    shape = (8, 16, 32, 20) if quick else LARGE
+    cases = tuple(
+        Case(f"{_shape(shape)}, {shape[3]} dead, costs {costs[0]}", partial(_speed, shape, costs, quick))
+        for costs in (UNIT, REAL)
+    )
+    about = (
+        "A fresh `recycle plan --failures` process with memory 2S, from its start until the plan is on disk and it has ended. "
+        f"Asked is less than {ASKED_PLAN_S} s and less than {ASKED_PLAN_GIB} GiB."
+    )
+    header = ("D × S, M", "dead", "F,I,W / comm", "ops", "ratio", "seconds", "peak memory", "file", "met")
+    return Section("speed", "Speed of one plan", about, header, cases)
+
+
+def _speed(shape: tuple[int, int, int, int], costs: tuple[str, int], quick: bool) -> Row:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "plan.json"
+        run = _recycle("plan", *_words(shape, costs, 2), "--failures", str(shape[3]), "--out", str(out), "--json")
+        size = out.stat().st_size
+    given = (_shape(shape), str(shape[3]), f"{costs[0]} / {costs[1]}", f"{run.facts['num_ops']:,}")
+    found = (f"{run.facts['period'] / run.facts['bound']:.4f}", f"{run.seconds:.1f}")
+    met = run.seconds < ASKED_PLAN_S and run.peak_bytes < ASKED_PLAN_GIB * GIB
+    return (*given, *found, f"{run.peak_bytes / GIB:.2f} GiB", f"{size / 2**20:.1f} MiB", UNJUDGED if quick else _judged(met))
+
+
+def library(quick: bool) -> Section:
+    shapes = ((8, 8, 32),) if quick else ((4, 64, 256), (16, 16, 64))
+    cases = tuple(
+        Case(f"{_shape(shape)}, memory {_depth(depth)}", partial(_library, shape, depth, quick))
+        for shape, depth in product(shapes, ASKED_RATIO)
+    )
+    about = (
+        f"A fresh `recycle plan --library` process, costs {REAL[0]}, communication {REAL[1]}: a plan for every number of "
+        "failures from 0 to 25 % of the workers, one process a core, until the last plan is on disk. Peak memory is that of the "
+        f"largest process. Asked is less than {ASKED_LIBRARY_S} s."
+    )
+    header = ("D × S, M", "memory", "plans", "worst ratio", "mean ratio", "seconds", "peak memory", "met")
+    return Section("library", "Speed of a library", about, header, cases)
+
+
+def _library(shape: tuple[int, int, int], depth: int, quick: bool) -> Row:
+    with tempfile.TemporaryDirectory() as folder:
+        words = _words(shape, REAL, depth)
+        run = _recycle("plan", *words, "--library", "--max-failures", "25%", "--out", f"{folder}/plans", "--json")
+    ratios = [plan["period"] / plan["bound"] for plan in run.facts["plans"]]
+    found = (str(len(ratios)), f"{max(ratios):.4f}", f"{sum(ratios) / len(ratios):.4f}", f"{run.seconds:.1f}")
+    met = UNJUDGED if quick else _judged(run.seconds < ASKED_LIBRARY_S)
+    return (_shape(shape), _depth(depth), *found, f"{run.peak_bytes / GIB:.2f} GiB", met)
+
+
+SECTIONS = {"quality": quality, "zero-bubble": zero_bubble, "example": example, "speed": speed, "library": library}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a fresh process printed, took and held."""
+
+    facts: dict[str, Any]
+    seconds: float
+    peak_bytes: int
+
+
+def _recycle(*arguments: str) -> Run:
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "recycle", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stderr
+    printed, errors = process.stdout.read(), process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)  # the usage of this process and its children, not of every one there was
+    process.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.perf_counter() - began
+    if process.returncode:
+        raise SystemExit(f"recycle {' '.join(arguments)} ended with {process.returncode}:\n{errors}")
+    return Run(json.loads(printed), seconds, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+
+
+def _words(shape: Sequence[int], costs: tuple[str, int], depth: int) -> list[str]:
+    """The cluster, the costs and the memory on the command line."""
+    pipelines, stages, microbatches = map(str, shape[:3])
+    cluster = ["--pipelines", pipelines, "--stages", stages, "--microbatches", microbatches]
+    return [*cluster, "--costs", costs[0], "--comm", str(costs[1]), "--memory", str(depth * shape[1])]
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return f"{shape[0]} × {shape[1]}, {shape[2]}"
+
+
+def _depth(depth: int) -> str:
+    return "S" if depth == 1 else f"{depth}S"
+
+
+def _judged(met: bool) -> str:
+    return YES if met else NO
+
+
+def summary(results: dict[str, list[Row]], link: str) -> str:
+    """What README.md shows: the ratio of every shape, then the speed."""
+    ratios: dict[Row, list[str]] = {}
+    for row in results["quality"]:
+        ratios.setdefault(row[:2], []).append(row[6])
+    settings = (f"memory {_depth(depth)}, costs {costs[0]}" for depth, costs in product(ASKED_RATIO, (UNIT, REAL)))
+    table = markdown_table(("D × S, M", "dead", *settings), [(*key, *found) for key, found in ratios.items()])
+    plans = " and ".join(f"{row[5]} s (costs {row[2].split()[0]}, {row[6]})" for row in results["speed"])
+    libraries = ", ".join(f"{row[0]} with memory {row[1]} in {row[5]} s" for row in results["library"])
+    return (
+        f"{table}\n\nOne plan for {_shape(LARGE)} with {LARGE[3]} dead, as a fresh process: {plans}.\n"
+        f"Every plan for 0 to 25 % failures of 256 workers: {libraries}.\nThe machine and all tables: [{link}]({link})."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure how good plans are and how fast they are made.")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="TABLE", help=f"only these: {', '.join(SECTIONS)}")
+    parser.add_argument("--quick", action="store_true", help="small shapes, in about two minutes")
+    parser.add_argument(
+        "--save", action="store_true", help="keep the tables in docs/benchmarks; if it is all of them, in README.md too"
+    )
+    args = parser.parse_args()
+    if args.save and args.quick:
+        parser.error("--save keeps the numbers that count: leave --quick out")
+    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
+    about = machine(" ".join(["python benchmarks/planner.py", *sys.argv[1:]]))
+    for name, value in about:
+        console.print(f"{name:<13} {value}", soft_wrap=True)
+    if (load := os.getloadavg()[0]) > QUIET_LOAD:
+        console.print(f"warning: the load average is {load:.2f}, so the seconds below are too high", style="bold red")
+    # The first plan on a machine compiles the scheduler, which no number below should contain.
+    recycle.solve(recycle.problem(1, 2, 2, costs=UNIT[0]))
+    names = args.only or list(SECTIONS)
+    sections = [SECTIONS[name](args.quick) for name in names]
+    results = measure(sections, console)
+    if args.save:
+        day = datetime.date.today().isoformat()
+        path = ROOT / "docs" / "benchmarks" / f"{'-'.join([day, 'planner', *(args.only or [])])}.md"
+        path.write_text(markdown(f"Planner benchmark, {day}", about, sections, results), encoding="utf-8")
+        console.print(f"wrote {path.relative_to(ROOT)}")
+        if not args.only:
+            write_between_marks(ROOT / "README.md", summary(results, path.relative_to(ROOT).as_posix()))
+            console.print("wrote the table in README.md")
+
+
+if __name__ == "__main__":
+    main()

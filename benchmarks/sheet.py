@@ -1,0 +1,149 @@
+"""What a benchmark writes: tables of cases, run one by one with progress shown, printed and kept as Markdown."""
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import recycle
+
+ROOT = Path(__file__).resolve().parent.parent
+GIB = 2**30
+YES, NO, UNJUDGED = "yes", "no", "–"
+_LIBRARIES = ("numpy", "numba", "scipy", "ortools")
+_NUMBER = re.compile(r"\d[\d.]*(,\d{3})*( [GM]iB)?")
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One measurement: what is shown while it runs, and what makes its row."""
+
+    label: str
+    run: Callable[[], Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One table. The last cell of a row says whether it is as asked: YES, NO or UNJUDGED."""
+
+    name: str
+    title: str
+    about: str
+    header: Row
+    cases: tuple[Case, ...]
+
+
+def machine(command: str) -> list[Row]:
+    """Where and from what the numbers come."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES)
+    return [
+        ("command", command),
+        ("commit", _commit()),
+        ("processor", f"{_processor()}, {os.cpu_count()} cores, {platform.machine()}"),
+        ("memory", f"{memory / GIB:.0f} GiB"),
+        ("system", platform.system()),
+        ("versions", f"recycle {recycle.__version__}, Python {platform.python_version()}, {versions}"),
+        ("load average", f"{os.getloadavg()[0]:.2f} at the start"),
+    ]
+
+
+def _commit() -> str:
+    commit = _output("git", "rev-parse", "--short", "HEAD").strip()
+    changed = _output("git", "status", "--porcelain", "--untracked-files=no").strip()
+    return f"{commit} with uncommitted changes" if changed else commit or "unknown"
+
+
+def _processor() -> str:
+    """The processor's name, as Linux on x86, Linux elsewhere or macOS tell it."""
+    for command in (("cat", "/proc/cpuinfo"), ("lscpu",), ("sysctl", "machdep.cpu")):
+        if found := re.search(r"(?:model name|brand_string)\s*:\s*(.+)", _output(*command), re.IGNORECASE):
+            return found[1].strip()
+    return platform.processor() or "unknown"
+
+
+def _output(*command: str) -> str:
+    """What a command prints; nothing where there is no such command."""
+    try:
+        return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout
+    except OSError:
+        return ""
+
+
+def measure(sections: list[Section], console: Console) -> dict[str, list[Row]]:
+    """Run every case, showing which; print each table when it is whole."""
+    results: dict[str, list[Row]] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=sum(len(section.cases) for section in sections))
+        for section in sections:
+            rows = results[section.name] = []
+            for case in section.cases:
+                progress.update(task, description=f"{section.name}: {case.label}")
+                rows.append(case.run())
+                progress.advance(task)
+            _print(section, rows, console)
+    return results
+
+
+def _print(section: Section, rows: list[Row], console: Console) -> None:
+    table = Table(title=section.title, title_justify="left", title_style="bold")
+    for name, is_right in zip(section.header, _right_aligned(rows), strict=True):
+        table.add_column(name, justify="right" if is_right else "left")
+    for row in rows:
+        table.add_row(*row, style="bold red" if row[-1] == NO else None)
+    console.print(table)
+    console.print(_verdict(rows), "\n", style="italic")
+
+
+def _verdict(rows: list[Row]) -> str:
+    verdicts = [row[-1] for row in rows]
+    if UNJUDGED in verdicts:
+        return "Not judged: these are small shapes."
+    return f"{verdicts.count(YES)} of {len(rows)} rows as asked."
+
+
+def _right_aligned(rows: Sequence[Row]) -> list[bool]:
+    """The columns that hold numbers only."""
+    return [all(_NUMBER.fullmatch(cell) for cell in column) for column in zip(*rows, strict=True)]
+
+
+def markdown_table(header: Row, rows: Sequence[Row]) -> str:
+    """A table with aligned columns, so that it reads well raw too."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    right = _right_aligned(rows)
+
+    def line(row: Row) -> str:
+        cells = (cell.rjust(w) if is_right else cell.ljust(w) for cell, w, is_right in zip(row, widths, right, strict=True))
+        return f"| {' | '.join(cells)} |"
+
+    rule = "|".join("-" * (width + 1) + (":" if is_right else "-") for width, is_right in zip(widths, right, strict=True))
+    return "\n".join([line(header), f"|{rule}|", *map(line, rows)])
+
+
+def markdown(title: str, about: list[Row], sections: list[Section], results: dict[str, list[Row]]) -> str:
+    """The whole report."""
+    parts = [f"# {title}", markdown_table(("", ""), about)]
+    for section in sections:
+        rows = results[section.name]
+        parts += [f"## {section.title}", section.about, _verdict(rows), markdown_table(section.header, rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def write_between_marks(path: Path, text: str) -> None:
+    """Put `text` between the two benchmark marks of the file at `path`."""
+    marked = r"(.*<!-- benchmark: begin[^\n]*-->\n).*(<!-- benchmark: end -->.*)"
+    found = re.fullmatch(marked, path.read_text(encoding="utf-8"), re.DOTALL)
+    if not found:
+        raise SystemExit(f"{path} has no place for the table: give it '<!-- benchmark: begin -->' and '<!-- benchmark: end -->'")
+    path.write_text(f"{found[1]}\n{text}\n\n{found[2]}", encoding="utf-8")

@@ -1,0 +1,36 @@
+"""Draw the pictures of the documents: `make pictures`. Each is a plan that the planner makes on the spot."""
+
+from pathlib import Path
+
+import recycle
+from recycle.core.plan import Plan
+from recycle.report.svg import draw_svg
+
+HERE = Path(__file__).parent
+ALL = "adaptive,decoupled,staggered"
+
+# The worked example of the paper: file, dead workers, techniques, memory.
+EXAMPLE = (
+    ("example-1f1b", "", "none", "4,3,2,1"),
+    ("example-adaptive", "W1_2", "adaptive", "6"),
+    ("example-decoupled", "W1_2", "adaptive,decoupled", "6"),
+    ("example-staggered", "W1_2", ALL, "6"),
+)
+
+
+def draw(name: str, plan: Plan) -> None:
+    (HERE / f"{name}.svg").write_text(draw_svg(plan), encoding="utf-8")
+    print(f"{name}.svg: period {plan.period_us} µs, bound {plan.quality.bound_us} µs")
+
+
+def main() -> None:
+    for name, dead, techniques, memory in EXAMPLE:
+        draw(name, recycle.solve(recycle.problem(3, 4, 6, fail=dead, costs="1,1,1", memory=memory, techniques=techniques)))
+    for name, memory in (("fault-free-memory-s", "4"), ("fault-free-memory-2s", "8")):
+        draw(name, recycle.solve(recycle.problem(1, 4, 8, costs="1,1,1", memory=memory)))
+    normalized, _ = recycle.solve_normalized(recycle.problem(4, 4, 8, costs="2,3,2", comm=1, memory=8), num_failures=3)
+    draw("normalized", normalized)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The names that `import recycle` gives, used the way the README uses them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import recycle
+
+HEAVY = {"numba", "numpy", "ortools", "scipy", "matplotlib", "rich"}
+
+
+def test_five_lines_make_a_plan(tmp_path: Path) -> None:
+    problem = recycle.problem(3, 4, 6, fail="W1_2", costs=(1, 1, 1), memory=6)
+    plan = recycle.solve(problem)
+    assert plan.period_us == 27
+    assert recycle.check(plan) == []
+    plan.save(tmp_path / "plan.json")
+    assert recycle.Plan.load(tmp_path / "plan.json") == plan
+
+
+def test_five_lines_make_a_library(tmp_path: Path) -> None:
+    profile = recycle.estimate("gpt3-medium", "a100-80", 2)
+    problem = recycle.problem(2, 2, 2, profile=profile)
+    plans = list(recycle.build(tmp_path / "plans", problem, max_failures=1, num_processes=1))
+    assert [plan.num_failures for plan in plans] == [0, 1]
+    assert recycle.Library.open(tmp_path / "plans").get(1).period_us == plans[1].period_us
+
+
+def test_texts_and_numbers_describe_the_same_problem() -> None:
+    one = recycle.problem(3, 4, 6, fail=["W1_2", "W0_0"], costs=(1, 2, 3), memory=[4, 3, 2, 1], techniques=recycle.Techniques())
+    other = recycle.problem(
+        3, 4, 6, fail="W0_0, W1_2", costs="1,2,3", memory="4,3,2,1", techniques="adaptive,decoupled,staggered"
+    )
+    assert one == other
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(hasattr(recycle, name) for name in recycle.__all__)
+    assert not hasattr(recycle, "planet")
+
+
+def test_importing_recycle_loads_no_library_but_the_standard_one() -> None:
+    code = "import sys, recycle; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert HEAVY.isdisjoint(loaded.stdout.split())
+
+
+def test_a_plan_is_loaded_and_checked_without_any_of_them(tmp_path: Path) -> None:
+    recycle.solve(recycle.problem(2, 2, 2, fail="W1_1", costs=(1, 1, 1))).save(tmp_path / "plan.json")
+    code = (
+        "import sys, pathlib, recycle\n"
+        "assert recycle.check(recycle.Plan.load(pathlib.Path(sys.argv[1]))) == []\n"
+        "print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "plan.json")]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert HEAVY.isdisjoint(loaded.stdout.split())
