@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import recycle
+from recycle.planner.catalog import GPUS, MODELS
 
 HEAVY = {"numba", "numpy", "ortools", "scipy", "matplotlib", "rich"}
 
@@ -19,7 +20,7 @@ def test_five_lines_make_a_plan(tmp_path: Path) -> None:
 
 
 def test_five_lines_make_a_library(tmp_path: Path) -> None:
-    profile = recycle.estimate("gpt3-medium", "a100-80", 2)
+    profile = recycle.estimate(MODELS["gpt3-medium"], GPUS["a100-80"], 2)
     problem = recycle.problem(2, 2, 2, profile=profile)
     plans = list(recycle.build(tmp_path / "plans", problem, max_failures=1, num_processes=1))
     assert [plan.num_failures for plan in plans] == [0, 1]

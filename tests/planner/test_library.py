@@ -135,7 +135,7 @@ def test_a_folder_whose_head_is_something_else_is_refused(folder: Path, text: st
 def test_a_head_that_describes_no_problem_is_refused(folder: Path) -> None:
     head = json.loads((folder / "library.json").read_text())
     (folder / "library.json").write_text(json.dumps(head | {"problem": {"shape": 3}}))
-    with pytest.raises(FileProblem, match="does not describe a problem .*: build the library again"):
+    with pytest.raises(FileProblem, match=r"does not describe a problem .*: build the library again"):
         Library.open(folder)
 
 

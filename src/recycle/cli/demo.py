@@ -24,6 +24,8 @@ def add_demo_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentPar
         "demo",
         help="plan and draw the worked example of the paper",
         description="Plan 3 pipelines of 4 stages, 6 micro-batches each, with W1_2 dead, the techniques switched on one by one.",
+        epilog="examples:\n  recycle demo\n  recycle demo | less -R",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run_demo)
 

@@ -1,7 +1,7 @@
 """The greedy method: list scheduling under many settings, each schedule tightened, the best one kept.
 
 A `Setting` holds the dials of the list scheduler by stage, and which ops are urgent. `portfolio` yields settings that are known
-to work well, the strongest first; `improve` then changes the best one step by step. How long it searches is counted in placed
+to work well, the strongest first; `improve` then changes the best ones step by step. How long it searches is counted in placed
 ops, not in seconds, so that the same problem gives the same plan on every machine.
 """
 
@@ -18,8 +18,12 @@ from recycle.planner.route import balanced_routes, ranks
 from recycle.planner.schedule import Bools, Ints, Schedule, comms_of, costs_of
 
 UNLIMITED = 1 << 40
-DEFAULT_EFFORT = 20_000_000
-_MOST_RUNS = 3000  # small problems are better left to an exact method than searched for long
+DEFAULT_EFFORT = 60_000_000
+# Beyond this share of the effort a search goes on only while its best schedule is not this close to the bound.
+_FIRST_SHARE, _CLOSE = 0.25, 1.005
+# Small problems are better left to an exact method than searched for long, and large ones must not take minutes.
+_MOST_RUNS, _LARGE_OPS = 2000, 400_000
+_NUM_STARTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +47,30 @@ class Found:
 def solve(
     problem: Problem, bound_us: int, effort: int = DEFAULT_EFFORT, out_of_time: Callable[[], bool] = lambda: False
 ) -> Schedule:
-    """Return the best schedule found with about `effort` placed ops; stops early at the bound."""
+    """Return the best schedule found with at most about `effort` placed ops; stops early at the bound.
+
+    The portfolio's best few settings are improved side by side, because a single one often gets stuck.
+    """
     search = Search.of(problem, bound_us)
     num_runs = min(_MOST_RUNS, max(1, effort // search.num_ops))
+    first_runs = max(1, round(num_runs * _FIRST_SHARE))
+    if search.num_ops > _LARGE_OPS:
+        num_runs = first_runs
     settings = portfolio(problem)
-    best = search.run(next(settings))
+    starts = [search.run(next(settings))]
     rng = np.random.default_rng(0)
-    for _ in range(num_runs - 1):
-        if best.score[0] <= bound_us or out_of_time():
+    for number in range(1, num_runs):
+        best = min(starts, key=lambda found: found.score)
+        is_close = number >= first_runs and best.score[0] <= _CLOSE * bound_us
+        if best.score[0] <= bound_us or is_close or out_of_time():
             break
-        found = search.run(next(settings, None) or _changed(rng, search, best))
-        if found.score <= best.score:
-            best = found
-    return search.schedule(best.starts)
+        if (setting := next(settings, None)) is not None:
+            starts = sorted([*starts, search.run(setting)], key=lambda found: found.score)[:_NUM_STARTS]
+        else:
+            at = number % len(starts)
+            found = search.run(_changed(rng, search, starts[at]))
+            starts[at] = min(found, starts[at], key=lambda found: found.score)
+    return search.schedule(min(starts, key=lambda found: found.score).starts)
 
 
 def _changed(rng: np.random.Generator, search: "Search", best: Found) -> Setting:
