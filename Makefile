@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format bench clean help
+.PHONY: demo test check format bench pictures clean help
 
 help:
 	@echo "make demo    plan and draw the paper's worked example"
 	@echo "make test    run the tests"
-	@echo "make check   format, lint, types, layers and the quick tests: what pre-commit and CI hold"
+	@echo "make check   format, lint, types, layers: what every commit must pass"
 	@echo "make bench   measure plan quality and speed, print the tables"
+	@echo "make pictures   draw the pictures of the documents anew"
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ReCycle needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
@@ -28,6 +29,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/pytest tests/test_layers.py
 
 format: $(READY)
 	$(BIN)/ruff format .
@@ -35,6 +37,9 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/planner.py
+
+pictures: $(READY)
+	$(BIN)/python docs/pictures/make.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -39,6 +39,7 @@ from sheet import (
 )
 
 import recycle
+from recycle.planner.normalize import least_bound
 
 QUIET_LOAD = 0.5
 ALL = "adaptive,decoupled,staggered"
@@ -90,34 +91,32 @@ def quality(quick: bool) -> Section:
     )
     about = (
         "D pipelines × S stages, M micro-batches each; the dead workers where they hurt least (`solve_normalized`), method "
-        "auto, all three techniques. Memory is micro-batches in flight on every worker. The ratio is period over the best proven "
-        f"bound: 1 is optimal. Asked is at most {ASKED_RATIO[2]} with memory 2S and {ASKED_RATIO[1]} with S."
+        "auto, all three techniques. Memory is micro-batches in flight on every worker. The bound is proven for the dead "
+        "workers of the plan; the least bound for any placement of as many, so that a ratio cannot gain by placing them where "
+        "the bound is high. A ratio of 1 is optimal. Asked is a ratio to the least bound of at most "
+        f"{ASKED_RATIO[2]} with memory 2S and {ASKED_RATIO[1]} with S."
     )
-    header = (
-        "D × S, M",
-        "dead",
-        "memory",
-        "F,I,W / comm",
-        "period µs",
-        "bound µs",
-        "ratio",
-        "status",
-        "method",
-        "seconds",
-        "met",
-    )
+    times = ("period µs", "bound µs", "ratio", "least bound µs", "ratio to it")
+    header = ("D × S, M", "dead", "memory", "F,I,W / comm", *times, "status", "method", "seconds", "met")
     return Section("quality", "Quality", about, header, cases)
 
 
 def _quality(shape: tuple[int, int, int, int], depth: int, costs: tuple[str, int], limit_s: float) -> Row:
-    pipelines, stages, microbatches, dead = shape
-    problem = recycle.problem(pipelines, stages, microbatches, costs=costs[0], comm=costs[1], memory=depth * stages)
+    dead = shape[3]
+    problem = _problem(shape, costs, depth)
     began = time.perf_counter()
     plan, _ = recycle.solve_normalized(problem, dead, time_limit_s=limit_s)
     seconds = time.perf_counter() - began
+    least = least_bound_us(problem, dead)
     given = (_shape(shape), str(dead), _depth(depth), f"{costs[0]} / {costs[1]}")
-    found = (str(plan.period_us), str(plan.quality.bound_us), f"{plan.gap:.4f}", plan.quality.status, plan.quality.method)
-    return (*given, *found, f"{seconds:.2f}", _judged(plan.gap <= ASKED_RATIO[depth]))
+    times = (str(plan.period_us), str(plan.quality.bound_us), f"{plan.gap:.4f}", str(least), f"{plan.period_us / least:.4f}")
+    quality = (plan.quality.status, plan.quality.method, f"{seconds:.2f}")
+    return (*given, *times, *quality, _judged(plan.period_us / least <= ASKED_RATIO[depth]))
+
+
+def least_bound_us(problem: recycle.Problem, num_failures: int) -> int:
+    """What no plan can beat, wherever the dead workers are."""
+    return least_bound(problem, num_failures)
 
 
 def zero_bubble(quick: bool) -> Section:
@@ -167,6 +166,7 @@ def speed(quick: bool) -> Section:
     )
     about = (
         "A fresh `recycle plan --failures` process with memory 2S, from its start until the plan is on disk and it has ended. "
+        "The ratio is to the least bound for any placement of as many failures. "
         f"Asked is less than {ASKED_PLAN_S} s and less than {ASKED_PLAN_GIB} GiB."
     )
     header = ("D × S, M", "dead", "F,I,W / comm", "ops", "ratio", "seconds", "peak memory", "file", "met")
@@ -179,7 +179,7 @@ def _speed(shape: tuple[int, int, int, int], costs: tuple[str, int], quick: bool
         run = _recycle("plan", *_words(shape, costs, 2), "--failures", str(shape[3]), "--out", str(out), "--json")
         size = out.stat().st_size
     given = (_shape(shape), str(shape[3]), f"{costs[0]} / {costs[1]}", f"{run.facts['num_ops']:,}")
-    found = (f"{run.facts['period'] / run.facts['bound']:.4f}", f"{run.seconds:.1f}")
+    found = (f"{run.facts['period'] / least_bound_us(_problem(shape, costs, 2), shape[3]):.4f}", f"{run.seconds:.1f}")
     met = run.seconds < ASKED_PLAN_S and run.peak_bytes < ASKED_PLAN_GIB * GIB
     return (*given, *found, f"{run.peak_bytes / GIB:.2f} GiB", f"{size / 2**20:.1f} MiB", UNJUDGED if quick else _judged(met))
 
@@ -192,8 +192,9 @@ def library(quick: bool) -> Section:
     )
     about = (
         f"A fresh `recycle plan --library` process, costs {REAL[0]}, communication {REAL[1]}: a plan for every number of "
-        "failures from 0 to 25 % of the workers, one process a core, until the last plan is on disk. Peak memory is that of the "
-        f"largest process. Asked is less than {ASKED_LIBRARY_S} s."
+        "failures from 0 to 25 % of the workers, one process a core, until the last plan is on disk. Ratios are to the "
+        "least bound for any placement of as many failures. Peak memory is that of the largest process. "
+        f"Asked is less than {ASKED_LIBRARY_S} s."
     )
     header = ("D × S, M", "memory", "plans", "worst ratio", "mean ratio", "seconds", "peak memory", "met")
     return Section("library", "Speed of a library", about, header, cases)
@@ -203,7 +204,8 @@ def _library(shape: tuple[int, int, int], depth: int, quick: bool) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         words = _words(shape, REAL, depth)
         run = _recycle("plan", *words, "--library", "--max-failures", "25%", "--out", f"{folder}/plans", "--json")
-    ratios = [plan["period"] / plan["bound"] for plan in run.facts["plans"]]
+    problem = _problem(shape, REAL, depth)
+    ratios = [plan["period"] / least_bound_us(problem, plan["failures"]) for plan in run.facts["plans"]]
     found = (str(len(ratios)), f"{max(ratios):.4f}", f"{sum(ratios) / len(ratios):.4f}", f"{run.seconds:.1f}")
     met = UNJUDGED if quick else _judged(run.seconds < ASKED_LIBRARY_S)
     return (_shape(shape), _depth(depth), *found, f"{run.peak_bytes / GIB:.2f} GiB", met)
@@ -243,6 +245,12 @@ def _words(shape: Sequence[int], costs: tuple[str, int], depth: int) -> list[str
     return [*cluster, "--costs", costs[0], "--comm", str(costs[1]), "--memory", str(depth * shape[1])]
 
 
+def _problem(shape: Sequence[int], costs: tuple[str, int], depth: int) -> recycle.Problem:
+    """The same in Python."""
+    pipelines, stages, microbatches = shape[:3]
+    return recycle.problem(pipelines, stages, microbatches, costs=costs[0], comm=costs[1], memory=depth * stages)
+
+
 def _shape(shape: Sequence[int]) -> str:
     return f"{shape[0]} × {shape[1]}, {shape[2]}"
 
@@ -259,14 +267,18 @@ def summary(results: dict[str, list[Row]], link: str) -> str:
     """What README.md shows: the ratio of every shape, then the speed."""
     ratios: dict[Row, list[str]] = {}
     for row in results["quality"]:
-        ratios.setdefault(row[:2], []).append(row[6])
+        ratios.setdefault(row[:2], []).append(row[8])
     settings = (f"memory {_depth(depth)}, costs {costs[0]}" for depth, costs in product(ASKED_RATIO, (UNIT, REAL)))
     table = markdown_table(("D × S, M", "dead", *settings), [(*key, *found) for key, found in ratios.items()])
     plans = " and ".join(f"{row[5]} s (costs {row[2].split()[0]}, {row[6]})" for row in results["speed"])
     libraries = ", ".join(f"{row[0]} with memory {row[1]} in {row[5]} s" for row in results["library"])
+    about = (
+        "Period over the least proven bound, where 1 is optimal, for D pipelines × S stages with M micro-batches each and the "
+        "dead\nworkers where they hurt least; memory is micro-batches in flight on each worker."
+    )
     return (
-        f"{table}\n\nOne plan for {_shape(LARGE)} with {LARGE[3]} dead, as a fresh process: {plans}.\n"
-        f"Every plan for 0 to 25 % failures of 256 workers: {libraries}.\nThe machine and all tables: [{link}]({link})."
+        f"{about}\n\n{table}\n\nOne plan for {_shape(LARGE)} with {LARGE[3]} dead, as a fresh process: {plans}.\n"
+        f"Every plan for 0 to 25 % failures of 256 workers:\n{libraries}.\nThe machine and all tables: [{link}]({link})."
     )
 
 

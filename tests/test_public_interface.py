@@ -22,9 +22,9 @@ def test_five_lines_make_a_plan(tmp_path: Path) -> None:
 def test_five_lines_make_a_library(tmp_path: Path) -> None:
     profile = recycle.estimate(MODELS["gpt3-medium"], GPUS["a100-80"], 2)
     problem = recycle.problem(2, 2, 2, profile=profile)
-    plans = list(recycle.build(tmp_path / "plans", problem, max_failures=1, num_processes=1))
-    assert [plan.num_failures for plan in plans] == [0, 1]
-    assert recycle.Library.open(tmp_path / "plans").get(1).period_us == plans[1].period_us
+    periods = {plan.num_failures: plan.period_us for plan in recycle.build(tmp_path / "plans", problem, max_failures=1)}
+    assert sorted(periods) == [0, 1]
+    assert recycle.Library.open(tmp_path / "plans").get(1).period_us == periods[1]
 
 
 def test_texts_and_numbers_describe_the_same_problem() -> None:

@@ -58,7 +58,7 @@ WRONG = {
     "four costs": (f"{SHAPE} --costs 1,1,1,1", r"costs are '1,1,1,1', but they must be three whole numbers"),
     "costs that are words": (f"{SHAPE} --costs a,b,c", r"costs are 'a,b,c', but they must be three whole numbers"),
     "cost that is not a number": (f"{SHAPE} --costs nan,1,1", r"costs are 'nan,1,1', but they must be three whole numbers"),
-    "no costs": (SHAPE, r"give the costs of the ops once: either costs F,I,W or a profile"),
+    "no costs": (SHAPE, r"give the costs of the ops once: either --costs F,I,W or --profile FILE"),
     "negative communication": (f"{GOOD} --comm -1", r"latency_us is -1, but it must be a whole number of at least 0"),
     "no memory": (f"{GOOD} --memory 0", r"the memory of stage 0 is 0 microbatches, too little .* the least that works is 1"),
     "no memory at one stage": (f"{GOOD} --memory 1,0", r"the memory of stage 1 is 0 microbatches, .* the least that works is 1"),
@@ -79,11 +79,13 @@ WRONG = {
     "negative failures": (f"{GOOD} --failures -1", r"-1 failures cannot be planned for: between 0 and 2 workers"),
     "absurd failures": (f"{GOOD} --failures 1000000", r"1000000 failures cannot be planned for: between 0 and 2 workers"),
     "half a failure": (f"{GOOD} --failures 0.5", r"argument --failures: invalid int value: '0.5'"),
-    "no time": (f"{GOOD} --time-limit 0", r"the time limit is 0.0 seconds, but it must be above 0"),
-    "negative time": (f"{GOOD} --time-limit -3", r"the time limit is -3.0 seconds, but it must be above 0"),
-    "time that is not a number": (f"{GOOD} --time-limit nan", r"the time limit is nan seconds, but it must be above 0"),
-    # The next four are accepted, or refused only after library.json was written, as this is added.
-    "no time for any failure": (f"{GOOD} --failures 1 --time-limit 0", r"the time limit is 0.0 seconds, but it must be above 0"),
+    "no time": (f"{GOOD} --time-limit 0", r"the time limit is 0.0 seconds, but it must be a number above 0"),
+    "negative time": (f"{GOOD} --time-limit -3", r"the time limit is -3.0 seconds, but it must be a number above 0"),
+    "time that is not a number": (f"{GOOD} --time-limit nan", r"the time limit is nan seconds, but it must be a number above 0"),
+    "no time for any failure": (
+        f"{GOOD} --failures 1 --time-limit 0",
+        r"the time limit is 0.0 seconds, but it must be a number above 0",
+    ),
     "nan time for any failure": (f"{GOOD} --failures 1 --time-limit nan", r"the time limit is nan seconds"),
     "no time for a library": (f"{GOOD} --library --out plans --time-limit 0", r"the time limit is 0.0 seconds"),
     "library without adaptive": (f"{GOOD} --library --out plans --techniques none --max-failures 1", r"technique 'adaptive'"),
@@ -165,7 +167,7 @@ def test_too_few_bytes_are_refused_with_the_least_that_works(folder: Path, capsy
 def test_communication_time_beside_a_profile_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "profile.json").write_text(profile_text())
     assert "a profile has its own links" in refusal(f"plan {SHAPE} --profile profile.json --comm 3", capsys)
-    assert "either costs F,I,W or a profile" in refusal(f"plan {GOOD} --profile profile.json", capsys)
+    assert "either --costs F,I,W or --profile FILE" in refusal(f"plan {GOOD} --profile profile.json", capsys)
 
 
 @pytest.mark.parametrize("command", ["show", "check"])

@@ -71,9 +71,14 @@ def test_memory_must_be_given_for_every_stage():
         make_problem(1, 2, 2, memory=Memory.microbatches([1, 1, 1]))
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1.5])
-def test_memory_is_a_whole_number_of_at_least_one(limit):
-    with pytest.raises(UserError, match=r"the memory of stage 1 is .*, but it must be a whole number of at least 1"):
+def test_memory_is_a_whole_number():
+    with pytest.raises(UserError, match=r"the memory of stage 1 is 1.5, but it must be a whole number of at least 1"):
+        Memory.microbatches([1, 1.5])
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_memory_for_nothing_says_the_least_that_works(limit):
+    with pytest.raises(MemoryTooSmall, match=rf"the memory of stage 1 is {limit} microbatches.*the least that works is 1"):
         Memory.microbatches([1, limit])
 
 

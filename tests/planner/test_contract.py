@@ -17,6 +17,7 @@ from tests.planner.strategies import problems, tiny_shapes
 from tests.slow_check import broken_rules
 
 LIMIT_S = 0.5
+LITTLE = 20_000  # effort of the greedy part, so that it ends by its own count and never by the clock
 QUICK = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -32,7 +33,7 @@ def proven_us(plan: Plan) -> int | None:
 @QUICK
 @given(problem=problems())
 def test_a_plan_is_legal_in_the_eyes_of_two_judges_and_says_how_good_it_is(method: str, problem: Problem) -> None:
-    plan = recycle.solve(problem, method, LIMIT_S)
+    plan = recycle.solve(problem, method, LIMIT_S, LITTLE)
     event(f"{method}: {plan.quality.status}")
     assert plan.problem == problem
     assert check(plan) == []
@@ -45,7 +46,7 @@ def test_a_plan_is_legal_in_the_eyes_of_two_judges_and_says_how_good_it_is(metho
 @QUICK
 @given(problem=problems())
 def test_a_plan_on_disk_is_the_plan(method: str, problem: Problem) -> None:
-    plan = recycle.solve(problem, method, LIMIT_S)
+    plan = recycle.solve(problem, method, LIMIT_S, LITTLE)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
         plan.save(path)
@@ -55,7 +56,7 @@ def test_a_plan_on_disk_is_the_plan(method: str, problem: Problem) -> None:
 @QUICK
 @given(problem=problems())
 def test_no_method_refutes_what_another_proves(problem: Problem) -> None:
-    plans = {method: recycle.solve(problem, method, LIMIT_S) for method in METHODS}
+    plans = {method: recycle.solve(problem, method, LIMIT_S, LITTLE) for method in METHODS}
     proven = {period for plan in plans.values() if (period := proven_us(plan)) is not None}
     event(f"proven: {bool(proven)}")
     assert len(proven) <= 1
@@ -73,7 +74,7 @@ def test_the_bound_is_not_above_an_optimum_that_was_proven_without_it(problem: P
     optimum = exact.schedule.period_us(problem)
     event(f"proven: {optimum == exact.bound_us}")
     assert lower_bound(problem) <= optimum
-    assert recycle.solve(problem, "greedy").period_us >= exact.bound_us
+    assert recycle.solve(problem, "greedy", effort=LITTLE).period_us >= exact.bound_us
 
 
 @QUICK
@@ -83,13 +84,13 @@ def test_no_plan_at_all_undercuts_the_bound_of_a_plan(problem: Problem) -> None:
     best = best_period_us(problem, limit=1_000, any_route=problem.techniques.adaptive)
     event(f"tried everything: {best is not None}")
     if best is not None:
-        plan = recycle.solve(problem, "auto", 2.0)
+        plan = recycle.solve(problem, "auto", 2.0, LITTLE)
         assert plan.quality.bound_us <= best <= plan.period_us
 
 
 @QUICK
 @given(problem=problems())
 def test_the_same_problem_gives_the_same_greedy_plan(problem: Problem) -> None:
-    first, second = (recycle.solve(problem, "greedy") for _ in range(2))
+    first, second = (recycle.solve(problem, "greedy", effort=LITTLE) for _ in range(2))
     assert first.rows == second.rows
     assert first.period_us == second.period_us

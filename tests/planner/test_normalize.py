@@ -95,14 +95,15 @@ def test_the_first_of_thousands_of_workers_is_found_at_once() -> None:
     assert sum(best_distribution(problem, 200)) == 200
 
 
-@settings(QUICK, max_examples=25)
+@settings(QUICK, max_examples=20)
 @given(problem=alive(), data=st.data())
-def test_with_tries_enough_the_normalised_plan_is_the_best_of_all_distributions(problem: Problem, data: st.DataObject) -> None:
+def test_a_small_problem_gets_the_best_plan_of_all_distributions(problem: Problem, data: st.DataObject) -> None:
     tiny = replace(problem, cluster=Cluster(replace(problem.shape, num_microbatches=min(2, problem.shape.num_microbatches))))
     num_failures = data.draw(st.integers(0, min(3, most_failures(tiny.shape))))
-    plan, distribution = recycle.solve_normalized(tiny, num_failures, "greedy", effort=2_000, num_tries=10**6)
+    effort = 2_000_000  # enough to plan for every distribution of so few workers
+    plan, distribution = recycle.solve_normalized(tiny, num_failures, "greedy", effort=effort)
     periods = {
-        other: recycle.solve(normalized_problem(tiny, other), "greedy", effort=2_000).period_us
+        other: recycle.solve(normalized_problem(tiny, other), "greedy", effort=effort).period_us
         for other in every_distribution(tiny.shape, num_failures)
     }
     event(f"{len(periods)} distributions, periods differ: {len(set(periods.values())) > 1}")
@@ -110,10 +111,12 @@ def test_with_tries_enough_the_normalised_plan_is_the_best_of_all_distributions(
     assert plan.problem.cluster.num_failed == distribution
 
 
-def test_more_tries_are_never_worse() -> None:
-    problem = recycle.problem(3, 4, 6, costs=(2, 3, 2), comm=1, memory=5)
-    one, many = (recycle.solve_normalized(problem, 3, "greedy", effort=20_000, num_tries=tries)[0] for tries in (1, 10))
-    assert many.period_us <= one.period_us
+def test_with_little_effort_one_promising_distribution_is_planned_for() -> None:
+    problem = recycle.problem(8, 8, 16, costs=(10, 13, 9), comm=1, memory=12)
+    plan, distribution = recycle.solve_normalized(problem, 5, "greedy", effort=1)
+    assert sum(distribution) == 5
+    assert plan.problem.cluster.num_failed == distribution
+    assert plan.gap <= 1.2
 
 
 @pytest.mark.parametrize("num_failures", [-1, 9, 10**6])

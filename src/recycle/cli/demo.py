@@ -36,7 +36,7 @@ def run_demo(_: argparse.Namespace) -> int:
     for name, fail, techniques, memory, why in _CASES:
         with Console(stderr=True).status("planning (the first plan on a machine compiles the scheduler, some seconds)"):
             plan = _plan(fail, techniques, memory)
-        console.rule(f"[bold]{name}: {plan.period_us} slots")
+        console.rule(f"[bold]{name}: {plan.period_us} slots of 1 µs")
         console.print(f"{why}\n", style="italic")
         print_lines(draw_chart(plan, chart_width(console)), console)
         console.print()

@@ -7,7 +7,7 @@ from pathlib import Path
 from recycle.core.files import refuse_unwritable, write_text
 from recycle.core.profile import Profile
 from recycle.core.units import format_bytes, format_us
-from recycle.planner.catalog import GPUS, MODELS, parse_gpu, parse_model
+from recycle.planner.catalog import GPUS, MODELS
 from recycle.planner.estimate import estimate
 
 _EXAMPLES = f"""\
@@ -42,7 +42,7 @@ def add_estimate_parser(subparsers: "argparse._SubParsersAction[argparse.Argumen
 def run_estimate(args: argparse.Namespace) -> int:
     if args.out:
         refuse_unwritable(args.out)
-    profile = estimate(parse_model(args.model), parse_gpu(args.gpu), args.stages, args.tensor_parallel)
+    profile = estimate(args.model, args.gpu, args.stages, args.tensor_parallel)
     if args.out:
         write_text(args.out, json.dumps(profile.to_json(), indent=1) + "\n")
     print(json.dumps(profile.to_json()) if args.json else _table(profile))

@@ -6,11 +6,6 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from recycle.cli.check import add_check_parser
-from recycle.cli.demo import add_demo_parser
-from recycle.cli.estimate import add_estimate_parser
-from recycle.cli.plan import add_plan_parser
-from recycle.cli.show import add_show_parser
 from recycle.core.errors import UserError
 from recycle.core.release import RELEASE
 
@@ -32,6 +27,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands. They are imported here, not above, so that an interrupt during the imports is caught too."""
+    from recycle.cli.check import add_check_parser
+    from recycle.cli.demo import add_demo_parser
+    from recycle.cli.estimate import add_estimate_parser
+    from recycle.cli.plan import add_plan_parser
+    from recycle.cli.show import add_show_parser
+
     parser: argparse.ArgumentParser = _Parser(
         prog="recycle",
         description="Train on when workers die: plan, check and draw the schedules that make it possible.",
@@ -47,19 +49,18 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    args = make_parser().parse_args(argv)
+    name = "recycle"
     try:
+        args = make_parser().parse_args(argv)
+        name = f"recycle {args.command}"
         code: int = args.run(args)
         sys.stdout.flush()
         return code
     except UserError as problem:
-        print(f"recycle {args.command}: {problem}", file=sys.stderr)
+        print(f"{name}: {problem}", file=sys.stderr)
         return problem.exit_code
     except KeyboardInterrupt:
-        print(
-            f"\nrecycle {args.command}: interrupted; what was finished is kept, the same command goes on from there",
-            file=sys.stderr,
-        )
+        print(f"\n{name}: interrupted; what was finished is kept, and the same command goes on from there", file=sys.stderr)
         return UserError.exit_code
     except BrokenPipeError:
         # The reader (a pager, `head`) has seen enough; keep Python from complaining about it at exit.

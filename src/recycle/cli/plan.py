@@ -12,13 +12,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from recycle.core.errors import UserError
 from recycle.core.files import refuse_unwritable
+from recycle.core.library import without_failures
 from recycle.core.plan import Plan
 from recycle.core.problem import Problem, Techniques
 from recycle.core.rules import makespan_us, peak_in_flight
 from recycle.core.units import format_us, parse_share_or_count
-from recycle.planner.build import Built, build
+from recycle.planner.build import DEFAULT_TIME_LIMIT_S, Built, build
 from recycle.planner.describe import problem as describe
-from recycle.planner.normalize import Distribution, most_failures
+from recycle.planner.normalize import Distribution, least_bound, most_failures
 from recycle.planner.solve import METHODS, solve, solve_normalized
 
 _EXAMPLES = """\
@@ -74,7 +75,9 @@ def add_plan_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentPar
         help="which of adaptive,decoupled,staggered to use, or none (default: all)",
     )
     search.add_argument("--method", choices=METHODS, default="auto", help="default: auto")
-    search.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="seconds for one plan (default: 60)")
+    search.add_argument(
+        "--time-limit", type=float, metavar="S", help="seconds for one plan (default: 60, in a library 5); Ctrl-C is safe"
+    )
     library = parser.add_argument_group("library")
     library.add_argument(
         "--library", action="store_true", help="plan for every number of failures from 0 up, into the folder --out"
@@ -102,7 +105,7 @@ def run_plan(args: argparse.Namespace) -> int:
         return _run_library(args, problem)
     if args.out:
         refuse_unwritable(args.out)
-    with Console(stderr=True).status(f"planning by {args.method}, at most {args.time_limit:g} s"):
+    with Console(stderr=True).status(f"planning by {args.method}, at most {_time_limit_s(args):g} s"):
         plan, distribution = _plan(args, problem)
     if args.out:
         plan.save(args.out)
@@ -112,8 +115,14 @@ def run_plan(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace, problem: Problem) -> tuple[Plan, Distribution | None]:
     if args.failures is None:
-        return solve(problem, args.method, args.time_limit), None
-    return solve_normalized(problem, args.failures, args.method, args.time_limit)
+        return solve(problem, args.method, _time_limit_s(args)), None
+    return solve_normalized(problem, args.failures, args.method, _time_limit_s(args))
+
+
+def _time_limit_s(args: argparse.Namespace) -> float:
+    if args.time_limit is not None:
+        return float(args.time_limit)
+    return DEFAULT_TIME_LIMIT_S if args.library else 60.0
 
 
 def _facts(plan: Plan, distribution: Distribution | None) -> dict[str, Any]:
@@ -131,6 +140,7 @@ def _facts(plan: Plan, distribution: Distribution | None) -> dict[str, Any]:
     if distribution is not None:
         facts["failed"] = [str(worker) for worker in sorted(plan.problem.cluster.failed)]
         facts["distribution"] = list(distribution)
+        facts["bound_of_any_distribution"] = least_bound(without_failures(plan.problem), sum(distribution))
     return facts
 
 
@@ -138,12 +148,12 @@ def _summary(plan: Plan, distribution: Distribution | None, out: Path | None) ->
     shape, quality = plan.problem.shape, plan.quality
     failed = [str(worker) for worker in sorted(plan.problem.cluster.failed)]
     named = ", ".join(failed[:8]) + (f" and {len(failed) - 8} more" if len(failed) > 8 else "")
-    over = "proven optimal" if quality.status == "optimal" else f"at most {plan.gap - 1:.2%} above the best possible"
+    over = "proven optimal" if quality.status == "optimal" else f"at most {_share(plan.gap - 1)} above the best possible"
     lines = [
         f"cluster   {shape.num_pipelines} pipelines x {shape.num_stages} stages, {shape.num_microbatches} micro-batches each; "
         + (f"{len(failed)} dead: {named}" if failed else "all alive"),
         f"period    {format_us(plan.period_us)}  (bound {format_us(quality.bound_us)}: {over})",
-        f"makespan  {format_us(makespan_us(plan))}",
+        f"makespan  {format_us(makespan_us(plan))}  (from the first op to the last step of one iteration)",
         f"in flight {_ranges(peak_in_flight(plan))} micro-batches by stage",
         f"made by   {quality.method} in {quality.seconds:.2f} s, {plan.num_ops:,} ops",
     ]
@@ -154,15 +164,21 @@ def _summary(plan: Plan, distribution: Distribution | None, out: Path | None) ->
     return "\n".join(lines)
 
 
+def _share(share: float) -> str:
+    return f"{share:.2%}" if share >= 0.0001 else "0.01%"
+
+
 def _ranges(values: list[int]) -> str:
-    """Say a long list of numbers shortly: 2,2,2,2,1 is 2x4,1."""
+    """Say a long list of numbers shortly: four times 2, then 1, is `2 (4 times), 1`."""
+    if len(values) <= 16:
+        return ",".join(map(str, values))
     runs: list[list[int]] = []
     for value in values:
         if runs and runs[-1][0] == value:
             runs[-1][1] += 1
         else:
             runs.append([value, 1])
-    return ",".join(f"{value}x{count}" if count > 2 else ",".join([str(value)] * count) for value, count in runs)
+    return ", ".join(f"{value} ({count} times)" if count > 1 else str(value) for value, count in runs)
 
 
 def _run_library(args: argparse.Namespace, problem: Problem) -> int:
@@ -175,9 +191,10 @@ def _run_library(args: argparse.Namespace, problem: Problem) -> int:
     refuse_unwritable(args.out / "library.json")
     most = min(parse_share_or_count(args.max_failures, problem.shape.num_workers), most_failures(problem.shape))
     began, built = time.monotonic(), []
+    plans = build(args.out, problem, most, args.method, _time_limit_s(args), args.jobs)
     with _progress() as progress:
         task = progress.add_task("planning", total=most + 1)
-        for plan in build(args.out, problem, most, args.method, args.time_limit, args.jobs):
+        for plan in plans:
             built.append(plan)
             progress.update(task, advance=1, description=f"{plan.num_failures} failures")
     built.sort(key=lambda plan: plan.num_failures)
@@ -205,7 +222,7 @@ def _library_facts(folder: Path, built: list[Built], seconds: float) -> dict[str
 def _library_summary(folder: Path, built: list[Built], seconds: float) -> str:
     kept = sum(plan.was_there for plan in built)
     worst = max(built, key=lambda plan: plan.period_us / plan.bound_us)
-    lines = [f"{'failures':>8} {'period':>12} {'slowdown':>9} {'over bound':>11}"]
+    lines = [f"{'failures':>8} {'period':>12} {'vs none':>9} {'over bound':>11}"]
     shown = built if len(built) <= 20 else [plan for plan in built if plan.num_failures % (len(built) // 16) == 0]
     for plan in shown:
         slower, over = plan.period_us / built[0].period_us, plan.period_us / plan.bound_us - 1

@@ -61,17 +61,23 @@ class Library:
     def path(self, num_failures: int) -> Path:
         return self.folder / f"plan-{num_failures:04d}.json"
 
-    def has(self, num_failures: int) -> bool:
-        """Say whether a whole plan for `num_failures` is there; a foreign one is refused."""
+    def look(self, num_failures: int) -> tuple[int, int] | None:
+        """Return period and bound of the plan for `num_failures` without reading its rows, or None if there is no whole one.
+
+        A plan made from something else is refused.
+        """
         path = self.path(num_failures)
         if not path.exists():
-            return False
+            return None
         try:
-            found = Problem.from_json(read_json(path, PLAN_FORMAT, PLAN_VERSION)["problem"])
-        except (FileProblem, KeyError, TypeError):
-            return False  # a broken file is planned again
+            data = read_json(path, PLAN_FORMAT, PLAN_VERSION)
+            found = Problem.from_json(data["problem"])
+            is_whole = set(data["rows"]) == set(map(str, found.cluster.live_workers())) and all(data["rows"].values())
+            known = int(data["period_us"]), int(data["bound_us"])
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None  # a broken file is planned again
         self._refuse_foreign(path, found, num_failures)
-        return True
+        return known if is_whole else None
 
     def put(self, num_failures: int, text: str) -> None:
         """Store the text of a plan."""

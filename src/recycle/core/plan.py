@@ -56,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How good a plan is: no plan of its problem has a period under `bound_us`."""
+    """How good a plan is: no plan in which live workers keep their own micro-batches has a period under `bound_us`."""
 
     bound_us: int
     status: str  # "optimal" or "feasible"
@@ -94,8 +94,8 @@ class Plan:
         for row in self.rows:
             yield from self.slots(row)
 
-    def save(self, path: Path) -> None:
-        write_text(path, self.dumps())
+    def save(self, path: Path | str) -> None:
+        write_text(Path(path), self.dumps())
 
     def dumps(self) -> str:
         """Return the plan as JSON, one row a line; a slot is `start:op`."""
@@ -114,8 +114,8 @@ class Plan:
         return json.dumps(head)[:-1] + ',\n "rows": {\n' + ",\n".join(rows) + "\n }}\n"
 
     @staticmethod
-    def load(path: Path) -> "Plan":
-        data = read_json(path, FORMAT, VERSION)
+    def load(path: Path | str) -> "Plan":
+        data = read_json(Path(path), FORMAT, VERSION)
         try:
             return _from_json(data)
         except UserError as problem:

@@ -55,10 +55,11 @@ class Memory:
         if self.unit not in ("microbatches", "bytes", "unlimited"):
             raise UserError(f"{self.unit!r} is not a unit of memory: it is microbatches, bytes or unlimited")
         for stage, limit in enumerate(self.limits):
-            if not isinstance(limit, int) or limit < 1:
+            if not isinstance(limit, int):
+                raise UserError(f"the memory of stage {stage} is {limit!r}, but it must be a whole number of at least 1")
+            if limit < 1:
                 raise MemoryTooSmall(
-                    f"the memory of stage {stage} is {limit!r} {self.unit}, too little for any schedule: "
-                    "the least that works is 1"
+                    f"the memory of stage {stage} is {limit} {self.unit}, too little for any schedule: the least that works is 1"
                 )
 
     @staticmethod

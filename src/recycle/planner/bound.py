@@ -15,7 +15,6 @@ Staggered, the period is at least every stage's span with its reduction and step
 time to reach a stage from the first one. All terms are sums and one loop over pairs of stages.
 """
 
-from collections.abc import Sequence
 from itertools import accumulate
 
 from recycle.core.problem import Problem
@@ -32,6 +31,9 @@ class Bounds:
         self._back = [stage.input_us if splits else stage.fused_us for stage in stages]
         whole = [min(stage.input_us + stage.weight_us, stage.fused_us) if splits else stage.fused_us for stage in stages]
         self._after = [total - back for total, back in zip(whole, self._back, strict=True)]
+        # Synchronous steps wait for the slowest.
+        steps = [stage.optimizer_us for stage in stages]
+        self._step = steps if problem.techniques.staggered else [max(steps)] * len(steps)
         comm = [problem.profile.comm_us(stage) for stage in range(len(stages) - 1)]
         # Times from stage 0: until an F starts at a stage, and from the end of I at a stage until its end at stage 0.
         self._down = [0, *accumulate(f + c for f, c in zip(self._forward[:-1], comm, strict=True))]
@@ -71,56 +73,40 @@ class Bounds:
         pending = num_microbatches if rest == 0 else min(num_microbatches, 1 + (capacity - whole) // rest)
         return at_once, pending
 
-    def stage_terms(self, stage: int, num_microbatches: int, finish_us: Sequence[int]) -> tuple[int, int]:
-        """Periods that `stage` enforces if its busiest worker runs `num_microbatches`: by itself, and on earlier stages.
+    def stage_terms(self, stage: int, num_live: int) -> tuple[int, int]:
+        """Periods that `stage` enforces with `num_live` workers: by itself, and on earlier stages.
 
-        `finish_us` holds for each stage the least time from its last gradient to the end of its step.
+        Of an earlier stage nothing is used but its costs, so that the bound of a problem is the maximum over its stages.
         """
-        to_input, to_end = self.window_us(stage, num_microbatches)
+        to_input, to_end = self.window_us(stage, self._load(num_live))
         reach = [0] * (stage + 1) if self._problem.techniques.staggered else self._down
-        by_itself = reach[stage] + to_end + finish_us[stage]
+        by_itself = reach[stage] + to_end + self._problem.profile.reduce_us(stage, num_live) + self._step[stage]
+        way = self._down[stage] + self._up[stage]
         tails = (
-            reach[above]
-            + self._down[stage]
-            - self._down[above]
-            + self._up[stage]
-            - self._up[above]
-            + self._after[above]
-            + finish_us[above]
+            reach[above] + way - self._down[above] - self._up[above] + self._after[above] + self._step[above]
             for above in range(stage)
         )
         return by_itself, to_input + max(tails, default=0)
 
-    def estimate_us(self, stage: int, num_microbatches: int, finish_us: Sequence[int]) -> int:
+    def _load(self, num_live: int) -> int:
+        """Micro-batches that the busiest of a stage's live workers runs at least."""
+        return -(-self._problem.shape.num_chains // num_live)
+
+    def estimate_us(self, stage: int, num_live: int) -> int:
         """What `stage` enforces in practice, not proven: its terms with what found schedules lose against them.
 
         Gradients are held up a little at every hop by the op that happens to run there, and while the last ones are
         below a stage, it has to run about six W's of its reserve for every five stages below.
         """
-        alone, on_others = self.stage_terms(stage, num_microbatches, finish_us)
+        alone, on_others = self.stage_terms(stage, num_live)
         hops_below = len(self._forward) - 1 - stage
         delay = (self._forward[stage] + self._after[stage]) / 20
-        idle = self.idle_us(stage, num_microbatches)
+        idle = self.idle_us(stage, self._load(num_live))
         late = max(0, idle + delay * hops_below) - max(0, idle)
         return round(max(alone + late, on_others + delay * stage + self._after[stage] * hops_below * 1.2))
 
 
-def finish_times(problem: Problem) -> list[int]:
-    """For each stage the time from its last gradient to the end of its step; synchronous steps wait for the slowest."""
-    stages = range(problem.shape.num_stages)
-    if problem.techniques.staggered:
-        return [problem.finish_us(stage) for stage in stages]
-    slowest = max(stage.optimizer_us for stage in problem.profile.stages)
-    return [problem.reduce_us(stage) + slowest for stage in stages]
-
-
-def busiest_load(problem: Problem, stage: int) -> int:
-    """Micro-batches that the busiest live worker of `stage` runs at least."""
-    return -(-problem.shape.num_chains // problem.cluster.num_live(stage))
-
-
 def lower_bound(problem: Problem) -> int:
     """Return a period that no legal plan of `problem` can beat."""
-    bounds, finish = Bounds(problem), finish_times(problem)
-    stages = range(problem.shape.num_stages)
-    return max(max(bounds.stage_terms(stage, busiest_load(problem, stage), finish)) for stage in stages)
+    bounds, cluster = Bounds(problem), problem.cluster
+    return max(max(bounds.stage_terms(stage, cluster.num_live(stage))) for stage in range(problem.shape.num_stages))

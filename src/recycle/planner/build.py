@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from recycle.core.errors import UserError
 from recycle.core.library import Library
 from recycle.core.problem import Problem
 from recycle.planner.normalize import most_failures
-from recycle.planner.solve import solve_normalized
+from recycle.planner.solve import refuse_misuse, solve_normalized
 
-# Placed ops a plan: a library is many plans, so each gets less search than a single one.
-LIBRARY_EFFORT = 2_000_000
+# Placed ops and seconds a plan: a library is many plans, so each gets less search than a single one.
+LIBRARY_EFFORT = 4_000_000
+DEFAULT_TIME_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +38,30 @@ def build(
     problem: Problem,
     max_failures: int,
     method: str = "auto",
-    time_limit_s: float = 60.0,
+    time_limit_s: float = DEFAULT_TIME_LIMIT_S,
     num_processes: int | None = None,
 ) -> Iterator[Built]:
-    """Plan for 0 to `max_failures`, yielding each plan when it is on disk; what is there already is kept."""
+    """Plan for 0 to `max_failures`, yielding each plan when it is on disk; what is there already is kept.
+
+    What cannot be done is refused at once, before the first plan is asked for.
+    """
     most = most_failures(problem.shape)
     if not 0 <= max_failures <= most:
         raise UserError(
             f"{max_failures} failures are too many: at most {most} workers can fail while every stage keeps a live one"
         )
+    if max_failures and not problem.techniques.adaptive:
+        raise UserError("only the technique 'adaptive' can re-route around a failure: switch it on, or give --max-failures 0")
+    refuse_misuse(method, time_limit_s)
     library = Library.create(folder, problem)
+    return _build(library, max_failures, method, time_limit_s, num_processes)
+
+
+def _build(library: Library, max_failures: int, method: str, time_limit_s: float, num_processes: int | None) -> Iterator[Built]:
     missing = []
     for num_failures in range(max_failures + 1):
-        if library.has(num_failures):
-            yield _known(library, num_failures)
+        if (known := library.look(num_failures)) is not None:
+            yield Built(num_failures, *known, was_there=True)
         else:
             missing.append(num_failures)
     if missing:
@@ -57,22 +69,18 @@ def build(
         yield from _plan_missing(library, missing, method, time_limit_s, num_processes)
 
 
-def _known(library: Library, num_failures: int) -> Built:
-    plan = library.get(num_failures)
-    return Built(num_failures, plan.period_us, plan.quality.bound_us, was_there=True)
-
-
 def _plan_missing(library: Library, missing: list[int], method: str, time_limit_s: float, num_processes: int) -> Iterator[Built]:
     others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(num_processes, mp_context=context, initializer=_die_quietly)
+    pool = ProcessPoolExecutor(num_processes, mp_context=context)
     try:
         waiting = iter(missing)
         running: set[Future[tuple[int, str, int, int]]] = set()
         while True:
             # A few at a time, so that a stop has little to throw away.
             for num_failures in _take(waiting, 2 * num_processes - len(running)):
-                running.add(pool.submit(_plan_one, library.problem, num_failures, method, time_limit_s))
+                with _interrupts_held():
+                    running.add(pool.submit(_plan_one, library.problem, num_failures, method, time_limit_s))
             if not running:
                 return
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -90,9 +98,14 @@ def _take(waiting: Iterator[int], count: int) -> list[int]:
     return [number for _, number in zip(range(count), waiting, strict=False)]
 
 
-def _die_quietly() -> None:
-    """A planning process has nothing to lose: an interrupt ends it without a word."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold an interrupt back until the end of the block. Processes started in it never see one: they are ended by us."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _plan_one(problem: Problem, num_failures: int, method: str, time_limit_s: float) -> tuple[int, str, int, int]:

@@ -30,7 +30,7 @@ def problem(
     """
     shape = Shape(pipelines, stages, microbatches)
     if (costs is None) == (profile is None):
-        raise UserError("give the costs of the ops once: either costs F,I,W or a profile")
+        raise UserError("give the costs of the ops once: either --costs F,I,W or --profile FILE")
     if profile is None:
         assert costs is not None
         profile = Profile.uniform(stages, *parse_costs(costs), comm_us=comm)

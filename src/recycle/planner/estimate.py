@@ -22,9 +22,7 @@ from heapq import heapify, heapreplace
 from recycle.core.errors import UserError
 from recycle.core.op import Kind
 from recycle.core.profile import Profile, StageProfile
-from recycle.planner.catalog import GPUS, MODELS, GpuSpec, ModelSpec, parse_gpu, parse_model
-
-__all__ = ["GPUS", "MODELS", "GpuSpec", "ModelSpec", "estimate", "parse_gpu", "parse_model", "split_layers"]
+from recycle.planner.catalog import GpuSpec, ModelSpec, parse_gpu, parse_model
 
 _SPLIT = (Kind.F, Kind.I, Kind.W)
 
@@ -108,8 +106,8 @@ class _Work:
 
 
 def estimate(
-    model: ModelSpec,
-    gpu: GpuSpec,
+    model: ModelSpec | str,
+    gpu: GpuSpec | str,
     num_stages: int,
     tensor_parallel: int = 1,
     *,
@@ -119,11 +117,13 @@ def estimate(
     split_overhead: float = 1.0,
     layers: Sequence[int] | None = None,
 ) -> Profile:
-    """Return the profile of `model` in `num_stages` stages on `gpu`; `_Setting` explains the options.
+    """Return the profile of `model` in `num_stages` stages on `gpu`, both also by name; `_Setting` explains the options.
 
     `layers` says how many layers each stage gets; without it the slowest stage is made as fast as it can be, which
     gives the last stage, where the head is, fewer layers than the others.
     """
+    model = parse_model(model) if isinstance(model, str) else model
+    gpu = parse_gpu(gpu) if isinstance(gpu, str) else gpu
     setting = _Setting(tensor_parallel, flash, sequence_parallel, gradient_bytes, split_overhead)
     _refuse_misfit(model, num_stages, setting)
     layer, embedding, head = (make(model, gpu, setting) for make in (_layer_work, _embedding_work, _head_work))

@@ -25,6 +25,16 @@ def fuse(problem: Problem, schedule: Schedule) -> Schedule:
     return candidate if candidate.period_us(problem) <= schedule.period_us(problem) else schedule
 
 
+def split_where_cheaper(problem: Problem, schedule: Schedule) -> Schedule:
+    """Return the schedule with I and its W in place of every B that costs more than the two."""
+    split_us, weight_us, fused_us = (costs_of(problem, kind)[:, None] for kind in (Kind.I, Kind.W, Kind.B))
+    is_dear = schedule.is_fused & (fused_us > split_us + weight_us)
+    if not is_dear.any():
+        return schedule
+    weights = np.where(is_dear, schedule.input_us + split_us, schedule.weight_us)
+    return retime(problem, replace(schedule, weight_us=weights, is_fused=schedule.is_fused & ~is_dear))
+
+
 def _may_fuse(problem: Problem, schedule: Schedule) -> Bools:
     split_us, weight_us, fused_us = (costs_of(problem, kind)[:, None] for kind in (Kind.I, Kind.W, Kind.B))
     follows = schedule.weight_us == schedule.input_us + split_us

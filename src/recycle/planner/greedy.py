@@ -7,6 +7,7 @@ ops, not in seconds, so that the same problem gives the same plan on every machi
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +21,8 @@ from recycle.planner.schedule import Bools, Ints, Schedule, comms_of, costs_of
 UNLIMITED = 1 << 40
 DEFAULT_EFFORT = 60_000_000
 # Beyond this share of the effort a search goes on only while its best schedule is not this close to the bound.
-_FIRST_SHARE, _CLOSE = 0.25, 1.005
-# Small problems are better left to an exact method than searched for long, and large ones must not take minutes.
+_FIRST_SHARE, _CLOSE = 0.15, 1.005
+# Small problems are better left to an exact method than searched for long; large ones get the first share at most.
 _MOST_RUNS, _LARGE_OPS = 2000, 400_000
 _NUM_STARTS = 4
 
@@ -153,38 +154,61 @@ def cost_table(problem: Problem) -> Ints:
     return table
 
 
-# (push, stash), each per stage of depth: a stage's depth is how many stages there are from it to the last.
-_DIALS = (
-    (0, UNLIMITED),
-    (1, 0),
-    (1.25, 0),
-    (1.5, 0),
-    (2, 0),
-    (1, 0.5),
-    (1.25, 0.25),
-    (1.5, 0.5),
-    (1, UNLIMITED),
-    (1.25, UNLIMITED),
-    (1.5, UNLIMITED),
-    (1.75, UNLIMITED),
-    (2, UNLIMITED),
-    (0, 0.5),
+class _Entry(NamedTuple):
+    """A setting of the portfolio, for any problem.
+
+    Whom to wait for: a pipeline's first and last micro-batches, so many (or, below 1, so many for each stage there is), for so
+    long a share of the longest F. Then push and stash, for each stage of depth: how many stages there are from one to the last.
+    """
+
+    num_first: float
+    num_last: float
+    patience: float
+    push: float
+    stash: float
+
+
+# In this order each entry adds most to those before it, measured over 104 problems of 12 to 256 workers, four cost ratios, and
+# memory for S and for 2S micro-batches: the first alone is 2.9 % above the bound on average, the first ten together 2.0 %.
+_PORTFOLIO = (
+    _Entry(1, 0.5, 1, 1.25, UNLIMITED),
+    _Entry(0, 0, 0, 0, UNLIMITED),
+    _Entry(1, 8, 1, 2, UNLIMITED),
+    _Entry(1, 2, 1, 1, 0.5),
+    _Entry(0, 0, 0, 2, UNLIMITED),
+    _Entry(1, 0.5, 1, 1.5, 0),
+    _Entry(1, 8, 1, 0, 0.5),
+    _Entry(1, 8, 1, 1, UNLIMITED),
+    _Entry(0, 0, 0, 1.25, 0),
+    _Entry(1, 0.5, 1, 1.25, 0),
+    _Entry(UNLIMITED, 0, 0.5, 1.25, 0),
+    _Entry(1, 8, 1, 1.5, UNLIMITED),
+    _Entry(1, 0.5, 1, 1, 0),
+    _Entry(0, 8, 1, 1, 0.5),
+    _Entry(UNLIMITED, 0, 0.5, 1.5, UNLIMITED),
+    _Entry(1, 2, 1, 2, 0),
+    _Entry(1, 0.5, 1, 1.25, 0.25),
+    _Entry(1, 0.5, 1, 1.5, UNLIMITED),
+    _Entry(1, 8, 1, 1.5, 0),
+    _Entry(0, 0, 0, 1, 0),
+    _Entry(1, 2, 1, 1.75, UNLIMITED),
 )
 
 
 def portfolio(problem: Problem) -> Iterator[Setting]:
     """Yield settings: classic 1F1B where the backward pass is whole, then the strongest first."""
-    depth = problem.shape.num_stages - np.arange(problem.shape.num_stages)
+    num_stages = problem.shape.num_stages
+    depth = num_stages - np.arange(num_stages)
     longest = max(stage.forward_us for stage in problem.profile.stages)
     if not problem.techniques.decoupled:
         yield Setting(_dials(depth, 0, UNLIMITED, window=depth), urgent_ends(problem, 0, 0))
-    # How long a worker waits, and for how many of a pipeline's first and last micro-batches.
-    for patience_us, num_first, num_last in ((0, 0, 0), (longest, 1, 8), (longest, 1, 2), (longest // 2, UNLIMITED, 0)):
-        for push, stash in _DIALS:
-            yield Setting(_dials(depth, push, stash, patience_us), urgent_ends(problem, num_first, num_last))
+    for entry in _PORTFOLIO:
+        first, last = (round(n * num_stages) if 0 < n < 1 else int(n) for n in (entry.num_first, entry.num_last))
+        dials = _dials(depth, entry.push, entry.stash, round(entry.patience * longest))
+        yield Setting(dials, urgent_ends(problem, first, last))
 
 
-def _dials(depth: Ints, push: float, stash: float, patience_us: int = 0, window: int | Ints = UNLIMITED, hold: float = 0) -> Ints:
+def _dials(depth: Ints, push: float, stash: float, patience_us: int = 0, window: int | Ints = UNLIMITED, hold: int = 0) -> Ints:
     dials = np.zeros((depth.size, kernel.NUM_DIALS), np.int64)
     dials[:, kernel.PUSH] = np.round(push * depth)
     dials[:, kernel.STASH] = np.round(stash * depth)

@@ -14,7 +14,7 @@ from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.problem import Problem
 from recycle.core.units import format_us
-from recycle.planner.bound import Bounds, lower_bound
+from recycle.planner.bound import Bounds
 
 Distribution = tuple[int, ...]
 _IMPOSSIBLE = 1 << 60
@@ -96,9 +96,10 @@ def distributions(problem: Problem, num_failures: int) -> Iterator[Distribution]
                 heapq.heappush(heap, (max(bound, cost.bound_us, after), (*prefix, failures)))
 
 
-def distribution_bound(problem: Problem, distribution: Distribution) -> int:
-    """The period that the bound proves for any failures with this distribution."""
-    return lower_bound(normalized_problem(problem, distribution))
+def least_bound(problem: Problem, num_failures: int) -> int:
+    """A period that no plan for `num_failures` can beat, however they are spread over the stages."""
+    table = _cost_table(problem, num_failures)
+    return _least_worst(table, num_failures, lambda cost: cost.bound_us)[0][num_failures]
 
 
 def _refuse_impossible(shape: Shape, num_failures: int) -> None:
@@ -113,20 +114,15 @@ def _refuse_impossible(shape: Shape, num_failures: int) -> None:
 def _cost_table(problem: Problem, num_failures: int) -> list[list[_Cost]]:
     """For each stage and number of failures there, what it enforces."""
     _refuse_impossible(problem.shape, num_failures)
-    bounds, shape, profile = Bounds(problem), problem.shape, problem.profile
-    step = [stage.optimizer_us for stage in profile.stages]
-    if not problem.techniques.staggered:
-        step = [max(step)] * shape.num_stages
-    table = []
-    for stage in range(shape.num_stages):
-        row = []
-        for failures in range(min(num_failures, shape.num_pipelines - 1) + 1):
-            num_live = shape.num_pipelines - failures
-            load = -(-shape.num_chains // num_live)
-            finish = [*step[:stage], step[stage] + profile.reduce_us(stage, num_live), *step[stage + 1 :]]
-            row.append(_Cost(max(bounds.stage_terms(stage, load, finish)), bounds.estimate_us(stage, load, finish)))
-        table.append(row)
-    return table
+    bounds, shape = Bounds(problem), problem.shape
+    most = min(num_failures, shape.num_pipelines - 1)
+    return [
+        [
+            _Cost(max(bounds.stage_terms(stage, num_live)), bounds.estimate_us(stage, num_live))
+            for num_live in range(shape.num_pipelines, shape.num_pipelines - most - 1, -1)
+        ]
+        for stage in range(shape.num_stages)
+    ]
 
 
 def _least_worst(table: list[list[_Cost]], num_failures: int, value: Callable[[_Cost], int]) -> list[list[int]]:
@@ -165,14 +161,14 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Mapping:
+class Takeover:
     """How a real cluster plays a normalised plan: the fewest moves, and which real worker plays each row."""
 
     moves: tuple[Move, ...]
     player: dict[Worker, Worker]  # row of the plan -> real worker
 
 
-def map_failures(real: Cluster, distribution: Distribution) -> Mapping:
+def map_failures(real: Cluster, distribution: Distribution) -> Takeover:
     """Turn a real failure set into the normalised one with the fewest moves; who need not change keeps its row."""
     shape, planned = real.shape, normalized_cluster(real.shape, distribution)
     if sum(distribution) != len(real.failed):
@@ -191,7 +187,7 @@ def map_failures(real: Cluster, distribution: Distribution) -> Mapping:
             moves.append(Move(mover, stage))
     for move in moves:
         players[move.to_stage].append(move.worker)
-    return Mapping(tuple(moves), _seat(planned, players))
+    return Takeover(tuple(moves), _seat(planned, players))
 
 
 def _seat(planned: Cluster, players: dict[int, list[Worker]]) -> dict[Worker, Worker]:
@@ -213,9 +209,9 @@ class Judgement:
     reason: str
 
 
-def move_time_us(problem: Problem, mapping: Mapping) -> int:
+def move_time_us(problem: Problem, takeover: Takeover) -> int:
     """Time until the last mover has its new stage's state; movers copy at the same time, spread over the peers there."""
-    stages = [move.to_stage for move in mapping.moves]
+    stages = [move.to_stage for move in takeover.moves]
     busiest = {stage: -(-stages.count(stage) // max(1, problem.cluster.num_live(stage))) for stage in set(stages)}
     times = (n * problem.profile.peer_link.time_us(problem.profile.stages[s].static_bytes) for s, n in busiest.items())
     return max(times, default=0)

@@ -4,6 +4,7 @@
 plan where it reaches the bound, and else lets CP-SAT try to win within the time that is left, starting from it.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ from recycle.core.rules import check
 from recycle.planner import greedy
 from recycle.planner.bound import lower_bound
 from recycle.planner.exact import Exact
-from recycle.planner.fuse import fuse
+from recycle.planner.fuse import fuse, split_where_cheaper
 from recycle.planner.normalize import Distribution, distributions, most_promising_distribution, normalized_problem
 from recycle.planner.schedule import Schedule
 
@@ -27,10 +28,7 @@ MOST_OPS_FOR_EXACT = 3000
 
 def solve(problem: Problem, method: str = "auto", time_limit_s: float = 60.0, effort: int = greedy.DEFAULT_EFFORT) -> Plan:
     """Return a legal plan of `problem`, with a bound on what any plan could reach."""
-    if method not in METHODS:
-        raise UserError(f"{method!r} is not a method: choose from {', '.join(METHODS)}")
-    if not time_limit_s > 0:
-        raise UserError(f"the time limit is {time_limit_s!r} seconds, but it must be above 0")
+    refuse_misuse(method, time_limit_s)
     began = time.monotonic()
     bound = lower_bound(problem)
 
@@ -55,7 +53,7 @@ def _search(problem: Problem, bound: int, effort: int, out_of_time: Callable[[],
     if problem.techniques.decoupled and any(s.fused_us < s.input_us + s.weight_us for s in problem.profile.stages):
         # Splitting costs time here, so it may pay nowhere at all.
         whole = replace(problem, techniques=replace(problem.techniques, decoupled=False))
-        unsplit = greedy.solve(whole, bound, effort, out_of_time)
+        unsplit = split_where_cheaper(problem, greedy.solve(whole, bound, effort, out_of_time))
         return unsplit if _is_shorter(problem, unsplit, schedule) else schedule
     return schedule
 
@@ -95,19 +93,20 @@ def solve_normalized(
 ) -> tuple[Plan, Distribution]:
     """Return the plan of the best way in which `num_failures` can be spread over the stages, and that way.
 
-    The most promising distribution comes first, then the others by rising bound, as many as `effort` allows: one for a large
-    problem, all that could still win for a small one.
+    Planned are the most promising distribution and the one with the least bound, each with half of the effort, then the others
+    by rising bound, as many as the effort allows: all that could still win where the problem is small.
     """
+    refuse_misuse(method, time_limit_s)
     began = time.monotonic()
     best: tuple[Plan, Distribution] | None = None
     for number, distribution in enumerate(_candidates(problem, num_failures)):
         candidate = normalized_problem(problem, distribution)
         left_s = time_limit_s - (time.monotonic() - began)
         if best is not None:
-            is_affordable = number * problem.shape.num_workers * problem.shape.num_microbatches < effort // 10_000
+            is_affordable = number < 2 or number * problem.shape.num_stages * problem.shape.num_chains < effort // 20_000
             if left_s <= 0 or not is_affordable or lower_bound(candidate) >= best[0].period_us:
                 break
-        plan = solve(candidate, method, max(0.1, left_s), effort)
+        plan = solve(candidate, method, max(0.1, left_s), effort // 2)
         if best is None or plan.period_us < best[0].period_us:
             best = plan, distribution
     assert best is not None
@@ -120,3 +119,11 @@ def _candidates(problem: Problem, num_failures: int) -> Iterator[Distribution]:
     promising = most_promising_distribution(problem, num_failures)
     yield promising
     yield from (distribution for distribution in distributions(problem, num_failures) if distribution != promising)
+
+
+def refuse_misuse(method: str, time_limit_s: float) -> None:
+    """Raise if there is no such method, or no time to use it."""
+    if method not in METHODS:
+        raise UserError(f"{method!r} is not a method: choose from {', '.join(METHODS)}")
+    if not 0 < time_limit_s < math.inf:
+        raise UserError(f"the time limit is {time_limit_s!r} seconds, but it must be a number above 0")

@@ -138,7 +138,8 @@ def _lane_line(lane: Lane, scale: Scale, margin: int, to_scale: bool) -> Line:
             _paint(cells, first, _best_text(block, last - first), block)
     else:
         for block in merged(lane.blocks, scale.extent, scale.num_columns):
-            first, last = scale.column(block.start_us), scale.column(block.end_us)
+            # A column may reach past the end of the window; the bar there stays.
+            first, last = scale.column(block.start_us), min(scale.column(block.end_us), scale.column(lane.window[1]))
             _paint(cells, first, _letter(block) * (last - first), block)
     return (label, *_joined(cells))
 

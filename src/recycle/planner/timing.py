@@ -1,0 +1,108 @@
+"""Times for decisions: when ops can start at the earliest and latest, and whole times for rows in a given order.
+
+`milp` states its program within these limits, and has whole times found here for what its solver decided in floating point.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+
+from recycle.core.plan import chain_of
+from recycle.core.problem import Problem
+from recycle.planner.exact import Arc, arcs, kinds_of, lengths_us, ops_of
+from recycle.planner.schedule import Bools, Ints
+
+
+class Timing:
+    """The ops by number, the arcs between them, and the earliest times that arcs allow."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.ops = ops_of(problem)
+        self.number = {op: at for at, op in enumerate(self.ops)}
+        self.arcs = list(arcs(problem))
+        self.shortest = np.array([min(lengths_us(problem, op)) for op in self.ops], dtype=np.int64)
+
+    def edges(self, lengths: Ints) -> Ints:
+        """Each arc as (before, after, least time from start to start), if ops take `lengths`."""
+
+        def distance(arc: Arc) -> int:
+            return arc.lag_us + (0 if arc.from_start else int(lengths[self.number[arc.before]]))
+
+        return np.array([(self.number[arc.before], self.number[arc.after], distance(arc)) for arc in self.arcs], dtype=np.int64)
+
+    def of_kind(self, stage: int, last: bool) -> list[int]:
+        """The ops that begin the work of a chain at `stage`, or those that end it."""
+        kind = kinds_of(self.problem, stage)[-1 if last else 0]
+        return [at for at, op in enumerate(self.ops) if op.stage == stage and op.kind is kind]
+
+    def finish_us(self, stage: int) -> int:
+        """Time from the last end of `stage` to the end of the period."""
+        if self.problem.techniques.staggered:
+            return self.problem.finish_us(stage)
+        return self.problem.reduce_us(stage) + max(costs.optimizer_us for costs in self.problem.profile.stages)
+
+
+def _earliest(num_ops: int, edges: Ints) -> Ints | None:
+    """The least starts from 0 on that satisfy all edges; None if they run in a circle that has a length."""
+    starts = np.zeros(num_ops, dtype=np.int64)
+    for _ in range(num_ops + 1):
+        before = starts.copy()
+        np.maximum.at(starts, edges[:, 1], starts[edges[:, 0]] + edges[:, 2])
+        if (starts == before).all():
+            return starts
+    return None
+
+
+def limits_of(timing: Timing, upper_us: int) -> tuple[Ints, Ints] | None:
+    """The earliest and the latest start of each op within a period of at most `upper_us`; None if there is none."""
+    problem, ops = timing.problem, timing.ops
+    edges = timing.edges(timing.shortest)
+    earliest = _earliest(len(ops), edges)
+    assert earliest is not None, "the model's precedences have a cycle"
+    staggered = problem.techniques.staggered
+    ends = np.full(len(ops), upper_us * (2 if staggered else 1), dtype=np.int64)
+    for stage in range(problem.shape.num_stages):
+        # Synchronous and at stage 0, the window opens at 0; else it opens at the latest with the stage's first F.
+        latest = _latest(timing, edges, ends)
+        opens = min(latest[at] for at in timing.of_kind(stage, last=False)) if staggered and stage else 0
+        at = timing.of_kind(stage, last=True)
+        ends[at] = np.minimum(ends[at], opens + upper_us - timing.finish_us(stage))
+    latest = _latest(timing, edges, ends)
+    return (earliest, latest) if (earliest <= latest).all() else None
+
+
+def _latest(timing: Timing, edges: Ints, ends: Ints) -> Ints:
+    """The latest starts with which each op ends by `ends` and all edges hold."""
+    latest = ends - timing.shortest
+    for _ in range(len(timing.ops)):
+        before = latest.copy()
+        np.minimum.at(latest, edges[:, 0], latest[edges[:, 1]] - edges[:, 2])
+        if (latest == before).all():
+            break
+    return latest
+
+
+def whole_times(timing: Timing, pipeline: Ints, is_fused: Bools, rough: list[float], periods: range) -> Ints | None:
+    """Whole starts in the order of the rough ones, with the least of `periods` that has any."""
+    shape = timing.problem.shape
+    chain = [chain_of(shape, op.microbatch) for op in timing.ops]
+    lengths = np.array(
+        [lengths_us(timing.problem, op)[int(is_fused[op.stage, c])] for op, c in zip(timing.ops, chain, strict=True)],
+        dtype=np.int64,
+    )
+    rows: dict[tuple[int, int], list[int]] = {}
+    for at in sorted(range(len(rough)), key=lambda at: (rough[at], lengths[at])):
+        rows.setdefault((timing.ops[at].stage, int(pipeline[timing.ops[at].stage, chain[at]])), []).append(at)
+    neighbours = [(a, b, lengths[a]) for row in rows.values() for a, b in pairwise(row)]
+    fixed = np.concatenate([timing.edges(lengths), np.array(neighbours, dtype=np.int64).reshape(-1, 3)])
+    for period_us in periods:
+        closing = []
+        for stage in range(shape.num_stages if timing.problem.techniques.staggered else 0):
+            room_us = period_us - timing.finish_us(stage)
+            at_stage = [row for (where, _), row in rows.items() if where == stage]
+            closing += [(last[-1], first[0], lengths[last[-1]] - room_us) for last in at_stage for first in at_stage]
+        starts = _earliest(len(rough), np.concatenate([fixed, np.array(closing, dtype=np.int64).reshape(-1, 3)]))
+        if starts is not None:
+            return starts
+    return None
