@@ -19,7 +19,7 @@ from recycle.planner.normalize import most_failures
 from recycle.planner.solve import refuse_misuse, solve_normalized
 
 # Placed ops and seconds a plan: a library is many plans, so each gets less search than a single one.
-LIBRARY_EFFORT = 4_000_000
+LIBRARY_EFFORT = 3_000_000
 DEFAULT_TIME_LIMIT_S = 5.0
 
 

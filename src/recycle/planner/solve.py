@@ -7,7 +7,7 @@ plan where it reaches the bound, and else lets CP-SAT try to win within the time
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from recycle.core.errors import UserError
 from recycle.core.plan import Plan, Quality
@@ -26,25 +26,50 @@ METHODS = ("auto", "greedy", "cpsat", "milp")
 MOST_OPS_FOR_EXACT = 3000
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the methods say of a problem, before it is made into a plan and checked."""
+
+    problem: Problem
+    schedule: Schedule
+    bound_us: int
+    method: str
+
+    @property
+    def period_us(self) -> int:
+        return self.schedule.period_us(self.problem)
+
+    def plan(self, began: float) -> Plan:
+        """Return the checked plan; an illegal one is our mistake, and never returned."""
+        schedule = self.schedule.from_zero()
+        status = "optimal" if self.period_us == self.bound_us else "feasible"
+        quality = Quality(self.bound_us, status, self.method, round(time.monotonic() - began, 3))
+        plan = Plan(self.problem, schedule.rows(self.problem), self.period_us, quality)
+        violations = check(plan)
+        assert not violations, f"{self.method} made an illegal plan: {violations[0]}"
+        return plan
+
+
 def solve(problem: Problem, method: str = "auto", time_limit_s: float = 60.0, effort: int = greedy.DEFAULT_EFFORT) -> Plan:
     """Return a legal plan of `problem`, with a bound on what any plan could reach."""
     refuse_misuse(method, time_limit_s)
     began = time.monotonic()
+    return _answer(problem, method, began + time_limit_s, effort).plan(began)
+
+
+def _answer(problem: Problem, method: str, deadline: float, effort: int) -> _Answer:
     bound = lower_bound(problem)
-
-    def left_s() -> float:
-        return time_limit_s - (time.monotonic() - began)
-
-    schedule = _search(problem, bound, effort, out_of_time=lambda: left_s() <= 0)
-    by = "greedy"
-    if method != "greedy" and (exact := _exact_method(problem, schedule, bound, method)) is not None:
-        result = exact(problem, max(0.1, left_s()), schedule, bound)
-        bound = max(bound, result.bound_us)
-        if result.schedule is not None and (method != "auto" or _is_shorter(problem, result.schedule, schedule)):
-            schedule, by = fuse(problem, result.schedule), "cpsat" if method == "auto" else method
-        elif method != "auto":
-            by = f"greedy (nothing from {method} in time)"
-    return _checked(problem, schedule, bound, by, time.monotonic() - began)
+    schedule = _search(problem, bound, effort, out_of_time=lambda: time.monotonic() >= deadline)
+    exact = _exact_method(problem, schedule, bound, method)
+    if exact is None:
+        return _Answer(problem, schedule, bound, "greedy")
+    result = exact(problem, max(0.1, deadline - time.monotonic()), schedule, bound)
+    bound = max(bound, result.bound_us)
+    if result.schedule is None:
+        return _Answer(problem, schedule, bound, "greedy" if method == "auto" else f"greedy (nothing from {method} in time)")
+    if method == "auto" and not _is_shorter(problem, result.schedule, schedule):
+        return _Answer(problem, schedule, bound, "greedy")
+    return _Answer(problem, fuse(problem, result.schedule), bound, "cpsat" if method == "auto" else method)
 
 
 def _search(problem: Problem, bound: int, effort: int, out_of_time: Callable[[], bool]) -> Schedule:
@@ -61,7 +86,9 @@ def _search(problem: Problem, bound: int, effort: int, out_of_time: Callable[[],
 def _exact_method(
     problem: Problem, schedule: Schedule, bound: int, method: str
 ) -> Callable[[Problem, float, Schedule | None, int], Exact] | None:
-    """The exact method to ask: the chosen one, or for `auto` CP-SAT where it can still win."""
+    """The exact method to ask, if any: the chosen one, or for `auto` CP-SAT where it can still win."""
+    if method == "greedy":
+        return None
     if method == "milp":
         from recycle.planner import milp  # here, because importing a solver costs a second that greedy need not pay
 
@@ -78,16 +105,6 @@ def _is_shorter(problem: Problem, one: Schedule, other: Schedule) -> bool:
     return one.period_us(problem) < other.period_us(problem)
 
 
-def _checked(problem: Problem, schedule: Schedule, bound: int, method: str, seconds: float) -> Plan:
-    schedule = schedule.from_zero()
-    period = schedule.period_us(problem)
-    status = "optimal" if period == bound else "feasible"
-    plan = Plan(problem, schedule.rows(problem), period, Quality(bound, status, method, round(seconds, 3)))
-    violations = check(plan)
-    assert not violations, f"{method} made an illegal plan: {violations[0]}"
-    return plan
-
-
 def solve_normalized(
     problem: Problem, num_failures: int, method: str = "auto", time_limit_s: float = 60.0, effort: int = greedy.DEFAULT_EFFORT
 ) -> tuple[Plan, Distribution]:
@@ -98,20 +115,21 @@ def solve_normalized(
     """
     refuse_misuse(method, time_limit_s)
     began = time.monotonic()
-    best: tuple[Plan, Distribution] | None = None
+    deadline = began + time_limit_s
+    best: tuple[_Answer, Distribution] | None = None
     for number, distribution in enumerate(_candidates(problem, num_failures)):
         candidate = normalized_problem(problem, distribution)
-        left_s = time_limit_s - (time.monotonic() - began)
         if best is not None:
             is_affordable = number < 2 or number * problem.shape.num_stages * problem.shape.num_chains < effort // 20_000
-            if left_s <= 0 or not is_affordable or lower_bound(candidate) >= best[0].period_us:
+            if time.monotonic() >= deadline or not is_affordable or lower_bound(candidate) >= best[0].period_us:
                 break
-        plan = solve(candidate, method, max(0.1, left_s), effort // 2)
-        if best is None or plan.period_us < best[0].period_us:
-            best = plan, distribution
+        # An exact method would take all the time there is, so each distribution gets half of what is left.
+        until = (time.monotonic() + deadline) / 2
+        answer = _answer(candidate, method, until, effort // 2)
+        if best is None or answer.period_us < best[0].period_us:
+            best = answer, distribution
     assert best is not None
-    seconds = round(time.monotonic() - began, 3)
-    return replace(best[0], quality=replace(best[0].quality, seconds=seconds)), best[1]
+    return best[0].plan(began), best[1]
 
 
 def _candidates(problem: Problem, num_failures: int) -> Iterator[Distribution]:
