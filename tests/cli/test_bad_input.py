@@ -79,6 +79,10 @@ WRONG = {
     "negative failures": (f"{GOOD} --failures -1", r"-1 failures cannot be planned for: between 0 and 2 workers"),
     "absurd failures": (f"{GOOD} --failures 1000000", r"1000000 failures cannot be planned for: between 0 and 2 workers"),
     "half a failure": (f"{GOOD} --failures 0.5", r"argument --failures: invalid int value: '0.5'"),
+    "absurd costs": (
+        "--pipelines 2 --stages 2 --microbatches 2 --costs 999999999999999999,1,1",
+        r"more than the planner can count: give costs in a coarser unit",
+    ),
     "no time": (f"{GOOD} --time-limit 0", r"the time limit is 0.0 seconds, but it must be a number above 0"),
     "negative time": (f"{GOOD} --time-limit -3", r"the time limit is -3.0 seconds, but it must be a number above 0"),
     "time that is not a number": (f"{GOOD} --time-limit nan", r"the time limit is nan seconds, but it must be a number above 0"),

@@ -11,8 +11,8 @@ import numpy as np
 from recycle.core.op import Kind
 from recycle.core.problem import Problem
 from recycle.planner import kernel
-from recycle.planner.greedy import cost_table
 from recycle.planner.schedule import Bools, Ints, Schedule, comms_of, costs_of
+from recycle.planner.search import cost_table
 
 
 def fuse(problem: Problem, schedule: Schedule) -> Schedule:

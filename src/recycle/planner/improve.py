@@ -1,17 +1,20 @@
 """Improvement: how the greedy method changes a good setting in the hope of a better one."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from recycle.planner import kernel
 from recycle.planner.schedule import Bools, Ints
-
-if TYPE_CHECKING:
-    from recycle.planner.greedy import Found, Search
+from recycle.planner.search import Found, Search, Setting
 
 
-def turn_a_dial(rng: np.random.Generator, dials: Ints) -> Ints:
+def changed(rng: np.random.Generator, search: Search, best: Found) -> Setting:
+    """A setting near the best one: other ops urgent, or a dial turned."""
+    if rng.random() < 0.3:
+        return Setting(best.setting.dials, _urgent_by_slack(rng, search, best))
+    return Setting(_turn_a_dial(rng, best.setting.dials), best.setting.is_urgent)
+
+
+def _turn_a_dial(rng: np.random.Generator, dials: Ints) -> Ints:
     """Return dials that differ in one column over a run of stages."""
     changed = dials.copy()
     num_stages = len(dials)
@@ -23,7 +26,7 @@ def turn_a_dial(rng: np.random.Generator, dials: Ints) -> Ints:
     return changed
 
 
-def urgent_by_slack(rng: np.random.Generator, search: "Search", found: "Found") -> Bools:
+def _urgent_by_slack(rng: np.random.Generator, search: Search, found: Found) -> Bools:
     """Return as urgent what a found schedule shows to be critical: the ops with the least slack."""
     slack = search.slack(found)
     is_urgent = slack <= int(rng.integers(0, 1 + int(search.costs[:, : kernel.WEIGHT_US + 1].sum(axis=1).max())))

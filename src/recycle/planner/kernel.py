@@ -167,6 +167,25 @@ def _offer(state: Ints, queues: Ints, rank: Ints, worker: int, kind: int, chain:
 
 
 @_uncounted
+def _settle(rank: Ints, costs: Ints, state: Ints, queues: Ints, worker: int, stage: int, code: int, num_stages: int) -> int:
+    """Account for the end of an op or an arrival; return the code of the arrival that it leads to, or -1."""
+    num_chains = rank.size
+    chain, what = code % num_chains, code // num_chains // num_stages
+    if what > W:
+        _offer(state, queues, rank, worker, what - 3, chain)
+        return -1
+    _finish(costs, state, queues, worker, stage, chain, what)
+    # The result goes on: F to the next stage (or to its own I at the last), I to the stage before.
+    if what == F and stage == num_stages - 1:
+        _offer(state, queues, rank, worker, I, chain)
+    elif what == F:
+        return (3 * num_stages + stage + 1) * num_chains + chain
+    elif what == I and stage > 0:
+        return (4 * num_stages + stage - 1) * num_chains + chain
+    return -1
+
+
+@_uncounted
 def _announce(pipeline: Ints, costs: Ints, state: Ints, num_pipelines: int, stage: int, chain: int, kind: int, now: int) -> None:
     """Let the worker that needs the result of an op, started now, know when it will arrive."""
     goes_to = stage + 1 if kind == F else stage - 1
@@ -227,20 +246,13 @@ def list_schedule(
         while num_events > 0 and events[0] // base == now:
             code = _pop(events, 0, num_events) % base
             num_events -= 1
-            chain, stage, what = code % num_chains, code // num_chains % num_stages, code // num_chains // num_stages
-            worker = stage * num_pipelines + pipeline[stage, chain]
-            if what > W:
-                _offer(state, queues, rank, worker, what - 3, chain)
-            else:
-                _finish(costs, state, queues, worker, stage, chain, what)
-                # The result goes on: F to the next stage (or to its own I at the last), I to the stage before.
-                if what == F and stage == num_stages - 1:
-                    _offer(state, queues, rank, worker, I, chain)
-                elif what == F or (what == I and stage > 0):
-                    goes_to = stage + 1 if what == F else stage - 1
-                    arrival = now + costs[min(stage, goes_to), COMM_US]
-                    _push(events, 0, num_events, arrival * base + ((what + 3) * num_stages + goes_to) * num_chains + chain)
-                    num_events += 1
+            stage = code // num_chains % num_stages
+            worker = stage * num_pipelines + pipeline[stage, code % num_chains]
+            follows = _settle(rank, costs, state, queues, worker, stage, code, num_stages)
+            if follows >= 0:
+                goes_to = follows // num_chains % num_stages
+                _push(events, 0, num_events, (now + costs[min(stage, goes_to), COMM_US]) * base + follows)
+                num_events += 1
             if not is_touched[worker]:
                 is_touched[worker] = True
                 touched[num_touched] = worker
