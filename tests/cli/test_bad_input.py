@@ -81,8 +81,14 @@ WRONG = {
     "half a failure": (f"{GOOD} --failures 0.5", r"argument --failures: invalid int value: '0.5'"),
     "absurd costs": (
         "--pipelines 2 --stages 2 --microbatches 2 --costs 999999999999999999,1,1",
+        r"forward_us is larger than 1000000000000000: that cannot be meant",
+    ),
+    "costs that add up to too much": (
+        "--pipelines 9 --stages 9 --microbatches 99 --costs 999999999999999,1,1",
         r"more than the planner can count: give costs in a coarser unit",
     ),
+    "absurd sizes": ("--pipelines 1000 --stages 1000 --microbatches 1000 --costs 1,1,1", r"are more than can be planned"),
+    "absurd memory": (f"{GOOD} --memory 99999999999999999999999999", r"larger than a petabyte: that cannot be meant"),
     "no time": (f"{GOOD} --time-limit 0", r"the time limit is 0.0 seconds, but it must be a number above 0"),
     "negative time": (f"{GOOD} --time-limit -3", r"the time limit is -3.0 seconds, but it must be a number above 0"),
     "time that is not a number": (f"{GOOD} --time-limit nan", r"the time limit is nan seconds, but it must be a number above 0"),

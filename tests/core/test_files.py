@@ -63,7 +63,7 @@ def test_an_interrupted_write_leaves_the_old_file_and_stays_an_interrupt(tmp_pat
 
 def test_a_folder_that_is_a_file_cannot_be_written_to(tmp_path):
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(FileProblem, match=r"cannot write .*one\.json.*choose a folder"):
+    with pytest.raises(FileProblem, match=r"cannot write .*one\.json.*not a folder that you may write to"):
         write_text(tmp_path / "taken" / "one.json", "text")
 
 
@@ -118,3 +118,18 @@ def test_another_version_is_refused_with_both_numbers(tmp_path, version):
 
 def test_a_file_problem_ends_the_command_line_with_its_own_code():
     assert FileProblem("x").exit_code == 2
+
+
+def test_a_pipe_is_left_alone(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileProblem, match="it is a device or a pipe; name a file"):
+        write_text(tmp_path / "pipe", "text")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_link_is_followed_not_replaced(tmp_path):
+    (tmp_path / "real.json").write_text("old")
+    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
+    write_text(tmp_path / "link.json", "new")
+    assert (tmp_path / "link.json").is_symlink()
+    assert (tmp_path / "real.json").read_text() == "new"

@@ -1,5 +1,6 @@
 """Every rule, kept and broken, on plans made by hand; test_judges.py adds random ones."""
 
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -342,3 +343,22 @@ def test_a_staggered_period_may_be_shorter_than_the_makespan():
     plan = make_plan(make_problem(1, 2, 1, costs=(1, 1, 30)), {"W0_0": "0:0F0 3:0I0 4:0W0", "W0_1": "1:1F0 2:1I0 10:1W0"})
     assert check(plan) == []
     assert (period_us(plan), makespan_us(plan)) == (39, 40)
+
+
+def test_rows_of_no_worker_of_the_cluster_are_refused():
+    plan = split_plan()
+    ghost = replace(plan.rows[0], worker=Worker(-2, 0))
+    assert [v.rule for v in check(replace(plan, rows=(*plan.rows, ghost)))] == ["workers"]
+
+
+def test_ops_of_no_micro_batch_of_the_cluster_are_refused():
+    plan = split_plan()
+    row = plan.rows[0]
+    stray = replace(row, chains=array("q", [-1, *row.chains[1:]]))
+    assert [v.rule for v in check(replace(plan, rows=(stray, *plan.rows[1:])))] == ["every op once"]
+
+
+def test_a_plan_is_not_optimal_above_its_bound():
+    plan = split_plan()
+    claim = replace(plan.quality, status="optimal", bound_us=plan.period_us - 1)
+    assert [v.rule for v in check(replace(plan, quality=claim))] == ["bound"]

@@ -4,7 +4,7 @@ import argparse
 
 from rich.console import Console
 
-from recycle.cli.render import chart_width, print_lines
+from recycle.cli.render import Terminal, chart_width, print_lines
 from recycle.core.plan import Plan
 from recycle.planner.describe import problem
 from recycle.planner.solve import solve
@@ -31,7 +31,7 @@ def add_demo_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentPar
 
 
 def run_demo(_: argparse.Namespace) -> int:
-    console = Console()
+    console = Terminal()
     rows = []
     for name, fail, techniques, memory, why in _CASES:
         with Console(stderr=True).status("planning (the first plan on a machine compiles the scheduler, some seconds)"):

@@ -66,3 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (a pager, `head`) has seen enough; keep Python from complaining about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as problem:
+        print(f"{name}: cannot go on: {problem.strerror or problem}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UserError.exit_code

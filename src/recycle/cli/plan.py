@@ -140,8 +140,13 @@ def _facts(plan: Plan, distribution: Distribution | None) -> dict[str, Any]:
     if distribution is not None:
         facts["failed"] = [str(worker) for worker in sorted(plan.problem.cluster.failed)]
         facts["distribution"] = list(distribution)
-        facts["bound_of_any_distribution"] = least_bound(without_failures(plan.problem), sum(distribution))
+        facts["bound_of_any_distribution"] = _least_bound(plan, distribution)
     return facts
+
+
+def _least_bound(plan: Plan, distribution: Distribution) -> int:
+    """What no plan for as many failures can beat, wherever they are."""
+    return least_bound(without_failures(plan.problem), sum(distribution))
 
 
 def _summary(plan: Plan, distribution: Distribution | None, out: Path | None) -> str:
@@ -149,6 +154,12 @@ def _summary(plan: Plan, distribution: Distribution | None, out: Path | None) ->
     failed = [str(worker) for worker in sorted(plan.problem.cluster.failed)]
     named = ", ".join(failed[:8]) + (f" and {len(failed) - 8} more" if len(failed) > 8 else "")
     over = "proven optimal" if quality.status == "optimal" else f"at most {_share(plan.gap - 1)} above the best possible"
+    if distribution is not None:
+        least = _least_bound(plan, distribution)
+        over += " for these dead workers" if least < quality.bound_us else ""
+        over += (
+            f"; any {len(plan.problem.cluster.failed)} failures: at least {format_us(least)}" if least < quality.bound_us else ""
+        )
     lines = [
         f"cluster   {shape.num_pipelines} pipelines x {shape.num_stages} stages, {shape.num_microbatches} micro-batches each; "
         + (f"{len(failed)} dead: {named}" if failed else "all alive"),

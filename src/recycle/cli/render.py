@@ -27,6 +27,13 @@ _PLAIN_STYLES = {
 }
 
 
+class Terminal(Console):
+    """rich's console, but a reader who has seen enough is not an error: `main` ends the command quietly."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def styles() -> dict[str, Style]:
     """Return a style for every name that a chart uses. Fills carry their own ink, so they read on dark and on light grounds."""
     made = dict(_PLAIN_STYLES)

@@ -5,9 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from recycle.cli.render import chart_width, print_lines
+from recycle.cli.render import Terminal, chart_width, print_lines
 from recycle.core.errors import UserError
 from recycle.core.files import write_bytes, write_text
 from recycle.core.plan import Plan
@@ -58,7 +56,7 @@ def run_show(args: argparse.Namespace) -> int:
         raise UserError(f"--width is {args.width}, too narrow for a chart: give at least {LEAST_WIDTH} columns")
     plan = Plan.load(args.plan)
     written = _write_files(plan, args)
-    console = Console()
+    console = Terminal()
     print_lines(draw_chart(plan, args.width or max(LEAST_WIDTH, chart_width(console)), args.rows == "all"), console)
     for path in written:
         print(f"wrote {path}")

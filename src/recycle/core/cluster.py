@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from recycle.core.errors import UserError
 
+_MOST_CHAIN_STAGES = 100_000_000
 _WORKER = re.compile(r"W(\d+)_(\d+)")
 
 
@@ -40,6 +41,12 @@ class Shape:
             value = getattr(self, f"num_{name}")
             if not isinstance(value, int) or value < 1:
                 raise UserError(f"the number of {name} is {value!r}, but it must be a whole number of at least 1")
+
+        if self.num_workers * self.num_microbatches > _MOST_CHAIN_STAGES:
+            raise UserError(
+                f"{self.num_pipelines} pipelines of {self.num_stages} stages with {self.num_microbatches} micro-batches are more "
+                f"than can be planned: their product must be at most {_MOST_CHAIN_STAGES}"
+            )
 
     @property
     def num_workers(self) -> int:

@@ -15,7 +15,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Put `data` at `path` in one step: a reader sees the old file or the new one, never a part."""
+    """Put `data` at `path` in one step: a reader sees the old file or the new one, never a part.
+
+    A link is followed, and anything but a plain file (a device, a pipe) is left alone.
+    """
+    refuse_unwritable(path)
+    path = path.resolve()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -35,11 +40,15 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def refuse_unwritable(path: Path) -> None:
     """Raise if nothing could be written at `path`, before anybody works for minutes on what should go there."""
-    if path.is_dir():
-        raise FileProblem(f"cannot write {path}: it is a folder; name a file")
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise FileProblem(f"cannot write {path}: {folder} is not a folder that you may write to; choose another one")
+    try:
+        if path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "a device or a pipe"
+            raise FileProblem(f"cannot write {path}: it is {what}; name a file")
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise FileProblem(f"cannot write {path}: {folder} is not a folder that you may write to; choose another one")
+    except OSError as problem:
+        raise FileProblem(f"cannot write {path}: {problem.strerror or problem}; choose another name") from None
 
 
 def _umask() -> int:

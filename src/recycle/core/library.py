@@ -44,8 +44,9 @@ class Library:
         return library
 
     @staticmethod
-    def open(folder: Path) -> "Library":
+    def open(folder: Path | str) -> "Library":
         """Open the library at `folder`, refusing one of another release."""
+        folder = Path(folder)
         data = read_json(folder / "library.json", FORMAT, VERSION)
         if data.get("release") != RELEASE:
             raise FileProblem(
@@ -53,7 +54,7 @@ class Library:
             )
         try:
             return Library(folder, Problem.from_json(data["problem"]))
-        except (KeyError, TypeError, ValueError) as problem:
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise FileProblem(
                 f"{folder / 'library.json'} does not describe a problem ({problem}): build the library again"
             ) from None
@@ -61,8 +62,8 @@ class Library:
     def path(self, num_failures: int) -> Path:
         return self.folder / f"plan-{num_failures:04d}.json"
 
-    def look(self, num_failures: int) -> tuple[int, int] | None:
-        """Return period and bound of the plan for `num_failures` without reading its rows, or None if there is no whole one.
+    def look(self, num_failures: int) -> int | None:
+        """Return the period of the plan for `num_failures` without reading its rows, or None if there is no whole one.
 
         A plan made from something else is refused.
         """
@@ -73,11 +74,11 @@ class Library:
             data = read_json(path, PLAN_FORMAT, PLAN_VERSION)
             found = Problem.from_json(data["problem"])
             is_whole = set(data["rows"]) == set(map(str, found.cluster.live_workers())) and all(data["rows"].values())
-            known = int(data["period_us"]), int(data["bound_us"])
+            period_us = int(data["period_us"])
         except (KeyError, TypeError, ValueError, AttributeError):
             return None  # a broken file is planned again
         self._refuse_foreign(path, found, num_failures)
-        return known if is_whole else None
+        return period_us if is_whole else None
 
     def put(self, num_failures: int, text: str) -> None:
         """Store the text of a plan."""

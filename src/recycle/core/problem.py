@@ -57,6 +57,8 @@ class Memory:
         for stage, limit in enumerate(self.limits):
             if not isinstance(limit, int):
                 raise UserError(f"the memory of stage {stage} is {limit!r}, but it must be a whole number of at least 1")
+            if limit > 10**15:
+                raise UserError(f"the memory of stage {stage} is larger than a petabyte: that cannot be meant; write unlimited")
             if limit < 1:
                 raise MemoryTooSmall(
                     f"the memory of stage {stage} is {limit} {self.unit}, too little for any schedule: the least that works is 1"

@@ -15,6 +15,7 @@ from recycle.core.files import read_json
 from recycle.core.op import Kind
 
 FORMAT, VERSION = "recycle-profile", 1
+_MOST = 10**15  # µs are 30 years, bytes a petabyte: more is a slip, and would outgrow 64 bits when added up
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,9 @@ class Link:
     def __post_init__(self) -> None:
         if not isinstance(self.latency_us, int) or self.latency_us < 0:
             raise UserError(f"a link's latency_us is {self.latency_us!r}, but it must be a whole number of at least 0")
-        if not (isinstance(self.bytes_per_us, int | float) and 0 < self.bytes_per_us < math.inf):
+        if self.latency_us > _MOST:
+            raise UserError(f"a link's latency_us is larger than {_MOST}: that cannot be meant")
+        if not (isinstance(self.bytes_per_us, int | float) and 1e-9 <= self.bytes_per_us < math.inf):
             raise UserError(f"a link's bytes_per_us is {self.bytes_per_us!r}, but it must be a finite number above 0")
 
     def time_us(self, size_bytes: int) -> int:
@@ -55,6 +58,8 @@ class StageProfile:
             least = 1 if field.name in ("forward_us", "input_us", "weight_us", "fused_us") else 0
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UserError(f"{field.name} is {value!r}, but it must be a whole number of at least {least}")
+            if value > _MOST:
+                raise UserError(f"{field.name} is larger than {_MOST}: that cannot be meant")
         if self.weight_held_bytes > self.activation_bytes:
             raise UserError(
                 f"weight_held_bytes is {self.weight_held_bytes}, more than activation_bytes {self.activation_bytes}: "
@@ -88,8 +93,8 @@ class Profile:
     def __post_init__(self) -> None:
         if not self.stages:
             raise UserError("the profile has no stage: give at least one")
-        if self.device_bytes is not None and (not isinstance(self.device_bytes, int) or self.device_bytes < 1):
-            raise UserError(f"device_bytes is {self.device_bytes!r}, but it must be a whole number of at least 1")
+        if self.device_bytes is not None and (not isinstance(self.device_bytes, int) or not 1 <= self.device_bytes <= _MOST):
+            raise UserError(f"device_bytes is {self.device_bytes!r}, but it must be a whole number from 1 to {_MOST}")
 
     @staticmethod
     def uniform(num_stages: int, forward_us: int, input_us: int, weight_us: int, comm_us: int = 0) -> "Profile":

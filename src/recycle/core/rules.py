@@ -103,7 +103,10 @@ def peak_in_flight(plan: Plan) -> list[int]:
 
 def check(plan: Plan) -> list[Violation]:
     """Return every way in which `plan` breaks a rule; an empty list says that it is legal."""
-    found = list(_check_workers(plan))
+    found = list(_check_form(plan))
+    if found:
+        return found  # what does not name workers and ops of this cluster cannot be looked at further
+    found += _check_workers(plan)
     found += [violation for row in plan.rows for violation in _check_row(plan, row)]
     columns = _Columns(plan)
     found += columns.duplicates
@@ -111,9 +114,27 @@ def check(plan: Plan) -> list[Violation]:
     found += _check_dependencies(plan, columns)
     if not found and (actual := period_us(plan)) != plan.period_us:
         found.append(Violation("period", f"the plan claims a period of {plan.period_us} µs, but its slots take {actual} µs"))
-    if plan.quality.bound_us > plan.period_us:
-        found.append(Violation("bound", f"the bound {plan.quality.bound_us} µs lies above the period {plan.period_us} µs"))
-    return found
+    return found or list(_check_quality(plan))
+
+
+def _check_form(plan: Plan) -> Iterator[Violation]:
+    """Rows belong to workers of the cluster, and hold ops of its micro-batches."""
+    shape = plan.problem.shape
+    for row in plan.rows:
+        worker = row.worker
+        if not (0 <= worker.pipeline < shape.num_pipelines and 0 <= worker.stage < shape.num_stages):
+            yield Violation("workers", f"{worker} has a row, but the cluster has no such worker")
+        if set(row.kinds) - set("FBIW") or (row.chains and not 0 <= min(row.chains) <= max(row.chains) < shape.num_chains):
+            yield Violation("every op once", f"the row of {worker} holds ops of no micro-batch of this cluster")
+
+
+def _check_quality(plan: Plan) -> Iterator[Violation]:
+    """What a plan says of itself does not contradict itself; whether the bound is a bound, only a planner can tell."""
+    bound, status = plan.quality.bound_us, plan.quality.status
+    if bound > plan.period_us:
+        yield Violation("bound", f"the bound {bound} µs lies above the period {plan.period_us} µs")
+    elif bound < 0 or status not in ("optimal", "feasible") or (status == "optimal" and bound != plan.period_us):
+        yield Violation("bound", f"the status is {status!r} with a bound of {bound} µs and a period of {plan.period_us} µs")
 
 
 def _check_workers(plan: Plan) -> Iterator[Violation]:
@@ -129,18 +150,12 @@ def _check_workers(plan: Plan) -> Iterator[Violation]:
 
 def _check_row(plan: Plan, row: Row) -> Iterator[Violation]:
     problem, worker = plan.problem, row.worker
-    shape = problem.shape
-    if worker.pipeline >= shape.num_pipelines or worker.stage >= shape.num_stages:
-        yield Violation("workers", f"{worker} has a row, but the cluster has no such worker")
-        return
     if not problem.cluster.is_live(worker):
         yield Violation("workers", f"{worker} has a row, but it is dead")
-    slots = None
     duration = {kind.value: problem.duration_us(worker.stage, kind) for kind in Kind}
     ends = list(map(add, row.starts_us, map(duration.__getitem__, row.kinds)))
     if any(map(gt, ends, row.starts_us[1:])):
-        slots = list(plan.slots(row))
-        for before, after in pairwise(slots):
+        for before, after in pairwise(plan.slots(row)):
             if before.end_us > after.start_us:
                 yield Violation(
                     "one op at a time",
@@ -190,8 +205,7 @@ class _Columns:
         self.pipeline = {(s, k.value): [_ABSENT] * num_chains for s in range(num_stages) for k in Kind}
         self.duplicates: list[Violation] = []
         for row in plan.rows:
-            if row.worker.stage < num_stages:
-                self._add(plan, row)
+            self._add(plan, row)
 
     def _add(self, plan: Plan, row: Row) -> None:
         stage, pipeline = row.worker.stage, row.worker.pipeline

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 from recycle.core.errors import UserError
 from recycle.core.library import Library
 from recycle.core.problem import Problem
-from recycle.planner.normalize import most_failures
+from recycle.planner.normalize import least_bound, most_failures
 from recycle.planner.solve import refuse_misuse, solve_normalized
 
 # Placed ops and seconds a plan: a library is many plans, so each gets less search than a single one.
@@ -25,7 +26,7 @@ DEFAULT_TIME_LIMIT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """One plan of the library: how good it is, and whether it was there before."""
+    """One plan of the library: how good it is, and whether it was there before. No spread of its failures beats `bound_us`."""
 
     num_failures: int
     period_us: int
@@ -34,7 +35,7 @@ class Built:
 
 
 def build(
-    folder: Path,
+    folder: Path | str,
     problem: Problem,
     max_failures: int,
     method: str = "auto",
@@ -53,7 +54,7 @@ def build(
     if max_failures and not problem.techniques.adaptive:
         raise UserError("only the technique 'adaptive' can re-route around a failure: switch it on, or give --max-failures 0")
     refuse_misuse(method, time_limit_s)
-    library = Library.create(folder, problem)
+    library = Library.create(Path(folder), problem)
     return _build(library, max_failures, method, time_limit_s, num_processes)
 
 
@@ -61,7 +62,7 @@ def _build(library: Library, max_failures: int, method: str, time_limit_s: float
     missing = []
     for num_failures in range(max_failures + 1):
         if (known := library.look(num_failures)) is not None:
-            yield Built(num_failures, *known, was_there=True)
+            yield Built(num_failures, known, least_bound(library.problem, num_failures), was_there=True)
         else:
             missing.append(num_failures)
     if missing:
@@ -75,7 +76,7 @@ def _plan_missing(library: Library, missing: list[int], method: str, time_limit_
     pool = ProcessPoolExecutor(num_processes, mp_context=context)
     try:
         waiting = iter(missing)
-        running: set[Future[tuple[int, str, int, int]]] = set()
+        running: set[Future[tuple[int, str, int]]] = set()
         while True:
             # A few at a time, so that a stop has little to throw away.
             for num_failures in _take(waiting, 2 * num_processes - len(running)):
@@ -85,13 +86,23 @@ def _plan_missing(library: Library, missing: list[int], method: str, time_limit_
                 return
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
-                num_failures, text, period_us, bound_us = future.result()
+                num_failures, text, period_us = _result(future)
                 library.put(num_failures, text)
-                yield Built(num_failures, period_us, bound_us, was_there=False)
+                yield Built(num_failures, period_us, least_bound(library.problem, num_failures), was_there=False)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in set(multiprocessing.active_children()) - others:
             child.terminate()
+
+
+def _result(future: "Future[tuple[int, str, int]]") -> tuple[int, str, int]:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        raise UserError(
+            "a planning process was ended from outside, perhaps for lack of memory: finished plans are kept, "
+            "run the same command again, with fewer --jobs"
+        ) from None
 
 
 def _take(waiting: Iterator[int], count: int) -> list[int]:
@@ -108,6 +119,6 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _plan_one(problem: Problem, num_failures: int, method: str, time_limit_s: float) -> tuple[int, str, int, int]:
+def _plan_one(problem: Problem, num_failures: int, method: str, time_limit_s: float) -> tuple[int, str, int]:
     plan, _ = solve_normalized(problem, num_failures, method, time_limit_s, effort=LIBRARY_EFFORT)
-    return num_failures, plan.dumps(), plan.period_us, plan.quality.bound_us
+    return num_failures, plan.dumps(), plan.period_us

@@ -48,7 +48,7 @@ def parse_costs(costs: str | tuple[int, ...]) -> tuple[int, int, int]:
     """Read `F,I,W` in whole µs."""
     parts = costs.split(",") if isinstance(costs, str) else list(costs)
     try:
-        forward, split, weight = (int(part) for part in parts)
+        forward, split, weight = (int(part) for part in map(str, parts))
     except ValueError:
         raise UserError(f"costs are {costs!r}, but they must be three whole numbers of µs: F,I,W, such as 10,13,9") from None
     if min(forward, split, weight) < 1:

@@ -73,7 +73,6 @@ def dials_by_depth(
     dials[:, kernel.STASH] = np.round(stash * depth)
     dials[:, kernel.PATIENCE_US] = patience_us
     dials[:, kernel.WINDOW] = window
-    dials[:, kernel.HOLD] = hold
     return dials
 
 
