@@ -93,7 +93,7 @@ def quality(quick: bool) -> Section:
         "D pipelines × S stages, M micro-batches each; the dead workers where they hurt least (`solve_normalized`), method "
         "auto, all three techniques. Memory is micro-batches in flight on every worker. The bound is proven for the dead "
         "workers of the plan; the least bound for any placement of as many, so that a ratio cannot gain by placing them where "
-        "the bound is high. A ratio of 1 is optimal. Asked is a ratio to the least bound of at most "
+        "the bound is high. A ratio of 1 is optimal. The target is a ratio to the least bound of at most "
         f"{ASKED_RATIO[2]} with memory 2S and {ASKED_RATIO[1]} with S."
     )
     times = ("period µs", "bound µs", "ratio", "least bound µs", "ratio to it")
@@ -129,7 +129,7 @@ def zero_bubble(quick: bool) -> Section:
             cases.append(Case(f"{stages} stages, {microbatches} micro-batches, {name}", run))
     about = (
         "One pipeline, no failure, F = I = W = 1, no communication: our longest stage span beside the one that Zero Bubble "
-        "Pipeline Parallelism (ICLR 2024) reports. Asked is at most theirs."
+        "Pipeline Parallelism (ICLR 2024) reports. The target is at most theirs."
     )
     header = ("S, M", "schedule", "ours", "bound", "theirs", "status", "met")
     return Section("zero-bubble", "Fault-free plans against Zero Bubble", about, header, tuple(cases))
@@ -145,7 +145,7 @@ def example(_: bool) -> Section:
     cases = tuple(Case(case[0], partial(_example, *case)) for case in EXAMPLE_CASES)
     about = (
         "3 pipelines × 4 stages, 6 micro-batches each; F, I and W take one slot, a fused backward two, communication none. "
-        "Memory is micro-batches in flight by stage. Asked is the optimum, and its proof."
+        "Memory is micro-batches in flight by stage. The target is the optimum, and its proof."
     )
     header = ("case", "dead", "memory", "slots", "bound", "optimum", "status", "met")
     return Section("example", "The worked example of the paper", about, header, cases)
@@ -167,7 +167,7 @@ def speed(quick: bool) -> Section:
     about = (
         "A fresh `recycle plan --failures` process with memory 2S, from its start until the plan is on disk and it has ended. "
         "The ratio is to the least bound for any placement of as many failures. "
-        f"Asked is less than {ASKED_PLAN_S} s and less than {ASKED_PLAN_GIB} GiB."
+        f"The target is less than {ASKED_PLAN_S} s and less than {ASKED_PLAN_GIB} GiB."
     )
     header = ("D × S, M", "dead", "F,I,W / comm", "ops", "ratio", "seconds", "peak memory", "file", "met")
     return Section("speed", "Speed of one plan", about, header, cases)
@@ -194,7 +194,7 @@ def library(quick: bool) -> Section:
         f"A fresh `recycle plan --library` process, costs {REAL[0]}, communication {REAL[1]}: a plan for every number of "
         "failures from 0 to 25 % of the workers, one process a core, until the last plan is on disk. Ratios are to the "
         "least bound for any placement of as many failures. Peak memory is that of the largest process. "
-        f"Asked is less than {ASKED_LIBRARY_S} s."
+        f"The target is less than {ASKED_LIBRARY_S} s."
     )
     header = ("D × S, M", "memory", "plans", "worst ratio", "mean ratio", "seconds", "peak memory", "met")
     return Section("library", "Speed of a library", about, header, cases)

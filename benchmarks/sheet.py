@@ -34,7 +34,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One table. The last cell of a row says whether it is as asked: YES, NO or UNJUDGED."""
+    """One table. The last cell of a row says whether it meets its target: YES, NO or UNJUDGED."""
 
     name: str
     title: str
@@ -110,7 +110,7 @@ def _verdict(rows: list[Row]) -> str:
     verdicts = [row[-1] for row in rows]
     if UNJUDGED in verdicts:
         return "Not judged: these are small shapes."
-    return f"{verdicts.count(YES)} of {len(rows)} rows as asked."
+    return f"{verdicts.count(YES)} of {len(rows)} rows meet the target."
 
 
 def _right_aligned(rows: Sequence[Row]) -> list[bool]:

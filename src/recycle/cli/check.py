@@ -12,7 +12,7 @@ from recycle.core.units import format_us
 MOST_SHOWN = 20
 _DESCRIPTION = """\
 Check a plan against every rule: dependencies, one op at a time, memory, every op exactly once,
-only live workers, only peers of the stage, and the period and bound that it claims.
+only live workers, only peers of the stage, and the period that it claims, with a bound that does not contradict it.
 
 Exit code 0: the plan is legal. 1: it breaks a rule. 2: it cannot be read."""
 _EXAMPLES = """\
