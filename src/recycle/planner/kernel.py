@@ -39,7 +39,7 @@ def _compiled(function: Any) -> Any:
 
 
 def _uncounted(function: Any) -> Any:
-    """Compile a function that allocates nothing; without reference counts on the arrays passed in it is twice as fast."""
+    """Compile a function that allocates nothing; without reference counts on the arrays passed in it is much faster."""
     return numba.njit(cache=True, error_model="numpy", _nrt=False)(function)  # type: ignore[call-overload]
 
 

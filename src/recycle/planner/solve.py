@@ -22,7 +22,7 @@ from recycle.planner.schedule import Schedule
 
 METHODS = ("auto", "greedy", "cpsat", "milp")
 
-# Above this many ops CP-SAT has never beaten the greedy method within a minute, so `auto` does not ask it.
+# A judgement, not a measurement: CP-SAT proved problems of some hundred ops, so beyond this `auto` does not spend time on it.
 MOST_OPS_FOR_EXACT = 3000
 
 
