@@ -1,0 +1,120 @@
+"""The record: what happened in a run, event by event, as lines of JSON. A simulated run and a real one write the same events.
+
+A view (a table, a picture, a trace for Perfetto) reads a record and nothing else, so that it shows either run alike.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+from recycle.core.errors import FileProblem, UserError
+from recycle.core.files import write_text
+
+FORMAT, VERSION = "recycle-record", 1
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A run began: from what (`replay`, `simulate` or `train`) and under which name."""
+
+    EVENT: ClassVar[str] = "started"
+    source: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpRan:
+    """A worker ran an op (`2F0@1`), its stage's `reduce`, or its `optimizer` step."""
+
+    EVENT: ClassVar[str] = "op"
+    iteration: int
+    worker: str
+    op: str
+    start_us: int
+    end_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A node joined or left; `num_live` is how many are there after it."""
+
+    EVENT: ClassVar[str] = "changed"
+    at_us: int
+    node: str
+    joins: bool
+    num_live: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spell:
+    """A stretch of time in one state, and the samples that it added.
+
+    States: `train`; `redo` (work that was thrown away); `checkpoint`; `pause` (with its cause); `down` (too few workers).
+    """
+
+    EVENT: ClassVar[str] = "spell"
+    start_us: int
+    end_us: int
+    state: str
+    cause: str = ""
+    samples: int = 0
+    num_live: int = 0
+
+    @property
+    def length_us(self) -> int:
+        return self.end_us - self.start_us
+
+
+Event = Started | OpRan | Changed | Spell
+_KINDS: dict[str, type[Event]] = {kind.EVENT: kind for kind in (Started, OpRan, Changed, Spell)}
+
+
+def dump_event(event: Event) -> str:
+    return json.dumps({"event": event.EVENT, **asdict(event)}, separators=(",", ":"), ensure_ascii=False)
+
+
+def write_record(path: Path | str, events: Iterable[Event]) -> None:
+    """Write a whole record in one step."""
+    head = json.dumps({"format": FORMAT, "version": VERSION})
+    write_text(Path(path), "\n".join([head, *map(dump_event, events)]) + "\n")
+
+
+def read_record(path: Path | str) -> Iterator[Event]:
+    """Yield the events of a record; a last line that was cut short, because its writer died, is left out."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise FileProblem(f"cannot read {path}: {getattr(problem, 'strerror', None) or 'it is not text'}") from None
+    if not lines or (head := _parsed(lines[0])) is None or head.get("format") != FORMAT:
+        raise FileProblem(f"{path} is not a {FORMAT} file: it is corrupt or another kind of file")
+    if head.get("version") != VERSION:
+        raise FileProblem(f"{path} has {FORMAT} version {head.get('version')!r}, but this release reads version {VERSION}")
+    for number, line in enumerate(lines[1:], start=2):
+        data = _parsed(line)
+        if data is None and number == len(lines):
+            return
+        try:
+            yield _event(data)
+        except UserError as problem:
+            raise FileProblem(f"{path}, line {number}: {problem}") from None
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _event(data: dict[str, Any] | None) -> Event:
+    kind = _KINDS.get(str(data.get("event"))) if data is not None else None
+    if data is None or kind is None:
+        raise UserError("this is not an event of a record")
+    known = {field.name for field in fields(kind)}
+    try:
+        return kind(**{key: value for key, value in data.items() if key in known})
+    except TypeError as problem:
+        raise UserError(f"the event {kind.EVENT!r} is not whole: {problem}") from None

@@ -1,0 +1,132 @@
+"""The trace: which nodes join and leave when. Simulator and runtime read the same one.
+
+Its text form is the public one of spot-instance traces, a change a line, `milliseconds,add|remove,node`:
+
+    0,add,W0_0
+    1800000,remove,W0_0
+
+Lines that begin with # are comments, except `# end <milliseconds>`, which says how long the trace lasts after its last change.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from recycle.core.errors import FileProblem, UserError
+from recycle.core.files import write_text
+
+_MOST_MS = 10**12  # 30 years
+_WORDS = {"add": True, "remove": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A node that joins or leaves. Those that join at time 0 are there from the start."""
+
+    at_us: int
+    joins: bool
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Changes in order of time, each of them possible: only an absent node joins, only a present one leaves."""
+
+    changes: tuple[Change, ...]
+    end_us: int
+
+    def __post_init__(self) -> None:
+        before_us, present = 0, set[str]()
+        for change in self.changes:
+            when = f"at {change.at_us // 1000} ms"
+            if change.at_us < before_us:
+                raise UserError(f"{change.node} changes {when}, after a change at {before_us // 1000} ms: sort the trace by time")
+            if change.joins == (change.node in present):
+                problem = "is added, but it is there already" if change.joins else "is removed, but it is not there"
+                raise UserError(
+                    f"{change.node} {problem} {when}: a node joins before it leaves, and leaves before it joins again"
+                )
+            (present.add if change.joins else present.discard)(change.node)
+            before_us = change.at_us
+        if not self.changes or self.changes[0].at_us != 0:
+            raise UserError("the trace has no node at the start: give the first nodes as lines '0,add,NODE'")
+        if self.end_us < before_us:
+            raise UserError(f"the trace ends at {self.end_us // 1000} ms, before its last change at {before_us // 1000} ms")
+        if self.end_us <= 0:
+            raise UserError("the trace ends at 0 ms, so there is no time to look at: add '# end MILLISECONDS' or a later change")
+
+    @property
+    def initial(self) -> tuple[str, ...]:
+        """The nodes that are there from the start."""
+        return tuple(change.node for change in self.changes if change.joins and change.at_us == 0)
+
+    @property
+    def later(self) -> tuple[Change, ...]:
+        """What changes after the start; a node that leaves at time 0 leaves after it was there."""
+        return tuple(change for change in self.changes if not (change.joins and change.at_us == 0))
+
+    @property
+    def num_failures(self) -> int:
+        return sum(not change.joins for change in self.changes)
+
+    def until(self, end_us: int) -> "Trace":
+        """The same trace, cut or stretched to end at `end_us`."""
+        return Trace(tuple(change for change in self.changes if change.at_us <= end_us), end_us)
+
+    def dumps(self, comments: Iterable[str] = ()) -> str:
+        words = {joins: word for word, joins in _WORDS.items()}
+        lines = [f"# {comment}" for comment in comments]
+        lines += [f"{change.at_us // 1000},{words[change.joins]},{change.node}" for change in self.changes]
+        return "\n".join([*lines, f"# end {self.end_us // 1000}"]) + "\n"
+
+    def save(self, path: Path | str, comments: Iterable[str] = ()) -> None:
+        write_text(Path(path), self.dumps(comments))
+
+    @staticmethod
+    def parse(text: str) -> "Trace":
+        changes, end_us = [], None
+        for number, line in enumerate(text.splitlines(), start=1):
+            body = line.strip()
+            if body.startswith("# end "):
+                end_us = _read_ms(body.removeprefix("# end "), number)
+            elif body and not body.startswith("#"):
+                changes.append(_read_change(body, number))
+        last_us = changes[-1].at_us if changes else 0
+        return Trace(tuple(changes), last_us if end_us is None else end_us)
+
+    @staticmethod
+    def load(path: Path | str) -> "Trace":
+        try:
+            return Trace.parse(Path(path).read_text(encoding="utf-8"))
+        except OSError as problem:
+            raise FileProblem(f"cannot read {path}: {problem.strerror or problem}") from None
+        except UnicodeDecodeError:
+            raise FileProblem(f"{path} is not text: a trace has a line 'milliseconds,add|remove,node' for each change") from None
+        except UserError as problem:
+            raise FileProblem(f"{path} is not a usable trace: {problem}") from None
+
+
+def live_counts(trace: Trace) -> Iterator[tuple[int, int]]:
+    """Yield when the number of live nodes changes, and to what, first the start; changes at one time count as one."""
+    present, at_us = 0, 0
+    for change in trace.changes:
+        if change.at_us != at_us:
+            yield at_us, present
+            at_us = change.at_us
+        present += 1 if change.joins else -1
+    yield at_us, present
+
+
+def _read_change(body: str, number: int) -> Change:
+    parts = [part.strip() for part in body.split(",")]
+    if len(parts) != 3 or parts[1] not in _WORDS or not parts[2]:
+        raise UserError(
+            f"line {number} is {body!r}, but a change is written milliseconds,add|remove,node, such as 1800000,remove,W1_2"
+        )
+    return Change(_read_ms(parts[0], number), _WORDS[parts[1]], parts[2])
+
+
+def _read_ms(text: str, number: int) -> int:
+    if not text.strip().isdecimal() or int(text) > _MOST_MS:
+        raise UserError(f"line {number} gives the time {text!r}, but it is a whole number of milliseconds from 0 to {_MOST_MS}")
+    return int(text) * 1000
