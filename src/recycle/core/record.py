@@ -49,9 +49,10 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Spell:
-    """A stretch of time in one state, and the samples that it added.
+    """A stretch of time in one state: `train`, `redo` (work that was thrown away), `checkpoint`, `pause` or `down`.
 
-    States: `train`; `redo` (work that was thrown away); `checkpoint`; `pause` (with its cause); `down` (too few workers).
+    `samples` are those that it added for good, `discarded` those that it worked on in vain, and `busy_us` is how long a live
+    worker computed in it, on average: the rest of a `train` spell is bubble.
     """
 
     EVENT: ClassVar[str] = "spell"
@@ -60,6 +61,8 @@ class Spell:
     state: str
     cause: str = ""
     samples: int = 0
+    discarded: int = 0
+    busy_us: int = 0
     num_live: int = 0
 
     @property
@@ -84,10 +87,11 @@ def write_record(path: Path | str, events: Iterable[Event]) -> None:
 def read_record(path: Path | str) -> Iterator[Event]:
     """Yield the events of a record; a last line that was cut short, because its writer died, is left out."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise FileProblem(f"cannot read {path}: {getattr(problem, 'strerror', None) or 'it is not text'}") from None
-    if not lines or (head := _parsed(lines[0])) is None or head.get("format") != FORMAT:
+        # Bytes, because a line may be cut in the middle of a letter; not splitlines, which also breaks at letters inside a text.
+        lines = Path(path).read_bytes().removesuffix(b"\n").split(b"\n")
+    except OSError as problem:
+        raise FileProblem(f"cannot read {path}: {problem.strerror or problem}") from None
+    if (head := _parsed(lines[0])) is None or head.get("format") != FORMAT:
         raise FileProblem(f"{path} is not a {FORMAT} file: it is corrupt or another kind of file")
     if head.get("version") != VERSION:
         raise FileProblem(f"{path} has {FORMAT} version {head.get('version')!r}, but this release reads version {VERSION}")
@@ -101,9 +105,9 @@ def read_record(path: Path | str) -> Iterator[Event]:
             raise FileProblem(f"{path}, line {number}: {problem}") from None
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
+def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
-        data = json.loads(line)
+        data = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None

@@ -10,7 +10,9 @@ Lines that begin with # are comments, except `# end <milliseconds>`, which says 
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import dropwhile, takewhile
 from pathlib import Path
+from reprlib import repr as shortened
 
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import write_text
@@ -39,6 +41,10 @@ class Trace:
         before_us, present = 0, set[str]()
         for change in self.changes:
             when = f"at {change.at_us // 1000} ms"
+            if not _is_name(change.node):
+                raise UserError(
+                    f"{shortened(change.node)} is not the name of a node: it has no comma, no line break, no space at its ends"
+                )
             if change.at_us < before_us:
                 raise UserError(f"{change.node} changes {when}, after a change at {before_us // 1000} ms: sort the trace by time")
             if change.joins == (change.node in present):
@@ -52,18 +58,20 @@ class Trace:
             raise UserError("the trace has no node at the start: give the first nodes as lines '0,add,NODE'")
         if self.end_us < before_us:
             raise UserError(f"the trace ends at {self.end_us // 1000} ms, before its last change at {before_us // 1000} ms")
+        if self.end_us > _MOST_MS * 1000:
+            raise UserError(f"the trace ends at {self.end_us // 1000} ms, after the {_MOST_MS} ms (30 years) that one may last")
         if self.end_us <= 0:
             raise UserError("the trace ends at 0 ms, so there is no time to look at: add '# end MILLISECONDS' or a later change")
 
     @property
     def initial(self) -> tuple[str, ...]:
-        """The nodes that are there from the start."""
-        return tuple(change.node for change in self.changes if change.joins and change.at_us == 0)
+        """The nodes that are there from the start, before anything else happens."""
+        return tuple(change.node for change in takewhile(_is_first, self.changes))
 
     @property
     def later(self) -> tuple[Change, ...]:
         """What changes after the start; a node that leaves at time 0 leaves after it was there."""
-        return tuple(change for change in self.changes if not (change.joins and change.at_us == 0))
+        return tuple(dropwhile(_is_first, self.changes))
 
     @property
     def num_failures(self) -> int:
@@ -106,6 +114,15 @@ class Trace:
             raise FileProblem(f"{path} is not a usable trace: {problem}") from None
 
 
+def _is_first(change: Change) -> bool:
+    return change.joins and change.at_us == 0
+
+
+def _is_name(node: str) -> bool:
+    """Say whether `node` is read from its line as it was written there."""
+    return len(node.splitlines()) == 1 and node == node.strip() and "," not in node
+
+
 def live_counts(trace: Trace) -> Iterator[tuple[int, int]]:
     """Yield when the number of live nodes changes, and to what, first the start; changes at one time count as one."""
     present, at_us = 0, 0
@@ -121,12 +138,16 @@ def _read_change(body: str, number: int) -> Change:
     parts = [part.strip() for part in body.split(",")]
     if len(parts) != 3 or parts[1] not in _WORDS or not parts[2]:
         raise UserError(
-            f"line {number} is {body!r}, but a change is written milliseconds,add|remove,node, such as 1800000,remove,W1_2"
+            f"line {number} is {shortened(body)}, but a change is written milliseconds,add|remove,node, "
+            "such as 1800000,remove,W1_2"
         )
     return Change(_read_ms(parts[0], number), _WORDS[parts[1]], parts[2])
 
 
 def _read_ms(text: str, number: int) -> int:
-    if not text.strip().isdecimal() or int(text) > _MOST_MS:
-        raise UserError(f"line {number} gives the time {text!r}, but it is a whole number of milliseconds from 0 to {_MOST_MS}")
+    # The length is looked at first: Python refuses to turn thousands of digits into a number.
+    if not text.strip().isdecimal() or len(text) > 20 or int(text) > _MOST_MS:
+        raise UserError(
+            f"line {number} gives the time {shortened(text)}, but it is a whole number of milliseconds from 0 to {_MOST_MS}"
+        )
     return int(text) * 1000

@@ -1,7 +1,8 @@
-"""Text forms of quantities: bytes (`80GiB`), shares (`25%`), microseconds (`1.204 s`)."""
+"""Text forms of quantities: bytes (`80GiB`), shares (`25%`), microseconds (`1.204 s`), durations (`30m`, `1 h 30 min`)."""
 
 import math
 import re
+from fractions import Fraction
 
 from recycle.core.errors import UserError
 
@@ -17,6 +18,10 @@ _BYTE_UNITS = {
     "TB": 10**12,
 }
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
+_SECOND, _MINUTE, _HOUR, _DAY = 10**6, 60 * 10**6, 3600 * 10**6, 86400 * 10**6
+_TIME_UNITS = {"ms": 1000, "s": _SECOND, "m": _MINUTE, "min": _MINUTE, "h": _HOUR, "d": _DAY}
+_DURATION = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]+)", re.ASCII)
+_LONGEST_DURATION_US = 100 * 365 * _DAY
 
 
 def is_bytes(text: str) -> bool:
@@ -47,6 +52,36 @@ def format_us(time_us: int) -> str:
     if time_us >= 1_000_000:
         return f"{time_us / 1e6:.3f} s"
     return f"{time_us / 1e3:.2f} ms" if time_us >= 10_000 else f"{time_us} µs"
+
+
+def parse_duration_us(text: str) -> int:
+    """Return the microseconds that a text such as `30m`, `1.5h` or `2d` stands for."""
+    match = _DURATION.fullmatch(text.strip())
+    if not match or match[2] not in _TIME_UNITS:
+        raise UserError(f"{text!r} is not a duration: write a number and one of ms, s, m, h, d, such as 45s, 30m or 1.5h")
+    time_us = round(Fraction(match[1]) * _TIME_UNITS[match[2]])
+    if time_us > _LONGEST_DURATION_US:
+        raise UserError(f"{text!r} is longer than 100 years: that cannot be meant, give a shorter duration")
+    return time_us
+
+
+def format_duration(time_us: int) -> str:
+    """Return a span as a person would say it: `45 s`, `1 h 30 min`, `12.5 d`; what is too small to matter is rounded away."""
+    if 0 < time_us < _SECOND - _SECOND // 2000:
+        return f"{time_us / 1000:.3g} ms" if time_us >= 1000 else f"{time_us} µs"
+    if time_us < _MINUTE - _SECOND // 20:
+        return f"{time_us / _SECOND:.3g} s"
+    if time_us < _HOUR - _SECOND // 2:
+        return _two_units(round(time_us / _SECOND), "min", "s")
+    if time_us < 2 * _DAY - _MINUTE // 2:
+        return _two_units(round(time_us / _MINUTE), "h", "min")
+    return f"{time_us / _DAY:,.1f}".removesuffix(".0") + " d"
+
+
+def _two_units(count: int, large: str, small: str) -> str:
+    """Say a count of small units, of which 60 make a large one, without the part that is zero."""
+    whole, rest = divmod(count, 60)
+    return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
 
 
 def parse_share_or_count(text: str, whole: int) -> int:

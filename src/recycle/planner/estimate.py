@@ -144,6 +144,29 @@ def estimate(
     return Profile(stages, gpu.inter_node, gpu.inter_node, gpu.memory_bytes, name)
 
 
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """What one layer of a model costs on one GPU: the unit in which systems that re-cut a model move it."""
+
+    forward_us: float
+    backward_us: float
+    num_parameters: float
+    activation_bytes: float
+
+
+def layer_costs(model: ModelSpec, gpu: GpuSpec, tensor_parallel: int = 1) -> tuple[LayerCost, ...]:
+    """Return the layers of `model` in order: the embedding, the transformer layers, the head with its own embedding matrix."""
+    setting = _Setting(tensor_parallel)
+    embedding, layer, head = (make(model, gpu, setting) for make in (_embedding_work, _layer_work, _head_work))
+    head = head.plus(_Work(num_parameters=model.vocabulary * model.hidden / tensor_parallel))
+    return tuple(_layer_cost(work) for work in (embedding, *[layer] * model.num_layers, head))
+
+
+def _layer_cost(work: _Work) -> LayerCost:
+    forward, split, weight = (work.seconds[kind] * 1e6 for kind in _SPLIT)
+    return LayerCost(forward, split + weight, work.num_parameters, work.activation_bytes)
+
+
 def split_layers(num_layers: int, layer_cost: float, extra_costs: Sequence[float]) -> tuple[int, ...]:
     """Return how many equal layers each stage gets, at least one, so that the slowest stage is as fast as possible.
 

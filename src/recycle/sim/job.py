@@ -1,0 +1,86 @@
+"""The job: the model that is trained, on which GPUs, in which shape. Every system of a campaign gets the same one."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from recycle.core.cluster import Cluster, Shape
+from recycle.core.errors import MemoryTooSmall, UserError
+from recycle.core.problem import Memory, Problem, Techniques
+from recycle.core.profile import Profile
+from recycle.planner.catalog import GpuSpec, ModelSpec, parse_gpu, parse_model
+from recycle.planner.estimate import LayerCost, estimate, layer_costs
+
+BYTES_PER_PARAMETER = 18  # bf16 weight, fp32 gradient, fp32 master weight and Adam's two moments
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A model in a shape. A worker is a node: it fails as a unit, and holds `tensor_parallel` GPUs.
+
+    `scale` stretches what the estimate says of a step, so that the fault-free job is as fast as a measured one.
+    """
+
+    model: ModelSpec
+    gpu: GpuSpec
+    shape: Shape
+    tensor_parallel: int = 1
+    scale: float = 1.0
+
+    @staticmethod
+    def of(model: str, gpu: str, shape: Shape, tensor_parallel: int = 1, scale: float = 1.0) -> "Job":
+        if not 1e-6 <= scale <= 1e6:
+            raise UserError(f"the scale is {scale!r}, but it must lie between 0.000001 and 1000000")
+        job = Job(parse_model(model), parse_gpu(gpu), shape, tensor_parallel, scale)
+        job.problem()  # refuses what cannot be trained at all
+        return job
+
+    def profile(self, num_stages: int | None = None) -> Profile:
+        """What each op costs when the model is cut into `num_stages` stages, those of the shape if not said."""
+        return _profile(self.model, self.gpu, num_stages or self.shape.num_stages, self.tensor_parallel)
+
+    def problem(self, techniques: Techniques | None = None) -> Problem:
+        """The planning problem of the whole cluster, in the memory that its GPUs have."""
+        profile = self.profile()
+        memory = Memory.bytes([self.gpu.memory_bytes] * self.shape.num_stages)
+        try:
+            return Problem(Cluster(self.shape), profile, memory, techniques or Techniques())
+        except MemoryTooSmall as problem:
+            raise UserError(f"{self.model.name} does not fit on {self.gpu.name}: {problem}; take more stages or GPUs") from None
+
+    @property
+    def layers(self) -> tuple[LayerCost, ...]:
+        return _layers(self.model, self.gpu, self.tensor_parallel)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.shape.num_workers
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches of all pipelines in one step: the global batch, which no system but replica drop changes."""
+        return self.shape.num_chains
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.num_microbatches * self.model.microbatch
+
+    @property
+    def state_bytes(self) -> int:
+        """Parameters and optimizer state of the whole model."""
+        return round(sum(layer.num_parameters for layer in self.layers) * self.tensor_parallel * BYTES_PER_PARAMETER)
+
+    def scaled_us(self, time_us: float) -> int:
+        return max(1, round(time_us * self.scale))
+
+    def with_scale(self, scale: float) -> "Job":
+        return replace(self, scale=scale)
+
+
+@lru_cache(maxsize=256)
+def _profile(model: ModelSpec, gpu: GpuSpec, num_stages: int, tensor_parallel: int) -> Profile:
+    return estimate(model, gpu, num_stages, tensor_parallel)
+
+
+@lru_cache(maxsize=64)
+def _layers(model: ModelSpec, gpu: GpuSpec, tensor_parallel: int) -> tuple[LayerCost, ...]:
+    return layer_costs(model, gpu, tensor_parallel)

@@ -1,0 +1,59 @@
+"""Checkpoint and restart, as torchrun and Megatron do it: any failure stops the whole job, which resumes from a checkpoint.
+
+Assumptions: 1F1B on all places of the cluster; a checkpoint every `checkpoint_every` steps stops training for `checkpoint_us`;
+a failure is noticed, the job is started again and loads its state, `restart_us` in all. With spares (`has_spares`) there is
+always another node; without, the job stands still until every place is filled again. A node that joins while all places are
+filled changes nothing.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from recycle.sim.job import Job
+from recycle.sim.policy import DOWN, Event, Loss, Members, Regime, Verdict, pauses
+from recycle.sim.timings import Timing
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRestart:
+    """State: whether the job runs."""
+
+    job: Job
+    timing: Timing
+    checkpoint_every: int
+    checkpoint_us: int
+    restart_us: int
+    has_spares: bool = False
+
+    @property
+    def name(self) -> str:
+        return "checkpoint-restart-spare" if self.has_spares else "checkpoint-restart"
+
+    def begin(self, members: Members) -> Verdict:
+        runs = self._can_run(members)
+        return Verdict(self._regime() if runs else DOWN, state=runs)
+
+    def change(self, event: Event, state: Any) -> Verdict:
+        runs = self._can_run(event.members)
+        if not event.left and bool(state) == runs:
+            return Verdict(self._regime() if runs else DOWN, (), Loss.NOTHING, "nothing changes", runs, keeps_unfinished=True)
+        if not runs:
+            reason = f"the job waits until {len(event.members.failed)} places are filled"
+            return Verdict(self._waiting(), (), Loss.SINCE_CHECKPOINT, reason, False)
+        restart = pauses(("restart", self.restart_us))
+        return Verdict(self._regime(), restart, Loss.SINCE_CHECKPOINT, "the job starts again from its checkpoint", True)
+
+    def _can_run(self, members: Members) -> bool:
+        return self.has_spares or not members.failed
+
+    def _waiting(self) -> Regime:
+        return Regime(0, 0, checkpoint_every=self.checkpoint_every)
+
+    def _regime(self) -> Regime:
+        return Regime(
+            self.job.scaled_us(self.timing.period_us),
+            self.job.samples_per_step,
+            self.timing.busy_share(self.job.num_nodes),
+            self.checkpoint_every,
+            self.checkpoint_us,
+        )

@@ -1,0 +1,50 @@
+"""Two yardsticks that no failure can pause.
+
+`ideal`: every live worker computes all the time; no bubble, no reduction, no step, no pause. No system that runs the same ops on
+the same workers can be faster. `fault-scaled`: the paper's yardstick, fault-free 1F1B times the share of workers that are alive;
+a system that fills 1F1B's bubbles can be faster than this one.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from recycle.sim.job import Job
+from recycle.sim.policy import DOWN, Event, Members, Regime, Verdict
+from recycle.sim.timings import Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Ideal:
+    """The work of an iteration, spread evenly over the live workers."""
+
+    job: Job
+    timing: Timing
+    name: str = "ideal"
+
+    def begin(self, members: Members) -> Verdict:
+        num_live = min(members.num_live, self.job.num_nodes)
+        if not num_live:
+            return Verdict(DOWN)
+        return Verdict(Regime(self.job.scaled_us(self.timing.work_us / num_live), self.job.samples_per_step))
+
+    def change(self, event: Event, state: Any) -> Verdict:
+        return self.begin(event.members)
+
+
+@dataclass(frozen=True, slots=True)
+class FaultScaled:
+    """Fault-free 1F1B, slowed by the share of workers that are dead."""
+
+    job: Job
+    timing: Timing
+    name: str = "fault-scaled"
+
+    def begin(self, members: Members) -> Verdict:
+        num_live = min(members.num_live, self.job.num_nodes)
+        if not num_live:
+            return Verdict(DOWN)
+        step_us = self.job.scaled_us(self.timing.period_us * self.job.num_nodes / num_live)
+        return Verdict(Regime(step_us, self.job.samples_per_step, self.timing.busy_share(self.job.num_nodes)))
+
+    def change(self, event: Event, state: Any) -> Verdict:
+        return self.begin(event.members)
