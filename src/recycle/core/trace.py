@@ -10,7 +10,6 @@ Lines that begin with # are comments, except `# end <milliseconds>`, which says 
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import dropwhile, takewhile
 from pathlib import Path
 from reprlib import repr as shortened
 
@@ -65,17 +64,21 @@ class Trace:
 
     @property
     def initial(self) -> tuple[str, ...]:
-        """The nodes that are there from the start, before anything else happens."""
-        return tuple(change.node for change in takewhile(_is_first, self.changes))
+        """The nodes that are there from the start, when all changes at time 0 are done."""
+        present: dict[str, None] = {}
+        for change in self.changes:
+            if change.at_us == 0:
+                present.update({change.node: None}) if change.joins else present.pop(change.node)
+        return tuple(present)
 
     @property
     def later(self) -> tuple[Change, ...]:
-        """What changes after the start; a node that leaves at time 0 leaves after it was there."""
-        return tuple(dropwhile(_is_first, self.changes))
+        """What changes after the start."""
+        return tuple(change for change in self.changes if change.at_us > 0)
 
     @property
     def num_failures(self) -> int:
-        return sum(not change.joins for change in self.changes)
+        return sum(not change.joins for change in self.later)
 
     def until(self, end_us: int) -> "Trace":
         """The same trace, cut or stretched to end at `end_us`."""
@@ -112,10 +115,6 @@ class Trace:
             raise FileProblem(f"{path} is not text: a trace has a line 'milliseconds,add|remove,node' for each change") from None
         except UserError as problem:
             raise FileProblem(f"{path} is not a usable trace: {problem}") from None
-
-
-def _is_first(change: Change) -> bool:
-    return change.joins and change.at_us == 0
 
 
 def _is_name(node: str) -> bool:

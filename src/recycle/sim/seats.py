@@ -83,17 +83,22 @@ def effective(changes: Iterable[Change], ready_us: int) -> list[Change]:
             seen.remove(waiting)
         else:
             seen.append(change)
-    return sorted(seen, key=lambda change: (change.at_us, change.joins))
+    return sorted(seen, key=lambda change: change.at_us)
 
 
 def events(trace: Trace, shape: Shape, ready_us: int) -> Iterator[Event]:
     """Yield first who is there from the start, then every change; what happens at one time is one event."""
-    seats = Seats(shape)
+    seats, present = Seats(shape), set(trace.initial)
     yield seats.change(0, (), trace.initial)
     for at_us, group in groupby(effective(trace.later, ready_us), key=lambda change: change.at_us):
         if at_us >= trace.end_us:
             return
-        changes = list(group)
-        leaving = [change.node for change in changes if not change.joins]
-        joining = [change.node for change in changes if change.joins]
+        before, changes = frozenset(present), list(group)
+        for change in changes:
+            (present.add if change.joins else present.discard)(change.node)
+        nodes = dict.fromkeys(change.node for change in changes)
+        gone = {change.node for change in changes if not change.joins}
+        # A node that leaves and is back at the same time has still lost what it held.
+        leaving = [node for node in nodes if node in before and node in gone]
+        joining = [node for node in nodes if node in present and (node not in before or node in gone)]
         yield seats.change(at_us, leaving, joining)

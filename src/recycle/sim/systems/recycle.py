@@ -1,57 +1,21 @@
 """ReCycle: peers take over a dead worker's micro-batches, at the speed that the planner's own plans have.
 
-Assumptions: `Recovery` holds what a recovery takes beside the work itself; a real run can fill it in. The iteration in flight is
-done again. After a pause the pipeline fills anew: the first iteration takes its makespan, not the period. With `moves`, live
+Assumptions: `RecycleConstants` hold what a recovery takes beside the work; a real run can fill them in. The iteration in flight
+is done again. After a pause the pipeline fills anew: the first iteration takes its makespan, not the period. With `moves`, live
 workers change stage so that the failures lie as the plan for their number wants them (Failure Normalization), copying the state
 of their new stage from a peer; without, failures stay where they fall. A worker that joins copies its state at an iteration
 boundary. A stage that lost all its workers is loaded from the last checkpoint, and so is everybody; where nobody can move
 there, the job waits for a node.
 """
 
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from recycle.core.cluster import Worker
-from recycle.core.errors import UserError
-from recycle.core.files import read_json
+from recycle.sim.constants import RecycleConstants
 from recycle.sim.job import Job
 from recycle.sim.policy import Event, Loss, Members, Regime, Verdict, pauses
 from recycle.sim.timings import Timing, Timings
-
-FORMAT, VERSION = "recycle-recovery", 1
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """What a recovery takes, in µs, and how often a checkpoint is written beside the training, without stopping it.
-
-    The times are assumptions until a run has measured them: a death is pushed (closed connections), communicators are rebuilt
-    once, plans are looked up. `restart_us` is for the rare loss of a whole stage: everybody loads a checkpoint.
-    """
-
-    detect_us: int = 1_000_000
-    abort_us: int = 500_000
-    regroup_us: int = 5_000_000
-    plan_us: int = 500_000
-    restart_us: int = 300_000_000
-    checkpoint_interval_us: int = 1_800_000_000
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 10**12:
-                raise UserError(f"the recovery's {field.name} is {value!r}, but it is a whole number of µs from 0 to {10**12}")
-
-    @staticmethod
-    def load(path: Path) -> "Recovery":
-        """Read measured times; what the file does not name keeps its assumption."""
-        data = read_json(path, FORMAT, VERSION)
-        known = {field.name for field in fields(Recovery)}
-        given = {key: value for key, value in data.items() if key not in ("format", "version")}
-        if unknown := sorted(set(given) - known):
-            raise UserError(f"{path} names {unknown[0]!r}, which is no part of a recovery: known are {', '.join(sorted(known))}")
-        return replace(Recovery(), **given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +38,7 @@ class Recycle:
 
     job: Job
     timings: Timings
-    recovery: Recovery = Recovery()
-    moves: bool = True
+    costs: RecycleConstants
     fault_free: Timing | None = None
     name: str = "recycle"
 
@@ -91,14 +54,14 @@ class Recycle:
         # A newcomer has no state yet, so it takes the stage that misses it most: its own if workers do not move.
         for worker in joined:
             kept[worker] = self._stage_for(worker, before)
-        switch = (("regroup", self.recovery.regroup_us), ("plan", self.recovery.plan_us))
+        switch = (("regroup", self.costs.regroup_us), ("plan", self.costs.plan_us))
         if not event.left:
             return self._settle(before, Loss.NOTHING, switch, joined)
-        notice = (("detect", self.recovery.detect_us), ("abort", self.recovery.abort_us))
+        notice = (("detect", self.costs.detect_us), ("abort", self.costs.abort_us))
         return self._settle(before, Loss.STEP, (*notice, *switch), joined)
 
     def _stage_for(self, worker: Worker, holders: _Holders) -> int:
-        if not self.moves:
+        if not self.costs.moves:
             return worker.stage
         counts = holders.counts(self.job.shape.num_stages)
         return min(range(len(counts)), key=lambda stage: (counts[stage], stage != worker.stage, stage))
@@ -109,18 +72,18 @@ class Recycle:
         counts = holders.counts(shape.num_stages)
         is_lost = holders.is_lost or 0 in counts
         num_live = len(holders.stage_of)
-        if num_live < shape.num_stages or (0 in counts and not self.moves):
+        if num_live < shape.num_stages or (0 in counts and not self.costs.moves):
             reason = f"no worker is left at stage {counts.index(0)}: the job waits for a node"
             regime = Regime(0, 0, checkpoint_every=1)
             return Verdict(regime, (), loses if not is_lost else Loss.SINCE_CHECKPOINT, reason, replace(holders, is_lost=True))
         timing = self._timing(counts, num_live)
         copies = [holders.stage_of[worker] for worker in joined]
-        if self.moves:
+        if self.costs.moves:
             copies += _move(holders.stage_of, counts, timing.distribution, shape.num_pipelines)
         regime = self._regime(timing, num_live)
         refill_us = self.job.scaled_us(max(1, timing.makespan_us - timing.period_us)) if costs else 0
         if is_lost:
-            restart = pauses(*costs, ("restart", self.recovery.restart_us), ("refill", refill_us))
+            restart = pauses(*costs, ("restart", self.costs.restart_us), ("refill", refill_us))
             reason = "a stage lost all its workers: everybody goes on from the last checkpoint"
             return Verdict(regime, restart, Loss.SINCE_CHECKPOINT, reason, replace(holders, is_lost=False))
         wait = pauses(*costs, ("transfer", self._transfer_us(copies, counts)), ("refill", refill_us))
@@ -131,13 +94,13 @@ class Recycle:
         num_failed = self.job.num_nodes - num_live
         if num_failed == 0 and self.fault_free:
             return self.fault_free
-        if self.moves:
+        if self.costs.moves:
             return self.timings.normalized(num_failed)
         return self.timings.as_is(tuple(self.job.shape.num_pipelines - count for count in counts))
 
     def _regime(self, timing: Timing, num_live: int) -> Regime:
         step_us = self.job.scaled_us(timing.period_us)
-        every = max(1, self.recovery.checkpoint_interval_us // step_us)
+        every = max(1, self.costs.checkpoint_interval_us // step_us)
         return Regime(step_us, self.job.samples_per_step, timing.busy_share(num_live), every)
 
     def _transfer_us(self, stages: list[int], counts: list[int]) -> int:

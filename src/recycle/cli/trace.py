@@ -1,0 +1,224 @@
+"""`recycle trace`: make up who joins and leaves when, and look at such a trace or at a real one."""
+
+import argparse
+import json
+import shlex
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from recycle.cli.render import Terminal, chart_width, print_lines
+from recycle.core.errors import UserError
+from recycle.core.files import refuse_unwritable, write_bytes
+from recycle.core.trace import Trace, live_counts
+from recycle.core.units import format_duration, parse_duration_us, parse_share_or_count
+from recycle.report.trace_chart import draw_strip, draw_trace_png
+from recycle.sim.failures import LONGEST_US, bursts, every, node_names, poisson, racks, worker_names
+
+LEAST_WIDTH = 40
+_TAKES = {"every": ("interval",), "poisson": ("mtbf",), "bursts": ("interval", "burst"), "racks": ("mtbf", "rack")}
+_SUCH_AS = {"interval": "30m", "mtbf": "30d", "burst": "25%", "rack": "4"}
+_EXAMPLES = """\
+examples:
+  recycle trace make --kind every --pipelines 4 --stages 8 --interval 30m --hours 6 --out trace.csv
+  recycle trace show trace.csv"""
+_MAKE_DESCRIPTION = """\
+Make a trace: a line 'milliseconds,add|remove,node' for each node that joins or leaves.
+
+  every    one random node leaves each --interval
+  poisson  each node by itself leaves after a random time, --mtbf on average
+  bursts   like spot instances: up to --burst nodes leave together, each --interval on average; with --rejoin they
+           come back a few at a time, the first after that time
+  racks    each --rack nodes in a row leave together, and come back together; --mtbf is that of a rack
+
+The same seed makes the same trace on every machine, and a longer one begins like a shorter one."""
+_MAKE_EXAMPLES = """\
+durations are a number and one of ms, s, m, h, d: 45s, 30m, 1.5h
+
+examples:
+  a failure every half an hour, back an hour later
+    recycle trace make --kind every --pipelines 4 --stages 8 --interval 30m --rejoin 1h --hours 6 --out trace.csv
+  32 nodes that each fail once in 30 days on average
+    recycle trace make --kind poisson --nodes 32 --mtbf 30d --rejoin 4h --days 60 --seed 7 --out trace.csv
+  spot instances, looked at without a file
+    recycle trace make --kind bursts --nodes 64 --interval 1h --burst 25% --rejoin 10m --days 1 | recycle trace show /dev/stdin
+  racks of 8 that lose power once in a year
+    recycle trace make --kind racks --nodes 128 --rack 8 --mtbf 365d --rejoin 6h --days 90 --out trace.csv"""
+_SHOW_EXAMPLES = """\
+examples:
+  recycle trace show trace.csv
+  recycle trace show trace.csv --png trace.png
+  recycle trace show trace.csv --json | jq .mean_live"""
+
+
+def add_trace_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+    parser = subparsers.add_parser(
+        "trace",
+        help="make or look at a trace of nodes that leave and join",
+        description="Make up who joins and leaves when, or look at a trace.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _add_make_parser(actions)
+    _add_show_parser(actions)
+
+
+def _add_make_parser(actions: "argparse._SubParsersAction[Any]") -> None:
+    parser = actions.add_parser(
+        "make",
+        help="make a trace from a few numbers and a seed",
+        description=_MAKE_DESCRIPTION,
+        epilog=_MAKE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--kind", choices=tuple(_TAKES), required=True, help="how nodes fail")
+    nodes = parser.add_argument_group("the nodes: those of a cluster, named W0_0 and so on, or any number")
+    nodes.add_argument("--pipelines", type=int, metavar="D", help="data-parallel pipelines")
+    nodes.add_argument("--stages", type=int, metavar="S", help="stages of each pipeline")
+    nodes.add_argument("--nodes", type=int, metavar="N", help="so many nodes instead, named node0 and so on")
+    times = parser.add_argument_group("failures")
+    times.add_argument("--interval", metavar="TIME", help="between two failures (every), or bursts on average")
+    times.add_argument("--mtbf", metavar="TIME", help="mean time between failures of a node (poisson) or a rack (racks)")
+    times.add_argument("--burst", metavar="N|P%", help="the most nodes that leave together (bursts; default: 25%%)")
+    times.add_argument("--rack", type=int, metavar="N", help="nodes of a rack (racks)")
+    times.add_argument("--rejoin", metavar="TIME", help="how long a node is away (default: for good)")
+    length = parser.add_mutually_exclusive_group(required=True)
+    length.add_argument("--hours", type=float, metavar="H", help="how long the trace lasts")
+    length.add_argument("--days", type=float, metavar="D", help="the same in days")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="another one makes another trace (default: 1)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the trace goes (default: it is printed)")
+    parser.set_defaults(run=run_make)
+
+
+def _add_show_parser(actions: "argparse._SubParsersAction[Any]") -> None:
+    parser = actions.add_parser(
+        "show",
+        help="say what is in a trace, and draw how many nodes are live",
+        description="Say what is in a trace, and draw how many nodes are live over time.",
+        epilog=_SHOW_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="the trace file")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead; times in µs")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="write a PNG picture")
+    parser.add_argument("--width", type=int, metavar="N", help="columns of the chart (default: the terminal's)")
+    parser.set_defaults(run=run_trace_show)
+
+
+def run_make(args: argparse.Namespace) -> int:
+    """Print the trace, or write it and print what is in it."""
+    if args.out:
+        refuse_unwritable(args.out)
+    trace = _made(args)
+    comments = [_command(args)]
+    if args.out is None:
+        print(trace.dumps(comments), end="")
+        return 0
+    trace.save(args.out, comments)
+    print("\n".join([*_summary(trace), f"written   {args.out}  (recycle trace show {args.out})"]))
+    return 0
+
+
+def _made(args: argparse.Namespace) -> Trace:
+    _refuse_strays(args)
+    nodes, end_us = _nodes(args), _end_us(args)
+    rejoin_us = None if args.rejoin is None else parse_duration_us(args.rejoin)
+    if args.kind == "bursts":
+        most = max(1, len(nodes) // 4) if args.burst is None else parse_share_or_count(args.burst, len(nodes))
+        return bursts(nodes, most, parse_duration_us(args.interval), end_us, args.seed, rejoin_us)
+    if args.kind == "racks":
+        return racks(nodes, args.rack, parse_duration_us(args.mtbf), end_us, args.seed, rejoin_us)
+    kind: Callable[..., Trace] = {"every": every, "poisson": poisson}[args.kind]
+    return kind(nodes, parse_duration_us(args.interval or args.mtbf), end_us, args.seed, rejoin_us)
+
+
+def _refuse_strays(args: argparse.Namespace) -> None:
+    """Raise if the kind lacks an option that it needs, or was given one that would change nothing."""
+    takes = _TAKES[args.kind]
+    for option, example in _SUCH_AS.items():
+        is_given = getattr(args, option) is not None
+        if option in takes and not is_given and option != "burst":
+            raise UserError(f"--kind {args.kind} needs --{option}: give it, such as --{option} {example}")
+        if option not in takes and is_given:
+            wanted = " and ".join(f"--{name}" for name in takes)
+            raise UserError(f"--{option} means nothing for --kind {args.kind}, which takes {wanted}: leave it out")
+
+
+def _nodes(args: argparse.Namespace) -> tuple[str, ...]:
+    shape = (args.pipelines, args.stages)
+    if args.nodes is not None and shape == (None, None):
+        return node_names(args.nodes)
+    if args.nodes is None and None not in shape:
+        return worker_names(*shape)
+    raise UserError("give the nodes once: either --pipelines D and --stages S, or --nodes N")
+
+
+def _end_us(args: argparse.Namespace) -> int:
+    option, number, unit_ms = ("hours", args.hours, 3_600_000) if args.days is None else ("days", args.days, 86_400_000)
+    length_ms = float(number) * unit_ms
+    if not 1 <= length_ms <= LONGEST_US // 1000:  # also true of what is not a number
+        raise UserError(f"--{option} is {number:g}, but a trace lasts from 1 ms to 30 years: give a number such as 6")
+    return round(length_ms) * 1000
+
+
+def _command(args: argparse.Namespace) -> str:
+    """The command that makes the same trace again, as it stands in the file."""
+    names = ("kind", "pipelines", "stages", "nodes", "interval", "mtbf", "burst", "rack", "rejoin", "hours", "days", "seed")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value).removesuffix(".0"))]
+    return shlex.join(["recycle", "trace", "make", *words])
+
+
+def run_trace_show(args: argparse.Namespace) -> int:
+    """Write the picture if one was asked for, then print the facts and the chart."""
+    if args.width is not None and args.width < LEAST_WIDTH:
+        raise UserError(f"--width is {args.width}, too narrow for a chart: give at least {LEAST_WIDTH} columns")
+    trace = Trace.load(args.trace)
+    if args.png:
+        write_bytes(args.png, draw_trace_png(trace, args.trace.name))
+    if args.json:
+        print(json.dumps(_facts(trace)))
+        return 0
+    console = Terminal()
+    print("\n".join(_summary(trace)) + "\n")
+    width = args.width or max(LEAST_WIDTH, chart_width(console))
+    print_lines(draw_strip(trace, width, console.options.ascii_only), console)
+    if args.png:
+        print(f"wrote {args.png}")
+    return 0
+
+
+def _facts(trace: Trace) -> dict[str, Any]:
+    """What scripts rely on. A failure is one node that leaves, whether or not others leave with it."""
+    steps = list(live_counts(trace))
+    lived_us = sum(count * (after - at) for (at, count), (after, _) in pairwise([*steps, (trace.end_us, 0)]))
+    failures = trace.num_failures
+    return {
+        "num_initial": len(trace.initial),
+        "num_nodes": len({change.node for change in trace.changes}),
+        "num_failures": failures,
+        "num_joins": sum(change.joins for change in trace.later),
+        "fewest_live": min(count for _, count in steps),
+        "most_live": max(count for _, count in steps),
+        "mean_live": lived_us / trace.end_us,
+        "end_us": trace.end_us,
+        "mean_between_failures_us": round(trace.end_us / failures) if failures else None,
+        "mean_between_failures_of_a_node_us": round(lived_us / failures) if failures else None,
+    }
+
+
+def _summary(trace: Trace) -> list[str]:
+    facts = _facts(trace)
+    failures = f"{facts['num_failures']:,}"
+    if facts["num_failures"]:
+        failures += f", one every {format_duration(facts['mean_between_failures_us'])}"
+        failures += f"; a node lives {format_duration(facts['mean_between_failures_of_a_node_us'])} on average"
+    return [
+        f"nodes     {facts['num_initial']:,} at the start, {facts['num_nodes']:,} in all",
+        f"failures  {failures}",
+        f"joins     {facts['num_joins']:,} after the start",
+        f"live      {facts['fewest_live']:,} to {facts['most_live']:,}, {facts['mean_live']:,.1f} on average",
+        f"end       {format_duration(trace.end_us)}",
+    ]

@@ -1,0 +1,78 @@
+"""The campaign: systems through traces, all of them through the same ones, side by side, each answer kept.
+
+A case is answered once: its record lies in the cache under a name made from all that it depends on.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from recycle.core.errors import FileProblem
+from recycle.core.record import Event, read_record, write_record
+from recycle.core.release import RELEASE
+from recycle.core.trace import Trace, live_counts
+from recycle.sim.course import follow
+from recycle.sim.lineup import SYSTEMS, Setting
+from recycle.sim.parallel import spread
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One system in one setting through one trace."""
+
+    system: str
+    setting: Setting
+    trace: Trace
+
+    @property
+    def path(self) -> Path | None:
+        """Where the answer is kept; None if nothing is."""
+        folder = self.setting.folder
+        if folder is None:
+            return None
+        job, constants = asdict(self.setting.job), asdict(self.setting.constants)
+        text = json.dumps([RELEASE, self.system, job, constants, self.trace.dumps()], sort_keys=True)
+        return folder / f"course-{hashlib.sha256(text.encode()).hexdigest()[:24]}.jsonl"
+
+
+def run(cases: Sequence[Case], tick: Callable[[int], None] = lambda done: None) -> list[list[Event]]:
+    """Return the record of every case; those that are not kept yet are run in parallel."""
+    known = {number: record for number, case in enumerate(cases) if (record := _kept(case)) is not None}
+    missing = [number for number in range(len(cases)) if number not in known]
+    _prepare([cases[number] for number in missing])
+    tick(len(known))
+    # Following a trace takes a fraction of a second; starting a process takes more than that.
+    num_processes = None if len(missing) > 50 else 1
+    records = spread(_run_one, [cases[number] for number in missing], lambda done: tick(len(known) + done), num_processes)
+    known |= dict(zip(missing, records, strict=True))
+    return [known[number] for number in range(len(cases))]
+
+
+def _prepare(cases: Sequence[Case]) -> None:
+    """Plan in parallel what ReCycle will ask for; one after another would use one core."""
+    for case in cases:
+        if case.system == "recycle" and case.setting.constants.recycle.moves:
+            num_nodes = case.setting.job.num_nodes
+            fewest = min(count for _, count in live_counts(case.trace))
+            num_stages = case.setting.job.shape.num_stages
+            most_failures = min(num_nodes - min(fewest, num_nodes), num_nodes - num_stages)
+            case.setting.timings.prepare(most_failures)
+
+
+def _run_one(case: Case) -> list[Event]:
+    system = SYSTEMS[case.system](case.setting)
+    record = follow(system, case.trace, case.setting.job.shape, case.setting.constants.ready_us)
+    if case.path:
+        write_record(case.path, record)
+    return record
+
+
+def _kept(case: Case) -> list[Event] | None:
+    if case.path is None or not case.path.exists():
+        return None
+    try:
+        return list(read_record(case.path))
+    except FileProblem:
+        return None  # a broken file is made again

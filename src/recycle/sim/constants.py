@@ -1,0 +1,187 @@
+"""The constants of every system, in one place: pauses, checkpoints, limits. docs/simulator.md says where each comes from.
+
+They come from a TOML file with a table a system, or one by one (`oobleck.reconfigure=57s`). What is not given is the default for
+the size of the model: the peers' own figures for models of up to 6.7 billion parameters, interpolated; larger models are given
+the largest, because they run on more nodes, each of which holds no more than those did.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from recycle.core.errors import FileProblem, UserError
+from recycle.core.units import parse_duration_us
+
+_SECOND = 1_000_000
+# Parameters of GPT-3 medium, 2.7B and 6.7B, and what the authors of Oobleck measured or assumed for each, in seconds.
+_BILLIONS = (0.35, 2.7, 6.7)
+_OOBLECK_RECONFIGURE = (3.0, 6.0, 10.0)
+_BAMBOO_REBALANCE = (100.0, 230.0, 450.0)
+_VARUNA_CHECKPOINT = (11.2, 50.0, 120.0)
+_VARUNA_RESTART = (78.7, 515.0, 701.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RecycleConstants:
+    """What a recovery of ReCycle takes beside the work itself. Assumptions, until a real run has measured them.
+
+    A death is pushed, not timed out; communicators are rebuilt once; plans are looked up. Checkpoints are written beside the
+    training; they matter only when a stage loses all its workers, and everybody starts again from the last one.
+    """
+
+    detect_us: int = _SECOND
+    abort_us: int = _SECOND // 2
+    regroup_us: int = 5 * _SECOND
+    plan_us: int = _SECOND // 2
+    restart_us: int = 300 * _SECOND
+    checkpoint_interval_us: int = 1800 * _SECOND
+    moves: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class OobleckConstants:
+    """The pause of a reconfiguration, and how many failures at once the templates must survive."""
+
+    reconfigure_us: int
+    faults: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class BambooConstants:
+    """The pauses of a rebalance and of a global rendezvous after a fatal loss."""
+
+    rebalance_us: int
+    fatal_us: int = 30 * _SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class VarunaConstants:
+    """How often a checkpoint is written, what it costs, and what a restart costs on top."""
+
+    checkpoint_us: int
+    restart_us: int
+    checkpoint_every: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDropConstants:
+    """A new quorum and new communicators."""
+
+    reconfigure_us: int = 10 * _SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRestartConstants:
+    """How often a checkpoint is written and how long it stops the training, and what a restart takes: start, load, warm up."""
+
+    checkpoint_interval_us: int = 1800 * _SECOND
+    checkpoint_us: int = 30 * _SECOND
+    restart_us: int = 600 * _SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """The constants of all systems, and how long an added node takes until it can be used, which is the same for all."""
+
+    oobleck: OobleckConstants
+    bamboo: BambooConstants
+    varuna: VarunaConstants
+    recycle: RecycleConstants = field(default_factory=RecycleConstants)
+    replica_drop: ReplicaDropConstants = field(default_factory=ReplicaDropConstants)
+    checkpoint_restart: CheckpointRestartConstants = field(default_factory=CheckpointRestartConstants)
+    ready_us: int = 45 * _SECOND
+
+    @staticmethod
+    def for_model(num_parameters: float) -> "Constants":
+        """The defaults for a model of this size."""
+        checkpoint_us = _by_size(num_parameters, _VARUNA_CHECKPOINT)
+        return Constants(
+            OobleckConstants(_by_size(num_parameters, _OOBLECK_RECONFIGURE)),
+            BambooConstants(_by_size(num_parameters, _BAMBOO_REBALANCE)),
+            VarunaConstants(checkpoint_us, _by_size(num_parameters, _VARUNA_RESTART) - checkpoint_us),
+        )
+
+    def with_file(self, path: Path) -> "Constants":
+        """The same, changed by the tables of a TOML file."""
+        try:
+            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as problem:
+            raise FileProblem(f"cannot read {path}: {problem.strerror or problem}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+            raise FileProblem(f"{path} is not TOML: {problem}") from None
+        made = self
+        for system, table in tables.items():
+            if isinstance(table, Mapping):
+                for key, value in table.items():
+                    made = made.with_value(f"{system}.{key}", value)
+            else:
+                made = made.with_value(system, table)
+        return made
+
+    def with_values(self, pairs: Iterable[str]) -> "Constants":
+        """The same, changed by texts such as `oobleck.reconfigure=57s`."""
+        made = self
+        for pair in pairs:
+            name, equals, value = pair.partition("=")
+            if not equals:
+                raise UserError(f"{pair!r} does not set a constant: write system.name=value, such as oobleck.reconfigure=57s")
+            made = made.with_value(name.strip(), value.strip())
+        return made
+
+    def with_value(self, name: str, value: Any) -> "Constants":
+        """The same, with one constant changed; durations are texts such as `57s`."""
+        system, dot, key = name.replace("-", "_").partition(".")
+        if not dot and system == "ready":
+            return replace(self, ready_us=_duration(name, value))
+        known = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "ready_us"}
+        if system not in known:
+            raise UserError(f"{name!r} is not a constant: it begins with ready or one of {', '.join(_dashed(known))}")
+        return replace(self, **{system: _with_field(name, known[system], key, value)})
+
+
+def _by_size(num_parameters: float, seconds: tuple[float, ...]) -> int:
+    """Interpolate between the known sizes; below and above them the nearest one holds."""
+    billions = num_parameters / 1e9
+    value = seconds[0]
+    for low, high, before, after in zip(_BILLIONS, _BILLIONS[1:], seconds, seconds[1:], strict=False):
+        if billions > low:
+            value = before + (after - before) * min(1.0, (billions - low) / (high - low))
+    return round(value * _SECOND)
+
+
+def _with_field(name: str, table: Any, key: str, value: Any) -> Any:
+    """Set one field of a system's constants, read by what it is now: a duration, a switch or a count."""
+    names = {item.name.removesuffix("_us"): item.name for item in fields(table)}
+    if key not in names:
+        raise UserError(f"{name!r} is not a constant: this system has {', '.join(_dashed(names))}")
+    field_name = names[key]
+    if field_name.endswith("_us"):
+        return replace(table, **{field_name: _duration(name, value)})
+    if isinstance(getattr(table, field_name), bool):
+        return replace(table, **{field_name: _switch(name, value)})
+    return replace(table, **{field_name: _count(name, value)})
+
+
+def _dashed(names: Iterable[str]) -> list[str]:
+    return [name.replace("_", "-") for name in names]
+
+
+def _duration(name: str, value: Any) -> int:
+    if not isinstance(value, str):
+        raise UserError(f"{name} is {value!r}, but it is a duration: write a text such as 57s or 10m")
+    return 0 if value.strip() in ("0", "0s") else parse_duration_us(value)
+
+
+def _switch(name: str, value: Any) -> bool:
+    words = {"true": True, "yes": True, "false": False, "no": False}
+    if str(value).lower() not in words:
+        raise UserError(f"{name} is {value!r}, but it is a switch: write true or false")
+    return words[str(value).lower()]
+
+
+def _count(name: str, value: Any) -> int:
+    if not str(value).isdecimal() or not 1 <= int(str(value)) <= 10**9:
+        raise UserError(f"{name} is {value!r}, but it is a whole number of at least 1")
+    return int(str(value))

@@ -1,0 +1,101 @@
+"""The line-up: every system by the name that a user gives it, made for a job and its constants."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from recycle.core.errors import UserError
+from recycle.sim.constants import Constants
+from recycle.sim.job import Job
+from recycle.sim.policy import System
+from recycle.sim.systems.bamboo import Bamboo
+from recycle.sim.systems.checkpoint_restart import CheckpointRestart
+from recycle.sim.systems.ideal import FaultScaled, Ideal
+from recycle.sim.systems.oobleck import Oobleck
+from recycle.sim.systems.recycle import Recycle
+from recycle.sim.systems.replica_drop import ReplicaDrop
+from recycle.sim.systems.varuna import Varuna
+from recycle.sim.timings import Timing, Timings, one_f_one_b
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a system is made from: the job, the constants of all systems, and where timings are kept."""
+
+    job: Job
+    constants: Constants
+    folder: Path | None = None
+
+    @property
+    def baseline(self) -> Timing:
+        """Fault-free 1F1B."""
+        return one_f_one_b(self.job.problem(), self.folder)
+
+    @property
+    def timings(self) -> Timings:
+        return Timings(self.job.problem(), self.folder)
+
+
+def _recycle(given: Setting) -> System:
+    return Recycle(given.job, given.timings, given.constants.recycle)
+
+
+def _oobleck(given: Setting) -> System:
+    return Oobleck(given.job, given.constants.oobleck.reconfigure_us, given.constants.oobleck.faults)
+
+
+def _bamboo(given: Setting) -> System:
+    return Bamboo(given.job, given.constants.bamboo.rebalance_us, given.constants.bamboo.fatal_us)
+
+
+def _varuna(given: Setting) -> System:
+    costs = given.constants.varuna
+    return Varuna(given.job, costs.checkpoint_every, costs.checkpoint_us, costs.restart_us)
+
+
+def _replica_drop(given: Setting) -> System:
+    return ReplicaDrop(given.job, given.baseline, given.constants.replica_drop.reconfigure_us)
+
+
+def _checkpoint_restart(given: Setting, has_spares: bool = False) -> System:
+    costs, baseline = given.constants.checkpoint_restart, given.baseline
+    every = max(1, costs.checkpoint_interval_us // given.job.scaled_us(baseline.period_us))
+    return CheckpointRestart(given.job, baseline, every, costs.checkpoint_us, costs.restart_us, has_spares)
+
+
+def _checkpoint_restart_spare(given: Setting) -> System:
+    return _checkpoint_restart(given, has_spares=True)
+
+
+def _ideal(given: Setting) -> System:
+    return Ideal(given.job, given.baseline)
+
+
+def _fault_scaled(given: Setting) -> System:
+    return FaultScaled(given.job, given.baseline)
+
+
+SYSTEMS: dict[str, Callable[[Setting], System]] = {
+    "recycle": _recycle,
+    "oobleck": _oobleck,
+    "bamboo": _bamboo,
+    "varuna": _varuna,
+    "replica-drop": _replica_drop,
+    "checkpoint-restart": _checkpoint_restart,
+    "checkpoint-restart-spare": _checkpoint_restart_spare,
+    "fault-scaled": _fault_scaled,
+    "ideal": _ideal,
+}
+
+
+def parse_systems(text: str) -> list[str]:
+    """Read a list of systems, or `all`; each is named once."""
+    names = list(SYSTEMS) if text.strip() == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UserError(f"no system is named: choose from {', '.join(SYSTEMS)}, or all")
+    for name in names:
+        if name not in SYSTEMS:
+            raise UserError(f"{name!r} is not a system: choose from {', '.join(SYSTEMS)}, or all")
+        if names.count(name) > 1:
+            raise UserError(f"{name} is named twice: name each system once")
+    return names

@@ -1,0 +1,101 @@
+"""What happened in a run, event by event, and the file of it."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recycle.core.errors import FileProblem
+from recycle.core.record import Changed, OpRan, Spell, Started, dump_event, read_record, write_record
+
+EVENTS = [
+    Started("simulate", "spot · 3 µs"),
+    OpRan(0, "W0_1", "1F0@2", 5, 9),
+    Changed(10, "W0_1", False, 3),
+    Spell(9, 30, "pause", cause="W0_1 left", num_live=3),
+    Spell(30, 90, "train", samples=64, num_live=3),
+]
+HEAD = '{"format": "recycle-record", "version": 1}\n'
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+TIME = st.integers(0, 10**15)
+EVENT = st.one_of(
+    st.builds(Started, TEXT, TEXT),
+    st.builds(OpRan, TIME, TEXT, TEXT, TIME, TIME),
+    st.builds(Changed, TIME, TEXT, st.booleans(), TIME),
+    st.builds(Spell, TIME, TIME, TEXT, cause=TEXT, samples=TIME, num_live=TIME),
+)
+
+
+def test_an_event_is_a_line_that_names_its_kind():
+    assert dump_event(Changed(10, "W0_1", False, 3)) == '{"event":"changed","at_us":10,"node":"W0_1","joins":false,"num_live":3}'
+    assert dump_event(EVENTS[0]) == '{"event":"started","source":"simulate","name":"spot · 3 µs"}'
+
+
+def test_a_record_is_a_head_and_a_line_for_each_event(tmp_path):
+    write_record(tmp_path / "run.jsonl", EVENTS)
+    head, *lines = (tmp_path / "run.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(head) == {"format": "recycle-record", "version": 1}
+    assert [json.loads(line)["event"] for line in lines] == ["started", "op", "changed", "spell", "spell"]
+
+
+@given(st.lists(EVENT))
+def test_events_are_read_back_as_they_were_written(tmp_path_factory, events):
+    path = tmp_path_factory.mktemp("record") / "run.jsonl"
+    write_record(path, events)
+    assert list(read_record(path)) == events
+
+
+def test_a_record_whose_writer_died_is_read_up_to_its_last_whole_line(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write_record(path, EVENTS)
+    whole = path.read_bytes()
+    for length in range(len(HEAD), len(whole)):
+        path.write_bytes(whole[:length])
+        num_whole = whole[:length].count(b"\n") - 1
+        # An event whose line lacks nothing but its end is whole too.
+        assert list(read_record(path)) in (EVENTS[:num_whole], EVENTS[: num_whole + 1])
+        assert len(list(read_record(path))) == num_whole + (whole[length : length + 1] == b"\n")
+
+
+def test_a_line_that_is_broken_in_the_middle_is_named(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text(HEAD + '{"event": "sta\n' + dump_event(EVENTS[1]) + "\n")
+    with pytest.raises(FileProblem, match="line 2: this is not an event of a record"):
+        list(read_record(path))
+
+
+def test_a_key_that_a_later_release_added_is_passed_over(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text(HEAD + '{"event": "started", "source": "train", "name": "x", "colour": "red"}\n')
+    assert list(read_record(path)) == [Started("train", "x")]
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        pytest.param(b"", "is not a recycle-record file", id="empty"),
+        pytest.param(bytes(range(256)), "is not a recycle-record file", id="binary"),
+        pytest.param(b"[]\n", "is not a recycle-record file", id="a list"),
+        pytest.param(b'{"format": "recycle-plan", "version": 1}\n', "is not a recycle-record file", id="a plan"),
+        pytest.param(b'{"format": "recycle-record", "version": 2}', "version 2, but this release reads version 1", id="version"),
+        pytest.param(HEAD.encode() + b'{"event": "flew"}\n\n', "line 2: this is not an event", id="an unknown event"),
+        pytest.param(HEAD.encode() + b'{"event": "op"}\n', "line 2: the event 'op' is not whole", id="an event without facts"),
+        pytest.param(HEAD.encode() + b"7\n\n", "line 2: this is not an event", id="a number"),
+    ],
+)
+def test_a_file_that_is_no_record_is_explained(data, sentence, tmp_path):
+    (tmp_path / "run.jsonl").write_bytes(data)
+    with pytest.raises(FileProblem, match=sentence):
+        list(read_record(tmp_path / "run.jsonl"))
+
+
+def test_a_record_that_cannot_be_read_is_explained(tmp_path):
+    with pytest.raises(FileProblem, match=r"cannot read .*: No such file"):
+        list(read_record(tmp_path / "nowhere"))
+    with pytest.raises(FileProblem, match=r"cannot read .*: Is a directory"):
+        list(read_record(tmp_path))
+
+
+def test_a_spell_has_a_length():
+    assert Spell(9, 30, "down").length_us == 21
