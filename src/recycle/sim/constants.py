@@ -6,21 +6,19 @@ the largest, because they run on more nodes, each of which holds no more than th
 """
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.units import parse_duration_us
+from recycle.sim.peers import COSTS
 
 _SECOND = 1_000_000
-# Parameters of GPT-3 medium, 2.7B and 6.7B, and what the authors of Oobleck measured or assumed for each, in seconds.
-_BILLIONS = (0.35, 2.7, 6.7)
-_OOBLECK_RECONFIGURE = (3.0, 6.0, 10.0)
-_BAMBOO_REBALANCE = (100.0, 230.0, 450.0)
-_VARUNA_CHECKPOINT = (11.2, 50.0, 120.0)
-_VARUNA_RESTART = (78.7, 515.0, 701.0)
+# Billions of parameters of the models between which the peers' costs are interpolated.
+_SIZES = {0.35: COSTS["gpt-3-medium"], 2.7: COSTS["gpt-3-2.7b"], 6.7: COSTS["gpt-3-6.7b"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +94,12 @@ class Constants:
     @staticmethod
     def for_model(num_parameters: float) -> "Constants":
         """The defaults for a model of this size."""
-        checkpoint_us = _by_size(num_parameters, _VARUNA_CHECKPOINT)
-        return Constants(
-            OobleckConstants(_by_size(num_parameters, _OOBLECK_RECONFIGURE)),
-            BambooConstants(_by_size(num_parameters, _BAMBOO_REBALANCE)),
-            VarunaConstants(checkpoint_us, _by_size(num_parameters, _VARUNA_RESTART) - checkpoint_us),
+        reconfigure, rebalance, checkpoint, restart = (
+            _by_size(num_parameters, [getattr(costs, f"{name}_ms") for costs in _SIZES.values()])
+            for name in ("reconfigure", "rebalance", "checkpoint", "restart")
         )
+        varuna = VarunaConstants(checkpoint, restart - checkpoint)
+        return Constants(OobleckConstants(reconfigure), BambooConstants(rebalance), varuna)
 
     def with_file(self, path: Path) -> "Constants":
         """The same, changed by the tables of a TOML file."""
@@ -141,14 +139,13 @@ class Constants:
         return replace(self, **{system: _with_field(name, known[system], key, value)})
 
 
-def _by_size(num_parameters: float, seconds: tuple[float, ...]) -> int:
-    """Interpolate between the known sizes; below and above them the nearest one holds."""
-    billions = num_parameters / 1e9
-    value = seconds[0]
-    for low, high, before, after in zip(_BILLIONS, _BILLIONS[1:], seconds, seconds[1:], strict=False):
+def _by_size(num_parameters: float, known_ms: Sequence[int]) -> int:
+    """Interpolate between the known sizes, in µs; below and above them the nearest one holds."""
+    billions, value = num_parameters / 1e9, float(known_ms[0])
+    for (low, high), (before, after) in zip(pairwise(_SIZES), pairwise(known_ms), strict=True):
         if billions > low:
             value = before + (after - before) * min(1.0, (billions - low) / (high - low))
-    return round(value * _SECOND)
+    return round(value * 1000)
 
 
 def _with_field(name: str, table: Any, key: str, value: Any) -> Any:

@@ -10,7 +10,7 @@ from recycle.core.cluster import Shape
 from recycle.core.record import Changed, Event, Spell
 from recycle.core.trace import Trace
 from recycle.sim import seats
-from recycle.sim.policy import DOWN, Loss, Pause, Regime, System, Verdict
+from recycle.sim.policy import DOWN, Loss, Pause, System, Verdict
 
 
 def follow(system: System, trace: Trace, shape: Shape, ready_us: int = 0) -> list[Event]:
@@ -46,7 +46,8 @@ class _Books:
         self.now_us = 0
         self.num_live = num_live
         self._regime = DOWN
-        self._next: Regime | None = None  # takes over when the step in flight ends
+        self._next: Verdict | None = None  # takes over when the step in flight ends
+        self._why_down = ""
         self._pauses: list[Pause] = []
         self._in_step_us = 0
         self._in_checkpoint_us = 0
@@ -59,12 +60,12 @@ class _Books:
         unfinished = self._pauses if verdict.keeps_unfinished else []
         self._pauses = [*verdict.pauses, *unfinished]
         if verdict.loses is Loss.NOTHING and self._in_step_us and not self._regime.is_down:
-            self._next = verdict.regime
+            self._next = verdict
             return
         if verdict.loses is Loss.SINCE_CHECKPOINT:
             self._roll_back(verdict)
         self._lose_step(verdict)
-        self._take_up(verdict.regime)
+        self._take_up(verdict)
 
     def advance(self, to_us: int) -> None:
         """Live on until `to_us`."""
@@ -74,7 +75,7 @@ class _Books:
             elif self._pauses:
                 self._sit_out(to_us)
             elif self._regime.is_down:
-                self._add(to_us, "down", "too few workers")
+                self._add(to_us, "down", self._why_down)
             else:
                 self._train(to_us)
 
@@ -164,10 +165,10 @@ class _Books:
         self._in_checkpoint_us = 0
         self._next = None
 
-    def _take_up(self, regime: Regime) -> None:
-        if regime.checkpoint_every == 0:
+    def _take_up(self, verdict: Verdict) -> None:
+        if verdict.secures or verdict.regime.checkpoint_every == 0:
             self._secure()
-        self._regime = regime
+        self._regime, self._why_down = verdict.regime, verdict.reason or "too few workers"
 
     def _add(self, end_us: int, state: str, cause: str = "") -> None:
         if end_us > self.now_us:

@@ -95,7 +95,8 @@ class Verdict:
     """A system's answer to a change. `reason` is a sentence for people; `state` comes back with the next question.
 
     `keeps_unfinished` says that pauses which an earlier change began must still be sat out; else this answer replaces them.
-    `drops_samples` says that what is lost is never trained on, because the data has moved on.
+    `drops_samples` says that what is lost is never trained on, because the data has moved on. `secures` says that a checkpoint
+    of all finished steps is part of the change.
     """
 
     regime: Regime
@@ -105,6 +106,7 @@ class Verdict:
     state: Any = None
     keeps_unfinished: bool = False
     drops_samples: bool = False
+    secures: bool = False
 
 
 class System(Protocol):

@@ -1,0 +1,82 @@
+"""Systems side by side as a picture: their throughput over time, with every failure marked."""
+
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from recycle.core.record import Changed, Event
+from recycle.report import palette
+from recycle.report.metrics import measure, throughput_over_time
+
+# Okabe and Ito's colours, which colour-blind readers tell apart, each with its own dashes for print without colour.
+LINES: tuple[tuple[str, str | tuple[int, tuple[float, ...]]], ...] = (
+    ("#0072B2", "-"),
+    ("#D55E00", (0, (6, 1.5))),
+    ("#009E73", (0, (3, 1.2))),
+    ("#CC79A7", (0, (1, 1))),
+    ("#8C6D00", (0, (6, 1.5, 1, 1.5))),
+    ("#56B4E9", (0, (4, 1, 1, 1, 1, 1))),
+    ("#7F3C8D", (0, (2, 2))),
+    ("#999999", (0, (8, 2))),
+    ("#000000", (0, (1, 2))),
+)
+_NUM_BINS = 360
+
+
+def draw_campaign(records: Mapping[str, Sequence[Event]], title: str, fault_free: float) -> bytes:
+    """Return a PNG: samples a second over time, one line a system, and below it how many nodes live."""
+    figure = Figure(figsize=(10, 5.6), facecolor=palette.PAPER, layout="constrained")
+    FigureCanvasAgg(figure)
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[5, 1])
+    _draw_throughput(top, records, fault_free)
+    _draw_nodes(bottom, next(iter(records.values())))
+    top.set_title(title, fontsize=11, color=palette.INK, loc="left", fontweight="bold")
+    bottom.set_xlabel("hours", color=palette.INK)
+    stream = BytesIO()
+    figure.savefig(stream, format="png", dpi=150, metadata={"Software": None})
+    return stream.getvalue()
+
+
+def _draw_throughput(axes: Axes, records: Mapping[str, Sequence[Event]], fault_free: float) -> None:
+    axes.axhline(fault_free, color=palette.GRID, linewidth=1)
+    for (name, record), (colour, dashes) in zip(records.items(), LINES, strict=False):
+        points = throughput_over_time(record, _NUM_BINS)
+        mean = measure(record).throughput
+        axes.plot(*zip(*points, strict=True), color=colour, linestyle=dashes, linewidth=1.5, label=f"{name} ({mean:.3g})")
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("samples / s", color=palette.INK)
+    axes.text(0, fault_free, " fault-free 1F1B", va="bottom", fontsize=8, color=palette.FAINT_INK)
+    axes.legend(fontsize=8, frameon=False, ncols=1, loc="center left", bbox_to_anchor=(1.0, 0.5), title="system (mean)")
+    _plain(axes)
+
+
+def _draw_nodes(axes: Axes, record: Sequence[Event]) -> None:
+    changes = [event for event in record if isinstance(event, Changed)]
+    end = max((getattr(event, "end_us", 0) for event in record), default=0) / 3.6e9
+    first = changes[0].num_live + (-1 if changes[0].joins else 1) if changes else 0
+    times = [0.0, *(change.at_us / 3.6e9 for change in changes), end]
+    counts = [first, *(change.num_live for change in changes)]
+    if changes:
+        axes.step(times, [*counts, counts[-1]], where="post", color=palette.INK, linewidth=1.2)
+        failures = [change for change in changes if not change.joins]
+        axes.plot(
+            [change.at_us / 3.6e9 for change in failures],
+            [change.num_live for change in failures],
+            linestyle="none",
+            marker="x",
+            markersize=4,
+            color="#D55E00",
+        )
+    axes.set_ylabel("live nodes", color=palette.INK)
+    axes.set_xlim(0, end or 1)
+    _plain(axes)
+
+
+def _plain(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=palette.FAINT_INK, labelsize=8)
+    axes.grid(axis="y", color=palette.GRID, linewidth=0.6)
+    axes.set_axisbelow(True)

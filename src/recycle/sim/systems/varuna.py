@@ -1,0 +1,97 @@
+"""Varuna (EuroSys'22): the job is cut anew for whoever is there, and every loss rolls it back to its last checkpoint.
+
+Assumptions, the peer at its best:
+- A depth is a divisor of the number of transformer layers, smaller than that number, at which every stage fits in memory:
+  parameters, optimizer state and the activations that 1F1B holds. Of G nodes, `G // depth` pipelines are made, the rest is idle.
+- The global batch is fixed: its micro-batches, of the job's size, are spread evenly, and the pipeline with most of them sets the
+  pace. The depth with the least step wins, of equal ones the shallowest.
+- A step is `pipeline_us` and then the slowest stage's reduction and optimizer. An activation waits for the network only while
+  the pipeline fills and drains; else it travels beside the computing.
+- After every `checkpoint_every` steps training stops for `checkpoint_us`.
+- Any loss of a place of the cluster is a morph, also that of an idle node: the job rolls back to its last whole checkpoint and
+  stands still for `restart_us`, which holds no checkpoint.
+- A node that joins is a morph only if the step gets shorter by it. The job then finishes its step and writes a checkpoint first,
+  so that nothing is rolled back and the pause is `checkpoint_us + restart_us`; it starts anew if another change comes meanwhile.
+- Nodes beyond the size of the cluster are not used. With too few for any depth, the job waits for a node.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from recycle.sim.job import Job
+from recycle.sim.pipeline import latencies_us, most_bytes, pipeline_us
+from recycle.sim.policy import Event, Loss, Members, Regime, Verdict, pauses
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the job is cut: so many pipelines of so many stages, and the step that this gives, before the job's scale."""
+
+    num_pipelines: int
+    num_stages: int
+    step_us: int
+    work_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Varuna:
+    """State: the layout that runs, None while the job waits."""
+
+    job: Job
+    checkpoint_every: int
+    checkpoint_us: int
+    restart_us: int
+    name: str = "varuna"
+
+    def begin(self, members: Members) -> Verdict:
+        layout = best_layout(self.job, members.num_live)
+        return Verdict(self._regime(layout, members), reason=_reason(layout), state=layout)
+
+    def change(self, event: Event, state: Any) -> Verdict:
+        assert state is None or isinstance(state, Layout)
+        layout = best_layout(self.job, event.members.num_live)
+        restart = pauses(("restart", self.restart_us)) if layout else ()
+        if event.left:
+            return Verdict(self._regime(layout, event.members), restart, Loss.SINCE_CHECKPOINT, _reason(layout), layout)
+        if layout is None or (state is not None and layout.step_us >= state.step_us):
+            kept = self._regime(state, event.members)
+            return Verdict(kept, (), Loss.NOTHING, "no layout is faster", state, keeps_unfinished=True)
+        save = pauses(("checkpoint", self.checkpoint_us)) if state else ()
+        regime = self._regime(layout, event.members)
+        return Verdict(regime, (*save, *restart), Loss.NOTHING, _reason(layout), layout, secures=state is not None)
+
+    def _regime(self, layout: Layout | None, members: Members) -> Regime:
+        if layout is None:
+            return Regime(0, 0, checkpoint_every=self.checkpoint_every)
+        busy_share = min(1.0, layout.work_us / (layout.step_us * members.num_live))
+        step_us = self.job.scaled_us(layout.step_us)
+        return Regime(step_us, self.job.samples_per_step, busy_share, self.checkpoint_every, self.checkpoint_us)
+
+
+def best_layout(job: Job, num_nodes: int) -> Layout | None:
+    """Return the fastest way to cut `job` over so many nodes, None if no depth fits."""
+    usable = min(num_nodes, job.num_nodes)
+    layouts = [_layout(job, depth, usable // depth) for depth in depths(job.model.num_layers) if depth <= usable]
+    return min((layout for layout in layouts if layout), key=lambda layout: layout.step_us, default=None)
+
+
+def depths(num_layers: int) -> list[int]:
+    """The depths in question: every divisor of the number of layers but that number itself, and always 1."""
+    return [depth for depth in range(1, num_layers) if num_layers % depth == 0] or [1]
+
+
+def _layout(job: Job, num_stages: int, num_pipelines: int) -> Layout | None:
+    """The layout of this depth, None if a stage does not fit in a GPU's memory."""
+    profile = job.profile(num_stages)
+    num_microbatches = -(-job.num_microbatches // num_pipelines)
+    if most_bytes(profile, num_microbatches) > job.gpu.memory_bytes:
+        return None
+    finish_us = max(profile.reduce_us(stage, num_pipelines) + cost.optimizer_us for stage, cost in enumerate(profile.stages))
+    work_us = job.num_microbatches * sum(latencies_us(profile))
+    return Layout(num_pipelines, num_stages, pipeline_us(profile, num_microbatches) + finish_us, work_us)
+
+
+def _reason(layout: Layout | None) -> str:
+    if layout is None:
+        return "no depth fits on so few nodes and in their memory: the job waits"
+    return f"the job is cut into {layout.num_pipelines} pipelines of {layout.num_stages} stages"
