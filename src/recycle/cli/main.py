@@ -32,6 +32,7 @@ def make_parser() -> argparse.ArgumentParser:
     from recycle.cli.demo import add_demo_parser
     from recycle.cli.estimate import add_estimate_parser
     from recycle.cli.plan import add_plan_parser
+    from recycle.cli.replay import add_replay_parser
     from recycle.cli.show import add_show_parser
     from recycle.cli.trace import add_trace_parser
 
@@ -43,7 +44,15 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"recycle {RELEASE}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (add_plan_parser, add_show_parser, add_check_parser, add_estimate_parser, add_trace_parser, add_demo_parser):
+    for add in (
+        add_plan_parser,
+        add_show_parser,
+        add_check_parser,
+        add_replay_parser,
+        add_estimate_parser,
+        add_trace_parser,
+        add_demo_parser,
+    ):
         add(commands)
     return parser
 

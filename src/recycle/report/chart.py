@@ -1,4 +1,4 @@
-"""The plan as a chart for a terminal: lines of cells, each a text and the name of its style, without any terminal library.
+"""A plan, or an executed iteration, as a chart for a terminal: lines of cells, each a text and a style, without any library.
 
 Every worker is one line. While the shortest op is at least a column wide, slots are drawn to scale and labelled; below
 that, each column shows one kind of those in it, so that kinds keep their shares. The kind is a letter, so that nothing
@@ -12,11 +12,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from recycle.core.cluster import Cluster, Worker
-from recycle.core.op import Kind
-from recycle.core.plan import Plan
 from recycle.core.units import format_us
 from recycle.report.palette import PAINTS
-from recycle.report.timeline import Axis, Block, Lane, Span, Timeline, headline, merged
+from recycle.report.plan_timeline import Drawable, as_timeline
+from recycle.report.timeline import Axis, Block, Lane, Span, Timeline, merged
 
 BUBBLE, DEAD, WINDOW, AXIS, LABEL, TITLE, NOTE, PLAIN = "bubble", "dead", "window", "axis", "label", "title", "note", "plain"
 REROUTED = " rerouted"
@@ -44,16 +43,14 @@ class Scale:
     num_columns: int
 
     @staticmethod
-    def fit(plan: Plan, extent: Span, room: int) -> "Scale":
+    def fit(timeline: Timeline, room: int) -> "Scale":
         """Use as many of `room` columns as help, and whole columns for each unit of time where there is room for that."""
+        extent, shortest = timeline.extent, timeline.shortest_us
         length = extent[1] - extent[0]
-        durations = [plan.problem.duration_us(row.worker.stage, Kind(kind)) for row in plan.rows for kind in set(row.kinds)]
-        shortest = min(durations, default=length)
         room = max(_LEAST_COLUMNS, min(room, math.ceil(length * _WIDEST_OP / shortest)))
         if shortest * room < length:
             return Scale(extent, room)
-        unit = math.gcd(length, *durations, *(start - extent[0] for row in plan.rows for start in row.starts_us))
-        num_units = length // unit
+        num_units = length // math.gcd(length, timeline.source.grid_us(extent[0]))
         return Scale(extent, room // num_units * num_units or room)
 
     def column(self, time_us: int) -> int:
@@ -66,16 +63,17 @@ class Scale:
         return all((block.end_us - block.start_us) * self.num_columns >= length for block in blocks if block.op)
 
 
-def draw_chart(plan: Plan, width: int, all_rows: bool = False) -> list[Line]:
-    """Return the chart of `plan` in lines of at most `width` columns; big plans show a selection unless `all_rows`."""
-    timeline = Timeline(plan)
-    workers = list(plan.problem.shape.workers())
-    shown = workers if all_rows else select_workers(plan.problem.cluster, MOST_WORKERS)
+def draw_chart(drawable: Drawable, width: int, all_rows: bool = False) -> list[Line]:
+    """Return the chart in lines of at most `width` columns; where there are many workers, of a selection unless `all_rows`."""
+    timeline = as_timeline(drawable)
+    workers = list(timeline.problem.shape.workers())
+    shown = workers if all_rows else select_workers(timeline.problem.cluster, MOST_WORKERS)
     margin = max(len(str(worker)) for worker in shown) + 1
-    scale = Scale.fit(plan, timeline.extent, width - margin - 2)
+    scale = Scale.fit(timeline, width - margin - 2)
     lanes = [timeline.lane(worker) for worker in shown]
     to_scale = all(scale.is_wide_enough(lane.blocks) for lane in lanes)
-    titles = (line for clauses in headline(plan) for line in _wrap([Cell(text, TITLE) for text in clauses], width, " · "))
+    clauses = timeline.about, timeline.rating
+    titles = (line for texts in clauses for line in _wrap([Cell(text, TITLE) for text in texts], width, " · "))
     lines = [*titles, (), *_axis_lines(scale, margin)]
     drawn = [_lane_line(lane, scale, margin, to_scale) for lane in lanes]
     lines += _spaced(drawn, shown, workers)

@@ -1,4 +1,4 @@
-"""The plan as a PNG picture, through matplotlib's object-oriented interface: no window, no global state."""
+"""A plan, or an executed iteration, as a PNG, through matplotlib's object-oriented interface: no window, no global state."""
 
 from io import BytesIO
 from typing import Any
@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
-from recycle.core.plan import Plan
 from recycle.report import palette
 from recycle.report.palette import PAINTS
 from recycle.report.picture import BESIDE, BUBBLE, WINDOW, Band, Picture
+from recycle.report.plan_timeline import Drawable
 from recycle.report.timeline import Block
 
 _POINTS = 72 / 100  # a layout pixel is 1/100 inch, whatever the resolution
@@ -21,9 +21,9 @@ _FONT = 10 * _POINTS
 Box = tuple[tuple[float, float], tuple[float, float], tuple[float, float], tuple[float, float]]
 
 
-def draw_png(plan: Plan) -> bytes:
+def draw_png(drawable: Drawable) -> bytes:
     """Return the picture as the bytes of a PNG file."""
-    picture = Picture(plan)
+    picture = Picture(drawable)
     figure = Figure(figsize=(picture.width_px / 100, picture.height_px / 100), facecolor=palette.PAPER)
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1))

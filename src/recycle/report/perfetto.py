@@ -1,19 +1,24 @@
-"""The plan as Chrome trace events, for ui.perfetto.dev and chrome://tracing: a process a pipeline, a thread a worker.
+"""Chrome trace events, for ui.perfetto.dev and chrome://tracing: a process a pipeline, a thread a worker.
 
-Staggered plans are written twice, one period apart, so that one sees a stage start its next iteration while others still end
-this one. Arrows follow what leaves its pipeline: to a worker that took over, and back from it.
+A staggered plan is written twice, one period apart, so that one sees a stage start its next iteration while others still end
+this one; a run is written as far as its record goes, with what each worker holds in memory. Arrows follow what leaves
+its pipeline: to a worker that took over, and back from it.
 """
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind, Op
-from recycle.core.plan import Plan, Slot
+from recycle.core.plan import Plan
+from recycle.core.problem import Problem
+from recycle.core.record import OpRan
 from recycle.core.rules import needs
 from recycle.report.palette import PAINTS
-from recycle.report.timeline import Timeline
+from recycle.report.plan_timeline import PlanBlocks, plan_timeline
+from recycle.report.run_timeline import read_blocks
+from recycle.report.timeline import Block, Span
 
 Event = dict[str, Any]
 
@@ -29,91 +34,129 @@ _COLOURS = {
 }
 
 
+class Slice(NamedTuple):
+    """A block with its worker and its iteration."""
+
+    worker: Worker
+    iteration: int
+    block: Block
+
+
 def draw_trace(plan: Plan) -> str:
-    """Return the trace as JSON, one event a line."""
-    events = ",\n".join(json.dumps(event, separators=(",", ":"), ensure_ascii=False) for event in trace_events(plan))
-    return f'{{"displayTimeUnit":"ms","traceEvents":[\n{events}\n]}}\n'
+    """Return the trace of a plan as JSON, one event a line."""
+    return _dumped(trace_events(plan))
+
+
+def draw_run_trace(problem: Problem, events: Iterable[OpRan]) -> str:
+    """Return the trace of a run as JSON, one event a line; memory is counted in the unit of the problem's limit."""
+    return _dumped(run_trace_events(problem, events))
 
 
 def trace_events(plan: Plan) -> Iterator[Event]:
     """Yield names, slots, reductions, optimizer steps, dead workers and arrows."""
-    timeline = Timeline(plan)
+    windows = plan_timeline(plan).windows
     num_iterations = 2 if plan.problem.techniques.staggered else 1
-    yield from _names(plan)
-    yield from _dead(plan, timeline, num_iterations)
-    crossings = list(_crossings(plan))
+    dead = [(first, first + num_iterations * plan.period_us) for first, _ in windows]
+    yield from _events(plan.problem, list(_plan_slices(plan, num_iterations)), dead)
+
+
+def run_trace_events(problem: Problem, events: Iterable[OpRan]) -> Iterator[Event]:
+    """Yield the same of a run, and what each worker holds."""
+    slices = [Slice(worker, iteration, block) for (worker, iteration), block in read_blocks(events)]
+    span = min(s.block.start_us for s in slices), max(s.block.end_us for s in slices)
+    yield from _events(problem, slices, [span] * problem.shape.num_stages)
+    yield from _memory(problem, slices)
+
+
+def _dumped(events: Iterable[Event]) -> str:
+    lines = ",\n".join(json.dumps(event, separators=(",", ":"), ensure_ascii=False) for event in events)
+    return f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n'
+
+
+def _plan_slices(plan: Plan, num_iterations: int) -> Iterator[Slice]:
+    source = PlanBlocks(plan)
     for iteration in range(num_iterations):
-        shift = iteration * plan.period_us
-        for slot in plan.all_slots():
-            yield _slot_event(plan, slot, iteration, shift)
-        yield from _finish_events(plan, timeline, iteration, shift)
-        yield from _arrows(plan, crossings, first_id=iteration * len(crossings), shift_us=shift)
+        for row in plan.rows:
+            for block in source.blocks(row.worker, with_ops=True):
+                yield Slice(row.worker, iteration, block.shifted(iteration * plan.period_us))
 
 
-def _place(plan: Plan, worker: Worker) -> Event:
+def _events(problem: Problem, slices: list[Slice], dead: list[Span]) -> Iterator[Event]:
+    yield from _names(problem)
+    # One slice for each dead worker, because viewers hide a thread that has none.
+    for worker in sorted(problem.cluster.failed):
+        yield _complete("dead", "dead", _place(problem, worker), dead[worker.stage], {})
+    for piece in slices:
+        yield _slice_event(problem, piece)
+    yield from _arrows(problem, slices)
+
+
+def _place(problem: Problem, worker: Worker) -> Event:
     """Ids start at 1, because viewers give 0 a meaning, and no thread has its process's id, which would mark it as main."""
-    shape = plan.problem.shape
+    shape = problem.shape
     return {"pid": worker.pipeline + 1, "tid": shape.num_pipelines + 1 + worker.pipeline * shape.num_stages + worker.stage}
 
 
-def _names(plan: Plan) -> Iterator[Event]:
-    for worker in plan.problem.shape.workers():
-        place = _place(plan, worker)
+def _names(problem: Problem) -> Iterator[Event]:
+    for worker in problem.shape.workers():
+        place = _place(problem, worker)
         if worker.stage == 0:
             yield {"ph": "M", "name": "process_name", **place, "args": {"name": f"pipeline {worker.pipeline}"}}
             yield {"ph": "M", "name": "process_sort_index", **place, "args": {"sort_index": worker.pipeline}}
-        name = str(worker) if plan.problem.cluster.is_live(worker) else f"{worker} dead"
+        name = str(worker) if problem.cluster.is_live(worker) else f"{worker} dead"
         yield {"ph": "M", "name": "thread_name", **place, "args": {"name": name}}
         yield {"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": worker.stage}}
 
 
-def _complete(name: str, look: str, place: Event, start_us: int, duration_us: int, args: Event) -> Event:
+def _complete(name: str, look: str, place: Event, span: Span, args: Event) -> Event:
     """A complete event: a slice with its start and its length."""
-    times = {"ts": start_us, "dur": duration_us}
+    times = {"ts": span[0], "dur": span[1] - span[0]}
     return {"ph": "X", "name": name, "cat": look, **place, **times, "cname": _COLOURS[look], "args": args}
 
 
-def _slot_event(plan: Plan, slot: Slot, iteration: int, shift_us: int) -> Event:
-    microbatch = slot.op.microbatch
+def _slice_event(problem: Problem, piece: Slice) -> Event:
+    worker, iteration, block = piece
+    place, span = _place(problem, worker), (block.start_us, block.end_us)
+    if block.op is None:
+        return _complete(PAINTS[block.look].meaning, block.look, place, span, {"iteration": iteration})
     args = {
-        "home pipeline": microbatch.pipeline,
-        "micro-batch": microbatch.index,
-        "rerouted": slot.is_rerouted,
+        "home pipeline": block.op.microbatch.pipeline,
+        "micro-batch": block.op.microbatch.index,
+        "rerouted": block.is_rerouted,
         "iteration": iteration,
     }
-    name, place = slot.op.text(slot.worker.pipeline), _place(plan, slot.worker)
-    return _complete(name, slot.op.kind.value, place, slot.start_us + shift_us, slot.end_us - slot.start_us, args)
+    return _complete(block.op.text(worker.pipeline), block.look, place, span, args)
 
 
-def _finish_events(plan: Plan, timeline: Timeline, iteration: int, shift_us: int) -> Iterator[Event]:
-    for row in plan.rows:
-        for block in timeline.finish(row.worker.stage):
-            start, duration = block.start_us + shift_us, block.end_us - block.start_us
-            name, place = PAINTS[block.look].meaning, _place(plan, row.worker)
-            yield _complete(name, block.look, place, start, duration, {"iteration": iteration})
-
-
-def _dead(plan: Plan, timeline: Timeline, num_iterations: int) -> Iterator[Event]:
-    """One slice for each dead worker, because viewers hide a thread that has none."""
-    for worker in sorted(plan.problem.cluster.failed):
-        first, _ = timeline.windows[worker.stage]
-        yield _complete("dead", "dead", _place(plan, worker), first, num_iterations * plan.period_us, {})
-
-
-def _arrows(plan: Plan, crossings: list[tuple[Slot, Slot]], first_id: int, shift_us: int) -> Iterator[Event]:
+def _arrows(problem: Problem, slices: list[Slice]) -> Iterator[Event]:
     """A flow for each crossing; its ends lie in the middle of the slices they join, so that it is clear which they are."""
-    for number, (before, after) in enumerate(crossings, start=first_id):
+    for number, (before, after) in enumerate(_crossings(problem, slices)):
         common = {"name": "re-routed", "cat": "re-routed", "id": number}
-        for phase, slot in (({"ph": "s"}, before), ({"ph": "f", "bp": "e"}, after)):
-            yield {**phase, **common, **_place(plan, slot.worker), "ts": (slot.start_us + slot.end_us) / 2 + shift_us}
+        for phase, piece in (({"ph": "s"}, before), ({"ph": "f", "bp": "e"}, after)):
+            middle = (piece.block.start_us + piece.block.end_us) / 2
+            yield {**phase, **common, **_place(problem, piece.worker), "ts": middle}
 
 
-def _crossings(plan: Plan) -> Iterator[tuple[Slot, Slot]]:
+def _crossings(problem: Problem, slices: list[Slice]) -> Iterator[tuple[Slice, Slice]]:
     """Yield what makes a result and what waits for it, where a worker of another pipeline does that."""
-    slots = {slot.op: slot for slot in plan.all_slots()}
-    for after in slots.values():
-        for need in needs(after.op, plan.problem.shape.num_stages):
-            fused = Op(need.stage, Kind.B, need.microbatch)
-            before = slots.get(need) or slots.get(fused)
+    made = {(piece.iteration, piece.block.op): piece for piece in slices if piece.block.op}
+    for (iteration, op), after in made.items():
+        assert op is not None
+        for need in needs(op, problem.shape.num_stages):
+            before = made.get((iteration, need)) or made.get((iteration, Op(need.stage, Kind.B, need.microbatch)))
             if before and before.worker.pipeline != after.worker.pipeline:
                 yield before, after
+
+
+def _memory(problem: Problem, slices: list[Slice]) -> Iterator[Event]:
+    """A counter for each worker: F takes when it starts, the others give back when they end."""
+    unit = "bytes" if problem.memory.unit == "bytes" else "micro-batches"
+    held: dict[Worker, int] = {}
+    for worker, _, block in slices:
+        if block.op is None:
+            continue
+        static = problem.profile.stages[worker.stage].static_bytes if unit == "bytes" else 0
+        held[worker] = held.get(worker, static) + problem.memory_delta(worker.stage, block.op.kind)
+        time = block.start_us if block.op.kind is Kind.F else block.end_us
+        place = {"pid": worker.pipeline + 1, "ts": time}
+        yield {"ph": "C", "name": f"memory of {worker}", **place, "args": {unit: held[worker]}}

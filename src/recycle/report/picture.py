@@ -1,4 +1,4 @@
-"""What a picture of a plan holds and where, before a format is chosen: `svg` and `figures` both draw this.
+"""What a picture of a plan or an executed iteration holds and where, before a format is chosen: `svg` and `figures` draw this.
 
 Lengths are in pixels of a screen. Small plans show every slot; big ones merge what is narrower than a pixel, so that
 a plan of a million slots is still a file one can open.
@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from recycle.core.cluster import Worker
-from recycle.core.op import Kind
-from recycle.core.plan import Plan
 from recycle.report.palette import PAINTS
-from recycle.report.timeline import Axis, Block, Lane, Span, Timeline, headline, merged
+from recycle.report.plan_timeline import Drawable, as_timeline
+from recycle.report.timeline import Axis, Block, Lane, Span, merged
 
 MOST_SLOTS = 20_000
 MOST_RUNS = 200_000
@@ -45,28 +44,26 @@ class Entry:
 
 
 class Picture:
-    """The layout of one plan: title, axis, bands from top to bottom, legend."""
+    """The layout of one iteration: title, axis, bands from top to bottom, legend."""
 
     left_px, right_px, top_px = 84.0, 24.0, 74.0
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.timeline = Timeline(plan)
+    def __init__(self, drawable: Drawable) -> None:
+        self.timeline = as_timeline(drawable)
+        self.shape = self.timeline.problem.shape
         self.extent: Span = self.timeline.extent
-        self.num_lanes = plan.problem.shape.num_workers
-        self.is_merged = plan.num_ops > MOST_SLOTS
+        self.num_lanes = self.shape.num_workers
+        self.is_merged = self.timeline.num_ops > MOST_SLOTS
         wanted_px = 22.0 if self.num_lanes <= 48 else max(2.0, 1056.0 / self.num_lanes)
         self.lane_px = min(wanted_px, MOST_LANES_PX / self.num_lanes)
         self.gap_px = min(10.0, self.lane_px / 2)
-        self.title, self.subtitle = (" · ".join(clauses) for clauses in headline(plan))
+        self.title, self.subtitle = (" · ".join(clauses) for clauses in (self.timeline.about, self.timeline.rating))
         self.height_px = self.legend()[-1].y_px + 16
 
     @cached_property
     def plot_px(self) -> float:
         """The width of the time axis: about 36 pixels for the shortest op, within what a page and a screen take."""
-        problem = self.plan.problem
-        shortest = min(problem.duration_us(stage, kind) for stage in range(problem.shape.num_stages) for kind in Kind)
-        return min(1600.0, max(760.0, 36.0 * (self.extent[1] - self.extent[0]) / shortest))
+        return min(1600.0, max(760.0, 36.0 * (self.extent[1] - self.extent[0]) / self.timeline.shortest_us))
 
     @property
     def width_px(self) -> float:
@@ -74,7 +71,7 @@ class Picture:
 
     @property
     def lanes_px(self) -> float:
-        return self.num_lanes * self.lane_px + (self.plan.problem.shape.num_pipelines - 1) * self.gap_px
+        return self.num_lanes * self.lane_px + (self.shape.num_pipelines - 1) * self.gap_px
 
     @property
     def axis(self) -> Axis:
@@ -91,7 +88,7 @@ class Picture:
 
     def has_pipeline_label(self, worker: Worker) -> bool:
         """Say whether the first lane of a pipeline names it, where lanes are too low for labels of their own."""
-        pipeline_px = self.plan.problem.shape.num_stages * self.lane_px + self.gap_px
+        pipeline_px = self.shape.num_stages * self.lane_px + self.gap_px
         every = max(1, math.ceil(1.3 * FONT_PX / pipeline_px))
         return worker.stage == 0 and worker.pipeline % every == 0
 
@@ -100,9 +97,9 @@ class Picture:
         return self.left_px + self.plot_px * (time_us - first) / (last - first)
 
     def bands(self) -> Iterator[Band]:
-        num_stages = self.plan.problem.shape.num_stages
+        num_stages = self.shape.num_stages
         columns = max(20, min(int(self.plot_px), MOST_RUNS // self.num_lanes))
-        for number, worker in enumerate(self.plan.problem.shape.workers()):
+        for number, worker in enumerate(self.shape.workers()):
             lane = self.timeline.lane(worker, with_ops=not self.is_merged)
             beside = tuple(self.timeline.neighbours(lane))
             blocks = lane.blocks
@@ -132,23 +129,16 @@ class Picture:
         return entries
 
     def _meanings(self) -> Iterator[tuple[str, bool, str]]:
-        kinds = {kind for row in self.plan.rows for kind in set(row.kinds)}
-        stages = range(self.plan.problem.shape.num_stages)
-        looks = kinds | {block.look for stage in stages for block in self.timeline.finish(stage)}
+        looks = self.timeline.looks
         for look, paint in PAINTS.items():
             if look in looks:
                 yield look, False, f"{paint.letter} {paint.meaning}"
-        if self._has_rerouted:
-            yield min(kinds, key="FIBW".index), True, "re-routed from another pipeline"
+        if self.timeline.has_rerouted:
+            yield min(looks & set("FIBW"), key="FIBW".index), True, "re-routed from another pipeline"
         yield BUBBLE, False, "bubble"
         yield WINDOW, False, "next iteration starts"
         if len(set(self.timeline.windows)) > 1:
             yield BESIDE, False, "iteration before or after"
-
-    @property
-    def _has_rerouted(self) -> bool:
-        num = self.plan.problem.shape.num_microbatches
-        return any(chain // num != row.worker.pipeline for row in self.plan.rows for chain in row.chains)
 
 
 def _labels(block: Block) -> Iterator[str]:

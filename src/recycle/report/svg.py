@@ -1,13 +1,16 @@
-"""The plan as an SVG picture, written without a library: sharp at any size, and every slot says what it is when pointed at."""
+"""A plan, or an executed iteration, as an SVG, written without a library: sharp at any size.
+
+Every slot says what it is when pointed at.
+"""
 
 from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
-from recycle.core.plan import Plan
 from recycle.core.units import format_us
 from recycle.report import palette
 from recycle.report.palette import PAINTS
 from recycle.report.picture import BESIDE, FONT_PX, LETTER_PX, WINDOW, Band, Picture
+from recycle.report.plan_timeline import Drawable
 from recycle.report.timeline import Block
 
 _STYLE = f"""\
@@ -18,9 +21,9 @@ text {{ fill: {palette.INK} }} .faint {{ fill: {palette.FAINT_INK} }}
 .dead {{ stroke: {palette.FAINT_INK}; stroke-dasharray: 4 4 }}"""
 
 
-def draw_svg(plan: Plan) -> str:
+def draw_svg(drawable: Drawable) -> str:
     """Return the whole picture as SVG text."""
-    picture = Picture(plan)
+    picture = Picture(drawable)
     return "\n".join([*_head(picture), *_titles(picture), *_axis(picture), *_lanes(picture), *_legend(picture), "</svg>", ""])
 
 

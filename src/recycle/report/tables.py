@@ -38,7 +38,7 @@ def _time(time_us: int) -> str:
 def markdown(rows: Sequence[Sequence[str]]) -> str:
     """Return rows, the first of which is the head, as a Markdown table with numbers to the right."""
     head, *body = rows
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' + '---:|' * (len(head) - 1)}"]
+    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in body)])
 
 
@@ -50,3 +50,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
         for row in rows
     ]
     return "\n".join(lines)
+
+
+def document(
+    title: str, made_by: str, assumptions: Sequence[str], tables: Mapping[str, Sequence[Sequence[str]]], picture: str
+) -> str:
+    """Return a page of Markdown: what was assumed, then every table under its caption, then the picture."""
+    lines = [f"# {title}", "", f"Made by `{made_by}`.", "", "## Assumptions", "", *(f"- {text}" for text in assumptions), ""]
+    for caption, rows in tables.items():
+        lines += [f"## {caption}", "", markdown(rows), ""]
+    return "\n".join([*lines, f"![{title}]({picture})", ""])

@@ -1,19 +1,17 @@
-"""A plan as lanes of blocks: what every picture of it draws, whatever it draws with.
+"""An iteration as lanes of blocks: what every picture draws, whatever it draws with.
 
-A lane is one worker; its window is the time between the start of this iteration at the worker's stage and the start of the
-next one there. With the staggered optimizer the windows of the stages are shifted against each other: what lies outside a
-window belongs to the iteration before or after.
+The iteration is a plan's (`plan_timeline`) or one that was executed (`run_timeline`). A lane is one worker; its window is the
+time between the start of the iteration at the worker's stage and the start of the next one there. With the staggered optimizer
+the windows of the stages are shifted against each other: what lies outside a window belongs to the iteration before or after.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from recycle.core.cluster import Worker
-from recycle.core.errors import UserError
-from recycle.core.op import Kind, Op
-from recycle.core.plan import Plan, Row
-from recycle.core.rules import stage_windows
-from recycle.core.units import format_us
+from recycle.core.op import Op
+from recycle.core.problem import Problem
 
 REDUCE, OPTIMIZER = "reduce", "optimizer"
 Span = tuple[int, int]
@@ -48,77 +46,46 @@ class Lane:
     blocks: tuple[Block, ...]
 
 
-class Timeline:
-    """The lanes of a plan, made one by one because a plan may have a million slots."""
+class Source(Protocol):
+    """Where a timeline has its blocks from."""
 
-    def __init__(self, plan: Plan) -> None:
-        _refuse_undrawable(plan)
-        self.plan = plan
-        self._rows = {row.worker: row for row in plan.rows}
-        self._busy = stage_windows(plan)
-        self.windows = _iteration_windows(plan, self._busy)
-        self.extent: Span = min(first for first, _ in self.windows), max(last for _, last in self.windows)
+    def blocks(self, worker: Worker, with_ops: bool) -> list[Block]:
+        """Return what a worker does in the iteration, in order of time; without ops, blocks know only their look."""
+
+    def beside(self, lane: Lane, extent: Span) -> list[Block]:
+        """Return what the worker of a lane does in the iterations before and after, as far as it lies inside the extent."""
+
+    def grid_us(self, origin_us: int) -> int:
+        """Return the largest unit of which every op starts and lasts a whole number, counted from `origin_us`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What a picture needs to know of an iteration. Lanes are made one by one, because there may be a million slots."""
+
+    problem: Problem
+    about: tuple[str, ...]  # clauses of the title
+    rating: tuple[str, ...]  # and of the line below it
+    windows: tuple[Span, ...]  # by stage
+    looks: frozenset[str]
+    has_rerouted: bool
+    num_ops: int
+    shortest_us: int  # of the ops
+    source: Source
+
+    @property
+    def extent(self) -> Span:
+        return min(first for first, _ in self.windows), max(last for _, last in self.windows)
 
     def lane(self, worker: Worker, with_ops: bool = True) -> Lane:
-        """Return what `worker` does; without ops, blocks know only their look, which is quicker where nothing is labelled."""
-        row = self._rows.get(worker)
-        window = self.windows[worker.stage]
-        if row is None:
-            return Lane(worker, not self.plan.problem.cluster.is_live(worker), window, ())
-        blocks = [*(_op_blocks(self.plan, row) if with_ops else _bare_blocks(self.plan, row)), *self.finish(worker.stage)]
-        return Lane(worker, False, window, tuple(sorted(blocks, key=lambda block: block.start_us)))
-
-    def finish(self, stage: int) -> list[Block]:
-        """The reduction and the optimizer step that follow the last gradient of `stage`."""
-        problem, last = self.plan.problem, self._busy[stage][1]
-        reduced = last + problem.reduce_us(stage)
-        starts = reduced
-        if not problem.techniques.staggered:
-            starts = max(end + problem.reduce_us(other) for other, (_, end) in enumerate(self._busy))
-        blocks = [
-            Block(last, reduced, REDUCE),
-            Block(starts, starts + problem.profile.stages[stage].optimizer_us, OPTIMIZER),
-        ]
-        return [block for block in blocks if block.end_us > block.start_us]
+        """Return what `worker` does; without ops it is quicker, where nothing is labelled."""
+        blocks = tuple(self.source.blocks(worker, with_ops))
+        is_dead = not blocks and not self.problem.cluster.is_live(worker)
+        return Lane(worker, is_dead, self.windows[worker.stage], blocks)
 
     def neighbours(self, lane: Lane) -> list[Block]:
         """The parts of the iterations before and after that lie beside the lane's window, inside the extent."""
-        if lane.window == self.extent:
-            return []
-        first, last = self.extent
-        period = self.plan.period_us
-        before = [block.shifted(-period).clipped(first, last) for block in lane.blocks if block.end_us - period > first]
-        after = [block.shifted(period).clipped(first, last) for block in lane.blocks if block.start_us + period < last]
-        return before + after
-
-
-def _refuse_undrawable(plan: Plan) -> None:
-    """Refuse what has no place on paper: a period of nothing, or rows of workers that the cluster does not have."""
-    shape = plan.problem.shape
-    if plan.period_us < 1:
-        raise UserError(f"the plan's period is {plan.period_us} µs, so there is nothing to draw: plan again")
-    for row in plan.rows:
-        if row.worker.pipeline >= shape.num_pipelines or row.worker.stage >= shape.num_stages:
-            raise UserError(f"the plan has a row for {row.worker}, but its cluster has no such worker: plan again")
-
-
-def _iteration_windows(plan: Plan, busy: list[Span]) -> list[Span]:
-    if plan.problem.techniques.staggered:
-        return [(first, first + plan.period_us) for first, _ in busy]
-    first = min(first for first, _ in busy)
-    return [(first, first + plan.period_us)] * len(busy)
-
-
-def _bare_blocks(plan: Plan, row: Row) -> Iterator[Block]:
-    num, pipeline = plan.problem.shape.num_microbatches, row.worker.pipeline
-    duration = {kind.value: plan.problem.duration_us(row.worker.stage, kind) for kind in Kind}
-    for kind, chain, start in zip(row.kinds, row.chains, row.starts_us, strict=True):
-        yield Block(start, start + duration[kind], kind, chain // num != pipeline)
-
-
-def _op_blocks(plan: Plan, row: Row) -> Iterator[Block]:
-    for slot in plan.slots(row):
-        yield Block(slot.start_us, slot.end_us, slot.op.kind.value, slot.is_rerouted, slot.op)
+        return self.source.beside(lane, self.extent) if lane.window != self.extent else []
 
 
 def merged(blocks: Iterable[Block], extent: Span, num_columns: int) -> list[Block]:
@@ -177,41 +144,6 @@ def _columns(blocks: Iterable[Block], extent: Span, num_columns: int) -> Iterato
 def _with_idle(filled: dict[Look, int], length: int) -> dict[Look, int]:
     idle = length - sum(filled.values())
     return {**filled, _IDLE: idle} if idle > 0 else filled
-
-
-def idle_share(plan: Plan) -> float:
-    """The share of the live workers' time in a period that no op fills."""
-    busy = 0
-    for row in plan.rows:
-        busy += sum(row.kinds.count(kind.value) * plan.problem.duration_us(row.worker.stage, kind) for kind in Kind)
-    num_live = plan.problem.shape.num_workers - len(plan.problem.cluster.failed)
-    return 1 - busy / (num_live * plan.period_us)
-
-
-def headline(plan: Plan) -> tuple[list[str], list[str]]:
-    """Say in two lists of clauses what the plan is of, and how good it is."""
-    shape, quality, techniques = plan.problem.shape, plan.quality, plan.problem.techniques
-    dead = sorted(plan.problem.cluster.failed)
-    names = ", ".join(map(str, dead[:4])) + (f" and {len(dead) - 4} more" if len(dead) > 4 else "")
-    about = [
-        f"{_count(shape.num_pipelines, 'pipeline')} × {_count(shape.num_stages, 'stage')}",
-        f"{_count(shape.num_microbatches, 'micro-batch')} each",
-        f"{names} dead" if dead else "no failures",
-    ]
-    above = f", {plan.gap - 1:.1%} above it" if 0 < quality.bound_us < plan.period_us else ""
-    rating = [
-        f"period {format_us(plan.period_us)}",
-        f"proven bound {format_us(quality.bound_us)} ({quality.status}{above})",
-        f"workers idle {idle_share(plan):.0%}",
-        " + ".join(techniques.names) or "no techniques",
-        quality.method,
-    ]
-    return about, rating
-
-
-def _count(number: int, noun: str) -> str:
-    plural = noun + ("es" if noun.endswith("ch") else "s")
-    return f"{number} {noun if number == 1 else plural}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,154 @@
+"""The timeline of a plan, and what its title says. The iterations before and after look the same, one period away."""
+
+import math
+from collections.abc import Iterator
+
+from recycle.core.cluster import Worker
+from recycle.core.errors import UserError
+from recycle.core.op import Kind
+from recycle.core.plan import Plan, Row
+from recycle.core.problem import Problem
+from recycle.core.rules import stage_windows
+from recycle.core.units import format_us
+from recycle.report.timeline import OPTIMIZER, REDUCE, Block, Lane, Span, Timeline
+
+Drawable = Plan | Timeline
+
+
+def as_timeline(drawable: Drawable) -> Timeline:
+    """Return what a picture draws: a plan is drawn as it is written, an executed iteration as it went."""
+    return plan_timeline(drawable) if isinstance(drawable, Plan) else drawable
+
+
+def plan_timeline(plan: Plan) -> Timeline:
+    """Return the timeline of a plan, legal or not, if there is a place on paper for it."""
+    _refuse_undrawable(plan)
+    source = PlanBlocks(plan)
+    kinds = {(row.worker.stage, kind) for row in plan.rows for kind in set(row.kinds)}
+    stages = range(plan.problem.shape.num_stages)
+    about, rating = headline(plan)
+    return Timeline(
+        problem=plan.problem,
+        about=about,
+        rating=rating,
+        windows=source.windows(),
+        looks=frozenset({kind for _, kind in kinds} | {block.look for stage in stages for block in source.finish(stage)}),
+        has_rerouted=any(_has_rerouted(plan.problem, row) for row in plan.rows),
+        num_ops=plan.num_ops,
+        shortest_us=min((plan.problem.duration_us(stage, Kind(kind)) for stage, kind in kinds), default=plan.period_us),
+        source=source,
+    )
+
+
+class PlanBlocks:
+    """The blocks of a plan's rows, and of what follows them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._rows = {row.worker: row for row in plan.rows}
+        self._busy = stage_windows(plan)
+
+    def windows(self) -> tuple[Span, ...]:
+        if self.plan.problem.techniques.staggered:
+            return tuple((first, first + self.plan.period_us) for first, _ in self._busy)
+        first = min(first for first, _ in self._busy)
+        return ((first, first + self.plan.period_us),) * len(self._busy)
+
+    def blocks(self, worker: Worker, with_ops: bool) -> list[Block]:
+        row = self._rows.get(worker)
+        if row is None:
+            return []
+        made = [*(_op_blocks(self.plan, row) if with_ops else _bare_blocks(self.plan, row)), *self.finish(worker.stage)]
+        return sorted(made, key=lambda block: block.start_us)
+
+    def finish(self, stage: int) -> list[Block]:
+        """The reduction and the optimizer step that follow the last gradient of `stage`."""
+        problem, last = self.plan.problem, self._busy[stage][1]
+        reduced = last + problem.reduce_us(stage)
+        starts = reduced
+        if not problem.techniques.staggered:
+            starts = max(end + problem.reduce_us(other) for other, (_, end) in enumerate(self._busy))
+        blocks = [
+            Block(last, reduced, REDUCE),
+            Block(starts, starts + problem.profile.stages[stage].optimizer_us, OPTIMIZER),
+        ]
+        return [block for block in blocks if block.end_us > block.start_us]
+
+    def beside(self, lane: Lane, extent: Span) -> list[Block]:
+        first, last = extent
+        period = self.plan.period_us
+        before = [block.shifted(-period).clipped(first, last) for block in lane.blocks if block.end_us - period > first]
+        after = [block.shifted(period).clipped(first, last) for block in lane.blocks if block.start_us + period < last]
+        return before + after
+
+    def grid_us(self, origin_us: int) -> int:
+        kinds = {(row.worker.stage, kind) for row in self.plan.rows for kind in set(row.kinds)}
+        durations = (self.plan.problem.duration_us(stage, Kind(kind)) for stage, kind in kinds)
+        return math.gcd(*durations, *(start - origin_us for row in self.plan.rows for start in row.starts_us))
+
+
+def _refuse_undrawable(plan: Plan) -> None:
+    """Refuse what has no place on paper: a period of nothing, or rows of workers that the cluster does not have."""
+    shape = plan.problem.shape
+    if plan.period_us < 1:
+        raise UserError(f"the plan's period is {plan.period_us} µs, so there is nothing to draw: plan again")
+    for row in plan.rows:
+        if row.worker.pipeline >= shape.num_pipelines or row.worker.stage >= shape.num_stages:
+            raise UserError(f"the plan has a row for {row.worker}, but its cluster has no such worker: plan again")
+
+
+def _has_rerouted(problem: Problem, row: Row) -> bool:
+    num = problem.shape.num_microbatches
+    home = range(row.worker.pipeline * num, (row.worker.pipeline + 1) * num)
+    return bool(row.chains) and not (min(row.chains) in home and max(row.chains) in home)
+
+
+def _bare_blocks(plan: Plan, row: Row) -> Iterator[Block]:
+    num, pipeline = plan.problem.shape.num_microbatches, row.worker.pipeline
+    duration = {kind.value: plan.problem.duration_us(row.worker.stage, kind) for kind in Kind}
+    for kind, chain, start in zip(row.kinds, row.chains, row.starts_us, strict=True):
+        yield Block(start, start + duration[kind], kind, chain // num != pipeline)
+
+
+def _op_blocks(plan: Plan, row: Row) -> Iterator[Block]:
+    for slot in plan.slots(row):
+        yield Block(slot.start_us, slot.end_us, slot.op.kind.value, slot.is_rerouted, slot.op)
+
+
+def idle_share(plan: Plan) -> float:
+    """The share of the live workers' time in a period that no op fills."""
+    busy = 0
+    for row in plan.rows:
+        busy += sum(row.kinds.count(kind.value) * plan.problem.duration_us(row.worker.stage, kind) for kind in Kind)
+    num_live = plan.problem.shape.num_workers - len(plan.problem.cluster.failed)
+    return 1 - busy / (num_live * plan.period_us)
+
+
+def headline(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Say in two lists of clauses what the plan is of, and how good it is."""
+    quality, techniques = plan.quality, plan.problem.techniques
+    above = f", {plan.gap - 1:.1%} above it" if 0 < quality.bound_us < plan.period_us else ""
+    rating = (
+        f"period {format_us(plan.period_us)}",
+        f"proven bound {format_us(quality.bound_us)} ({quality.status}{above})",
+        f"workers idle {idle_share(plan):.0%}",
+        " + ".join(techniques.names) or "no techniques",
+        quality.method,
+    )
+    return about(plan.problem), rating
+
+
+def about(problem: Problem) -> tuple[str, ...]:
+    """Say in clauses how large the cluster is, and who is dead."""
+    shape, dead = problem.shape, sorted(problem.cluster.failed)
+    names = ", ".join(map(str, dead[:4])) + (f" and {len(dead) - 4} more" if len(dead) > 4 else "")
+    return (
+        f"{_count(shape.num_pipelines, 'pipeline')} × {_count(shape.num_stages, 'stage')}",
+        f"{_count(shape.num_microbatches, 'micro-batch')} each",
+        f"{names} dead" if dead else "no failures",
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    plural = noun + ("es" if noun.endswith("ch") else "s")
+    return f"{number} {noun if number == 1 else plural}"

@@ -1,0 +1,105 @@
+"""The timeline of an executed iteration, from the record of a run: replayed or real, it is drawn like a plan.
+
+What lies beside a window are the iterations before and after as they went, as far as the record holds them.
+"""
+
+import math
+from collections.abc import Iterable
+
+from recycle.core.cluster import Worker
+from recycle.core.errors import UserError
+from recycle.core.op import Op
+from recycle.core.problem import Problem
+from recycle.core.record import OpRan
+from recycle.report.plan_timeline import about
+from recycle.report.timeline import OPTIMIZER, REDUCE, Block, Lane, Span, Timeline
+
+
+def run_timeline(
+    problem: Problem, events: Iterable[OpRan], iteration: int, rating: tuple[str, ...], windows: tuple[Span, ...] = ()
+) -> Timeline:
+    """Return the timeline of one iteration of a run; `rating` says below the title how it went.
+
+    Windows, by stage, are read from the events unless they are given; they must be if only some workers are to be drawn.
+    """
+    source = RunBlocks(problem, events, iteration)
+    blocks = [block for worker in problem.cluster.live_workers() for block in source.blocks(worker, with_ops=True)]
+    ops = [block for block in blocks if block.op]
+    if not ops:
+        raise UserError(f"the record holds no op of iteration {iteration}, so there is nothing to draw")
+    return Timeline(
+        problem=problem,
+        about=about(problem),
+        rating=rating,
+        windows=windows or source.windows(),
+        looks=frozenset(block.look for block in blocks),
+        has_rerouted=any(block.is_rerouted for block in ops),
+        num_ops=len(ops),
+        shortest_us=min(block.end_us - block.start_us for block in ops),
+        source=source,
+    )
+
+
+class RunBlocks:
+    """The blocks that a record holds of one iteration and of its neighbours, by worker."""
+
+    def __init__(self, problem: Problem, events: Iterable[OpRan], iteration: int) -> None:
+        self.problem, self.iteration = problem, iteration
+        self._blocks: dict[tuple[Worker, int], list[Block]] = {}
+        for (worker, number), block in read_blocks(events):
+            if abs(number - iteration) <= 1:
+                self._blocks.setdefault((worker, number), []).append(block)
+
+    def windows(self) -> tuple[Span, ...]:
+        """From the first block of the iteration to that of the next; where that is unknown, as long as the longest stage took."""
+        spans, following = self._spans(self.iteration), self._spans(self.iteration + 1)
+        if not self.problem.techniques.staggered:
+            spans = [_hull(spans)] * len(spans)
+            following = [_hull(following)] * len(following) if following else []
+        if following:
+            return tuple((first, after) for (first, _), (after, _) in zip(spans, following, strict=True))
+        longest = max(last - first for first, last in spans)
+        return tuple((first, first + longest) for first, _ in spans)
+
+    def _spans(self, iteration: int) -> list[Span]:
+        """From the first start to the last end at each stage; nothing unless every stage is there."""
+        spans: dict[int, Span] = {}
+        for (worker, number), blocks in self._blocks.items():
+            if number == iteration:
+                mine = min(block.start_us for block in blocks), max(block.end_us for block in blocks)
+                spans[worker.stage] = _hull([spans.get(worker.stage, mine), mine])
+        return [spans[stage] for stage in sorted(spans)] if len(spans) == self.problem.shape.num_stages else []
+
+    def blocks(self, worker: Worker, with_ops: bool) -> list[Block]:
+        blocks = self._blocks.get((worker, self.iteration), [])
+        return blocks if with_ops else [Block(b.start_us, b.end_us, b.look, b.is_rerouted) for b in blocks]
+
+    def beside(self, lane: Lane, extent: Span) -> list[Block]:
+        first, last = extent
+        around = (self._blocks.get((lane.worker, self.iteration + by), []) for by in (-1, 1))
+        return [
+            block.clipped(first, last) for blocks in around for block in blocks if block.end_us > first and block.start_us < last
+        ]
+
+    def grid_us(self, origin_us: int) -> int:
+        blocks = (block for (_, number), blocks in self._blocks.items() if number == self.iteration for block in blocks)
+        return math.gcd(*(time - origin_us for block in blocks for time in (block.start_us, block.end_us)))
+
+
+def read_blocks(events: Iterable[OpRan]) -> Iterable[tuple[tuple[Worker, int], Block]]:
+    """Yield each event as a block, with its worker and its iteration."""
+    workers: dict[str, Worker] = {}
+    ops: dict[str, Op] = {}
+    for event in events:
+        worker = workers.get(event.worker) or workers.setdefault(event.worker, Worker.parse(event.worker))
+        if event.op in (REDUCE, OPTIMIZER):
+            block = Block(event.start_us, event.end_us, event.op)
+        else:
+            op = ops.get(event.op) or ops.setdefault(event.op, Op.parse(event.op))
+            is_rerouted = op.microbatch.pipeline != worker.pipeline
+            block = Block(event.start_us, event.end_us, op.kind.value, is_rerouted, op)
+        yield (worker, event.iteration), block
+
+
+def _hull(spans: list[Span]) -> Span:
+    return min(first for first, _ in spans), max(last for _, last in spans)

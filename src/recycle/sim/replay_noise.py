@@ -1,0 +1,31 @@
+"""How long ops really take: slow workers, and jitter that depends on who, when and where, never on the order of events.
+
+Each worker has in each iteration a stream of its own, made from (seed, pipeline, stage, iteration); the factor of an op is
+the number at its position. So the same op takes the same time whatever else happens, eager or paced.
+"""
+
+import numpy as np
+
+from recycle.core.cluster import Worker
+from recycle.sim.replay_program import Ints, Program
+
+_MOST_DEVIATIONS = 3.0
+
+
+def durations_us(program: Program, num_iterations: int, jitter: float, slow: dict[Worker, float], seed: int) -> Ints:
+    """Return the duration of every op in every iteration: at least 1 µs, exactly the profile's where nothing disturbs it."""
+    known = np.tile(program.durations_us, (num_iterations, 1))
+    for number, row in enumerate(program.plan.rows):
+        factor = slow.get(row.worker, 1.0)
+        if jitter == 0 and factor == 1.0:
+            continue
+        span = slice(*program.bounds[number : number + 2].tolist())
+        for iteration in range(num_iterations):
+            noise = 1 + jitter * _deviations(seed, row.worker, iteration, len(row)) if jitter else 1.0
+            known[iteration, span] = np.maximum(1, np.rint(known[iteration, span] * factor * noise))
+    return known
+
+
+def _deviations(seed: int, worker: Worker, iteration: int, num: int) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    stream = np.random.default_rng([seed, worker.pipeline, worker.stage, iteration])
+    return np.clip(stream.standard_normal(num), -_MOST_DEVIATIONS, _MOST_DEVIATIONS)

@@ -1,0 +1,32 @@
+"""Tables for a terminal and for Markdown."""
+
+from recycle.core.record import Spell
+from recycle.report.metrics import measure
+from recycle.report.tables import aligned, campaign_table, markdown, pause_table
+
+RUNS = {
+    "recycle": measure([Spell(0, 3_600_000_000, "train", samples=36_000, busy_us=1_800_000_000)]),
+    "oobleck": measure(
+        [Spell(0, 1_800_000_000, "train", samples=9_000), Spell(1_800_000_000, 3_600_000_000, "pause", "reconfigure")]
+    ),
+}
+
+
+def test_a_row_says_throughput_and_where_the_time_went():
+    head, recycle, oobleck = campaign_table(RUNS, fault_free=20.0)
+    told = dict(zip(head, recycle, strict=True))
+    assert (told["samples/s"], told["of fault-free"], told["bubble"], told["pauses"]) == ("10", "50.0%", "50.0%", "–")
+    assert dict(zip(head, oobleck, strict=True))["pauses"] == "30 min"
+
+
+def test_pauses_have_a_column_for_each_cause_that_occurs():
+    assert pause_table(RUNS) == [["pauses by cause", "reconfigure"], ["recycle", "–"], ["oobleck", "30 min"]]
+    assert pause_table({"recycle": RUNS["recycle"]}) == []
+
+
+def test_columns_line_up_in_a_terminal():
+    assert aligned([["a", "1"], ["long", "10"]]) == "a      1\nlong  10"
+
+
+def test_markdown_sets_numbers_to_the_right():
+    assert markdown([["a", "b"], ["x", "1"]]).splitlines() == ["| a | b |", "|---|---:|", "| x | 1 |"]
