@@ -33,7 +33,9 @@ def make_parser() -> argparse.ArgumentParser:
     from recycle.cli.estimate import add_estimate_parser
     from recycle.cli.plan import add_plan_parser
     from recycle.cli.replay import add_replay_parser
+    from recycle.cli.reproduce import add_reproduce_parser
     from recycle.cli.show import add_show_parser
+    from recycle.cli.simulate import add_simulate_parser
     from recycle.cli.trace import add_trace_parser
 
     parser: argparse.ArgumentParser = _Parser(
@@ -51,6 +53,8 @@ def make_parser() -> argparse.ArgumentParser:
         add_replay_parser,
         add_estimate_parser,
         add_trace_parser,
+        add_simulate_parser,
+        add_reproduce_parser,
         add_demo_parser,
     ):
         add(commands)

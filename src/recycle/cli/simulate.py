@@ -1,0 +1,217 @@
+"""`recycle simulate`: what throughput a cluster keeps under failures, with ReCycle and with what one would use instead."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from recycle.core.cluster import Shape
+from recycle.core.errors import UserError
+from recycle.core.files import refuse_unwritable, write_bytes
+from recycle.core.record import Event, Started, write_record
+from recycle.core.trace import Trace
+from recycle.core.units import format_duration, parse_duration_us
+from recycle.report.metrics import Metrics, measure
+from recycle.report.tables import aligned, campaign_table, pause_table
+from recycle.sim import failures
+from recycle.sim.campaign import Case, run
+from recycle.sim.constants import Constants
+from recycle.sim.job import Job
+from recycle.sim.lineup import SYSTEMS, Setting, parse_systems
+
+_EXAMPLES = f"""\
+systems: {", ".join(SYSTEMS)}
+
+examples:
+  a worker dies every half hour and none returns
+    recycle simulate --model gpt3-6.7b --gpu a100-80 --pipelines 4 --stages 8 --microbatches 32 --interval 30m --hours 6
+  each comes back after an hour; a picture of it
+    recycle simulate --model gpt3-6.7b --gpu a100-80 --pipelines 4 --stages 8 --microbatches 32 --interval 30m --rejoin 1h \\
+      --hours 24 --plot out.png
+  your own trace (milliseconds,add|remove,node), and another pause for one system
+    recycle simulate --model 145.6b --gpu h100 --tensor-parallel 8 --pipelines 12 --stages 16 --microbatches 64 \\
+      --trace trace.csv --set oobleck.reconfigure=57s --json
+  nobody fails, and the fault-free job is as fast as a measured one
+    recycle simulate --model gpt3-6.7b --gpu a100-80 --pipelines 4 --stages 8 --microbatches 32 --fault-free 5.33"""
+
+
+def add_simulate_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "simulate",
+        help="compare systems under failures, at any scale",
+        description="Say what throughput a cluster keeps while workers come and go, for ReCycle and for its alternatives.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_job_arguments(parser)
+    parser.add_argument("--systems", default="all", metavar="LIST", help="which systems, separated by commas (default: all)")
+    changes = parser.add_argument_group("who leaves and joins when")
+    changes.add_argument("--interval", metavar="TIME", help="one worker at random fails every so often: 30m, 2h")
+    changes.add_argument("--mtbf", metavar="TIME", help="or every worker fails by itself, once in so long on average: 90d")
+    changes.add_argument("--rejoin", metavar="TIME", help="a failed worker comes back after so long (default: never)")
+    changes.add_argument("--trace", type=Path, metavar="FILE", help="or a trace, as 'recycle trace make' writes it")
+    changes.add_argument("--hours", type=float, metavar="H", help="how long (default: 6, or as long as the trace)")
+    changes.add_argument("--seed", type=int, default=1, help="which workers fail (default: 1)")
+    assumptions = parser.add_argument_group("assumptions")
+    add_constant_arguments(assumptions)
+    assumptions.add_argument(
+        "--fault-free", type=float, metavar="SAMPLES/S", help="measured fault-free 1F1B throughput, to scale the estimate to"
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--plot", type=Path, metavar="FILE", help="a PNG of throughput over time")
+    output.add_argument("--records", type=Path, metavar="FOLDER", help="the record of every system, as lines of JSON")
+    output.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.set_defaults(run=run_simulate)
+
+
+def add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    job = parser.add_argument_group("the job")
+    job.add_argument("--model", required=True, help="a model by name or by its numbers; see 'recycle estimate --help'")
+    job.add_argument("--gpu", required=True, help="a GPU by name or by its numbers")
+    job.add_argument("--pipelines", type=int, required=True, metavar="D", help="data-parallel pipelines")
+    job.add_argument("--stages", type=int, required=True, metavar="S", help="stages of each pipeline")
+    job.add_argument("--microbatches", type=int, required=True, metavar="M", help="micro-batches of each pipeline in a step")
+    job.add_argument("--tensor-parallel", type=int, default=1, metavar="T", help="GPUs of a worker (default: 1)")
+
+
+def add_constant_arguments(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--constants", type=Path, metavar="FILE", help="TOML with pauses and checkpoints, a table a system")
+    group.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="one of them, such as oobleck.reconfigure=57s"
+    )
+    group.add_argument(
+        "--cache", type=Path, metavar="FOLDER", help="where plans and results are kept (default: the user's cache)"
+    )
+    group.add_argument("--no-cache", action="store_true", help="keep nothing")
+
+
+def run_simulate(args: argparse.Namespace) -> int:
+    names = parse_systems(args.systems)
+    setting = make_setting(args)
+    trace = _trace(args, setting.job)
+    for path in (args.plot, args.records / "record.jsonl" if args.records else None):
+        if path:
+            refuse_unwritable(path)
+    with progress_bar() as progress:
+        task = progress.add_task("planning and simulating", total=len(names))
+        cases = [Case(name, setting, trace) for name in names]
+        records = dict(zip(names, run(cases, lambda done: progress.update(task, completed=done)), strict=True))
+    fault_free = fault_free_throughput(setting)
+    _write(args, records, setting, fault_free)
+    metrics = {name: measure(record) for name, record in records.items()}
+    print(_json(args, setting, trace, fault_free, metrics) if args.json else _text(args, setting, trace, fault_free, metrics))
+    return 0
+
+
+def make_setting(args: argparse.Namespace) -> Setting:
+    """The setting that the arguments of the job and the constants describe."""
+    shape = Shape(args.pipelines, args.stages, args.microbatches)
+    job = Job.of(args.model, args.gpu, shape, args.tensor_parallel)
+    constants = Constants.for_model(job.model.num_parameters)
+    if args.constants:
+        constants = constants.with_file(args.constants)
+    setting = Setting(job, constants.with_values(args.set), cache_folder(args))
+    wanted = getattr(args, "fault_free", None)
+    if wanted is None:
+        return setting
+    if not 1e-9 <= wanted <= 1e12:
+        raise UserError(f"--fault-free is {wanted}, but it must be a number of samples a second above 0")
+    scale = fault_free_throughput(setting) / wanted
+    return Setting(Job.of(args.model, args.gpu, shape, args.tensor_parallel, scale), setting.constants, setting.folder)
+
+
+def fault_free_throughput(setting: Setting) -> float:
+    """Samples a second of fault-free 1F1B."""
+    return setting.job.samples_per_step * 1e6 / setting.job.scaled_us(setting.baseline.period_us)
+
+
+def cache_folder(args: argparse.Namespace) -> Path | None:
+    """Where plans and results are kept: as told, or where the system keeps caches."""
+    if args.no_cache:
+        return None
+    if args.cache:
+        return Path(args.cache)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recycle"
+
+
+def _trace(args: argparse.Namespace, job: Job) -> Trace:
+    if sum(given is not None for given in (args.interval, args.mtbf, args.trace)) > 1:
+        raise UserError("--interval, --mtbf and --trace say the same thing: give one of them")
+    if args.hours is not None and not 0 < args.hours <= 24 * 3650:
+        raise UserError(f"--hours is {args.hours}, but it must be above 0 and at most ten years")
+    if args.trace:
+        if args.rejoin:
+            raise UserError("a trace says itself who returns when: leave --rejoin out")
+        trace = Trace.load(args.trace)
+        return trace if args.hours is None else trace.until(round(args.hours * 3.6e9))
+    end_us = round((6 if args.hours is None else args.hours) * 3.6e9)
+    nodes = failures.worker_names(job.shape.num_pipelines, job.shape.num_stages)
+    rejoin_us = parse_duration_us(args.rejoin) if args.rejoin else None
+    if args.mtbf:
+        return failures.poisson(nodes, parse_duration_us(args.mtbf), end_us, args.seed, rejoin_us)
+    interval_us = parse_duration_us(args.interval) if args.interval else end_us
+    return failures.every(nodes, interval_us, end_us, args.seed, rejoin_us)
+
+
+def progress_bar() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(file=sys.stderr), transient=True)
+
+
+def _write(args: argparse.Namespace, records: dict[str, list[Event]], setting: Setting, fault_free: float) -> None:
+    if args.plot:
+        from recycle.report.campaign import draw_campaign  # matplotlib takes half a second to import, and only this needs it
+
+        write_bytes(args.plot, draw_campaign(records, _title(setting.job), fault_free))
+    if args.records:
+        for name, record in records.items():
+            write_record(args.records / f"{name}.jsonl", [Started("simulate", f"{name}: {_title(setting.job)}"), *record])
+
+
+def _title(job: Job) -> str:
+    shape = job.shape
+    gpus = f" x {job.tensor_parallel} GPUs" if job.tensor_parallel > 1 else ""
+    return (
+        f"{job.model.name} on {shape.num_workers}{gpus} {job.gpu.name}: {shape.num_pipelines} pipelines × "
+        f"{shape.num_stages} stages, {shape.num_microbatches} micro-batches each"
+    )
+
+
+def _json(args: argparse.Namespace, setting: Setting, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
+    systems: dict[str, Any] = {
+        name: {**run.to_json(), "goodput": round(run.goodput(fault_free), 6)} for name, run in metrics.items()
+    }
+    job = setting.job
+    facts = {
+        "model": job.model.name,
+        "gpu": job.gpu.name,
+        "nodes": job.num_nodes,
+        "samples_per_step": job.samples_per_step,
+        "fault_free": round(fault_free, 6),
+        "hours": trace.end_us / 3.6e9,
+        "failures": trace.num_failures,
+        "seed": args.seed,
+        "systems": systems,
+    }
+    return json.dumps(facts)
+
+
+def _text(args: argparse.Namespace, setting: Setting, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
+    num_joins = len(trace.later) - trace.num_failures
+    happened = f"{format_duration(trace.end_us)}, {trace.num_failures} failures, {num_joins} joins"
+    lines = [
+        _title(setting.job),
+        f"{happened}; fault-free 1F1B {fault_free:.4g} samples/s, {setting.job.samples_per_step} samples a step",
+        "",
+        aligned(campaign_table(metrics, fault_free)),
+    ]
+    if causes := pause_table(metrics):
+        lines += ["", aligned(causes)]
+    if args.plot:
+        lines += ["", f"wrote {args.plot}"]
+    return "\n".join(lines)

@@ -1,0 +1,48 @@
+"""The ablation: what each technique is worth, for the paper's three models and one to four dead workers."""
+
+from pathlib import Path
+
+from recycle.core.cluster import Shape
+from recycle.core.problem import Techniques
+from recycle.sim.job import Job
+from recycle.sim.reproduce.published import TABLE
+from recycle.sim.reproduce.result import Bars, Result, Table
+from recycle.sim.reproduce.table import GPU, NUM_MICROBATCHES, model_text
+from recycle.sim.timings import Timings, one_f_one_b
+
+MOST_FAILURES = 4
+STEPS = {
+    "adaptive": Techniques(True, False, False),
+    "+ decoupled": Techniques(True, True, False),
+    "+ staggered": Techniques(True, True, True),
+}
+
+
+def ablation(folder: Path | None) -> Result:
+    """Return the throughput of each technique relative to fault-free 1F1B."""
+    counts = range(1, MOST_FAILURES + 1)
+    tables, panels, facts = [], [], {}
+    for row in TABLE:
+        job = Job.of(model_text(row.model), GPU, Shape(row.num_pipelines, row.num_stages, NUM_MICROBATCHES // row.num_pipelines))
+        base = one_f_one_b(job.problem(), folder)
+        shares = {name: _shares(job, techniques, base.period_us, folder) for name, techniques in STEPS.items()}
+        body = [[name, *(f"{share:.3f}" for share in values)] for name, values in shares.items()]
+        head = [f"{row.model}, {row.num_pipelines} x {row.num_stages}", *(f"{count} dead" for count in counts)]
+        first = ["fault-free 1F1B", *["1.000"] * MOST_FAILURES]
+        scaled = ["fault-scaled", *(f"{1 - count / job.num_nodes:.3f}" for count in counts)]
+        tables.append(Table(f"Throughput of {row.model}, as a share of fault-free 1F1B", [head, first, scaled, *body]))
+        panels.append(Bars(row.model, [str(count) for count in counts], shares))
+        facts[row.model] = shares
+    assumptions = (
+        "shapes and costs as in `recycle reproduce table`: 16 x 2, 8 x 4 and 4 x 8 workers, 128 micro-batches in a step",
+        "dead workers lie where they hurt least, for each set of techniques by itself (Failure Normalization)",
+        "steady state: no pause is counted",
+        "1 is fault-free 1F1B: more than 1 means that splitting and staggering fill more bubbles than the dead workers cost",
+    )
+    return Result("ablation", "What each technique is worth", assumptions, tables, panels, "share of fault-free 1F1B", facts)
+
+
+def _shares(job: Job, techniques: Techniques, base_us: int, folder: Path | None) -> list[float]:
+    timings = Timings(job.problem(techniques), folder)
+    timings.prepare(MOST_FAILURES)
+    return [round(base_us / timings.normalized(count).period_us, 6) for count in range(1, MOST_FAILURES + 1)]

