@@ -29,11 +29,11 @@ def test_defaults_are_the_peers_own_figures_and_lie_between_them_for_other_sizes
 
 def test_one_constant_changes_and_no_other():
     before = Constants.for_model(1e9)
-    after = before.with_values(["oobleck.reconfigure=57s", "recycle.moves=false", "ready=2m", "varuna.checkpoint-every=5"])
+    after = before.with_values(["oobleck.reconfigure=57s", "recycle.moves=false", "ready=2m", "oobleck.faults=5"])
     assert after.oobleck.reconfigure_us == 57_000_000
     assert after.recycle.moves is False
     assert after.ready_us == 120_000_000
-    assert after.varuna.checkpoint_every == 5
+    assert after.oobleck.faults == 5
     assert after.bamboo == before.bamboo
     assert after.recycle.detect_us == before.recycle.detect_us
 

@@ -17,7 +17,7 @@ from recycle.core.record import Event, Started, write_record
 from recycle.core.trace import Trace
 from recycle.core.units import format_duration, parse_duration_us
 from recycle.report.metrics import Metrics, measure
-from recycle.report.tables import aligned, campaign_table, pause_table
+from recycle.report.tables import aligned, campaign_table, down_notes, pause_table
 from recycle.sim import failures
 from recycle.sim.campaign import Case, run
 from recycle.sim.constants import Constants
@@ -212,6 +212,8 @@ def _text(args: argparse.Namespace, setting: Setting, trace: Trace, fault_free: 
     ]
     if causes := pause_table(metrics):
         lines += ["", aligned(causes)]
+    if notes := down_notes(metrics):
+        lines += ["", *notes]
     if args.plot:
         lines += ["", f"wrote {args.plot}"]
     return "\n".join(lines)

@@ -23,7 +23,7 @@ LINES: tuple[tuple[str, str | tuple[int, tuple[float, ...]]], ...] = (
     ("#999999", (0, (8, 2))),
     ("#000000", (0, (1, 2))),
 )
-_NUM_BINS = 360
+_NUM_BINS = 144
 
 
 def draw_campaign(records: Mapping[str, Sequence[Event]], title: str, fault_free: float) -> bytes:

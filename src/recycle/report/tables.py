@@ -8,7 +8,7 @@ from recycle.report.metrics import Metrics
 
 def campaign_table(runs: Mapping[str, Metrics], fault_free: float) -> list[list[str]]:
     """Return the head and one row a system: throughput, share of fault-free, samples lost, and where the time went."""
-    head = ["system", "samples/s", "of fault-free", "redone", "dropped", "bubble", "pauses", "redo", "checkpoints", "down"]
+    head = ["system", "samples/s", "of fault-free", "redone", "dropped", "bubble", "paused", "redo", "down"]
     rows = [
         [
             name,
@@ -17,7 +17,7 @@ def campaign_table(runs: Mapping[str, Metrics], fault_free: float) -> list[list[
             f"{run.redone_samples:,}",
             f"{run.dropped_samples:,}",
             f"{run.bubble_share:.1%}",
-            *(_time(value) for value in (run.pause_us, run.redo_us, run.checkpoint_us, run.down_us)),
+            *(_time(value) for value in (run.pause_us + run.checkpoint_us, run.redo_us, run.down_us)),
         ]
         for name, run in runs.items()
     ]
@@ -25,10 +25,19 @@ def campaign_table(runs: Mapping[str, Metrics], fault_free: float) -> list[list[
 
 
 def pause_table(runs: Mapping[str, Metrics]) -> list[list[str]]:
-    """Return the head and one row a system with the pauses by cause; the head alone if nobody paused."""
-    causes = sorted({cause for run in runs.values() for cause in run.pauses_us})
-    rows = [[name, *(_time(run.pauses_us.get(cause, 0)) for cause in causes)] for name, run in runs.items()]
-    return [["pauses by cause", *causes], *rows] if causes else []
+    """Return the head and a row for each system that paused, with its pauses and checkpoints by cause; nothing if none did."""
+    waits = {
+        name: {**run.pauses_us, **({"checkpoint": run.checkpoint_us} if run.checkpoint_us else {})} for name, run in runs.items()
+    }
+    causes = sorted({cause for times in waits.values() for cause in times})
+    rows = [[name, *(_time(times.get(cause, 0)) for cause in causes)] for name, times in waits.items() if times]
+    return [["paused by cause", *causes], *rows] if causes else []
+
+
+def down_notes(runs: Mapping[str, Metrics]) -> list[str]:
+    """Return a line for each system that was down, with the reason that kept it down longest."""
+    longest = {name: next(iter(run.downs_us)) for name, run in runs.items() if run.downs_us}
+    return [f"{name} was down for {_time(runs[name].down_us)}: {reason}" for name, reason in longest.items()]
 
 
 def _time(time_us: int) -> str:

@@ -6,7 +6,7 @@ A case is answered once: its record lies in the cache under a name made from all
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from recycle.core.errors import FileProblem
@@ -62,7 +62,8 @@ def _prepare(cases: Sequence[Case]) -> None:
 
 
 def _run_one(case: Case) -> list[Event]:
-    system = SYSTEMS[case.system](case.setting)
+    mtbf_us = case.trace.end_us // max(1, case.trace.num_failures)
+    system = SYSTEMS[case.system](replace(case.setting, mtbf_us=mtbf_us))
     record = follow(system, case.trace, case.setting.job.shape, case.setting.constants.ready_us)
     if case.path:
         write_record(case.path, record)

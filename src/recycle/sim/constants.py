@@ -5,6 +5,7 @@ the size of the model: the peers' own figures for models of up to 6.7 billion pa
 the largest, because they run on more nodes, each of which holds no more than those did.
 """
 
+import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -56,11 +57,11 @@ class BambooConstants:
 
 @dataclass(frozen=True, slots=True)
 class VarunaConstants:
-    """How often a checkpoint is written, what it costs, and what a restart costs on top."""
+    """What a checkpoint costs, what a restart costs on top, and the time between two checkpoints; 0 is Young's choice."""
 
     checkpoint_us: int
     restart_us: int
-    checkpoint_every: int = 10
+    checkpoint_interval_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,14 @@ class ReplicaDropConstants:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRestartConstants:
-    """How often a checkpoint is written and how long it stops the training, and what a restart takes: start, load, warm up."""
+    """How long a checkpoint stops the training, what a restart takes (notice, start, load), and the time between two checkpoints.
 
-    checkpoint_interval_us: int = 1800 * _SECOND
-    checkpoint_us: int = 30 * _SECOND
-    restart_us: int = 600 * _SECOND
+    An interval of 0 is Young's choice.
+    """
+
+    checkpoint_us: int = 10 * _SECOND
+    restart_us: int = 300 * _SECOND
+    checkpoint_interval_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,11 @@ class Constants:
         if system not in known:
             raise UserError(f"{name!r} is not a constant: it begins with ready or one of {', '.join(_dashed(known))}")
         return replace(self, **{system: _with_field(name, known[system], key, value)})
+
+
+def young_us(checkpoint_us: int, mtbf_us: int) -> int:
+    """The time between two checkpoints that loses least, to first order: the root of 2 * cost * time between failures."""
+    return round(math.sqrt(2 * checkpoint_us * mtbf_us))
 
 
 def _by_size(num_parameters: float, known_ms: Sequence[int]) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recycle.core.errors import UserError
-from recycle.sim.constants import Constants
+from recycle.sim.constants import Constants, young_us
 from recycle.sim.job import Job
 from recycle.sim.policy import System
 from recycle.sim.systems.bamboo import Bamboo
@@ -14,17 +14,23 @@ from recycle.sim.systems.ideal import FaultScaled, Ideal
 from recycle.sim.systems.oobleck import Oobleck
 from recycle.sim.systems.recycle import Recycle
 from recycle.sim.systems.replica_drop import ReplicaDrop
-from recycle.sim.systems.varuna import Varuna
+from recycle.sim.systems.varuna import Varuna, best_layout
 from recycle.sim.timings import Timing, Timings, one_f_one_b
+
+DAY_US = 86_400_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a system is made from: the job, the constants of all systems, and where timings are kept."""
+    """What a system is made from: the job, the constants of all systems, and where timings are kept.
+
+    `mtbf_us` is the time between two failures that who sets a checkpoint interval expects.
+    """
 
     job: Job
     constants: Constants
     folder: Path | None = None
+    mtbf_us: int = DAY_US
 
     @property
     def baseline(self) -> Timing:
@@ -34,6 +40,10 @@ class Setting:
     @property
     def timings(self) -> Timings:
         return Timings(self.job.problem(), self.folder)
+
+    def steps_between_checkpoints(self, interval_us: int, checkpoint_us: int, step_us: int) -> int:
+        """The steps in `interval_us`, or in Young's interval if that is 0."""
+        return max(1, (interval_us or young_us(checkpoint_us, self.mtbf_us)) // step_us)
 
 
 def _recycle(given: Setting) -> System:
@@ -49,8 +59,10 @@ def _bamboo(given: Setting) -> System:
 
 
 def _varuna(given: Setting) -> System:
-    costs = given.constants.varuna
-    return Varuna(given.job, costs.checkpoint_every, costs.checkpoint_us, costs.restart_us)
+    costs, layout = given.constants.varuna, best_layout(given.job, given.job.num_nodes)
+    step_us = given.job.scaled_us(layout.step_us if layout else 1)
+    every = given.steps_between_checkpoints(costs.checkpoint_interval_us, costs.checkpoint_us, step_us)
+    return Varuna(given.job, every, costs.checkpoint_us, costs.restart_us)
 
 
 def _replica_drop(given: Setting) -> System:
@@ -59,7 +71,8 @@ def _replica_drop(given: Setting) -> System:
 
 def _checkpoint_restart(given: Setting, has_spares: bool = False) -> System:
     costs, baseline = given.constants.checkpoint_restart, given.baseline
-    every = max(1, costs.checkpoint_interval_us // given.job.scaled_us(baseline.period_us))
+    step_us = given.job.scaled_us(baseline.period_us)
+    every = given.steps_between_checkpoints(costs.checkpoint_interval_us, costs.checkpoint_us, step_us)
     return CheckpointRestart(given.job, baseline, every, costs.checkpoint_us, costs.restart_us, has_spares)
 
 

@@ -23,19 +23,21 @@ STEADY = ("fault-scaled", "recycle", "oobleck", "replica-drop")
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A model on so many GPUs, in a shape; the global batches are those of Megatron-LM's table for the same models."""
+    """A model on so many GPUs, its global batch as in Megatron-LM's table, and two shapes: deep and wide."""
 
     model: str
     num_gpus: int
-    shape: Shape
+    batch: int
+    shapes: tuple[tuple[int, int], tuple[int, int]]
 
 
 CLUSTERS = (
-    Cluster("gpt-18.4b", 256, Shape(4, 8, 1024 // 4)),
-    Cluster("gpt-39.1b", 512, Shape(4, 16, 1536 // 4)),
-    Cluster("gpt-76.1b", 1024, Shape(8, 16, 1792 // 8)),
-    Cluster("gpt-145.6b", 1536, Shape(12, 16, 2304 // 12)),
+    Cluster("gpt-18.4b", 256, 1024, ((4, 8), (8, 4))),
+    Cluster("gpt-39.1b", 512, 1536, ((4, 16), (8, 8))),
+    Cluster("gpt-76.1b", 1024, 1792, ((4, 32), (16, 8))),
+    Cluster("gpt-145.6b", 1536, 2304, ((3, 64), (24, 8))),
 )
+MICROBATCH = 4
 
 # 419 unplanned interruptions in 54 days on 16,384 GPUs, in the Llama 3 report: one worker of 8 GPUs in 264 days.
 MONTH_MODEL, MONTH_GPU, MONTH_SHAPE, MONTH_DAYS = "gpt-145.6b", "h100", Shape(128, 16, 32), 30
@@ -50,17 +52,19 @@ def scale(folder: Path | None) -> Result:
     facts: dict[str, object] = {}
     rows, panels = [], []
     for cluster in CLUSTERS:
-        shares = _steady(cluster, folder)
-        facts[cluster.model] = shares
-        shape = f"{cluster.shape.num_pipelines} x {cluster.shape.num_stages}"
-        for number, share in enumerate(SHARES):
-            values = [f"{shares[name][number]:.3f}" for name in STEADY]
-            rows.append([f"{cluster.model}, {cluster.num_gpus} GPUs, {shape}", f"{share:.0%}", *values])
-        panels.append(Bars(f"{cluster.model}, {cluster.num_gpus} GPUs", [f"{share:.0%}" for share in SHARES], shares))
+        for num_pipelines, num_stages in cluster.shapes:
+            shape = Shape(num_pipelines, num_stages, cluster.batch // num_pipelines // MICROBATCH)
+            shares = _steady(cluster.model, shape, folder)
+            name = f"{cluster.model}, {cluster.num_gpus} GPUs, {num_pipelines} x {num_stages}"
+            facts[name] = shares
+            for number, share in enumerate(SHARES):
+                values = [f"{shares[system][number]:.3f}" for system in STEADY]
+                rows.append([name, str(shape.num_microbatches), f"{share:.0%}", *values])
+            panels.append(Bars(f"{cluster.model}, {num_pipelines} x {num_stages}", [f"{share:.0%}" for share in SHARES], shares))
     month = _month(folder)
     facts["month"] = month
     tables = (
-        Table("Steady throughput, as a share of fault-free 1F1B", [["cluster", "dead", *STEADY], *rows]),
+        Table("Steady throughput, as a share of fault-free 1F1B", [["cluster", "micro-batches", "dead", *STEADY], *rows]),
         Table(
             f"{MONTH_DAYS} days on 16,384 GPUs at the failure rate of the Llama 3 run",
             [["system", "of fault-free 1F1B"], *([name, f"{value:.4f}"] for name, value in month.items())],
@@ -71,7 +75,8 @@ def scale(folder: Path | None) -> Result:
 
 _ASSUMPTIONS = (
     f"{GPU} GPUs, tensor-parallel degree {TENSOR_PARALLEL}: a worker is a server of {TENSOR_PARALLEL} GPUs and fails as a unit",
-    "shapes are ours: the paper does not say them; global batches are those of Megatron-LM for the same models and GPU counts",
+    "shapes are ours: one deep, as the paper's 64 stages suggest, and one wide, with the same workers",
+    f"global batches are those of Megatron-LM for the same models and GPU counts, in micro-batches of {MICROBATCH} samples",
     "steady state: no pause is counted; the number of dead workers is rounded up",
     f"replica-drop: which pipelines are hit is random, the mean of {NUM_SEEDS} draws; all others depend on the number alone",
     f"the month: {MONTH_MODEL} on {MONTH_GPU}, 128 x 16 workers of 8 GPUs, pauses with the default constants",
@@ -85,11 +90,11 @@ def _setting(model: str, gpu: str, shape: Shape, folder: Path | None) -> Setting
     return Setting(job, Constants.for_model(job.model.num_parameters), folder)
 
 
-def _steady(cluster: Cluster, folder: Path | None) -> dict[str, list[float]]:
+def _steady(model: str, shape: Shape, folder: Path | None) -> dict[str, list[float]]:
     """The throughput of each system at each share of dead workers, over fault-free 1F1B's."""
-    setting = _setting(cluster.model, GPU, cluster.shape, folder)
+    setting = _setting(f"{model},microbatch={MICROBATCH}", GPU, shape, folder)
     fault_free = setting.job.samples_per_step * 1e6 / setting.baseline.period_us
-    counts = [-(-round(share * 1000) * cluster.shape.num_workers // 1000) for share in SHARES]
+    counts = [-(-round(share * 1000) * shape.num_workers // 1000) for share in SHARES]
     setting.timings.prepare(max(counts))
     return {name: [round(_mean_rate(setting, name, count) / fault_free, 6) for count in counts] for name in STEADY}
 

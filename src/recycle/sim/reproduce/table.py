@@ -17,7 +17,7 @@ from recycle.sim.constants import Constants
 from recycle.sim.course import follow
 from recycle.sim.job import Job
 from recycle.sim.parallel import spread
-from recycle.sim.policy import System
+from recycle.sim.policy import Members, System
 from recycle.sim.reproduce.published import INTERVALS_H, TABLE, Row
 from recycle.sim.reproduce.result import Bars, Result, Table
 from recycle.sim.systems.bamboo import Bamboo
@@ -69,7 +69,7 @@ def _ask(question: _Question) -> tuple[float, ...] | None:
     """The mean throughput at each interval; None if the system is out of memory."""
     row = question.row
     job = calibrated(row, question.folder)
-    system = make_system(question.system, job, question.folder)
+    system = make_system(question.system, job, row.fault_free, question.folder)
     if isinstance(system, Bamboo) and system.is_out_of_memory:
         return None
     return tuple(mean(_throughput(system, job, trace) for trace in traces(job, hours)) for hours in INTERVALS_H)
@@ -82,11 +82,13 @@ def calibrated(row: Row, folder: Path | None) -> Job:
     return job.with_scale(job.samples_per_step * 1e6 / row.fault_free / period_us)
 
 
-def make_system(name: str, job: Job, folder: Path | None) -> System:
+def make_system(name: str, job: Job, fault_free: float, folder: Path | None) -> System:
     constants = Constants.for_model(job.model.num_parameters)
     if name == "oobleck":
         pause_s = OOBLECK_FIXED_S + job.state_bytes / OOBLECK_BYTES_PER_S
-        return Oobleck(job, round(pause_s * 1e6))
+        alone = Oobleck(job, round(pause_s * 1e6))
+        own = alone.begin(Members(job.shape, frozenset(job.shape.workers()))).regime.samples_per_s
+        return replace(alone, job=job.with_scale(job.scale * own / fault_free))
     if name == "bamboo":
         return Bamboo(job, constants.bamboo.rebalance_us, constants.bamboo.fatal_us)
     base = one_f_one_b(job.problem(), folder)

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from recycle.sim.job import Job
-from recycle.sim.policy import DOWN, Event, Loss, Members, Regime, Verdict, pauses
+from recycle.sim.policy import Event, Loss, Members, Regime, Verdict, pauses
 from recycle.sim.timings import Timing
+
+_WAITS = "the job waits until every place is filled again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +33,14 @@ class CheckpointRestart:
 
     def begin(self, members: Members) -> Verdict:
         runs = self._can_run(members)
-        return Verdict(self._regime() if runs else DOWN, state=runs)
+        return Verdict(self._regime() if runs else self._waiting(), reason="" if runs else _WAITS, state=runs)
 
     def change(self, event: Event, state: Any) -> Verdict:
         runs = self._can_run(event.members)
-        if not event.left and bool(state) == runs:
-            return Verdict(self._regime() if runs else DOWN, (), Loss.NOTHING, "nothing changes", runs, keeps_unfinished=True)
         if not runs:
-            reason = f"the job waits until {len(event.members.failed)} places are filled"
-            return Verdict(self._waiting(), (), Loss.SINCE_CHECKPOINT, reason, False)
+            return Verdict(self._waiting(), (), Loss.SINCE_CHECKPOINT, _WAITS, False)
+        if not event.left and state:
+            return Verdict(self._regime(), (), Loss.NOTHING, "nothing changes", True, keeps_unfinished=True)
         restart = pauses(("restart", self.restart_us))
         return Verdict(self._regime(), restart, Loss.SINCE_CHECKPOINT, "the job starts again from its checkpoint", True)
 

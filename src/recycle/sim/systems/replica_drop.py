@@ -13,6 +13,8 @@ from recycle.sim.job import Job
 from recycle.sim.policy import DOWN, Event, Loss, Members, Regime, Verdict, pauses
 from recycle.sim.timings import Timing
 
+_NONE_WHOLE = "every pipeline misses a worker: the job waits"
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDrop:
@@ -25,18 +27,19 @@ class ReplicaDrop:
 
     def begin(self, members: Members) -> Verdict:
         num = self._whole_pipelines(members)
-        return Verdict(self._regime(num), state=num)
+        return Verdict(self._regime(num), reason="" if num else _NONE_WHOLE, state=num)
 
     def change(self, event: Event, state: Any) -> Verdict:
         num, before = self._whole_pipelines(event.members), int(state)
         regime = self._regime(num)
         wait = pauses(("reconfigure", self.reconfigure_us)) if num else ()
         if num < before:
-            reason = f"{before - num} pipelines drop out, {num} go on with a smaller batch"
+            reason = f"{before - num} pipelines drop out, {num} go on with a smaller batch" if num else _NONE_WHOLE
             return Verdict(regime, wait, Loss.STEP, reason, num, drops_samples=True)
         if num > before:
             return Verdict(regime, wait, Loss.NOTHING, f"{num - before} pipelines are whole again", num)
-        return Verdict(regime, (), Loss.NOTHING, "no pipeline of those that train is touched", num, keeps_unfinished=True)
+        reason = "no pipeline that trains is touched" if num else _NONE_WHOLE
+        return Verdict(regime, (), Loss.NOTHING, reason, num, keeps_unfinished=True)
 
     def _whole_pipelines(self, members: Members) -> int:
         dead = {worker.pipeline for worker in members.failed}
