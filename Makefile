@@ -10,7 +10,7 @@ help:
 	@echo "make demo    plan and draw the paper's worked example"
 	@echo "make test    run the tests"
 	@echo "make check   format, lint, types, layers: what every commit must pass"
-	@echo "make bench   measure plan quality and speed, print the tables"
+	@echo "make bench   measure plans and simulator, print the tables"
 	@echo "make pictures   draw the pictures of the documents anew"
 
 $(READY): pyproject.toml constraints.txt
@@ -37,6 +37,7 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/planner.py
+	$(BIN)/python benchmarks/simulator.py
 
 pictures: $(READY)
 	$(BIN)/python docs/pictures/make.py

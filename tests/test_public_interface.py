@@ -27,6 +27,21 @@ def test_five_lines_make_a_library(tmp_path: Path) -> None:
     assert recycle.Library.open(tmp_path / "plans").get(1).period_us == periods[1]
 
 
+def test_five_lines_compare_systems_under_failures() -> None:
+    job = recycle.job("layers=4,hidden=512,heads=8,sequence=512", "a100-80", 3, 2, 4)
+    lines = [f"0,add,node{number}" for number in range(6)]
+    trace = recycle.Trace.parse("\n".join([*lines, "600000,remove,node3", "# end 3600000"]))
+    runs = {name: recycle.measure(record) for name, record in recycle.simulate(job, trace, "recycle,ideal").items()}
+    assert 0 < runs["recycle"].throughput < runs["ideal"].throughput
+    assert runs["recycle"].dropped_samples == 0
+
+
+def test_a_plan_is_replayed_in_one_line() -> None:
+    plan = recycle.solve(recycle.problem(2, 2, 3, fail="W1_1", costs=(3, 2, 1)))
+    assert recycle.replay(plan).steady_period_us == plan.period_us
+    assert recycle.replay(plan, recycle.Conditions(slow={recycle.Worker(0, 0): 2.0})).steady_period_us > plan.period_us
+
+
 def test_texts_and_numbers_describe_the_same_problem() -> None:
     one = recycle.problem(3, 4, 6, fail=["W1_2", "W0_0"], costs=(1, 2, 3), memory=[4, 3, 2, 1], techniques=recycle.Techniques())
     other = recycle.problem(

@@ -1,7 +1,7 @@
 """ReCycle: pipeline-parallel training that goes on when workers die.
 
-The names below are the whole public interface; the planner behind them is imported when it is first used, so that a worker which
-only plays plans never loads it.
+The names below are the whole public interface; the planner and the simulator behind them are imported when they are first used,
+so that a worker which only plays plans never loads them.
 """
 
 from importlib import import_module
@@ -15,17 +15,34 @@ from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Profile
 from recycle.core.release import RELEASE as __version__
 from recycle.core.rules import check
+from recycle.core.trace import Trace
 
 if TYPE_CHECKING:
     from recycle.planner.build import build
     from recycle.planner.describe import problem
     from recycle.planner.estimate import estimate
     from recycle.planner.solve import solve, solve_normalized
+    from recycle.report.metrics import measure
+    from recycle.sim.campaign import simulate
+    from recycle.sim.job import job
+    from recycle.sim.replay import Conditions, replay
 
-_PLANNER = {"build": "build", "problem": "describe", "estimate": "estimate", "solve": "solve", "solve_normalized": "solve"}
+_FOUND_IN = {
+    "build": "planner.build",
+    "problem": "planner.describe",
+    "estimate": "planner.estimate",
+    "solve": "planner.solve",
+    "solve_normalized": "planner.solve",
+    "measure": "report.metrics",
+    "simulate": "sim.campaign",
+    "job": "sim.job",
+    "Conditions": "sim.replay",
+    "replay": "sim.replay",
+}
 
 __all__ = [
     "Cluster",
+    "Conditions",
     "Library",
     "Memory",
     "Plan",
@@ -33,19 +50,24 @@ __all__ = [
     "Profile",
     "Shape",
     "Techniques",
+    "Trace",
     "UserError",
     "Worker",
     "__version__",
     "build",
     "check",
     "estimate",
+    "job",
+    "measure",
     "problem",
+    "replay",
+    "simulate",
     "solve",
     "solve_normalized",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLANNER:
+    if name not in _FOUND_IN:
         raise AttributeError(f"module 'recycle' has no attribute {name!r}")
-    return getattr(import_module(f"recycle.planner.{_PLANNER[name]}"), name)
+    return getattr(import_module(f"recycle.{_FOUND_IN[name]}"), name)

@@ -13,8 +13,10 @@ from recycle.core.errors import FileProblem
 from recycle.core.record import Event, read_record, write_record
 from recycle.core.release import RELEASE
 from recycle.core.trace import Trace, live_counts
+from recycle.sim.constants import Constants
 from recycle.sim.course import follow
-from recycle.sim.lineup import SYSTEMS, Setting
+from recycle.sim.job import Job
+from recycle.sim.lineup import SYSTEMS, Setting, parse_systems
 from recycle.sim.parallel import spread
 
 
@@ -35,6 +37,15 @@ class Case:
         job, constants = asdict(self.setting.job), asdict(self.setting.constants)
         text = json.dumps([RELEASE, self.system, job, constants, self.trace.dumps()], sort_keys=True)
         return folder / f"course-{hashlib.sha256(text.encode()).hexdigest()[:24]}.jsonl"
+
+
+def simulate(
+    job: Job, trace: Trace, systems: str = "all", constants: Constants | None = None, folder: Path | None = None
+) -> dict[str, list[Event]]:
+    """Return the record of every system through `trace`; plans and answers are kept in `folder`, if there is one."""
+    setting = Setting(job, constants or Constants.for_model(job.model.num_parameters), folder)
+    names = parse_systems(systems)
+    return dict(zip(names, run([Case(name, setting, trace) for name in names]), strict=True))
 
 
 def run(cases: Sequence[Case], tick: Callable[[int], None] = lambda done: None) -> list[list[Event]]:

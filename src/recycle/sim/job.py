@@ -76,6 +76,11 @@ class Job:
         return replace(self, scale=scale)
 
 
+def job(model: str, gpu: str, pipelines: int, stages: int, microbatches: int, tensor_parallel: int = 1) -> Job:
+    """Return the job that these words describe; models and GPUs by name or by their numbers."""
+    return Job.of(model, gpu, Shape(pipelines, stages, microbatches), tensor_parallel)
+
+
 @lru_cache(maxsize=256)
 def _profile(model: ModelSpec, gpu: GpuSpec, num_stages: int, tensor_parallel: int) -> Profile:
     return estimate(model, gpu, num_stages, tensor_parallel)
