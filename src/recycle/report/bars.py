@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from recycle.report import palette
 from recycle.report.campaign import LINES
 
+_MOST_COLUMNS = 4
 _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo", "**", "--")
 
 
@@ -24,13 +25,19 @@ class Panel(NamedTuple):
 
 def draw_bars(panels: Sequence[Panel], title: str, axis: str) -> bytes:
     """Return a PNG with one panel for each of `panels`, which share their series."""
-    figure = Figure(figsize=(max(5.0, 3.4 * len(panels)), 4.2), facecolor=palette.PAPER, layout="constrained")
+    num_columns = min(_MOST_COLUMNS, len(panels))
+    num_rows = -(-len(panels) // num_columns)
+    figure = Figure(figsize=(max(5.0, 3.4 * num_columns), 1.2 + 3 * num_rows), facecolor=palette.PAPER, layout="constrained")
     FigureCanvasAgg(figure)
-    for number, (axes, panel) in enumerate(zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True)):
+    places = figure.subplots(num_rows, num_columns, squeeze=False)
+    for number, panel in enumerate(panels):
+        axes = places[number // num_columns][number % num_columns]
         _draw_panel(axes, panel)
-        if number == 0:
+        if number % num_columns == 0:
             axes.set_ylabel(axis, color=palette.INK)
             handles, labels = axes.get_legend_handles_labels()
+    for axes in places.flat[len(panels) :]:
+        axes.set_axis_off()
     figure.suptitle(title, fontsize=11, fontweight="bold", color=palette.INK)
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), fontsize=8, frameon=False)
     stream = BytesIO()
