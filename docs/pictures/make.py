@@ -1,8 +1,9 @@
-"""Draw the pictures of the documents: `make pictures`. Each is a plan that the planner makes on the spot."""
+"""Draw the pictures of the documents: `make pictures`. Plans are made and systems simulated on the spot."""
 
 from pathlib import Path
 
 import recycle
+from recycle.cli.main import main as main_command
 from recycle.core.plan import Plan
 from recycle.report.svg import draw_svg
 
@@ -30,6 +31,14 @@ def main() -> None:
         draw(name, recycle.solve(recycle.problem(1, 4, 8, costs="1,1,1", memory=memory)))
     normalized, _ = recycle.solve_normalized(recycle.problem(4, 4, 8, costs="2,3,2", comm=1, memory=8), num_failures=3)
     draw("normalized", normalized)
+    draw_simulation("simulate")
+
+
+def draw_simulation(name: str) -> None:
+    """The README's example: a worker dies every half hour and returns after two hours."""
+    path = HERE / f"{name}.png"
+    job = "--model gpt3-6.7b --gpu a100-80 --pipelines 4 --stages 8 --microbatches 32"
+    main_command(f"simulate {job} --interval 30m --rejoin 2h --plot {path}".split())
 
 
 if __name__ == "__main__":
