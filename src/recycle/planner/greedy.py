@@ -1,11 +1,13 @@
-"""The greedy method: list scheduling under many settings, each schedule tightened, the best one kept.
+"""The greedy method: list scheduling under many settings, each schedule tightened, the best few swung, the best one kept.
 
 A `Setting` holds the dials of the list scheduler by stage, and which ops are urgent. `portfolio` yields settings that are known
-to work well, the strongest first; `improve` then changes the best ones step by step. How long it searches is counted in placed
-ops, not in seconds, so that the same problem gives the same plan on every machine.
+to work well, the strongest first. The best few schedules are then improved step by step: by `swing`, or by `improve` where
+backward passes are whole. How long it searches is counted in placed ops, not in seconds, so that the same problem gives the
+same plan on every machine.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 
 import numpy as np
 
@@ -13,40 +15,79 @@ from recycle.core.problem import Problem
 from recycle.planner.improve import changed
 from recycle.planner.portfolio import portfolio
 from recycle.planner.schedule import Schedule
-from recycle.planner.search import Search
+from recycle.planner.search import Found, Search
+from recycle.planner.swing import Swing, can_swing, swung
 
 DEFAULT_EFFORT = 60_000_000
 # Beyond this share of the effort a search goes on only while its best schedule is not this close to the bound.
 _FIRST_SHARE, _CLOSE = 0.15, 1.005
 # Small problems are better left to an exact method than searched for long; large ones get the first share at most.
 _MOST_RUNS, _LARGE_OPS = 2000, 400_000
-_NUM_STARTS = 4
+# The portfolio gets this share of the runs at most. So many of its schedules are swung, and so many are improved step by step,
+# because a single one often gets stuck.
+_PORTFOLIO_SHARE, _NUM_SWUNG, _NUM_STARTS = 0.5, 8, 4
 
 
 def solve(
-    problem: Problem, bound_us: int, effort: int = DEFAULT_EFFORT, out_of_time: Callable[[], bool] = lambda: False
+    problem: Problem,
+    bound_us: int,
+    effort: int = DEFAULT_EFFORT,
+    out_of_time: Callable[[], bool] = lambda: False,
+    least_us: int | None = None,
 ) -> Schedule:
     """Return the best schedule found with at most about `effort` placed ops; stops early at the bound.
 
-    The portfolio's best few settings are improved side by side, because a single one often gets stuck.
+    `least_us` is what the schedule has to come close to before it is left at that, if not to the bound.
     """
     search = Search.of(problem, bound_us)
     num_runs = min(_MOST_RUNS, max(1, effort // search.num_ops))
     first_runs = max(1, round(num_runs * _FIRST_SHARE))
     if search.num_ops > _LARGE_OPS:
         num_runs = first_runs
-    settings = portfolio(problem)
-    starts = [search.run(next(settings))]
-    rng = np.random.default_rng(0)
-    for number in range(1, num_runs):
-        best = min(starts, key=lambda found: found.score)
-        is_close = number >= first_runs and best.score[0] <= _CLOSE * bound_us
+    best: Found | Swing | None = None
+    for number, found in _schedules(search, num_runs):
+        best = found if best is None else min(best, found, key=lambda one: one.score)
+        is_close = number >= first_runs and best.score[0] <= _CLOSE * (bound_us if least_us is None else least_us)
         if best.score[0] <= bound_us or is_close or out_of_time():
             break
-        if (setting := next(settings, None)) is not None:
-            starts = sorted([*starts, search.run(setting)], key=lambda found: found.score)[:_NUM_STARTS]
+    assert best is not None
+    return search.schedule(best.starts)
+
+
+def _schedules(search: Search, num_runs: int) -> Iterator[tuple[int, Found | Swing]]:
+    """Yield schedules, and how many runs of the list scheduler there were."""
+    starts: list[Found] = []
+    for setting in islice(portfolio(search.problem), max(1, round(num_runs * _PORTFOLIO_SHARE))):
+        starts.append(search.run(setting))
+        yield len(starts), starts[-1]
+    improved = _swings if can_swing(search) else _changes
+    yield from improved(search, sorted(starts, key=lambda found: found.score), len(starts), num_runs)
+
+
+def _swings(search: Search, starts: list[Found], number: int, num_runs: int) -> Iterator[tuple[int, Swing]]:
+    """Swing the best few twice as they are, then the best of those with changes, side by side."""
+    last = [Swing.of(search, found) for found in starts[:_NUM_SWUNG]]
+    best = list(last)
+    rng = np.random.default_rng(0)
+    for step in range((num_runs - number) // 2):
+        if step == 2 * len(last):
+            best = sorted(best, key=lambda swing: swing.score)[:_NUM_STARTS]
+        at = step % len(best)
+        if step < 2 * len(last):
+            # The second time even from a schedule that got worse: often that is what makes it better.
+            last[at] = found = swung(search, last[at])
         else:
-            at = number % len(starts)
-            found = search.run(changed(rng, search, starts[at]))
-            starts[at] = min(found, starts[at], key=lambda found: found.score)
-    return search.schedule(min(starts, key=lambda found: found.score).starts)
+            found = swung(search, best[at], rng)
+        best[at] = min(found, best[at], key=lambda swing: swing.score)
+        yield number + 2 * (step + 1), found
+
+
+def _changes(search: Search, starts: list[Found], number: int, num_runs: int) -> Iterator[tuple[int, Found]]:
+    """Turn the dials of the best few, side by side."""
+    starts = starts[:_NUM_STARTS]
+    rng = np.random.default_rng(0)
+    for step in range(num_runs - number):
+        at = step % len(starts)
+        found = search.run(changed(rng, search, starts[at]))
+        starts[at] = min(found, starts[at], key=lambda one: one.score)
+        yield number + step + 1, found

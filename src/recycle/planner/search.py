@@ -64,14 +64,14 @@ class Search:
         dials, is_urgent = setting.dials, setting.is_urgent
         num_ops = kernel.list_schedule(self.pipeline, self.rank, self.costs, dials, is_urgent, num_pipelines, starts, order)
         kernel.tighten(self.pipeline, self.costs, self.is_fused, num_pipelines, order[:num_ops], starts)
-        return Found(setting, starts, order[:num_ops], self._score(starts))
+        return Found(setting, starts, order[:num_ops], self.score(starts))
 
     def spans(self, starts: Ints) -> Ints:
         """The span of each stage, with its reduction and step."""
         spans: Ints = kernel.last_ends(self.costs, self.is_fused, starts) - starts[kernel.F].min(axis=1) + self.finish_us
         return spans
 
-    def _score(self, starts: Ints) -> tuple[int, int]:
+    def score(self, starts: Ints) -> tuple[int, int]:
         period = self.schedule(starts).period_us(self.problem)
         return period, int(np.maximum(0, self.spans(starts) - self.bound_us).sum())
 

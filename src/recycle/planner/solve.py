@@ -17,7 +17,13 @@ from recycle.planner import greedy
 from recycle.planner.bound import lower_bound
 from recycle.planner.exact import Exact
 from recycle.planner.fuse import fuse, split_where_cheaper
-from recycle.planner.normalize import Distribution, distributions, most_promising_distribution, normalized_problem
+from recycle.planner.normalize import (
+    Distribution,
+    distributions,
+    least_bound,
+    most_promising_distribution,
+    normalized_problem,
+)
 from recycle.planner.schedule import Schedule
 
 METHODS = ("auto", "greedy", "cpsat", "milp")
@@ -57,9 +63,9 @@ def solve(problem: Problem, method: str = "auto", time_limit_s: float = 60.0, ef
     return _answer(problem, method, began + time_limit_s, effort).plan(began)
 
 
-def _answer(problem: Problem, method: str, deadline: float, effort: int) -> _Answer:
+def _answer(problem: Problem, method: str, deadline: float, effort: int, least_us: int | None = None) -> _Answer:
     bound = lower_bound(problem)
-    schedule = _search(problem, bound, effort, out_of_time=lambda: time.monotonic() >= deadline)
+    schedule = _search(problem, bound, effort, lambda: time.monotonic() >= deadline, least_us)
     exact = _exact_method(problem, schedule, bound, method)
     if exact is None:
         return _Answer(problem, schedule, bound, "greedy")
@@ -72,13 +78,13 @@ def _answer(problem: Problem, method: str, deadline: float, effort: int) -> _Ans
     return _Answer(problem, fuse(problem, result.schedule), bound, "cpsat" if method == "auto" else method)
 
 
-def _search(problem: Problem, bound: int, effort: int, out_of_time: Callable[[], bool]) -> Schedule:
+def _search(problem: Problem, bound: int, effort: int, out_of_time: Callable[[], bool], least_us: int | None = None) -> Schedule:
     """The greedy schedule, splitting backward passes only where it pays."""
-    schedule = fuse(problem, greedy.solve(problem, bound, effort, out_of_time))
+    schedule = fuse(problem, greedy.solve(problem, bound, effort, out_of_time, least_us))
     if problem.techniques.decoupled and any(s.fused_us < s.input_us + s.weight_us for s in problem.profile.stages):
         # Splitting costs time here, so it may pay nowhere at all.
         whole = replace(problem, techniques=replace(problem.techniques, decoupled=False))
-        unsplit = split_where_cheaper(problem, greedy.solve(whole, bound, effort, out_of_time))
+        unsplit = split_where_cheaper(problem, greedy.solve(whole, bound, effort, out_of_time, least_us))
         return unsplit if _is_shorter(problem, unsplit, schedule) else schedule
     return schedule
 
@@ -116,6 +122,8 @@ def solve_normalized(
     refuse_misuse(method, time_limit_s)
     began = time.monotonic()
     deadline = began + time_limit_s
+    # A plan is judged by what any distribution could reach, so that is what it has to come close to.
+    least_us = least_bound(problem, num_failures)
     best: tuple[_Answer, Distribution] | None = None
     for number, distribution in enumerate(_candidates(problem, num_failures)):
         candidate = normalized_problem(problem, distribution)
@@ -125,7 +133,7 @@ def solve_normalized(
                 break
         # An exact method would take all the time there is, so each distribution gets half of what is left.
         until = (time.monotonic() + deadline) / 2
-        answer = _answer(candidate, method, until, effort // 2)
+        answer = _answer(candidate, method, until, effort // 2, least_us)
         if best is None or answer.period_us < best[0].period_us:
             best = answer, distribution
     assert best is not None
