@@ -38,7 +38,8 @@ def draw_simulation(name: str) -> None:
     """The README's example: a worker dies every half hour and returns after two hours."""
     path = HERE / f"{name}.png"
     job = "--model gpt3-6.7b --gpu a100-80 --pipelines 4 --stages 8 --microbatches 32"
-    main_command(f"simulate {job} --interval 30m --rejoin 2h --plot {path}".split())
+    systems = "recycle,oobleck,varuna,replica-drop,checkpoint-restart-spare,fault-scaled"
+    main_command(f"simulate {job} --systems {systems} --interval 30m --rejoin 2h --plot {path}".split())
 
 
 if __name__ == "__main__":

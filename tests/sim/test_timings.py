@@ -17,7 +17,7 @@ def test_every_number_of_failures_has_a_period_near_its_own_plan():
     timings.prepare(9)
     for count in range(10):
         found = timings.normalized(count)
-        own = solve_normalized(PROBLEM, count, "greedy", effort=module.LIBRARY_EFFORT)[0].period_us
+        own = solve_normalized(PROBLEM, count, "greedy", effort=module.EFFORT)[0].period_us
         assert least_bound(PROBLEM, count) <= found.period_us
         # Between two plans of nearly the same period the slower one stands for all.
         assert found.period_us <= own * (1 + module.TOLERANCE)
@@ -34,6 +34,14 @@ def test_few_plans_serve_many_numbers_of_failures(monkeypatch):
     assert periods == sorted(periods)
     assert periods[-1] > 1.4 * periods[1]  # two dead of four at every stage, against one at some
     assert len(asked) == num_planned < 17
+
+
+def test_the_answer_does_not_depend_on_what_was_asked_before():
+    problem = describe(4, 4, 6, costs="10,13,9", comm=1, memory=8)
+    prepared = Timings(problem)
+    prepared.prepare(11)
+    for count in (11, 3, 7, 5, 2):
+        assert Timings(problem).normalized(count) == prepared.normalized(count)
 
 
 def test_what_was_planned_once_is_read_from_disk(tmp_path, monkeypatch):

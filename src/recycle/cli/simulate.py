@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +122,12 @@ def make_setting(args: argparse.Namespace) -> Setting:
         return setting
     if not 1e-9 <= wanted <= 1e12:
         raise UserError(f"--fault-free is {wanted}, but it must be a number of samples a second above 0")
-    scale = fault_free_throughput(setting) / wanted
-    return Setting(Job.of(args.model, args.gpu, shape, args.tensor_parallel, scale), setting.constants, setting.folder)
+    estimated = fault_free_throughput(setting)
+    scaled = replace(setting, job=job.with_scale(estimated / wanted))
+    # Times are whole microseconds, so that a step of a few of them is not as fast as it was told to be.
+    if estimated / wanted > 1e6 or abs(fault_free_throughput(scaled) / wanted - 1) > 0.01:
+        raise UserError(f"--fault-free is {wanted:g}, but the estimate is {estimated:.4g} samples a second: that cannot be meant")
+    return scaled
 
 
 def fault_free_throughput(setting: Setting) -> float:
@@ -134,9 +139,10 @@ def cache_folder(args: argparse.Namespace) -> Path | None:
     """Where plans and results are kept: as told, or where the system keeps caches."""
     if args.no_cache:
         return None
-    if args.cache:
-        return Path(args.cache)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recycle"
+    users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recycle"
+    folder: Path = args.cache or users
+    refuse_unwritable(folder / "timings.json")
+    return folder
 
 
 def _trace(args: argparse.Namespace, job: Job) -> Trace:
@@ -145,22 +151,23 @@ def _trace(args: argparse.Namespace, job: Job) -> Trace:
     if args.hours is not None and not 0 < args.hours <= 24 * 3650:
         raise UserError(f"--hours is {args.hours}, but it must be above 0 and at most ten years")
     if args.trace:
-        if args.rejoin:
+        if args.rejoin is not None:
             raise UserError("a trace says itself who returns when: leave --rejoin out")
         trace = Trace.load(args.trace)
         return trace if args.hours is None else trace.until(round(args.hours * 3.6e9))
     end_us = round((6 if args.hours is None else args.hours) * 3.6e9)
     nodes = failures.worker_names(job.shape.num_pipelines, job.shape.num_stages)
-    rejoin_us = parse_duration_us(args.rejoin) if args.rejoin else None
-    if args.mtbf:
+    rejoin_us = parse_duration_us(args.rejoin) if args.rejoin is not None else None
+    if args.mtbf is not None:
         return failures.poisson(nodes, parse_duration_us(args.mtbf), end_us, args.seed, rejoin_us)
-    interval_us = parse_duration_us(args.interval) if args.interval else end_us
+    interval_us = parse_duration_us(args.interval) if args.interval is not None else end_us
     return failures.every(nodes, interval_us, end_us, args.seed, rejoin_us)
 
 
 def progress_bar() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(file=sys.stderr), transient=True)
+    console = Console(file=sys.stderr)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _write(args: argparse.Namespace, records: dict[str, list[Event]], setting: Setting, fault_free: float) -> None:

@@ -48,7 +48,7 @@ def _draw_throughput(axes: Axes, records: Mapping[str, Sequence[Event]], fault_f
         axes.plot(*zip(*points, strict=True), color=colour, linestyle=dashes, linewidth=1.5, label=f"{name} ({mean:.3g})")
     axes.set_ylim(bottom=0)
     axes.set_ylabel("samples / s", color=palette.INK)
-    axes.text(0, fault_free, " fault-free 1F1B", va="bottom", fontsize=8, color=palette.FAINT_INK)
+    axes.text(1, fault_free, "fault-free 1F1B", transform=axes.get_yaxis_transform(), va="bottom", ha="right", fontsize=8)
     axes.legend(fontsize=8, frameon=False, ncols=1, loc="center left", bbox_to_anchor=(1.0, 0.5), title="system (mean)")
     _plain(axes)
 
@@ -57,14 +57,15 @@ def _draw_nodes(axes: Axes, record: Sequence[Event]) -> None:
     changes = [event for event in record if isinstance(event, Changed)]
     end = max((getattr(event, "end_us", 0) for event in record), default=0) / 3.6e9
     first = changes[0].num_live + (-1 if changes[0].joins else 1) if changes else 0
-    times = [0.0, *(change.at_us / 3.6e9 for change in changes), end]
-    counts = [first, *(change.num_live for change in changes)]
+    after = {change.at_us: change.num_live for change in changes}  # what happens at one time is drawn once
+    times = [0.0, *(at_us / 3.6e9 for at_us in after), end]
+    counts = [first, *after.values()]
     if changes:
         axes.step(times, [*counts, counts[-1]], where="post", color=palette.INK, linewidth=1.2)
         failures = [change for change in changes if not change.joins]
         axes.plot(
             [change.at_us / 3.6e9 for change in failures],
-            [change.num_live for change in failures],
+            [after[change.at_us] for change in failures],
             linestyle="none",
             marker="x",
             markersize=4,

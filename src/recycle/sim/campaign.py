@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from recycle.core.errors import FileProblem
-from recycle.core.record import Event, read_record, write_record
+from recycle.core.record import Event, Spell, read_record, write_record
 from recycle.core.release import RELEASE
 from recycle.core.trace import Trace, live_counts
 from recycle.sim.constants import Constants
@@ -35,7 +35,7 @@ class Case:
         if folder is None:
             return None
         job, constants = asdict(self.setting.job), asdict(self.setting.constants)
-        text = json.dumps([RELEASE, self.system, job, constants, self.trace.dumps()], sort_keys=True)
+        text = json.dumps([RELEASE, self.system, job, constants, repr(self.trace)], sort_keys=True)
         return folder / f"course-{hashlib.sha256(text.encode()).hexdigest()[:24]}.jsonl"
 
 
@@ -85,6 +85,9 @@ def _kept(case: Case) -> list[Event] | None:
     if case.path is None or not case.path.exists():
         return None
     try:
-        return list(read_record(case.path))
-    except FileProblem:
+        record = list(read_record(case.path))
+        # A record that was cut between two lines can be read, but it does not reach the end.
+        covered_us = sum(event.length_us for event in record if isinstance(event, Spell))
+    except (FileProblem, TypeError):
         return None  # a broken file is made again
+    return record if covered_us == case.trace.end_us else None

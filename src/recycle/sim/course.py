@@ -162,7 +162,9 @@ class _Books:
             start_us = self.now_us - self._in_step_us
             self._unsafe.append(Spell(start_us, self.now_us, "redo", cause, 0, num_samples, 0, self.num_live))
             self._in_step_us = 0
-        self._in_checkpoint_us = 0
+        # A change that loses nothing lets a checkpoint go on, if it is the same one after it.
+        if verdict.loses is not Loss.NOTHING or verdict.regime.checkpoint_us != self._regime.checkpoint_us:
+            self._in_checkpoint_us = 0
         self._next = None
 
     def _take_up(self, verdict: Verdict) -> None:

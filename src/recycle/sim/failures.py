@@ -5,6 +5,7 @@ keep, and not its distributions, which it may change. All times are whole millis
 before the end, so that a longer trace of the same seed begins like a shorter one.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
@@ -146,12 +147,11 @@ def _trace(nodes: Sequence[str], moves: Iterable[Move], end: int) -> Trace:
 
 
 def _uniforms(seed: int, stream: int = 0) -> Iterator[float]:
-    """Yield numbers from 0 up to but without 1; another `stream` of the same seed is independent of this one."""
+    """Return numbers from 0 up to but without 1; another `stream` of the same seed is independent of this one."""
     if seed < 0:
         raise UserError(f"the seed is {seed}, but it must be a whole number of at least 0")
     bits = PCG64(SeedSequence(seed, spawn_key=(stream,)))
-    while True:
-        yield (bits.random_raw() >> 11) * 2.0**-53
+    return ((bits.random_raw() >> 11) * 2.0**-53 for _ in itertools.count())
 
 
 def _pick(draws: Iterator[float], num: int) -> int:

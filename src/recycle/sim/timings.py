@@ -1,15 +1,15 @@
 """Timings: how long an iteration takes with so many workers dead, from the real planner, kept on disk.
 
 A plan for more failures serves fewer, too: a live worker may play dead. So the period never falls with the number of failures,
-and between two numbers with (nearly) the same period nothing is left to plan: `prepare` bisects, and plans a few dozen numbers
-where a library would plan hundreds.
+and between two numbers with (nearly) the same period nothing is left to plan: a few dozen plans answer where a library would hold
+hundreds. Which ones is decided by bisection between powers of two, never by what happens to be known already: the same question
+gets the same answer whatever was asked before.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,16 @@ from recycle.core.plan import Plan
 from recycle.core.problem import Problem, Techniques
 from recycle.core.release import RELEASE
 from recycle.core.rules import makespan_us
-from recycle.planner.build import LIBRARY_EFFORT
-from recycle.planner.normalize import Distribution, normalized_problem
+from recycle.planner.normalize import Distribution, most_failures, normalized_problem
 from recycle.planner.solve import solve, solve_normalized
 from recycle.sim.parallel import spread
 
 FORMAT, VERSION = "recycle-timings", 1
 ONE_F_ONE_B = Techniques(adaptive=False, decoupled=False, staggered=False)
 # Two numbers of failures whose periods differ by less than this share are not worth a plan in between.
-TOLERANCE = 0.002
+TOLERANCE = 0.005
+# Placed ops a plan: half of what a library gets, because a simulation asks for many plans and plays none of them.
+EFFORT = 1_500_000
 _TIME_LIMIT_S = 60.0
 
 
@@ -52,7 +53,7 @@ class Timings:
 
     def __init__(self, problem: Problem, folder: Path | None = None) -> None:
         self.problem = problem
-        text = json.dumps([RELEASE, problem.to_json(), LIBRARY_EFFORT, TOLERANCE], sort_keys=True)
+        text = json.dumps([RELEASE, problem.to_json(), EFFORT, TOLERANCE], sort_keys=True)
         name = hashlib.sha256(text.encode()).hexdigest()[:24]
         self._path = folder / f"timings-{name}.json" if folder else None
         self._known = _read(self._path) if self._path else {}
@@ -61,44 +62,46 @@ class Timings:
         return self._get([_Key("count", (0,))])[0]
 
     def normalized(self, num_failures: int) -> Timing:
-        """The timing with `num_failures` dead workers where they hurt least, by the best plan for as many or more."""
-        key = _Key("count", (num_failures,))
-        counts = self._counts()
-        lower, upper = [n for n in counts if n < num_failures], [n for n in counts if n > num_failures]
-        if key not in self._known and not (lower and upper and not self._is_open(lower[-1], upper[0])):
-            self._get([key])
-        return self._best(num_failures)
+        """The timing with `num_failures` dead workers where they hurt least, by a plan for as many or a few more."""
+        while True:
+            found = self._descend(num_failures)
+            if isinstance(found, Timing):
+                return found
+            self._get([_Key("count", (count,)) for count in found])
 
     def as_is(self, distribution: Distribution) -> Timing:
         """The timing with so many dead workers at each stage, none of which is replaced from another stage."""
         return self._get([_Key("stages", distribution)])[0]
 
-    def prepare(self, most_failures: int, tick: Callable[[int], None] = lambda done: None) -> None:
-        """Plan what `normalized` needs for 0 to `most_failures`, in parallel; `tick` hears of every round of plans."""
-        planned = sorted({0, min(1, most_failures), most_failures})
-        self._get([_Key("count", (count,)) for count in planned])
+    def prepare(self, most: int, tick: Callable[[int], None] = lambda done: None) -> None:
+        """Plan what `normalized` needs for 0 to `most` failures, in parallel; `tick` hears how many are planned."""
         while True:
-            tick(len(planned))
-            gaps = [(low, high) for low, high in pairwise(planned) if self._is_open(low, high)]
-            if not gaps:
+            answers = [self._descend(count) for count in range(most + 1)]
+            missing = sorted({count for answer in answers if not isinstance(answer, Timing) for count in answer})
+            tick(len(self._known))
+            if not missing:
                 return
-            middle = [(low + high) // 2 for low, high in gaps]
-            self._get([_Key("count", (count,)) for count in middle])
-            planned = sorted([*planned, *middle])
+            self._get([_Key("count", (count,)) for count in missing])
 
-    def prepare_as_is(self, distributions: Iterable[Distribution]) -> None:
-        self._get([_Key("stages", distribution) for distribution in distributions])
-
-    def _counts(self) -> list[int]:
-        return sorted(key.numbers[0] for key in self._known if key.kind == "count")
-
-    def _best(self, num_failures: int) -> Timing:
-        """The best of what is known for as many failures or more."""
-        options = [self._known[_Key("count", (count,))] for count in self._counts() if count >= num_failures]
-        return min(options, key=lambda timing: timing.period_us)
-
-    def _is_open(self, low: int, high: int) -> bool:
-        return high - low > 1 and self._best(high).period_us > self._best(low).period_us * (1 + TOLERANCE)
+    def _descend(self, num_failures: int) -> "Timing | list[int]":
+        """Return the timing for `num_failures`, or the numbers that must be planned before the answer can be looked for."""
+        low, high = _block(num_failures, most_failures(self.problem.shape))
+        ends = [self._known.get(_Key("count", (count,))) for count in (low, high)]
+        if None in ends:
+            return [count for count, end in zip((low, high), ends, strict=True) if end is None]
+        below, best = ends
+        assert below
+        assert best
+        while num_failures < high and best.period_us > below.period_us * (1 + TOLERANCE):
+            middle = (low + high) // 2
+            found = self._known.get(_Key("count", (middle,)))
+            if found is None:
+                return [middle]
+            if num_failures > middle:
+                low, below = middle, found
+            else:
+                high, best = middle, min(found, best, key=lambda timing: timing.period_us)
+        return best
 
     def _get(self, keys: "list[_Key]") -> list[Timing]:
         missing = [key for key in dict.fromkeys(keys) if key not in self._known]
@@ -130,6 +133,14 @@ class _Key:
         return _Key(kind, tuple(map(int, numbers.split(","))))
 
 
+def _block(num_failures: int, most: int) -> tuple[int, int]:
+    """The two powers of two between which a number lies, itself twice for 0 and 1; none is above `most`."""
+    if num_failures < 2:
+        return num_failures, num_failures
+    high = 1 << (num_failures - 1).bit_length()
+    return high // 2, min(high, most)
+
+
 def _read(path: Path) -> dict[_Key, Timing]:
     """Return the timings at `path`; what cannot be read is planned again."""
     try:
@@ -143,9 +154,9 @@ def _read(path: Path) -> dict[_Key, Timing]:
 def _plan(given: tuple[Problem, _Key]) -> Timing:
     problem, key = given
     if key.kind == "count":
-        plan = solve_normalized(problem, key.numbers[0], "greedy", _TIME_LIMIT_S, LIBRARY_EFFORT)[0]
+        plan = solve_normalized(problem, key.numbers[0], "greedy", _TIME_LIMIT_S, EFFORT)[0]
     else:
-        plan = solve(normalized_problem(problem, key.numbers), "greedy", _TIME_LIMIT_S, LIBRARY_EFFORT)
+        plan = solve(normalized_problem(problem, key.numbers), "greedy", _TIME_LIMIT_S, EFFORT)
     return timing_of(plan)
 
 

@@ -1,16 +1,20 @@
 """Two yardsticks that no failure can pause.
 
-`ideal`: every live worker computes all the time; no bubble, no reduction, no step, no pause. No system that runs the same ops on
-the same workers can be faster. `fault-scaled`: the paper's yardstick, fault-free 1F1B times the share of workers that are alive;
-a system that fills 1F1B's bubbles can be faster than this one.
+`ideal`: every live worker computes all the time; no bubble, no reduction, no pause, and steps so short that a change waits for
+none. No system that runs the same ops on the same workers can be faster. `fault-scaled`: the paper's yardstick, fault-free 1F1B
+times the share of workers that are alive; a system that fills 1F1B's bubbles can be faster than this one.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from recycle.sim.job import Job
 from recycle.sim.policy import DOWN, Event, Members, Regime, Verdict
 from recycle.sim.timings import Timing
+
+# With a few workers an iteration takes long; one that began before others joined must not keep them waiting.
+_STEP_US = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,9 @@ class Ideal:
         num_live = min(members.num_live, self.job.num_nodes)
         if not num_live:
             return Verdict(DOWN)
-        return Verdict(Regime(self.job.scaled_us(self.timing.work_us / num_live), self.job.samples_per_step))
+        sample_us = self.job.scale * self.timing.work_us / num_live / self.job.samples_per_step
+        samples = min(self.job.samples_per_step, math.ceil(_STEP_US / sample_us))
+        return Verdict(Regime(max(1, int(samples * sample_us)), samples))
 
     def change(self, event: Event, state: Any) -> Verdict:
         return self.begin(event.members)

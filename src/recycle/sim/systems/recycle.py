@@ -56,7 +56,8 @@ class Recycle:
             kept[worker] = self._stage_for(worker, before)
         switch = (("regroup", self.costs.regroup_us), ("plan", self.costs.plan_us))
         if not event.left:
-            return self._settle(before, Loss.NOTHING, switch, joined)
+            # A spare that comes or goes has no place, so that nobody regroups for it.
+            return self._settle(before, Loss.NOTHING, switch if joined else (), joined)
         notice = (("detect", self.costs.detect_us), ("abort", self.costs.abort_us))
         return self._settle(before, Loss.STEP, (*notice, *switch), joined)
 

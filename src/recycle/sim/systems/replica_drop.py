@@ -18,7 +18,7 @@ _NONE_WHOLE = "every pipeline misses a worker: the job waits"
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDrop:
-    """State: how many pipelines train."""
+    """State: the pipelines that train."""
 
     job: Job
     timing: Timing
@@ -26,24 +26,25 @@ class ReplicaDrop:
     name: str = "replica-drop"
 
     def begin(self, members: Members) -> Verdict:
-        num = self._whole_pipelines(members)
-        return Verdict(self._regime(num), reason="" if num else _NONE_WHOLE, state=num)
+        whole = self._whole_pipelines(members)
+        return Verdict(self._regime(len(whole)), reason="" if whole else _NONE_WHOLE, state=whole)
 
     def change(self, event: Event, state: Any) -> Verdict:
-        num, before = self._whole_pipelines(event.members), int(state)
-        regime = self._regime(num)
-        wait = pauses(("reconfigure", self.reconfigure_us)) if num else ()
-        if num < before:
-            reason = f"{before - num} pipelines drop out, {num} go on with a smaller batch" if num else _NONE_WHOLE
-            return Verdict(regime, wait, Loss.STEP, reason, num, drops_samples=True)
-        if num > before:
-            return Verdict(regime, wait, Loss.NOTHING, f"{num - before} pipelines are whole again", num)
-        reason = "no pipeline that trains is touched" if num else _NONE_WHOLE
-        return Verdict(regime, (), Loss.NOTHING, reason, num, keeps_unfinished=True)
+        before, whole = frozenset(state), self._whole_pipelines(event.members)
+        # A pipeline that a spare makes whole at once, or another one instead, has lost its step all the same.
+        hit = before & {worker.pipeline for worker in event.left}
+        regime = self._regime(len(whole))
+        wait = pauses(("reconfigure", self.reconfigure_us)) if whole else ()
+        if hit:
+            reason = f"{len(hit)} pipelines lost a worker, {len(whole)} go on" if whole else _NONE_WHOLE
+            return Verdict(regime, wait, Loss.STEP, reason, whole, drops_samples=True)
+        if whole - before:
+            return Verdict(regime, wait, Loss.NOTHING, f"{len(whole - before)} pipelines are whole again", whole)
+        reason = "no pipeline that trains is touched" if whole else _NONE_WHOLE
+        return Verdict(regime, (), Loss.NOTHING, reason, whole, keeps_unfinished=True)
 
-    def _whole_pipelines(self, members: Members) -> int:
-        dead = {worker.pipeline for worker in members.failed}
-        return self.job.shape.num_pipelines - len(dead)
+    def _whole_pipelines(self, members: Members) -> frozenset[int]:
+        return frozenset(range(self.job.shape.num_pipelines)) - {worker.pipeline for worker in members.failed}
 
     def _regime(self, num_pipelines: int) -> Regime:
         if num_pipelines == 0:

@@ -1,0 +1,32 @@
+"""The experiments in small, so that what they print can be looked at in a second."""
+
+import pytest
+
+from recycle.core.cluster import Shape
+from recycle.sim import timings
+from recycle.sim.reproduce import ablation, planner, scale, table
+from recycle.sim.reproduce.published import Row
+
+ROW = Row("gpt3-medium", 2, 2, 27.58, {"bamboo": (19.47, 18.98, 15.24), "oobleck": (27.26, 25.37, 19.47), "recycle": None})
+
+
+def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few workers, few micro-batches, one model, two seeds; everything in this process."""
+
+    def here(function, given, tick=lambda done: None, num_processes=None):
+        answers = [function(one) for one in given]
+        tick(len(answers))
+        return answers
+
+    monkeypatch.setattr(timings, "spread", here)
+    monkeypatch.setattr(table, "spread", here)
+    for module in (table, ablation):
+        monkeypatch.setattr(module, "TABLE", (ROW,))
+        monkeypatch.setattr(module, "NUM_MICROBATCHES", 8)
+    monkeypatch.setattr(table, "NUM_SEEDS", 2)
+    monkeypatch.setattr(ablation, "MOST_FAILURES", 2)
+    monkeypatch.setattr(scale, "CLUSTERS", (scale.Cluster("gpt3-medium", 64, 32, ((2, 4), (4, 2))),))
+    monkeypatch.setattr(scale, "NUM_SEEDS", 3)
+    monkeypatch.setattr(scale, "MONTH_MODEL", "gpt3-medium")
+    monkeypatch.setattr(scale, "MONTH_SHAPE", Shape(2, 4, 4))
+    monkeypatch.setattr(planner, "SHAPES", (Shape(2, 2, 4), Shape(4, 1, 2)))

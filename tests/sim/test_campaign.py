@@ -1,0 +1,171 @@
+"""Campaigns: every system sees the same trace, and an answer is worked out once."""
+
+from dataclasses import replace
+
+import pytest
+
+from recycle.core.record import Changed, Spell
+from recycle.core.trace import Change, Trace
+from recycle.report.metrics import measure
+from recycle.sim import campaign, failures, timings
+from recycle.sim.campaign import Case, run
+from recycle.sim.constants import Constants
+from recycle.sim.lineup import SYSTEMS, Setting
+from tests.sim.jobs import small_job
+
+SECOND = 1_000_000
+JOB = small_job()
+NODES = failures.worker_names(3, 2)
+TRACE = failures.every(NODES, 400 * SECOND, 2000 * SECOND, seed=5, rejoin_us=600 * SECOND)
+
+
+@pytest.fixture(autouse=True)
+def _plan_here(monkeypatch):
+    """Plans of this size take less time than the start of a process."""
+    monkeypatch.setattr(timings, "spread", lambda function, given: [function(one) for one in given])
+
+
+def setting(folder=None):
+    return Setting(JOB, Constants.for_model(1e9), folder)
+
+
+def cases(folder=None, trace=TRACE):
+    return [Case(name, setting(folder), trace) for name in SYSTEMS]
+
+
+def forbid_work(monkeypatch):
+    def fail(*_):
+        raise AssertionError("this was answered before")
+
+    monkeypatch.setattr(campaign, "follow", fail)
+    monkeypatch.setattr(timings, "_plan", fail)
+
+
+def test_all_systems_go_through_the_same_trace(monkeypatch):
+    seen = []
+    real = campaign.follow
+    monkeypatch.setattr(campaign, "follow", lambda system, trace, *rest: seen.append(trace) or real(system, trace, *rest))
+    records = run(cases())
+    assert seen == [TRACE] * len(SYSTEMS)
+    wanted = [(change.at_us, change.node, change.joins) for change in TRACE.later]
+    for record in records:
+        assert [(event.at_us, event.node, event.joins) for event in record if isinstance(event, Changed)] == wanted
+
+
+def test_records_come_in_the_order_of_the_cases():
+    # Nobody but replica drop drops samples, and the ideal does not pause.
+    found = {case.system: measure(record) for case, record in zip(cases(), run(cases()), strict=True)}
+    assert [name for name, metrics in found.items() if metrics.dropped_samples] == ["replica-drop"]
+    assert found["ideal"].train_us == TRACE.end_us
+    assert found["ideal"].samples == max(metrics.samples for metrics in found.values())
+
+
+def test_a_second_time_the_answer_is_read_and_nothing_is_run(tmp_path, monkeypatch):
+    first = run(cases(tmp_path))
+    forbid_work(monkeypatch)
+    assert run(cases(tmp_path)) == first
+
+
+def test_what_is_kept_changes_no_answer(tmp_path):
+    kept, again, alone = run(cases(tmp_path)), run(cases(tmp_path)), run(cases())
+    assert kept == again == alone
+
+
+def test_only_what_is_missing_is_run(tmp_path, monkeypatch):
+    known = [case for case in cases(tmp_path) if case.system in ("ideal", "varuna")]
+    before = run(known)
+    ran, real = [], campaign.follow
+    monkeypatch.setattr(campaign, "follow", lambda system, *rest: ran.append(system.name) or real(system, *rest))
+    ticks = []
+    after = run(cases(tmp_path), ticks.append)
+    assert ran == [name for name in SYSTEMS if name not in ("ideal", "varuna")]
+    assert [after[list(SYSTEMS).index(case.system)] for case in known] == before
+    assert ticks == list(range(2, len(SYSTEMS) + 1))
+
+
+BREAKS = {
+    "empty": lambda text: "",
+    "cut within a line": lambda text: text[: len(text) * 2 // 3],
+    "cut between two lines": lambda text: text[: text.rindex("\n", 0, -1) + 1],
+    "the head alone": lambda text: text.splitlines()[0] + "\n",
+    "another kind of file": lambda text: "milk, eggs\n",
+    "another version": lambda text: text.replace('"version": 1', '"version": 99'),
+    "a time that is a text": lambda text: text.replace('"end_us":', '"end_us":"soon","was":'),
+    "a spell that is not whole": lambda text: text.replace('"state":', '"status":'),
+}
+
+
+@pytest.mark.parametrize("damage", BREAKS.values(), ids=BREAKS.keys())
+def test_a_broken_file_is_made_again(damage, tmp_path):
+    case = Case("replica-drop", setting(tmp_path), TRACE)
+    (first,) = run([case])
+    good = case.path.read_text()
+    case.path.write_text(damage(good))
+    assert case.path.read_text() != good
+    assert run([case]) == [first]
+    assert case.path.read_text() == good
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda case: replace(case, system="fault-scaled"), id="system"),
+        pytest.param(lambda case: replace(case, trace=replace(case.trace, end_us=2100 * SECOND)), id="end of the trace"),
+        pytest.param(lambda case: replace(case, trace=Trace(case.trace.changes[:-1], case.trace.end_us)), id="trace"),
+        pytest.param(lambda case: replace(case, setting=replace(case.setting, job=JOB.with_scale(11.0))), id="speed of the job"),
+        pytest.param(lambda case: replace(case, setting=replace(case.setting, job=small_job(num_microbatches=8))), id="job"),
+        pytest.param(
+            lambda case: replace(
+                case,
+                setting=replace(case.setting, constants=case.setting.constants.with_value("replica-drop.reconfigure", "60s")),
+            ),
+            id="constant",
+        ),
+        pytest.param(
+            lambda case: replace(
+                case, setting=replace(case.setting, constants=case.setting.constants.with_value("ready", "300s"))
+            ),
+            id="time until a node is ready",
+        ),
+    ],
+)
+def test_another_question_gets_another_answer(change, tmp_path):
+    case = Case("replica-drop", setting(tmp_path), TRACE)
+    other = change(case)
+    first, second = run([case]) + run([other])
+    assert first != second
+    assert len(list(tmp_path.glob("course-*.jsonl"))) == 2
+    assert run([other, case]) == [second, first]
+
+
+def test_traces_that_differ_by_less_than_a_millisecond_are_not_mistaken_for_each_other(tmp_path):
+    start = tuple(Change(0, True, node) for node in NODES)
+    ends_us = [5_000_100, 5_000_900]
+    records = run([Case("ideal", setting(tmp_path), Trace(start, end_us)) for end_us in ends_us])
+    assert [record[-1].end_us for record in records] == ends_us
+    again = run([Case("ideal", setting(tmp_path), Trace(start, end_us)) for end_us in ends_us])
+    assert [record[-1].end_us for record in again] == ends_us
+
+
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+    for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    run(cases())
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_who_writes_checkpoints_knows_how_often_the_trace_fails():
+    # Five failures in 10,000 s are one in 2,000 s; a checkpoint of 10 s is then due every 200 s, the root of 2 * 10 * 2,000.
+    start = tuple(Change(0, True, node) for node in NODES)
+    leaves = tuple(Change(9000 * SECOND + number, False, node) for number, node in enumerate(NODES[:5]))
+    (record,) = run([Case("checkpoint-restart", setting(), Trace((*start, *leaves), 10_000 * SECOND))])
+    first = next(event for event in record if isinstance(event, Spell) and event.state == "checkpoint")
+    assert first.start_us == pytest.approx(200 * SECOND, abs=SECOND)
+    assert first.length_us == 10 * SECOND
+
+
+def test_many_cases_are_shared_by_processes_and_answered_alike(tmp_path):
+    traces = [failures.every(NODES, 300 * SECOND, 1000 * SECOND, seed) for seed in range(51)]
+    together = run([Case("ideal", setting(tmp_path), trace) for trace in traces])
+    assert together == [run([Case("ideal", setting(), trace)])[0] for trace in traces]
