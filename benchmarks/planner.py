@@ -92,8 +92,8 @@ def quality(quick: bool) -> Section:
     about = (
         "D pipelines × S stages, M micro-batches each; the dead workers where they hurt least (`solve_normalized`), method "
         "auto, all three techniques. Memory is micro-batches in flight on every worker. The bound is proven for the dead "
-        "workers of the plan; the least bound for any placement of as many, so that a ratio cannot gain by placing them where "
-        "the bound is high. A ratio of 1 is optimal. The target is a ratio to the least bound of at most "
+        "workers of the plan; the least bound for any placement of as many, which is stricter: a ratio to it cannot gain by "
+        "placing them where the bound is high. A ratio of 1 is optimal. The target is a period over its bound of at most "
         f"{ASKED_RATIO[2]} with memory 2S and {ASKED_RATIO[1]} with S."
     )
     times = ("period µs", "bound µs", "ratio", "least bound µs", "ratio to it")
@@ -111,7 +111,7 @@ def _quality(shape: tuple[int, int, int, int], depth: int, costs: tuple[str, int
     given = (_shape(shape), str(dead), _depth(depth), f"{costs[0]} / {costs[1]}")
     times = (str(plan.period_us), str(plan.quality.bound_us), f"{plan.gap:.4f}", str(least), f"{plan.period_us / least:.4f}")
     quality = (plan.quality.status, plan.quality.method, f"{seconds:.2f}")
-    return (*given, *times, *quality, _judged(plan.period_us / least <= ASKED_RATIO[depth]))
+    return (*given, *times, *quality, _judged(plan.gap <= ASKED_RATIO[depth]))
 
 
 def least_bound_us(problem: recycle.Problem, num_failures: int) -> int:

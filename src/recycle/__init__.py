@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from recycle.report.metrics import measure
     from recycle.sim.campaign import simulate
     from recycle.sim.job import job
-    from recycle.sim.replay import Conditions, replay
+    from recycle.sim.replay.play import Conditions, replay
 
 _FOUND_IN = {
     "build": "planner.build",
@@ -36,8 +36,8 @@ _FOUND_IN = {
     "measure": "report.metrics",
     "simulate": "sim.campaign",
     "job": "sim.job",
-    "Conditions": "sim.replay",
-    "replay": "sim.replay",
+    "Conditions": "sim.replay.play",
+    "replay": "sim.replay.play",
 }
 
 __all__ = [

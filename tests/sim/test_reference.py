@@ -9,7 +9,7 @@ import pytest
 
 from recycle.core.errors import UserError
 from recycle.core.trace import Change, Trace
-from recycle.sim.reference import NO_QUIRKS, reference_average
+from recycle.sim.reference.average import NO_QUIRKS, reference_average
 
 DATA = Path(os.environ.get("RECYCLE_PEERS_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 TRACES = ("6h", "3h", "1h", "30m", "10m", "scale_p3-trace")

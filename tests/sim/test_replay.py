@@ -17,10 +17,10 @@ from recycle.core.plan import Plan
 from recycle.core.problem import Memory, Problem
 from recycle.core.profile import Link, Profile, StageProfile
 from recycle.core.record import OpRan
-from recycle.sim.clock import Clock
-from recycle.sim.replay import Conditions, replay
-from recycle.sim.replay_measure import memory_curve, peak_memory, shares, windows_us
-from recycle.sim.replay_result import Replay
+from recycle.sim.replay.clock import Clock
+from recycle.sim.replay.measure import memory_curve, peak_memory, shares, windows_us
+from recycle.sim.replay.play import Conditions, replay
+from recycle.sim.replay.result import Replay
 from tests.builders import make_plan, make_problem, moved, plan_of, timed_of, without
 from tests.planner.strategies import problems
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan

@@ -160,6 +160,8 @@ def _trace(args: argparse.Namespace, job: Job) -> Trace:
     rejoin_us = parse_duration_us(args.rejoin) if args.rejoin is not None else None
     if args.mtbf is not None:
         return failures.poisson(nodes, parse_duration_us(args.mtbf), end_us, args.seed, rejoin_us)
+    if args.interval is None and args.rejoin is not None:
+        raise UserError("--rejoin says when failed workers return, but none fails: give --interval or --mtbf, too")
     interval_us = parse_duration_us(args.interval) if args.interval is not None else end_us
     return failures.every(nodes, interval_us, end_us, args.seed, rejoin_us)
 

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from recycle.core.record import Changed, Event
+from recycle.core.record import Changed, Event, Spell
 from recycle.report import palette
 from recycle.report.metrics import measure, throughput_over_time
 
@@ -56,21 +56,20 @@ def _draw_throughput(axes: Axes, records: Mapping[str, Sequence[Event]], fault_f
 def _draw_nodes(axes: Axes, record: Sequence[Event]) -> None:
     changes = [event for event in record if isinstance(event, Changed)]
     end = max((getattr(event, "end_us", 0) for event in record), default=0) / 3.6e9
-    first = changes[0].num_live + (-1 if changes[0].joins else 1) if changes else 0
+    first = next((event.num_live for event in record if isinstance(event, Spell)), 0)
     after = {change.at_us: change.num_live for change in changes}  # what happens at one time is drawn once
     times = [0.0, *(at_us / 3.6e9 for at_us in after), end]
     counts = [first, *after.values()]
-    if changes:
-        axes.step(times, [*counts, counts[-1]], where="post", color=palette.INK, linewidth=1.2)
-        failures = [change for change in changes if not change.joins]
-        axes.plot(
-            [change.at_us / 3.6e9 for change in failures],
-            [after[change.at_us] for change in failures],
-            linestyle="none",
-            marker="x",
-            markersize=4,
-            color="#D55E00",
-        )
+    axes.step(times, [*counts, counts[-1]], where="post", color=palette.INK, linewidth=1.2)
+    failures = [change for change in changes if not change.joins]
+    axes.plot(
+        [change.at_us / 3.6e9 for change in failures],
+        [after[change.at_us] for change in failures],
+        linestyle="none",
+        marker="x",
+        markersize=4,
+        color="#D55E00",
+    )
     axes.set_ylabel("live nodes", color=palette.INK)
     axes.set_xlim(0, end or 1)
     _plain(axes)

@@ -5,6 +5,7 @@ A case is answered once: its record lies in the cache under a name made from all
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from recycle.sim.course import follow
 from recycle.sim.job import Job
 from recycle.sim.lineup import SYSTEMS, Setting, parse_systems
 from recycle.sim.parallel import spread
+from recycle.sim.seats import events
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ def simulate(
 
 def run(cases: Sequence[Case], tick: Callable[[int], None] = lambda done: None) -> list[list[Event]]:
     """Return the record of every case; those that are not kept yet are run in parallel."""
+    for case in cases:
+        deque(events(case.trace, case.setting.job.shape, 0), maxlen=0)  # refuses nodes that the cluster cannot have
     known = {number: record for number, case in enumerate(cases) if (record := _kept(case)) is not None}
     missing = [number for number in range(len(cases)) if number not in known]
     _prepare([cases[number] for number in missing])

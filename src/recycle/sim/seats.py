@@ -73,17 +73,19 @@ class Seats:
 
 def effective(changes: Iterable[Change], ready_us: int) -> list[Change]:
     """The changes as the job sees them: a node that joins is there `ready_us` later, unless it left before that."""
-    seen: list[Change] = []
-    for change in changes:
+    seen: dict[int, Change] = {}
+    last_join: dict[str, int] = {}  # node -> the number of its last change, a join
+    for number, change in enumerate(changes):
         if change.joins:
-            seen.append(Change(change.at_us + ready_us, True, change.node))
+            seen[number] = Change(change.at_us + ready_us, True, change.node)
+            last_join[change.node] = number
             continue
-        waiting = next((other for other in reversed(seen) if other.node == change.node), None)
-        if waiting is not None and waiting.joins and waiting.at_us > change.at_us:
-            seen.remove(waiting)
+        join = last_join.pop(change.node, None)
+        if join is not None and seen[join].at_us > change.at_us:
+            del seen[join]
         else:
-            seen.append(change)
-    return sorted(seen, key=lambda change: change.at_us)
+            seen[number] = change
+    return sorted(seen.values(), key=lambda change: change.at_us)
 
 
 def events(trace: Trace, shape: Shape, ready_us: int) -> Iterator[Event]:

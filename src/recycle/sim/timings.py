@@ -1,6 +1,6 @@
 """Timings: how long an iteration takes with so many workers dead, from the real planner, kept on disk.
 
-A plan for more failures serves fewer, too: a live worker may play dead. So the period never falls with the number of failures,
+A plan for more failures serves fewer, too: a live worker may play dead. So the period need not fall with the number of failures,
 and between two numbers with (nearly) the same period nothing is left to plan: a few dozen plans answer where a library would hold
 hundreds. Which ones is decided by bisection between powers of two, never by what happens to be known already: the same question
 gets the same answer whatever was asked before.

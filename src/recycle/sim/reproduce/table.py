@@ -39,6 +39,7 @@ ASSUMPTIONS = (
     f"32 workers as 16 x 2, 8 x 4 and 4 x 8; {NUM_MICROBATCHES} micro-batches in a step for every model, shared by its pipelines",
     "stages differ only in their number of layers: embedding and head are left out",
     f"a run lasts {RUN_HOURS} h; the first worker fails after one interval, the next after another, and none returns",
+    "so in the 6 h column the one failure comes with the end, and costs nothing",
     f"who fails is random: means over {NUM_SEEDS} seeds, the same traces for every system",
     "ReCycle runs 1F1B while nobody is dead; dead workers stay where they fell: nobody changes stage",
     "ReCycle's recovery takes the default constants (docs/simulator.md), and the iteration in flight is done again",

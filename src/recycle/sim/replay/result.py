@@ -9,7 +9,7 @@ from recycle.core.plan import Plan
 from recycle.core.problem import Problem
 from recycle.core.record import OpRan, Started
 from recycle.core.rules import makespan_us, stage_windows
-from recycle.sim.replay_program import Ints, Program
+from recycle.sim.replay.program import Ints, Program
 
 NOTHING = -1  # an op that waited for nothing: the first of a row in the first iteration
 REDUCE, OPTIMIZER = "reduce", "optimizer"

@@ -28,10 +28,10 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.plan import Plan
 from recycle.core.rules import stage_windows
-from recycle.sim.clock import Clock
-from recycle.sim.replay_noise import durations_us
-from recycle.sim.replay_program import ABSENT, Ints, Program, compile_plan
-from recycle.sim.replay_result import NOTHING, Replay, step_cause
+from recycle.sim.replay.clock import Clock
+from recycle.sim.replay.noise import durations_us
+from recycle.sim.replay.program import ABSENT, Ints, Program, compile_plan
+from recycle.sim.replay.result import NOTHING, Replay, step_cause
 
 MOST_ITERATIONS = 1000
 MOST_OPS = 20_000_000

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from recycle.core.errors import UserError
 from recycle.core.trace import Trace
 from recycle.sim.peers import COSTS, Costs
-from recycle.sim.reference_run import ALL_QUIRKS, DEPTH, NO_QUIRKS, Kind, Quirks, Run
+from recycle.sim.reference.run import ALL_QUIRKS, DEPTH, NO_QUIRKS, Kind, Quirks, Run
 from recycle.sim.systems.bamboo import FATAL_US, SLOWDOWN, take_over, wants_rebalance
 
 __all__ = ["ALL_QUIRKS", "COSTS", "NO_QUIRKS", "Costs", "Quirks", "reference_average"]

@@ -1,0 +1,1 @@
+"""Others' simulator, by its own rules, to hold our policies against theirs."""
