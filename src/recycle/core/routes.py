@@ -1,0 +1,21 @@
+"""Routes of a plan: which worker runs a micro-batch at a stage, and so who sends what to whom."""
+
+from recycle.core.cluster import Worker
+from recycle.core.plan import Plan
+
+
+class Routes:
+    """Who runs each chain at each stage. Built from the rows alone, which is what workers play."""
+
+    def __init__(self, plan: Plan) -> None:
+        shape = plan.problem.shape
+        self.num_stages = shape.num_stages
+        self._pipeline = [[-1] * shape.num_chains for _ in range(shape.num_stages)]
+        for row in plan.rows:
+            column = self._pipeline[row.worker.stage]
+            for chain in row.chains:
+                column[chain] = row.worker.pipeline
+
+    def worker(self, stage: int, chain: int) -> Worker:
+        """The worker that runs `chain` at `stage`."""
+        return Worker(self._pipeline[stage][chain], stage)

@@ -1,0 +1,227 @@
+"""A decoder-only GPT in stages: the same model, bit for bit, however many stages it is cut into.
+
+Parameters carry the name that they have in the whole model (`layers.3.attention.out.weight`), wherever the cut is. So the
+state of all stages, put together, is the state of the one-stage model, and an initial weight is drawn from the seed and that
+name alone: a worker makes its own stage without the others.
+
+The model is GPT-2's: learned positions, layers of causal attention and a GELU MLP with the norm before each, biases
+everywhere but in the head, weights of deviation 0.02, smaller where a layer adds to the residual.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recycle.core.errors import UserError
+from recycle.runtime.seeds import seed_of
+
+_DEVIATION = 0.02
+_EMBEDDING_NAME, _HEAD_NAME = "embedding.tokens.weight", "head.weight"
+
+Tie = tuple[tuple[int, str], tuple[int, str]]
+"""Two parameters, each as stage and name, that must stay equal: both take the sum of their gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class GptConfig:
+    """The shape of a GPT. Tied embeddings: the head uses the matrix of the token embedding."""
+
+    vocabulary: int = 256
+    context: int = 64
+    width: int = 64
+    num_heads: int = 4
+    num_layers: int = 4
+    dropout: float = 0.0
+    ties_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "context", "width", "num_heads", "num_layers"):
+            value = getattr(self, name)
+            if not _is_count(value):
+                raise UserError(f"{name} is {value!r}, but it must be a whole number of at least 1")
+        if self.width % self.num_heads:
+            raise UserError(f"{self.num_heads} heads do not share a width of {self.width}: choose a width that they divide")
+        if isinstance(self.dropout, bool) or not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
+            raise UserError(f"dropout is {self.dropout!r}, but it must be a number from 0 to below 1")
+
+
+class _Embedding(nn.Module):
+    """Token ids to vectors: what the token is, plus where it stands."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(config.vocabulary, config.width)
+        self.positions = nn.Embedding(config.context, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        length, longest = ids.shape[-1], self.positions.num_embeddings
+        if length > longest:
+            raise UserError(
+                f"a sample of {length} tokens is longer than the context of {longest}: shorten it, or train longer ones"
+            )
+        embedded: Tensor = self.dropout(self.tokens(ids) + self.positions.weight[:length])
+        return embedded
+
+
+class _Attention(nn.Module):
+    """Every token looks at itself and those before it."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.num_heads, self.dropout = config.num_heads, config.dropout
+        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.out = nn.Linear(config.width, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # [batch, tokens, 3 * width] becomes three of [batch, heads, tokens, width / heads].
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        seen = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        mixed: Tensor = self.out(seen.transpose(1, 2).flatten(2))
+        return mixed
+
+
+class _Mlp(nn.Module):
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.width, 4 * config.width)
+        self.out = nn.Linear(4 * config.width, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mapped: Tensor = self.out(functional.gelu(self.up(x), approximate="tanh"))
+        return mapped
+
+
+class _Layer(nn.Module):
+    """Attention and MLP, each added to what came in."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.width)
+        self.attention = _Attention(config)
+        self.mlp_norm = nn.LayerNorm(config.width)
+        self.mlp = _Mlp(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        added: Tensor = self.dropout(self.mlp(self.mlp_norm(x)))
+        return x + added
+
+
+class GptStage(nn.Module):
+    """Some consecutive layers of the model, with the embedding where they are the first and the head where they are the last.
+
+    It takes and returns one float tensor [batch, tokens, width], except that the first stage takes token ids (int64)
+    [batch, tokens] and the last returns logits [batch, tokens, vocabulary].
+    """
+
+    def __init__(self, config: GptConfig, layers: range, seed: int) -> None:
+        super().__init__()
+        assert 0 <= layers.start < layers.stop <= config.num_layers
+        assert layers.step == 1
+        self.config = config
+        self.is_first, self.is_last = layers.start == 0, layers.stop == config.num_layers
+        # Without memory the modules draw no weights of their own, so torch's global random state stays as it is.
+        with torch.device("meta"):
+            self.embedding = _Embedding(config) if self.is_first else None
+            self.layers = nn.ModuleDict({str(number): _Layer(config) for number in layers})
+            self.norm = nn.LayerNorm(config.width) if self.is_last else None
+            self.head = nn.Linear(config.width, config.vocabulary, bias=False) if self.is_last else None
+        self.to_empty(device="cpu")
+        self._set_weights(seed)
+        if config.ties_embeddings and self.embedding is not None and self.head is not None:
+            self.head.weight = self.embedding.tokens.weight
+
+    @torch.no_grad()
+    def _set_weights(self, seed: int) -> None:
+        """Set every parameter to what the seed and its name say: norms pass their input on, biases are 0."""
+        # Each layer adds to the residual twice, and all of them together shall add about as much as one.
+        residual = _DEVIATION / (2 * self.config.num_layers) ** 0.5
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+                continue
+            source = _EMBEDDING_NAME if name == _HEAD_NAME and self.config.ties_embeddings else name
+            deviation = residual if name.endswith(".out.weight") else _DEVIATION
+            parameter.normal_(0.0, deviation, generator=torch.Generator().manual_seed(seed_of(seed, source)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for layer in self.layers.values():
+            x = layer(x)
+        if self.norm is not None and self.head is not None:
+            x = self.head(self.norm(x))
+        return x
+
+
+def gpt_stages(config: GptConfig, num_stages: int, seed: int, layers: Sequence[int] | None = None) -> list[nn.Module]:
+    """Return the model as stages that, one after the other, compute what the one-stage model computes, bit for bit.
+
+    `layers` says how many layers each stage gets; without it `split_layers` decides.
+    """
+    numbers = split_layers(config, num_stages) if layers is None else _checked_split(config, num_stages, layers)
+    stops = [sum(numbers[: stage + 1]) for stage in range(num_stages)]
+    return [GptStage(config, range(stop - number, stop), seed) for stop, number in zip(stops, numbers, strict=True)]
+
+
+def split_layers(config: GptConfig, num_stages: int) -> tuple[int, ...]:
+    """Return how many layers each stage gets, at least one, so that the slowest stage has the fewest FLOPs.
+
+    For each token a layer of width w and context s computes w(24w + 4s) FLOPs forward, and the head 2wV; backward both cost
+    twice that. So the head counts as V / (12w + 2s) layers. The embedding is a look-up, and free. Each further layer goes
+    where the load after it is least, and of equal loads to the latest stage, because early ones hold more micro-batches.
+    """
+    _refuse_stages(config, num_stages)
+    layer_cost = 12 * config.width + 2 * config.context
+    extra_costs = [0] * (num_stages - 1) + [config.vocabulary]
+    numbers = [1] * num_stages
+    for _ in range(config.num_layers - num_stages):
+        loads = [extra + (number + 1) * layer_cost for number, extra in zip(numbers, extra_costs, strict=True)]
+        _, negative = min((load, -stage) for stage, load in enumerate(loads))
+        numbers[-negative] += 1
+    return tuple(numbers)
+
+
+def tied_parameters(stages: Sequence[nn.Module]) -> list[Tie]:
+    """Return the pairs of parameters in different stages that stand for one: they start equal, and stay so only if both are
+    stepped with the sum of their gradients. A single stage holds one shared parameter, and there is nothing to add.
+    """
+    first = stages[0]
+    assert isinstance(first, GptStage)
+    if len(stages) == 1 or not first.config.ties_embeddings:
+        return []
+    return [((0, _EMBEDDING_NAME), (len(stages) - 1, _HEAD_NAME))]
+
+
+def next_byte_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross entropy over all tokens, a scalar."""
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _refuse_stages(config: GptConfig, num_stages: int) -> None:
+    if not _is_count(num_stages):
+        raise UserError(f"the number of stages is {num_stages!r}, but it must be a whole number of at least 1")
+    if num_stages > config.num_layers:
+        raise UserError(
+            f"{num_stages} stages are more than the {config.num_layers} layers of the model: every stage needs a layer"
+        )
+
+
+def _checked_split(config: GptConfig, num_stages: int, layers: Sequence[int]) -> tuple[int, ...]:
+    _refuse_stages(config, num_stages)
+    if len(layers) != num_stages or not all(map(_is_count, layers)) or sum(layers) != config.num_layers:
+        raise UserError(
+            f"the split {', '.join(map(str, layers)) or 'of no stages'} does not give {config.num_layers} layers to {num_stages} "
+            "stages, at least one to each"
+        )
+    return tuple(layers)

@@ -1,0 +1,231 @@
+"""The mathematics does not change: whoever is dead, whatever the schedule, the weights come out the same."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import recycle
+from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
+from recycle.models.text import Text
+from recycle.runtime.batches import Batches
+from recycle.runtime.seeds import seed_of
+from recycle.runtime.solo import Solo
+from recycle.runtime.step import Stepper, clip_scale, norm_squared
+
+torch.set_num_threads(1)
+WIDTH, BATCH, STEPS = 16, 2, 3
+
+
+class Numbers:
+    """Micro-batches made from their address: regression data that any worker can make."""
+
+    def get(self, step, pipeline, index):
+        generator = torch.Generator().manual_seed(seed_of("data", step, pipeline, index))
+        given = torch.randn(BATCH, 5, WIDTH, generator=generator)
+        return given, given.roll(1, -1).tanh()
+
+
+def block(dropout):
+    return nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, dropout=dropout, batch_first=True, norm_first=True)
+
+
+def make_stages(num_stages, dropout=0.0):
+    torch.manual_seed(11)
+    return [nn.Sequential(block(dropout), nn.Linear(WIDTH, WIDTH)) for _ in range(num_stages)]
+
+
+def loss(made, targets):
+    return nn.functional.mse_loss(made, targets)
+
+
+def adamw(parameters):
+    # The gradient of an attention's key bias is zero but for rounding; a small eps would make steps of full size from that.
+    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1, eps=1e-3)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def plan(shape, fail="", techniques="adaptive,decoupled,staggered", memory=None):
+    return recycle.solve(
+        recycle.problem(*shape, fail=fail, costs=(10, 13, 9), comm=1, memory=memory, techniques=techniques), "greedy"
+    )
+
+
+def trained(made, stages, optimizer=adamw, steps=STEPS, **options):
+    job = Solo(made, stages, Numbers(), loss, optimizer, seed=5, **options)
+    losses = [job.iterate(step) for step in range(steps)]
+    return job, losses
+
+
+def alone(shape, stages, optimizer=adamw, max_norm=None):
+    """The same training by torch alone: one model, all micro-batches of a step, mean loss, one backward."""
+    model = nn.Sequential(*copy.deepcopy(stages))
+    step_with, losses = optimizer(list(model.parameters())), []
+    for step in range(STEPS):
+        pairs = [Numbers().get(step, pipeline, index) for pipeline in range(shape[0]) for index in range(shape[2])]
+        mean = torch.stack([loss(model(given), targets) for given, targets in pairs]).mean()
+        mean.backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        step_with.step()
+        step_with.zero_grad()
+        losses.append(float(mean.detach()))
+    return model, losses
+
+
+SHAPE = (3, 4, 4)
+CASES = {
+    "1F1B": {"techniques": "none", "memory": "4,3,2,1"},
+    "zero bubble": {"memory": 8},
+    "one dead": {"fail": "W1_2"},
+    "one dead, synchronous": {"fail": "W1_2", "techniques": "adaptive,decoupled"},
+    "one dead, whole backward passes": {"fail": "W0_0", "techniques": "adaptive"},
+    "one dead in every stage": {"fail": "W0_0,W1_1,W2_2,W0_3"},
+    "two dead in one stage": {"fail": "W0_1,W2_1"},
+}
+
+
+@pytest.mark.parametrize("optimizer", [adamw, sgd])
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_weights_are_those_of_one_model_trained_by_torch_alone(case, optimizer):
+    stages = make_stages(4)
+    job, losses = trained(plan(SHAPE, **CASES[case]), stages, optimizer)
+    model, expected = alone(SHAPE, stages, optimizer)
+    assert losses == pytest.approx(expected, rel=1e-5)
+    for worker, executor in job.workers.items():
+        theirs = model[worker.stage].state_dict()
+        for name, value in executor.stage.module.state_dict().items():
+            torch.testing.assert_close(value, theirs[name], rtol=2e-4, atol=2e-5)
+
+
+def test_clipping_is_that_of_torch_over_the_whole_model():
+    stages = make_stages(4)
+    job, losses = trained(plan(SHAPE, fail="W1_2"), stages, sgd, max_norm=0.05)
+    model, expected = alone(SHAPE, stages, sgd, max_norm=0.05)
+    assert losses == pytest.approx(expected, rel=1e-5)
+    _, unclipped = alone(SHAPE, stages, sgd)
+    assert losses[-1] != pytest.approx(unclipped[-1], rel=1e-5)
+    value = job.workers[recycle.Worker(0, 3)].stage.module[1].weight
+    torch.testing.assert_close(value, model[3][1].weight, rtol=1e-4, atol=1e-6)
+
+
+SINGLE = [f"W{pipeline}_{stage}" for pipeline in range(3) for stage in range(4)]
+
+
+@pytest.mark.parametrize("options", [{}, {"max_norm": 0.02}, {"dropout": 0.2}], ids=["plain", "clipping", "dropout"])
+def test_in_exact_mode_the_weights_are_equal_bit_for_bit_whoever_is_dead(options):
+    options = dict(options)
+    stages = make_stages(4, options.pop("dropout", 0.0))
+    cases = [*CASES.values(), *({"fail": worker} for worker in SINGLE)]
+    found = {}
+    for case in cases:
+        job, losses = trained(plan(SHAPE, **case), stages, is_exact=True, steps=2, **options)
+        found[job.weights_sha256(), tuple(losses)] = case
+    assert len(found) == 1, found
+
+
+def test_without_exact_mode_sums_depend_on_who_ran_what():
+    stages = make_stages(4)
+    hashes = {trained(plan(SHAPE, **case), stages)[0].weights_sha256() for case in CASES.values()}
+    assert len(hashes) > 1
+
+
+def test_exact_sums_are_as_good_as_floating_point_ones():
+    stages = make_stages(4)
+    _, exact = trained(plan(SHAPE, fail="W1_2"), stages, is_exact=True)
+    _, expected = alone(SHAPE, stages)
+    assert exact == pytest.approx(expected, rel=1e-5)
+
+
+class Explodes:
+    """Data whose gradients are infinite in one step."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def get(self, step, pipeline, index):
+        given, targets = Numbers().get(step, pipeline, index)
+        return given, targets * (float("inf") if step == self.at and (pipeline, index) == (1, 2) else 1.0)
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_a_step_with_infinite_gradients_is_skipped_at_every_stage(is_exact):
+    stages = make_stages(4)
+    job = Solo(plan(SHAPE, fail="W1_2"), stages, Explodes(1), loss, adamw, is_exact=is_exact)
+    job.iterate(0)
+    before = job.weights_sha256()
+    job.iterate(1)
+    assert job.weights_sha256() == before
+    job.iterate(2)
+    assert job.weights_sha256() != before
+
+
+def test_a_step_is_taken_back_exactly_and_can_be_done_again():
+    job, _ = trained(plan(SHAPE, fail="W1_2"), make_stages(4), steps=2, is_exact=True)
+    before = job.weights_sha256()
+    job.iterate(2)
+    after = job.weights_sha256()
+    job.take_back()
+    assert job.weights_sha256() == before
+    job.iterate(2)
+    assert job.weights_sha256() == after
+
+
+def test_every_worker_holds_no_more_micro_batches_than_its_plan_says():
+    made = plan(SHAPE, fail="W1_2", memory=6)
+    job = Solo(made, make_stages(4), Numbers(), loss, adamw)
+    peaks = dict.fromkeys(job.workers, 0)
+    for executor in job.workers.values():
+        stage, forward = executor.stage, executor.stage.forward
+
+        def counted(*args, worker=executor.row.worker, stage=stage, forward=forward, **kwargs):
+            result = forward(*args, **kwargs)
+            peaks[worker] = max(peaks[worker], stage.num_in_flight)
+            return result
+
+        stage.forward = counted
+    job.iterate(0)
+    assert max(peaks.values()) <= 6
+    assert all(executor.stage.num_in_flight == 0 for executor in job.workers.values())
+
+
+def test_a_scale_follows_from_the_stages_norms():
+    assert clip_scale([9.0, 16.0], None) == 1.0
+    assert clip_scale([9.0, 16.0], 5.0) == 1.0
+    assert clip_scale([9.0, 16.0], 1.0) == 0.2
+    assert clip_scale([9.0, float("inf")], 1.0) is None
+    assert clip_scale([float("nan"), 1.0], None) is None
+    assert norm_squared([torch.tensor([3.0, 4.0]), None]) == 25.0
+
+
+def test_taking_back_restores_the_optimizers_state_too():
+    parameter = nn.Parameter(torch.ones(3))
+    stepper, twin = Stepper([parameter], adamw), nn.Parameter(torch.ones(3))
+    other = Stepper([twin], adamw)
+    gradient = torch.tensor([0.1, -0.2, 0.3])
+    stepper.step([gradient], 1.0)
+    stepper.step([gradient * 5], 1.0)
+    stepper.take_back()
+    stepper.step([gradient], 0.5)
+    other.step([gradient], 1.0)
+    other.step([gradient], 0.5)
+    assert torch.equal(parameter, twin)
+
+
+def test_a_small_gpt_learns_real_text_the_same_whoever_is_dead():
+    config = GptConfig(context=32, width=32, num_heads=2, num_layers=3, dropout=0.1)
+    runs = set()
+    for dead in ("", "W1_1", "W0_0,W1_2"):
+        made = plan((2, 3, 4), fail=dead)
+        samples = Batches(Text(32), made.problem.shape, microbatch=2, seed=1)
+        job = Solo(made, gpt_stages(config, 3, seed=1), samples, next_byte_loss, adamw, is_exact=True, max_norm=1.0)
+        losses = [job.iterate(step) for step in range(4)]
+        assert losses[0] == pytest.approx(math.log(256), rel=0.05)
+        assert losses[-1] < losses[0] - 0.2
+        runs.add((job.weights_sha256(), tuple(losses)))
+    assert len(runs) == 1
