@@ -88,7 +88,7 @@ def interrupted(start: Start, folder: Path, interrupt: Callable[[int, int], None
     assert out == ""
     assert "Traceback" not in err
     sentences = [line for line in err.splitlines() if line.strip() and not PROGRESS.search(line)]
-    assert sentences == ["recycle plan: interrupted; what was finished is kept, and the same command goes on from there"]
+    assert sentences == ["recycle plan: interrupted; what was written is whole, and a library or cache goes on from there"]
     until(lambda: processes_of(process.pid) == [], "the end of the last planning process", 20)
     left = plans_in(folder)
     assert 1 <= len(left) < NUM_PLANS

@@ -153,3 +153,8 @@ def test_a_name_that_could_not_be_read_back_is_refused(name):
 def test_a_trace_longer_than_can_be_read_back_is_refused():
     with pytest.raises(UserError, match=r"after the 1000000000000 ms \(30 years\) that one may last"):
         Trace((Change(0, True, "a"),), 10**15 + 1000)
+
+
+def test_what_leaves_at_one_time_is_one_outage():
+    trace = Trace.parse("0,add,a\n0,add,b\n0,add,c\n5,remove,a\n5,remove,b\n9,remove,c\n# end 20")
+    assert (trace.num_failures, trace.num_outages) == (3, 2)

@@ -30,3 +30,14 @@ def test_columns_line_up_in_a_terminal():
 
 def test_markdown_sets_numbers_to_the_right():
     assert markdown([["a", "b"], ["x", "1"]]).splitlines() == ["| a | b |", "|---|---:|", "| x | 1 |"]
+
+
+def test_the_causes_add_up_to_the_time_paused():
+    spells = [
+        Spell(0, 60_000_000, "checkpoint"),
+        Spell(60_000_000, 180_000_000, "pause", "checkpoint"),
+        Spell(180_000_000, 480_000_000, "pause", "restart"),
+    ]
+    runs = {"varuna": measure(spells)}
+    assert dict(zip(*campaign_table(runs, 1.0), strict=True))["paused"] == "8 min"
+    assert pause_table(runs) == [["paused by cause", "checkpoint", "restart"], ["varuna", "3 min", "5 min"]]

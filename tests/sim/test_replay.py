@@ -361,3 +361,10 @@ def test_the_clock_goes_by_time_then_priority_then_order_of_asking() -> None:
     assert clock.now_us == 5
     with pytest.raises(AssertionError, match="it is 5 µs already"):
         clock.at(4, "late")
+
+
+@pytest.mark.parametrize("factor", [1.04, 1.3, 1.45])
+def test_a_slow_worker_is_slower_by_its_factor_even_where_ops_take_a_microsecond(factor: float) -> None:
+    plan = recycle.solve(recycle.problem(1, 1, 40, costs=(1, 1, 1)))
+    slowed = replay(plan, Conditions(num_iterations=4, slow={Worker(0, 0): factor}))
+    assert slowed.steady_period_us == pytest.approx(plan.period_us * factor, abs=1)

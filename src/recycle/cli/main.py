@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name}: {problem}", file=sys.stderr)
         return problem.exit_code
     except KeyboardInterrupt:
-        print(f"\n{name}: interrupted; what was finished is kept, and the same command goes on from there", file=sys.stderr)
+        print(f"\n{name}: interrupted; what was written is whole, and a library or cache goes on from there", file=sys.stderr)
         return UserError.exit_code
     except BrokenPipeError:
         # The reader (a pager, `head`) has seen enough; keep Python from complaining about it at exit.

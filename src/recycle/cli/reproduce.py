@@ -65,6 +65,6 @@ def run_reproduce(args: argparse.Namespace) -> int:
         panels = [Panel(panel.title, panel.groups, panel.series) for panel in result.panels]
         write_text(args.out / f"{result.name}.md", text)
         write_text(args.out / f"{result.name}.json", json.dumps(facts, indent=1) + "\n")
-        write_bytes(args.out / f"{result.name}.png", draw_bars(panels, result.title, result.axis))
+        write_bytes(args.out / f"{result.name}.png", draw_bars(panels, result.title, result.axis, result.groups))
     print(json.dumps(facts) if args.json else text)
     return 0

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
-from recycle.core.files import refuse_unwritable, write_bytes
+from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_bytes
 from recycle.core.record import Event, Started, write_record
 from recycle.core.trace import Trace
 from recycle.core.units import format_duration, parse_duration_us
@@ -98,6 +98,8 @@ def run_simulate(args: argparse.Namespace) -> int:
     for path in (args.plot, args.records / "record.jsonl" if args.records else None):
         if path:
             refuse_unwritable(path)
+    if args.plot:
+        refuse_other_suffix(args.plot, ".png")
     with progress_bar() as progress:
         task = progress.add_task("planning and simulating", total=len(names))
         cases = [Case(name, setting, trace) for name in names]
@@ -204,7 +206,7 @@ def _json(args: argparse.Namespace, setting: Setting, trace: Trace, fault_free: 
         "fault_free": round(fault_free, 6),
         "hours": trace.end_us / 3.6e9,
         "failures": trace.num_failures,
-        "seed": args.seed,
+        "seed": None if args.trace else args.seed,
         "systems": systems,
     }
     return json.dumps(facts)
@@ -212,7 +214,7 @@ def _json(args: argparse.Namespace, setting: Setting, trace: Trace, fault_free: 
 
 def _text(args: argparse.Namespace, setting: Setting, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
     num_joins = len(trace.later) - trace.num_failures
-    happened = f"{format_duration(trace.end_us)}, {trace.num_failures} failures, {num_joins} joins"
+    happened = f"{format_duration(trace.end_us)}, failures: {trace.num_failures}, joins: {num_joins}"
     lines = [
         _title(setting.job),
         f"{happened}; fault-free 1F1B {fault_free:.4g} samples/s, {setting.job.samples_per_step} samples a step",

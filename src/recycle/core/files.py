@@ -51,6 +51,12 @@ def refuse_unwritable(path: Path) -> None:
         raise FileProblem(f"cannot write {path}: {problem.strerror or problem}; choose another name") from None
 
 
+def refuse_other_suffix(path: Path, suffix: str) -> None:
+    """Raise if the name of `path` promises another kind of file."""
+    if path.suffix.lower() != suffix:
+        raise FileProblem(f"cannot write {path}: it would be a {suffix} file whatever its name says; call it {path.stem}{suffix}")
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

@@ -80,6 +80,11 @@ class Trace:
     def num_failures(self) -> int:
         return sum(not change.joins for change in self.later)
 
+    @property
+    def num_outages(self) -> int:
+        """How often something failed: what leaves at one time counts once."""
+        return len({change.at_us for change in self.later if not change.joins})
+
     def until(self, end_us: int) -> "Trace":
         """The same trace, cut or stretched to end at `end_us`."""
         return Trace(tuple(change for change in self.changes if change.at_us <= end_us), end_us)

@@ -3,13 +3,10 @@
 Only the process that was asked writes; the others plan. So whatever stops them, the folder holds whole plans or none.
 """
 
-import multiprocessing
 import os
-import signal
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +14,7 @@ from recycle.core.errors import UserError
 from recycle.core.library import Library
 from recycle.core.problem import Problem
 from recycle.planner.normalize import least_bound, most_failures
+from recycle.planner.processes import BROKEN, process_pool, submit
 from recycle.planner.solve import refuse_misuse, solve_normalized
 
 # Placed ops and seconds a plan: a library is many plans, so each gets less search than a single one.
@@ -71,17 +69,13 @@ def _build(library: Library, max_failures: int, method: str, time_limit_s: float
 
 
 def _plan_missing(library: Library, missing: list[int], method: str, time_limit_s: float, num_processes: int) -> Iterator[Built]:
-    others = set(multiprocessing.active_children())
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(num_processes, mp_context=context)
-    try:
+    with process_pool(num_processes) as pool:
         waiting = iter(missing)
         running: set[Future[tuple[int, str, int]]] = set()
         while True:
             # A few at a time, so that a stop has little to throw away.
             for num_failures in _take(waiting, 2 * num_processes - len(running)):
-                with _interrupts_held():
-                    running.add(pool.submit(_plan_one, library.problem, num_failures, method, time_limit_s))
+                running.add(submit(pool, _plan_one, library.problem, num_failures, method, time_limit_s))
             if not running:
                 return
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -89,34 +83,17 @@ def _plan_missing(library: Library, missing: list[int], method: str, time_limit_
                 num_failures, text, period_us = _result(future)
                 library.put(num_failures, text)
                 yield Built(num_failures, period_us, least_bound(library.problem, num_failures), was_there=False)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for child in set(multiprocessing.active_children()) - others:
-            child.terminate()
 
 
 def _result(future: "Future[tuple[int, str, int]]") -> tuple[int, str, int]:
     try:
         return future.result()
     except BrokenProcessPool:
-        raise UserError(
-            "a planning process was ended from outside, perhaps for lack of memory: finished plans are kept, "
-            "run the same command again, with fewer --jobs"
-        ) from None
+        raise UserError(BROKEN) from None
 
 
 def _take(waiting: Iterator[int], count: int) -> list[int]:
     return [number for _, number in zip(range(count), waiting, strict=False)]
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold an interrupt back until the end of the block. Processes started in it never see one: they are ended by us."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _plan_one(problem: Problem, num_failures: int, method: str, time_limit_s: float) -> tuple[int, str, int]:

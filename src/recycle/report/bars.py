@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from recycle.report import palette
-from recycle.report.campaign import LINES
+from recycle.report.campaign import line_of
 
 _MOST_COLUMNS = 4
 _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo", "**", "--")
@@ -23,8 +23,8 @@ class Panel(NamedTuple):
     series: Mapping[str, Sequence[float | None]]
 
 
-def draw_bars(panels: Sequence[Panel], title: str, axis: str) -> bytes:
-    """Return a PNG with one panel for each of `panels`, which share their series."""
+def draw_bars(panels: Sequence[Panel], title: str, axis: str, groups: str = "") -> bytes:
+    """Return a PNG with one panel for each of `panels`, which share their series; `axis` and `groups` say what is drawn."""
     num_columns = min(_MOST_COLUMNS, len(panels))
     num_rows = -(-len(panels) // num_columns)
     figure = Figure(figsize=(max(5.0, 3.4 * num_columns), 1.2 + 3 * num_rows), facecolor=palette.PAPER, layout="constrained")
@@ -33,6 +33,7 @@ def draw_bars(panels: Sequence[Panel], title: str, axis: str) -> bytes:
     for number, panel in enumerate(panels):
         axes = places[number // num_columns][number % num_columns]
         _draw_panel(axes, panel)
+        axes.set_xlabel(groups, color=palette.FAINT_INK, fontsize=8)
         if number % num_columns == 0:
             axes.set_ylabel(axis, color=palette.INK)
             handles, labels = axes.get_legend_handles_labels()
@@ -49,7 +50,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     width = 0.8 / len(panel.series)
     for number, (name, values) in enumerate(panel.series.items()):
         at = [group + (number - (len(panel.series) - 1) / 2) * width for group in range(len(panel.groups))]
-        bars = axes.bar(at, [value or 0.0 for value in values], width, label=name, color=LINES[number % len(LINES)][0])
+        bars = axes.bar(at, [value or 0.0 for value in values], width, label=name, color=line_of(name, list(panel.series))[0])
         for bar, value in zip(bars, values, strict=True):
             bar.set_hatch(_HATCHES[number % len(_HATCHES)])
             bar.set_edgecolor(palette.PAPER)

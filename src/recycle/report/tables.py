@@ -26,12 +26,16 @@ def campaign_table(runs: Mapping[str, Metrics], fault_free: float) -> list[list[
 
 def pause_table(runs: Mapping[str, Metrics]) -> list[list[str]]:
     """Return the head and a row for each system that paused, with its pauses and checkpoints by cause; nothing if none did."""
-    waits = {
-        name: {**run.pauses_us, **({"checkpoint": run.checkpoint_us} if run.checkpoint_us else {})} for name, run in runs.items()
-    }
+    waits = {name: _waits_us(run) for name, run in runs.items()}
     causes = sorted({cause for times in waits.values() for cause in times})
     rows = [[name, *(_time(times.get(cause, 0)) for cause in causes)] for name, times in waits.items() if times]
     return [["paused by cause", *causes], *rows] if causes else []
+
+
+def _waits_us(run: Metrics) -> dict[str, int]:
+    """Pauses by cause, regular checkpoints among them: together they are the time that a run was paused."""
+    checkpoint_us = run.checkpoint_us + run.pauses_us.get("checkpoint", 0)
+    return {**run.pauses_us, "checkpoint": checkpoint_us} if checkpoint_us else run.pauses_us
 
 
 def down_notes(runs: Mapping[str, Metrics]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from recycle.core.errors import FileProblem
 from recycle.core.record import Event, Spell, read_record, write_record
-from recycle.core.release import RELEASE
+from recycle.core.release import source_digest
 from recycle.core.trace import Trace, live_counts
 from recycle.sim.constants import Constants
 from recycle.sim.course import follow
@@ -37,7 +37,7 @@ class Case:
         if folder is None:
             return None
         job, constants = asdict(self.setting.job), asdict(self.setting.constants)
-        text = json.dumps([RELEASE, self.system, job, constants, repr(self.trace)], sort_keys=True)
+        text = json.dumps([source_digest(), self.system, job, constants, repr(self.trace)], sort_keys=True)
         return folder / f"course-{hashlib.sha256(text.encode()).hexdigest()[:24]}.jsonl"
 
 
@@ -77,7 +77,7 @@ def _prepare(cases: Sequence[Case]) -> None:
 
 
 def _run_one(case: Case) -> list[Event]:
-    mtbf_us = case.trace.end_us // max(1, case.trace.num_failures)
+    mtbf_us = case.trace.end_us // max(1, case.trace.num_outages)
     system = SYSTEMS[case.system](replace(case.setting, mtbf_us=mtbf_us))
     record = follow(system, case.trace, case.setting.job.shape, case.setting.constants.ready_us)
     if case.path:

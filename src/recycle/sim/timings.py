@@ -19,7 +19,7 @@ from recycle.core.files import read_json, write_text
 from recycle.core.op import Kind
 from recycle.core.plan import Plan
 from recycle.core.problem import Problem, Techniques
-from recycle.core.release import RELEASE
+from recycle.core.release import source_digest
 from recycle.core.rules import makespan_us
 from recycle.planner.normalize import Distribution, most_failures, normalized_problem
 from recycle.planner.solve import solve, solve_normalized
@@ -53,7 +53,7 @@ class Timings:
 
     def __init__(self, problem: Problem, folder: Path | None = None) -> None:
         self.problem = problem
-        text = json.dumps([RELEASE, problem.to_json(), EFFORT, TOLERANCE], sort_keys=True)
+        text = json.dumps([source_digest(), problem.to_json(), EFFORT, TOLERANCE], sort_keys=True)
         name = hashlib.sha256(text.encode()).hexdigest()[:24]
         self._path = folder / f"timings-{name}.json" if folder else None
         self._known = _read(self._path) if self._path else {}

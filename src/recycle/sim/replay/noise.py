@@ -22,8 +22,15 @@ def durations_us(program: Program, num_iterations: int, jitter: float, slow: dic
         span = slice(*program.bounds[number : number + 2].tolist())
         for iteration in range(num_iterations):
             noise = 1 + jitter * _deviations(seed, row.worker, iteration, len(row)) if jitter else 1.0
-            known[iteration, span] = np.maximum(1, np.rint(known[iteration, span] * factor * noise))
+            known[iteration, span] = _rounded(known[iteration, span] * factor * noise)
     return known
+
+
+def _rounded(times: "np.ndarray[tuple[int, ...], np.dtype[np.floating]]") -> Ints:
+    """Whole microseconds, at least 1 each, that add up to the times: what is rounded away of one op is given to the next."""
+    ends = np.rint(np.cumsum(times)).astype(np.int64)
+    whole: Ints = np.maximum(1, np.diff(ends, prepend=0))
+    return whole
 
 
 def _deviations(seed: int, worker: Worker, iteration: int, num: int) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":

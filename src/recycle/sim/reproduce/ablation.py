@@ -39,7 +39,9 @@ def ablation(folder: Path | None) -> Result:
         "steady state: no pause is counted",
         "1 is fault-free 1F1B: more than 1 means that splitting and staggering fill more bubbles than the dead workers cost",
     )
-    return Result("ablation", "What each technique is worth", assumptions, tables, panels, "share of fault-free 1F1B", facts)
+    return Result(
+        "ablation", "What each technique is worth", assumptions, tables, panels, "share of fault-free 1F1B", "dead workers", facts
+    )
 
 
 def _shares(job: Job, techniques: Techniques, base_us: int, folder: Path | None) -> list[float]:

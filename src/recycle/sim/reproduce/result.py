@@ -32,4 +32,5 @@ class Result:
     tables: Sequence[Table]
     panels: Sequence[Bars]
     axis: str
+    groups: str
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -70,7 +70,9 @@ def scale(folder: Path | None) -> Result:
             [["system", "of fault-free 1F1B"], *([name, f"{value:.4f}"] for name, value in month.items())],
         ),
     )
-    return Result("scale", "At scale", _ASSUMPTIONS, tables, panels, "share of fault-free 1F1B", facts)
+    return Result(
+        "scale", "At scale", _ASSUMPTIONS, tables, panels, "share of fault-free 1F1B", "share of workers that is dead", facts
+    )
 
 
 _ASSUMPTIONS = (
