@@ -11,43 +11,12 @@ import recycle
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
 from recycle.runtime.batches import Batches
-from recycle.runtime.seeds import seed_of
 from recycle.runtime.solo import Solo
 from recycle.runtime.step import Stepper, clip_scale, norm_squared
+from tests.runtime.jobs import Numbers, adamw, loss, make_stages, sgd
 
 torch.set_num_threads(1)
-WIDTH, BATCH, STEPS = 16, 2, 3
-
-
-class Numbers:
-    """Micro-batches made from their address: regression data that any worker can make."""
-
-    def get(self, step, pipeline, index):
-        generator = torch.Generator().manual_seed(seed_of("data", step, pipeline, index))
-        given = torch.randn(BATCH, 5, WIDTH, generator=generator)
-        return given, given.roll(1, -1).tanh()
-
-
-def block(dropout):
-    return nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, dropout=dropout, batch_first=True, norm_first=True)
-
-
-def make_stages(num_stages, dropout=0.0):
-    torch.manual_seed(11)
-    return [nn.Sequential(block(dropout), nn.Linear(WIDTH, WIDTH)) for _ in range(num_stages)]
-
-
-def loss(made, targets):
-    return nn.functional.mse_loss(made, targets)
-
-
-def adamw(parameters):
-    # The gradient of an attention's key bias is zero but for rounding; a small eps would make steps of full size from that.
-    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1, eps=1e-3)
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+STEPS = 3
 
 
 def plan(shape, fail="", techniques="adaptive,decoupled,staggered", memory=None):

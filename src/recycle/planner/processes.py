@@ -1,13 +1,13 @@
 """Processes that work for this one and never outlive it, whatever ends it: an interrupt, a termination, a kill."""
 
 import multiprocessing
-import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
+
+from recycle.core.parent import end_with_parent
 
 _Given = ParamSpec("_Given")
 _Answer = TypeVar("_Answer")
@@ -22,7 +22,7 @@ BROKEN = (
 def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
     """A pool of fresh processes; when the block is left early, they are ended at once."""
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent)
+    pool = ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_parent)
     try:
         yield pool
     except BaseException:
@@ -40,18 +40,6 @@ def submit(
     """Ask the pool. Processes started by it never see an interrupt: they are ended by us."""
     with _interrupts_held():
         return pool.submit(function, *args, **kwargs)
-
-
-def _end_with_parent() -> None:
-    """Watch the parent from a thread, and end with it: a parent that is killed can end nobody."""
-    threading.Thread(target=_wait_for_parent, daemon=True).start()
-
-
-def _wait_for_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 @contextmanager

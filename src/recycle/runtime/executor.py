@@ -52,7 +52,8 @@ class Executor:
         self.row = row
         self.stage = stage
         self.losses: dict[int, float] = {}
-        self._shape, self._routes, self._links, self._samples, self._seed = shape, routes, links, samples, seed
+        self.shape = shape
+        self._routes, self._links, self._samples, self._seed = routes, links, samples, seed
 
     def play(self, iteration: int) -> None:
         """Run every op of the row, in order."""
@@ -72,8 +73,8 @@ class Executor:
                 self.stage.backward_weight(chain)
 
     def _forward(self, iteration: int, chain: int) -> None:
-        number, last = self.row.worker.stage, self._shape.num_stages - 1
-        microbatch = microbatch_of(self._shape, chain)
+        number, last = self.row.worker.stage, self.shape.num_stages - 1
+        microbatch = microbatch_of(self.shape, chain)
         given, targets = None, None
         if number in (0, last):
             given, targets = self._samples.get(iteration, microbatch.pipeline, microbatch.index)
@@ -90,7 +91,7 @@ class Executor:
     def _gradient(self, iteration: int, chain: int) -> Tensor | None:
         """The gradient of what the stage made; the loss, at the last one, has none but itself."""
         number = self.row.worker.stage
-        if number == self._shape.num_stages - 1:
+        if number == self.shape.num_stages - 1:
             return None
         return self._links.receive(Message(iteration, Kind.I, number, chain), self._routes.worker(number + 1, chain))
 

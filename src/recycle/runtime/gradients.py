@@ -111,3 +111,10 @@ class ExactSums:
     def clear(self) -> None:
         for total in self.flat():
             total.zero_()
+
+
+def make_sums(parameters: Iterable[Tensor], num_microbatches: int, is_exact: bool) -> Sums:
+    """Sums for the parameters that want a gradient."""
+    wanted = [parameter for parameter in parameters if parameter.requires_grad]
+    # A parameter may be used several times in a micro-batch; 64 times is more than any model does.
+    return ExactSums(wanted, 64 * num_microbatches) if is_exact else FloatSums(wanted)

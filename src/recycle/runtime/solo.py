@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Sequence
 from statistics import fmean
 
-import torch
 from torch import Tensor, nn
 
 from recycle.core.cluster import Worker
@@ -17,9 +16,10 @@ from recycle.core.op import Kind
 from recycle.core.plan import Plan
 from recycle.core.routes import Routes
 from recycle.runtime.executor import Executor, Message, Samples
-from recycle.runtime.gradients import ExactSums, FloatSums, Sums
+from recycle.runtime.gradients import make_sums
 from recycle.runtime.stage import Loss, Stage
 from recycle.runtime.step import MakeOptimizer, Stepper, add_sums, clip_scale, norm_squared
+from recycle.runtime.worker import digest
 
 
 class Mailbox:
@@ -59,16 +59,11 @@ class Solo:
         for row in plan.rows:
             number = row.worker.stage
             module = copy.deepcopy(stages[number])
-            sums = self._sums(module, is_exact)
+            sums = make_sums(module.parameters(), plan.problem.shape.num_chains, is_exact)
             stage = Stage(module, sums, number, loss if number == last else None)
             executor = Executor(row, plan.problem.shape, self._routes, stage, self._mailbox, samples, seed)
             self.workers[row.worker] = executor
             self._steppers[row.worker] = Stepper(stage.parameters(), make_optimizer)
-
-    def _sums(self, module: nn.Module, is_exact: bool) -> Sums:
-        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        # A parameter may be used several times in a micro-batch; 64 times is more than any model does.
-        return ExactSums(parameters, 64 * self.plan.problem.shape.num_chains) if is_exact else FloatSums(parameters)
 
     def iterate(self, iteration: int) -> float:
         """Play one iteration, step everywhere, and return the mean loss over the global batch."""
@@ -107,15 +102,7 @@ class Solo:
 
     def weights_sha256(self) -> str:
         """The hash of every stage's parameters, which must be the same on all its peers."""
-        digests = {worker: _digest(executor.stage.module) for worker, executor in self.workers.items()}
+        digests = {worker: digest(executor.stage.module) for worker, executor in self.workers.items()}
         by_stage = [{d for w, d in digests.items() if w.stage == stage} for stage in range(self.plan.problem.shape.num_stages)]
         assert all(len(found) == 1 for found in by_stage), "peers of a stage hold different weights"
         return hashlib.sha256("".join(found.pop() for found in by_stage).encode()).hexdigest()
-
-
-def _digest(module: nn.Module) -> str:
-    made = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
-        made.update(name.encode())
-        made.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return made.hexdigest()

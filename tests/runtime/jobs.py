@@ -1,0 +1,50 @@
+"""A small job whose parts processes can import: data made from its address, stages, loss, optimizer."""
+
+import torch
+from torch import nn
+
+from recycle.runtime.seeds import seed_of
+
+# Sums inside an op depend on how many threads share it; workers have one each.
+torch.set_num_threads(1)
+WIDTH, BATCH = 16, 2
+
+
+class Numbers:
+    """Micro-batches made from their address: regression data that any worker can make."""
+
+    def get(self, step, pipeline, index):
+        generator = torch.Generator().manual_seed(seed_of("data", step, pipeline, index))
+        given = torch.randn(BATCH, 5, WIDTH, generator=generator)
+        return given, given.roll(1, -1).tanh()
+
+
+class Fails(Numbers):
+    """Data that one worker cannot load in the second step."""
+
+    def get(self, step, pipeline, index):
+        if (step, pipeline, index) == (1, 1, 2):
+            raise RuntimeError("the disk is gone")
+        return super().get(step, pipeline, index)
+
+
+def make_stages(num_stages, dropout=0.0):
+    torch.manual_seed(11)
+    layer = {"dropout": dropout, "batch_first": True, "norm_first": True}
+    return [
+        nn.Sequential(nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, **layer), nn.Linear(WIDTH, WIDTH))
+        for _ in range(num_stages)
+    ]
+
+
+def loss(made, targets):
+    return nn.functional.mse_loss(made, targets)
+
+
+def adamw(parameters):
+    # The gradient of an attention's key bias is zero but for rounding; a small eps would make steps of full size from that.
+    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1, eps=1e-3)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
