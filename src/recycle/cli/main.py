@@ -37,6 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
     from recycle.cli.show import add_show_parser
     from recycle.cli.simulate import add_simulate_parser
     from recycle.cli.trace import add_trace_parser
+    from recycle.cli.train import add_train_parser
 
     parser: argparse.ArgumentParser = _Parser(
         prog="recycle",
@@ -55,6 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
         add_trace_parser,
         add_simulate_parser,
         add_reproduce_parser,
+        add_train_parser,
         add_demo_parser,
     ):
         add(commands)
