@@ -62,7 +62,12 @@ class Stepper:
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    return copy.deepcopy(state)
+    """An optimizer's state with tensors of its own; `deepcopy` takes several times as long for it."""
+    own = {
+        number: {name: value.clone() if isinstance(value, Tensor) else value for name, value in values.items()}
+        for number, values in state["state"].items()
+    }
+    return {**state, "state": own, "param_groups": copy.deepcopy(state["param_groups"])}
 
 
 def add_sums(into: Sums, other: Sums) -> None:
