@@ -1,10 +1,13 @@
 """Real processes play a plan: the same weights as in one process, rows in order, and nobody is left behind."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
-import threading
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -59,19 +62,57 @@ def test_a_worker_that_is_killed_is_named_or_its_peers_say_that_it_is_gone():
     assert not multiprocessing.active_children()
 
 
-def test_an_interrupt_ends_all_workers():
-    def interrupt():
-        time.sleep(0.2)
-        os.kill(os.getpid(), signal.SIGINT)
+SCRIPT = """
+import multiprocessing, sys
+import recycle
+from recycle.runtime.launch import launch
+from recycle.runtime.worker import Settings
+from tests.runtime.jobs import Numbers, adamw, loss, make_stages
 
-    started = []
+def tell(event):
+    if event.iteration == 1:
+        pids = [str(child.pid) for child in multiprocessing.active_children()]
+        open(sys.argv[1], "w").write(" ".join(pids))
 
-    def once(event):
-        if not started:
-            started.append(threading.Thread(target=interrupt))
-            started[0].start()
+if __name__ == "__main__":
+    plan = recycle.solve(recycle.problem(2, 2, 3, costs=(1, 1, 1)), "greedy")
+    launch(plan, make_stages(2), Numbers(), loss, adamw, Settings(num_steps=10**6), tell)
+"""
 
-    with pytest.raises(KeyboardInterrupt):
-        launch(plan(""), make_stages(3), Numbers(), loss, adamw, Settings(num_steps=5000), once)
-    started[0].join()
-    assert not multiprocessing.active_children()
+
+def is_there(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="asks Linux's /proc who is there")
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_is_left_behind_however_the_launcher_ends(end, tmp_path):
+    script, told = tmp_path / "script.py", tmp_path / "pids"
+    script.write_text(SCRIPT)
+    told.touch()
+    root = Path(__file__).parents[2]
+    command, places = [sys.executable, str(script), str(told)], {**os.environ, "PYTHONPATH": str(root)}
+    launcher = subprocess.Popen(command, env=places, stderr=subprocess.DEVNULL, start_new_session=True)
+    workers = []
+    try:
+        assert until(lambda: len(told.read_text().split()) == 4, 90)
+        workers = [int(pid) for pid in told.read_text().split()]
+        launcher.send_signal(end)
+        launcher.wait(20)
+        assert until(lambda: not any(map(is_there, workers)), 10)
+    finally:
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        launcher.kill()
+        launcher.wait(10)
