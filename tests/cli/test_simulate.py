@@ -447,7 +447,7 @@ def test_what_cannot_be_used_is_found_before_anything_is_planned(
     experiment: str, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timings, "_plan", lambda given: pytest.fail("planned in vain"))
-    refusal(f"simulate {JOB} {experiment}")
+    assert refusal(f"simulate {JOB} {experiment}").startswith("recycle simulate: ")
 
 
 WRONG_TRACES = {

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle.core.errors import UserError
-from recycle.models.gpt import GptConfig, GptStage, gpt_stages, next_byte_loss, split_layers, tied_parameters
+from recycle.models.gpt import GptConfig, GptStage, balanced_layers, gpt_stages, next_byte_loss, tied_parameters
 from recycle.models.text import Text
 
 torch.set_num_threads(1)
@@ -208,16 +208,16 @@ def test_no_split_has_a_faster_slowest_stage(data):
         layer = 2 * (3 + 1 + 4 + 4) * width**2 + 2 * 2 * context * width
         return max(number * layer + (stage == num_stages - 1) * 2 * width * vocabulary for stage, number in enumerate(split))
 
-    chosen = split_layers(GptConfig(vocabulary, context, width, 1, num_layers), num_stages)
+    chosen = balanced_layers(GptConfig(vocabulary, context, width, 1, num_layers), num_stages)
     splits = [split for split in product(range(1, num_layers + 1), repeat=num_stages) if sum(split) == num_layers]
     assert chosen in splits
     assert slowest(chosen) == min(map(slowest, splits))
 
 
 def test_a_costly_head_leaves_its_stage_fewer_layers():
-    assert split_layers(GptConfig(num_layers=8), 4) == (2, 2, 2, 2)
-    assert split_layers(GptConfig(num_layers=9, vocabulary=256), 2) == (5, 4)
-    assert split_layers(GptConfig(num_layers=10, vocabulary=4096), 4) == (3, 3, 3, 1)
+    assert balanced_layers(GptConfig(num_layers=8), 4) == (2, 2, 2, 2)
+    assert balanced_layers(GptConfig(num_layers=9, vocabulary=256), 2) == (5, 4)
+    assert balanced_layers(GptConfig(num_layers=10, vocabulary=4096), 4) == (3, 3, 3, 1)
 
 
 @pytest.mark.parametrize("layers", [(4,), (2, 1), (4, 0), (1, 4), (1, 2, 1), ()])

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from recycle.core.cluster import Cluster, Shape
 from recycle.core.errors import MemoryTooSmall, UserError
+from recycle.core.layers import split_layers
 from recycle.core.op import Kind
 from recycle.core.problem import Memory, Problem
 from recycle.core.profile import Link, Profile
 from recycle.planner.catalog import GPUS, MODELS, GpuSpec, ModelSpec, parse_gpu, parse_model
-from recycle.planner.estimate import estimate, split_layers
+from recycle.planner.estimate import estimate
 
 H200 = GPUS["h200"]
 

@@ -1,12 +1,10 @@
 """Real processes play a plan: the same weights as in one process, rows in order, and nobody is left behind."""
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import recycle
 from recycle.runtime.launch import WorkerFailed, launch
 from recycle.runtime.solo import Solo
 from recycle.runtime.worker import Settings
+from tests.processes import ends_with
 from tests.runtime.jobs import Fails, Numbers, adamw, loss, make_stages
 
 pytestmark = pytest.mark.timeout(180)
@@ -80,20 +79,6 @@ if __name__ == "__main__":
 """
 
 
-def is_there(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def until(condition, seconds):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
-
-
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="asks Linux's /proc who is there")
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_worker_is_left_behind_however_the_launcher_ends(end, tmp_path):
@@ -103,16 +88,4 @@ def test_no_worker_is_left_behind_however_the_launcher_ends(end, tmp_path):
     root = Path(__file__).parents[2]
     command, places = [sys.executable, str(script), str(told)], {**os.environ, "PYTHONPATH": str(root)}
     launcher = subprocess.Popen(command, env=places, stderr=subprocess.DEVNULL, start_new_session=True)
-    workers = []
-    try:
-        assert until(lambda: len(told.read_text().split()) == 4, 90)
-        workers = [int(pid) for pid in told.read_text().split()]
-        launcher.send_signal(end)
-        launcher.wait(20)
-        assert until(lambda: not any(map(is_there, workers)), 10)
-    finally:
-        for pid in workers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        launcher.kill()
-        launcher.wait(10)
+    assert ends_with(launcher, told, 4, end)

@@ -11,7 +11,7 @@ from recycle.core.trace import Change, Trace
 from recycle.sim import failures, seats
 from recycle.sim.course import follow
 from recycle.sim.job import Job
-from recycle.sim.policy import Loss, Members, total_us
+from recycle.sim.policy import Loss, Members
 from recycle.sim.systems.bamboo import Bamboo, step_time_us, take_over, wants_rebalance
 from recycle.sim.systems.ideal import Ideal
 from recycle.sim.timings import one_f_one_b
@@ -158,7 +158,11 @@ def test_the_loss_of_a_spare_costs_nothing():
 
 def test_a_spare_takes_the_place_of_a_lost_worker():
     start, verdict = after(bamboo(small_job(5, 2)), "-W0_1")
-    assert (verdict.loses, causes(verdict), total_us(verdict.pauses)) == (Loss.STEP, ["rebalance"], REBALANCE_US)
+    assert (verdict.loses, causes(verdict), sum(pause.time_us for pause in verdict.pauses)) == (
+        Loss.STEP,
+        ["rebalance"],
+        REBALANCE_US,
+    )
     assert counts(verdict) == (3, 0, 0)
     assert verdict.regime.step_us == start.regime.step_us
 
@@ -171,7 +175,11 @@ def test_without_a_spare_fewer_pipelines_share_the_batch():
 
 def test_two_neighbours_lost_at_once_are_a_rendezvous():
     _, verdict = after(bamboo(small_job(5, 2)), "-W0_0 -W0_1")
-    assert (verdict.loses, causes(verdict), total_us(verdict.pauses)) == (Loss.STEP, ["rendezvous"], FATAL_US)
+    assert (verdict.loses, causes(verdict), sum(pause.time_us for pause in verdict.pauses)) == (
+        Loss.STEP,
+        ["rendezvous"],
+        FATAL_US,
+    )
     assert counts(verdict) == (2, 0, 2)
 
 

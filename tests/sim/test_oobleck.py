@@ -35,7 +35,7 @@ def members(*failed, shape=SHAPE, num_spare=0):
 
 def losing(*failed, after=()):
     """The loss of these places, after that of others."""
-    return Event(0, members(*failed, *after), tuple(failed), num_left=len(failed))
+    return Event(0, members(*failed, *after), tuple(failed))
 
 
 def sizes_of(pipelines):
@@ -120,7 +120,7 @@ def test_a_failure_shortens_the_pipeline_that_it_hits_and_no_other(oobleck):
 def test_a_node_that_joins_waits_for_the_next_reconfiguration(oobleck):
     first = oobleck.begin(members())
     fewer = oobleck.change(losing(Worker(0, 0)), first.state)
-    joins = Event(0, members(), joined=(Worker(0, 0),), num_joined=1)
+    joins = Event(0, members(), joined=(Worker(0, 0),))
     waiting = oobleck.change(joins, fewer.state)
     assert waiting.state == Layout(fewer.state.pipelines, frozenset({Worker(0, 0)}))
     assert (waiting.pauses, waiting.loses, waiting.keeps_unfinished) == ((), Loss.NOTHING, True)
@@ -134,7 +134,7 @@ def test_a_node_that_joins_waits_for_the_next_reconfiguration(oobleck):
 
 def test_the_loss_of_a_waiting_node_changes_nothing(oobleck):
     first = oobleck.begin(members(Worker(0, 0)))
-    waiting = oobleck.change(Event(0, members(), joined=(Worker(0, 0),), num_joined=1), first.state)
+    waiting = oobleck.change(Event(0, members(), joined=(Worker(0, 0),)), first.state)
     gone = oobleck.change(losing(Worker(0, 0)), waiting.state)
     assert (gone.regime, gone.loses, gone.pauses) == (first.regime, Loss.NOTHING, ())
     assert gone.state == first.state
@@ -142,7 +142,7 @@ def test_the_loss_of_a_waiting_node_changes_nothing(oobleck):
 
 def test_a_spare_that_steps_in_is_used_at_once(oobleck):
     first = oobleck.begin(members(num_spare=1))
-    swapped = Event(0, members(), (Worker(1, 0),), (Worker(1, 0),), num_left=1)
+    swapped = Event(0, members(), (Worker(1, 0),), (Worker(1, 0),))
     after = oobleck.change(swapped, first.state)
     assert after.loses is Loss.STEP
     assert sum(after.state.sizes) == 12
@@ -153,9 +153,9 @@ def test_too_few_nodes_stop_the_job_until_one_joins(oobleck):
     alone = oobleck.change(losing(*places[:-1]), oobleck.begin(members()).state)
     assert alone.regime == DOWN
     assert (alone.state.pipelines, alone.state.waiting, alone.pauses) == ((), {places[-1]}, ())
-    still = oobleck.change(Event(0, members(*places), (places[-1],), num_left=1), alone.state)
+    still = oobleck.change(Event(0, members(*places), (places[-1],)), alone.state)
     assert still.regime == DOWN
-    again = oobleck.change(Event(0, members(*places[2:]), joined=tuple(places[:2]), num_joined=2), still.state)
+    again = oobleck.change(Event(0, members(*places[2:]), joined=tuple(places[:2])), still.state)
     assert again.state.sizes == (2,)
     assert again.pauses == (Pause("reconfigure", 5 * SECOND),)
     assert not again.regime.is_down
@@ -165,7 +165,7 @@ def test_a_job_that_no_pipeline_holds_is_down_from_the_start():
     tight = Job(MODEL, parse_gpu("a100-80,memory=100MB"), SHAPE)
     verdict = Oobleck(tight, SECOND).begin(members())
     assert verdict.regime == DOWN
-    gone = Event(0, members(*SHAPE.workers()), tuple(SHAPE.workers()), num_left=12)
+    gone = Event(0, members(*SHAPE.workers()), tuple(SHAPE.workers()))
     assert Oobleck(tight, SECOND).change(gone, verdict.state).regime == DOWN
 
 

@@ -7,6 +7,7 @@ then say all that colour said.
 from collections.abc import Iterable
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.style import Style
 from rich.text import Text
 
@@ -56,3 +57,10 @@ def print_lines(lines: Iterable[chart.Line], console: Console) -> None:
         for cell in line:
             text.append(cell.text.translate(_ASCII) if console.options.ascii_only else cell.text, known[cell.style])
         console.print(text, soft_wrap=True, crop=False, highlight=False)
+
+
+def progress_bar() -> Progress:
+    """A bar on a terminal's error stream, gone when the work is done; nothing where that is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

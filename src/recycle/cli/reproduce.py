@@ -5,7 +5,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from recycle.cli.simulate import cache_folder, progress_bar
+from recycle.cli.render import progress_bar
+from recycle.cli.simulate import cache_folder
 from recycle.core.files import refuse_unwritable, write_bytes, write_text
 from recycle.report.tables import document
 from recycle.sim.reproduce.ablation import ablation

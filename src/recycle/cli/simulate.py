@@ -3,14 +3,11 @@
 import argparse
 import json
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
+from recycle.cli.render import progress_bar
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
 from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_bytes
@@ -166,12 +163,6 @@ def _trace(args: argparse.Namespace, job: Job) -> Trace:
         raise UserError("--rejoin says when failed workers return, but none fails: give --interval or --mtbf, too")
     interval_us = parse_duration_us(args.interval) if args.interval is not None else end_us
     return failures.every(nodes, interval_us, end_us, args.seed, rejoin_us)
-
-
-def progress_bar() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(file=sys.stderr)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _write(args: argparse.Namespace, records: dict[str, list[Event]], setting: Setting, fault_free: float) -> None:

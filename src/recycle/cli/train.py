@@ -7,9 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
+from recycle.cli.render import progress_bar
 from recycle.core.errors import UserError
 from recycle.core.files import refuse_unwritable, write_text
 from recycle.core.plan import Plan
@@ -126,9 +124,7 @@ class _View:
         self._losses: list[dict[int, float]] = [{} for _ in range(num_steps)]
         self._ends_us: list[int] = [0] * num_steps
         self.ops: list[OpRan] = []
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        console = Console(stderr=True)
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._progress = progress_bar()
         self._task = self._progress.add_task("starting workers", total=num_steps)
 
     def __enter__(self) -> "_View":

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recycle.core.errors import UserError
+from recycle.core.layers import split_layers
 from recycle.runtime.seeds import seed_of
 
 _DEVIATION = 0.02
@@ -163,29 +164,22 @@ class GptStage(nn.Module):
 def gpt_stages(config: GptConfig, num_stages: int, seed: int, layers: Sequence[int] | None = None) -> list[nn.Module]:
     """Return the model as stages that, one after the other, compute what the one-stage model computes, bit for bit.
 
-    `layers` says how many layers each stage gets; without it `split_layers` decides.
+    `layers` says how many layers each stage gets; without it `balanced_layers` decides.
     """
-    numbers = split_layers(config, num_stages) if layers is None else _checked_split(config, num_stages, layers)
+    numbers = balanced_layers(config, num_stages) if layers is None else _checked_split(config, num_stages, layers)
     stops = [sum(numbers[: stage + 1]) for stage in range(num_stages)]
     return [GptStage(config, range(stop - number, stop), seed) for stop, number in zip(stops, numbers, strict=True)]
 
 
-def split_layers(config: GptConfig, num_stages: int) -> tuple[int, ...]:
+def balanced_layers(config: GptConfig, num_stages: int) -> tuple[int, ...]:
     """Return how many layers each stage gets, at least one, so that the slowest stage has the fewest FLOPs.
 
     For each token a layer of width w and context s computes w(24w + 4s) FLOPs forward, and the head 2wV; backward both cost
-    twice that. So the head counts as V / (12w + 2s) layers. The embedding is a look-up, and free. Each further layer goes
-    where the load after it is least, and of equal loads to the latest stage, because early ones hold more micro-batches.
+    twice that. So the head counts as V / (12w + 2s) layers. The embedding is a look-up, and free.
     """
     _refuse_stages(config, num_stages)
     layer_cost = 12 * config.width + 2 * config.context
-    extra_costs = [0] * (num_stages - 1) + [config.vocabulary]
-    numbers = [1] * num_stages
-    for _ in range(config.num_layers - num_stages):
-        loads = [extra + (number + 1) * layer_cost for number, extra in zip(numbers, extra_costs, strict=True)]
-        _, negative = min((load, -stage) for stage, load in enumerate(loads))
-        numbers[-negative] += 1
-    return tuple(numbers)
+    return split_layers(config.num_layers, layer_cost, [0] * (num_stages - 1) + [config.vocabulary])
 
 
 def tied_parameters(stages: Sequence[nn.Module]) -> list[Tie]:

@@ -17,9 +17,9 @@ share of the parameters, its own memory and its own network card.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heapreplace
 
 from recycle.core.errors import UserError
+from recycle.core.layers import split_layers
 from recycle.core.op import Kind
 from recycle.core.profile import Profile, StageProfile
 from recycle.planner.catalog import GpuSpec, ModelSpec, parse_gpu, parse_model
@@ -165,25 +165,6 @@ def layer_costs(model: ModelSpec, gpu: GpuSpec, tensor_parallel: int = 1) -> tup
 def _layer_cost(work: _Work) -> LayerCost:
     forward, split, weight = (work.seconds[kind] * 1e6 for kind in _SPLIT)
     return LayerCost(forward, split + weight, work.num_parameters, work.activation_bytes)
-
-
-def split_layers(num_layers: int, layer_cost: float, extra_costs: Sequence[float]) -> tuple[int, ...]:
-    """Return how many equal layers each stage gets, at least one, so that the slowest stage is as fast as possible.
-
-    Each further layer goes where the load after it is least: with equal layers that is optimal, since moving a layer
-    from the slowest stage to any other would make that one at least as slow. Of equal loads the latest stage takes it,
-    because early stages hold more micro-batches.
-    """
-    assert num_layers >= len(extra_costs) > 0
-    layers = [1] * len(extra_costs)
-    loads = [(extra + 2 * layer_cost, -stage) for stage, extra in enumerate(extra_costs)]
-    heapify(loads)
-    for _ in range(num_layers - len(layers)):
-        _, negative = loads[0]
-        stage = -negative
-        layers[stage] += 1
-        heapreplace(loads, (extra_costs[stage] + (layers[stage] + 1) * layer_cost, negative))
-    return tuple(layers)
 
 
 def _refuse_misfit(model: ModelSpec, num_stages: int, setting: _Setting) -> None:

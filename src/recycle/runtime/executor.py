@@ -55,11 +55,6 @@ class Executor:
         self.shape = shape
         self._routes, self._links, self._samples, self._seed = routes, links, samples, seed
 
-    def play(self, iteration: int) -> None:
-        """Run every op of the row, in order."""
-        for kind, chain in zip(self.row.kinds, self.row.chains, strict=True):
-            self.run(iteration, Kind(kind), chain)
-
     def run(self, iteration: int, kind: Kind, chain: int) -> None:
         """Run one op: receive what it needs, compute, send what it makes."""
         match kind:

@@ -4,7 +4,6 @@ Processes are forked from a server that has torch loaded already, which starts a
 says its last words; then all are ended, and the caller hears them. No process is left behind, however this one ends.
 """
 
-import hashlib
 import multiprocessing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recycle.core.cluster import Shape, Worker
+from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.plan import Plan
 from recycle.core.routes import Routes
+from recycle.runtime.digest import whole_digest
 from recycle.runtime.executor import Samples
 from recycle.runtime.links import Parcel
 from recycle.runtime.stage import Loss
@@ -65,7 +65,7 @@ def launch(
             process.start()
             mouth.close()
             processes[ear] = process
-        return _follow(plan.problem.shape, processes, settings.num_steps, hear)
+        return _follow(processes, settings.num_steps, hear)
     finally:
         for started in processes.values():
             started.terminate()
@@ -73,7 +73,7 @@ def launch(
             started.join()
 
 
-def _follow(shape: Shape, processes: dict[Connection, BaseProcess], num_steps: int, hear: Callable[[Stepped], None]) -> Trained:
+def _follow(processes: dict[Connection, BaseProcess], num_steps: int, hear: Callable[[Stepped], None]) -> Trained:
     """Listen to all workers until they are done."""
     losses: list[dict[int, float]] = [{} for _ in range(num_steps)]
     digests: dict[Worker, str] = {}
@@ -95,7 +95,7 @@ def _follow(shape: Shape, processes: dict[Connection, BaseProcess], num_steps: i
                     processes[ear].join(5)
                     name, code = processes[ear].name, processes[ear].exitcode
                     raise WorkerFailed(f"{name} ended with exit code {code} and without a word: look at the machine's memory")
-    return Trained([fmean(step[chain] for chain in sorted(step)) for step in losses], _joined(shape, digests))
+    return Trained([fmean(step[chain] for chain in sorted(step)) for step in losses], whole_digest(digests))
 
 
 def _heard(ear: Connection) -> object:
@@ -103,13 +103,6 @@ def _heard(ear: Connection) -> object:
         return ear.recv()
     except EOFError:
         return None
-
-
-def _joined(shape: Shape, digests: dict[Worker, str]) -> str:
-    """One digest of all stages; peers of a stage must agree."""
-    by_stage = [{digest for worker, digest in digests.items() if worker.stage == stage} for stage in range(shape.num_stages)]
-    assert all(len(found) == 1 for found in by_stage), "peers of a stage hold different weights"
-    return hashlib.sha256("".join(found.pop() for found in by_stage).encode()).hexdigest()
 
 
 def _parcels(stages: Sequence[nn.Module], samples: Samples) -> dict[int, Parcel]:

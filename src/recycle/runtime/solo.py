@@ -5,7 +5,6 @@ with its own optimizer, exactly as a real one. Only time is missing.
 """
 
 import copy
-import hashlib
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -15,11 +14,11 @@ from recycle.core.cluster import Worker
 from recycle.core.op import Kind
 from recycle.core.plan import Plan
 from recycle.core.routes import Routes
+from recycle.runtime.digest import digest, whole_digest
 from recycle.runtime.executor import Executor, Message, Samples
 from recycle.runtime.gradients import make_sums
 from recycle.runtime.stage import Loss, Stage
 from recycle.runtime.step import MakeOptimizer, Stepper, add_sums, clip_scale, norm_squared
-from recycle.runtime.worker import digest
 
 
 class Mailbox:
@@ -102,7 +101,4 @@ class Solo:
 
     def weights_sha256(self) -> str:
         """The hash of every stage's parameters, which must be the same on all its peers."""
-        digests = {worker: digest(executor.stage.module) for worker, executor in self.workers.items()}
-        by_stage = [{d for w, d in digests.items() if w.stage == stage} for stage in range(self.plan.problem.shape.num_stages)]
-        assert all(len(found) == 1 for found in by_stage), "peers of a stage hold different weights"
-        return hashlib.sha256("".join(found.pop() for found in by_stage).encode()).hexdigest()
+        return whole_digest({worker: digest(executor.stage.module) for worker, executor in self.workers.items()})

@@ -152,8 +152,3 @@ class _Deferrable(torch.autograd.Function):
             return dx, product.weight_gradient(), product.bias_gradient(), None, None
         tape.add(product)
         return dx, None, None, None, None
-
-
-def add_to_grad(parameter: Tensor, gradient: Tensor) -> None:
-    """Accumulate as autograd does: into `.grad`."""
-    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient

@@ -86,12 +86,6 @@ class Stage:
         self.backward_weight(chain)
         return passed
 
-    def drop(self) -> None:
-        """Forget everything in flight."""
-        self._flights.clear()
-        for parameter in self._parameters:
-            parameter.grad = None
-
     def _collect(self) -> None:
         """Take over the gradients that autograd accumulated itself."""
         for parameter in self._parameters:

@@ -1,7 +1,6 @@
 """A worker process: it gets its row and its stage, plays iterations, reduces with its peers, steps, and tells what it did."""
 
 import copy
-import hashlib
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from recycle.core.op import Kind, Op
 from recycle.core.parent import end_with_parent
 from recycle.core.plan import Row, microbatch_of
 from recycle.core.routes import Routes
+from recycle.runtime.digest import digest
 from recycle.runtime.executor import Executor, Samples
 from recycle.runtime.gradients import make_sums
 from recycle.runtime.links import GlooLinks, Parcel
@@ -137,12 +137,3 @@ def _norms(links: GlooLinks, assignment: Assignment, own: float) -> list[float]:
         norms[worker.stage] = own
     links.add_over_all(norms)
     return [float(value) for value in norms]
-
-
-def digest(module: nn.Module) -> str:
-    """A digest of a module's parameters and buffers, bit for bit."""
-    made = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
-        made.update(name.encode())
-        made.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return made.hexdigest()

@@ -4,7 +4,6 @@ A system is told who is there and answers with a `Verdict`: the regime from now 
 keeps no clock and no books; `course` does. Its own state, if it has any, travels in the verdict.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -45,8 +44,6 @@ class Event:
     members: Members
     left: tuple[Worker, ...] = ()
     joined: tuple[Worker, ...] = ()
-    num_left: int = 0
-    num_joined: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +124,3 @@ class System(Protocol):
 def pauses(*causes: tuple[str, int]) -> tuple[Pause, ...]:
     """The pauses of these causes and times, without those that take none."""
     return tuple(Pause(cause, round(time_us)) for cause, time_us in causes if round(time_us) > 0)
-
-
-def total_us(given: Iterable[Pause]) -> int:
-    return sum(pause.time_us for pause in given)

@@ -28,8 +28,8 @@ class Seats:
 
     def change(self, at_us: int, leaving: Iterable[str], joining: Iterable[str]) -> Event:
         before = frozenset(self._place.values())
-        leavers, joiners = list(leaving), list(joining)
-        emptied = [place for node in leavers if (place := self._leave(node)) is not None]
+        joiners = list(joining)
+        emptied = [place for node in leaving if (place := self._leave(node)) is not None]
         named = [node for node in joiners if self._own_place(node) in self._free]
         for node in [*named, *(node for node in joiners if node not in named)]:
             self._seat(node)
@@ -38,7 +38,7 @@ class Seats:
         members = self.members
         left = tuple(place for place in emptied if place in before)
         joined = tuple(sorted(members.live - (before - set(left))))
-        return Event(at_us, members, left, joined, len(leavers), len(joiners))
+        return Event(at_us, members, left, joined)
 
     def _own_place(self, node: str) -> Worker | None:
         try:

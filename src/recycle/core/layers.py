@@ -1,0 +1,23 @@
+"""Cutting a model of equal layers into stages: one rule for what is estimated and for what is trained."""
+
+from collections.abc import Sequence
+from heapq import heapify, heapreplace
+
+
+def split_layers(num_layers: int, layer_cost: float, extra_costs: Sequence[float]) -> tuple[int, ...]:
+    """Return how many equal layers each stage gets, at least one, so that the slowest stage is as fast as possible.
+
+    Each further layer goes where the load after it is least: with equal layers that is optimal, since moving a layer
+    from the slowest stage to any other would make that one at least as slow. Of equal loads the latest stage takes it,
+    because early stages hold more micro-batches.
+    """
+    assert num_layers >= len(extra_costs) > 0
+    layers = [1] * len(extra_costs)
+    loads = [(extra + 2 * layer_cost, -stage) for stage, extra in enumerate(extra_costs)]
+    heapify(loads)
+    for _ in range(num_layers - len(layers)):
+        _, negative = loads[0]
+        stage = -negative
+        layers[stage] += 1
+        heapreplace(loads, (extra_costs[stage] + (layers[stage] + 1) * layer_cost, negative))
+    return tuple(layers)

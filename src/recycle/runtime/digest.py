@@ -1,0 +1,26 @@
+"""Digests of weights: whether two runs came to the same, bit for bit."""
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from recycle.core.cluster import Worker
+
+
+def digest(module: nn.Module) -> str:
+    """A digest of a module's parameters and buffers, bit for bit."""
+    made = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        made.update(name.encode())
+        made.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return made.hexdigest()
+
+
+def whole_digest(digests: Mapping[Worker, str]) -> str:
+    """One digest of all stages, in order; peers of a stage must agree."""
+    stages = sorted({worker.stage for worker in digests})
+    by_stage = [{digest for worker, digest in digests.items() if worker.stage == stage} for stage in stages]
+    assert all(len(found) == 1 for found in by_stage), "peers of a stage hold different weights"
+    return hashlib.sha256("".join(found.pop() for found in by_stage).encode()).hexdigest()

@@ -1,0 +1,40 @@
+"""Looking after processes that a test has started."""
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+
+def is_there(pid):
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(condition, seconds):
+    """Wait until `condition` holds, at most so long; return whether it does."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def ends_with(parent, told, num_children, end):
+    """Send `end` to `parent` when it has told its children's ids in the file `told`; return whether they end with it."""
+    children = []
+    try:
+        assert until(lambda: len(told.read_text().split()) == num_children, 90)
+        children = [int(pid) for pid in told.read_text().split()]
+        parent.send_signal(end)
+        parent.wait(20)
+        return until(lambda: not any(map(is_there, children)), 10)
+    finally:
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        parent.kill()
+        parent.wait(10)
