@@ -26,7 +26,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class OpRan:
-    """A worker ran an op (`2F0@1`), its stage's `reduce`, or its `optimizer` step."""
+    """A worker ran an op (`2F0@1`), its stage's `reduce`, or its `optimizer` step.
+
+    It was in vain if the step before it was taken back: then the iteration was begun again, with the right weights.
+    """
 
     EVENT: ClassVar[str] = "op"
     iteration: int
@@ -34,6 +37,53 @@ class OpRan:
     op: str
     start_us: int
     end_us: int
+    is_in_vain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """An iteration was applied at every stage: its mean loss, the norm of its gradient, and what it was scaled by.
+
+    A loss or norm that is not finite is None; so is the scale of a step that was skipped for it.
+    """
+
+    EVENT: ClassVar[str] = "step"
+    iteration: int
+    at_us: int
+    loss: float | None
+    norm: float | None
+    scale: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a worker held at most: its process in all, activations as measured, and as the plan's memory model says."""
+
+    EVENT: ClassVar[str] = "memory"
+    worker: str
+    peak_bytes: int
+    activation_bytes: int
+    planned_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint of so many steps is on disk, whole."""
+
+    EVENT: ClassVar[str] = "checkpoint"
+    at_us: int
+    num_steps: int
+    folder: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """Something went wrong that did not end the run, in one sentence."""
+
+    EVENT: ClassVar[str] = "warning"
+    at_us: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +120,15 @@ class Spell:
         return self.end_us - self.start_us
 
 
-Event = Started | OpRan | Changed | Spell
-_KINDS: dict[str, type[Event]] = {kind.EVENT: kind for kind in (Started, OpRan, Changed, Spell)}
+Event = Started | OpRan | Stepped | Held | Saved | Warned | Changed | Spell
+_KINDS: dict[str, type[Event]] = {kind.EVENT: kind for kind in (Started, OpRan, Stepped, Held, Saved, Warned, Changed, Spell)}
 
 
 def dump_event(event: Event) -> str:
-    return json.dumps({"event": event.EVENT, **asdict(event)}, separators=(",", ":"), ensure_ascii=False)
+    """Return the event as a line of JSON, without what is as it is by default."""
+    defaults = {field.name: field.default for field in fields(event)}
+    told = {name: value for name, value in asdict(event).items() if value != defaults[name]}
+    return json.dumps({"event": event.EVENT, **told}, separators=(",", ":"), ensure_ascii=False)
 
 
 def write_record(path: Path | str, events: Iterable[Event]) -> None:
