@@ -10,13 +10,13 @@ help:
 	@echo "make demo    plan and draw the paper's worked example"
 	@echo "make test    run the tests"
 	@echo "make check   format, lint, types, layers: what every commit must pass"
-	@echo "make bench   measure plans and simulator, print the tables"
+	@echo "make bench   measure plans, simulator and runtime, print the tables"
 	@echo "make pictures   draw the pictures of the documents anew"
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ReCycle needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,train]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $(READY)
 
 demo: $(READY)
@@ -38,6 +38,7 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/planner.py
 	$(BIN)/python benchmarks/simulator.py
+	$(BIN)/python benchmarks/runtime.py
 
 pictures: $(READY)
 	$(BIN)/python docs/pictures/make.py

@@ -28,6 +28,17 @@ class Fails(Numbers):
         return super().get(step, pipeline, index)
 
 
+class Explodes(Numbers):
+    """Data whose gradients are infinite in one step."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def get(self, step, pipeline, index):
+        given, targets = super().get(step, pipeline, index)
+        return given, targets * (float("inf") if step == self.at and (pipeline, index) == (1, 2) else 1.0)
+
+
 def make_stages(num_stages, dropout=0.0):
     torch.manual_seed(11)
     layer = {"dropout": dropout, "batch_first": True, "norm_first": True}
@@ -35,6 +46,13 @@ def make_stages(num_stages, dropout=0.0):
         nn.Sequential(nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, **layer), nn.Linear(WIDTH, WIDTH))
         for _ in range(num_stages)
     ]
+
+
+def tied_stages(num_stages):
+    """Stages of which the first and the last share a matrix, as embedding and head of GPT-2 do."""
+    stages = make_stages(num_stages)
+    stages[-1][-1].weight = stages[0][-1].weight
+    return stages
 
 
 def loss(made, targets):

@@ -12,8 +12,8 @@ from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
 from recycle.runtime.batches import Batches
 from recycle.runtime.solo import Solo
-from recycle.runtime.step import Stepper, clip_scale, norm_squared
-from tests.runtime.jobs import Numbers, adamw, loss, make_stages, sgd
+from recycle.runtime.step import Stepper, Verdict, judge, norm_squared
+from tests.runtime.jobs import Explodes, Numbers, adamw, loss, make_stages, sgd, tied_stages
 
 torch.set_num_threads(1)
 STEPS = 3
@@ -83,6 +83,16 @@ def test_clipping_is_that_of_torch_over_the_whole_model():
     torch.testing.assert_close(value, model[3][1].weight, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("max_norm", [None, 0.05])
+def test_tied_parameters_train_like_one_that_is_shared(max_norm):
+    job, losses = trained(plan(SHAPE, fail="W1_2"), tied_stages(4), sgd, max_norm=max_norm)
+    model, expected = alone(SHAPE, tied_stages(4), sgd, max_norm)
+    assert model[0][-1].weight is model[3][-1].weight
+    assert losses == pytest.approx(expected, rel=1e-5)
+    for stage in (0, 3):
+        torch.testing.assert_close(job.workers[recycle.Worker(0, stage)].stage.module[-1].weight, model[0][-1].weight)
+
+
 SINGLE = [f"W{pipeline}_{stage}" for pipeline in range(3) for stage in range(4)]
 
 
@@ -109,17 +119,6 @@ def test_exact_sums_are_as_good_as_floating_point_ones():
     _, exact = trained(plan(SHAPE, fail="W1_2"), stages, is_exact=True)
     _, expected = alone(SHAPE, stages)
     assert exact == pytest.approx(expected, rel=1e-5)
-
-
-class Explodes:
-    """Data whose gradients are infinite in one step."""
-
-    def __init__(self, at):
-        self.at = at
-
-    def get(self, step, pipeline, index):
-        given, targets = Numbers().get(step, pipeline, index)
-        return given, targets * (float("inf") if step == self.at and (pipeline, index) == (1, 2) else 1.0)
 
 
 @pytest.mark.parametrize("is_exact", [False, True])
@@ -152,7 +151,7 @@ def test_every_worker_holds_no_more_micro_batches_than_its_plan_says():
     for executor in job.workers.values():
         stage, forward = executor.stage, executor.stage.forward
 
-        def counted(*args, worker=executor.row.worker, stage=stage, forward=forward, **kwargs):
+        def counted(*args, worker=executor.worker, stage=stage, forward=forward, **kwargs):
             result = forward(*args, **kwargs)
             peaks[worker] = max(peaks[worker], stage.num_in_flight)
             return result
@@ -163,13 +162,14 @@ def test_every_worker_holds_no_more_micro_batches_than_its_plan_says():
     assert all(executor.stage.num_in_flight == 0 for executor in job.workers.values())
 
 
-def test_a_scale_follows_from_the_stages_norms():
-    assert clip_scale([9.0, 16.0], None) == 1.0
-    assert clip_scale([9.0, 16.0], 5.0) == 1.0
-    assert clip_scale([9.0, 16.0], 1.0) == 0.2
-    assert clip_scale([9.0, float("inf")], 1.0) is None
-    assert clip_scale([float("nan"), 1.0], None) is None
+def test_a_verdict_follows_from_the_stages_norms():
+    assert judge([9.0, 16.0], None) == Verdict(5.0, 1.0)
+    assert judge([9.0, 16.0], 5.0) == Verdict(5.0, 1.0)
+    assert judge([9.0, 16.0], 1.0) == Verdict(5.0, 0.2)
+    assert judge([9.0, float("inf")], 1.0).scale is None
+    assert judge([float("nan"), 1.0], None).scale is None
     assert norm_squared([torch.tensor([3.0, 4.0]), None]) == 25.0
+    assert not math.isfinite(norm_squared([torch.tensor([float("inf")]), torch.tensor([float("nan")])]))
 
 
 def test_taking_back_restores_the_optimizers_state_too():
@@ -177,12 +177,12 @@ def test_taking_back_restores_the_optimizers_state_too():
     stepper, twin = Stepper([parameter], adamw), nn.Parameter(torch.ones(3))
     other = Stepper([twin], adamw)
     gradient = torch.tensor([0.1, -0.2, 0.3])
-    stepper.step([gradient], 1.0)
-    stepper.step([gradient * 5], 1.0)
+    stepper.step(0, [gradient], 1.0)
+    stepper.step(1, [gradient * 5], 1.0)
     stepper.take_back()
-    stepper.step([gradient], 0.5)
-    other.step([gradient], 1.0)
-    other.step([gradient], 0.5)
+    stepper.step(1, [gradient], 0.5)
+    other.step(0, [gradient], 1.0)
+    other.step(1, [gradient], 0.5)
     assert torch.equal(parameter, twin)
 
 

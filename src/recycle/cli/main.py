@@ -15,8 +15,12 @@ examples:
   recycle plan --pipelines 3 --stages 4 --microbatches 6 --fail W1_2 --costs 1,1,1 --out plan.json
   recycle show plan.json                          the schedule as a chart
   recycle check plan.json                         is it legal, and if not, why
+  recycle train --dead W1_2 --out runs/a          train a small GPT with a dead worker
+  recycle report runs/a                           how that went
 
-exit codes: 0 done; 1 'check' found an illegal plan; 2 input that cannot be used, or interrupted."""
+exit codes: 0 done; 1 'check' found an illegal plan; 2 input that cannot be used; 10 to 20 as 'recycle train --help' says;
+130 interrupted."""
+_INTERRUPTED = 130
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,6 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
     from recycle.cli.estimate import add_estimate_parser
     from recycle.cli.plan import add_plan_parser
     from recycle.cli.replay import add_replay_parser
+    from recycle.cli.report import add_report_parser
     from recycle.cli.reproduce import add_reproduce_parser
     from recycle.cli.show import add_show_parser
     from recycle.cli.simulate import add_simulate_parser
@@ -57,6 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
         add_simulate_parser,
         add_reproduce_parser,
         add_train_parser,
+        add_report_parser,
         add_demo_parser,
     ):
         add(commands)
@@ -76,8 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name}: {problem}", file=sys.stderr)
         return problem.exit_code
     except KeyboardInterrupt:
-        print(f"\n{name}: interrupted; what was written is whole, and a library or cache goes on from there", file=sys.stderr)
-        return UserError.exit_code
+        print(f"\n{name}: interrupted; what was written is whole, and a library, cache or run goes on from there", file=sys.stderr)
+        return _INTERRUPTED
     except BrokenPipeError:
         # The reader (a pager, `head`) has seen enough; keep Python from complaining about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

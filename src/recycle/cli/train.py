@@ -2,174 +2,225 @@
 
 import argparse
 import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from recycle.cli.render import progress_bar
-from recycle.core.errors import UserError
+from recycle.cli.live import LiveView
+from recycle.cli.train_config import TrainConfig, add_config_arguments, changes, load_config, read_config
+from recycle.cli.train_plan import choose_plan, seats_taken
+from recycle.core.errors import FileProblem, ForeignRun, UserError
 from recycle.core.files import refuse_unwritable, write_text
 from recycle.core.plan import Plan
-from recycle.core.problem import Techniques
-from recycle.core.record import OpRan, Started, write_record
-from recycle.core.units import format_us
-from recycle.planner.describe import problem as describe
-from recycle.planner.solve import solve
+from recycle.core.record import Event
+from recycle.core.units import format_bytes, format_us
 
 if TYPE_CHECKING:
-    from recycle.runtime.launch import Trained
-    from recycle.runtime.worker import Stepped
+    from recycle.core.profile import Profile
+    from recycle.runtime.books import Trained
 
-_PLAN_S = 10.0
+_DESCRIPTION = """\
+Train a small GPT on this machine, a process for every live worker of a plan. Workers may be dead from the start.
+
+Every key of the configuration is a flag, and can stand in a TOML file; flags outrank the file. With --out, the run leaves
+config.toml, plan.json, record.jsonl, summary.json and checkpoints, and 'recycle report' shows it."""
 _EXAMPLES = """\
 examples:
   twelve workers, one of them dead from the start
     recycle train --pipelines 3 --stages 4 --microbatches 6 --steps 20 --dead W1_2 --out runs/a
+    recycle report runs/a
   the same weights, bit for bit, with nobody dead: compare weights_sha256
     recycle train --pipelines 3 --stages 4 --microbatches 6 --steps 20 --exact --json
-    recycle train --pipelines 3 --stages 4 --microbatches 6 --steps 20 --exact --dead W1_2 --json"""
+    recycle train --pipelines 3 --stages 4 --microbatches 6 --steps 20 --exact --dead W1_2 --json
+  go on to step 40, with another worker dead
+    recycle train --resume runs/a --steps 40 --dead W0_0
+  a file, and what differs from it
+    recycle train runs/a/config.toml --model.width 128 --out runs/b
+
+exit codes: 0 done; 2 input that cannot be used; 10 the model cannot be cut so; 11 too little data; 12 a plan or library of
+something else; 13 a port in use; 14 a run of another job; 15 no whole checkpoint; 16 a stage's output cannot be sent; 17 a loss
+that is no scalar; 20 a worker failed; 130 interrupted."""
+# What may change when a run goes on: none of it changes what is computed.
+_FREE = ("cluster.", "checkpoint.", "log.", "training.steps", "training.device")
 
 
 def add_train_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "train",
+        usage="recycle train [CONFIG] [options]",
         help="train a small GPT on this machine, a process for every live worker",
-        description="Train a small GPT on the text of Python's own library. Workers may be dead from the start, not die yet.",
+        description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    cluster = parser.add_argument_group("the cluster and its plan")
-    cluster.add_argument("--pipelines", type=int, default=3, metavar="D", help="data-parallel pipelines (default: 3)")
-    cluster.add_argument("--stages", type=int, default=4, metavar="S", help="stages of each pipeline (default: 4)")
-    cluster.add_argument("--microbatches", type=int, default=6, metavar="M", help="micro-batches of each pipeline (default: 6)")
-    cluster.add_argument("--dead", default="", metavar="W1_2,...", help="workers that are dead from the start")
-    cluster.add_argument("--techniques", default=",".join(Techniques.NAMES), metavar="LIST", help="as in 'recycle plan'")
-    cluster.add_argument("--costs", default="10,13,9", metavar="F,I,W", help="what the plan takes ops to cost (default: 10,13,9)")
-    training = parser.add_argument_group("training")
-    training.add_argument("--steps", type=int, default=20, metavar="N", help="default: 20")
-    training.add_argument("--exact", action="store_true", help="sums that do not depend on who ran what: equal bit for bit")
-    training.add_argument("--seed", type=int, default=1, help="of weights, data and dropout (default: 1)")
-    training.add_argument("--layers", type=int, default=8, help="layers of the GPT (default: 8)")
-    training.add_argument("--width", type=int, default=64, help="its width (default: 64)")
-    training.add_argument("--context", type=int, default=64, help="bytes of text in a sample (default: 64)")
-    training.add_argument("--samples", type=int, default=2, metavar="N", help="samples of a micro-batch (default: 2)")
-    training.add_argument("--dropout", type=float, default=0.0, metavar="P", help="default: 0")
-    training.add_argument("--rate", type=float, default=3e-3, metavar="R", help="learning rate of AdamW (default: 0.003)")
-    training.add_argument("--max-norm", type=float, metavar="X", help="clip the global norm of the gradient (default: no)")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write plan.json, record.jsonl and summary.json there")
+    add_config_arguments(parser)
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="record the run there, with checkpoints")
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder, from its last checkpoint")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
     parser.set_defaults(run=run_train)
 
 
 def run_train(args: argparse.Namespace) -> int:
-    _refuse_misuse(args)
-    if args.out:
-        refuse_unwritable(args.out / "summary.json")
-    plan = _plan(args)
-    view = _View(plan, args.steps)
-    with view:
-        trained = _launch(args, plan, view)
-    facts = view.summary(trained, args.samples)
-    if args.out:
-        plan.save(args.out / "plan.json")
-        write_record(args.out / "record.jsonl", [Started("train", f"{args.layers}-layer GPT"), *view.ops])
-        write_text(args.out / "summary.json", json.dumps(facts, indent=1) + "\n")
-    print(json.dumps(facts) if args.json else _text(facts, args.out))
+    config, out = _config(args)
+    if out:
+        refuse_unwritable(out / "summary.json")
+    torch_parts = _Parts(config)
+    plan = choose_plan(config.cluster, torch_parts.measured() if config.cluster.measure else None)
+    if out:
+        write_text(out / "config.toml", config.to_toml())
+    with _watching(config, plan, out) as watch:
+        trained = torch_parts.train(plan, out, args.resume is not None, watch)
+    facts = {**trained.to_json(), "workers": len(plan.rows), "dead": [str(dead) for dead in sorted(plan.problem.cluster.failed)]}
+    if out:
+        write_text(out / "summary.json", json.dumps(facts, indent=1) + "\n")
+    print(json.dumps(facts) if args.json else _text(facts, out))
     return 0
 
 
-def _refuse_misuse(args: argparse.Namespace) -> None:
-    if not 1 <= args.steps <= 10**9:
-        raise UserError(f"--steps is {args.steps}, but it must be a whole number of at least 1")
-    if args.seed < 0:
-        raise UserError(f"--seed is {args.seed}, but it must be a whole number of at least 0")
-    if not 0 < args.rate < 1e6:
-        raise UserError(f"--rate is {args.rate}, but a learning rate is a finite number above 0")
-    if args.max_norm is not None and not 0 < args.max_norm < 1e18:
-        raise UserError(f"--max-norm is {args.max_norm}, but it must be a finite number above 0")
+def _config(args: argparse.Namespace) -> tuple[TrainConfig, Path | None]:
+    """What to train and where. A run that goes on has its configuration, but for what the flags change."""
+    if args.resume is None:
+        return read_config(args), args.out
+    if args.config is not None or args.out is not None:
+        raise UserError("--resume goes on with what is in its folder: leave CONFIG and --out out")
+    path = args.resume / "config.toml"
+    if not path.is_file():
+        raise FileProblem(f"{args.resume} is no run that can be resumed: it has no config.toml")
+    args.config = path
+    config = read_config(args)
+    for name, (before, now) in changes(load_config(path), config).items():
+        if not name.startswith(_FREE) or name in ("cluster.pipelines", "cluster.stages", "cluster.microbatches"):
+            raise ForeignRun(
+                f"the run in {args.resume} has {name} = {before}, not {now}: what it computes cannot change when it goes on"
+            )
+    return config, args.resume
 
 
-def _plan(args: argparse.Namespace) -> Plan:
-    shape = (args.pipelines, args.stages, args.microbatches)
-    # The greedy method is near the bound in a moment; a few per cent of a plan are not worth a wait before training begins.
-    return solve(describe(*shape, fail=args.dead, costs=args.costs, techniques=args.techniques), "greedy", _PLAN_S)
+class _Parts:
+    """What is trained, made from a configuration. torch is imported here, because planning and simulating work without it."""
 
+    def __init__(self, config: TrainConfig) -> None:
+        try:
+            import torch
 
-def _launch(args: argparse.Namespace, plan: Plan, view: "_View") -> "Trained":
-    try:
-        import torch  # here, because planning and simulating work without it
+            from recycle.models.gpt import GptConfig, gpt_stages
+            from recycle.models.text import Text
+        except ImportError as problem:
+            raise UserError(f"training needs torch ({problem}): install it with pip install 'recycle-train[train]'") from None
+        self.config = config
+        model, training = config.model, config.training
+        gpt = GptConfig(
+            context=model.context,
+            width=model.width,
+            num_heads=model.heads,
+            num_layers=model.layers,
+            dropout=model.dropout,
+            ties_embeddings=model.tied,
+        )
+        if training.device == "cuda" and not torch.cuda.is_available():
+            raise UserError("training.device is cuda, but torch finds no GPU here: leave it out, or install torch with CUDA")
+        self._stages = gpt_stages(gpt, config.cluster.stages, training.seed)
+        self._text = Text(model.context, config.data.text or None)
+        self._optimizer: Callable[..., Any] = (
+            partial(torch.optim.AdamW, lr=training.rate, weight_decay=training.weight_decay)
+            if training.optimizer == "adamw"
+            else partial(torch.optim.SGD, lr=training.rate, weight_decay=training.weight_decay, momentum=training.momentum)
+        )
+        self._sums: torch.dtype = getattr(torch, training.sums)
+        self._autocast = torch.bfloat16 if training.precision == "bfloat16" else None
 
-        from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
-        from recycle.models.text import Text
+    def measured(self) -> "Profile":
+        """A profile of these stages on this machine."""
+        from recycle.core.cluster import Shape
+        from recycle.models.gpt import next_byte_loss
         from recycle.runtime.batches import Batches
-        from recycle.runtime.launch import launch
-        from recycle.runtime.worker import Settings
-    except ImportError as problem:
-        raise UserError(f"training needs torch ({problem}): install it with pip install 'recycle-train[train]'") from None
-    config = GptConfig(context=args.context, width=args.width, num_layers=args.layers, dropout=args.dropout)
-    stages = gpt_stages(config, args.stages, args.seed)
-    samples = Batches(Text(args.context), plan.problem.shape, args.samples, args.seed)
-    settings = Settings(args.steps, args.seed, args.exact, args.max_norm)
-    optimizer = partial(torch.optim.AdamW, lr=args.rate)
-    return launch(plan, stages, samples, next_byte_loss, optimizer, settings, view.hear)
+        from recycle.runtime.measure import measure
+
+        cluster = self.config.cluster
+        shape = Shape(cluster.pipelines, cluster.stages, cluster.microbatches)
+        batches = Batches(self._text, shape, self.config.data.samples, self.config.training.seed)
+        return measure(self._stages, batches, next_byte_loss, make_optimizer=self._optimizer)
+
+    def train(self, plan: Plan, out: Path | None, resume: bool, watch: Callable[[Event], None]) -> "Trained":
+        from recycle.models.gpt import next_byte_loss
+        from recycle.runtime.schedules import WarmUpThen
+        from recycle.runtime.train import train
+
+        config, training = self.config, self.config.training
+        return train(
+            plan,
+            self._stages,
+            self._text,
+            next_byte_loss,
+            self._optimizer,
+            steps=training.steps,
+            samples=config.data.samples,
+            seed=training.seed,
+            exact=training.exact,
+            max_norm=training.max_norm or None,
+            schedule=WarmUpThen(training.schedule, training.warmup, training.steps),
+            sums=self._sums,
+            autocast=self._autocast,
+            device=training.device,
+            out=out,
+            checkpoint_every=config.checkpoint.every,
+            keep=config.checkpoint.keep,
+            resume=resume,
+            port=config.cluster.port,
+            name=f"{config.model.layers}-layer GPT",
+            watch=watch,
+        )
 
 
-class _View:
-    """What is shown while it runs, and what is kept of it: the step, its loss, and when every op ran."""
+@contextmanager
+def _watching(config: TrainConfig, plan: Plan, out: Path | None) -> Iterator[Callable[[Event], None]]:
+    """Everybody who wants to hear how it goes."""
+    with ExitStack() as stack:
+        view = stack.enter_context(LiveView(config.training.steps))
+        listeners: list[Callable[[Event], None]] = [view.hear]
+        for sentence in seats_taken(plan, config.cluster):
+            view.say(sentence)
+        if config.log.metrics_port:
+            from recycle.cli.metrics_server import MetricsServer
+            from recycle.report.prometheus import Gauges
 
-    def __init__(self, plan: Plan, num_steps: int) -> None:
-        self._plan = plan
-        self._missing = [len(plan.rows)] * num_steps
-        self._losses: list[dict[int, float]] = [{} for _ in range(num_steps)]
-        self._ends_us: list[int] = [0] * num_steps
-        self.ops: list[OpRan] = []
-        self._progress = progress_bar()
-        self._task = self._progress.add_task("starting workers", total=num_steps)
+            gauges = Gauges()
+            server = stack.enter_context(MetricsServer(config.log.metrics_port, gauges))
+            view.say(f"metrics for Prometheus at {server.url}")
+            listeners.append(gauges.hear)
+        if config.log.tensorboard:
+            from recycle.cli.tensorboard import TensorBoardLog
 
-    def __enter__(self) -> "_View":
-        self._progress.start()
-        return self
+            if out is None:
+                raise UserError("log.tensorboard writes beside the results: name a folder with --out")
+            listeners.append(stack.enter_context(TensorBoardLog(out / "tensorboard")).hear)
 
-    def __exit__(self, *problem: object) -> None:
-        self._progress.stop()
+        def watch(event: Event) -> None:
+            for listener in listeners:
+                listener(event)
 
-    def hear(self, event: "Stepped") -> None:
-        """Take in what one worker did in one step."""
-        step = event.iteration
-        self.ops += [OpRan(step, str(event.worker), op, begin, end) for op, begin, end in event.spans]
-        self._losses[step] |= event.losses
-        self._ends_us[step] = max([self._ends_us[step], *(end for _, _, end in event.spans)])
-        self._missing[step] -= 1
-        if self._missing[step] == 0:
-            mean = sum(self._losses[step].values()) / len(self._losses[step])
-            self._progress.update(self._task, completed=step + 1, description=f"step {step + 1}  loss {mean:.4f}")
-
-    def summary(self, trained: "Trained", num_samples: int) -> dict[str, Any]:
-        """What the run came to. An iteration's time is that between the ends of two, without the first, in which all warm up."""
-        first_us = min(op.start_us for op in self.ops)
-        self.ops = [OpRan(o.iteration, o.worker, o.op, o.start_us - first_us, o.end_us - first_us) for o in self.ops]
-        times = [after - before for before, after in zip(self._ends_us, self._ends_us[1:], strict=False)]
-        iteration_us = median(times) if times else max(op.end_us for op in self.ops)
-        return {
-            "steps": len(self._missing),
-            "losses": trained.losses,
-            "weights_sha256": trained.weights_sha256,
-            "samples_per_s": round(self._plan.problem.shape.num_chains * num_samples * 1e6 / iteration_us, 3),
-            "iteration_us": round(iteration_us),
-            "workers": len(self._plan.rows),
-            "dead": [str(worker) for worker in sorted(self._plan.problem.cluster.failed)],
-            "recoveries": [],
-        }
+        yield watch
 
 
 def _text(facts: dict[str, Any], out: Path | None) -> str:
-    losses = facts["losses"]
+    losses, peaks = facts["losses"], facts["peak_memory_bytes"].values()
     dead = f", dead from the start: {', '.join(facts['dead'])}" if facts["dead"] else ""
-    lines = [
-        f"workers    {facts['workers']}{dead}",
-        f"loss       {losses[0]:.4f} at the first step, {losses[-1]:.4f} at step {facts['steps']}",
-        f"iteration  {format_us(facts['iteration_us'])}, {facts['samples_per_s']:g} samples/s",
-        f"weights    sha256 {facts['weights_sha256']}",
-    ]
+    lines = [f"workers    {facts['workers']}{dead}"]
+    if losses:
+        first = facts["steps"] - len(losses) + 1
+        lines.append(f"loss       {_loss(losses[0])} at step {first}, {_loss(losses[-1])} at step {facts['steps']}")
+        ratio = facts["iteration_us"] / max(1, facts["planned_iteration_us"])
+        lines.append(
+            f"iteration  {format_us(facts['iteration_us'])}, {ratio:.2f} of what the plan says at the speed at which ops ran; "
+            f"{facts['samples_per_s']:g} samples/s; first step after {format_us(facts['start_us'])}"
+        )
+    lines.append(f"memory     a worker's process held {format_bytes(max(peaks))} at most")
+    lines.append(f"weights    sha256 {facts['weights_sha256']}")
+    lines += [f"warning    {warning}" for warning in facts["warnings"]]
     return "\n".join([*lines, f"written    {out}"] if out else lines)
+
+
+def _loss(value: float | None) -> str:
+    return f"{value:.4f}" if value is not None else "not finite"

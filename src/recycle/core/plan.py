@@ -82,6 +82,11 @@ class Plan:
         """The period over its proven lower bound: 1.0 is optimal, and infinity says that nothing is proven."""
         return self.period_us / self.quality.bound_us if self.quality.bound_us > 0 else math.inf
 
+    def period_at_us(self, busy_us: int) -> int:
+        """The period at the speed at which ops really run: `busy_us` is what all ops of an iteration took, added up."""
+        planned = sum(self.problem.duration_us(row.worker.stage, Kind(kind)) for row in self.rows for kind in row.kinds)
+        return round(self.period_us * busy_us / planned)
+
     def slots(self, row: Row) -> Iterator[Slot]:
         """Yield the slots of one row in order."""
         stage = row.worker.stage

@@ -44,7 +44,8 @@ class OpRan:
 class Stepped:
     """An iteration was applied at every stage: its mean loss, the norm of its gradient, and what it was scaled by.
 
-    A loss or norm that is not finite is None; so is the scale of a step that was skipped for it.
+    A loss or norm that is not finite is None; so is the scale of a step that was skipped for it. `planned_us` is what the plan
+    says that the iteration takes at the speed at which its ops ran.
     """
 
     EVENT: ClassVar[str] = "step"
@@ -53,6 +54,7 @@ class Stepped:
     loss: float | None
     norm: float | None
     scale: float | None
+    planned_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,22 @@ def write_record(path: Path | str, events: Iterable[Event]) -> None:
     """Write a whole record in one step."""
     head = json.dumps({"format": FORMAT, "version": VERSION})
     write_text(Path(path), "\n".join([head, *map(dump_event, events)]) + "\n")
+
+
+class RecordWriter:
+    """A record that grows while a run goes on, line by line. It begins with `events`, and replaces what was at `path`."""
+
+    def __init__(self, path: Path, events: Iterable[Event] = ()) -> None:
+        write_record(path, events)
+        self._stream = path.open("a", encoding="utf-8")
+
+    def write(self, *events: Event) -> None:
+        """Add events, and hand them to the operating system: what was written stays if this process is killed."""
+        self._stream.write("".join(f"{dump_event(event)}\n" for event in events))
+        self._stream.flush()
+
+    def close(self) -> None:
+        self._stream.close()
 
 
 def read_record(path: Path | str) -> Iterator[Event]:

@@ -15,15 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recycle.core.errors import UserError
+from recycle.core.errors import Uncuttable, UserError
 from recycle.core.layers import split_layers
 from recycle.runtime.seeds import seed_of
 
 _DEVIATION = 0.02
-_EMBEDDING_NAME, _HEAD_NAME = "embedding.tokens.weight", "head.weight"
-
-Tie = tuple[tuple[int, str], tuple[int, str]]
-"""Two parameters, each as stage and name, that must stay equal: both take the sum of their gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +123,14 @@ class GptStage(nn.Module):
         assert layers.step == 1
         self.config = config
         self.is_first, self.is_last = layers.start == 0, layers.stop == config.num_layers
-        # Without memory the modules draw no weights of their own, so torch's global random state stays as it is.
-        with torch.device("meta"):
+        # The modules draw weights of their own, which are replaced; torch's global random state stays as it is. On the meta device
+        # they would draw none, but there torch loads its compiler first, which takes longer than the weights of a small GPT.
+        with torch.random.fork_rng(devices=[]):
             self.embedding = _Embedding(config) if self.is_first else None
             self.layers = nn.ModuleDict({str(number): _Layer(config) for number in layers})
             self.norm = nn.LayerNorm(config.width) if self.is_last else None
             self.head = nn.Linear(config.width, config.vocabulary, bias=False) if self.is_last else None
-        self.to_empty(device="cpu")
         self._set_weights(seed)
-        if config.ties_embeddings and self.embedding is not None and self.head is not None:
-            self.head.weight = self.embedding.tokens.weight
 
     @torch.no_grad()
     def _set_weights(self, seed: int) -> None:
@@ -147,9 +141,8 @@ class GptStage(nn.Module):
             if parameter.dim() == 1:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
                 continue
-            source = _EMBEDDING_NAME if name == _HEAD_NAME and self.config.ties_embeddings else name
             deviation = residual if name.endswith(".out.weight") else _DEVIATION
-            parameter.normal_(0.0, deviation, generator=torch.Generator().manual_seed(seed_of(seed, source)))
+            parameter.normal_(0.0, deviation, generator=torch.Generator().manual_seed(seed_of(seed, name)))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.embedding is not None:
@@ -168,7 +161,17 @@ def gpt_stages(config: GptConfig, num_stages: int, seed: int, layers: Sequence[i
     """
     numbers = balanced_layers(config, num_stages) if layers is None else _checked_split(config, num_stages, layers)
     stops = [sum(numbers[: stage + 1]) for stage in range(num_stages)]
-    return [GptStage(config, range(stop - number, stop), seed) for stop, number in zip(stops, numbers, strict=True)]
+    stages = [GptStage(config, range(stop - number, stop), seed) for stop, number in zip(stops, numbers, strict=True)]
+    if config.ties_embeddings:
+        _tie(stages[0], stages[-1])
+    return list(stages)
+
+
+def _tie(first: GptStage, last: GptStage) -> None:
+    """Let the head use the matrix of the token embedding: the very same parameter, in whichever stages the two are."""
+    assert first.embedding is not None
+    assert last.head is not None
+    last.head.weight = first.embedding.tokens.weight
 
 
 def balanced_layers(config: GptConfig, num_stages: int) -> tuple[int, ...]:
@@ -182,17 +185,6 @@ def balanced_layers(config: GptConfig, num_stages: int) -> tuple[int, ...]:
     return split_layers(config.num_layers, layer_cost, [0] * (num_stages - 1) + [config.vocabulary])
 
 
-def tied_parameters(stages: Sequence[nn.Module]) -> list[Tie]:
-    """Return the pairs of parameters in different stages that stand for one: they start equal, and stay so only if both are
-    stepped with the sum of their gradients. A single stage holds one shared parameter, and there is nothing to add.
-    """
-    first = stages[0]
-    assert isinstance(first, GptStage)
-    if len(stages) == 1 or not first.config.ties_embeddings:
-        return []
-    return [((0, _EMBEDDING_NAME), (len(stages) - 1, _HEAD_NAME))]
-
-
 def next_byte_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross entropy over all tokens, a scalar."""
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
@@ -204,9 +196,9 @@ def _is_count(value: object) -> bool:
 
 def _refuse_stages(config: GptConfig, num_stages: int) -> None:
     if not _is_count(num_stages):
-        raise UserError(f"the number of stages is {num_stages!r}, but it must be a whole number of at least 1")
+        raise Uncuttable(f"the number of stages is {num_stages!r}, but it must be a whole number of at least 1")
     if num_stages > config.num_layers:
-        raise UserError(
+        raise Uncuttable(
             f"{num_stages} stages are more than the {config.num_layers} layers of the model: every stage needs a layer"
         )
 
@@ -214,7 +206,7 @@ def _refuse_stages(config: GptConfig, num_stages: int) -> None:
 def _checked_split(config: GptConfig, num_stages: int, layers: Sequence[int]) -> tuple[int, ...]:
     _refuse_stages(config, num_stages)
     if len(layers) != num_stages or not all(map(_is_count, layers)) or sum(layers) != config.num_layers:
-        raise UserError(
+        raise Uncuttable(
             f"the split {', '.join(map(str, layers)) or 'of no stages'} does not give {config.num_layers} layers to {num_stages} "
             "stages, at least one to each"
         )

@@ -26,7 +26,14 @@ def draw_png(drawable: Drawable) -> bytes:
     picture = Picture(drawable)
     figure = Figure(figsize=(picture.width_px / 100, picture.height_px / 100), facecolor=palette.PAPER)
     FigureCanvasAgg(figure)
-    axes = figure.add_axes((0, 0, 1, 1))
+    draw_picture(figure.add_axes((0, 0, 1, 1)), picture)
+    stream = BytesIO()
+    figure.savefig(stream, format="png", dpi=200 if picture.height_px < 2000 else 100)
+    return stream.getvalue()
+
+
+def draw_picture(axes: Axes, picture: Picture) -> None:
+    """Draw into axes that are as many hundredths of an inch wide and high as the picture has pixels."""
     axes.set_xlim(0, picture.width_px)
     axes.set_ylim(picture.height_px, 0)
     axes.set_axis_off()
@@ -34,9 +41,6 @@ def draw_png(drawable: Drawable) -> bytes:
     _draw_axis(axes, picture)
     _draw_lanes(axes, picture)
     _draw_legend(axes, picture)
-    stream = BytesIO()
-    figure.savefig(stream, format="png", dpi=200 if picture.height_px < 2000 else 100)
-    return stream.getvalue()
 
 
 def _draw_titles(axes: Axes, picture: Picture) -> None:

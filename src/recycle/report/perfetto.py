@@ -2,7 +2,7 @@
 
 A staggered plan is written twice, one period apart, so that one sees a stage start its next iteration while others still end
 this one; a run is written as far as its record goes, with what each worker holds in memory. Arrows follow what leaves
-its pipeline: to a worker that took over, and back from it.
+its pipeline: to a worker that took over, and back from it. Ops in vain have a colour and a category of their own.
 """
 
 import json
@@ -31,6 +31,7 @@ _COLOURS = {
     "reduce": "detailed_memory_dump",
     "optimizer": "generic_work",
     "dead": "grey",
+    "in vain": "terrible",
 }
 
 
@@ -61,10 +62,17 @@ def trace_events(plan: Plan) -> Iterator[Event]:
 
 
 def run_trace_events(problem: Problem, events: Iterable[OpRan]) -> Iterator[Event]:
-    """Yield the same of a run, and what each worker holds."""
-    slices = [Slice(worker, iteration, block) for (worker, iteration), block in read_blocks(events)]
+    """Yield the same of a run, and what each worker holds; ops in vain are slices only: nothing came of them."""
+    ran = list(events)
+    slices, in_vain = (
+        [Slice(worker, iteration, block) for (worker, iteration), block in read_blocks(part)]
+        for part in ([event for event in ran if not event.is_in_vain], [event for event in ran if event.is_in_vain])
+    )
     span = min(s.block.start_us for s in slices), max(s.block.end_us for s in slices)
     yield from _events(problem, slices, [span] * problem.shape.num_stages)
+    for piece in in_vain:
+        made = _slice_event(problem, piece)
+        yield {**made, "name": f"{made['name']} in vain", "cat": "in vain", "cname": _COLOURS["in vain"]}
     yield from _memory(problem, slices)
 
 

@@ -7,7 +7,6 @@ a plan of a million slots is still a file one can open.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 from recycle.core.cluster import Worker
 from recycle.report.palette import PAINTS
@@ -48,10 +47,13 @@ class Picture:
 
     left_px, right_px, top_px = 84.0, 24.0, 74.0
 
-    def __init__(self, drawable: Drawable) -> None:
+    def __init__(self, drawable: Drawable, plot_px: float | None = None, length_us: int | None = None) -> None:
+        """Lay out an iteration; a page that sets two of them below each other gives both the width and the length of the axis."""
         self.timeline = as_timeline(drawable)
         self.shape = self.timeline.problem.shape
-        self.extent: Span = self.timeline.extent
+        first, last = self.timeline.extent
+        self.extent: Span = first, last if length_us is None else first + length_us
+        self.plot_px = plot_px or self._wanted_px()
         self.num_lanes = self.shape.num_workers
         self.is_merged = self.timeline.num_ops > MOST_SLOTS
         wanted_px = 22.0 if self.num_lanes <= 48 else max(2.0, 1056.0 / self.num_lanes)
@@ -60,8 +62,7 @@ class Picture:
         self.title, self.subtitle = (" · ".join(clauses) for clauses in (self.timeline.about, self.timeline.rating))
         self.height_px = self.legend()[-1].y_px + 16
 
-    @cached_property
-    def plot_px(self) -> float:
+    def _wanted_px(self) -> float:
         """The width of the time axis: about 36 pixels for the shortest op, within what a page and a screen take."""
         return min(1600.0, max(760.0, 36.0 * (self.extent[1] - self.extent[0]) / self.timeline.shortest_us))
 

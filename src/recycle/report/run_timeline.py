@@ -1,6 +1,7 @@
 """The timeline of an executed iteration, from the record of a run: replayed or real, it is drawn like a plan.
 
-What lies beside a window are the iterations before and after as they went, as far as the record holds them.
+What lies beside a window are the iterations before and after as they went, as far as the record holds them. Ops in vain are not
+drawn: they were run again, and those that counted are.
 """
 
 import math
@@ -35,7 +36,7 @@ def run_timeline(
         looks=frozenset(block.look for block in blocks),
         has_rerouted=any(block.is_rerouted for block in ops),
         num_ops=len(ops),
-        shortest_us=min(block.end_us - block.start_us for block in ops),
+        shortest_us=max(1, min(block.end_us - block.start_us for block in ops)),  # a clock of µs may see no time at all
         source=source,
     )
 
@@ -46,7 +47,7 @@ class RunBlocks:
     def __init__(self, problem: Problem, events: Iterable[OpRan], iteration: int) -> None:
         self.problem, self.iteration = problem, iteration
         self._blocks: dict[tuple[Worker, int], list[Block]] = {}
-        for (worker, number), block in read_blocks(events):
+        for (worker, number), block in read_blocks(event for event in events if not event.is_in_vain):
             if abs(number - iteration) <= 1:
                 self._blocks.setdefault((worker, number), []).append(block)
 

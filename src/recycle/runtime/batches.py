@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from recycle.core.cluster import Shape
-from recycle.core.errors import UserError
+from recycle.core.errors import DatasetTooSmall, UserError
 from recycle.runtime.seeds import seed_of
 
 _NUM_ROUNDS = 8
@@ -38,10 +38,13 @@ class Batches:
         self._num_samples = len(dataset)
         needed = shape.num_chains * microbatch
         if self._num_samples < needed:
-            raise UserError(
+            raise DatasetTooSmall(
                 f"one step needs {needed} samples ({shape.num_pipelines} pipelines of {shape.num_microbatches} micro-batches of "
                 f"{microbatch}), but the dataset has {self._num_samples}: give more data, or make fewer or smaller micro-batches"
             )
+
+    def __repr__(self) -> str:
+        return f"micro-batches of {self._microbatch} out of {self._num_samples} samples, seed {self._seed}"
 
     def get(self, step: int, pipeline: int, index: int) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of a micro-batch, samples stacked along a new first dimension."""

@@ -3,10 +3,10 @@
 import hashlib
 from collections.abc import Mapping
 
-import torch
 from torch import nn
 
 from recycle.core.cluster import Worker
+from recycle.runtime.tensor_file import memory_of
 
 
 def digest(module: nn.Module) -> str:
@@ -14,7 +14,8 @@ def digest(module: nn.Module) -> str:
     made = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         made.update(name.encode())
-        made.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        whole = value.detach().cpu().contiguous()
+        made.update(memory_of(whole))
     return made.hexdigest()
 
 

@@ -1,41 +1,40 @@
-"""The executor: one worker that plays its row. What to receive and to send follows from the plan's routes.
+"""The executor: one worker that plays its row. What to receive and to send follows from the plan.
 
 It knows no clock. An op waits for its message, runs, and sends on; the order of a legal plan has no cycle, so that no two workers
 can wait for each other.
 """
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from recycle.core.cluster import Shape, Worker
+from recycle.core.cluster import Worker
 from recycle.core.op import Kind
-from recycle.core.plan import Row, microbatch_of
-from recycle.core.routes import Routes
 from recycle.runtime.seeds import seed_of
 from recycle.runtime.stage import Stage
+from recycle.runtime.turns import Message, Turn
 
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """What a tensor on its way is: the activation (F) or the gradient (I) of a chain, for a stage, in an iteration."""
-
-    iteration: int
-    kind: Kind
-    stage: int
-    chain: int
+# Receives for so many ops ahead are posted, so that their messages come while others compute.
+_AHEAD = 3
+REDUCE, OPTIMIZER = "reduce", "optimizer"
 
 
 class Links(Protocol):
     """How workers reach each other."""
 
-    def send(self, message: Message, tensor: Tensor, to: Worker) -> None:
+    def send(self, message: Message, tensor: Tensor) -> None:
         """Send without waiting for the receiver."""
         ...
 
-    def receive(self, message: Message, sender: Worker) -> Tensor:
-        """Return the tensor that `sender` sends or has sent."""
+    def expect(self, message: Message) -> None:
+        """Let the message come while something else runs."""
+        ...
+
+    def receive(self, message: Message) -> Tensor:
+        """Return the tensor that was sent, or wait for it."""
         ...
 
 
@@ -45,53 +44,89 @@ class Samples(Protocol):
     def get(self, step: int, pipeline: int, index: int) -> tuple[Tensor, Tensor]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When something ran, in µs of the machine's clock: an op by its text, or what follows all ops."""
+
+    label: str
+    start_us: int
+    end_us: int
+    is_in_vain: bool = False
+
+    @property
+    def is_op(self) -> bool:
+        return self.label not in (REDUCE, OPTIMIZER)
+
+
+def now_us() -> int:
+    return time.monotonic_ns() // 1000
+
+
 class Executor:
-    """A worker with its stage. `losses` are those of the iteration, by chain, at the last stage."""
+    """A worker with its stage and its turns. `losses` are those of the iteration, by chain, at the last stage."""
 
-    def __init__(self, row: Row, shape: Shape, routes: Routes, stage: Stage, links: Links, samples: Samples, seed: int) -> None:
-        self.row = row
-        self.stage = stage
+    def __init__(
+        self, worker: Worker, turns: Sequence[Turn], num_stages: int, stage: Stage, links: Links, samples: Samples, seed: int
+    ) -> None:
+        self.worker, self.turns, self.stage = worker, turns, stage
         self.losses: dict[int, float] = {}
-        self.shape = shape
-        self._routes, self._links, self._samples, self._seed = routes, links, samples, seed
+        self._is_first, self._is_last = worker.stage == 0, worker.stage == num_stages - 1
+        self._links, self._samples, self._seed = links, samples, seed
 
-    def run(self, iteration: int, kind: Kind, chain: int) -> None:
-        """Run one op: receive what it needs, compute, send what it makes."""
-        match kind:
+    def play(self, iteration: int, first: int, stop: int) -> list[Span]:
+        """Play the turns from `first` to before `stop`; nothing behind them is looked for."""
+        spans = []
+        for place in range(first, min(first + _AHEAD, stop)):
+            self._expect(place)
+        for place in range(first, stop):
+            if place + _AHEAD < stop:
+                self._expect(place + _AHEAD)
+            spans.append(self.run(iteration, place))
+        return spans
+
+    def run(self, iteration: int, place: int) -> Span:
+        """Run one op: receive what it needs, compute, send what it makes. The span is that of the computation."""
+        turn = self.turns[place]
+        taken = self._links.receive(turn.takes) if turn.takes is not None else None
+        start = now_us()
+        made = self._compute(iteration, turn, taken)
+        span = Span(turn.label, start, now_us())
+        if turn.gives is not None:
+            assert made is not None
+            self._links.send(turn.gives, made)
+        return span
+
+    def begin_again(self) -> None:
+        """Forget all micro-batches in flight."""
+        self.stage.forget()
+        self.losses.clear()
+
+    def _expect(self, place: int) -> None:
+        message = self.turns[place].takes
+        if message is not None:
+            self._links.expect(message)
+
+    def _compute(self, iteration: int, turn: Turn, taken: Tensor | None) -> Tensor | None:
+        match turn.kind:
             case Kind.F:
-                self._forward(iteration, chain)
+                return self._forward(iteration, turn, taken)
             case Kind.I:
-                self._pass_back(iteration, chain, self.stage.backward_input(chain, self._gradient(iteration, chain)))
+                return self.stage.backward_input(turn.chain, taken)
             case Kind.B:
-                self._pass_back(iteration, chain, self.stage.backward(chain, self._gradient(iteration, chain)))
+                return self.stage.backward(turn.chain, taken)
             case Kind.W:
-                self.stage.backward_weight(chain)
+                self.stage.backward_weight(turn.chain)
+                return None
 
-    def _forward(self, iteration: int, chain: int) -> None:
-        number, last = self.row.worker.stage, self.shape.num_stages - 1
-        microbatch = microbatch_of(self.shape, chain)
-        given, targets = None, None
-        if number in (0, last):
-            given, targets = self._samples.get(iteration, microbatch.pipeline, microbatch.index)
-        if number > 0:
-            given = self._links.receive(Message(iteration, Kind.F, number, chain), self._routes.worker(number - 1, chain))
-        assert given is not None
-        seed = seed_of(self._seed, iteration, microbatch.pipeline, microbatch.index, number)
-        made = self.stage.forward(chain, given, seed, targets if number == last else None)
-        if number == last:
-            self.losses[chain] = float(made)
-        else:
-            self._links.send(Message(iteration, Kind.F, number + 1, chain), made, self._routes.worker(number + 1, chain))
-
-    def _gradient(self, iteration: int, chain: int) -> Tensor | None:
-        """The gradient of what the stage made; the loss, at the last one, has none but itself."""
-        number = self.row.worker.stage
-        if number == self.shape.num_stages - 1:
-            return None
-        return self._links.receive(Message(iteration, Kind.I, number, chain), self._routes.worker(number + 1, chain))
-
-    def _pass_back(self, iteration: int, chain: int, gradient: Tensor | None) -> None:
-        number = self.row.worker.stage
-        if number > 0:
-            assert gradient is not None
-            self._links.send(Message(iteration, Kind.I, number - 1, chain), gradient, self._routes.worker(number - 1, chain))
+    def _forward(self, iteration: int, turn: Turn, taken: Tensor | None) -> Tensor:
+        pipeline, index = turn.microbatch.pipeline, turn.microbatch.index
+        targets = None
+        if self._is_first or self._is_last:
+            inputs, targets = self._samples.get(iteration, pipeline, index)
+            taken = inputs if self._is_first else taken
+        assert taken is not None
+        seed = seed_of(self._seed, iteration, pipeline, index, self.worker.stage)
+        made = self.stage.forward(turn.chain, taken, seed, targets if self._is_last else None)
+        if self._is_last:
+            self.losses[turn.chain] = float(made)
+        return made

@@ -4,10 +4,11 @@
 to a multiple of 2**-`bits` and summed in 64 bits. Whole numbers add up to the same in any order and in any grouping, so that the
 sum over all micro-batches is the same bit for bit whoever ran which one, and when. What does not fit is noticed, not wrapped.
 
-Both hand out the mean over the global batch, in the parameters' own precision.
+Both lie in one flat tensor, which peers add up in one go, and hand out the mean over the global batch in the parameters' own
+precision.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -21,12 +22,19 @@ _MOST_EXACT_BITS = 50
 class Sums(Protocol):
     """The gradients of one worker's stage, summed over the micro-batches it ran; then over its peers."""
 
+    flat: Tensor
+    """The sums as they travel: what is reduced over the peers by addition."""
+
     def add(self, parameter: Tensor, gradient: Tensor) -> None:
         """Add one contribution."""
         ...
 
-    def flat(self) -> list[Tensor]:
-        """The sums as they travel: what is reduced over the peers by addition."""
+    def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add the contribution `left` @ `right`."""
+        ...
+
+    def of(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
+        """What `flat` holds of one parameter: its sum, and whether it got any contribution."""
         ...
 
     def means(self, num_microbatches: int) -> list[Tensor | None]:
@@ -38,83 +46,113 @@ class Sums(Protocol):
         ...
 
 
+class _Layout:
+    """Where each parameter's sum lies in the flat tensor; one number a parameter behind them says whether it was used."""
+
+    def __init__(self, parameters: Iterable[Tensor], dtype: torch.dtype, num_more: int = 0) -> None:
+        self.parameters = list(parameters)
+        sizes = [parameter.numel() for parameter in self.parameters]
+        device = self.parameters[0].device if self.parameters else None
+        self.flat = torch.zeros(sum(sizes) + len(sizes) + num_more, dtype=dtype, device=device)
+        *parts, self.used, self.more = torch.split(self.flat, [*sizes, len(sizes), num_more])
+        self.sums: Sequence[Tensor] = [part.view(of.shape) for part, of in zip(parts, self.parameters, strict=True)]
+        marks = torch.split(self.used, 1)
+        self._places = {id(of): (part, mark) for of, part, mark in zip(self.parameters, self.sums, marks, strict=True)}
+        self._marked: set[int] = set()
+
+    def of(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
+        return self._places[id(parameter)]
+
+    def into(self, parameter: Tensor) -> Tensor:
+        """The sum of a parameter to which something is added: it counts as used from now on."""
+        total, mark = self._places[id(parameter)]
+        if id(parameter) not in self._marked:
+            mark.fill_(1)
+            self._marked.add(id(parameter))
+        return total
+
+    def clear(self) -> None:
+        self.flat.zero_()
+        self._marked.clear()
+
+
 class FloatSums:
     """Sums in floating point, in a precision of choice."""
 
     def __init__(self, parameters: Iterable[Tensor], dtype: torch.dtype = torch.float32) -> None:
-        self._parameters = list(parameters)
-        self._place = {id(parameter): number for number, parameter in enumerate(self._parameters)}
-        self._sums = [torch.zeros(parameter.shape, dtype=dtype, device=parameter.device) for parameter in self._parameters]
-        self._used = torch.zeros(len(self._parameters), dtype=torch.int64)
+        self._layout = _Layout(parameters, dtype)
+        self.flat = self._layout.flat
 
     def add(self, parameter: Tensor, gradient: Tensor) -> None:
-        number = self._place[id(parameter)]
-        self._sums[number] += gradient
-        self._used[number] = 1
+        self._layout.into(parameter).add_(gradient)
 
-    def flat(self) -> list[Tensor]:
-        return [*self._sums, self._used]
+    def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
+        total = self._layout.into(parameter)
+        if left.dtype == total.dtype:
+            total.addmm_(left, right)  # in one pass: the product is never written down by itself
+        else:
+            total += left @ right
+
+    def of(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
+        return self._layout.of(parameter)
 
     def means(self, num_microbatches: int) -> list[Tensor | None]:
+        layout = self._layout
         return [
             (total / num_microbatches).to(parameter.dtype) if used else None
-            for parameter, total, used in zip(self._parameters, self._sums, self._used.tolist(), strict=True)
+            for parameter, total, used in zip(layout.parameters, layout.sums, layout.used.tolist(), strict=True)
         ]
 
     def clear(self) -> None:
-        for total in self.flat():
-            total.zero_()
+        self._layout.clear()
 
 
 class ExactSums:
-    """Sums in whole multiples of 2**-bits. `overflow` counts contributions that were not finite or too large.
+    """Sums in whole multiples of 2**-bits. `num_unfit` counts contributions that were not finite or too large.
 
     A contribution counts as too large if as many of its size as there can be would not fit into 63 bits together.
     """
 
     def __init__(self, parameters: Iterable[Tensor], most_contributions: int, bits: int = EXACT_BITS) -> None:
         assert 1 <= bits <= _MOST_EXACT_BITS
-        self._parameters = list(parameters)
-        self._place = {id(parameter): number for number, parameter in enumerate(self._parameters)}
-        self._sums = [torch.zeros(parameter.shape, dtype=torch.int64, device=parameter.device) for parameter in self._parameters]
-        # The first counts contributions that did not fit, the others whether a parameter got any.
-        self._counts = torch.zeros(1 + len(self._parameters), dtype=torch.int64)
+        self._layout = _Layout(parameters, torch.int64, num_more=1)
+        self.flat = self._layout.flat
         self._scale = 2.0**bits
         self._most = 2.0**62 / most_contributions
 
     @property
     def num_unfit(self) -> int:
-        return int(self._counts[0])
+        return int(self._layout.more)
 
     def add(self, parameter: Tensor, gradient: Tensor) -> None:
-        number = self._place[id(parameter)]
-        scaled = gradient.to(torch.float64) * self._scale
-        fits = scaled.abs() < self._most  # false for Inf and NaN, too
-        if not bool(fits.all()):
-            self._counts[0] += 1
-            scaled = torch.where(fits, scaled, torch.zeros_like(scaled))
-        self._sums[number] += scaled.round_().to(torch.int64)
-        self._counts[1 + number] = 1
+        scaled = gradient.to(torch.float64).mul_(self._scale) if gradient.dtype != torch.float64 else gradient * self._scale
+        # The largest of them is NaN where one is, and then it is not below anything.
+        if scaled.numel() and not bool(scaled.abs().max() < self._most):
+            self._layout.more += 1
+            scaled = torch.where(scaled.abs() < self._most, scaled, torch.zeros_like(scaled))
+        self._layout.into(parameter).add_(scaled.round_().to(torch.int64))
 
-    def flat(self) -> list[Tensor]:
-        return [*self._sums, self._counts]
+    def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
+        self.add(parameter, left @ right)
+
+    def of(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
+        return self._layout.of(parameter)
 
     def means(self, num_microbatches: int) -> list[Tensor | None]:
         """The gradients, or Inf for all of them if a contribution did not fit: the step is skipped then, as for any overflow."""
-        unit = 1.0 / (self._scale * num_microbatches)
+        layout, unit = self._layout, 1.0 / (self._scale * num_microbatches)
         fill = float("inf") if self.num_unfit else 0.0
         return [
-            (total.to(torch.float64) * unit + fill).to(parameter.dtype) if used else None
-            for parameter, total, used in zip(self._parameters, self._sums, self._counts[1:].tolist(), strict=True)
+            total.to(torch.float64).mul_(unit).add_(fill).to(parameter.dtype) if used else None
+            for parameter, total, used in zip(layout.parameters, layout.sums, layout.used.tolist(), strict=True)
         ]
 
     def clear(self) -> None:
-        for total in self.flat():
-            total.zero_()
+        self._layout.clear()
 
 
-def make_sums(parameters: Iterable[Tensor], num_microbatches: int, is_exact: bool) -> Sums:
-    """Sums for the parameters that want a gradient."""
+def make_sums(parameters: Iterable[Tensor], num_microbatches: int, is_exact: bool, dtype: torch.dtype = torch.float32) -> Sums:
+    """Sums for the parameters that want a gradient; an exact one has a type of its own."""
     wanted = [parameter for parameter in parameters if parameter.requires_grad]
     # A parameter may be used several times in a micro-batch; 64 times is more than any model does.
-    return ExactSums(wanted, 64 * num_microbatches) if is_exact else FloatSums(wanted)
+    return ExactSums(wanted, 64 * num_microbatches) if is_exact else FloatSums(wanted, dtype)

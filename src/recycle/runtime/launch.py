@@ -5,67 +5,45 @@ says its last words; then all are ended, and the caller hears them. No process i
 """
 
 import multiprocessing
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import pickle
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from statistics import fmean
+from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
 from recycle.core.cluster import Worker
-from recycle.core.errors import UserError
-from recycle.core.plan import Plan
+from recycle.core.errors import PortInUse, UserError, WorkerFailed
 from recycle.core.routes import Routes
-from recycle.runtime.digest import whole_digest
-from recycle.runtime.executor import Samples
-from recycle.runtime.links import Parcel
-from recycle.runtime.stage import Loss
-from recycle.runtime.step import MakeOptimizer
-from recycle.runtime.worker import Assignment, Finished, LastWords, Settings, Stepped, work
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A finished job: the mean loss of every step, and one digest of all stages' weights."""
-
-    losses: list[float]
-    weights_sha256: str
-
-
-class WorkerFailed(UserError):
-    """A worker could not go on."""
+from recycle.runtime.checkpoint import Checkpoint
+from recycle.runtime.job import Job, Saving
+from recycle.runtime.links import Address
+from recycle.runtime.turns import make_turns
+from recycle.runtime.warm_up import warm_ups
+from recycle.runtime.worker import Assignment, Finished, LastWords, Told, work
 
 
 def launch(
-    plan: Plan,
-    stages: Sequence[nn.Module],
-    samples: Samples,
-    loss: Loss,
-    make_optimizer: MakeOptimizer,
-    settings: Settings,
-    hear: Callable[[Stepped], None] = lambda event: None,
-) -> Trained:
-    """Train with a process for every live worker of `plan`; `hear` gets what each worker did in each step."""
+    job: Job,
+    hear: Callable[[Told], None],
+    saving: Saving | None = None,
+    resumed: Checkpoint | None = None,
+    port: int = 0,
+) -> dict[Worker, Finished]:
+    """Train with a process for every live worker of the job's plan, and return how each finished; `hear` gets all they tell."""
+    store = _store(port)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "recycle.runtime.worker"])
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-    parcels = _parcels(stages, samples)
-    workers, routes = [row.worker for row in plan.rows], Routes(plan)
+    context.set_forkserver_preload(["recycle.runtime.preload"])
     processes: dict[Connection, BaseProcess] = {}
     try:
-        for row in plan.rows:
+        for given in assignments(job, store.port, saving, resumed):
             ear, mouth = context.Pipe(duplex=False)
-            module = stages[row.worker.stage]
-            shape, port = plan.problem.shape, store.port
-            given = Assignment(row, shape, routes, workers, parcels, module, samples, loss, make_optimizer, settings, port)
-            process = context.Process(target=work, args=(given, mouth), daemon=True, name=str(row.worker))
-            process.start()
+            process = context.Process(target=work, args=(given, mouth), daemon=True, name=str(given.worker))
+            _start(process)
             mouth.close()
             processes[ear] = process
-        return _follow(processes, settings.num_steps, hear)
+        return _follow(processes, hear)
     finally:
         for started in processes.values():
             started.terminate()
@@ -73,46 +51,86 @@ def launch(
             started.join()
 
 
-def _follow(processes: dict[Connection, BaseProcess], num_steps: int, hear: Callable[[Stepped], None]) -> Trained:
+def _store(port: int) -> Any:
+    try:
+        return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    except dist.DistNetworkError as problem:
+        raise PortInUse(
+            f"port {port} cannot be listened on, another program probably does: name a free one, or 0 for any "
+            f"({_first_line(problem)})"
+        ) from None
+
+
+def _first_line(problem: Exception) -> str:
+    return str(problem).splitlines()[0]
+
+
+def assignments(job: Job, port: int, saving: Saving | None = None, resumed: Checkpoint | None = None) -> list[Assignment]:
+    """What every live worker of the job's plan is given; they meet at a store on `port`."""
+    plan, parcels, ties = job.plan, job.parcels(), job.ties
+    routes = Routes(plan)
+    warm = warm_ups(plan, routes)
+    turns = make_turns(plan, routes, warm)
+    workers = [row.worker for row in plan.rows]
+    return [
+        Assignment(
+            address=Address(worker, workers),
+            shape=plan.problem.shape,
+            turns=turns[worker],
+            warm_up=warm[worker],
+            is_staggered=plan.problem.techniques.staggered,
+            parcels=parcels,
+            ties=ties,
+            module=job.stages[worker.stage],
+            samples=job.samples,
+            loss=job.loss,
+            make_optimizer=job.make_optimizer,
+            schedule=job.schedule,
+            settings=job.settings,
+            store_port=port,
+            saving=saving,
+            resumed=resumed,
+        )
+        for worker in workers
+    ]
+
+
+def _start(process: BaseProcess) -> None:
+    try:
+        process.start()
+    except (pickle.PicklingError, AttributeError, TypeError) as problem:
+        raise UserError(
+            f"the model, data, loss or optimizer cannot be sent to a worker process: {_first_line(problem)}; use functions and "
+            "classes of a module's top level instead of lambdas and inner ones"
+        ) from None
+
+
+def _follow(processes: dict[Connection, BaseProcess], hear: Callable[[Told], None]) -> dict[Worker, Finished]:
     """Listen to all workers until they are done."""
-    losses: list[dict[int, float]] = [{} for _ in range(num_steps)]
-    digests: dict[Worker, str] = {}
+    finished: dict[Worker, Finished] = {}
     ears = set(processes)
     while ears:
         for ear in wait(ears):
             assert isinstance(ear, Connection)
-            match _heard(ear):
-                case Stepped() as event:
-                    losses[event.iteration] |= event.losses
-                    hear(event)
-                case Finished(worker, digest):
-                    digests[worker] = digest
-                case LastWords(worker, text):
-                    raise WorkerFailed(f"{worker} cannot go on:\n{text}")
-                case None if Worker.parse(processes[ear].name) in digests:
+            match told := _heard(ear):
+                case LastWords(worker, text, problem):
+                    raise problem or WorkerFailed(f"{worker} cannot go on:\n{text}")
+                case None if Worker.parse(processes[ear].name) in finished:
                     ears.discard(ear)
-                case _:
+                case None:
                     processes[ear].join(5)
                     name, code = processes[ear].name, processes[ear].exitcode
                     raise WorkerFailed(f"{name} ended with exit code {code} and without a word: look at the machine's memory")
-    return Trained([fmean(step[chain] for chain in sorted(step)) for step in losses], whole_digest(digests))
+                case Finished():
+                    finished[told.worker] = told
+                    hear(told)
+                case _:
+                    hear(told)
+    return finished
 
 
-def _heard(ear: Connection) -> object:
+def _heard(ear: Connection) -> Any:
     try:
         return ear.recv()
-    except EOFError:
+    except (EOFError, ConnectionResetError):
         return None
-
-
-def _parcels(stages: Sequence[nn.Module], samples: Samples) -> dict[int, Parcel]:
-    """What each stage but the last sends on, found by sending one micro-batch through; the modules are left as they were."""
-    made: dict[int, Parcel] = {}
-    given: Tensor = samples.get(0, 0, 0)[0]
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for number, module in enumerate(stages[:-1]):
-            given = module(given)
-            if not isinstance(given, Tensor) or not given.is_floating_point():
-                raise UserError(f"stage {number} returns no floating-point tensor, so that nothing can be sent on")
-            made[number] = Parcel(tuple(given.shape), given.dtype)
-    return made

@@ -1,14 +1,17 @@
-"""Links between processes: one gloo group of all live workers and one for each stage's peers, made fresh for an epoch.
+"""Links between processes: one group of all live workers, one for each stage's peers, one for each tie; made fresh for an epoch.
 
 Groups are objects under a prefix of the store, never torch's global ones, so that an epoch's groups can be dropped and others
-made. A message is sent without waiting; what was sent is kept until its receiver must have taken it, an iteration later, so that
-no stage waits for another at the end of its own iteration.
+made. A message is sent without waiting, and kept until its receiver must have taken it: a message from that receiver which it
+made later says so. Messages are told apart by a tag, from the round (an iteration, or the second try at one) and the op.
+
+gloo carries host memory, so that what lies on a GPU is copied through the host: that is what several workers on one GPU need.
 """
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any
 
 import torch
@@ -17,10 +20,11 @@ from torch import Tensor
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
-from recycle.runtime.executor import Message
+from recycle.runtime.ties import Tie
+from recycle.runtime.turns import Message
 
-# Messages of so many iterations may be on their way at once: stages run at most one iteration apart.
-_ITERATIONS = 4
+# Messages of so many rounds may be on their way at once: stages run at most one iteration apart, and may try one twice.
+_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,59 +35,111 @@ class Parcel:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a worker is among the live ones, in one epoch. `workers` are in the same order everywhere."""
+
+    worker: Worker
+    workers: Sequence[Worker]
+    epoch: int = 0
+
+    def peers(self, stage: int) -> list[Worker]:
+        return [other for other in self.workers if other.stage == stage]
+
+    @property
+    def is_first_peer(self) -> bool:
+        """Whether it speaks for its stage where one of the peers must."""
+        return self.worker == self.peers(self.worker.stage)[0]
+
+
 class GlooLinks:
-    """The links of one worker in one epoch. `workers` are all live ones, in the same order everywhere."""
+    """The links of one worker in one epoch."""
 
     def __init__(
         self,
         store: Any,
-        epoch: int,
-        worker: Worker,
-        workers: Sequence[Worker],
+        address: Address,
         parcels: Mapping[int, Parcel],
         num_chains: int,
+        ties: Sequence[Tie],
         timeout: timedelta,
     ) -> None:
-        self._rank = {other: number for number, other in enumerate(workers)}
-        self._parcels, self._num_chains = parcels, num_chains
-        self._sent: deque[tuple[int, Any, Tensor]] = deque()
-        self._all = _group(store, f"e{epoch}/all", self._rank[worker], len(workers), timeout)
-        peers = [other for other in workers if other.stage == worker.stage]
-        self._peers = _group(store, f"e{epoch}/stage{worker.stage}", peers.index(worker), len(peers), timeout)
+        self.round = 0
+        self._address, self._parcels, self._num_chains = address, parcels, num_chains
+        self._rank = {other: number for number, other in enumerate(address.workers)}
+        # What was sent to each worker, a heap by the round and the place at which it is taken; the tensor is kept for it.
+        self._sent: dict[Worker, list[tuple[tuple[int, int], int, Any, Tensor]]] = {other: [] for other in address.workers}
+        self._counter = count()
+        self._expected: dict[Message, tuple[Any, Tensor]] = {}
 
-    def send(self, message: Message, tensor: Tensor, to: Worker) -> None:
-        body = tensor.detach().contiguous()
-        work = self._all.send([body], self._rank[to], self._tag(message))
-        self._sent.append((message.iteration, work, body))
+        def group(name: str, members: Sequence[Worker]) -> Any:
+            # torch's stubs know neither of the two.
+            prefix = dist.PrefixStore(f"e{address.epoch}/{name}", store)  # type: ignore[attr-defined]
+            return dist.ProcessGroupGloo(prefix, members.index(address.worker), len(members), timeout)
 
-    def receive(self, message: Message, sender: Worker) -> Tensor:
+        self._all = group("all", address.workers)
+        self._peers = group(f"stage{address.worker.stage}", address.peers(address.worker.stage))
+        self._ties = {
+            tie: group(f"tie{number}", [other for other in address.workers if other.stage in tie.stages])
+            for number, tie in enumerate(ties)
+            if address.worker.stage in tie.stages
+        }
+
+    def send(self, message: Message, tensor: Tensor) -> None:
+        body = tensor.detach().cpu().contiguous()
+        work = self._all.send([body], self._rank[message.receiver], self._tag(message))
+        heappush(self._sent[message.receiver], ((self.round, message.taken_at), next(self._counter), work, body))
+
+    def expect(self, message: Message) -> None:
         # What reaches a stage forwards was made by the stage before; what comes back is as large as what it made itself.
         parcel = self._parcels[message.stage - 1 if message.kind is Kind.F else message.stage]
         body = torch.empty(parcel.shape, dtype=parcel.dtype)
-        self._all.recv([body], self._rank[sender], self._tag(message)).wait()
+        work = self._all.recv([body], self._rank[message.sender], self._tag(message))
+        self._expected[message] = work, body
+
+    def receive(self, message: Message) -> Tensor:
+        if message not in self._expected:
+            self.expect(message)
+        work, body = self._expected.pop(message)
+        work.wait()
+        self._let_go(message.sender, (self.round, message.made_at))
         return body
 
-    def settle(self, iteration: int) -> None:
-        """Wait until everything sent in iterations before `iteration` was taken, and let go of it."""
-        while self._sent and self._sent[0][0] < iteration:
-            _, work, _ = self._sent.popleft()
+    def _let_go(self, receiver: Worker, reached: tuple[int, int]) -> None:
+        """Let go of what `receiver` has taken, now that it is known to have reached a place of its row in a round."""
+        sent = self._sent[receiver]
+        while sent and sent[0][0] <= reached:
+            _, _, work, _ = heappop(sent)
             work.wait()
 
-    def add_over_peers(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over the peers of the stage."""
-        for tensor in tensors:
-            self._peers.allreduce([tensor]).wait()
+    def settle(self) -> None:
+        """Wait until everything that was sent was taken."""
+        for receiver in self._sent:
+            self._let_go(receiver, (self.round + 1, 0))
 
-    def add_over_all(self, tensor: Tensor) -> None:
-        """Replace the tensor by its sum over all live workers."""
-        self._all.allreduce([tensor]).wait()
+    def add_over_peers(self, tensor: Tensor) -> None:
+        """Replace the tensor by its sum over the peers of the stage."""
+        _add(self._peers, tensor)
+
+    def add_over_tie(self, tie: Tie, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors that the peers of each stage have summed already by their sum over the stages of a tie."""
+        for tensor in tensors:
+            if not self._address.is_first_peer:
+                tensor.zero_()
+            _add(self._ties[tie], tensor)
+
+    def start_adding_over_all(self, tensor: Tensor) -> Any:
+        """Begin to replace a tensor in host memory by its sum over all live workers; it is there after `wait`."""
+        return self._all.allreduce([tensor])
 
     def _tag(self, message: Message) -> int:
         """A number that tells apart all messages between two workers that can be on their way at once."""
         direction = 0 if message.kind is Kind.F else 1
-        return (message.iteration % _ITERATIONS * 2 + direction) * self._num_chains + message.chain
+        return (self.round % _ROUNDS * 2 + direction) * self._num_chains + message.chain
 
 
-def _group(store: Any, prefix: str, rank: int, size: int, timeout: timedelta) -> Any:
-    """A group of its own; torch's stubs do not say what it can do."""
-    return dist.ProcessGroupGloo(dist.PrefixStore(prefix, store), rank, size, timeout)  # type: ignore[attr-defined]
+def _add(group: Any, tensor: Tensor) -> None:
+    host = tensor.cpu()
+    group.allreduce([host]).wait()
+    if host is not tensor:
+        tensor.copy_(host)

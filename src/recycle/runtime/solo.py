@@ -8,17 +8,20 @@ import copy
 from collections.abc import Sequence
 from statistics import fmean
 
+import torch
 from torch import Tensor, nn
 
 from recycle.core.cluster import Worker
-from recycle.core.op import Kind
 from recycle.core.plan import Plan
 from recycle.core.routes import Routes
 from recycle.runtime.digest import digest, whole_digest
-from recycle.runtime.executor import Executor, Message, Samples
+from recycle.runtime.executor import Executor, Samples
 from recycle.runtime.gradients import make_sums
 from recycle.runtime.stage import Loss, Stage
-from recycle.runtime.step import MakeOptimizer, Stepper, add_sums, clip_scale, norm_squared
+from recycle.runtime.step import MakeOptimizer, Stepper, judge, norm_squared
+from recycle.runtime.ties import counted_elsewhere, find_ties
+from recycle.runtime.turns import Message, make_turns
+from recycle.runtime.warm_up import warm_ups
 
 
 class Mailbox:
@@ -27,11 +30,14 @@ class Mailbox:
     def __init__(self) -> None:
         self._letters: dict[Message, Tensor] = {}
 
-    def send(self, message: Message, tensor: Tensor, to: Worker) -> None:
+    def send(self, message: Message, tensor: Tensor) -> None:
         assert message not in self._letters
         self._letters[message] = tensor.clone()
 
-    def receive(self, message: Message, sender: Worker) -> Tensor:
+    def expect(self, message: Message) -> None:
+        pass
+
+    def receive(self, message: Message) -> Tensor:
         return self._letters.pop(message)
 
 
@@ -48,27 +54,27 @@ class Solo:
         seed: int = 0,
         is_exact: bool = False,
         max_norm: float | None = None,
+        autocast: torch.dtype | None = None,
     ) -> None:
         self.plan = plan
-        self._max_norm = max_norm
-        self._routes, self._mailbox = Routes(plan), Mailbox()
-        last = plan.problem.shape.num_stages - 1
+        self._max_norm, self._ties = max_norm, find_ties(stages)
+        routes, mailbox, shape = Routes(plan), Mailbox(), plan.problem.shape
+        turns = make_turns(plan, routes, warm_ups(plan, routes))
         self.workers: dict[Worker, Executor] = {}
         self._steppers: dict[Worker, Stepper] = {}
-        for row in plan.rows:
-            number = row.worker.stage
-            module = copy.deepcopy(stages[number])
-            sums = make_sums(module.parameters(), plan.problem.shape.num_chains, is_exact)
-            stage = Stage(module, sums, number, loss if number == last else None)
-            executor = Executor(row, plan.problem.shape, self._routes, stage, self._mailbox, samples, seed)
-            self.workers[row.worker] = executor
-            self._steppers[row.worker] = Stepper(stage.parameters(), make_optimizer)
+        for worker in turns:
+            module = copy.deepcopy(stages[worker.stage])
+            sums = make_sums(module.parameters(), shape.num_chains, is_exact)
+            is_last = worker.stage == shape.num_stages - 1
+            stage = Stage(module, sums, worker.stage, loss if is_last else None, autocast=autocast)
+            self.workers[worker] = Executor(worker, turns[worker], shape.num_stages, stage, mailbox, samples, seed)
+            self._steppers[worker] = Stepper(stage.parameters(), make_optimizer)
 
     def iterate(self, iteration: int) -> float:
         """Play one iteration, step everywhere, and return the mean loss over the global batch."""
-        for _, worker, kind, chain in sorted(self._slots()):
-            self.workers[worker].run(iteration, Kind(kind), chain)
-        self._step()
+        for _, worker, place in sorted(self._slots()):
+            self.workers[worker].run(iteration, place)
+        self._step(iteration)
         losses = {chain: loss for executor in self.workers.values() for chain, loss in executor.losses.items()}
         return fmean(losses[chain] for chain in sorted(losses))
 
@@ -76,28 +82,41 @@ class Solo:
         for stepper in self._steppers.values():
             stepper.take_back()
 
-    def _slots(self) -> list[tuple[int, Worker, str, int]]:
-        """Every op in the order of its start; what starts at one time does not depend on each other."""
-        return [
-            (start, row.worker, kind, chain)
-            for row in self.plan.rows
-            for kind, chain, start in zip(row.kinds, row.chains, row.starts_us, strict=True)
-        ]
+    def _slots(self) -> list[tuple[int, Worker, int]]:
+        """Every op, by its place in its row, in the order of its start; what starts at one time does not depend on each other."""
+        return [(start, row.worker, place) for row in self.plan.rows for place, start in enumerate(row.starts_us)]
 
-    def _step(self) -> None:
+    def _step(self, iteration: int) -> None:
         shape = self.plan.problem.shape
-        means = [self._reduced(stage) for stage in range(shape.num_stages)]
-        scale = clip_scale([norm_squared(gradients) for gradients in means], self._max_norm)
+        speakers = [self._reduced(stage) for stage in range(shape.num_stages)]
+        self._tie(speakers)
+        means = [speaker.stage.sums.means(shape.num_chains) for speaker in speakers]
+        verdict = judge([self._norm(speaker, own) for speaker, own in zip(speakers, means, strict=True)], self._max_norm)
         for worker, stepper in self._steppers.items():
-            stepper.step(means[worker.stage], scale)
+            stepper.step(iteration, means[worker.stage], verdict.scale)
             self.workers[worker].stage.sums.clear()
 
-    def _reduced(self, stage: int) -> list[Tensor | None]:
-        """The mean gradients of a stage, over all its live peers."""
-        first, *others = (executor.stage.sums for worker, executor in self.workers.items() if worker.stage == stage)
+    def _reduced(self, stage: int) -> Executor:
+        """The first worker of a stage, with the sums of all its live peers."""
+        first, *others = (executor for worker, executor in self.workers.items() if worker.stage == stage)
         for other in others:
-            add_sums(first, other)
-        return first.means(self.plan.problem.shape.num_chains)
+            first.stage.sums.flat += other.stage.sums.flat
+        return first
+
+    def _tie(self, speakers: Sequence[Executor]) -> None:
+        """Give every stage of a tie the sum of the gradients of all."""
+        for tie in self._ties:
+            stages = [speakers[number].stage for number in tie.stages]
+            held = [stage.sums.of(tie.parameter(stage.number, stage.module)) for stage in stages]
+            for same in zip(*held, strict=True):
+                total = torch.stack(same).sum(0)
+                for part in same:
+                    part.copy_(total)
+
+    def _norm(self, speaker: Executor, means: Sequence[Tensor | None]) -> float:
+        stage = speaker.stage
+        elsewhere = counted_elsewhere(self._ties, stage.number, stage.module)
+        return norm_squared(mean for mean, of in zip(means, stage.parameters(), strict=True) if id(of) not in elsewhere)
 
     def weights_sha256(self) -> str:
         """The hash of every stage's parameters, which must be the same on all its peers."""

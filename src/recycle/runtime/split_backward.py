@@ -10,21 +10,29 @@ tape the same function gives all gradients at once. Between I and W a tape holds
 deferred products, and nothing else of the graph.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-Accumulate = Callable[[Tensor, Tensor], None]
-"""What is done with a gradient of a parameter, once for each time that the parameter was used."""
+
+class Sink(Protocol):
+    """Where gradients of parameters go, once for each time that a parameter was used."""
+
+    def add(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Add a gradient."""
+        ...
+
+    def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add the gradient `left` @ `right`."""
+        ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Product:
+class _Product(NamedTuple):
     """One product y = x w^T + b, or with `is_transposed` y = x w + b: what its parameters' gradients are made from."""
 
     x: Tensor
@@ -33,11 +41,16 @@ class _Product:
     bias: Tensor | None
     is_transposed: bool
 
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Two matrices whose product is the gradient of the weight."""
+        x, dy = self.x.flatten(0, -2), self.dy.flatten(0, -2)
+        return (x.t(), dy) if self.is_transposed else (dy.t(), x)
+
     def weight_gradient(self) -> Tensor | None:
         if not self.weight.requires_grad:
             return None
-        x, dy = self.x.flatten(0, -2), self.dy.flatten(0, -2)
-        return (x.t() @ dy if self.is_transposed else dy.t() @ x).to(self.weight.dtype)
+        left, right = self.factors()
+        return (left @ right).to(self.weight.dtype)
 
     def bias_gradient(self) -> Tensor | None:
         if self.bias is None or not self.bias.requires_grad:
@@ -54,20 +67,25 @@ class Tape:
     def add(self, product: _Product) -> None:
         self._products.append(product)
 
-    def play(self, accumulate: Accumulate) -> None:
+    def play(self, sink: Sink) -> None:
         """Compute every deferred gradient and hand it over; the tape is empty after it, and gives memory back as it goes."""
         self._products.reverse()
         while self._products:
             product = self._products.pop()
-            for parameter, gradient in ((product.weight, product.weight_gradient()), (product.bias, product.bias_gradient())):
-                if parameter is not None and gradient is not None:
-                    accumulate(parameter, gradient)
+            if product.weight.requires_grad:
+                sink.add_product(product.weight, *product.factors())
+            gradient = product.bias_gradient()
+            if product.bias is not None and gradient is not None:
+                sink.add(product.bias, gradient)
+
+    def storages(self) -> Iterator[torch.UntypedStorage]:
+        """What the tape keeps alive; several products may share one."""
+        return (tensor.untyped_storage() for product in self._products for tensor in (product.x, product.dy))
 
     @property
     def held_bytes(self) -> int:
-        """What the tape keeps alive; a tensor that several products share counts once."""
-        storages = (tensor.untyped_storage() for product in self._products for tensor in (product.x, product.dy))
-        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        """How much that is; what is shared counts once."""
+        return sum({storage.data_ptr(): storage.nbytes() for storage in self.storages()}.values())
 
 
 class Deferral:
@@ -131,20 +149,20 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, is_transposed: bool
 class _Deferrable(torch.autograd.Function):
     """A product whose backward gives dx, and the parameters' gradients to a tape if there is one.
 
-    Under autocast x comes in the low precision, and the parameters are cast for this product alone, as autocast does.
+    Under autocast x comes in the low precision. The parameters are cast for this product alone, and again in its backward: a copy
+    of them for each micro-batch in flight would cost more memory than the cast costs time.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, deferral: Deferral, is_transposed: bool) -> Tensor:
         ctx.deferral, ctx.is_transposed, ctx.weight, ctx.bias = deferral, is_transposed, weight, bias
-        low = weight.to(x.dtype)
-        ctx.save_for_backward(x, low)
-        return _product(x, low, bias.to(x.dtype) if bias is not None else None, is_transposed)
+        ctx.save_for_backward(x, weight)
+        return _product(x, _low(weight, x), _low(bias, x) if bias is not None else None, is_transposed)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
-        x, low = ctx.saved_tensors
-        dy = gradients[0].contiguous()
+        x, weight = ctx.saved_tensors
+        dy, low = gradients[0].contiguous(), _low(weight, x)
         product = _Product(x.detach(), dy.detach(), ctx.weight, ctx.bias, ctx.is_transposed)
         dx = dy @ (low.t() if ctx.is_transposed else low) if ctx.needs_input_grad[0] else None
         tape: Tape | None = ctx.deferral.tape
@@ -152,3 +170,7 @@ class _Deferrable(torch.autograd.Function):
             return dx, product.weight_gradient(), product.bias_gradient(), None, None
         tape.add(product)
         return dx, None, None, None, None
+
+
+def _low(parameter: Tensor, x: Tensor) -> Tensor:
+    return parameter if parameter.dtype == x.dtype else parameter.to(x.dtype)

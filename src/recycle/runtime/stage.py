@@ -4,13 +4,15 @@ What a micro-batch holds follows the plan's memory model: F takes its activation
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from recycle.core.errors import UserError
+from recycle.core.errors import LossNotScalar, Unsendable
 from recycle.runtime.gradients import Sums
+from recycle.runtime.memory import Meter
 from recycle.runtime.split_backward import Tape, defer_weights
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -26,16 +28,30 @@ class _Flight:
 
 
 class Stage:
-    """One stage's module, and its micro-batches in flight by chain. The last stage computes the loss, too."""
+    """One stage's module, and its micro-batches in flight by chain. The last stage computes the loss, too.
 
-    def __init__(self, module: nn.Module, sums: Sums, number: int, loss: Loss | None = None) -> None:
+    With a meter, it measures what its micro-batches hold; with a dtype, forward passes run under autocast to it.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        sums: Sums,
+        number: int,
+        loss: Loss | None = None,
+        meter: Meter | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
         self.module = module
         self.sums = sums
         self.number = number
+        self.meter = meter
         self._loss = loss
+        self._autocast = autocast
         self._flights: dict[int, _Flight] = {}
         self._deferral = defer_weights(module)
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
 
     @property
     def num_in_flight(self) -> int:
@@ -44,24 +60,31 @@ class Stage:
     def forward(self, chain: int, given: Tensor, seed: int, targets: Tensor | None = None) -> Tensor:
         """Run the module on `given` and return what it makes, or the loss at the last stage; both are detached."""
         assert chain not in self._flights, f"micro-batch {chain} is in flight already"
-        leaf = given.detach()
-        if leaf.is_floating_point():
+        leaf = given.to(self._device).detach()
+        if self.number > 0:  # nobody wants the gradient of the data
             leaf.requires_grad_(True)
-        flight = _Flight(leaf, None)
-        torch.manual_seed(seed)
-        with torch.enable_grad():
+        self._seed(seed)
+        with torch.enable_grad(), self._metered(chain), cast(self._device, self._autocast):
             made = self.module(leaf)
             if self._loss is not None:
                 assert targets is not None
-                made = self._loss(made, targets)
-        self._refuse_unusable(made)
-        flight.made = made
-        self._flights[chain] = flight
+                made = self._loss(made, targets.to(self._device))
+        refuse_unusable(made, self.number, is_loss=self._loss is not None)
+        self._flights[chain] = _Flight(leaf, made)
+        if self.meter is not None:
+            self.meter.hold(chain, leaf, made)
         passed_on: Tensor = made.detach()
         return passed_on
 
+    def forget(self) -> None:
+        """Drop all micro-batches in flight; gradients that were summed stay."""
+        if self.meter is not None:
+            for chain in self._flights:
+                self.meter.release(chain)
+        self._flights.clear()
+
     def backward_input(self, chain: int, gradient: Tensor | None) -> Tensor | None:
-        """I: return the gradient of what the stage was given, None where that has none; weights wait on the tape."""
+        """I: return the gradient of what the stage was given, None at the first stage; weights wait on the tape."""
         flight = self._flights[chain]
         assert flight.made is not None, f"micro-batch {chain} has had its I"
         if flight.made.requires_grad:
@@ -70,15 +93,21 @@ class Stage:
         given = flight.given
         assert given is not None
         passed = given.grad
+        if passed is None and self.number > 0:
+            passed = torch.zeros_like(given)  # what does not depend on its input passes nothing on
         flight.given = flight.made = None
         self._collect()
+        if self.meter is not None:
+            self.meter.after_input(chain, flight.tape)
         return passed
 
     def backward_weight(self, chain: int) -> None:
         """W: compute the gradients that I left, and forget the micro-batch."""
         flight = self._flights.pop(chain)
         assert flight.made is None, f"micro-batch {chain} has not had its I"
-        flight.tape.play(self.sums.add)
+        flight.tape.play(self.sums)
+        if self.meter is not None:
+            self.meter.release(chain)
 
     def backward(self, chain: int, gradient: Tensor | None) -> Tensor | None:
         """B: both in one."""
@@ -93,15 +122,34 @@ class Stage:
                 self.sums.add(parameter, parameter.grad)
                 parameter.grad = None
 
-    def _refuse_unusable(self, made: object) -> None:
-        if not isinstance(made, Tensor):
-            raise UserError(
-                f"stage {self.number} returned {type(made).__name__}, which cannot be sent: a stage returns one tensor"
-            )
-        if self._loss is not None and made.dim() != 0:
-            raise UserError(f"the loss has the shape {tuple(made.shape)}, but it must be a scalar: return its mean")
-        if self._loss is None and not made.is_floating_point():
-            raise UserError(f"stage {self.number} returned {made.dtype}, which has no gradient: a stage returns floating point")
+    def _seed(self, seed: int) -> None:
+        """Seed what this stage draws from; `torch.manual_seed` does, too, but asks every kind of device there may be."""
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def _metered(self, chain: int) -> AbstractContextManager[None]:
+        return self.meter.forward(chain) if self.meter is not None else nullcontext()
 
     def parameters(self) -> Iterator[Tensor]:
         return iter(self._parameters)
+
+
+def cast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    """Autocast to `dtype`, or nothing."""
+    return torch.autocast(device.type, dtype) if dtype is not None else nullcontext()
+
+
+def refuse_unusable(made: object, number: int, is_loss: bool) -> None:
+    """Raise if what stage `number` made can be no loss, or cannot be sent on."""
+    if is_loss:
+        if not isinstance(made, Tensor) or made.dim() != 0:
+            what = f"has the shape {tuple(made.shape)}" if isinstance(made, Tensor) else f"is a {type(made).__name__}"
+            raise LossNotScalar(f"the loss {what}, but it must be a scalar tensor: return its mean")
+        return
+    if not isinstance(made, Tensor):
+        raise Unsendable(f"stage {number} returned {type(made).__name__}, which cannot be sent: a stage returns one tensor")
+    if not made.is_floating_point():
+        raise Unsendable(f"stage {number} returned {made.dtype}, which has no gradient: a stage returns floating point")
+    if made.is_sparse or made.layout != torch.strided:
+        raise Unsendable(f"stage {number} returned a {made.layout} tensor, which cannot be sent: a stage returns a dense one")

@@ -2,75 +2,136 @@
 
 Each worker keeps a copy of its parameters and optimizer state from before the step. Copying them back is exact, where undoing the
 arithmetic would not be.
+
+Whether a step is right is known only when every stage has its gradient: all are scaled by the norm over all of them, and none is
+applied if one is not finite. A staggered stage does not wait for that. It steps as if nothing were to be scaled, goes on, and
+takes the step back if the verdict, which comes before the next backward pass, says otherwise.
 """
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from recycle.runtime.gradients import Sums
-
 MakeOptimizer = Callable[[list[Tensor]], Optimizer]
+Schedule = Callable[[int], float]
+"""From the number of an iteration to what the learning rates of its step are multiplied by."""
+
+
+def constant(iteration: int) -> float:
+    """The schedule of a learning rate that stays as it is."""
+    return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The norm of a whole gradient, and what it is multiplied by; a scale of None says that the step is skipped."""
+
+    norm: float
+    scale: float | None
+
+
+def judge(norms_squared: Sequence[float], max_norm: float | None) -> Verdict:
+    """The verdict on a step, from the stages' sums of squares in order."""
+    if not all(map(math.isfinite, norms_squared)):
+        return Verdict(math.inf, None)
+    norm = math.sqrt(math.fsum(norms_squared))
+    if not math.isfinite(norm):
+        return Verdict(math.inf, None)
+    return Verdict(norm, 1.0 if max_norm is None or norm <= max_norm else max_norm / norm)
 
 
 def norm_squared(gradients: Iterable[Tensor | None]) -> float:
     """The sum of squares of a stage's gradients, in double precision; not finite if any of them is not."""
-    return math.fsum(float((gradient.to(torch.float64) ** 2).sum()) for gradient in gradients if gradient is not None)
+    squares = [float((gradient.to(torch.float64) ** 2).sum()) for gradient in gradients if gradient is not None]
+    return math.fsum(squares) if all(map(math.isfinite, squares)) else math.inf
 
 
-def clip_scale(norms_squared: Sequence[float], max_norm: float | None) -> float | None:
-    """What every gradient is multiplied by, from the stages' sums of squares in order; None says that the step is skipped."""
-    total = math.sqrt(math.fsum(norms_squared)) if all(map(math.isfinite, norms_squared)) else math.inf
-    if not math.isfinite(total):
-        return None
-    return 1.0 if max_norm is None or total <= max_norm else max_norm / total
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """Parameters and optimizer as they were: all tensors are its own."""
+
+    values: list[Tensor]
+    state: list[dict[str, Any]]
+    groups: list[dict[str, Any]]
 
 
 class Stepper:
     """One worker's optimizer. `step` applies gradients, `take_back` undoes the last step bit for bit."""
 
-    def __init__(self, parameters: Iterable[Tensor], make_optimizer: MakeOptimizer) -> None:
+    def __init__(self, parameters: Iterable[Tensor], make_optimizer: MakeOptimizer, schedule: Schedule = constant) -> None:
         self._parameters = list(parameters)
-        self._optimizer = make_optimizer(self._parameters)
-        self._before: tuple[list[Tensor], dict[str, Any]] | None = None
+        self.optimizer = make_optimizer(self._parameters) if self._parameters else _Nothing()
+        self._schedule = schedule
+        self._rates = [group["lr"] for group in self.optimizer.param_groups]
+        self._before: _Copy | None = None
 
-    def step(self, gradients: Sequence[Tensor | None], scale: float | None) -> None:
+    def step(self, iteration: int, gradients: Sequence[Tensor | None], scale: float | None) -> None:
         """Apply gradients times `scale`; a scale of None changes nothing, but counts as a step that can be taken back."""
-        self._before = [parameter.detach().clone() for parameter in self._parameters], _copied(self._optimizer.state_dict())
+        self._before = self._copied(self._before)
         if scale is None:
             return
+        factor = self._schedule(iteration)
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient if gradient is None or scale == 1.0 else gradient * scale
-        self._optimizer.step()
+        self.optimizer.step()
         for parameter in self._parameters:
             parameter.grad = None
 
     def take_back(self) -> None:
-        """Return parameters and optimizer state to what they were before the last step."""
+        """Return parameters and optimizer state to what they were before the last step.
+
+        The state is put there as it is: `load_state_dict` would cast it to the parameter's precision.
+        """
         assert self._before is not None, "there is no step to take back"
-        values, state = self._before
         with torch.no_grad():
-            for parameter, value in zip(self._parameters, values, strict=True):
+            for parameter, value in zip(self._parameters, self._before.values, strict=True):
                 parameter.copy_(value)
-        self._optimizer.load_state_dict(state)
+        self.optimizer.state.clear()
+        self.optimizer.state.update(
+            {of: state for of, state in zip(self._parameters, self._before.state, strict=True) if state}
+        )
+        for group, options in zip(self.optimizer.param_groups, self._before.groups, strict=True):
+            group.update(options)
         self._before = None
 
+    def _copied(self, last: _Copy | None) -> _Copy:
+        """A copy of everything, into the tensors of the last one where they fit."""
+        old = last or _Copy([], [], [])
+        state = self.optimizer.state
+        return _Copy(
+            [_copy(parameter, *kept) for parameter, *kept in zip_longest(self._parameters, old.values)],
+            [_copy(state.get(parameter, {}), *kept) for parameter, *kept in zip_longest(self._parameters, old.state)],
+            [_copy({key: group[key] for key in group if key != "params"}) for group in self.optimizer.param_groups],
+        )
 
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state with tensors of its own; `deepcopy` takes several times as long for it."""
-    own = {
-        number: {name: value.clone() if isinstance(value, Tensor) else value for name, value in values.items()}
-        for number, values in state["state"].items()
-    }
-    return {**state, "state": own, "param_groups": copy.deepcopy(state["param_groups"])}
+
+def _copy(value: Any, into: Any = None) -> Any:
+    """A copy of its own, tensors in a tensor of `into` where it has one of this form: memory that is new costs more to fill."""
+    match value:
+        case Tensor():
+            fits = isinstance(into, Tensor) and (into.shape, into.dtype, into.device) == (value.shape, value.dtype, value.device)
+            return into.copy_(value.detach()) if fits else value.detach().clone()
+        case dict():
+            kept = into if isinstance(into, dict) else {}
+            return {key: _copy(part, kept.get(key)) for key, part in value.items()}
+        case list() | tuple():
+            return type(value)(_copy(part) for part in value)
+    return value
 
 
-def add_sums(into: Sums, other: Sums) -> None:
-    """Add the sums of a peer, in place: what a reduction does, between workers of one process."""
-    for total, more in zip(into.flat(), other.flat(), strict=True):
-        total += more
+class _Nothing(Optimizer):
+    """The optimizer of a stage without parameters, for which torch's own refuse to be made."""
+
+    def __init__(self) -> None:
+        super().__init__([{"params": [], "lr": 0.0}], {})
+
+    def step(self, closure: Any = None) -> Any:
+        return None

@@ -1,139 +1,164 @@
-"""A worker process: it gets its row and its stage, plays iterations, reduces with its peers, steps, and tells what it did."""
+"""A worker process: it gets its turns and its stage, plays iterations, reduces with its peers, steps, and tells what it did."""
 
 import copy
-import time
+import resource
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from threading import Lock
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from recycle.core.cluster import Shape, Worker
-from recycle.core.op import Kind, Op
+from recycle.core.errors import UserError
 from recycle.core.parent import end_with_parent
-from recycle.core.plan import Row, microbatch_of
-from recycle.core.routes import Routes
+from recycle.runtime.checkpoint import Checkpoint, StageNotSaved, StageSaved, StageWriter, load_stage
 from recycle.runtime.digest import digest
-from recycle.runtime.executor import Executor, Samples
+from recycle.runtime.executor import Executor, Samples, Span
 from recycle.runtime.gradients import make_sums
-from recycle.runtime.links import GlooLinks, Parcel
+from recycle.runtime.job import Saving, Settings
+from recycle.runtime.links import Address, GlooLinks, Parcel
+from recycle.runtime.memory import Meter
 from recycle.runtime.stage import Loss, Stage
-from recycle.runtime.step import MakeOptimizer, Stepper, clip_scale, norm_squared
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How a job trains, the same for every worker."""
-
-    num_steps: int
-    seed: int = 0
-    is_exact: bool = False
-    max_norm: float | None = None
-    timeout_s: float = 300.0
+from recycle.runtime.step import MakeOptimizer, Schedule, Stepper, Verdict
+from recycle.runtime.ties import Tie
+from recycle.runtime.trainer import Trainer
+from recycle.runtime.turns import Turn
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one worker needs to take part: its row, its stage, and where the others are."""
+    """What one worker needs to take part: its turns, its stage, and where the others are."""
 
-    row: Row
+    address: Address
     shape: Shape
-    routes: Routes
-    workers: Sequence[Worker]
+    turns: Sequence[Turn]
+    warm_up: int
+    is_staggered: bool
     parcels: Mapping[int, Parcel]
+    ties: Sequence[Tie]
     module: nn.Module
     samples: Samples
     loss: Loss
     make_optimizer: MakeOptimizer
+    schedule: Schedule
     settings: Settings
     store_port: int
+    saving: Saving | None = None
+    resumed: Checkpoint | None = None
+
+    @property
+    def worker(self) -> Worker:
+        return self.address.worker
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
-    """A worker has stepped: its losses by chain (last stage only), and when each op ran, in µs of the machine's clock."""
+class Ready:
+    """A worker has its stage and its links, and begins."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A worker has applied an iteration for good: its losses by chain (last stage only), its spans, the verdict."""
 
     worker: Worker
     iteration: int
-    losses: dict[int, float]
-    spans: list[tuple[str, int, int]]
+    losses: Mapping[int, float]
+    spans: Sequence[Span]
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A worker has done all its steps: the digest of its weights."""
+    """A worker has done all its steps: the digest of its weights, and what it held at most."""
 
     worker: Worker
     digest: str
+    peak_bytes: int
+    activation_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class LastWords:
-    """A worker cannot go on, and why."""
+    """A worker cannot go on, and why: the error itself if it is one of the user's."""
 
     worker: Worker
     text: str
+    problem: UserError | None
 
 
-def work(assignment: Assignment, tell: Connection) -> None:
+Told = Ready | Applied | Finished | LastWords | StageSaved | StageNotSaved
+
+
+def work(assignment: Assignment, mouth: Connection) -> None:
     """Train to the end, or say why not. It ends with its parent whatever happens."""
     end_with_parent()
     torch.set_num_threads(1)
-    worker = assignment.row.worker
+    lock = Lock()
+
+    def tell(told: Told) -> None:
+        with lock:  # checkpoints are told of by the thread that writes them
+            mouth.send(told)
+
     try:
         _train(assignment, tell)
+    except UserError as problem:
+        tell(LastWords(assignment.worker, str(problem), problem))
+        raise SystemExit(1) from None
     except Exception:
-        tell.send(LastWords(worker, traceback.format_exc()))
+        tell(LastWords(assignment.worker, traceback.format_exc(), None))
         raise SystemExit(1) from None
 
 
-def _train(assignment: Assignment, tell: Connection) -> None:
-    settings, worker, shape = assignment.settings, assignment.row.worker, assignment.shape
+def _train(given: Assignment, tell: Callable[[Told], None]) -> None:
+    settings, worker = given.settings, given.worker
     timeout = timedelta(seconds=settings.timeout_s)
     # Between processes of one machine torch hands tensors over as shared memory: without a copy, peers would step one another's
     # weights. The groups below are complete only when everybody has its own.
-    module = copy.deepcopy(assignment.module)
-    store = dist.TCPStore("127.0.0.1", assignment.store_port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
-    links = GlooLinks(store, 0, worker, assignment.workers, assignment.parcels, shape.num_chains, timeout)
-    sums = make_sums(module.parameters(), shape.num_chains, settings.is_exact)
-    is_last = worker.stage == shape.num_stages - 1
-    stage = Stage(module, sums, worker.stage, assignment.loss if is_last else None)
-    executor = Executor(assignment.row, shape, assignment.routes, stage, links, assignment.samples, settings.seed)
-    stepper = Stepper(stage.parameters(), assignment.make_optimizer)
-    for iteration in range(settings.num_steps):
-        executor.losses.clear()
-        spans = _play(executor, iteration)
-        links.add_over_peers(sums.flat())
-        means = sums.means(shape.num_chains)
-        stepper.step(means, clip_scale(_norms(links, assignment, norm_squared(means)), settings.max_norm))
-        sums.clear()
-        links.settle(iteration)
-        tell.send(Stepped(worker, iteration, dict(executor.losses), spans))
-    links.settle(settings.num_steps)
-    tell.send(Finished(worker, digest(module)))
+    module = copy.deepcopy(given.module).to(settings.device)
+    store = dist.TCPStore("127.0.0.1", given.store_port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+    links = GlooLinks(store, given.address, given.parcels, given.shape.num_chains, given.ties, timeout)
+    trainer = make_trainer(given, module, links)
+    writer = StageWriter(given.saving.folder, worker.stage, tell) if given.saving and given.address.is_first_peer else None
+    first = 0
+    if given.resumed is not None:
+        load_stage(given.resumed, worker.stage, module, trainer.stepper.optimizer)
+        first = given.resumed.num_steps
+
+    def applied(iteration: int, losses: Mapping[int, float], spans: Sequence[Span], verdict: Verdict) -> None:
+        tell(Applied(worker, iteration, losses, spans, verdict))
+        if writer is not None and given.saving is not None and given.saving.is_due(iteration + 1, settings.num_steps):
+            writer.save(iteration + 1, module, trainer.stepper.optimizer)
+
+    tell(Ready(worker))
+    trainer.train(first, settings.num_steps, applied)
+    if writer is not None:
+        writer.wait()
+    tell(Finished(worker, digest(module), _peak_bytes(settings.device), trainer.activation_bytes))
 
 
-def _play(executor: Executor, iteration: int) -> list[tuple[str, int, int]]:
-    """Play the row, and return when each op ran."""
-    spans, row = [], executor.row
-    for letter, chain in zip(row.kinds, row.chains, strict=True):
-        kind = Kind(letter)
-        begin = time.monotonic_ns() // 1000
-        executor.run(iteration, kind, chain)
-        op = Op(row.worker.stage, kind, microbatch_of(executor.shape, chain))
-        spans.append((str(op), begin, time.monotonic_ns() // 1000))
-    return spans
+def make_trainer(given: Assignment, module: nn.Module, links: GlooLinks) -> Trainer:
+    settings, worker, shape = given.settings, given.worker, given.shape
+    sums = make_sums(module.parameters(), shape.num_chains, settings.is_exact, settings.sum_dtype)
+    loss = given.loss if worker.stage == shape.num_stages - 1 else None
+    stage = Stage(module, sums, worker.stage, loss, Meter(module), settings.autocast)
+    executor = Executor(worker, given.turns, shape.num_stages, stage, links, given.samples, settings.seed)
+    stepper = Stepper(stage.parameters(), given.make_optimizer, given.schedule)
+    return Trainer(
+        executor, links, stepper, given.address, shape, given.ties, given.warm_up, given.is_staggered, settings.max_norm
+    )
 
 
-def _norms(links: GlooLinks, assignment: Assignment, own: float) -> list[float]:
-    """Every stage's sum of squares: the first live peer of each stage puts in its own, which no addition of zeros changes."""
-    norms = torch.zeros(assignment.shape.num_stages, dtype=torch.float64)
-    worker = assignment.row.worker
-    if worker == next(other for other in assignment.workers if other.stage == worker.stage):
-        norms[worker.stage] = own
-    links.add_over_all(norms)
-    return [float(value) for value in norms]
+def _peak_bytes(device: str) -> int:
+    """What the process held at most: of the GPU's memory, or of the machine's."""
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated()
+    peak: Any = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) * 1024

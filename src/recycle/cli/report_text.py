@@ -1,0 +1,205 @@
+"""What `recycle report` says for people: lines aligned under their first words, a curve of the loss, clauses for the charts."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from recycle.core.record import Held
+from recycle.core.units import format_bytes, format_duration, format_us
+from recycle.report.run_summary import Summary, fullest_by_stage, memory_ratio
+from recycle.report.tables import aligned
+
+_MOST_WORKERS = 16
+_MOST_WARNINGS = 8
+_MOST_SAVED = 4
+_CURVE_ROWS = 7
+_INDENT = " " * 11
+# The dots of a braille letter, row by row: two columns of four.
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+
+
+def report_lines(summary: Summary, state: str, width: int) -> list[str]:
+    """The run in some lines; `state` says how it ended."""
+    return [
+        *_line("run", f"{_named(summary)}, {state}"),
+        *_step_lines(summary),
+        *_speed_lines(summary),
+        *_line("bubbles", _bubbles(summary)),
+        *_time_lines(summary),
+        *_memory_lines(summary),
+        *_saved_lines(summary),
+        *_warning_lines(summary),
+        *_missing_lines(summary),
+        *_curve_lines(summary, width),
+    ]
+
+
+def _line(word: str, *texts: str) -> list[str]:
+    """A line, and others below it, after a word of the margin."""
+    return [f"{word if number == 0 else '':<11}{text}".rstrip() for number, text in enumerate(texts)]
+
+
+def _named(summary: Summary) -> str:
+    run = summary.run
+    return f"{run.source} of {run.name}" if run.name else run.source
+
+
+def _step_lines(summary: Summary) -> list[str]:
+    executed = summary.executed
+    if not summary.steps:
+        return _line("iterations", f"{len(executed.whole):,} whole ones, {executed.whole[0]} to {executed.whole[-1]}")
+    (_, first), (_, last) = summary.losses[0], summary.losses[-1]
+    text = f"{len(summary.steps):,}; loss {_loss(first)} at the first, {_loss(last)} at the last"
+    counts = {"skipped": len(summary.skipped), "clipped": len(summary.clipped), "taken back": len(executed.taken_back)}
+    lines = _line("steps", text, ", ".join(f"{count or 'none'} {what}" for what, count in counts.items()))
+    if executed.num_in_vain:
+        lost = f"{executed.num_in_vain:,} ops ran in vain, {format_duration(executed.in_vain_us)} of all workers together"
+        lines += _line("", f"{lost}, and were run again")
+    return lines
+
+
+def _loss(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.4f}"
+
+
+def _speed_lines(summary: Summary) -> list[str]:
+    times, executed, plan = summary.times, summary.executed, summary.plan
+    speed = [f"{summary.samples_per_s:.4g} samples/s, the median"] if summary.samples_per_s else []
+    took = f"{format_us(times.median_us)}, the median of {times.num:,}"
+    spread = f"{format_us(times.tenth_us)} at the 10th percentile, {format_us(times.ninetieth_us)} at the 90th"
+    promise = f"at the speed at which ops ran the plan promises {format_us(round(executed.promised_us))}"
+    ratios = ", ".join(f"{kind} {_times(ratio)}" for kind, ratio in summary.slowdowns.items())
+    slow = f"ops took {_times(executed.slowdown())} times as long as planned: {ratios}"
+    return [
+        *(_line("speed", *speed) if speed else []),
+        *_line("iteration", f"{took}; {spread}"),
+        *_line("plan", f"{promise}: the iteration takes {summary.over_promise:.3f} times that"),
+        *_line("", f"its period is {format_us(plan.period_us)}; {slow}"),
+    ]
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3f}" if ratio < 10 else f"{ratio:,.0f}"
+
+
+def _bubbles(summary: Summary) -> str:
+    ordered = sorted(summary.shares, key=lambda share: (share.bubble, share.worker))
+    least, most = (f"{share.bubble:.1%} ({share.worker})" for share in (ordered[0], ordered[-1]))
+    return (
+        f"{summary.bubble:.1%} of the workers' time as executed, {summary.planned_bubble:.1%} as planned; from {least} to {most}"
+    )
+
+
+def _time_lines(summary: Summary) -> list[str]:
+    metrics = summary.run.metrics
+    if metrics is None:
+        return []
+    parts = {"busy": metrics.busy_us, "bubble": metrics.bubble_us, "redo": metrics.redo_us, "checkpoint": metrics.checkpoint_us}
+    waits = {**metrics.pauses_us, **metrics.downs_us}
+    parts |= {f"{cause or 'a pause'}": time for cause, time in waits.items()}
+    shares = ", ".join(f"{name} {time / metrics.total_us:.1%}" for name, time in parts.items() if time)
+    return _line("time", f"{format_duration(metrics.total_us)} in all: {shares}")
+
+
+def _memory_lines(summary: Summary) -> list[str]:
+    held = list(summary.run.held)
+    if not held:
+        return []
+    note = []
+    if len(held) > _MOST_WORKERS:
+        note = [f"of each stage the fullest of {len(held)} workers"]
+        held = fullest_by_stage(summary.run.held)
+    head = ["worker", "process", "activations", "planned", "of planned"]
+    return _line("memory", *note, *aligned([head, *map(_memory_row, held)]).splitlines())
+
+
+def _memory_row(held: Held) -> list[str]:
+    ratio = memory_ratio(held)
+    planned = format_bytes(held.planned_bytes) if held.planned_bytes else "-"
+    measured = (format_bytes(held.peak_bytes), format_bytes(held.activation_bytes))
+    return [held.worker, *measured, planned, "-" if ratio is None else f"{ratio:.0%}"]
+
+
+def _saved_lines(summary: Summary) -> list[str]:
+    saved = summary.run.saved
+    if not saved:
+        return []
+    texts = [
+        f"step {one.num_steps:,} at {format_duration(one.at_us)}, {format_bytes(one.size_bytes)}, in {one.folder}"
+        for one in saved[-_MOST_SAVED:]
+    ]
+    before = [f"{len(saved) - len(texts)} before these"] if len(saved) > len(texts) else []
+    return _line("saved", *before, *texts)
+
+
+def _warning_lines(summary: Summary) -> list[str]:
+    warned = summary.run.warned
+    texts = [f"at {format_duration(one.at_us)}: {' '.join(one.text.split())}" for one in warned[:_MOST_WARNINGS]]
+    after = [f"and {len(warned) - len(texts)} more; --json lists all"] if len(warned) > len(texts) else []
+    return _line("warnings", *texts, *after) if warned else []
+
+
+def _missing_lines(summary: Summary) -> list[str]:
+    if not summary.missing:
+        return []
+    *others, last = summary.missing
+    return _line("missing", f"the record holds no {', no '.join(others)}{' and no ' if others else ''}{last}")
+
+
+def _curve_lines(summary: Summary, width: int) -> list[str]:
+    known = [(iteration, loss) for iteration, loss in summary.losses if loss is not None]
+    if len(known) < 2:
+        return []
+    num_columns = max(10, min(72, width - len(_INDENT) - 12))
+    low, high = (f"{bound(loss for _, loss in known):.4g}" for bound in (min, max))
+    label = max(len(low), len(high))
+    drawn = curve([loss for _, loss in known], num_columns, _CURVE_ROWS)
+    marks = {0: high, _CURVE_ROWS - 1: low}
+    lines = [f"{marks.get(row, ''):>{label}} │{text}".rstrip() for row, text in enumerate(drawn)]
+    first, last = str(known[0][0]), str(known[-1][0])
+    axis = f"{first}{last:>{num_columns - len(first)}}"
+    return ["", *_line("loss", *lines, f"{'':>{label}}  {axis}  iteration")]
+
+
+def curve(values: Sequence[float], num_columns: int, num_rows: int) -> list[str]:
+    """Draw values as a line of braille dots, the highest in the first row; of many values, each dot shows the mean of some."""
+    wide, high = 2 * num_columns, 4 * num_rows
+    points = _resampled(values, wide)
+    low, span = min(points), max(points) - min(points)
+    levels = [round((point - low) / span * (high - 1)) if span else high // 2 for point in points]
+    cells = [[0] * num_columns for _ in range(num_rows)]
+    for x, level in enumerate(levels):
+        before = levels[max(0, x - 1)]
+        # From next to the level before to this one, so that a steep line has no holes.
+        reached = range(min(level, before + 1), level + 1) if before <= level else range(level, before)
+        for y in (high - 1 - dot for dot in reached):
+            cells[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
+    return ["".join(chr(0x2800 + cell) if cell else " " for cell in row).rstrip() for row in cells]
+
+
+def _resampled(values: Sequence[float], num: int) -> list[float]:
+    """`num` values over the same stretch: means of equal parts, or points on the lines between values where there are fewer."""
+    if len(values) >= num:
+        bounds = [number * len(values) // num for number in range(num + 1)]
+        return [math.fsum(values[first:last]) / (last - first) for first, last in pairwise(bounds)]
+    made = []
+    for number in range(num):
+        place = number * (len(values) - 1) / (num - 1)
+        before = min(int(place), len(values) - 2)
+        share = place - before
+        made.append(values[before] * (1 - share) + values[before + 1] * share)
+    return made
+
+
+def executed_rating(summary: Summary, iteration: int) -> tuple[str, ...]:
+    """Say below the title of a chart how its iteration went."""
+    return (
+        f"{format_us(summary.executed.length_us(iteration))} since the end of the iteration before",
+        f"the median is {format_us(summary.times.median_us)}",
+        f"workers in bubbles {summary.bubble:.0%} over the run",
+    )
+
+
+def planned_title(summary: Summary) -> tuple[str, ...]:
+    """Say above the plan's chart what its period is worth in the time of the run."""
+    return "as planned", f"a period of {format_us(round(summary.executed.promised_us))} at the speed at which ops ran"

@@ -1,0 +1,364 @@
+"""The configuration of a training run: defaults, then a TOML file, then the flags of the command line.
+
+A key is said once, as a field of its section: its default, what it is for, and what it may be. The flags, their help, the checks
+and the file that lies beside the results are all made from that. A value that exists is valid.
+"""
+
+import argparse
+import difflib
+import math
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from recycle.core.cluster import Cluster, Shape, Worker
+from recycle.core.errors import FileProblem, UserError
+from recycle.core.problem import Techniques
+from recycle.core.profile import Profile
+from recycle.core.units import is_bytes, parse_bytes
+from recycle.planner.describe import parse_costs, parse_memory
+
+_MOST = 10**9
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What a value may be: in words, as a name for it in the help, and as a test of values of the right type."""
+
+    says: str
+    metavar: str
+    holds: Callable[[Any], bool]
+
+
+def _whole(least: int, most: int = _MOST) -> _Rule:
+    return _Rule(f"a whole number from {least} to {most}", "N", lambda value: least <= value <= most)
+
+
+def _one_of(*names: str) -> _Rule:
+    return _Rule(f"{', '.join(names[:-1])} or {names[-1]}", "|".join(names), lambda value: value in names)
+
+
+def _text(metavar: str) -> _Rule:
+    return _Rule("a text in quotes (UTF-8, no null character)", metavar, _is_writable)
+
+
+def _is_writable(text: str) -> bool:
+    """Whether a file can carry `text`: the names of files may have bytes that no text has."""
+    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+_COUNT, _COUNT_OR_NONE, _PORT, _SEED = _whole(1), _whole(0), _whole(0, 65535), _whole(0, 2**63 - 1)
+_SWITCH = _Rule("true or false", "", lambda value: True)
+_ABOVE_ZERO = _Rule("a finite number above 0", "X", lambda value: 0 < value < math.inf)
+_NOT_BELOW_ZERO = _Rule("a finite number of at least 0", "X", lambda value: 0 <= value < math.inf)
+_BELOW_ONE = _Rule("a number from 0 to below 1", "P", lambda value: 0 <= value < 1)
+
+
+def _key(default: _T, rule: _Rule, about: str) -> _T:
+    """A field of a section; its type is that of its default."""
+    made: _T = field(default=default, metadata={"rule": rule, "help": about})
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSection:
+    """The cluster and its plan."""
+
+    pipelines: int = _key(3, _COUNT, "data-parallel pipelines")
+    stages: int = _key(4, _COUNT, "stages of each pipeline")
+    microbatches: int = _key(6, _COUNT, "micro-batches of each pipeline in a step")
+    dead: str = _key("", _text("W1_2,..."), "workers that are dead from the start")
+    techniques: str = _key(str(Techniques()), _text("LIST"), "techniques of the plan, or none")
+    costs: str = _key("10,13,9", _text("F,I,W"), "what the plan takes ops to cost, in µs")
+    memory: str = _key("", _text("LIMIT"), "micro-batches in flight (6, or 4,3,2,1), bytes (80GiB) or unlimited")
+    plan: str = _key("", _text("FILE"), "train by this plan, which says itself who is dead")
+    library: str = _key("", _text("FOLDER"), "take the plan from this library")
+    profile: str = _key("", _text("FILE"), "make the plan from this profile, or see that a given one was")
+    measure: bool = _key(False, _SWITCH, "measure a profile first, and make the plan from that")
+    port: int = _key(0, _PORT, "port at which workers meet; 0 is any free one")
+
+    def __post_init__(self) -> None:
+        _check_keys("cluster", self)
+        for several in (("plan", "library", "measure"), ("profile", "measure")):
+            given = [f"cluster.{name}" for name in several if getattr(self, name)]
+            if len(given) > 1:
+                raise UserError(f"{_joined(given, 'and')} each say what the plan is made from: give one of them")
+        if self.plan and self.dead:
+            raise UserError(
+                f"cluster.dead is {_shown(self.dead)}, but cluster.plan says itself who is dead: leave one of them out"
+            )
+        Techniques.parse(self.techniques)
+        parse_costs(self.costs)
+        self._check_shape()
+
+    def _check_shape(self) -> None:
+        shape = Shape(self.pipelines, self.stages, self.microbatches)
+        dead = [Worker.parse(name) for name in self.dead.split(",") if name.strip()]
+        if dead and not self.library:  # which has a shape of its own
+            Cluster.of(shape, dead)
+        if self.memory and is_bytes(self.memory):
+            parse_bytes(self.memory)
+        elif self.memory:
+            parse_memory(self.memory, 1, Profile.uniform(1, 1, 1, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSection:
+    """The GPT that is trained."""
+
+    layers: int = _key(8, _COUNT, "layers of the GPT")
+    width: int = _key(64, _COUNT, "its width, a multiple of its heads")
+    heads: int = _key(4, _COUNT, "its attention heads")
+    context: int = _key(64, _COUNT, "bytes of text in a sample")
+    dropout: float = _key(0.0, _BELOW_ONE, "share of activations that is dropped")
+    tied: bool = _key(False, _SWITCH, "let the head use the matrix of the token embedding")
+
+    def __post_init__(self) -> None:
+        _check_keys("model", self)
+
+
+@dataclass(frozen=True, slots=True)
+class DataSection:
+    """The text that it is trained on."""
+
+    text: str = _key("", _text("PATH"), "file or folder of text; empty is the sources of Python's library")
+    samples: int = _key(2, _COUNT, "samples of a micro-batch")
+
+    def __post_init__(self) -> None:
+        _check_keys("data", self)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSection:
+    """How it is trained."""
+
+    steps: int = _key(20, _COUNT, "steps of the whole run")
+    seed: int = _key(1, _SEED, "seed of weights, data and dropout")
+    exact: bool = _key(False, _SWITCH, "sums that do not depend on who ran what: equal bit for bit")
+    optimizer: str = _key("adamw", _one_of("adamw", "sgd"), "what applies the gradient")
+    rate: float = _key(0.003, _ABOVE_ZERO, "learning rate")
+    weight_decay: float = _key(0.01, _NOT_BELOW_ZERO, "weight decay")
+    momentum: float = _key(0.0, _BELOW_ONE, "momentum of sgd")
+    schedule: str = _key("constant", _one_of("constant", "cosine", "linear"), "how the rate falls after the warm-up")
+    warmup: int = _key(0, _COUNT_OR_NONE, "steps in which the rate rises to its full value")
+    max_norm: float = _key(0.0, _NOT_BELOW_ZERO, "clip the global norm of the gradient; 0 is no clipping")
+    precision: str = _key("float32", _one_of("float32", "bfloat16"), "what ops compute in")
+    sums: str = _key("float32", _one_of("float32", "float64", "bfloat16"), "what gradients are summed in")
+    device: str = _key("cpu", _one_of("cpu", "cuda"), "what workers compute on")
+
+    def __post_init__(self) -> None:
+        _check_keys("training", self)
+        if self.exact and self.sums != "float32":
+            raise UserError(f"training.sums is {self.sums}, but exact sums are whole numbers: leave training.sums or exact out")
+        if self.momentum and self.optimizer != "sgd":
+            raise UserError(f"training.momentum is {self.momentum}, but only sgd has it: leave it out, or choose optimizer sgd")
+        if self.warmup > self.steps:
+            raise UserError(f"training.warmup is {self.warmup}, more than all {self.steps} steps: warm up for fewer")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSection:
+    """What is kept to go on from."""
+
+    every: int = _key(0, _COUNT_OR_NONE, "steps between two checkpoints; 0 is only at the end")
+    keep: int = _key(2, _COUNT, "checkpoints that are kept, the newest ones")
+
+    def __post_init__(self) -> None:
+        _check_keys("checkpoint", self)
+
+
+@dataclass(frozen=True, slots=True)
+class LogSection:
+    """Who else is told how it goes."""
+
+    tensorboard: bool = _key(False, _SWITCH, "write events for TensorBoard beside the results")
+    metrics_port: int = _key(0, _PORT, "answer Prometheus at this port of this machine; 0 is off")
+
+    def __post_init__(self) -> None:
+        _check_keys("log", self)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """All that decides a training run, in the sections of its file."""
+
+    cluster: ClusterSection = field(default_factory=ClusterSection)
+    model: ModelSection = field(default_factory=ModelSection)
+    data: DataSection = field(default_factory=DataSection)
+    training: TrainingSection = field(default_factory=TrainingSection)
+    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
+    log: LogSection = field(default_factory=LogSection)
+
+    def __post_init__(self) -> None:
+        if self.cluster.port and self.cluster.port == self.log.metrics_port:
+            raise UserError(f"cluster.port and log.metrics_port are both {self.cluster.port}: give each a port of its own")
+
+    def to_toml(self) -> str:
+        """The file from which `read_config` makes this very configuration."""
+        lines: list[str] = []
+        for section, keys in _KEYS.items():
+            lines += [f"[{section}]", *(f"{key} = {_shown(getattr(getattr(self, section), key))}" for key in keys), ""]
+        return "\n".join(lines)
+
+
+_SECTIONS: dict[str, Any] = {item.name: item for item in fields(TrainConfig)}
+_KEYS: dict[str, dict[str, Any]] = {
+    name: {item.name: item for item in fields(section.default_factory)} for name, section in _SECTIONS.items()
+}
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the file, and for every key `--key` and `--section.key`. Only what is given is in the parsed arguments."""
+    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="TOML file of the run (default: none)")
+    for name, section in _SECTIONS.items():
+        group = parser.add_argument_group(f"[{name}]", section.default_factory.__doc__)
+        for key in _KEYS[name].values():
+            _add_key(group, name, key)
+
+
+def _add_key(group: "argparse._ArgumentGroup", section: str, key: Any) -> None:
+    dashed = key.name.replace("_", "-")
+    rule: _Rule = key.metadata["rule"]
+    options: dict[str, Any] = {"type": type(key.default), "metavar": rule.metavar}
+    if isinstance(key.default, bool):
+        options = {"action": argparse.BooleanOptionalAction}
+    told = f"{key.metadata['help']} (default: {_told(key.default)})".replace("%", "%%")
+    names = (f"--{dashed}", f"--{section}.{dashed}")
+    group.add_argument(*names, dest=f"{section}.{key.name}", default=argparse.SUPPRESS, help=told, **options)
+
+
+def _told(default: bool | int | float | str) -> str:
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    return default or "none" if isinstance(default, str) else f"{default:g}"
+
+
+def read_config(args: argparse.Namespace) -> TrainConfig:
+    """The configuration that arguments of `add_config_arguments` describe: the defaults, the file's values, then the flags'."""
+    values: dict[str, dict[str, Any]] = _read(args.config) if args.config else {}
+    given = vars(args)
+    for section, key in _all_keys():
+        if f"{section}.{key}" in given:
+            values.setdefault(section, {})[key] = given[f"{section}.{key}"]
+    return _made(values)
+
+
+def load_config(path: Path) -> TrainConfig:
+    """The configuration that a file describes."""
+    return _made(_read(path))
+
+
+def changes(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """What differs, by dotted name: the value of `old` and that of `new`."""
+    pairs = {
+        f"{section}.{key}": tuple(getattr(getattr(config, section), key) for config in (old, new)) for section, key in _all_keys()
+    }
+    return {name: (before, after) for name, (before, after) in pairs.items() if before != after}
+
+
+def _all_keys() -> Iterator[tuple[str, str]]:
+    return ((section, key) for section, keys in _KEYS.items() for key in keys)
+
+
+def _made(values: Mapping[str, Mapping[str, Any]]) -> TrainConfig:
+    return TrainConfig(**{name: _SECTIONS[name].default_factory(**given) for name, given in values.items()})
+
+
+def _check_keys(section: str, values: Any) -> None:
+    """Refuse a value of a wrong type or against its rule; a whole number is fine where a number is asked for."""
+    for key in fields(values):
+        value, rule = getattr(values, key.name), key.metadata["rule"]
+        kept = _of_type(value, type(key.default))
+        if kept is None or not rule.holds(kept):
+            raise UserError(f"{section}.{key.name} is {_shown(value)}, but it must be {rule.says}")
+        object.__setattr__(values, key.name, kept)
+
+
+def _of_type(value: Any, kind: type) -> Any | None:
+    """The value as one of `kind`, or None if it is something else; true is no number."""
+    if isinstance(value, bool) != (kind is bool):
+        return None
+    try:
+        return kind(value) if isinstance(value, (int, float) if kind is float else kind) else None
+    except OverflowError:  # a whole number that no float comes near
+        return None
+
+
+def _shown(value: Any) -> str:
+    """A value as TOML writes it; what no key can be in a word, or as Python does."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'"{"".join(map(_letter, value))}"'
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return f"{hex(value)[:12]}..."  # in decimal Python refuses to write the longest ones
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, dict | list):
+        return "a section" if isinstance(value, dict) else "a list"
+    return str(value)
+
+
+def _letter(letter: str) -> str:
+    if letter in '"\\':
+        return f"\\{letter}"
+    if letter.isprintable():
+        return letter
+    return f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}"
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    """The sections of a file, with known names only; their values are checked when a configuration is made from them."""
+    try:
+        data = path.read_bytes()
+    except (OSError, ValueError) as problem:
+        raise FileProblem(f"cannot read {path}: {getattr(problem, 'strerror', None) or problem}") from None
+    tables = _parsed(path, data)
+    for section, table in tables.items():
+        if section not in _KEYS:
+            raise UserError(f"{path}: {_unknown_section(section, table)}")
+        if not isinstance(table, dict):
+            raise UserError(f"{path}: {section} is {_shown(table)}, but it must be a section: begin it with [{section}]")
+        for key in table:
+            if key not in _KEYS[section]:
+                raise UserError(f"{path}: [{section}] has no key {_shown(key)}: {_key_hint(section, key)}")
+    return tables
+
+
+def _parsed(path: Path, data: bytes) -> dict[str, Any]:
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as problem:
+        line = data.count(b"\n", 0, problem.start) + 1
+        raise FileProblem(f"{path} is not TOML: line {line} is not text in UTF-8") from None
+    except tomllib.TOMLDecodeError as problem:
+        last = data.rstrip().count(b"\n") + 1
+        end = f"at line {last}, where it ends"
+        raise FileProblem(f"{path} is not TOML: {str(problem).replace('at end of document', end)}") from None
+    except (ValueError, RecursionError):
+        raise FileProblem(f"{path} cannot be read: a number in it is too long, or its brackets go too deep") from None
+
+
+def _unknown_section(name: str, table: Any) -> str:
+    if isinstance(table, dict):
+        near = difflib.get_close_matches(name, _KEYS, 1)
+        hint = f"did you mean [{near[0]}]?" if near else f"the sections are {_joined(list(_KEYS), 'and')}"
+        return f"there is no section {_shown(name)}: {hint}"
+    return f"{_shown(name)} is in no section: {_key_hint('', name)}"
+
+
+def _key_hint(section: str, key: str) -> str:
+    """The nearest known key: of this section if there is one, else of any."""
+    if near := difflib.get_close_matches(key, _KEYS.get(section, ()), 1):
+        return f"did you mean {near[0]}?"
+    homes = {name: home for home, name in _all_keys()}
+    if near := difflib.get_close_matches(key, homes, 1):
+        return f"did you mean {near[0]} of [{homes[near[0]]}]?"
+    return f"its keys are {_joined(list(_KEYS[section]), 'and')}" if section else "'recycle train --help' lists all keys"
+
+
+def _joined(names: list[str], word: str) -> str:
+    return f"{', '.join(names[:-1])} {word} {names[-1]}"

@@ -1,0 +1,72 @@
+"""Which plan a training run plays: one that is given, one of a library, or one that is made for it on the spot."""
+
+from pathlib import Path
+
+from recycle.cli.train_config import ClusterSection
+from recycle.core.cluster import Shape, Worker
+from recycle.core.errors import ForeignPlan
+from recycle.core.library import Library
+from recycle.core.plan import Plan
+from recycle.core.problem import Problem
+from recycle.core.profile import Profile
+from recycle.planner.describe import problem as describe
+from recycle.planner.solve import solve
+
+_PLAN_S = 10.0
+
+
+def choose_plan(cluster: ClusterSection, measured: Profile | None = None) -> Plan:
+    """Return the plan that the configuration asks for; `measured` is its profile if it was to be measured."""
+    if cluster.plan:
+        return _fitting(Plan.load(cluster.plan), cluster, f"the plan {cluster.plan}")
+    if cluster.library:
+        library = Library.open(cluster.library)
+        _refuse_other(library.problem, cluster, f"the library {cluster.library}")
+        return library.get(len(_dead(cluster)))
+    profile = measured or (Profile.load(Path(cluster.profile)) if cluster.profile else None)
+    wanted = describe(
+        cluster.pipelines,
+        cluster.stages,
+        cluster.microbatches,
+        fail=cluster.dead,
+        costs=None if profile else cluster.costs,
+        profile=profile,
+        memory=cluster.memory or None,
+        techniques=cluster.techniques,
+    )
+    # The greedy method is near the bound in a moment; a few per cent of a plan are not worth a wait before training begins.
+    return solve(wanted, "greedy", _PLAN_S)
+
+
+def seats_taken(plan: Plan, cluster: ClusterSection) -> list[str]:
+    """Sentences on who sits where: a library's plan has its dead where they hurt least, so that others take their seats."""
+    named, planned = set(_dead(cluster)), set(plan.problem.cluster.failed)
+    if not cluster.library or named == planned:
+        return []
+    pairs = zip(sorted(planned - named), sorted(named - planned), strict=True)
+    return [f"{mover} takes the seat of {dead}, because a dead worker hurts less at {mover}" for mover, dead in pairs]
+
+
+def _dead(cluster: ClusterSection) -> list[Worker]:
+    return [Worker.parse(name) for name in cluster.dead.split(",") if name.strip()]
+
+
+def _fitting(plan: Plan, cluster: ClusterSection, what: str) -> Plan:
+    _refuse_other(plan.problem, cluster, what)
+    return plan
+
+
+def _refuse_other(found: Problem, cluster: ClusterSection, what: str) -> None:
+    wanted = Shape(cluster.pipelines, cluster.stages, cluster.microbatches)
+    if found.shape != wanted:
+        raise ForeignPlan(
+            f"{what} is for {_shown(found.shape)}, but this run has {_shown(wanted)}: say --pipelines "
+            f"{found.shape.num_pipelines} --stages {found.shape.num_stages} --microbatches {found.shape.num_microbatches}, "
+            "or plan again"
+        )
+    if cluster.profile and Profile.load(Path(cluster.profile)) != found.profile:
+        raise ForeignPlan(f"{what} was made from another profile ({found.profile.name}) than {cluster.profile}: plan again")
+
+
+def _shown(shape: Shape) -> str:
+    return f"{shape.num_pipelines} pipelines of {shape.num_stages} stages with {shape.num_microbatches} micro-batches each"

@@ -1,0 +1,151 @@
+"""The record of a run, read once: ops into columns, because there may be a million of them, and all other events by kind."""
+
+from array import array
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recycle.core.cluster import Worker
+from recycle.core.errors import UserError
+from recycle.core.record import Changed, Event, Held, OpRan, Saved, Spell, Started, Stepped, Warned
+from recycle.report.metrics import Metrics, measure
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ops:
+    """Every op, reduction and step that ran, in columns; `worker` and `what` are places in the two tuples of texts."""
+
+    workers: tuple[str, ...]
+    texts: tuple[str, ...]
+    iteration: Ints
+    worker: Ints
+    what: Ints
+    start_us: Ints
+    end_us: Ints
+    in_vain: Bools
+
+    def __len__(self) -> int:
+        return len(self.iteration)
+
+    def events(self, iterations: Collection[int], workers: Collection[Worker] | None = None) -> list[OpRan]:
+        """Return what ran in these iterations, in order of time: on these workers, or on all."""
+        chosen = np.isin(self.iteration, list(iterations))
+        if workers is not None:
+            names = set(map(str, workers))
+            chosen &= np.array([name in names for name in self.workers])[self.worker]
+        places = np.flatnonzero(chosen)
+        places = places[np.argsort(self.start_us[places], kind="stable")]
+        columns = (self.iteration, self.worker, self.what, self.start_us, self.end_us, self.in_vain)
+        return [
+            OpRan(iteration, self.workers[worker], self.texts[what], start, end, in_vain)
+            for iteration, worker, what, start, end, in_vain in zip(*(column[places].tolist() for column in columns), strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """What a record holds. Of each worker's memory it keeps the most; of each iteration's steps the last."""
+
+    source: str
+    name: str
+    ops: Ops
+    steps: tuple[Stepped, ...]
+    spells: tuple[Spell, ...]
+    changes: tuple[Changed, ...]
+    held: tuple[Held, ...]
+    saved: tuple[Saved, ...]
+    warned: tuple[Warned, ...]
+
+    @property
+    def train_spells(self) -> list[Spell]:
+        """One for each iteration; those of no length, which no clock could tell apart, are left out."""
+        return [spell for spell in self.spells if spell.state == "train" and spell.length_us > 0]
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """Where the time of the whole run went, if the record says."""
+        return measure([*self.spells, *self.changes]) if any(spell.length_us for spell in self.spells) else None
+
+
+class _Reader:
+    """Takes in events one by one; ops become columns at once."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, int] = {}
+        self.texts: dict[str, int] = {}
+        self.columns = tuple(array("q") for _ in range(5))
+        self.in_vain = bytearray()
+        self.others: dict[type[Event], list[Any]] = {}
+
+    def take(self, event: Event) -> None:
+        if not isinstance(event, OpRan):
+            _refuse_unsound(event)
+            self.others.setdefault(type(event), []).append(event)
+            return
+        try:
+            worker = self.workers.setdefault(event.worker, len(self.workers))
+            what = self.texts.setdefault(event.op, len(self.texts))
+            for column, value in zip(self.columns, (event.iteration, worker, what, event.start_us, event.end_us), strict=True):
+                column.append(value)
+        except (TypeError, OverflowError):
+            _refuse_unsound(event)
+            raise
+        self.in_vain.append(bool(event.is_in_vain))
+
+    def ops(self) -> Ops:
+        iteration, worker, what, start_us, end_us = (np.array(column, dtype=np.int64) for column in self.columns)
+        in_vain = np.array(self.in_vain, dtype=np.bool_)
+        made = Ops(tuple(self.workers), tuple(self.texts), iteration, worker, what, start_us, end_us, in_vain)
+        if (backwards := np.flatnonzero(made.end_us < made.start_us)).size:
+            place = backwards[0]
+            name, text = made.workers[worker[place]], made.texts[what[place]]
+            raise UserError(f"the record is corrupt: {name} ended {text} of iteration {iteration[place]} before it started it")
+        return made
+
+
+def _refuse_unsound(event: Event) -> None:
+    """Raise if a value is not of its kind: a record is a text file, and anybody may have written into it."""
+    for field in fields(event):
+        value = getattr(event, field.name)
+        kind = int | float | None if field.type == float | None else field.type
+        if not isinstance(value, kind) or (isinstance(value, int) and abs(value) >= 2**62):  # type: ignore[arg-type]
+            raise UserError(f"the record is corrupt: the {field.name} of an event {event.EVENT!r} is {value!r}")
+
+
+def read_run(events: Iterable[Event]) -> Run:
+    """Read the events of a record, in one pass."""
+    reader = _Reader()
+    for event in events:
+        reader.take(event)
+    known = reader.others
+    started = known.get(Started, [Started("run", "")])[0]
+    steps = {step.iteration: step for step in known.get(Stepped, [])}
+    held: dict[str, Held] = {}
+    for one in known.get(Held, []):
+        held[one.worker] = _most(held.get(one.worker, one), one)
+    return Run(
+        source=started.source,
+        name=started.name,
+        ops=reader.ops(),
+        steps=tuple(steps[iteration] for iteration in sorted(steps)),
+        spells=tuple(known.get(Spell, [])),
+        changes=tuple(known.get(Changed, [])),
+        held=tuple(sorted(held.values(), key=lambda one: Worker.parse(one.worker))),
+        saved=tuple(known.get(Saved, [])),
+        warned=tuple(known.get(Warned, [])),
+    )
+
+
+def _most(one: Held, other: Held) -> Held:
+    return replace(
+        one,
+        peak_bytes=max(one.peak_bytes, other.peak_bytes),
+        activation_bytes=max(one.activation_bytes, other.activation_bytes),
+        planned_bytes=max(one.planned_bytes, other.planned_bytes),
+    )

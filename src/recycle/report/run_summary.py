@@ -1,0 +1,177 @@
+"""How a run went, in numbers: steps and losses, speed beside what the plan promises, bubbles, memory, checkpoints, warnings."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from recycle.core.plan import Plan
+from recycle.core.record import Held, Stepped
+from recycle.report.executed import Executed, Share, bubble_share, planned_shares
+from recycle.report.run_columns import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long iterations took: the median, and between which times four of five lie."""
+
+    num: int
+    tenth_us: int
+    median_us: int
+    ninetieth_us: int
+
+    @staticmethod
+    def of(times_us: list[int]) -> "Times":
+        tenth, median, ninetieth = (round(float(time)) for time in np.percentile(times_us, (10, 50, 90)))
+        return Times(len(times_us), tenth, median, ninetieth)
+
+
+class Summary:
+    """A run beside its plan. What the record does not hold is None or empty, and `missing` names it."""
+
+    def __init__(self, run: Run, plan: Plan) -> None:
+        self.run, self.plan = run, plan
+        pauses = [(spell.start_us, spell.end_us) for spell in run.spells if spell.state != "train"]
+        self.executed = Executed(plan, run.ops, pauses)
+        self.planned_bubble = bubble_share(planned_shares(plan))
+
+    @property
+    def steps(self) -> tuple[Stepped, ...]:
+        return self.run.steps
+
+    @cached_property
+    def losses(self) -> list[tuple[int, float | None]]:
+        """The loss of every step, by its iteration; None where it was not finite."""
+        return [(step.iteration, step.loss if _is_finite(step.loss) else None) for step in self.run.steps]
+
+    @property
+    def skipped(self) -> list[int]:
+        """The iterations whose step changed nothing, because its gradient was not finite."""
+        return [step.iteration for step in self.run.steps if step.scale is None]
+
+    @property
+    def clipped(self) -> list[int]:
+        """The iterations whose gradient was scaled down."""
+        return [step.iteration for step in self.run.steps if step.scale is not None and step.scale < 1]
+
+    @cached_property
+    def times(self) -> Times:
+        """By the spells of the record, which leave checkpoints out; without them by the ends of iterations."""
+        lengths = [spell.length_us for spell in self.run.train_spells]
+        return Times.of((lengths[1:] or lengths) or list(self.executed.times_us.values()))
+
+    @cached_property
+    def samples_per_s(self) -> float | None:
+        """The median over iterations, without the first."""
+        spells = self.run.train_spells
+        rates = [spell.samples * 1e6 / spell.length_us for spell in spells[1:] or spells if spell.samples]
+        return float(np.median(rates)) if rates else None
+
+    @property
+    def over_promise(self) -> float:
+        """The median iteration over what the plan promises at the speed at which ops ran."""
+        return self.times.median_us / self.executed.promised_us
+
+    @cached_property
+    def slowdowns(self) -> dict[str, float]:
+        """By kind of op: how many times as long as planned it took."""
+        known = {kind: self.executed.slowdown(kind) for kind in "FBIW"}
+        return {kind: value for kind, value in known.items() if not math.isnan(value)}
+
+    @property
+    def shares(self) -> list[Share]:
+        return self.executed.shares
+
+    @cached_property
+    def bubble(self) -> float:
+        return bubble_share(self.executed.shares)
+
+    @property
+    def missing(self) -> list[str]:
+        """What a record of training would hold, and this one does not."""
+        run = self.run
+        parts = (("losses", run.steps), ("samples", run.train_spells), ("memory", run.held))
+        return [name for name, events in parts if not events]
+
+    def to_json(self) -> dict[str, Any]:
+        """What scripts rely on; times in µs, shares of 1, None for what the record does not hold."""
+        run, executed, times = self.run, self.executed, self.times
+        return {
+            "source": run.source,
+            "name": run.name,
+            "steps": self._steps_json() if self.steps else None,
+            "losses": [loss for _, loss in self.losses],
+            "samples_per_s": _rounded(self.samples_per_s),
+            "iteration_us": {
+                "median": times.median_us,
+                "p10": times.tenth_us,
+                "p90": times.ninetieth_us,
+                "counted": times.num,
+            },
+            "plan": {
+                "period_us": self.plan.period_us,
+                "slowdown": _rounded(executed.slowdown()),
+                "slowdown_by_kind": {kind: _rounded(value) for kind, value in self.slowdowns.items()},
+                "promised_us": _rounded(executed.promised_us, 3),
+                "over_promise": _rounded(self.over_promise),
+            },
+            "bubble_share": {
+                "executed": _rounded(self.bubble),
+                "planned": _rounded(self.planned_bubble),
+                "workers": {str(share.worker): _rounded(share.bubble) for share in self.shares},
+            },
+            "in_vain": {"ops": executed.num_in_vain, "busy_us": executed.in_vain_us, "taken_back": list(executed.taken_back)},
+            "run": run.metrics.to_json() if run.metrics else None,
+            "memory": [_held_json(held) for held in run.held],
+            "checkpoints": [
+                {"at_us": one.at_us, "steps": one.num_steps, "folder": one.folder, "size_bytes": one.size_bytes}
+                for one in run.saved
+            ],
+            "warnings": [{"at_us": one.at_us, "text": one.text} for one in run.warned],
+            "iterations": {"first": executed.whole[0], "last": executed.whole[-1], "whole": len(executed.whole)},
+            "missing": self.missing,
+        }
+
+    def _steps_json(self) -> dict[str, Any]:
+        return {
+            "count": len(self.steps),
+            "first_loss": self.losses[0][1],
+            "last_loss": self.losses[-1][1],
+            "skipped": self.skipped,
+            "clipped": self.clipped,
+            "taken_back": list(self.executed.taken_back),
+        }
+
+
+def memory_ratio(held: Held) -> float | None:
+    """Activations as measured over those planned; None where the plan knows no bytes."""
+    return held.activation_bytes / held.planned_bytes if held.planned_bytes else None
+
+
+def fullest_by_stage(held: tuple[Held, ...]) -> list[Held]:
+    """Of each stage the worker that held the most activations: what is told of clusters too large to name everybody."""
+    fullest: dict[str, Held] = {}
+    for one in held:
+        stage = one.worker.rpartition("_")[2]
+        fullest[stage] = max(fullest.get(stage, one), one, key=lambda known: known.activation_bytes)
+    return [fullest[stage] for stage in sorted(fullest, key=int)]
+
+
+def _held_json(held: Held) -> dict[str, Any]:
+    return {
+        "worker": held.worker,
+        "peak_bytes": held.peak_bytes,
+        "activation_bytes": held.activation_bytes,
+        "planned_bytes": held.planned_bytes,
+        "ratio": _rounded(memory_ratio(held)),
+    }
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _rounded(value: float | None, digits: int = 6) -> float | None:
+    return None if value is None else round(value, digits)

@@ -1,0 +1,110 @@
+"""Checkpoints: from a stage that trains to a folder on disk, and back bit for bit.
+
+`StageWriter` (in the workers) writes stages, `Checkpoints` (in the launcher) makes whole checkpoints of them; `latest` finds the
+one to resume from, and `load_stage` (in the workers) loads it. `checkpoint_files` tells how they lie on disk.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from recycle.core.errors import FileProblem, ForeignRun, NoCheckpoint
+from recycle.runtime.checkpoint_files import PARTIAL, Checkpoint, find, plain, read_checkpoint, stage_file, stage_metadata
+from recycle.runtime.checkpoint_folder import Checkpoints, NotSaved, Whole
+from recycle.runtime.checkpoint_state import Snapshot, put_back
+from recycle.runtime.checkpoint_writer import StageNotSaved, StageSaved, StageWriter
+from recycle.runtime.tensor_file import load_tensors
+
+__all__ = [
+    "Checkpoint",
+    "Checkpoints",
+    "NotSaved",
+    "StageNotSaved",
+    "StageSaved",
+    "StageWriter",
+    "Whole",
+    "latest",
+    "load_stage",
+]
+_MISSING = object()
+
+
+def latest(folder: Path, fingerprint: Mapping[str, Any]) -> tuple[Checkpoint, list[str]]:
+    """The newest whole checkpoint in `folder`, every byte of it checked, and a sentence for each newer one that is not whole."""
+    not_whole = {number: f"checkpoint {path.name} was not finished" for number, path in find(folder, PARTIAL).items()}
+    for number, path in find(folder).items():
+        try:
+            checkpoint = read_checkpoint(path)
+            _refuse_foreign(checkpoint, plain(fingerprint))
+            _refuse_other_bytes(checkpoint)
+        except FileProblem as problem:
+            not_whole[number] = f"checkpoint {path.name} is torn: {problem}"
+            continue
+        newer = [not_whole[other] for other in sorted(not_whole, reverse=True) if other > number]
+        return checkpoint, [f"{problem}; {path.name} before it is used" for problem in newer]
+    problems = "".join(f"; {not_whole[number]}" for number in sorted(not_whole, reverse=True))
+    raise NoCheckpoint(f"there is no whole checkpoint in {folder}: start the run anew, without resuming{problems}")
+
+
+def _refuse_other_bytes(checkpoint: Checkpoint) -> None:
+    for file in checkpoint.files:
+        path = checkpoint.folder / file.name
+        try:
+            with path.open("rb") as stream:
+                found = hashlib.file_digest(stream, "sha256").hexdigest()
+        except OSError as problem:
+            raise FileProblem(f"cannot read {path}: {problem.strerror or problem}") from None
+        if found != file.sha256:
+            raise FileProblem(f"{path} does not have the bytes that were written: its SHA-256 is {found}, not {file.sha256}")
+
+
+def _refuse_foreign(checkpoint: Checkpoint, fingerprint: Mapping[str, Any]) -> None:
+    for key, there, here in _differences(checkpoint.fingerprint, fingerprint):
+        what = f"its {key} is {there}, but this job's is {here}"
+        raise ForeignRun(f"{checkpoint.folder} was made by another job: {what}; resume with the same job")
+
+
+def _differences(there: Mapping[str, Any], here: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str, str]]:
+    """Each key that differs, with both values; keys of maps in maps, or in lists of maps, are joined by dots."""
+    for key in dict.fromkeys([*here, *there]):
+        old, new = there.get(key, _MISSING), here.get(key, _MISSING)
+        old_parts, new_parts = _parts(old), _parts(new)
+        if old_parts and new_parts:
+            yield from _differences(old_parts, new_parts, f"{above}{key}.")
+        elif old != new or type(old) is not type(new):
+            yield f"{above}{key}", _shown(old), _shown(new)
+
+
+def _parts(value: object) -> Mapping[str, Any]:
+    match value:
+        case dict():
+            return value
+        case [dict(), *_]:
+            return {str(number): part for number, part in enumerate(value)}
+    return {}
+
+
+def _shown(value: object) -> str:
+    text = "not there" if value is _MISSING else json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def load_stage(checkpoint: Checkpoint, stage: int, module: nn.Module, optimizer: Optimizer) -> None:
+    """Give `module` and `optimizer` in place what `stage` held, bit for bit: parameters, buffers, state, settings.
+
+    Buffers that are not in the module's `state_dict` are not in a checkpoint either.
+    """
+    assert 0 <= stage < len(checkpoint.files), f"the checkpoint has {len(checkpoint.files)} stages, and none is {stage}"
+    path = checkpoint.folder / stage_file(stage)
+    tensors, metadata = load_tensors(path)
+    if not stage_metadata(checkpoint.num_steps, stage).items() <= metadata.items() or "optimizer" not in metadata:
+        raise FileProblem(f"{path} does not hold stage {stage} after {checkpoint.num_steps} steps, but something else")
+    try:
+        put_back(Snapshot(tensors, metadata["optimizer"]), module, optimizer)
+    except ForeignRun as problem:
+        raise ForeignRun(f"stage {stage} cannot be loaded from {checkpoint.folder}: {problem}") from None

@@ -1,0 +1,199 @@
+"""What a stage trains, as tensors by name and one text: module and optimizer into a snapshot, and back bit for bit.
+
+Tensors of the module keep their names of its `state_dict`; those of the optimizer are called `optimizer/<parameter>/<what>`.
+All else in the optimizer is JSON in which a tensor is named, a tuple is told from a list, and every float comes back exactly.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from recycle.core.errors import ForeignRun, UserError
+
+_OPTIMIZER = "optimizer/"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A stage at one moment: tensors of their own on the CPU, and all else of the optimizer as JSON."""
+
+    tensors: Mapping[str, Tensor]
+    optimizer: str
+
+
+def take(module: nn.Module, optimizer: Optimizer) -> Snapshot:
+    """Copy all that `module.state_dict()` and `optimizer` hold, so that training may go on at once."""
+    tensors: dict[str, Tensor] = {}
+    for name, value in module.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise UserError(f"{name} of the module is a {type(value).__name__}, which cannot be saved: keep a tensor there")
+        if name.startswith(_OPTIMIZER):
+            raise UserError(f"{name} of the module cannot be saved under names that begin with {_OPTIMIZER}: call it otherwise")
+        tensors[name] = _copied(value)
+    names = _names(module, optimizer)
+    held = optimizer.state_dict()
+    groups = [
+        {key: value for key, value in group.items() if key != "params"}
+        | {"params": [names[number] for number in group["params"]]}
+        for group in held["param_groups"]
+    ]
+    state = {_name(names, number): values for number, values in held["state"].items()}
+    text = {
+        "kind": type(optimizer).__qualname__,
+        "groups": [_text_form(group, f"{_OPTIMIZER}group {number}", tensors) for number, group in enumerate(groups)],
+        "state": {name: _text_form(values, f"{_OPTIMIZER}{name}", tensors) for name, values in state.items()},
+    }
+    return Snapshot(tensors, json.dumps(text))
+
+
+def put_back(snapshot: Snapshot, module: nn.Module, optimizer: Optimizer) -> None:
+    """Give `module` and `optimizer` in place all that the snapshot holds; one of another job is refused, and nothing changed."""
+    own = {name: value for name, value in snapshot.tensors.items() if not name.startswith(_OPTIMIZER)}
+    wanted = module.state_dict()
+    _refuse_other_tensors(own, wanted)
+    told = json.loads(snapshot.optimizer)
+    groups = [_value(group, snapshot.tensors) for group in told["groups"]]
+    state = {name: _value(values, snapshot.tensors) for name, values in told["state"].items()}
+    names = _names(module, optimizer)
+    _refuse_other_optimizer(told["kind"], [group["params"] for group in groups], names, optimizer)
+    wanted.update(own)  # not `own` itself: the versions of the modules come with `wanted`
+    module.load_state_dict(wanted)
+    _load_optimizer(optimizer, groups, state, names)
+
+
+def _copied(value: Tensor) -> Tensor:
+    return value.detach().to("cpu", copy=True)
+
+
+def _names(module: nn.Module, optimizer: Optimizer) -> list[str]:
+    """The names of the optimizer's parameters, in its order."""
+    known = {id(parameter): name for name, parameter in module.named_parameters()}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if any(id(parameter) not in known for parameter in parameters):
+        raise UserError("the optimizer holds a parameter that is none of its stage's: make it of the stage's parameters alone")
+    return [known[id(parameter)] for parameter in parameters]
+
+
+def _name(names: list[str], number: object) -> str:
+    if not isinstance(number, int):
+        raise UserError(f"the optimizer holds state for {number!r}, which is no parameter and cannot be saved")
+    return names[number]
+
+
+def _text_form(value: object, name: str, tensors: dict[str, Tensor]) -> object:
+    """`value` as JSON; its tensors are copied into `tensors` under names that begin with `name`."""
+    match value:
+        case Tensor():
+            while name in tensors:  # two keys may read alike, such as 0 and "0"
+                name += "'"
+            tensors[name] = _copied(value)
+            return {"tensor": name}
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else {"float": repr(float(value))}
+        case tuple():
+            return {"tuple": _text_form(list(value), name, tensors)}
+        case list():
+            return [_text_form(part, f"{name}/{number}", tensors) for number, part in enumerate(value)]
+        case dict():
+            return {"dict": [[_key(key, name), _text_form(part, f"{name}/{key}", tensors)] for key, part in value.items()]}
+    what = name.removeprefix(_OPTIMIZER)
+    raise UserError(
+        f"the optimizer holds a {type(value).__name__} at {what}, which cannot be saved: keep numbers or tensors there"
+    )
+
+
+def _key(key: object, name: str) -> object:
+    if isinstance(key, str | int):
+        return key
+    what = name.removeprefix(_OPTIMIZER)
+    raise UserError(f"the optimizer holds {key!r} as a key at {what}, which cannot be saved: keys are words or whole numbers")
+
+
+def _value(told: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `_text_form` was given."""
+    match told:
+        case {"tensor": name}:
+            return tensors[name]
+        case {"float": text}:
+            return float(text)
+        case {"tuple": parts}:
+            return tuple(_value(parts, tensors))
+        case {"dict": pairs}:
+            return {key: _value(part, tensors) for key, part in pairs}
+        case list():
+            return [_value(part, tensors) for part in told]
+    return told
+
+
+def _refuse_other_tensors(saved: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> None:
+    for name in [*wanted, *saved]:
+        if name not in saved:
+            raise ForeignRun(f"the checkpoint has no {name}, which this job trains: resume with the job that made it")
+        if name not in wanted:
+            raise ForeignRun(f"the checkpoint has {name}, which this job does not train: resume with the job that made it")
+        there, here = _described(saved[name]), _described(wanted[name])
+        if there != here:
+            raise ForeignRun(f"{name} is {there} in the checkpoint, but {here} in this job: resume with the job that made it")
+
+
+def _described(value: object) -> str:
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def _refuse_other_optimizer(kind: str, saved: list[list[str]], names: list[str], optimizer: Optimizer) -> None:
+    """Raise unless the optimizer is of the class that was saved, and has the same parameters in the same groups."""
+    if kind != type(optimizer).__qualname__:
+        raise ForeignRun(f"the checkpoint was made with {kind}, but this job steps with {type(optimizer).__qualname__}")
+    rest = iter(names)
+    groups = [[next(rest) for _ in group["params"]] for group in optimizer.param_groups]
+    if len(groups) != len(saved):
+        raise ForeignRun(f"the checkpoint has {len(saved)} parameter groups, but this job's optimizer has {len(groups)}")
+    for number, (there, here) in enumerate(zip(saved, groups, strict=True)):
+        if there != here:
+            old, new = next(pair for pair in zip_longest(there, here, fillvalue="nothing") if pair[0] != pair[1])
+            raise ForeignRun(f"parameter group {number} of the checkpoint has {old} where this job's optimizer has {new}")
+
+
+def _load_optimizer(optimizer: Optimizer, groups: list[dict[str, Any]], state: dict[str, Any], names: list[str]) -> None:
+    """Let the optimizer load in its own way, which finds the devices, then give it the very values."""
+    numbers = {name: number for number, name in enumerate(names)}
+    devices = [
+        {key: value.device for key, value in group.items() if isinstance(value, Tensor)} for group in optimizer.param_groups
+    ]
+    optimizer.load_state_dict(
+        {
+            "state": {numbers[name]: values for name, values in state.items()},
+            "param_groups": [group | {"params": [numbers[name] for name in group["params"]]} for group in groups],
+        }
+    )
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for name, values in state.items():
+        parameter = parameters[numbers[name]]
+        optimizer.state[parameter] = _exact(optimizer.state[parameter], values, parameter)
+    for group, where in zip(optimizer.param_groups, devices, strict=True):
+        for key, device in where.items():
+            if isinstance(group.get(key), Tensor):
+                group[key] = group[key].to(device)
+
+
+def _exact(loaded: Any, saved: Any, parameter: Tensor) -> Any:
+    """`saved` where `loaded` is: `load_state_dict` casts state to the parameter's dtype, and takes words apart."""
+    match loaded, saved:
+        case Tensor(), Tensor():
+            # Kernels that step many tensors at once want state and parameter to lie in memory in the same order.
+            like = parameter if saved.shape == parameter.shape else saved
+            return torch.empty_like(like, dtype=saved.dtype, device=loaded.device, requires_grad=False).copy_(saved)
+        case dict(), dict():
+            return {key: _exact(value, saved[key], parameter) if key in saved else value for key, value in loaded.items()}
+        case (list(), list()) | (tuple(), tuple()):
+            return type(saved)(_exact(*pair, parameter) for pair in zip(loaded, saved, strict=True))
+    return saved if type(loaded) is type(saved) else loaded

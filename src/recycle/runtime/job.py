@@ -1,0 +1,123 @@
+"""A training job: what is trained, on what, how, and by which plan. Everything that is checked before a process starts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recycle.core.errors import ForeignPlan, UserError
+from recycle.core.plan import Plan
+from recycle.core.rules import check
+from recycle.runtime.executor import Samples
+from recycle.runtime.links import Parcel
+from recycle.runtime.stage import Loss, cast, refuse_unusable
+from recycle.runtime.step import MakeOptimizer, Schedule, constant
+from recycle.runtime.ties import Tie, find_ties
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a job trains, the same for every worker. A max_norm of None does not clip; `timeout_s` is the last net of all waits."""
+
+    num_steps: int
+    seed: int = 0
+    is_exact: bool = False
+    max_norm: float | None = None
+    sum_dtype: torch.dtype = torch.float32
+    autocast: torch.dtype | None = None
+    device: str = "cpu"
+    timeout_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Where checkpoints go, after how many steps each (0: only after the last), and how many are kept."""
+
+    folder: Path
+    every: int = 0
+    keep: int = 2
+
+    def is_due(self, num_steps: int, last: int) -> bool:
+        return num_steps == last or (self.every > 0 and num_steps % self.every == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that decides what a run computes. The loss is the mean over a micro-batch; every micro-batch counts alike."""
+
+    plan: Plan
+    stages: Sequence[nn.Module]
+    samples: Samples
+    loss: Loss
+    make_optimizer: MakeOptimizer
+    settings: Settings
+    schedule: Schedule = constant
+
+    def __post_init__(self) -> None:
+        shape = self.plan.problem.shape
+        if len(self.stages) != shape.num_stages:
+            raise ForeignPlan(
+                f"the plan has {shape.num_stages} stages, but the model is cut into {len(self.stages)}: make one fit the other"
+            )
+        if problems := check(self.plan):
+            raise ForeignPlan(f"the plan is not legal, {problems[0]}: plan again")
+        for number, module in enumerate(self.stages):
+            _refuse_running_statistics(number, module)
+
+    @property
+    def ties(self) -> list[Tie]:
+        return find_ties(self.stages)
+
+    def parcels(self) -> dict[int, Parcel]:
+        """What each stage but the last sends on, found by sending one micro-batch through; the modules are left as they were."""
+        made: dict[int, Parcel] = {}
+        inputs, targets = self.samples.get(0, 0, 0)
+        given: Tensor = inputs
+        last = len(self.stages) - 1
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), cast(torch.device("cpu"), self.settings.autocast):
+            for number, module in enumerate(self.stages):
+                given = module(given)
+                if number == last:
+                    given = self.loss(given, targets)
+                refuse_unusable(given, number, is_loss=number == last)
+                if number < last:
+                    made[number] = Parcel(tuple(given.shape), given.dtype)
+        return made
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        """What a checkpoint of this job says of it: whoever resumes must have the same."""
+        shape, settings = self.plan.problem.shape, self.settings
+        return {
+            "pipelines": shape.num_pipelines,
+            "stages": shape.num_stages,
+            "microbatches": shape.num_microbatches,
+            "seed": settings.seed,
+            "exact": settings.is_exact,
+            "max_norm": settings.max_norm,
+            "sums": str(settings.sum_dtype).removeprefix("torch."),
+            "autocast": str(settings.autocast).removeprefix("torch."),
+            "data": _described(self.samples),
+            "model": [
+                {name: [*value.shape, str(value.dtype).removeprefix("torch.")] for name, value in module.state_dict().items()}
+                for module in self.stages
+            ],
+        }
+
+
+def _described(samples: Samples) -> str:
+    """The data in words; those that have none for themselves would give an address that the next process has not."""
+    kind = type(samples)
+    return kind.__name__ if kind.__repr__ is object.__repr__ else repr(samples)
+
+
+def _refuse_running_statistics(number: int, module: nn.Module) -> None:
+    """Statistics that forward passes change belong to whoever ran them: peers would part, and who died would matter."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats:
+            raise UserError(
+                f"stage {number} has running statistics ({name or 'itself'}: {type(part).__name__}), which would depend on who "
+                "ran which micro-batch: use a norm without them, such as LayerNorm or GroupNorm"
+            )

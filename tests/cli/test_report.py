@@ -1,0 +1,269 @@
+"""`recycle report`: what it prints, what it writes, and what it refuses."""
+
+import argparse
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recycle.cli.report import add_report_parser
+from recycle.cli.report_text import curve
+from recycle.core.errors import UserError
+from recycle.core.record import Event, Held, OpRan, Started, Stepped, write_record
+from recycle.sim.replay.play import Conditions, replay
+from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan
+from tests.run_records import Training, training_record
+
+PLAN = make_rerouted_plan(profile=costly_profile(2))
+EVENTFUL = Training(12, clipped=(3, 5), skipped=(7,), taken_back=(5,), saved=(5, 11), warned=(9,))
+
+
+def save_run(folder: Path, events: list[Event], summary: dict[str, Any] | None = None) -> None:
+    folder.mkdir(exist_ok=True)
+    PLAN.save(folder / "plan.json")
+    write_record(folder / "record.jsonl", events)
+    if summary is not None:
+        (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to stand in, with a run that ended, one that was cut off, and the record of a replay."""
+    monkeypatch.chdir(tmp_path)
+    save_run(Path("run"), training_record(PLAN, EVENTFUL), {"steps": 12, "weights_sha256": "c0ffee"})
+    whole = [event for event in training_record(PLAN, EVENTFUL) if not isinstance(event, Held)]
+    save_run(Path("cut"), whole[: len(whole) - 10])
+    played = replay(PLAN, Conditions(num_iterations=6))
+    write_record("replayed.jsonl", [played.started("plan.json"), *played.events()])
+    return tmp_path
+
+
+def run(*arguments: str) -> int:
+    """What `recycle report` does with these arguments, with its errors as `main` tells them."""
+    parser = argparse.ArgumentParser(prog="recycle")
+    add_report_parser(parser.add_subparsers(dest="command"))
+    args = parser.parse_args(["report", *arguments])
+    try:
+        return int(args.run(args))
+    except UserError as problem:
+        print(f"recycle report: {problem}", file=sys.stderr)
+        return problem.exit_code
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run(*arguments) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def facts(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    known = json.loads(printed(capsys, *arguments, "--json"))
+    assert isinstance(known, dict)
+    return known
+
+
+def test_the_numbers_stand_above_the_charts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "run")
+    assert "run        train of 8-layer GPT, to its end; weights sha256 c0ffee" in out
+    assert "steps      12; loss 5.5000 at the first, " in out
+    assert "           1 skipped, 2 clipped, 1 taken back" in out
+    assert "           2 ops ran in vain, 12.5 ms of all workers together, and were run again" in out
+    assert re.search(r"(?m)^speed      \d+(\.\d+)? samples/s, the median$", out)
+    assert re.search(
+        r"(?m)^iteration  [\d.]+ ms, the median of 11; [\d.]+ ms at the 10th percentile, [\d.]+ ms at the 90th$", out
+    )
+    assert re.search(
+        r"(?m)^plan       at the speed at which ops ran the plan promises [\d.]+ ms: the iteration takes \d\.\d{3} ", out
+    )
+    assert re.search(r"(?m)^bubbles    [\d.]+% of the workers' time as executed, [\d.]+% as planned; from .* \(W\d_\d\) to ", out)
+    assert re.search(r"(?m)^time       [\d.]+ s in all: busy [\d.]+%, bubble [\d.]+%, start [\d.]+%$", out)
+    assert re.search(r"(?m)^           W0_0 +381.5 MiB +5.2 MiB +4.8 MiB +110%$", out)
+    assert "saved      step 6 at " in out
+    assert re.search(r"(?m)^warnings   at [\d.]+ m?s: step 10 took twice as long as the one before$", out)
+    assert "missing" not in out
+
+
+def test_an_iteration_is_drawn_as_executed_and_below_it_as_planned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    upper, below = printed(capsys, "run", "--iteration", "4").split("as planned ·")
+    assert "iteration 4 as executed · 2 pipelines × 2 stages" in upper
+    for chart in (upper, below):
+        assert re.search(r"(?m)^W0_1 .*▕F0.*f0.*▏", chart)
+        assert re.search(r"(?m)^W1_1 .*dead", chart)
+    assert "a period of " in below
+
+
+def test_the_loss_is_drawn_as_a_curve_that_falls(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, "run").splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("loss  "))
+    rows = [line.partition("│")[2] for line in lines[first : first + 7]]
+    columns = [next(place for place, letter in enumerate(row) if letter != " ") for row in rows if row]
+    assert columns == sorted(columns)
+    assert lines[first].split()[1] == "5.5"
+    assert re.search(r" 0 +11  iteration$", lines[first + 7])
+
+
+def test_the_curve_of_known_values_is_drawn_dot_by_dot() -> None:
+    """Four dots up in four columns of dots: one straight line through two letters."""
+    assert curve([0, 1, 2, 3], 2, 1) == ["⡠⠊"]
+    assert curve([5, 5, 5], 2, 1) == ["⠒⠒"]
+    assert curve([3, 3, 0, 0], 2, 1) == ["⠉⣆"]  # down at once, without a hole
+    assert curve([0, 2, 4, 6, 3, 3], 1, 1) == curve([2, 4], 1, 1)  # means of three
+
+
+def test_the_facts_agree_with_what_happened(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = facts(capsys, "run")
+    assert known["steps"]["count"] == 12
+    assert known["steps"]["taken_back"] == [5]
+    assert known["ended"] is True
+    assert known["weights_sha256"] == "c0ffee"
+    assert [one["steps"] for one in known["checkpoints"]] == [6, 12]
+    assert known["iterations"] == {"first": 0, "last": 11, "whole": 12}
+    assert 0 < known["drawn_iteration"] < 11
+    assert facts(capsys, "run", "--iteration", "7")["drawn_iteration"] == 7
+
+
+def test_a_run_that_was_cut_off_is_reported_as_far_as_it_went(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "cut")
+    assert "which goes on or was cut off: there is no summary.json" in out
+    assert "missing    the record holds no memory" in out
+    known = facts(capsys, "cut")
+    assert known["ended"] is False
+    assert known["iterations"]["last"] == 10
+
+
+def test_a_last_line_that_was_cut_in_the_middle_does_not_matter(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path("cut/record.jsonl")
+    before = facts(capsys, "cut")
+    path.write_bytes(path.read_bytes() + b'{"event":"op","iterat')
+    assert facts(capsys, "cut") == before
+
+
+def test_a_run_that_was_resumed_has_not_ended_with_its_old_summary(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run/summary.json").write_text('{"steps": 6}', encoding="utf-8")
+    assert "cut off: summary.json is from before it was resumed" in printed(capsys, "run")
+    assert facts(capsys, "run")["ended"] is False
+
+
+def test_a_replayed_record_says_what_it_does_not_hold(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "replayed.jsonl", "--plan", "run/plan.json")
+    assert "run        replay of plan.json, from replayed.jsonl" in out
+    assert "iterations 6 whole ones, 0 to 5" in out
+    assert "the iteration takes 1.000 times that" in out
+    assert "missing    the record holds no losses, no samples and no memory" in out
+    assert "loss  " not in out
+    known = facts(capsys, "replayed.jsonl", "--plan", "run/plan.json")
+    assert known["plan"]["over_promise"] == 1
+    assert known["iteration_us"]["median"] == PLAN.period_us
+    assert known["bubble_share"]["executed"] == known["bubble_share"]["planned"]
+
+
+def test_a_record_finds_the_plan_that_lies_beside_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert facts(capsys, "run/record.jsonl")["steps"]["count"] == 12
+
+
+def test_files_are_written_and_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {"--png": "a.png", "--svg": "a.svg", "--perfetto": "a.json"}
+    out = printed(capsys, "run", *(text for option, name in names.items() for text in (option, f"deep/{name}")))
+    assert all(f"wrote deep/{name}" in out for name in names.values())
+    assert Path("deep/a.png").read_bytes().startswith(b"\x89PNG\r\n")
+    assert "as executed" in Path("deep/a.svg").read_text(encoding="utf-8")
+    trace = json.loads(Path("deep/a.json").read_text(encoding="utf-8"))["traceEvents"]
+    ran = [event for event in training_record(PLAN, EVENTFUL) if isinstance(event, OpRan)]
+    assert sum(event["ph"] == "X" and event["name"] != "dead" for event in trace) == len(ran)
+
+
+def test_memory_of_many_workers_is_told_by_stage_and_rows_may_be_all(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wide = make_1f1b_plan(12, 4, 4, costly_profile(4))
+    Path("wide").mkdir()
+    wide.save("wide/plan.json")
+    write_record("wide/record.jsonl", training_record(wide, Training(3)))
+    out = printed(capsys, "wide")
+    assert "memory     of each stage the fullest of 48 workers" in out
+    assert out.count("8 of 48 workers are not shown") == 2
+    assert len(re.findall(r"(?m)^W\d+_\d +▕", printed(capsys, "wide", "--rows", "all"))) == 96
+
+
+def test_many_warnings_and_checkpoints_are_cut_short(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    every = tuple(range(12))
+    save_run(Path("noisy"), training_record(PLAN, Training(12, saved=every, warned=every)))
+    out = printed(capsys, "noisy")
+    assert "and 4 more; --json lists all" in out
+    assert "saved      8 before these" in out
+    assert len(facts(capsys, "noisy")["warnings"]) == 12
+
+
+def test_a_terminal_that_knows_ascii_only_gets_nothing_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+        assert run("run") == 0
+        sys.stdout.flush()
+        text = raw.getvalue().decode("ascii")
+    assert "|***" in text
+    assert "us" in text
+
+
+WRONG = {
+    "nothing there": ("nowhere", r"cannot read nowhere: there is no such folder or file; give the folder of a run"),
+    "not a run": (
+        "empty",
+        r"empty is not the folder of a run: it has no record.jsonl; give one that 'recycle train --out' wrote",
+    ),
+    "no plan in the folder": ("planless", r"there is no planless/plan.json; give its plan with --plan FILE"),
+    "a record without a plan": ("replayed.jsonl", r"there is no plan.json; give its plan with --plan FILE"),
+    "a plan that is not there": ("run --plan none.json", r"there is no none.json; give its plan with --plan FILE"),
+    "another kind of file": ("run/plan.json", r"run/plan.json is not a recycle-record file"),
+    "a plan that is none": ("run --plan run/record.jsonl", r"run/record.jsonl is not JSON"),
+    "an illegal plan": ("run --plan illegal.json", r"illegal.json is not a legal plan, so nothing can be held against it"),
+    "an empty record": ("silent.jsonl --plan run/plan.json", r"silent.jsonl: the record is empty: it holds no op"),
+    "another plan": ("run --plan other.json", r"run/record.jsonl: W1_0 ran ops in this record, but the plan has no row for it"),
+    "unknown iteration": ("run --iteration 12", r"iteration 12 is not in the record; whole are 0 to 11"),
+    "negative iteration": ("run --iteration -1", r"iteration -1 is not in the record; whole are 0 to 11"),
+    "iteration cut off": ("cut --iteration 11", r"iteration 11 is not whole in the record: the run was cut off in it"),
+    "a corrupt line": ("corrupt.jsonl --plan run/plan.json", r"corrupt.jsonl, line 2: this is not an event of a record"),
+    "a corrupt number": (
+        "odd.jsonl --plan run/plan.json",
+        r"odd.jsonl: the record is corrupt: the loss of an event 'step' is 'x'",
+    ),
+    "a corrupt summary": ("torn", r"cannot read torn/summary.json .*: remove it, and the report does without"),
+    "picture of another kind": ("run --png a.svg", r"cannot write a.svg: it would be a .png file"),
+    "picture into a folder": ("run --png run", r"cannot write run: it is a folder"),
+    "trace below a file": ("run --perfetto run/plan.json/a", r"cannot write run/plan.json/a"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_used_is_refused_in_a_sentence(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: str, sentence: str
+) -> None:
+    Path("empty").mkdir()
+    save_run(Path("planless"), training_record(PLAN, Training(2)))
+    Path("planless/plan.json").unlink()
+    save_run(Path("torn"), training_record(PLAN, Training(2)))
+    Path("torn/summary.json").write_text("{", encoding="utf-8")
+    write_record("silent.jsonl", [Started("train", "nothing")])
+    write_record("odd.jsonl", [Stepped(0, 1, "x", 1.0, 1.0)])  # type: ignore[arg-type]
+    Path("corrupt.jsonl").write_text('{"format": "recycle-record", "version": 1}\n{"event": "what"}\n\n', encoding="utf-8")
+    make_1f1b_plan(1, 2, 2).save("other.json")
+    text = PLAN.dumps()
+    Path("illegal.json").write_text(text.replace(f'"period_us": {PLAN.period_us}', '"period_us": 5'), encoding="utf-8")
+    before = sorted(folder.rglob("*"))
+    assert run(*arguments.split()) in (2, 12)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1, captured.err
+    assert re.search(sentence, captured.err), captured.err
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("--help")
+    out = capsys.readouterr().out
+    assert "recycle report runs/a --png page.png" in out
+    assert "--iteration" in out
