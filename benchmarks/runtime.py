@@ -77,7 +77,9 @@ class Theirs:
 
     def __init__(self, given: Assignment, store: Any) -> None:
         worker, shape = given.worker, given.shape
-        dist.init_process_group("gloo", store=dist.PrefixStore("theirs", store), rank=rank_of(given), world_size=len(given.address.workers))
+        dist.init_process_group(
+            "gloo", store=dist.PrefixStore("theirs", store), rank=rank_of(given), world_size=len(given.address.workers)
+        )
         pipes = [dist.new_group([p * shape.num_stages + s for s in range(shape.num_stages)]) for p in range(shape.num_pipelines)]
         peers = [dist.new_group([p * shape.num_stages + s for p in range(shape.num_pipelines)]) for s in range(shape.num_stages)]
         self._given, self._peers, self._num_peers = given, peers[worker.stage], shape.num_pipelines
@@ -172,7 +174,17 @@ def main() -> None:
             continue
         times = compare(Case(*sizes), args.rounds, args.iterations)
         ratios = [ours / theirs for ours, theirs in times]
-        print(sizes, "ours", round(median(o for o, _ in times) * 1e3, 1), "theirs", round(median(t for _, t in times) * 1e3, 1), "ratio", round(median(ratios), 3), [round(r, 2) for r in sorted(ratios)], flush=True)
+        print(
+            sizes,
+            "ours",
+            round(median(o for o, _ in times) * 1e3, 1),
+            "theirs",
+            round(median(t for _, t in times) * 1e3, 1),
+            "ratio",
+            round(median(ratios), 3),
+            [round(r, 2) for r in sorted(ratios)],
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 import recycle
 from recycle.planner.catalog import GPUS, MODELS
 
-HEAVY = {"numba", "numpy", "ortools", "scipy", "matplotlib", "rich"}
+HEAVY = {"torch", "numba", "numpy", "ortools", "scipy", "matplotlib", "rich"}
 
 
 def test_five_lines_make_a_plan(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """ReCycle: pipeline-parallel training that goes on when workers die.
 
-The names below are the whole public interface; the planner and the simulator behind them are imported when they are first used,
-so that a worker which only plays plans never loads them.
+The names below are the whole public interface; planner, simulator and runtime behind them are imported when they are first used,
+so that a worker which only plays plans never loads a planner, and planning needs no torch.
 """
 
 from importlib import import_module
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from recycle.planner.estimate import estimate
     from recycle.planner.solve import solve, solve_normalized
     from recycle.report.metrics import measure
+    from recycle.runtime.train import cut, train
     from recycle.sim.campaign import simulate
     from recycle.sim.job import job
     from recycle.sim.replay.play import Conditions, replay
 
 _FOUND_IN = {
     "build": "planner.build",
+    "cut": "runtime.train",
     "problem": "planner.describe",
     "estimate": "planner.estimate",
     "solve": "planner.solve",
@@ -38,6 +40,7 @@ _FOUND_IN = {
     "job": "sim.job",
     "Conditions": "sim.replay.play",
     "replay": "sim.replay.play",
+    "train": "runtime.train",
 }
 
 __all__ = [
@@ -56,6 +59,7 @@ __all__ = [
     "__version__",
     "build",
     "check",
+    "cut",
     "estimate",
     "job",
     "measure",
@@ -64,6 +68,7 @@ __all__ = [
     "simulate",
     "solve",
     "solve_normalized",
+    "train",
 ]
 
 

@@ -82,7 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name}: {problem}", file=sys.stderr)
         return problem.exit_code
     except KeyboardInterrupt:
-        print(f"\n{name}: interrupted; what was written is whole, and a library, cache or run goes on from there", file=sys.stderr)
+        print(
+            f"\n{name}: interrupted; what was written is whole, and a library, cache or run goes on from there", file=sys.stderr
+        )
         return _INTERRUPTED
     except BrokenPipeError:
         # The reader (a pager, `head`) has seen enough; keep Python from complaining about it at exit.

@@ -72,6 +72,7 @@ class Executor:
         self.losses: dict[int, float] = {}
         self._is_first, self._is_last = worker.stage == 0, worker.stage == num_stages - 1
         self._links, self._samples, self._seed = links, samples, seed
+        self._split = {turn.chain for turn in turns if turn.kind is Kind.I}
 
     def play(self, iteration: int, first: int, stop: int) -> list[Span]:
         """Play the turns from `first` to before `stop`; nothing behind them is looked for."""
@@ -126,7 +127,7 @@ class Executor:
             taken = inputs if self._is_first else taken
         assert taken is not None
         seed = seed_of(self._seed, iteration, pipeline, index, self.worker.stage)
-        made = self.stage.forward(turn.chain, taken, seed, targets if self._is_last else None)
+        made = self.stage.forward(turn.chain, taken, seed, targets if self._is_last else None, turn.chain in self._split)
         if self._is_last:
             self.losses[turn.chain] = float(made)
         return made

@@ -22,11 +22,13 @@ _MOST_EXACT_BITS = 50
 class Sums(Protocol):
     """The gradients of one worker's stage, summed over the micro-batches it ran; then over its peers."""
 
+    is_exact: bool
+    """Whether the order of additions does not matter."""
     flat: Tensor
     """The sums as they travel: what is reduced over the peers by addition."""
 
-    def add(self, parameter: Tensor, gradient: Tensor) -> None:
-        """Add one contribution."""
+    def add(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Add a contribution to each of the parameters."""
         ...
 
     def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
@@ -52,12 +54,14 @@ class _Layout:
     def __init__(self, parameters: Iterable[Tensor], dtype: torch.dtype, num_more: int = 0) -> None:
         self.parameters = list(parameters)
         sizes = [parameter.numel() for parameter in self.parameters]
+        self._sizes = [*sizes, len(sizes), num_more]
         device = self.parameters[0].device if self.parameters else None
-        self.flat = torch.zeros(sum(sizes) + len(sizes) + num_more, dtype=dtype, device=device)
-        *parts, self.used, self.more = torch.split(self.flat, [*sizes, len(sizes), num_more])
-        self.sums: Sequence[Tensor] = [part.view(of.shape) for part, of in zip(parts, self.parameters, strict=True)]
+        self.flat = torch.zeros(sum(self._sizes), dtype=dtype, device=device)
+        *sums, self.used, self.more = torch.split(self.flat, self._sizes)
         marks = torch.split(self.used, 1)
-        self._places = {id(of): (part, mark) for of, part, mark in zip(self.parameters, self.sums, marks, strict=True)}
+        self._places = {
+            id(of): (total.view(of.shape), mark) for of, total, mark in zip(self.parameters, sums, marks, strict=True)
+        }
         self._marked: set[int] = set()
 
     def of(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,6 +75,14 @@ class _Layout:
             self._marked.add(id(parameter))
         return total
 
+    def parts(self, flat: Tensor) -> list[Tensor | None]:
+        """The part of each parameter in a tensor laid out like the flat one, in its own precision; None for one not used."""
+        parts = torch.split(flat, self._sizes)
+        return [
+            part.view(of.shape).to(of.dtype) if used else None
+            for of, part, used in zip(self.parameters, parts, self.used.tolist(), strict=False)
+        ]
+
     def clear(self) -> None:
         self.flat.zero_()
         self._marked.clear()
@@ -79,12 +91,15 @@ class _Layout:
 class FloatSums:
     """Sums in floating point, in a precision of choice."""
 
+    is_exact = False
+
     def __init__(self, parameters: Iterable[Tensor], dtype: torch.dtype = torch.float32) -> None:
         self._layout = _Layout(parameters, dtype)
         self.flat = self._layout.flat
 
-    def add(self, parameter: Tensor, gradient: Tensor) -> None:
-        self._layout.into(parameter).add_(gradient)
+    def add(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        if parameters:  # in one go, because there are many small ones
+            torch._foreach_add_([self._layout.into(parameter) for parameter in parameters], list(gradients))
 
     def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
         total = self._layout.into(parameter)
@@ -97,11 +112,7 @@ class FloatSums:
         return self._layout.of(parameter)
 
     def means(self, num_microbatches: int) -> list[Tensor | None]:
-        layout = self._layout
-        return [
-            (total / num_microbatches).to(parameter.dtype) if used else None
-            for parameter, total, used in zip(layout.parameters, layout.sums, layout.used.tolist(), strict=True)
-        ]
+        return self._layout.parts(self.flat / num_microbatches)
 
     def clear(self) -> None:
         self._layout.clear()
@@ -112,6 +123,8 @@ class ExactSums:
 
     A contribution counts as too large if as many of its size as there can be would not fit into 63 bits together.
     """
+
+    is_exact = True
 
     def __init__(self, parameters: Iterable[Tensor], most_contributions: int, bits: int = EXACT_BITS) -> None:
         assert 1 <= bits <= _MOST_EXACT_BITS
@@ -124,7 +137,11 @@ class ExactSums:
     def num_unfit(self) -> int:
         return int(self._layout.more)
 
-    def add(self, parameter: Tensor, gradient: Tensor) -> None:
+    def add(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            self._add(parameter, gradient)
+
+    def _add(self, parameter: Tensor, gradient: Tensor) -> None:
         scaled = gradient.to(torch.float64).mul_(self._scale) if gradient.dtype != torch.float64 else gradient * self._scale
         # The largest of them is NaN where one is, and then it is not below anything.
         if scaled.numel() and not bool(scaled.abs().max() < self._most):
@@ -133,19 +150,15 @@ class ExactSums:
         self._layout.into(parameter).add_(scaled.round_().to(torch.int64))
 
     def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
-        self.add(parameter, left @ right)
+        self._add(parameter, left @ right)
 
     def of(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
         return self._layout.of(parameter)
 
     def means(self, num_microbatches: int) -> list[Tensor | None]:
         """The gradients, or Inf for all of them if a contribution did not fit: the step is skipped then, as for any overflow."""
-        layout, unit = self._layout, 1.0 / (self._scale * num_microbatches)
         fill = float("inf") if self.num_unfit else 0.0
-        return [
-            total.to(torch.float64).mul_(unit).add_(fill).to(parameter.dtype) if used else None
-            for parameter, total, used in zip(layout.parameters, layout.sums, layout.used.tolist(), strict=True)
-        ]
+        return self._layout.parts(self.flat.to(torch.float64).mul_(1.0 / (self._scale * num_microbatches)).add_(fill))
 
     def clear(self) -> None:
         self._layout.clear()

@@ -1,9 +1,9 @@
 """Decoupled BackProp: a backward pass in two parts, for any module, on autograd's public interface.
 
-`defer_weights` makes every Linear of a module (and GPT-2's Conv1D) an autograd function whose backward gives the gradient of its
-input alone, and puts what the weight's gradient needs on a `Tape`. So the backward pass of autograd is I: it passes the
-gradient on, and on its way accumulates the gradients of all other parameters (norms, embeddings, convolutions), which are cheap
-or cannot be deferred. Playing the tape is W.
+`defer_weights` makes every Linear of a module (and GPT-2's Conv1D) a product whose backward gives the gradient of its input alone,
+and puts what the weight's gradient needs on a `Tape`. So the backward pass of autograd is I: it passes the
+gradient on, and on its way accumulates the gradients of all other parameters (biases, norms, embeddings, convolutions), which are
+cheap or cannot be deferred. Playing the tape is W.
 
 Whatever is not recognised is left to autograd and ends up in I: correct for every module, fast where Linears dominate. Without a
 tape the same function gives all gradients at once. Between I and W a tape holds the inputs and the output gradients of the
@@ -21,41 +21,37 @@ from torch import Tensor, nn
 
 
 class Sink(Protocol):
-    """Where gradients of parameters go, once for each time that a parameter was used."""
-
-    def add(self, parameter: Tensor, gradient: Tensor) -> None:
-        """Add a gradient."""
-        ...
+    """Where gradients of weights go, once for each time that a weight was used."""
 
     def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
         """Add the gradient `left` @ `right`."""
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """A Linear, y = x w^T + b, or with `is_transposed` y = x w + b, and where the products of its module go."""
+
+    module: nn.Module
+    is_transposed: bool
+    deferral: "Deferral"
+
+
 class _Product(NamedTuple):
-    """One product y = x w^T + b, or with `is_transposed` y = x w + b: what its parameters' gradients are made from."""
+    """One use of a Linear: what the gradient of its weight is made from, both as matrices."""
 
     x: Tensor
     dy: Tensor
     weight: Tensor
-    bias: Tensor | None
     is_transposed: bool
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """Two matrices whose product is the gradient of the weight."""
-        x, dy = self.x.flatten(0, -2), self.dy.flatten(0, -2)
-        return (x.t(), dy) if self.is_transposed else (dy.t(), x)
+        return (self.x.t(), self.dy) if self.is_transposed else (self.dy.t(), self.x)
 
-    def weight_gradient(self) -> Tensor | None:
-        if not self.weight.requires_grad:
-            return None
+    def gradient(self) -> Tensor:
         left, right = self.factors()
         return (left @ right).to(self.weight.dtype)
-
-    def bias_gradient(self) -> Tensor | None:
-        if self.bias is None or not self.bias.requires_grad:
-            return None
-        return self.dy.flatten(0, -2).sum(0).to(self.bias.dtype)
 
 
 @dataclass(slots=True)
@@ -72,11 +68,7 @@ class Tape:
         self._products.reverse()
         while self._products:
             product = self._products.pop()
-            if product.weight.requires_grad:
-                sink.add_product(product.weight, *product.factors())
-            gradient = product.bias_gradient()
-            if product.bias is not None and gradient is not None:
-                sink.add(product.bias, gradient)
+            sink.add_product(product.weight, *product.factors())
 
     def storages(self) -> Iterator[torch.UntypedStorage]:
         """What the tape keeps alive; several products may share one."""
@@ -91,11 +83,21 @@ class Tape:
 class Deferral:
     """Which tape the products of a module go to: that of the micro-batch whose I runs. Without one, nothing is deferred.
 
-    It is an attribute, not a context of a thread, because autograd may run a backward pass in threads of its own.
+    While it is off, Linears are torch's own: for a forward pass whose backward pass will not be split, and for what that one
+    computes again. They are attributes, not contexts of a thread, because autograd may run a backward pass in threads of its own.
     """
 
     def __init__(self) -> None:
         self.tape: Tape | None = None
+        self.is_on = True
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        self.is_on = False
+        try:
+            yield
+        finally:
+            self.is_on = True
 
     @contextmanager
     def onto(self, tape: Tape) -> Iterator[None]:
@@ -111,7 +113,7 @@ def defer_weights(module: nn.Module) -> Deferral:
     deferral = Deferral()
     for part in module.modules():
         if _is_linear(part) or _is_conv1d(part):
-            part.forward = partial(_forward, part, deferral, _is_conv1d(part))
+            part.forward = partial(_forward, _Linear(part, _is_conv1d(part), deferral))
     return deferral
 
 
@@ -125,17 +127,53 @@ def _is_conv1d(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and isinstance(getattr(module, "nf", None), int)
 
 
-def _forward(module: nn.Module, deferral: Deferral, is_transposed: bool, x: Tensor) -> Tensor:
-    weight, bias = module.weight, module.bias
+def _forward(linear: _Linear, x: Tensor) -> Tensor:
+    weight, bias = linear.module.weight, linear.module.bias
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
     # Only a leaf may wait: a weight that was computed from parameters must pass its gradient on at once.
-    if not torch.is_grad_enabled() or not weight.is_leaf or x.dim() < 2:
-        return _product(x, weight, bias, is_transposed)
-    if torch.is_autocast_enabled(x.device.type):
+    may_wait = weight.is_leaf and weight.requires_grad and x.dim() >= 2
+    if not may_wait or not linear.deferral.is_on or not torch.is_grad_enabled():
+        return _product(x, weight, bias, linear.is_transposed)
+    is_cast = torch.is_autocast_enabled(x.device.type)
+    if x.requires_grad and not is_cast and _may_keep():
+        return _watched(linear, x, weight, bias)
+    if is_cast:
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    made: Tensor = _Deferrable.apply(x, weight, bias, deferral, is_transposed)  # type: ignore[no-untyped-call]
+    made: Tensor = _Deferrable.apply(x, weight, bias, linear)  # type: ignore[no-untyped-call]
     return made
+
+
+def _watched(linear: _Linear, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """torch's own product with a constant for a weight, whose output gradient is watched: all but free, where it is possible."""
+    made = _product(x, weight.detach(), bias, linear.is_transposed)
+    kept, version = x.detach(), x._version
+
+    def watch(dy: Tensor) -> None:
+        if kept._version != version:
+            raise RuntimeError(
+                f"an input of shape {list(kept.shape)} of a Linear was modified in place before the backward pass needed it: "
+                "change a copy of it instead"
+            )
+        product = _Product(kept.flatten(0, -2), dy.flatten(0, -2), weight, linear.is_transposed)
+        tape = linear.deferral.tape
+        if tape is not None:
+            tape.add(product)
+        else:  # as autograd would
+            gradient = product.gradient()
+            weight.grad = gradient if weight.grad is None else weight.grad + gradient
+
+    made.register_hook(watch)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _may_keep() -> bool:
+    """Whether an input can be kept as it is: not where somebody has a say in what is saved, such as activation checkpointing.
+
+    torch does not tell that in public; a release that does not tell it at all takes the slower way always.
+    """
+    ask = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return ask is not None and ask(False) is None
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, is_transposed: bool) -> Tensor:
@@ -147,29 +185,33 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, is_transposed: bool
 
 
 class _Deferrable(torch.autograd.Function):
-    """A product whose backward gives dx, and the parameters' gradients to a tape if there is one.
+    """A product whose backward gives dx and db, and what dW needs to a tape if there is one.
 
     Under autocast x comes in the low precision. The parameters are cast for this product alone, and again in its backward: a copy
     of them for each micro-batch in flight would cost more memory than the cast costs time.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, deferral: Deferral, is_transposed: bool) -> Tensor:
-        ctx.deferral, ctx.is_transposed, ctx.weight, ctx.bias = deferral, is_transposed, weight, bias
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, linear: _Linear) -> Tensor:
+        ctx.linear, ctx.weight, ctx.bias_dtype = linear, weight, bias.dtype if bias is not None else None
         ctx.save_for_backward(x, weight)
-        return _product(x, _low(weight, x), _low(bias, x) if bias is not None else None, is_transposed)
+        return _product(x, _low(weight, x), _low(bias, x) if bias is not None else None, linear.is_transposed)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        dy, low = gradients[0].contiguous(), _low(weight, x)
-        product = _Product(x.detach(), dy.detach(), ctx.weight, ctx.bias, ctx.is_transposed)
-        dx = dy @ (low.t() if ctx.is_transposed else low) if ctx.needs_input_grad[0] else None
-        tape: Tape | None = ctx.deferral.tape
+        linear: _Linear = ctx.linear
+        dy = gradients[0].flatten(0, -2)
+        # The weight itself, not what was saved: hooks on saved tensors may give back another tensor with the same values.
+        product = _Product(x.detach().flatten(0, -2), dy, ctx.weight, linear.is_transposed)
+        low = _low(weight, x)
+        dx = (dy @ (low.t() if linear.is_transposed else low)).view(x.shape) if ctx.needs_input_grad[0] else None
+        db = dy.sum(0).to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
+        tape = linear.deferral.tape
         if tape is None:
-            return dx, product.weight_gradient(), product.bias_gradient(), None, None
+            return dx, product.gradient(), db, None
         tape.add(product)
-        return dx, None, None, None, None
+        return dx, None, db, None
 
 
 def _low(parameter: Tensor, x: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ class _Flight:
 
     given: Tensor | None
     made: Tensor | None
+    is_deferred: bool
     tape: Tape = field(default_factory=Tape)
 
 
@@ -50,6 +51,9 @@ class Stage:
         self._autocast = autocast
         self._flights: dict[int, _Flight] = {}
         self._deferral = defer_weights(module)
+        # An exact sum must be of the same contributions however a pass is split: torch adds those of a parameter that is used
+        # twice before anybody sees them. And under autocast torch keeps a copy of every weight for each micro-batch.
+        self._always_defers = sums.is_exact or autocast is not None
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
 
@@ -57,20 +61,24 @@ class Stage:
     def num_in_flight(self) -> int:
         return len(self._flights)
 
-    def forward(self, chain: int, given: Tensor, seed: int, targets: Tensor | None = None) -> Tensor:
-        """Run the module on `given` and return what it makes, or the loss at the last stage; both are detached."""
+    def forward(self, chain: int, given: Tensor, seed: int, targets: Tensor | None = None, is_split: bool = True) -> Tensor:
+        """Run the module on `given` and return what it makes, or the loss at the last stage; both are detached.
+
+        If the backward pass will not be split, nothing needs to wait, and Linears can be torch's own.
+        """
         assert chain not in self._flights, f"micro-batch {chain} is in flight already"
         leaf = given.to(self._device).detach()
         if self.number > 0:  # nobody wants the gradient of the data
             leaf.requires_grad_(True)
         self._seed(seed)
-        with torch.enable_grad(), self._metered(chain), cast(self._device, self._autocast):
+        is_deferred = is_split or self._always_defers
+        with torch.enable_grad(), self._metered(chain), cast(self._device, self._autocast), self._deferring(is_deferred):
             made = self.module(leaf)
             if self._loss is not None:
                 assert targets is not None
                 made = self._loss(made, targets.to(self._device))
         refuse_unusable(made, self.number, is_loss=self._loss is not None)
-        self._flights[chain] = _Flight(leaf, made)
+        self._flights[chain] = _Flight(leaf, made, is_deferred)
         if self.meter is not None:
             self.meter.hold(chain, leaf, made)
         passed_on: Tensor = made.detach()
@@ -88,7 +96,7 @@ class Stage:
         flight = self._flights[chain]
         assert flight.made is not None, f"micro-batch {chain} has had its I"
         if flight.made.requires_grad:
-            with self._deferral.onto(flight.tape):
+            with self._deferral.onto(flight.tape), self._deferring(flight.is_deferred):
                 torch.autograd.backward([flight.made], [gradient] if gradient is not None else None)
         given = flight.given
         assert given is not None
@@ -115,12 +123,15 @@ class Stage:
         self.backward_weight(chain)
         return passed
 
+    def _deferring(self, is_deferred: bool) -> AbstractContextManager[None]:
+        return nullcontext() if is_deferred else self._deferral.off()
+
     def _collect(self) -> None:
         """Take over the gradients that autograd accumulated itself."""
-        for parameter in self._parameters:
-            if parameter.grad is not None:
-                self.sums.add(parameter, parameter.grad)
-                parameter.grad = None
+        pairs = [(parameter, parameter.grad) for parameter in self._parameters if parameter.grad is not None]
+        self.sums.add([parameter for parameter, _ in pairs], [gradient for _, gradient in pairs])
+        for parameter, _ in pairs:
+            parameter.grad = None
 
     def _seed(self, seed: int) -> None:
         """Seed what this stage draws from; `torch.manual_seed` does, too, but asks every kind of device there may be."""

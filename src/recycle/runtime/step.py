@@ -9,9 +9,8 @@ takes the step back if the verdict, which comes before the next backward pass, s
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -48,8 +47,11 @@ def judge(norms_squared: Sequence[float], max_norm: float | None) -> Verdict:
 
 def norm_squared(gradients: Iterable[Tensor | None]) -> float:
     """The sum of squares of a stage's gradients, in double precision; not finite if any of them is not."""
-    squares = [float((gradient.to(torch.float64) ** 2).sum()) for gradient in gradients if gradient is not None]
-    return math.fsum(squares) if all(map(math.isfinite, squares)) else math.inf
+    flat = [gradient.flatten() for gradient in gradients if gradient is not None]
+    if not flat:
+        return 0.0
+    whole = torch.cat(flat).to(torch.float64)
+    return float(whole @ whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +72,12 @@ class Stepper:
         self._schedule = schedule
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self._before: _Copy | None = None
+        # Where each tensor is copied to before a step: always the same memory, since new memory costs more to fill.
+        self._places: dict[Tensor, Tensor] = {}
 
     def step(self, iteration: int, gradients: Sequence[Tensor | None], scale: float | None) -> None:
         """Apply gradients times `scale`; a scale of None changes nothing, but counts as a step that can be taken back."""
-        self._before = self._copied(self._before)
+        self._before = self._copied()
         if scale is None:
             return
         factor = self._schedule(iteration)
@@ -95,36 +99,38 @@ class Stepper:
             for parameter, value in zip(self._parameters, self._before.values, strict=True):
                 parameter.copy_(value)
         self.optimizer.state.clear()
-        self.optimizer.state.update(
-            {of: state for of, state in zip(self._parameters, self._before.state, strict=True) if state}
-        )
+        self.optimizer.state.update({of: state for of, state in zip(self._parameters, self._before.state, strict=True) if state})
         for group, options in zip(self.optimizer.param_groups, self._before.groups, strict=True):
             group.update(options)
         self._before = None
+        self._places.clear()  # they are the optimizer's own now
 
-    def _copied(self, last: _Copy | None) -> _Copy:
-        """A copy of everything, into the tensors of the last one where they fit."""
-        old = last or _Copy([], [], [])
-        state = self.optimizer.state
-        return _Copy(
-            [_copy(parameter, *kept) for parameter, *kept in zip_longest(self._parameters, old.values)],
-            [_copy(state.get(parameter, {}), *kept) for parameter, *kept in zip_longest(self._parameters, old.state)],
-            [_copy({key: group[key] for key in group if key != "params"}) for group in self.optimizer.param_groups],
+    def _copied(self) -> _Copy:
+        """A copy of everything. All tensors are copied in one go, because there are many small ones."""
+        known = self._places
+        self._places = {}
+        made = _Copy(
+            [self._place(parameter, known) for parameter in self._parameters],
+            [self._place(self.optimizer.state.get(parameter, {}), known) for parameter in self._parameters],
+            [self._place({key: group[key] for key in group if key != "params"}, known) for group in self.optimizer.param_groups],
         )
+        if self._places:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self._places.values()), list(self._places))
+        return made
 
-
-def _copy(value: Any, into: Any = None) -> Any:
-    """A copy of its own, tensors in a tensor of `into` where it has one of this form: memory that is new costs more to fill."""
-    match value:
-        case Tensor():
-            fits = isinstance(into, Tensor) and (into.shape, into.dtype, into.device) == (value.shape, value.dtype, value.device)
-            return into.copy_(value.detach()) if fits else value.detach().clone()
-        case dict():
-            kept = into if isinstance(into, dict) else {}
-            return {key: _copy(part, kept.get(key)) for key, part in value.items()}
-        case list() | tuple():
-            return type(value)(_copy(part) for part in value)
-    return value
+    def _place(self, value: Any, known: Mapping[Tensor, Tensor]) -> Any:
+        """`value` with tensors of its own, which are still to be filled."""
+        match value:
+            case Tensor():
+                place = known[value] if value in known else torch.empty_like(value, requires_grad=False)
+                self._places[value] = place
+                return place
+            case dict():
+                return {key: self._place(part, known) for key, part in value.items()}
+            case list() | tuple():
+                return type(value)(self._place(part, known) for part in value)
+        return value
 
 
 class _Nothing(Optimizer):
