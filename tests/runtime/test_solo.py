@@ -96,16 +96,37 @@ def test_tied_parameters_train_like_one_that_is_shared(max_norm):
 SINGLE = [f"W{pipeline}_{stage}" for pipeline in range(3) for stage in range(4)]
 
 
-@pytest.mark.parametrize("options", [{}, {"max_norm": 0.02}, {"dropout": 0.2}], ids=["plain", "clipping", "dropout"])
-def test_in_exact_mode_the_weights_are_equal_bit_for_bit_whoever_is_dead(options):
-    options = dict(options)
-    stages = make_stages(4, options.pop("dropout", 0.0))
-    cases = [*CASES.values(), *({"fail": worker} for worker in SINGLE)]
+SETTINGS = {
+    "plain": {},
+    "clipping": {"max_norm": 0.02},
+    "clipping that never clips": {"max_norm": 1e6},
+    "dropout": {"stages": make_stages(4, 0.2)},
+    "tied": {"stages": tied_stages(4), "max_norm": 0.02},
+    "an infinite step": {"samples": Explodes(1)},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_in_exact_mode_the_weights_are_equal_bit_for_bit_whoever_is_dead(setting):
+    options = {"stages": make_stages(4), "samples": Numbers(), **SETTINGS[setting]}
     found = {}
-    for case in cases:
-        job, losses = trained(plan(SHAPE, **case), stages, is_exact=True, steps=2, **options)
-        found[job.weights_sha256(), tuple(losses)] = case
+    for case in [*CASES.values(), *({"fail": worker} for worker in SINGLE)]:
+        job = Solo(plan(SHAPE, **case), options["stages"], options["samples"], loss, adamw, 5, True, options.get("max_norm"))
+        losses = [job.iterate(step) for step in range(3)]
+        found[job.weights_sha256(), str(losses)] = case
     assert len(found) == 1, found
+
+
+@pytest.mark.parametrize("setting", ["clipping", "dropout", "tied", "an infinite step"])
+def test_so_are_they_with_two_dead_in_one_stage_of_four_pipelines(setting):
+    options = {"stages": make_stages(4), "samples": Numbers(), **SETTINGS[setting]}
+    dead = ["", "W0_1,W2_1", "W1_3,W3_3", "W0_0,W1_0,W2_2,W3_2"]
+    found = set()
+    for fail in dead:
+        job = Solo(plan((4, 4, 4), fail), options["stages"], options["samples"], loss, adamw, 5, True, options.get("max_norm"))
+        losses = [job.iterate(step) for step in range(3)]
+        found.add((job.weights_sha256(), str(losses)))
+    assert len(found) == 1
 
 
 def test_without_exact_mode_sums_depend_on_who_ran_what():

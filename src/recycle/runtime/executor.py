@@ -91,6 +91,7 @@ class Executor:
         taken = self._links.receive(turn.takes) if turn.takes is not None else None
         start = now_us()
         made = self._compute(iteration, turn, taken)
+        self.stage.finish()
         span = Span(turn.label, start, now_us())
         if turn.gives is not None:
             assert made is not None

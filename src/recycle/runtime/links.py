@@ -72,27 +72,35 @@ class GlooLinks:
         self._counter = count()
         self._expected: dict[Message, tuple[Any, Tensor]] = {}
 
-        def group(name: str, members: Sequence[Worker]) -> Any:
-            # torch's stubs know neither of the two.
-            prefix = dist.PrefixStore(f"e{address.epoch}/{name}", store)  # type: ignore[attr-defined]
-            return dist.ProcessGroupGloo(prefix, members.index(address.worker), len(members), timeout)
-
-        self._all = group("all", address.workers)
-        self._peers = group(f"stage{address.worker.stage}", address.peers(address.worker.stage))
+        self._timeout = timeout
+        self._all = self._group(store, "all", address.workers)
+        self._peers = self._group(store, f"stage{address.worker.stage}", address.peers(address.worker.stage))
         self._ties = {
-            tie: group(f"tie{number}", [other for other in address.workers if other.stage in tie.stages])
+            tie: self._group(store, f"tie{number}", [other for other in address.workers if other.stage in tie.stages])
             for number, tie in enumerate(ties)
             if address.worker.stage in tie.stages
         }
 
+    def _group(self, store: Any, name: str, members: Sequence[Worker]) -> Any:
+        """A group of these workers, under the prefix of the epoch."""
+        # torch's stubs do not know a PrefixStore.
+        prefix = dist.PrefixStore(f"e{self._address.epoch}/{name}", store)  # type: ignore[attr-defined]
+        return dist.ProcessGroupGloo(prefix, members.index(self._address.worker), len(members), self._timeout)
+
     def send(self, message: Message, tensor: Tensor) -> None:
         body = tensor.detach().cpu().contiguous()
-        work = self._all.send([body], self._rank[message.receiver], self._tag(message))
+        self._keep(message, self._all.send([body], self._rank[message.receiver], self._tag(message)), body)
+
+    def _keep(self, message: Message, work: Any, body: Tensor) -> None:
+        """Hold on to what is being sent."""
         heappush(self._sent[message.receiver], ((self.round, message.taken_at), next(self._counter), work, body))
 
+    def _parcel(self, message: Message) -> Parcel:
+        """What reaches a stage forwards was made by the stage before; what comes back is as large as what it made itself."""
+        return self._parcels[message.stage - 1 if message.kind is Kind.F else message.stage]
+
     def expect(self, message: Message) -> None:
-        # What reaches a stage forwards was made by the stage before; what comes back is as large as what it made itself.
-        parcel = self._parcels[message.stage - 1 if message.kind is Kind.F else message.stage]
+        parcel = self._parcel(message)
         body = torch.empty(parcel.shape, dtype=parcel.dtype)
         work = self._all.recv([body], self._rank[message.sender], self._tag(message))
         self._expected[message] = work, body
@@ -139,7 +147,8 @@ class GlooLinks:
 
 
 def _add(group: Any, tensor: Tensor) -> None:
-    host = tensor.cpu()
-    group.allreduce([host]).wait()
-    if host is not tensor:
-        tensor.copy_(host)
+    """Add up in place, through the host where gloo does it."""
+    where = tensor.cpu() if isinstance(group, dist.ProcessGroupGloo) else tensor
+    group.allreduce([where]).wait()
+    if where is not tensor:
+        tensor.copy_(where)

@@ -97,7 +97,7 @@ class Stage:
         assert flight.made is not None, f"micro-batch {chain} has had its I"
         if flight.made.requires_grad:
             with self._deferral.onto(flight.tape), self._deferring(flight.is_deferred):
-                torch.autograd.backward([flight.made], [gradient] if gradient is not None else None)
+                torch.autograd.backward([flight.made], [gradient.to(self._device)] if gradient is not None else None)
         given = flight.given
         assert given is not None
         passed = given.grad
@@ -141,6 +141,11 @@ class Stage:
 
     def _metered(self, chain: int) -> AbstractContextManager[None]:
         return self.meter.forward(chain) if self.meter is not None else nullcontext()
+
+    def finish(self) -> None:
+        """Wait until what was computed is there: a GPU computes on while its worker goes on."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
 
     def parameters(self) -> Iterator[Tensor]:
         return iter(self._parameters)

@@ -1,8 +1,10 @@
 """A worker process: it gets its turns and its stage, plays iterations, reduces with its peers, steps, and tells what it did."""
 
 import copy
+import os
 import resource
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +26,7 @@ from recycle.runtime.gradients import make_sums
 from recycle.runtime.job import Saving, Settings
 from recycle.runtime.links import Address, GlooLinks, Parcel
 from recycle.runtime.memory import Meter
+from recycle.runtime.nccl_links import NcclLinks
 from recycle.runtime.stage import Loss, Stage
 from recycle.runtime.step import MakeOptimizer, Schedule, Stepper, Verdict
 from recycle.runtime.ties import Tie
@@ -122,9 +125,11 @@ def _train(given: Assignment, tell: Callable[[Told], None]) -> None:
     timeout = timedelta(seconds=settings.timeout_s)
     # Between processes of one machine torch hands tensors over as shared memory: without a copy, peers would step one another's
     # weights. The groups below are complete only when everybody has its own.
-    module = copy.deepcopy(given.module).to(settings.device)
+    device = _device(given)
+    module = copy.deepcopy(given.module).to(device)
     store = dist.TCPStore("127.0.0.1", given.store_port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
-    links = GlooLinks(store, given.address, given.parcels, given.shape.num_chains, given.ties, timeout)
+    common = store, given.address, given.parcels, given.shape.num_chains, given.ties, timeout
+    links = NcclLinks(*common, given.turns, device) if _has_own_gpu(given) else GlooLinks(*common)
     trainer = make_trainer(given, module, links)
     writer = StageWriter(given.saving.folder, worker.stage, tell) if given.saving and given.address.is_first_peer else None
     first = 0
@@ -154,6 +159,25 @@ def make_trainer(given: Assignment, module: nn.Module, links: GlooLinks) -> Trai
     return Trainer(
         executor, links, stepper, given.address, shape, given.ties, given.warm_up, given.is_staggered, settings.max_norm
     )
+
+
+def _device(given: Assignment) -> torch.device:
+    """Where the worker computes. Workers share the GPUs that there are; a sum is exact only if every kernel is repeatable."""
+    if given.settings.device != "cuda":
+        return torch.device(given.settings.device)
+    if given.settings.is_exact:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    # autograd's own thread has no context at first, makes one, and says so.
+    warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
+    device = torch.device("cuda", given.address.workers.index(given.worker) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _has_own_gpu(given: Assignment) -> bool:
+    """NCCL refuses two workers on one GPU."""
+    return given.settings.device == "cuda" and 1 < len(given.address.workers) <= torch.cuda.device_count()
 
 
 def _peak_bytes(device: str) -> int:
