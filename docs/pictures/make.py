@@ -1,5 +1,6 @@
 """Draw the pictures of the documents: `make pictures`. Plans are made and systems simulated on the spot."""
 
+import tempfile
 from pathlib import Path
 
 import recycle
@@ -32,6 +33,7 @@ def main() -> None:
     normalized, _ = recycle.solve_normalized(recycle.problem(4, 4, 8, costs="2,3,2", comm=1, memory=8), num_failures=3)
     draw("normalized", normalized)
     draw_simulation("simulate")
+    draw_run("report")
 
 
 def draw_simulation(name: str) -> None:
@@ -40,6 +42,14 @@ def draw_simulation(name: str) -> None:
     job = "--model gpt3-6.7b --gpu a100-80 --pipelines 4 --stages 8 --microbatches 32"
     systems = "recycle,oobleck,varuna,replica-drop,checkpoint-restart-spare,fault-scaled"
     main_command(f"simulate {job} --systems {systems} --interval 30m --rejoin 2h --plot {path}".split())
+
+
+def draw_run(name: str) -> None:
+    """The README's run: a small GPT with a dead worker, for real; how long its ops take depends on the machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        main_command(f"train --pipelines 3 --stages 4 --microbatches 6 --steps 20 --exact --dead W1_2 --measure --out {run}".split())
+        main_command(f"report {run} --png {HERE / name}.png".split())
 
 
 if __name__ == "__main__":

@@ -133,6 +133,8 @@ class _Parts:
 
     def measured(self) -> "Profile":
         """A profile of these stages on this machine."""
+        import torch
+
         from recycle.core.cluster import Shape
         from recycle.models.gpt import next_byte_loss
         from recycle.runtime.batches import Batches
@@ -141,7 +143,21 @@ class _Parts:
         cluster = self.config.cluster
         shape = Shape(cluster.pipelines, cluster.stages, cluster.microbatches)
         batches = Batches(self._text, shape, self.config.data.samples, self.config.training.seed)
-        return measure(self._stages, batches, next_byte_loss, make_optimizer=self._optimizer)
+        num_threads, training = torch.get_num_threads(), self.config.training
+        torch.set_num_threads(1)  # as in a worker
+        try:
+            return measure(
+                self._stages,
+                batches,
+                next_byte_loss,
+                is_exact=training.exact,
+                make_optimizer=self._optimizer,
+                sum_dtype=self._sums,
+                autocast=self._autocast,
+                device=training.device,
+            )
+        finally:
+            torch.set_num_threads(num_threads)
 
     def train(self, plan: Plan, out: Path | None, resume: bool, watch: Callable[[Event], None]) -> "Trained":
         from recycle.models.gpt import next_byte_loss

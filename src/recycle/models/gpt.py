@@ -123,8 +123,8 @@ class GptStage(nn.Module):
         assert layers.step == 1
         self.config = config
         self.is_first, self.is_last = layers.start == 0, layers.stop == config.num_layers
-        # The modules draw weights of their own, which are replaced; torch's global random state stays as it is. On the meta device
-        # they would draw none, but there torch loads its compiler first, which takes longer than the weights of a small GPT.
+        # The modules draw weights of their own, which are replaced; torch's global random state stays as it is. On the meta
+        # device they would draw none, but for that torch loads its compiler, which takes longer than the weights of a small GPT.
         with torch.random.fork_rng(devices=[]):
             self.embedding = _Embedding(config) if self.is_first else None
             self.layers = nn.ModuleDict({str(number): _Layer(config) for number in layers})

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from recycle.core.errors import UserError
 from recycle.core.op import Kind
-from recycle.core.profile import Profile, StageProfile
+from recycle.core.profile import Link, Profile, StageProfile
 from recycle.runtime.executor import Samples
 from recycle.runtime.gradients import make_sums
 from recycle.runtime.memory import Meter
@@ -34,6 +34,8 @@ _CHAIN = 0
 # Between two steps the micro-batch goes through with its backward pass in two parts, and in one.
 _NUM_GOES = 2
 _OPTIMIZER = "optimizer"
+# A link of which nothing is known: within a machine, messages cost next to nothing beside ops.
+_UNMEASURED = Link(bytes_per_us=1e9)
 
 
 class StageBytes(NamedTuple):
@@ -64,7 +66,7 @@ def measure(
     """Return what every stage costs on `device`, or where it is: medians of `num_repeats`, after a first go that does not count.
 
     Static bytes are those of the parameters, gradient bytes those of the sums that peers reduce. An optimizer that is not given
-    takes no time, and links are not measured. With how many threads torch computes is the caller's matter.
+    takes no time; links are not measured, and as if they were free. With how many threads torch computes is the caller's matter.
     """
     if isinstance(num_repeats, bool) or not isinstance(num_repeats, int) or num_repeats < 1:
         raise UserError(f"num_repeats is {num_repeats!r}, but it must be a whole number of at least 1")
@@ -80,7 +82,7 @@ def measure(
         for _ in range(num_repeats):
             _go(copies, steppers, given, targets, watch)
     made = tuple(_profile(stage, own, watch) for stage, own in zip(copies, sizes, strict=True))
-    return Profile(made, name=f"measured on {_machine(copies)}")
+    return Profile(made, _UNMEASURED, _UNMEASURED, name=f"measured on {_machine(copies)}, links as if they were free")
 
 
 def measure_bytes(

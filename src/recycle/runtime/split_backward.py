@@ -1,9 +1,9 @@
 """Decoupled BackProp: a backward pass in two parts, for any module, on autograd's public interface.
 
-`defer_weights` makes every Linear of a module (and GPT-2's Conv1D) a product whose backward gives the gradient of its input alone,
-and puts what the weight's gradient needs on a `Tape`. So the backward pass of autograd is I: it passes the gradient on, and on its
-way accumulates the gradients of all other parameters (biases, norms, embeddings, convolutions), which are cheap or cannot be
-deferred. Playing the tape is W.
+`defer_weights` makes every Linear of a module (and GPT-2's Conv1D) a product whose backward gives the gradient of its input, and
+puts what the weight's gradient needs on a `Tape`. So the backward pass of autograd is I: it passes the gradient on, and on its
+way accumulates the gradients of all other parameters (biases, norms, embeddings, convolutions), which are cheap or cannot wait.
+Playing the tape is W.
 
 Whatever is not recognised is left to autograd and ends up in I: correct for every module, fast where Linears dominate. Without a
 tape the same function gives all gradients at once. Between I and W a tape holds the inputs and the output gradients of the
