@@ -48,7 +48,9 @@ def draw_run(name: str) -> None:
     """The README's run: a small GPT with a dead worker, for real; how long its ops take depends on the machine."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        main_command(f"train --pipelines 3 --stages 4 --microbatches 6 --steps 20 --exact --dead W1_2 --measure --out {run}".split())
+        main_command(
+            f"train --pipelines 3 --stages 4 --microbatches 6 --steps 20 --exact --dead W1_2 --measure --out {run}".split()
+        )
         main_command(f"report {run} --png {HERE / name}.png".split())
 
 

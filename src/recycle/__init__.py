@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from recycle.planner.estimate import estimate
     from recycle.planner.solve import solve, solve_normalized
     from recycle.report.metrics import measure
+    from recycle.runtime.checkpoint import load
     from recycle.runtime.train import cut, train
     from recycle.sim.campaign import simulate
     from recycle.sim.job import job
@@ -38,6 +39,7 @@ _FOUND_IN = {
     "measure": "report.metrics",
     "simulate": "sim.campaign",
     "job": "sim.job",
+    "load": "runtime.checkpoint",
     "Conditions": "sim.replay.play",
     "replay": "sim.replay.play",
     "train": "runtime.train",
@@ -62,6 +64,7 @@ __all__ = [
     "cut",
     "estimate",
     "job",
+    "load",
     "measure",
     "problem",
     "replay",

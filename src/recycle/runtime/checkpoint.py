@@ -6,7 +6,7 @@ one to resume from, and `load_stage` (in the workers) loads it. `checkpoint_file
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from recycle.core.errors import FileProblem, ForeignRun, NoCheckpoint
 from recycle.runtime.checkpoint_files import PARTIAL, Checkpoint, find, plain, read_checkpoint, stage_file, stage_metadata
 from recycle.runtime.checkpoint_folder import Checkpoints, NotSaved, Whole
-from recycle.runtime.checkpoint_state import Snapshot, put_back
+from recycle.runtime.checkpoint_state import Snapshot, put_back, put_weights
 from recycle.runtime.checkpoint_writer import StageNotSaved, StageSaved, StageWriter
 from recycle.runtime.tensor_file import load_tensors
 
@@ -29,18 +29,23 @@ __all__ = [
     "StageWriter",
     "Whole",
     "latest",
+    "load",
     "load_stage",
 ]
 _MISSING = object()
 
 
-def latest(folder: Path, fingerprint: Mapping[str, Any]) -> tuple[Checkpoint, list[str]]:
-    """The newest whole checkpoint in `folder`, every byte of it checked, and a sentence for each newer one that is not whole."""
+def latest(folder: Path, fingerprint: Mapping[str, Any] | None = None) -> tuple[Checkpoint, list[str]]:
+    """The newest whole checkpoint in `folder`, every byte of it checked, and a sentence for each newer one that is not whole.
+
+    With a fingerprint, one of another job is refused.
+    """
     not_whole = {number: f"checkpoint {path.name} was not finished" for number, path in find(folder, PARTIAL).items()}
     for number, path in find(folder).items():
         try:
             checkpoint = read_checkpoint(path)
-            _refuse_foreign(checkpoint, plain(fingerprint))
+            if fingerprint is not None:
+                _refuse_foreign(checkpoint, plain(fingerprint))
             _refuse_other_bytes(checkpoint)
         except FileProblem as problem:
             not_whole[number] = f"checkpoint {path.name} is torn: {problem}"
@@ -108,3 +113,17 @@ def load_stage(checkpoint: Checkpoint, stage: int, module: nn.Module, optimizer:
         put_back(Snapshot(tensors, metadata["optimizer"]), module, optimizer)
     except ForeignRun as problem:
         raise ForeignRun(f"stage {stage} cannot be loaded from {checkpoint.folder}: {problem}") from None
+
+
+def load(stages: Sequence[nn.Module], run: Path | str) -> int:
+    """Give the stages in place the weights of the newest whole checkpoint of a run, and return after how many steps that is."""
+    checkpoint, _ = latest(Path(run) / "checkpoints")
+    if len(stages) != len(checkpoint.files):
+        raise ForeignRun(f"{run} trained {len(checkpoint.files)} stages, but {len(stages)} are to be loaded: cut the model alike")
+    for number, module in enumerate(stages):
+        tensors, _ = load_tensors(checkpoint.folder / stage_file(number))
+        try:
+            put_weights(tensors, module)
+        except ForeignRun as problem:
+            raise ForeignRun(f"stage {number} cannot be loaded from {checkpoint.folder}: {problem}") from None
+    return checkpoint.num_steps

@@ -53,6 +53,13 @@ def take(module: nn.Module, optimizer: Optimizer) -> Snapshot:
     return Snapshot(tensors, json.dumps(text))
 
 
+def put_weights(tensors: Mapping[str, Tensor], module: nn.Module) -> None:
+    """Give `module` in place what a snapshot's tensors hold of it."""
+    own = {name: value for name, value in tensors.items() if not name.startswith(_OPTIMIZER)}
+    _refuse_other_tensors(own, module.state_dict())
+    module.load_state_dict(own)
+
+
 def put_back(snapshot: Snapshot, module: nn.Module, optimizer: Optimizer) -> None:
     """Give `module` and `optimizer` in place all that the snapshot holds; one of another job is refused, and nothing changed."""
     own = {name: value for name, value in snapshot.tensors.items() if not name.startswith(_OPTIMIZER)}

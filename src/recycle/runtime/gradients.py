@@ -58,7 +58,7 @@ class _Layout:
         device = self.parameters[0].device if self.parameters else None
         self.flat = torch.zeros(sum(self._sizes), dtype=dtype, device=device)
         *sums, self.used, self.more = torch.split(self.flat, self._sizes)
-        marks = torch.split(self.used, 1)
+        marks = torch.split(self.used, 1) if sizes else ()
         self._places = {
             id(of): (total.view(of.shape), mark) for of, total, mark in zip(self.parameters, sums, marks, strict=True)
         }

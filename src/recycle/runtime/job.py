@@ -1,5 +1,6 @@
 """A training job: what is trained, on what, how, and by which plan. Everything that is checked before a process starts."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,17 @@ class Settings:
     autocast: torch.dtype | None = None
     device: str = "cpu"
     timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("the number of steps", self.num_steps, 1), ("the seed", self.seed, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UserError(f"{name} is {value!r}, but it must be a whole number of at least {least}")
+        if self.max_norm is not None and not (isinstance(self.max_norm, int | float) and 0 < self.max_norm < math.inf):
+            raise UserError(f"max_norm is {self.max_norm!r}, but it must be a finite number above 0, or None")
+        if self.device not in ("cpu", "cuda"):
+            raise UserError(f"the device is {self.device!r}, but it must be cpu or cuda")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise UserError("the device is cuda, but torch finds no GPU here: leave it out, or install torch with CUDA")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +76,6 @@ class Job:
             )
         if problems := check(self.plan):
             raise ForeignPlan(f"the plan is not legal, {problems[0]}: plan again")
-        for number, module in enumerate(self.stages):
-            _refuse_running_statistics(number, module)
 
     @property
     def ties(self) -> list[Tie]:
@@ -79,7 +89,7 @@ class Job:
         last = len(self.stages) - 1
         with torch.no_grad(), torch.random.fork_rng(devices=[]), cast(torch.device("cpu"), self.settings.autocast):
             for number, module in enumerate(self.stages):
-                given = module(given)
+                given = _untouched(number, module, given)
                 if number == last:
                     given = self.loss(given, targets)
                 refuse_unusable(given, number, is_loss=number == last)
@@ -113,11 +123,19 @@ def _described(samples: Samples) -> str:
     return kind.__name__ if kind.__repr__ is object.__repr__ else repr(samples)
 
 
-def _refuse_running_statistics(number: int, module: nn.Module) -> None:
-    """Statistics that forward passes change belong to whoever ran them: peers would part, and who died would matter."""
-    for name, part in module.named_modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats:
-            raise UserError(
-                f"stage {number} has running statistics ({name or 'itself'}: {type(part).__name__}), which would depend on who "
-                "ran which micro-batch: use a norm without them, such as LayerNorm or GroupNorm"
-            )
+def _untouched(number: int, module: nn.Module, given: Tensor) -> Any:
+    """What the module makes; it is refused if a forward pass changes it.
+
+    What forward passes change belongs to whoever ran them: peers would part, and who died would matter.
+    """
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    made = module(given)
+    changed = [name for name, buffer in module.named_buffers() if name in before and not torch.equal(buffer, before[name])]
+    for name in changed:
+        module.get_buffer(name).copy_(before[name])
+    if changed:
+        raise UserError(
+            f"a forward pass of stage {number} changes its buffer {changed[0]}, which would depend on who ran which micro-batch: "
+            "use modules without such state, such as LayerNorm or GroupNorm instead of BatchNorm"
+        )
+    return made

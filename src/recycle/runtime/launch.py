@@ -6,7 +6,7 @@ says its last words; then all are ended, and the caller hears them. No process i
 
 import multiprocessing
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -18,7 +18,7 @@ from recycle.core.errors import PortInUse, UserError, WorkerFailed
 from recycle.core.routes import Routes
 from recycle.runtime.checkpoint import Checkpoint
 from recycle.runtime.job import Job, Saving
-from recycle.runtime.links import Address
+from recycle.runtime.links import Address, Parcel
 from recycle.runtime.turns import make_turns
 from recycle.runtime.warm_up import warm_ups
 from recycle.runtime.worker import Assignment, Finished, LastWords, Told, work
@@ -30,14 +30,18 @@ def launch(
     saving: Saving | None = None,
     resumed: Checkpoint | None = None,
     port: int = 0,
+    parcels: Mapping[int, Parcel] | None = None,
 ) -> dict[Worker, Finished]:
-    """Train with a process for every live worker of the job's plan, and return how each finished; `hear` gets all they tell."""
+    """Train with a process for every live worker of the job's plan, and return how each finished; `hear` gets all they tell.
+
+    `parcels` are the job's, if somebody has asked for them already: it takes a forward pass to find them.
+    """
     store = _store(port)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["recycle.runtime.preload"])
+    context.set_forkserver_preload(["recycle.runtime.preload", *_homes(job)])
     processes: dict[Connection, BaseProcess] = {}
     try:
-        for given in assignments(job, store.port, saving, resumed):
+        for given in assignments(job, store.port, saving, resumed, parcels):
             ear, mouth = context.Pipe(duplex=False)
             process = context.Process(target=work, args=(given, mouth), daemon=True, name=str(given.worker))
             _start(process)
@@ -49,6 +53,12 @@ def launch(
             started.terminate()
         for started in processes.values():
             started.join()
+
+
+def _homes(job: Job) -> list[str]:
+    """The modules that define what is trained: loaded once by the server, instead of by every worker."""
+    parts = {type(part).__module__ for stage in job.stages for part in stage.modules()}
+    return sorted(parts - {"__main__"})
 
 
 def _store(port: int) -> Any:
@@ -65,9 +75,16 @@ def _first_line(problem: Exception) -> str:
     return str(problem).splitlines()[0]
 
 
-def assignments(job: Job, port: int, saving: Saving | None = None, resumed: Checkpoint | None = None) -> list[Assignment]:
+def assignments(
+    job: Job,
+    port: int,
+    saving: Saving | None = None,
+    resumed: Checkpoint | None = None,
+    parcels: Mapping[int, Parcel] | None = None,
+) -> list[Assignment]:
     """What every live worker of the job's plan is given; they meet at a store on `port`."""
-    plan, parcels, ties = job.plan, job.parcels(), job.ties
+    plan, ties = job.plan, job.ties
+    parcels = job.parcels() if parcels is None else parcels
     routes = Routes(plan)
     warm = warm_ups(plan, routes)
     turns = make_turns(plan, routes, warm)
@@ -98,7 +115,7 @@ def assignments(job: Job, port: int, saving: Saving | None = None, resumed: Chec
 def _start(process: BaseProcess) -> None:
     try:
         process.start()
-    except (pickle.PicklingError, AttributeError, TypeError) as problem:
+    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as problem:
         raise UserError(
             f"the model, data, loss or optimizer cannot be sent to a worker process: {_first_line(problem)}; use functions and "
             "classes of a module's top level instead of lambdas and inner ones"
@@ -119,14 +136,23 @@ def _follow(processes: dict[Connection, BaseProcess], hear: Callable[[Told], Non
                     ears.discard(ear)
                 case None:
                     processes[ear].join(5)
-                    name, code = processes[ear].name, processes[ear].exitcode
-                    raise WorkerFailed(f"{name} ended with exit code {code} and without a word: look at the machine's memory")
+                    raise WorkerFailed(_epitaph(processes[ear]))
                 case Finished():
                     finished[told.worker] = told
                     hear(told)
                 case _:
                     hear(told)
     return finished
+
+
+def _epitaph(process: BaseProcess) -> str:
+    """What can be said of a worker that ended without a word."""
+    if process.exitcode == 1:
+        return (
+            f"{process.name} could not start: a worker imports the script that started the run, which must be a file that keeps "
+            'its work under if __name__ == "__main__":'
+        )
+    return f"{process.name} ended with exit code {process.exitcode} and without a word: look at the machine's memory"
 
 
 def _heard(ear: Connection) -> Any:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recycle.core.cluster import Worker
+from recycle.core.errors import Unsendable
 from recycle.core.op import Kind
 from recycle.runtime.ties import Tie
 from recycle.runtime.turns import Message
@@ -88,8 +89,18 @@ class GlooLinks:
         return dist.ProcessGroupGloo(prefix, members.index(self._address.worker), len(members), self._timeout)
 
     def send(self, message: Message, tensor: Tensor) -> None:
+        self._refuse_other_form(message, tensor)
         body = tensor.detach().cpu().contiguous()
         self._keep(message, self._all.send([body], self._rank[message.receiver], self._tag(message)), body)
+
+    def _refuse_other_form(self, message: Message, tensor: Tensor) -> None:
+        """The receiver has made room for what the first micro-batch of all had."""
+        parcel = self._parcel(message)
+        if (tuple(tensor.shape), tensor.dtype) != (parcel.shape, parcel.dtype):
+            raise Unsendable(
+                f"{message.sender} made {tensor.dtype} of shape {list(tensor.shape)} for {message.receiver}, but the first "
+                f"micro-batch made {parcel.dtype} of shape {list(parcel.shape)}: all must be alike; pad or cut the samples"
+            )
 
     def _keep(self, message: Message, work: Any, body: Tensor) -> None:
         """Hold on to what is being sent."""

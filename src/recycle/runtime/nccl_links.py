@@ -59,6 +59,7 @@ class NcclLinks(GlooLinks):
         return dist.ProcessGroupNCCL(prefix, members.index(self._address.worker), len(members), options)
 
     def send(self, message: Message, tensor: Tensor) -> None:
+        self._refuse_other_form(message, tensor)
         body = tensor.detach().contiguous()
         self._keep(message, self._ways[message.kind].send([body], self._rank[message.receiver], 0), body)
 

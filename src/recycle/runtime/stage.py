@@ -6,11 +6,12 @@ What a micro-batch holds follows the plan's memory model: F takes its activation
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recycle.core.errors import LossNotScalar, Unsendable
+from recycle.core.errors import LossNotScalar, Unsendable, UserError
 from recycle.runtime.gradients import Sums
 from recycle.runtime.memory import Meter
 from recycle.runtime.split_backward import Tape, defer_weights
@@ -73,7 +74,7 @@ class Stage:
         self._seed(seed)
         is_deferred = is_split or self._always_defers
         with torch.enable_grad(), self._metered(chain), cast(self._device, self._autocast), self._deferring(is_deferred):
-            made = self.module(leaf)
+            made = self._run(leaf)
             if self._loss is not None:
                 assert targets is not None
                 made = self._loss(made, targets.to(self._device))
@@ -83,6 +84,16 @@ class Stage:
             self.meter.hold(chain, leaf, made)
         passed_on: Tensor = made.detach()
         return passed_on
+
+    def _run(self, leaf: Tensor) -> Any:
+        try:
+            return self.module(leaf)
+        except RuntimeError as problem:
+            if "a leaf Variable that requires grad" in str(problem):
+                raise UserError(
+                    f"stage {self.number} changes what it is given in place: let its first op make a new tensor (inplace=False)"
+                ) from None
+            raise
 
     def forget(self) -> None:
         """Drop all micro-batches in flight; gradients that were summed stay."""

@@ -81,11 +81,11 @@ def train(
     job = Job(plan, stages, Batches(dataset, plan.problem.shape, samples, seed), loss, optimizer, settings, schedule)
     if resume and out is None:
         raise UserError("resume goes on in a run folder: name it with out")
-    begin_us, bytes_of = now_us(), planned_bytes(job)
+    begin_us, parcels, bytes_of = now_us(), job.parcels(), planned_bytes(job)
     num_samples = plan.problem.shape.num_chains * samples
     if out is None:
         books = Books(plan, num_samples, bytes_of, watch, None, begin_us)
-        return books.trained(steps, launch(job, books.hear, port=port))
+        return books.trained(steps, launch(job, books.hear, port=port, parcels=parcels))
     with RunFolder(Path(out), job, checkpoint_every, keep, resume, name) as run:
 
         def write(event: Event) -> None:
@@ -95,7 +95,7 @@ def train(
         books = Books(plan, num_samples, bytes_of, write, run.checkpoints, begin_us, run.gone_us)
         for warning in run.warnings:
             books.warn(warning)
-        trained = books.trained(steps, launch(job, books.hear, run.saving, run.resumed, port))
+        trained = books.trained(steps, launch(job, books.hear, run.saving, run.resumed, port, parcels))
         run.close(trained)
     return trained
 

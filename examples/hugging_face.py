@@ -1,0 +1,162 @@
+"""Train a model of Hugging Face's with 2 pipelines of 3 stages, some of its six workers dead. Nothing is downloaded.
+
+    python examples/hugging_face.py                    # GPT-2, whose head uses the matrix of its embedding
+    python examples/hugging_face.py --model llama --dead W1_0,W1_1,W0_2
+
+The model is a small one, made from its configuration, and learns bytes of Python's standard library. What it takes to cut it is
+one wrapper for each kind of model, since a stage takes one tensor and returns one. The stages hold the model's very modules: its
+own code runs, a tie is seen because it is one parameter, and what was trained goes back into the model by loading the stages.
+"""
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+import recycle
+from recycle.core.record import Event, Stepped
+from recycle.models.text import Text
+from recycle.runtime.books import Trained
+
+CONTEXT, WIDTH, NUM_HEADS, NUM_BLOCKS = 64, 64, 4, 6
+# Only then may the mask be left out: torch's own attention knows by itself that no token sees those after it.
+ATTENTION = "sdpa"
+
+
+class Gpt2Embedding(nn.Module):
+    """What GPT-2 does before its first block: token ids [batch, tokens] become vectors of what stands where."""
+
+    def __init__(self, model: GPT2LMHeadModel) -> None:
+        super().__init__()
+        self.tokens, self.positions, self.dropout = model.transformer.wte, model.transformer.wpe, model.transformer.drop
+
+    def forward(self, ids: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[1], device=ids.device)
+        embedded: Tensor = self.dropout(self.tokens(ids) + self.positions(places))
+        return embedded
+
+
+class LlamaBlock(nn.Module):
+    """A block of Llama that works out itself where its tokens stand, because that does not come with what it is given."""
+
+    def __init__(self, model: LlamaForCausalLM, number: int) -> None:
+        super().__init__()
+        self.layer, self.rotary = model.model.layers[number], model.model.rotary_emb
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1], device=x.device)[None]
+        made: Tensor = self.layer(x, position_ids=places, position_embeddings=self.rotary(x, position_ids=places))
+        return made
+
+
+def make_gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=256,
+            n_positions=CONTEXT,
+            n_embd=WIDTH,
+            n_head=NUM_HEADS,
+            n_layer=NUM_BLOCKS,
+            # Dropout works, too; without it the losses are those of training the model as a whole.
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            resid_pdrop=0.0,
+            bos_token_id=None,
+            eos_token_id=None,
+            attn_implementation=ATTENTION,
+        )
+    )
+
+
+def make_llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=256,
+            max_position_embeddings=CONTEXT,
+            hidden_size=WIDTH,
+            intermediate_size=3 * WIDTH,
+            num_attention_heads=NUM_HEADS,
+            num_key_value_heads=NUM_HEADS // 2,
+            num_hidden_layers=NUM_BLOCKS,
+            bos_token_id=None,
+            eos_token_id=None,
+            attn_implementation=ATTENTION,
+        )
+    )
+
+
+def in_a_row(model: PreTrainedModel) -> nn.Sequential:
+    """The model as modules one after the other: an embedding, its blocks, the norm, the head."""
+    match model:
+        case GPT2LMHeadModel():
+            body = model.transformer
+            return nn.Sequential(Gpt2Embedding(model), *body.h, body.ln_f, model.lm_head)
+        case LlamaForCausalLM():
+            blocks = [LlamaBlock(model, number) for number in range(len(model.model.layers))]
+            return nn.Sequential(model.model.embed_tokens, *blocks, model.model.norm, model.lm_head)
+    raise recycle.UserError(f"a {type(model).__name__} is not known here: write down what comes after what in it")
+
+
+def make_stages(model: PreTrainedModel) -> list[nn.Module]:
+    """Embedding and blocks | blocks | blocks, norm and head."""
+    third = NUM_BLOCKS // 3
+    return recycle.cut(in_a_row(model), [1 + third, 1 + 2 * third])
+
+
+def loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+make_optimizer = partial(torch.optim.AdamW, lr=3e-3)
+MODELS = {"gpt2": make_gpt2, "llama": make_llama}
+
+
+def show(event: Event) -> None:
+    """Print every fifth step."""
+    match event:
+        case Stepped(iteration=iteration, loss=float(value)) if iteration % 5 == 0:
+            print(f"step {iteration + 1:3}  loss {value:.4f}")
+
+
+def train(stages: Sequence[nn.Module], dead: str, steps: int, out: Path | None = None) -> Trained:
+    """Train while the workers in `dead` are. The stages are afterwards what they were; what was learned lies in `out`."""
+    plan = recycle.solve(recycle.problem(2, 3, 4, fail=dead, costs=(1, 1, 1)))
+    return recycle.train(plan, stages, Text(CONTEXT), loss, make_optimizer, steps=steps, samples=4, out=out, watch=show)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Train a small Hugging Face model on bytes of text, with dead workers.")
+    parser.add_argument("--model", choices=MODELS, default="gpt2", help="what is trained (default: %(default)s)")
+    parser.add_argument("--dead", default="W1_1", metavar="WORKERS", help="who is dead, such as W1_1,W0_2 (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=30, help="how many steps (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="record the run there; the trained model goes to FOLDER/hugging_face"
+    )
+    given = parser.parse_args(arguments)
+    if given.steps < 1:
+        parser.error(f"--steps is {given.steps}, but it must be at least 1")
+    model = MODELS[given.model]()
+    stages = make_stages(model)
+    print(
+        f"{type(model).__name__} of {model.num_parameters():,} parameters in {len(stages)} stages, {given.dead or 'nobody'} dead"
+    )
+    try:
+        trained = train(stages, given.dead, given.steps, given.out)
+    except recycle.UserError as problem:
+        parser.error(str(problem))
+    print(f"loss {trained.losses[0]:.4f} at first, {trained.losses[-1]:.4f} at last\nweights sha256 {trained.weights_sha256}")
+    if given.out is not None:
+        recycle.load(stages, given.out)
+        model.save_pretrained(given.out / "hugging_face")
+        print(f"written {given.out / 'hugging_face'}")
+    return 0
+
+
+if __name__ == "__main__":  # every worker process imports this file, and must not train by itself
+    raise SystemExit(main())
