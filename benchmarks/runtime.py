@@ -1,191 +1,338 @@
-"""How fast the runtime is: a fault-free step beside that of torch.distributed.pipelining, in the same processes, in turns.
+"""The runtime's benchmark: how fast it is, how exact, what it holds, and how soon it starts.
 
-Both train the same GPT on the same micro-batches with one thread a worker. Theirs plays its 1F1B schedule, then pipelines add up
-their gradients and step; ours plays the plan that ReCycle makes for nobody dead, and keeps what it needs to take a step back.
-A round is some iterations of one and some of the other, each between two barriers; what counts is the median of their ratios.
-
-    python benchmarks/runtime.py [--rounds 7] [--iterations 4] [--json]
+make bench                                          every table, printed
+python benchmarks/runtime.py --only speed           one of them
+python benchmarks/runtime.py --quick                few rounds, runs and steps, in a few minutes
+python benchmarks/runtime.py --save                 also writes docs/benchmarks/<date>-runtime.md
 """
 
 import argparse
-import copy
-import json
-import multiprocessing
-import time
-from dataclasses import dataclass
-from datetime import timedelta
-from functools import partial
+import datetime
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import product
 from statistics import median
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from rich.console import Console
+from runtime_cases import (
+    ALL,
+    SAMPLES,
+    Bursting,
+    Entrant,
+    Ours,
+    Sizes,
+    Theirs,
+    alone,
+    bursting_loss,
+    command_s,
+    ours_exact,
+    outcome,
+    race,
+    start_s,
+)
+from sheet import NO, ROOT, UNJUDGED, YES, Case, Row, Section, machine, markdown, measure
 
 import recycle
-from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
-from recycle.models.text import Text
-from recycle.runtime.batches import Batches
-from recycle.runtime.job import Job, Settings
-from recycle.runtime.launch import assignments
-from recycle.runtime.links import GlooLinks
-from recycle.runtime.worker import Assignment, make_trainer
 
-CONTEXT, SAMPLES, SEED = 128, 2, 1
-CASES = [
-    # pipelines, stages, micro-batches, width, layers
-    (1, 2, 8, 128, 4),
-    (1, 4, 8, 128, 8),
-    (2, 2, 4, 128, 4),
-    (3, 4, 6, 64, 8),
-]
+QUIET_LOAD = 0.5
+LIBRARIES = ("torch", "numpy")
+ASKED_RATIO, ASKED_DIFFERENCE, ASKED_MEMORY, ASKED_START_S = 1.05, 1e-5, 0.10, 15
+SYNCHRONOUS = "adaptive,decoupled"
 
 
-@dataclass(frozen=True)
-class Case:
-    pipelines: int
-    stages: int
-    microbatches: int
-    width: int
-    layers: int
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured. What a clock says is judged only if it is enough."""
 
-    def job(self) -> Job:
-        plan = recycle.solve(recycle.problem(self.pipelines, self.stages, self.microbatches, costs=(10, 13, 9)), "greedy")
-        model = GptConfig(context=CONTEXT, width=self.width, num_layers=self.layers)
-        samples = Batches(Text(CONTEXT), plan.problem.shape, SAMPLES, SEED)
-        stages = gpt_stages(model, self.stages, SEED)
-        return Job(plan, stages, samples, next_byte_loss, partial(torch.optim.AdamW, lr=1e-3), Settings(10**6, SEED))
+    num_rounds: int
+    num_iterations: int
+    num_runs: int | None
+    num_steps: int
+    num_starts: int
+    is_judged: bool
 
-
-class Ours:
-    """A worker of ReCycle."""
-
-    def __init__(self, given: Assignment, store: Any) -> None:
-        module = copy.deepcopy(given.module)
-        links = GlooLinks(store, given.address, given.parcels, given.shape.num_chains, given.ties, timedelta(seconds=120))
-        self._trainer = make_trainer(given, module, links)
-        self._done = 0
-
-    def run(self, num_iterations: int) -> None:
-        self._trainer.train(self._done, self._done + num_iterations, lambda *told: None)
-        self._done += num_iterations
+    def judged(self, met: bool) -> str:
+        return _judged(met) if self.is_judged else UNJUDGED
 
 
-class Theirs:
-    """The same worker by torch.distributed.pipelining, with plain data parallelism around it."""
+WHOLE = Effort(num_rounds=7, num_iterations=4, num_runs=None, num_steps=200, num_starts=3, is_judged=True)
+QUICK = Effort(num_rounds=2, num_iterations=1, num_runs=3, num_steps=20, num_starts=1, is_judged=False)
 
-    def __init__(self, given: Assignment, store: Any) -> None:
-        worker, shape = given.worker, given.shape
-        dist.init_process_group(
-            "gloo", store=dist.PrefixStore("theirs", store), rank=rank_of(given), world_size=len(given.address.workers)
-        )
-        pipes = [dist.new_group([p * shape.num_stages + s for s in range(shape.num_stages)]) for p in range(shape.num_pipelines)]
-        peers = [dist.new_group([p * shape.num_stages + s for p in range(shape.num_pipelines)]) for s in range(shape.num_stages)]
-        self._given, self._peers, self._num_peers = given, peers[worker.stage], shape.num_pipelines
-        module = copy.deepcopy(given.module)
-        self._parameters = list(module.parameters())
-        stage = PipelineStage(module, worker.stage, shape.num_stages, torch.device("cpu"), group=pipes[worker.pipeline])
-        self._schedule = Schedule1F1B(stage, shape.num_microbatches, loss_fn=next_byte_loss)
-        self._optimizer = given.make_optimizer(self._parameters)
-        self._done = 0
-
-    def run(self, num_iterations: int) -> None:
-        for _ in range(num_iterations):
-            self._step()
-            self._done += 1
-
-    def _step(self) -> None:
-        worker, shape = self._given.worker, self._given.shape
-        is_first, is_last = worker.stage == 0, worker.stage == shape.num_stages - 1
-        inputs, targets = self._data() if is_first or is_last else (None, None)
-        losses: list[Tensor] = []
-        given = {"target": targets, "losses": losses} if is_last else {}
-        self._schedule.step(*([inputs] if is_first else []), **given)
-        if self._num_peers > 1:
-            flat = torch.cat([parameter.grad.flatten() for parameter in self._parameters if parameter.grad is not None])
-            dist.all_reduce(flat, group=self._peers)
-            flat /= self._num_peers
-            at = 0
-            for parameter in self._parameters:
-                parameter.grad = flat[at : at + parameter.numel()].view(parameter.shape)
-                at += parameter.numel()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-
-    def _data(self) -> tuple[Tensor, Tensor]:
-        parts = [
-            self._given.samples.get(self._done, self._given.worker.pipeline, index)
-            for index in range(self._given.shape.num_microbatches)
-        ]
-        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+ONE_PIPELINE, THREE_PIPELINES = Sizes(1, 4, 8, 128, 8), Sizes(3, 4, 6, 64, 8)
+RACES = (Sizes(1, 2, 8, 128, 4), ONE_PIPELINE, Sizes(2, 2, 4, 128, 4), THREE_PIPELINES, Sizes(3, 4, 6, 128, 8))
 
 
-def rank_of(given: Assignment) -> int:
-    return given.worker.pipeline * given.shape.num_stages + given.worker.stage
+def speed(effort: Effort) -> Section:
+    cases = [Case(_shown(sizes), partial(_speed, effort, sizes, "ReCycle's", sizes.plan)) for sizes in RACES]
+    same_schedule = partial(_speed, effort, ONE_PIPELINE, "1F1B", ONE_PIPELINE.one_f_one_b)
+    cases.append(Case(f"{_shown(ONE_PIPELINE)}, 1F1B", same_schedule))
+    about = (
+        "A fault-free step beside that of `torch.distributed.pipelining` 1F1B: D pipelines × S stages, M micro-batches each of "
+        f"{SAMPLES} samples of 128 bytes, a GPT of some width and layers, one thread a worker, CPU, gloo. The same processes "
+        f"train both, in turns: a round is {effort.num_iterations} iterations of ours, then as many of theirs, each between "
+        f"two barriers; times are medians of {effort.num_rounds} rounds, the ratio is the median of the rounds' ratios. Ours "
+        "plays ReCycle's plan for nobody dead, and keeps what it needs to take a step back; in the last row it plays 1F1B, "
+        "so that the schedules are the same. Theirs adds up gradients over pipelines in one all-reduce. With more workers "
+        f"than cores, what is compared is all work, not how well it overlaps. The target is a ratio of at most {ASKED_RATIO}."
+    )
+    header = ("D × S, M", "width, layers", "our plan", "ours ms", "theirs ms", "ratio", "range", "met")
+    return Section("speed", "Speed of a step against torch.distributed.pipelining", about, header, tuple(cases))
 
 
-def race(given: Assignment, rounds: int, num_iterations: int, results: Any) -> None:
-    """One worker of a race; the first tells the times."""
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", given.store_port, is_master=False)
-    theirs, ours = Theirs(given, store), Ours(given, store)
-    for runner in (theirs, ours):
-        runner.run(2)
-    for _ in range(rounds):
-        times = []
-        for runner in (ours, theirs):
-            dist.barrier()
-            start = time.perf_counter()
-            runner.run(num_iterations)
-            dist.barrier()
-            times.append((time.perf_counter() - start) / num_iterations)
-        if rank_of(given) == 0:
-            results.put(times)
-    dist.barrier()
-    dist.destroy_process_group()
+def _speed(effort: Effort, sizes: Sizes, plan_name: str, plan: Callable[[], recycle.Plan]) -> Row:
+    cells, ratio = _raced(effort, sizes, plan(), (Ours, Theirs))
+    return (*_named(sizes), plan_name, *cells, effort.judged(ratio <= ASKED_RATIO))
 
 
-def compare(case: Case, rounds: int, num_iterations: int) -> list[list[float]]:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["recycle.runtime.preload", "torch.distributed.pipelining"])
-    results = context.Queue()
-    processes = [
-        context.Process(target=race, args=(given, rounds, num_iterations, results), daemon=True)
-        for given in assignments(case.job(), store.port)
+def _raced(effort: Effort, sizes: Sizes, plan: recycle.Plan, entrants: tuple[Entrant, Entrant]) -> tuple[Row, float]:
+    """Both times, the ratio and its range as cells; the ratio."""
+    times_s = race(sizes.job(plan), entrants, effort.num_rounds, effort.num_iterations)
+    ratios = sorted(one / other for one, other in times_s)
+    both_ms = (f"{median(times) * 1e3:.1f}" for times in zip(*times_s, strict=True))
+    return (*both_ms, f"{median(ratios):.3f}", f"{ratios[0]:.2f} – {ratios[-1]:.2f}"), median(ratios)
+
+
+TINY = Sizes(3, 4, 4, 32, 4, context=16)
+FOUR = Sizes(4, 3, 3, 32, 3, context=16)
+EVERY_STAGE = "W0_0,W1_1,W2_2,W0_3"
+SINGLES = tuple(f"W{pipeline}_{stage}" for pipeline, stage in product(range(TINY.pipelines), range(TINY.stages)))
+SOME = ("", "W1_2", "W0_0", "W2_3", EVERY_STAGE)
+EXACT_STEPS = 3
+# Between the norms of the first and the last step: some are clipped, some are not, and a guess is wrong.
+CLIPPING_NORM, IDLE_NORM = 2.0, 1e9
+
+Run = tuple[str, str, Mapping[str, Any]]
+"""The dead workers, the techniques, and options of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A model and its data. All its runs must come to the same weights, whoever is dead and however steps are taken.
+
+    `must` names what has to have happened in every run: without it, the row would say nothing.
+    """
+
+    name: str
+    sizes: Sizes
+    dead: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    more: tuple[Run, ...] = ()
+    must: str = ""
+
+    @property
+    def runs(self) -> list[Run]:
+        return [*((dead, techniques, {}) for dead, techniques in product(self.dead, (ALL, SYNCHRONOUS))), *self.more]
+
+
+def settings() -> list[Setting]:
+    never_clips = {"max_norm": IDLE_NORM}
+    idle = tuple((dead, techniques, never_clips) for dead, techniques in product(("", "W1_2"), (ALL, SYNCHRONOUS)))
+    fused: tuple[Run, ...] = (("", "none", {}), ("W1_2", "adaptive", {}))
+    burst = TINY.batches().numbers(step=1, pipeline=1, index=2)[0]
+    bursting = {"dataset": Bursting(TINY.context, burst), "loss": bursting_loss}
+    pairs = tuple(f"W{one}_{stage},W{other}_{stage}" for stage, (one, other) in enumerate(((0, 1), (1, 3), (2, 3))))
+    return [
+        Setting("plain; clipping never active", TINY, ("", *SINGLES, EVERY_STAGE), more=(*idle, *fused)),
+        Setting("two dead in a stage", FOUR, ("", *pairs)),
+        Setting(f"clipping to {CLIPPING_NORM:g}", TINY, SOME, {"max_norm": CLIPPING_NORM}, must="clipped"),
+        Setting("infinite gradients in step 2", TINY, SOME, bursting, must="skipped"),
+        Setting("tied embeddings", TINY, SOME, {"stages": TINY.gpt(is_tied=True)}),
+        Setting("dropout 0.1", TINY, SOME, {"stages": TINY.gpt(dropout=0.1)}),
     ]
-    for process in processes:
-        process.start()
-    times = [results.get(timeout=600) for _ in range(rounds)]
-    for process in processes:
-        process.join()
-    return times
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--iterations", type=int, default=4)
-    parser.add_argument("--case", type=int, help="only this one, from 0")
+def exact(effort: Effort) -> Section:
+    cases = tuple(Case(setting.name, partial(_exact, effort, setting)) for setting in settings())
+    about = (
+        f"`recycle.train` with `exact=True`, real processes, {EXACT_STEPS} steps of a tiny GPT by AdamW; the number of different "
+        "`weights_sha256` over all runs of a setting. The runs: nobody dead; each single one of the twelve workers dead (in the "
+        "first row; in the others a choice of them); one dead in every stage; of four pipelines, two dead in the same stage. "
+        "Each with the staggered and with the synchronous optimizer; in the first row also with a clipping norm that is never "
+        "reached, and with whole backward passes. Clipped and skipped are steps of each run, begun again are iterations of all "
+        "runs whose warm-up had guessed wrong. The target is 1."
+    )
+    header = ("setting", "D × S, M", "runs", "clipped", "skipped", "begun again", "different weights", "met")
+    return Section("exact", "Exactness: the same weights bit for bit", about, header, cases)
+
+
+def _exact(effort: Effort, setting: Setting) -> Row:
+    sizes = setting.sizes
+    made = [
+        outcome(sizes, sizes.plan(dead, techniques), EXACT_STEPS, **setting.options, **more)
+        for dead, techniques, more in setting.runs[: effort.num_runs]
+    ]
+    hashes = {one.weights_sha256 for one in made}
+    counts = {"clipped": [one.num_clipped for one in made], "skipped": [one.num_skipped for one in made]}
+    met = len(hashes) == 1 and (not setting.must or min(counts[setting.must]) > 0)
+    steps = (_few(counts["clipped"]), _few(counts["skipped"]), str(sum(one.num_begun_again for one in made)))
+    return (setting.name, _shape(sizes), str(len(made)), *steps, str(len(hashes)), _judged(met))
+
+
+def cost(effort: Effort) -> Section:
+    cases = tuple(Case(_shown(sizes), partial(_cost, effort, sizes)) for sizes in (ONE_PIPELINE, THREE_PIPELINES))
+    about = (
+        "A step with exact sums beside one with floating-point sums, both ours and by the same plan, in turns in the same "
+        "processes, as in the table of speed. There is no target: it is what exactness costs whoever asks for it."
+    )
+    header = ("D × S, M", "width, layers", "exact ms", "default ms", "ratio", "range", "met")
+    return Section("cost", "What exactness costs", about, header, cases)
+
+
+def _cost(effort: Effort, sizes: Sizes) -> Row:
+    cells, _ = _raced(effort, sizes, sizes.plan(), (ours_exact, Ours))
+    return (*_named(sizes), *cells, UNJUDGED)
+
+
+ROUNDED = Sizes(3, 4, 4, 64, 4, context=32)
+WRONG_WEIGHT = 1.1
+
+
+def plans_of(sizes: Sizes) -> dict[str, Callable[[], recycle.Plan]]:
+    """Three that differ as much as plans can: fused, split, and with other workers' micro-batches."""
+    return {
+        "1F1B": sizes.one_f_one_b,
+        "zero bubble": partial(sizes.plan, memory=2 * sizes.stages),
+        "W1_2 dead": partial(sizes.plan, dead="W1_2"),
+    }
+
+
+def rounding(effort: Effort) -> Section:
+    expected = cache(partial(alone, ROUNDED, effort.num_steps))
+    yardsticks: dict[str, dict[str, Any]] = {
+        "torch alone, last micro-batch first": {"is_reversed": True},
+        f"torch alone, one micro-batch counts {WRONG_WEIGHT:g}": {"first_weight": WRONG_WEIGHT},
+    }
+    cases = []
+    for name, changed in yardsticks.items():
+        run = partial(alone, ROUNDED, effort.num_steps, **changed)
+        cases.append(Case(name, partial(_rounding, name, run, expected, False)))
+    for name, plan in plans_of(ROUNDED).items():
+        cases.append(Case(name, partial(_rounding, name, partial(_losses, effort, plan), expected, True)))
+    about = (
+        f"{effort.num_steps} steps in the default mode, {_shown(ROUNDED)}, AdamW: the losses of real processes beside those of "
+        "one model that torch trains in one process on the same micro-batches. Only the order of sums differs. The first two "
+        "rows are yardsticks, torch against itself: what rounding does without us, with the micro-batches of each step in "
+        "reverse; and what a small mistake does, the gradient of one micro-batch out of "
+        f"{ROUNDED.pipelines * ROUNDED.microbatches} being {WRONG_WEIGHT:g} times itself. The target is that no loss differs "
+        f"by more than {ASKED_DIFFERENCE:g} of itself, about one rounding of float32 (2^-24) for each of 200 steps."
+    )
+    header = ("run", "first loss", "last loss", "torch's last", "largest difference", "at step", "met")
+    return Section("rounding", "Losses against torch alone", about, header, tuple(cases))
+
+
+def _losses(effort: Effort, plan: Callable[[], recycle.Plan]) -> Sequence[float]:
+    return ROUNDED.train(plan(), effort.num_steps).losses
+
+
+def _rounding(name: str, run: Callable[[], Sequence[float]], expect: Callable[[], list[float]], is_judged: bool) -> Row:
+    losses, expected = run(), expect()
+    differences = [abs(one - other) / other for one, other in zip(losses, expected, strict=True)]
+    worst = max(differences)
+    found = (f"{losses[0]:.6f}", f"{losses[-1]:.6f}", f"{expected[-1]:.6f}", f"{worst:.1e}", str(differences.index(worst) + 1))
+    return (name, *found, _judged(worst <= ASKED_DIFFERENCE) if is_judged else UNJUDGED)
+
+
+def memory(_: Effort) -> Section:
+    sizes = THREE_PIPELINES
+    cases = tuple(Case(name, partial(_memory, sizes, name, plan)) for name, plan in plans_of(sizes).items())
+    about = (
+        f"The most bytes of activations that a worker held, {_shown(sizes)}, as the runtime's meter counts them, over what its "
+        "row says by the plan's memory model and one micro-batch that the same meter measured: it is whether ops take and give "
+        "back what the model says. The worst worker is the one whose ratio is farthest from 1. The target is all workers "
+        f"within {ASKED_MEMORY:.0%}."
+    )
+    header = ("plan", "worst worker", "measured MiB", "planned MiB", "ratio", "range of all", "met")
+    return Section("memory", "Activation memory against the plan", about, header, cases)
+
+
+def _memory(sizes: Sizes, name: str, plan: Callable[[], recycle.Plan]) -> Row:
+    trained = sizes.train(plan(), 2)
+    held, planned = trained.activation_bytes, trained.planned_activation_bytes
+    ratios = {worker: held[worker] / planned[worker] for worker in planned}
+    worst = max(ratios, key=lambda worker: abs(ratios[worker] - 1))
+    found = (f"{held[worst] / 2**20:.2f}", f"{planned[worst] / 2**20:.2f}", f"{ratios[worst]:.3f}")
+    spread = f"{min(ratios.values()):.3f} – {max(ratios.values()):.3f}"
+    return (name, worst, *found, spread, _judged(abs(ratios[worst] - 1) <= ASKED_MEMORY))
+
+
+def start(effort: Effort) -> Section:
+    cases = (
+        Case("recycle.train", partial(_start, effort, "calling `recycle.train` to the first op", start_s, ASKED_START_S)),
+        Case("recycle train", partial(_start, effort, "the command `recycle train` to its first step", command_s, None)),
+    )
+    about = (
+        "Twelve workers, each time from a fresh process, so that nothing is loaded yet but what a script that calls "
+        "`recycle.train` has imported. The command also imports torch, reads its data and plans. Medians of "
+        f"{effort.num_starts}. The target is less than {ASKED_START_S} s to the first op."
+    )
+    header = ("from … to …", "target", "seconds", "range", "met")
+    return Section("start", "Start of twelve workers", about, header, cases)
+
+
+def _start(effort: Effort, name: str, run: Callable[[], float], target_s: float | None) -> Row:
+    times_s = sorted(run() for _ in range(effort.num_starts))
+    met = UNJUDGED if target_s is None else effort.judged(median(times_s) < target_s)
+    asked = "none" if target_s is None else f"< {target_s:g} s"
+    return name, asked, f"{median(times_s):.1f}", f"{times_s[0]:.1f} – {times_s[-1]:.1f}", met
+
+
+SECTIONS = {"speed": speed, "exact": exact, "cost": cost, "rounding": rounding, "memory": memory, "start": start}
+
+
+def _named(sizes: Sizes) -> tuple[str, str]:
+    return _shape(sizes), f"{sizes.width}, {sizes.layers}"
+
+
+def _shown(sizes: Sizes) -> str:
+    return f"{_shape(sizes)}, width {sizes.width}, {sizes.layers} layers"
+
+
+def _shape(sizes: Sizes) -> str:
+    return f"{sizes.pipelines} × {sizes.stages}, {sizes.microbatches}"
+
+
+def _few(counts: Sequence[int]) -> str:
+    """One number if all are the same."""
+    return " or ".join(map(str, sorted(set(counts))))
+
+
+def _judged(met: bool) -> str:
+    return YES if met else NO
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure how fast, exact and frugal training is.")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="TABLE", help=f"only these: {', '.join(SECTIONS)}")
+    parser.add_argument("--quick", action="store_true", help="few rounds, runs and steps, in a few minutes")
+    parser.add_argument("--save", action="store_true", help="keep the tables under docs/benchmarks")
     args = parser.parse_args()
-    for number, sizes in enumerate(CASES):
-        if args.case is not None and args.case != number:
-            continue
-        times = compare(Case(*sizes), args.rounds, args.iterations)
-        ratios = [ours / theirs for ours, theirs in times]
-        print(
-            sizes,
-            "ours",
-            round(median(o for o, _ in times) * 1e3, 1),
-            "theirs",
-            round(median(t for _, t in times) * 1e3, 1),
-            "ratio",
-            round(median(ratios), 3),
-            [round(r, 2) for r in sorted(ratios)],
-            flush=True,
-        )
+    if args.save and args.quick:
+        parser.error("--save keeps the numbers that count: leave --quick out")
+    # Whoever ends this ends what it has started: an exit runs what cleans up, a signal's own end would not.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
+    about = machine(" ".join(["python benchmarks/runtime.py", *sys.argv[1:]]), LIBRARIES)
+    for name, value in about:
+        console.print(f"{name:<13} {value}", soft_wrap=True)
+    if (load := os.getloadavg()[0]) > QUIET_LOAD:
+        console.print(f"warning: the load average is {load:.2f}, so the times below are too high", style="bold red")
+    sections = [SECTIONS[name](QUICK if args.quick else WHOLE) for name in args.only or SECTIONS]
+    results = measure(sections, console)
+    if args.save:
+        day = datetime.date.today().isoformat()
+        path = ROOT / "docs" / "benchmarks" / f"{'-'.join([day, 'runtime', *(args.only or [])])}.md"
+        path.write_text(markdown(f"Runtime benchmark, {day}", about, sections, results), encoding="utf-8")
+        console.print(f"wrote {path.relative_to(ROOT)}")
+    return int(any(row[-1] == NO for rows in results.values() for row in rows))
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -43,10 +43,10 @@ class Section:
     cases: tuple[Case, ...]
 
 
-def machine(command: str) -> list[Row]:
+def machine(command: str, libraries: Sequence[str] = _LIBRARIES) -> list[Row]:
     """Where and from what the numbers come."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES)
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in libraries)
     return [
         ("command", command),
         ("commit", _commit()),
@@ -107,10 +107,11 @@ def _print(section: Section, rows: list[Row], console: Console) -> None:
 
 
 def _verdict(rows: list[Row]) -> str:
-    verdicts = [row[-1] for row in rows]
-    if UNJUDGED in verdicts:
-        return "Not judged: these are small shapes."
-    return f"{verdicts.count(YES)} of {len(rows)} rows meet the target."
+    judged = [row[-1] for row in rows if row[-1] != UNJUDGED]
+    if not judged:
+        return "Not judged: there is no target for it, or this run is too small for one."
+    others = "" if len(judged) == len(rows) else "; the others are not judged"
+    return f"{judged.count(YES)} of {len(judged)} rows meet the target{others}."
 
 
 def _right_aligned(rows: Sequence[Row]) -> list[bool]:

@@ -4,7 +4,7 @@ The record of a real run is that of a simulated one: ops, spells, steps. Its tim
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
@@ -21,9 +21,8 @@ from recycle.runtime.worker import Applied, Finished, Told
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A finished run. `losses` are those of the steps of this run; times are those of a median iteration, 0 if there was none.
-
-    `planned_iteration_us` is the plan's period at the speed at which ops really ran.
+    """A finished run. `losses` are those of all steps, also of those before it was resumed; times are those of a median iteration
+    of this run, 0 if there was none. `planned_iteration_us` is the plan's period at the speed at which ops really ran.
     """
 
     num_steps: int
@@ -68,7 +67,7 @@ class _Page:
 class Books:
     """Takes in what workers tell, and gives out events.
 
-    The run began at `begin_us` of the clock, and at `gone_us` of the record if it goes on from another.
+    The run began at `begin_us` of the clock; if it goes on from another, at `gone_us` of the record, with `losses` so far.
     """
 
     def __init__(
@@ -80,13 +79,14 @@ class Books:
         checkpoints: Checkpoints | None = None,
         begin_us: int | None = None,
         gone_us: int = 0,
+        losses: Iterable[float] = (),
     ) -> None:
         self._plan, self._samples, self._planned_bytes = plan, samples_per_step, planned_bytes
         self._write, self._checkpoints = write, checkpoints
         self._gone_us = gone_us
         self._begin_us = (now_us() if begin_us is None else begin_us) - gone_us
         self._pages: dict[int, _Page] = {}
-        self._losses: list[float] = []
+        self._losses = list(losses)
         self._ends_us: list[int] = []
         self._start_us = 0
         self._planned_us: list[int] = []

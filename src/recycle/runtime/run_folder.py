@@ -1,6 +1,7 @@
 """The folder of a run: its plan, its record, its checkpoints, its summary; new, or one to go on with."""
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from recycle.runtime.job import Job, Saving
 
 
 class RunFolder:
-    """A context in which a run is recorded. `resumed` is where it goes on, `gone_us` the time that it has run already."""
+    """A context in which a run is recorded. `resumed` is where it goes on; `gone_us` and `losses` are of what it has done."""
 
     def __init__(self, folder: Path, job: Job, every: int, keep: int, resume: bool, name: str) -> None:
         refuse_unwritable(folder / "summary.json")
@@ -24,11 +25,14 @@ class RunFolder:
         self.resumed: Checkpoint | None = None
         self.warnings: list[str] = []
         self.gone_us = 0
+        self.losses: list[float] = []
         before: list[Event] = [Started("train", name)]
         if resume:
             self.resumed, self.warnings = latest(self.saving.folder, job.fingerprint())
             before = list(led_to(self.resumed.num_steps, read_record(folder / "record.jsonl")))
             self.gone_us = max((_end_us(event) for event in before), default=0)
+            steps = (event for event in before if isinstance(event, Stepped))
+            self.losses = [step.loss if step.loss is not None else math.nan for step in steps]
         elif self.saving.folder.is_dir() and any(self.saving.folder.iterdir()):
             raise FileProblem(f"{folder} holds the checkpoints of another run: resume it, or name another folder")
         job.plan.save(folder / "plan.json")

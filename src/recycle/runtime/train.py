@@ -92,7 +92,7 @@ def train(
             run.write(event)
             watch(event)
 
-        books = Books(plan, num_samples, bytes_of, write, run.checkpoints, begin_us, run.gone_us)
+        books = Books(plan, num_samples, bytes_of, write, run.checkpoints, begin_us, run.gone_us, run.losses)
         for warning in run.warnings:
             books.warn(warning)
         trained = books.trained(steps, launch(job, books.hear, run.saving, run.resumed, port, parcels))

@@ -1,0 +1,336 @@
+"""What the runtime's benchmark trains: two trainers in a race, a GPT by a plan, the same GPT by torch alone.
+
+A race is run by the same processes for both sides, in turns: some iterations of one and some of the other, each between two
+barriers, so that whatever else the machine does hits both.
+
+Run as a script, it trains for a moment with twelve workers, and prints the seconds before their first op.
+"""
+
+import copy
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from statistics import fmean
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import recycle
+from recycle.core.parent import end_with_parent
+from recycle.core.record import Event, Stepped
+from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
+from recycle.models.text import Text
+from recycle.runtime.batches import Batches
+from recycle.runtime.books import Trained
+from recycle.runtime.job import Job, Settings
+from recycle.runtime.launch import assignments
+from recycle.runtime.links import GlooLinks
+from recycle.runtime.worker import Assignment, make_trainer
+
+ALL = "adaptive,decoupled,staggered"
+COSTS = (10, 13, 9)
+SAMPLES, SEED = 2, 1
+TIMEOUT = timedelta(seconds=120)
+# Before the clock runs: caches fill, and ReCycle has metered its memory.
+WARM_UP = 2
+adamw = partial(torch.optim.AdamW, lr=1e-3)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """A cluster, and the GPT that it trains."""
+
+    pipelines: int
+    stages: int
+    microbatches: int
+    width: int
+    layers: int
+    context: int = 128
+
+    def plan(self, dead: str = "", techniques: str = ALL, memory: str | int | None = None) -> recycle.Plan:
+        shape = self.pipelines, self.stages, self.microbatches
+        return recycle.solve(recycle.problem(*shape, fail=dead, costs=COSTS, memory=memory, techniques=techniques), "greedy")
+
+    def one_f_one_b(self) -> recycle.Plan:
+        return self.plan(techniques="none", memory=",".join(map(str, range(self.stages, 0, -1))))
+
+    def gpt(self, dropout: float = 0.0, is_tied: bool = False) -> list[nn.Module]:
+        config = GptConfig(
+            context=self.context, width=self.width, num_layers=self.layers, dropout=dropout, ties_embeddings=is_tied
+        )
+        return gpt_stages(config, self.stages, SEED)
+
+    def batches(self) -> Batches:
+        return Batches(Text(self.context), recycle.Shape(self.pipelines, self.stages, self.microbatches), SAMPLES, SEED)
+
+    def job(self, plan: recycle.Plan) -> Job:
+        """A training that goes on for as long as a race does."""
+        return Job(plan, self.gpt(), self.batches(), next_byte_loss, adamw, Settings(10**6, SEED))
+
+    def train(self, plan: recycle.Plan, steps: int, **options: Any) -> Trained:
+        """Train for real, with a process for every live worker."""
+        given = {"stages": self.gpt(), "dataset": Text(self.context), "loss": next_byte_loss, "optimizer": adamw}
+        return recycle.train(plan, **{**given, **options}, steps=steps, samples=SAMPLES, seed=SEED)
+
+
+class Runner(Protocol):
+    """A side of a race, in one of its workers."""
+
+    def run(self, num_iterations: int) -> None: ...
+
+
+Entrant = Callable[[Assignment, Any], Runner]
+"""Makes a worker's side from what it is given and a store at which it meets the others of that side."""
+
+
+class Ours:
+    """A worker of ReCycle."""
+
+    def __init__(self, given: Assignment, store: Any) -> None:
+        module = copy.deepcopy(given.module)
+        links = GlooLinks(store, given.address, given.parcels, given.shape.num_chains, given.ties, TIMEOUT)
+        self._trainer = make_trainer(given, module, links)
+        self._done = 0
+
+    def run(self, num_iterations: int) -> None:
+        self._trainer.train(self._done, self._done + num_iterations, lambda *told: None)
+        self._done += num_iterations
+
+
+def ours_exact(given: Assignment, store: Any) -> Ours:
+    return Ours(replace(given, settings=replace(given.settings, is_exact=True)), store)
+
+
+class Theirs:
+    """The same worker by torch.distributed.pipelining's 1F1B, with plain data parallelism around it."""
+
+    def __init__(self, given: Assignment, store: Any) -> None:
+        # Here, because only races need it, and it takes a second to load.
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+        worker, shape = given.worker, given.shape
+        ranks = [[p * shape.num_stages + s for s in range(shape.num_stages)] for p in range(shape.num_pipelines)]
+        pipelines = [dist.new_group(own) for own in ranks]
+        peers = [dist.new_group(list(own)) for own in zip(*ranks, strict=True)]
+        self._given, self._peers, self._num_peers = given, peers[worker.stage], shape.num_pipelines
+        module = copy.deepcopy(given.module)
+        self._parameters: list[Tensor] = list(module.parameters())
+        stage = PipelineStage(module, worker.stage, shape.num_stages, torch.device("cpu"), group=pipelines[worker.pipeline])
+        self._schedule = Schedule1F1B(stage, shape.num_microbatches, loss_fn=next_byte_loss)
+        self._optimizer = given.make_optimizer(self._parameters)
+        self._done = 0
+
+    def run(self, num_iterations: int) -> None:
+        for _ in range(num_iterations):
+            self._step()
+            self._done += 1
+
+    def _step(self) -> None:
+        worker, shape = self._given.worker, self._given.shape
+        is_first, is_last = worker.stage == 0, worker.stage == shape.num_stages - 1
+        inputs, targets = self._data() if is_first or is_last else (None, None)
+        losses: list[Tensor] = []
+        given: dict[str, Any] = {"target": targets, "losses": losses} if is_last else {}
+        self._schedule.step(*([inputs] if is_first else []), **given)
+        if self._num_peers > 1:
+            self._reduce()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _reduce(self) -> None:
+        """Replace gradients by their mean over the peers, in one go."""
+        flat = torch.cat([parameter.grad.flatten() for parameter in self._parameters if parameter.grad is not None])
+        dist.all_reduce(flat, group=self._peers)
+        flat /= self._num_peers
+        for parameter, part in zip(self._parameters, flat.split([own.numel() for own in self._parameters]), strict=True):
+            parameter.grad = part.view(parameter.shape)
+
+    def _data(self) -> tuple[Tensor, Tensor]:
+        indices = range(self._given.shape.num_microbatches)
+        parts = [self._given.samples.get(self._done, self._given.worker.pipeline, index) for index in indices]
+        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+
+def race(job: Job, entrants: Sequence[Entrant], num_rounds: int, num_iterations: int) -> list[list[float]]:
+    """Return the seconds of an iteration of each entrant, round by round. Nobody must be dead in the job's plan."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["recycle.runtime.preload", "torch.distributed.pipelining"])
+    ear, mouth = context.Pipe(duplex=False)
+    processes: list[BaseProcess] = []
+    try:
+        for given in assignments(job, store.port):
+            args = (given, entrants, num_rounds, num_iterations, mouth)
+            process = context.Process(target=_take_part, args=args, daemon=True, name=str(given.worker))
+            process.start()
+            processes.append(process)
+        times_s = [_told(ear, processes) for _ in range(num_rounds)]
+        for started in processes:
+            started.join(TIMEOUT.total_seconds())
+        return times_s
+    finally:
+        for started in processes:
+            started.terminate()
+        for started in processes:
+            started.join()
+
+
+def _told(ear: Connection, processes: Sequence[BaseProcess]) -> list[float]:
+    """The times of a round; a worker that ends before its time ends the race."""
+    while True:
+        ready = wait([ear, *(process.sentinel for process in processes if process.exitcode != 0)])
+        if ear in ready:
+            times_s: list[float] = ear.recv()
+            return times_s
+        for process in processes:
+            if process.exitcode:
+                raise RuntimeError(f"{process.name} left a race with exit code {process.exitcode}")
+
+
+def _take_part(given: Assignment, entrants: Sequence[Entrant], num_rounds: int, num_iterations: int, mouth: Connection) -> None:
+    """One worker of a race; the first tells the times."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends everybody
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", given.store_port, is_master=False)
+    rank, size = given.address.workers.index(given.worker), len(given.address.workers)
+    dist.init_process_group("gloo", store=dist.PrefixStore("all", store), rank=rank, world_size=size, timeout=TIMEOUT)
+    runners = [enter(given, dist.PrefixStore(str(number), store)) for number, enter in enumerate(entrants)]
+    for runner in runners:
+        runner.run(WARM_UP)
+    for _ in range(num_rounds):
+        times_s = [_timed_s(runner, num_iterations) for runner in runners]
+        if rank == 0:
+            mouth.send(times_s)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _timed_s(runner: Runner, num_iterations: int) -> float:
+    dist.barrier()
+    start_s = time.perf_counter()
+    runner.run(num_iterations)
+    dist.barrier()
+    return (time.perf_counter() - start_s) / num_iterations
+
+
+def alone(sizes: Sizes, num_steps: int, is_reversed: bool = False, first_weight: float = 1.0) -> list[float]:
+    """The loss of every step by torch alone: one process, one model, the same micro-batches, the last first if reversed.
+
+    The gradient of the first micro-batch counts `first_weight` times, which should be once.
+    """
+    torch.set_num_threads(1)  # as every worker has: sums inside an op depend on it
+    model, batches = nn.Sequential(*sizes.gpt()), sizes.batches()
+    optimizer = adamw(model.parameters())
+    chains = [(pipeline, index) for pipeline in range(sizes.pipelines) for index in range(sizes.microbatches)]
+    losses = []
+    for step in range(num_steps):
+        own = {}
+        for chain in reversed(chains) if is_reversed else chains:
+            inputs, targets = batches.get(step, *chain)
+            loss = next_byte_loss(model(inputs), targets)
+            (loss * (first_weight if chain == chains[0] else 1.0) / len(chains)).backward()
+            own[chain] = loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(fmean(own[chain] for chain in chains))
+    return losses
+
+
+class Bursting:
+    """Text of which one sample has targets that no byte is: `bursting_loss` makes infinite gradients from it."""
+
+    def __init__(self, context: int, at: int) -> None:
+        self._text, self._at = Text(context), at
+
+    def __len__(self) -> int:
+        return len(self._text)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = self._text[number]
+        return inputs, -1 - targets if number == self._at else targets
+
+
+def bursting_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    is_burst = targets < 0
+    loss = next_byte_loss(logits, torch.where(is_burst, -1 - targets, targets))
+    return loss * (torch.inf if is_burst.any() else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The weights of a run, and what became of its steps."""
+
+    weights_sha256: str
+    num_clipped: int
+    num_skipped: int
+    num_begun_again: int
+
+
+def outcome(sizes: Sizes, plan: recycle.Plan, steps: int, **options: Any) -> Outcome:
+    """Train in exact mode, and say what came of it."""
+    scales: list[float | None] = []
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Stepped):
+            scales.append(event.scale)
+
+    trained = sizes.train(plan, steps, exact=True, watch=watch, **options)
+    clipped = sum(scale is not None and scale < 1 for scale in scales)
+    return Outcome(trained.weights_sha256, clipped, scales.count(None), trained.num_taken_back)
+
+
+TWELVE = Sizes(3, 4, 6, 64, 8, context=64)
+
+
+def start_s() -> float:
+    """From calling recycle.train to the first op of twelve workers, in a process that has started none before."""
+    with _process(sys.executable, __file__, stdout=subprocess.PIPE) as process:
+        printed, _ = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"training with twelve workers ended with exit code {process.returncode}")
+    return float(printed)
+
+
+def command_s() -> float:
+    """From starting `recycle train` with twelve workers to the line that says that its first step is done."""
+    cluster = ("--pipelines", TWELVE.pipelines, "--stages", TWELVE.stages, "--microbatches", TWELVE.microbatches)
+    model = ("--width", TWELVE.width, "--layers", TWELVE.layers, "--context", TWELVE.context, "--samples", SAMPLES)
+    words = map(str, (sys.executable, "-m", "recycle", "train", *cluster, *model, "--steps", 1))
+    began_s, said = time.perf_counter(), []
+    with _process(*words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("step 1 of 1"):
+                seconds = time.perf_counter() - began_s
+                process.communicate()  # let it end by itself
+                return seconds
+            said.append(line)
+    raise RuntimeError(f"recycle train ended before its first step:\n{''.join(said)}")
+
+
+@contextmanager
+def _process(*words: str, **streams: Any) -> Iterator["subprocess.Popen[str]"]:
+    """A process that is gone when the context is left, however it is left."""
+    # In a group of its own, a Ctrl-C at the terminal reaches this process alone, which ends the other.
+    process = subprocess.Popen(words, text=True, process_group=0, **streams)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+if __name__ == "__main__":
+    print(TWELVE.train(TWELVE.plan(), 1).start_us / 1e6)
