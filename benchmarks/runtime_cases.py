@@ -288,7 +288,7 @@ def outcome(sizes: Sizes, plan: recycle.Plan, steps: int, **options: Any) -> Out
 
     trained = sizes.train(plan, steps, exact=True, watch=watch, **options)
     clipped = sum(scale is not None and scale < 1 for scale in scales)
-    return Outcome(trained.weights_sha256, clipped, scales.count(None), trained.num_taken_back)
+    return Outcome(trained.weights_sha256, clipped, scales.count(None), trained.num_begun_again)
 
 
 TWELVE = Sizes(3, 4, 6, 64, 8, context=64)

@@ -19,7 +19,19 @@ from recycle.runtime.launch import launch
 from recycle.runtime.solo import Solo
 from recycle.runtime.worker import Applied
 from tests.processes import ends_with
-from tests.runtime.jobs import Explodes, Fails, Numbers, adamw, loss, make_stages, tied_stages
+from tests.runtime.jobs import (
+    Bounded,
+    Explodes,
+    Fails,
+    Numbers,
+    adamw,
+    careful_stages,
+    loss,
+    make_stages,
+    scaled_loss,
+    sgd,
+    tied_stages,
+)
 
 pytestmark = pytest.mark.timeout(180)
 SYNCHRONOUS = "adaptive,decoupled"
@@ -99,6 +111,17 @@ def test_a_step_with_infinite_gradients_is_skipped_by_all_as_if_they_had_waited_
     assert again == ({2} if techniques != SYNCHRONOUS else set())
     for told in applied:  # what is in vain is a warm-up: forward passes alone
         assert {span.label[1] for span in told.spans if span.is_in_vain} <= {Kind.F.value}
+
+
+def test_an_op_that_fails_on_weights_that_were_only_guessed_ends_nothing():
+    # The first step's gradients are infinite: stepping with them makes weights on which every forward pass raises.
+    settings = Settings(3, seed=5, is_exact=False)
+    told = []
+    job = Job(plan("W1_1"), careful_stages(3), Bounded(), scaled_loss, sgd, settings)
+    launch(job, told.append)
+    applied = [one for one in told if isinstance(one, Applied)]
+    assert [verdict.scale for verdict in norms(applied, 3)] == [None, 1.0, 1.0]
+    assert {one.iteration for one in applied if any(span.is_in_vain for span in one.spans)} == {1}
 
 
 @pytest.mark.parametrize("fail", ["", "W1_0", "W0_2"])

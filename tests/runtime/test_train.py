@@ -14,7 +14,6 @@ from recycle.core.errors import (
     ForeignRun,
     LossNotScalar,
     NoCheckpoint,
-    PortInUse,
     Uncuttable,
     Unsendable,
     UserError,
@@ -143,7 +142,7 @@ def test_it_goes_on_bit_for_bit_by_another_plan(tmp_path):
     train(exact=True, steps=2, optimizer=adamw, out=tmp_path)
     made = train(exact=True, steps=4, optimizer=adamw, out=tmp_path, resume=True, by=plan("W1_1", techniques="adaptive"))
     assert made.weights_sha256 == straight.weights_sha256
-    assert made.losses == straight.losses[2:]
+    assert made.losses == straight.losses
     spells = [event for event in read_record(tmp_path / "record.jsonl") if isinstance(event, Spell)]
     assert sum(spell.samples for spell in spells) == 4 * 12
 
@@ -200,28 +199,30 @@ def linear(kind=nn.Linear):
     return kind(WIDTH, WIDTH)
 
 
-@pytest.mark.parametrize(
-    ("given", "kind", "code", "sentence"),
-    [
-        ({"stages": [linear(TwoThings), linear()]}, Unsendable, 16, "stage 0 returned tuple"),
-        ({"stages": [linear(WholeNumbers), linear()]}, Unsendable, 16, r"stage 0 returned torch.int64"),
-        ({"loss": each_by_itself}, LossNotScalar, 17, r"the loss has the shape \(2, 8\)"),
-        ({"loss": in_a_list}, LossNotScalar, 17, "the loss is a list"),
-        ({"loss": as_a_number}, LossNotScalar, 17, "the loss is a float"),
-        ({"dataset": Curves(11)}, DatasetTooSmall, 11, "one step needs 12 samples .* the dataset has 11"),
-        ({"stages": [Counting(), linear()]}, UserError, 2, r"stage 0 has running statistics \(inner.1: BatchNorm1d\)"),
-        ({"loss": lambda made, targets: loss(made, targets)}, UserError, 2, "lambda.*; use functions and classes of a module's"),
-        ({"optimizer": lambda parameters: sgd(parameters)}, UserError, 2, "lambda.*; use functions and classes of a module's"),
-        ({"stages": [linear()]}, ForeignPlan, 12, "the plan has 2 stages, but the model is cut into 1"),
-        ({"resume": True}, UserError, 2, "name it with out"),
-        ({"samples": 0}, UserError, 2, "a micro-batch has 0 samples"),
-        ({"steps": 0}, UserError, 2, "steps"),
-        ({"steps": -3}, UserError, 2, "steps"),
-        ({"max_norm": -1.0}, UserError, 2, "max_norm"),
-        ({"max_norm": math.nan}, UserError, 2, "max_norm"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_by_its_own_kind_of_error(given, kind, code, sentence):
+# what is given, the kind of error, its exit code, what the sentence says
+WRONG = {
+    "a stage of two things": ({"stages": [linear(TwoThings), linear()]}, Unsendable, 16, "stage 0 returned tuple"),
+    "a stage of whole numbers": ({"stages": [linear(WholeNumbers), linear()]}, Unsendable, 16, r"stage 0 returned torch.int64"),
+    "a loss for each": ({"loss": each_by_itself}, LossNotScalar, 17, r"the loss has the shape \(2, 8\)"),
+    "a list of losses": ({"loss": in_a_list}, LossNotScalar, 17, "the loss is a list"),
+    "a loss without a graph": ({"loss": as_a_number}, LossNotScalar, 17, "the loss is a float"),
+    "too little data": ({"dataset": Curves(11)}, DatasetTooSmall, 11, "one step needs 12 samples .* the dataset has 11"),
+    "running statistics": ({"stages": [Counting(), linear()]}, UserError, 2, r"stage 0 .*inner\.1.*BatchNorm"),
+    "a lambda for a loss": ({"loss": lambda made, targets: loss(made, targets)}, UserError, 2, "lambda.*; use functions"),
+    "a lambda for an optimizer": ({"optimizer": lambda parameters: sgd(parameters)}, UserError, 2, "lambda.*; use functions"),
+    "one stage for two": ({"stages": [linear()]}, ForeignPlan, 12, "the plan has 2 stages, but the model is cut into 1"),
+    "nowhere to go on": ({"resume": True}, UserError, 2, "name it with out"),
+    "no samples": ({"samples": 0}, UserError, 2, "a micro-batch has 0 samples"),
+    "no steps": ({"steps": 0}, UserError, 2, "steps"),
+    "fewer steps than none": ({"steps": -3}, UserError, 2, "steps"),
+    "a negative norm": ({"max_norm": -1.0}, UserError, 2, "max_norm"),
+    "a norm that is no number": ({"max_norm": math.nan}, UserError, 2, "max_norm"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_cannot_be_trained_is_refused_by_its_own_kind_of_error(what):
+    given, kind, code, sentence = WRONG[what]
     with pytest.raises(kind, match=sentence) as refused:
         train(**given)
     assert type(refused.value) is kind
@@ -243,8 +244,9 @@ def test_the_worker_that_failed_is_named_not_those_that_only_missed_it():
                 worker.join(60)
 
     made = plan("W1_2", shape=(2, 3, 2))
-    with pytest.raises(WorkerFailed, match=r"W0_2 cannot go on:(?s:.*)the third digit is missing"):
-        train([linear(), linear(), linear(Raises)], by=made, steps=99, watch=watch)
+    for _ in range(4):  # whose words are read first is chance
+        with pytest.raises(WorkerFailed, match=r"W0_2 cannot go on:(?s:.*)the third digit is missing"):
+            train([linear(), linear(), linear(Raises)], by=made, steps=99, watch=watch)
 
 
 def test_a_run_of_another_job_is_not_gone_on_with(tmp_path):
@@ -257,11 +259,6 @@ def test_a_run_of_another_job_is_not_gone_on_with(tmp_path):
         train(out=tmp_path, resume=True, optimizer=adamw, steps=3)
     with pytest.raises(NoCheckpoint, match="there is no whole checkpoint"):
         train(out=tmp_path / "nowhere", resume=True)
-
-
-def test_a_port_that_nobody_may_listen_on_is_refused():
-    with pytest.raises(PortInUse, match="port 1 cannot be listened on"):
-        train(port=1)
 
 
 @pytest.mark.parametrize("cuts", [[0], [4], [2, 2], [3, 1], [9], [-1]])

@@ -12,7 +12,7 @@ from recycle.cli.live import LiveView
 from recycle.cli.train_config import TrainConfig, add_config_arguments, changes, load_config, read_config
 from recycle.cli.train_plan import choose_plan, seats_taken
 from recycle.core.errors import FileProblem, ForeignRun, UserError
-from recycle.core.files import refuse_unwritable, write_text
+from recycle.core.files import refuse_unwritable
 from recycle.core.plan import Plan
 from recycle.core.record import Event
 from recycle.core.units import format_bytes, format_us
@@ -42,8 +42,15 @@ examples:
 exit codes: 0 done; 2 input that cannot be used; 10 the model cannot be cut so; 11 too little data; 12 a plan or library of
 something else; 13 a port in use; 14 a run of another job; 15 no whole checkpoint; 16 a stage's output cannot be sent; 17 a loss
 that is no scalar; 20 a worker failed; 130 interrupted."""
-# What may change when a run goes on: none of it changes what is computed.
+CONFIG = "config.toml"
+# What may change when a run goes on: who computes, where, and how long.
 _FREE = ("cluster.", "checkpoint.", "log.", "training.steps", "training.device")
+_BOUND = ("cluster.pipelines", "cluster.stages", "cluster.microbatches")
+
+
+def is_free(name: str) -> bool:
+    """Whether a key of the configuration may change when a run goes on."""
+    return name.startswith(_FREE) and name not in _BOUND
 
 
 def add_train_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -68,13 +75,9 @@ def run_train(args: argparse.Namespace) -> int:
         refuse_unwritable(out / "summary.json")
     torch_parts = _Parts(config)
     plan = choose_plan(config.cluster, torch_parts.measured() if config.cluster.measure else None)
-    if out:
-        write_text(out / "config.toml", config.to_toml())
-    with _watching(config, plan, out) as watch:
+    with _watching(config, plan, out, args.resume is not None) as watch:
         trained = torch_parts.train(plan, out, args.resume is not None, watch)
-    facts = {**trained.to_json(), "workers": len(plan.rows), "dead": [str(dead) for dead in sorted(plan.problem.cluster.failed)]}
-    if out:
-        write_text(out / "summary.json", json.dumps(facts, indent=1) + "\n")
+    facts = trained.to_json()
     print(json.dumps(facts) if args.json else _text(facts, out))
     return 0
 
@@ -85,13 +88,13 @@ def _config(args: argparse.Namespace) -> tuple[TrainConfig, Path | None]:
         return read_config(args), args.out
     if args.config is not None or args.out is not None:
         raise UserError("--resume goes on with what is in its folder: leave CONFIG and --out out")
-    path = args.resume / "config.toml"
+    path = args.resume / CONFIG
     if not path.is_file():
-        raise FileProblem(f"{args.resume} is no run that can be resumed: it has no config.toml")
+        raise FileProblem(f"{args.resume} is no run that can be resumed: it has no {CONFIG}")
     args.config = path
     config = read_config(args)
     for name, (before, now) in changes(load_config(path), config).items():
-        if not name.startswith(_FREE) or name in ("cluster.pipelines", "cluster.stages", "cluster.microbatches"):
+        if not is_free(name):
             raise ForeignRun(
                 f"the run in {args.resume} has {name} = {before}, not {now}: what it computes cannot change when it goes on"
             )
@@ -186,12 +189,14 @@ class _Parts:
             resume=resume,
             port=config.cluster.port,
             name=f"{config.model.layers}-layer GPT",
+            about={name: value for name, value in config.values().items() if not is_free(name)},
+            files={CONFIG: config.to_toml()},
             watch=watch,
         )
 
 
 @contextmanager
-def _watching(config: TrainConfig, plan: Plan, out: Path | None) -> Iterator[Callable[[Event], None]]:
+def _watching(config: TrainConfig, plan: Plan, out: Path | None, resume: bool) -> Iterator[Callable[[Event], None]]:
     """Everybody who wants to hear how it goes."""
     with ExitStack() as stack:
         view = stack.enter_context(LiveView(config.training.steps))
@@ -211,7 +216,7 @@ def _watching(config: TrainConfig, plan: Plan, out: Path | None) -> Iterator[Cal
 
             if out is None:
                 raise UserError("log.tensorboard writes beside the results: name a folder with --out")
-            listeners.append(stack.enter_context(TensorBoardLog(out / "tensorboard")).hear)
+            listeners.append(stack.enter_context(TensorBoardLog(out / "tensorboard", _num_done(out) if resume else 0)).hear)
 
         def watch(event: Event) -> None:
             for listener in listeners:
@@ -220,13 +225,20 @@ def _watching(config: TrainConfig, plan: Plan, out: Path | None) -> Iterator[Cal
         yield watch
 
 
+def _num_done(run: Path) -> int:
+    """From which step a run goes on."""
+    from recycle.runtime.checkpoint import latest
+
+    return latest(run / "checkpoints")[0].num_steps
+
+
 def _text(facts: dict[str, Any], out: Path | None) -> str:
     losses, peaks = facts["losses"], facts["peak_memory_bytes"].values()
     dead = f", dead from the start: {', '.join(facts['dead'])}" if facts["dead"] else ""
     lines = [f"workers    {facts['workers']}{dead}"]
     if losses:
-        first = facts["steps"] - len(losses) + 1
-        lines.append(f"loss       {_loss(losses[0])} at step {first}, {_loss(losses[-1])} at step {facts['steps']}")
+        lines.append(f"loss       {_loss(losses[0])} at step 1, {_loss(losses[-1])} at step {facts['steps']}")
+    if facts["iteration_us"]:
         ratio = facts["iteration_us"] / max(1, facts["planned_iteration_us"])
         lines.append(
             f"iteration  {format_us(facts['iteration_us'])}, {ratio:.2f} of what the plan says at the speed at which ops ran; "

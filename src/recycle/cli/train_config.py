@@ -97,7 +97,7 @@ class ClusterSection:
     def _check_shape(self) -> None:
         shape = Shape(self.pipelines, self.stages, self.microbatches)
         dead = [Worker.parse(name) for name in self.dead.split(",") if name.strip()]
-        if dead and not self.library:  # which has a shape of its own
+        if dead and not self.library:  # which says itself how many it has plans for
             Cluster.of(shape, dead)
         if self.memory and is_bytes(self.memory):
             parse_bytes(self.memory)
@@ -196,6 +196,10 @@ class TrainConfig:
         if self.cluster.port and self.cluster.port == self.log.metrics_port:
             raise UserError(f"cluster.port and log.metrics_port are both {self.cluster.port}: give each a port of its own")
 
+    def values(self) -> dict[str, Any]:
+        """Every value by its dotted name."""
+        return {f"{section}.{key}": getattr(getattr(self, section), key) for section, key in _all_keys()}
+
     def to_toml(self) -> str:
         """The file from which `read_config` makes this very configuration."""
         lines: list[str] = []
@@ -253,10 +257,8 @@ def load_config(path: Path) -> TrainConfig:
 
 def changes(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
     """What differs, by dotted name: the value of `old` and that of `new`."""
-    pairs = {
-        f"{section}.{key}": tuple(getattr(getattr(config, section), key) for config in (old, new)) for section, key in _all_keys()
-    }
-    return {name: (before, after) for name, (before, after) in pairs.items() if before != after}
+    now = new.values()
+    return {name: (before, now[name]) for name, before in old.values().items() if before != now[name]}
 
 
 def _all_keys() -> Iterator[tuple[str, str]]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from recycle.cli.train_config import ClusterSection
 from recycle.core.cluster import Shape, Worker
-from recycle.core.errors import ForeignPlan
+from recycle.core.errors import ForeignPlan, UserError
 from recycle.core.library import Library
 from recycle.core.plan import Plan
 from recycle.core.problem import Problem
@@ -22,7 +22,7 @@ def choose_plan(cluster: ClusterSection, measured: Profile | None = None) -> Pla
     if cluster.library:
         library = Library.open(cluster.library)
         _refuse_other(library.problem, cluster, f"the library {cluster.library}")
-        return library.get(len(_dead(cluster)))
+        return library.get(len(_known(library.problem.shape, _dead(cluster))))
     profile = measured or (Profile.load(Path(cluster.profile)) if cluster.profile else None)
     wanted = describe(
         cluster.pipelines,
@@ -49,6 +49,16 @@ def seats_taken(plan: Plan, cluster: ClusterSection) -> list[str]:
 
 def _dead(cluster: ClusterSection) -> list[Worker]:
     return [Worker.parse(name) for name in cluster.dead.split(",") if name.strip()]
+
+
+def _known(shape: Shape, dead: list[Worker]) -> list[Worker]:
+    """The dead, each a worker of this shape and named once; together they may be more than one stage has."""
+    for worker in dead:
+        if not (worker.pipeline < shape.num_pipelines and worker.stage < shape.num_stages):
+            raise UserError(f"{worker} is not a worker of this cluster, which has {_shown(shape)}")
+        if dead.count(worker) > 1:
+            raise UserError(f"{worker} is named as failed twice: name each worker once")
+    return dead
 
 
 def _fitting(plan: Plan, cluster: ClusterSection, what: str) -> Plan:

@@ -3,6 +3,7 @@
 A view (a table, a picture, a trace for Perfetto) reads a record and nothing else, so that it shows either run alike.
 """
 
+import errno
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
@@ -144,12 +145,13 @@ class RecordWriter:
 
     def __init__(self, path: Path, events: Iterable[Event] = ()) -> None:
         write_record(path, events)
-        self._stream = path.open("a", encoding="utf-8")
+        self._stream = path.open("ab", buffering=0)
 
-    def write(self, *events: Event) -> None:
-        """Add events, and hand them to the operating system: what was written stays if this process is killed."""
-        self._stream.write("".join(f"{dump_event(event)}\n" for event in events))
-        self._stream.flush()
+    def write(self, event: Event) -> None:
+        """Add an event, and hand it to the operating system: what was written stays if this process is killed."""
+        line = f"{dump_event(event)}\n".encode()
+        if self._stream.write(line) != len(line):
+            raise OSError(errno.ENOSPC, "No space left for the whole line")
 
     def close(self) -> None:
         self._stream.close()

@@ -9,7 +9,6 @@ class Routes:
 
     def __init__(self, plan: Plan) -> None:
         shape = plan.problem.shape
-        self.num_stages = shape.num_stages
         self._pipeline = [[-1] * shape.num_chains for _ in range(shape.num_stages)]
         for row in plan.rows:
             column = self._pipeline[row.worker.stage]

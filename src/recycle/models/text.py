@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from recycle.core.errors import FileProblem, UserError
+from recycle.core.errors import DatasetTooSmall, FileProblem, UserError
 
 MOST_BYTES = 2 * 1024 * 1024
 
@@ -52,7 +52,7 @@ class Text(Dataset[tuple[Tensor, Tensor]]):
         text = _read(files, self._most_bytes)
         if len(text) <= self._context:
             where = "Python's standard library" if self._folder is None else self._folder
-            raise UserError(
+            raise DatasetTooSmall(
                 f"{len(text)} bytes of text from {where} are too few, because one sample of context {self._context} needs "
                 f"{self._context + 1}: give more text, a larger most_bytes or a shorter context"
             )

@@ -86,6 +86,8 @@ class _Reader:
     def take(self, event: Event) -> None:
         if not isinstance(event, OpRan):
             _refuse_unsound(event)
+            if isinstance(event, Started):
+                self._forget_ops()  # a run that went on by another plan: its ops are held against that one
             self.others.setdefault(type(event), []).append(event)
             return
         try:
@@ -97,6 +99,13 @@ class _Reader:
             _refuse_unsound(event)
             raise
         self.in_vain.append(bool(event.is_in_vain))
+
+    def _forget_ops(self) -> None:
+        self.workers.clear()
+        self.texts.clear()
+        self.in_vain.clear()
+        for column in self.columns:
+            del column[:]
 
     def ops(self) -> Ops:
         iteration, worker, what, start_us, end_us = (np.array(column, dtype=np.int64) for column in self.columns)

@@ -35,6 +35,10 @@ class Batches:
         if isinstance(microbatch, bool) or not isinstance(microbatch, int) or microbatch < 1:
             raise UserError(f"a micro-batch has {microbatch!r} samples, but it must be a whole number of at least 1")
         self._dataset, self._shape, self._microbatch, self._seed = dataset, shape, microbatch, seed
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise UserError(
+                f"the dataset is a {type(dataset).__name__}, but it must be map-style: len(dataset) and dataset[number]"
+            )
         self._num_samples = len(dataset)
         needed = shape.num_chains * microbatch
         if self._num_samples < needed:

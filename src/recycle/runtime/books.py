@@ -21,8 +21,10 @@ from recycle.runtime.worker import Applied, Finished, Told
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A finished run. `losses` are those of all steps, also of those before it was resumed; times are those of a median iteration
-    of this run, 0 if there was none. `planned_iteration_us` is the plan's period at the speed at which ops really ran.
+    """A finished run. `losses` are those of all steps, also of those before it was resumed.
+
+    Times are those of a median iteration of this run, 0 if there was none; `planned_iteration_us` is the plan's period at the
+    speed at which ops really ran. Iterations are begun again after a step that was taken back.
     """
 
     num_steps: int
@@ -35,7 +37,8 @@ class Trained:
     peak_memory_bytes: Mapping[str, int]
     activation_bytes: Mapping[str, int]
     planned_activation_bytes: Mapping[str, int]
-    num_taken_back: int
+    dead: tuple[str, ...]
+    num_begun_again: int
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -50,7 +53,9 @@ class Trained:
             "peak_memory_bytes": dict(self.peak_memory_bytes),
             "activation_bytes": dict(self.activation_bytes),
             "planned_activation_bytes": dict(self.planned_activation_bytes),
-            "taken_back": self.num_taken_back,
+            "workers": len(self.peak_memory_bytes),
+            "dead": list(self.dead),
+            "begun_again": self.num_begun_again,
             "warnings": list(self.warnings),
             "recoveries": [],
         }
@@ -88,9 +93,10 @@ class Books:
         self._pages: dict[int, _Page] = {}
         self._losses = list(losses)
         self._ends_us: list[int] = []
-        self._start_us = 0
+        self._start_us = gone_us
+        self._waiting: list[StageSaved | StageNotSaved] = []
         self._planned_us: list[int] = []
-        self._num_taken_back = 0
+        self._num_begun_again = 0
         self._warnings: list[str] = []
 
     def hear(self, told: Told) -> None:
@@ -114,6 +120,9 @@ class Books:
 
     def _save(self, told: StageSaved | StageNotSaved) -> None:
         assert self._checkpoints is not None
+        if told.num_steps - 1 in self._pages:
+            self._waiting.append(told)  # a slow peer has not told yet: a checkpoint is not ahead of the record
+            return
         match self._checkpoints.hear(told):
             case Whole(num_steps, folder, size_bytes):
                 self._write(Saved(self._now(), num_steps, folder.name, size_bytes))
@@ -128,6 +137,9 @@ class Books:
         ]
         if len(page.spans) == len(self._plan.rows):
             self._close(told.iteration, self._pages.pop(told.iteration), told.verdict)
+            waiting, self._waiting = self._waiting, []
+            for report in waiting:
+                self._save(report)
 
     def _close(self, iteration: int, page: _Page, verdict: Verdict) -> None:
         """All workers have applied an iteration: write it down."""
@@ -143,7 +155,7 @@ class Books:
         loss = fmean(page.losses[chain] for chain in sorted(page.losses))
         ops = sum(span.end_us - span.start_us for _, span in spans if span.is_op and not span.is_in_vain)
         self._planned_us.append(self._plan.period_at_us(ops))
-        self._num_taken_back += any(span.is_in_vain for _, span in spans)
+        self._num_begun_again += any(span.is_in_vain for _, span in spans)
         self._losses.append(loss)
         self._ends_us.append(end)
         mean_busy = min(end - before, round(busy / len(self._plan.rows)))
@@ -169,7 +181,8 @@ class Books:
             peak_memory_bytes={str(worker): finished[worker].peak_bytes for worker in sorted(finished)},
             activation_bytes={str(worker): finished[worker].activation_bytes for worker in sorted(finished)},
             planned_activation_bytes={str(worker): self._planned_bytes[worker] for worker in sorted(finished)},
-            num_taken_back=self._num_taken_back,
+            dead=tuple(str(worker) for worker in sorted(self._plan.problem.cluster.failed)),
+            num_begun_again=self._num_begun_again,
             warnings=tuple(self._warnings),
         )
 

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 
-from torch import nn
+from torch import Tensor, nn
 
 from recycle.core.cluster import Worker
 from recycle.runtime.tensor_file import memory_of
@@ -13,6 +13,8 @@ def digest(module: nn.Module) -> str:
     """A digest of a module's parameters and buffers, bit for bit."""
     made = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
+        if not isinstance(value, Tensor):
+            continue  # what a module keeps beside its tensors is its own matter
         made.update(name.encode())
         whole = value.detach().cpu().contiguous()
         made.update(memory_of(whole))

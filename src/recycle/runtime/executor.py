@@ -37,6 +37,10 @@ class Links(Protocol):
         """Return the tensor that was sent, or wait for it."""
         ...
 
+    def blank(self, message: Message) -> Tensor:
+        """Return zeros of the form that the message has."""
+        ...
+
 
 class Samples(Protocol):
     """Micro-batches by their address, the same for whoever asks."""
@@ -70,27 +74,32 @@ class Executor:
     ) -> None:
         self.worker, self.turns, self.stage = worker, turns, stage
         self.losses: dict[int, float] = {}
+        self.doubt: Exception | None = None
         self._is_first, self._is_last = worker.stage == 0, worker.stage == num_stages - 1
         self._links, self._samples, self._seed = links, samples, seed
         self._split = {turn.chain for turn in turns if turn.kind is Kind.I}
 
-    def play(self, iteration: int, first: int, stop: int) -> list[Span]:
-        """Play the turns from `first` to before `stop`; nothing behind them is looked for."""
+    def play(self, iteration: int, first: int, stop: int, is_guess: bool = False) -> list[Span]:
+        """Play the turns from `first` to before `stop`; nothing behind them is looked for.
+
+        If the weights are a guess, an op may fail for that alone. It is kept as a `doubt`, and from then on receivers get zeros
+        instead of nothing: they wait for them, and nobody will use them if the guess was wrong.
+        """
         spans = []
         for place in range(first, min(first + _AHEAD, stop)):
             self._expect(place)
         for place in range(first, stop):
             if place + _AHEAD < stop:
                 self._expect(place + _AHEAD)
-            spans.append(self.run(iteration, place))
+            spans.append(self.run(iteration, place, is_guess))
         return spans
 
-    def run(self, iteration: int, place: int) -> Span:
+    def run(self, iteration: int, place: int, is_guess: bool = False) -> Span:
         """Run one op: receive what it needs, compute, send what it makes. The span is that of the computation."""
         turn = self.turns[place]
         taken = self._links.receive(turn.takes) if turn.takes is not None else None
         start = now_us()
-        made = self._compute(iteration, turn, taken)
+        made = self._guessed(iteration, turn, taken) if is_guess else self._compute(iteration, turn, taken)
         self.stage.finish()
         span = Span(turn.label, start, now_us())
         if turn.gives is not None:
@@ -98,10 +107,19 @@ class Executor:
             self._links.send(turn.gives, made)
         return span
 
+    def _guessed(self, iteration: int, turn: Turn, taken: Tensor | None) -> Tensor | None:
+        if self.doubt is None:
+            try:
+                return self._compute(iteration, turn, taken)
+            except Exception as problem:
+                self.doubt = problem
+        return self._links.blank(turn.gives) if turn.gives is not None else None
+
     def begin_again(self) -> None:
-        """Forget all micro-batches in flight."""
+        """Forget all micro-batches in flight, and what was wrong with them."""
         self.stage.forget()
         self.losses.clear()
+        self.doubt = None
 
     def _expect(self, place: int) -> None:
         message = self.turns[place].takes

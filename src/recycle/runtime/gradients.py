@@ -51,11 +51,14 @@ class Sums(Protocol):
 class _Layout:
     """Where each parameter's sum lies in the flat tensor; one number a parameter behind them says whether it was used."""
 
-    def __init__(self, parameters: Iterable[Tensor], dtype: torch.dtype, num_more: int = 0) -> None:
+    def __init__(
+        self, parameters: Iterable[Tensor], dtype: torch.dtype, device: torch.device | None = None, num_more: int = 0
+    ) -> None:
         self.parameters = list(parameters)
         sizes = [parameter.numel() for parameter in self.parameters]
         self._sizes = [*sizes, len(sizes), num_more]
-        device = self.parameters[0].device if self.parameters else None
+        if device is None and self.parameters:
+            device = self.parameters[0].device
         self.flat = torch.zeros(sum(self._sizes), dtype=dtype, device=device)
         *sums, self.used, self.more = torch.split(self.flat, self._sizes)
         marks = torch.split(self.used, 1) if sizes else ()
@@ -93,8 +96,10 @@ class FloatSums:
 
     is_exact = False
 
-    def __init__(self, parameters: Iterable[Tensor], dtype: torch.dtype = torch.float32) -> None:
-        self._layout = _Layout(parameters, dtype)
+    def __init__(
+        self, parameters: Iterable[Tensor], dtype: torch.dtype = torch.float32, device: torch.device | None = None
+    ) -> None:
+        self._layout = _Layout(parameters, dtype, device)
         self.flat = self._layout.flat
 
     def add(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
@@ -126,9 +131,15 @@ class ExactSums:
 
     is_exact = True
 
-    def __init__(self, parameters: Iterable[Tensor], most_contributions: int, bits: int = EXACT_BITS) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        most_contributions: int,
+        bits: int = EXACT_BITS,
+        device: torch.device | None = None,
+    ) -> None:
         assert 1 <= bits <= _MOST_EXACT_BITS
-        self._layout = _Layout(parameters, torch.int64, num_more=1)
+        self._layout = _Layout(parameters, torch.int64, device, num_more=1)
         self.flat = self._layout.flat
         self._scale = 2.0**bits
         self._most = 2.0**62 / most_contributions
@@ -164,8 +175,14 @@ class ExactSums:
         self._layout.clear()
 
 
-def make_sums(parameters: Iterable[Tensor], num_microbatches: int, is_exact: bool, dtype: torch.dtype = torch.float32) -> Sums:
-    """Sums for the parameters that want a gradient; an exact one has a type of its own."""
+def make_sums(
+    parameters: Iterable[Tensor],
+    num_microbatches: int,
+    is_exact: bool,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+) -> Sums:
+    """Sums for the parameters that want a gradient, where these are or on `device`; an exact one has a type of its own."""
     wanted = [parameter for parameter in parameters if parameter.requires_grad]
     # A parameter may be used several times in a micro-batch; 64 times is more than any model does.
-    return ExactSums(wanted, 64 * num_microbatches) if is_exact else FloatSums(wanted, dtype)
+    return ExactSums(wanted, 64 * num_microbatches, device=device) if is_exact else FloatSums(wanted, dtype, device)

@@ -1,8 +1,9 @@
 """A training job: what is trained, on what, how, and by which plan. Everything that is checked before a process starts."""
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ class Job:
     make_optimizer: MakeOptimizer
     settings: Settings
     schedule: Schedule = constant
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shape = self.plan.problem.shape
@@ -74,6 +76,9 @@ class Job:
             raise ForeignPlan(
                 f"the plan has {shape.num_stages} stages, but the model is cut into {len(self.stages)}: make one fit the other"
             )
+        for number, module in enumerate(self.stages):
+            if not isinstance(module, nn.Module):
+                raise UserError(f"stage {number} is a {type(module).__name__}, but it must be an nn.Module")
         if problems := check(self.plan):
             raise ForeignPlan(f"the plan is not legal, {problems[0]}: plan again")
 
@@ -85,13 +90,16 @@ class Job:
         """What each stage but the last sends on, found by sending one micro-batch through; the modules are left as they were."""
         made: dict[int, Parcel] = {}
         inputs, targets = self.samples.get(0, 0, 0)
-        given: Tensor = inputs
+        device = torch.device(self.settings.device)
+        given: Tensor = inputs.to(device)
         last = len(self.stages) - 1
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), cast(torch.device("cpu"), self.settings.autocast):
+        # On the device, since what is cast to what differs between devices; one stage at a time, since all may not fit.
+        with torch.no_grad(), torch.random.fork_rng(), cast(device, self.settings.autocast):
             for number, module in enumerate(self.stages):
-                given = _untouched(number, module, given)
+                there = module if device.type == "cpu" else copy.deepcopy(module).to(device)
+                given = _untouched(number, there, given)
                 if number == last:
-                    given = self.loss(given, targets)
+                    given = self.loss(given, targets.to(device))
                 refuse_unusable(given, number, is_loss=number == last)
                 if number < last:
                     made[number] = Parcel(tuple(given.shape), given.dtype)
@@ -110,8 +118,14 @@ class Job:
             "sums": str(settings.sum_dtype).removeprefix("torch."),
             "autocast": str(settings.autocast).removeprefix("torch."),
             "data": _described(self.samples),
+            "ties": [list(map(list, tie.places)) for tie in self.ties],
+            "about": dict(self.about),
             "model": [
-                {name: [*value.shape, str(value.dtype).removeprefix("torch.")] for name, value in module.state_dict().items()}
+                {
+                    name: [*value.shape, str(value.dtype).removeprefix("torch.")]
+                    for name, value in module.state_dict().items()
+                    if isinstance(value, Tensor)
+                }
                 for module in self.stages
             ],
         }
@@ -123,6 +137,11 @@ def _described(samples: Samples) -> str:
     return kind.__name__ if kind.__repr__ is object.__repr__ else repr(samples)
 
 
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal, NaN included."""
+    return torch.equal(one.nan_to_num(), other.nan_to_num()) if one.is_floating_point() else torch.equal(one, other)
+
+
 def _untouched(number: int, module: nn.Module, given: Tensor) -> Any:
     """What the module makes; it is refused if a forward pass changes it.
 
@@ -130,7 +149,7 @@ def _untouched(number: int, module: nn.Module, given: Tensor) -> Any:
     """
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     made = module(given)
-    changed = [name for name, buffer in module.named_buffers() if name in before and not torch.equal(buffer, before[name])]
+    changed = [name for name, buffer in module.named_buffers() if name in before and not _is_same(buffer, before[name])]
     for name in changed:
         module.get_buffer(name).copy_(before[name])
     if changed:

@@ -6,7 +6,7 @@ says its last words; then all are ended, and the caller hears them. No process i
 
 import multiprocessing
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -43,8 +43,10 @@ def launch(
     try:
         for given in assignments(job, store.port, saving, resumed, parcels):
             ear, mouth = context.Pipe(duplex=False)
-            process = context.Process(target=work, args=(given, mouth), daemon=True, name=str(given.worker))
-            _start(process)
+            process = context.Process(
+                target=work, args=(str(given.worker), _packed(given), mouth), daemon=True, name=str(given.worker)
+            )
+            process.start()
             mouth.close()
             processes[ear] = process
         return _follow(processes, hear)
@@ -62,6 +64,8 @@ def _homes(job: Job) -> list[str]:
 
 
 def _store(port: int) -> Any:
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
+        raise UserError(f"the port is {port!r}, but it must be a whole number from 0 to 65535, where 0 is any free one")
     try:
         return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     except dist.DistNetworkError as problem:
@@ -112,9 +116,10 @@ def assignments(
     ]
 
 
-def _start(process: BaseProcess) -> None:
+def _packed(given: Assignment) -> bytes:
+    """What a worker is given, in bytes: torch's own way between processes needs a file for every tensor, and shares them."""
     try:
-        process.start()
+        return pickle.dumps(given)
     except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as problem:
         raise UserError(
             f"the model, data, loss or optimizer cannot be sent to a worker process: {_first_line(problem)}; use functions and "
@@ -130,8 +135,12 @@ def _follow(processes: dict[Connection, BaseProcess], hear: Callable[[Told], Non
         for ear in wait(ears):
             assert isinstance(ear, Connection)
             match told := _heard(ear):
-                case LastWords(worker, text, problem):
-                    raise problem or WorkerFailed(f"{worker} cannot go on:\n{text}")
+                case LastWords():
+                    first = min([told, *_last_words(ears - {ear})], key=lambda words: words.at_us)
+                    killed = [process for process in processes.values() if (process.exitcode or 0) < 0]
+                    if first.problem is None and killed:  # the others only tell that it is gone
+                        raise WorkerFailed(_epitaph(killed[0]))
+                    raise first.problem or WorkerFailed(f"{first.worker} cannot go on:\n{first.text}")
                 case None if Worker.parse(processes[ear].name) in finished:
                     ears.discard(ear)
                 case None:
@@ -143,6 +152,16 @@ def _follow(processes: dict[Connection, BaseProcess], hear: Callable[[Told], Non
                 case _:
                     hear(told)
     return finished
+
+
+def _last_words(ears: Iterable[Connection]) -> list[LastWords]:
+    """Last words that others have said already: who failed first is to blame, not who noticed it first."""
+    found = []
+    for ear in ears:
+        while ear.poll() and (told := _heard(ear)) is not None:
+            if isinstance(told, LastWords):
+                found.append(told)
+    return found
 
 
 def _epitaph(process: BaseProcess) -> str:
@@ -158,5 +177,5 @@ def _epitaph(process: BaseProcess) -> str:
 def _heard(ear: Connection) -> Any:
     try:
         return ear.recv()
-    except (EOFError, ConnectionResetError):
+    except (EOFError, OSError):  # gone, or gone in the middle of a message
         return None

@@ -124,6 +124,10 @@ class GlooLinks:
         self._let_go(message.sender, (self.round, message.made_at))
         return body
 
+    def blank(self, message: Message) -> Tensor:
+        parcel = self._parcel(message)
+        return torch.zeros(parcel.shape, dtype=parcel.dtype)
+
     def _let_go(self, receiver: Worker, reached: tuple[int, int]) -> None:
         """Let go of what `receiver` has taken, now that it is known to have reached a place of its row in a round."""
         sent = self._sent[receiver]

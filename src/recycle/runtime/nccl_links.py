@@ -47,6 +47,27 @@ class NcclLinks(GlooLinks):
             self._order.setdefault((message.sender, message.kind), []).append(message)
         self._num_posted: dict[tuple[Worker, Kind], int] = {}
         self._posted_round = -1
+        self._greet()
+
+    def _greet(self) -> None:
+        """Exchange a number with every neighbour, both ways, all pairs in one order.
+
+        Two ranks make their communicator at their first message, and the host waits for that: a receive that is posted ahead
+        would keep its worker from the very op that the sender waits for.
+        """
+        own, workers = self._address.worker, self._address.workers
+        pairs = sorted((lower, upper) for lower in workers for upper in workers if upper.stage == lower.stage + 1)
+        for lower, upper in pairs:
+            if own not in (lower, upper):
+                continue
+            other, number = (upper, lower)[own == upper], torch.zeros(1, device=self._device)
+            for kind, sender in ((Kind.F, lower), (Kind.I, upper)):
+                way = self._ways[kind]
+                (way.send if own == sender else way.recv)([number], self._rank[other], 0).wait()
+        torch.cuda.synchronize(self._device)
+
+    def blank(self, message: Message) -> Tensor:
+        return super().blank(message).to(self._device)
 
     def _group(self, store: Any, name: str, members: Sequence[Worker]) -> Any:
         """Sums go over NCCL, what concerns all workers over gloo."""

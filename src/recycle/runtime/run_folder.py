@@ -2,24 +2,29 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from recycle.core.errors import FileProblem
+from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import refuse_unwritable, write_text
-from recycle.core.record import Event, Held, OpRan, RecordWriter, Saved, Spell, Started, Stepped, Warned, read_record
+from recycle.core.record import Event, Held, OpRan, RecordWriter, Saved, Spell, Started, Stepped, read_record
 from recycle.runtime.books import Trained
 from recycle.runtime.checkpoint import Checkpoint, Checkpoints, latest
+from recycle.runtime.checkpoint_files import find
 from recycle.runtime.job import Job, Saving
+
+PLAN, RECORD, SUMMARY = "plan.json", "record.jsonl", "summary.json"
 
 
 class RunFolder:
     """A context in which a run is recorded. `resumed` is where it goes on; `gone_us` and `losses` are of what it has done."""
 
-    def __init__(self, folder: Path, job: Job, every: int, keep: int, resume: bool, name: str) -> None:
-        refuse_unwritable(folder / "summary.json")
+    def __init__(
+        self, folder: Path, job: Job, every: int, keep: int, resume: bool, name: str, files: Mapping[str, str] | None = None
+    ) -> None:
+        refuse_unwritable(folder / SUMMARY)
         self.folder = folder
         self.saving = Saving(folder / "checkpoints", every, keep)
         self.resumed: Checkpoint | None = None
@@ -29,28 +34,51 @@ class RunFolder:
         before: list[Event] = [Started("train", name)]
         if resume:
             self.resumed, self.warnings = latest(self.saving.folder, job.fingerprint())
-            before = list(led_to(self.resumed.num_steps, read_record(folder / "record.jsonl")))
-            self.gone_us = max((_end_us(event) for event in before), default=0)
+            if self.resumed.num_steps > job.settings.num_steps:
+                raise UserError(
+                    f"{folder} has done {self.resumed.num_steps} steps, more than the {job.settings.num_steps} to be done: "
+                    "ask for at least as many"
+                )
+            before = list(led_to(self.resumed.num_steps, read_record(folder / RECORD)))
+            if _text_of(folder / PLAN) != job.plan.dumps():
+                before.append(Started("train", name))  # by another plan from here on
+            self.gone_us = max((event.end_us for event in before if isinstance(event, Spell)), default=0)
             steps = (event for event in before if isinstance(event, Stepped))
             self.losses = [step.loss if step.loss is not None else math.nan for step in steps]
-        elif self.saving.folder.is_dir() and any(self.saving.folder.iterdir()):
+        elif find(self.saving.folder):
             raise FileProblem(f"{folder} holds the checkpoints of another run: resume it, or name another folder")
-        job.plan.save(folder / "plan.json")
-        self._record = RecordWriter(folder / "record.jsonl", before)
+        # First, because it makes room: what an unfinished checkpoint left is removed.
         self.checkpoints = Checkpoints(self.saving.folder, len(job.stages), keep, job.fingerprint())
+        for file, text in {PLAN: job.plan.dumps(), **(files or {})}.items():
+            write_text(folder / file, text)
+        self._record: RecordWriter | None = RecordWriter(folder / RECORD, before)
 
     def __enter__(self) -> "RunFolder":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
-        self._record.close()
+        if self._record is not None:
+            self._record.close()
 
-    def write(self, event: Event) -> None:
-        self._record.write(event)
+    def write(self, event: Event) -> str | None:
+        """Write an event into the record; return a sentence when that fails, and write no more from then on."""
+        if self._record is None:
+            return None
+        try:
+            self._record.write(event)
+        except OSError as problem:
+            self._record.close()
+            self._record = None
+            return f"{self.folder / RECORD} ends here, but training goes on: {problem.strerror or problem}"
+        return None
 
-    def close(self, trained: Trained) -> None:
-        """Write what the run came to."""
-        write_text(self.folder / "summary.json", json.dumps(trained.to_json(), indent=1) + "\n")
+    def close(self, trained: Trained) -> str | None:
+        """Write what the run came to; return a sentence if that fails."""
+        try:
+            write_text(self.folder / SUMMARY, json.dumps(trained.to_json(), indent=1) + "\n")
+        except FileProblem as problem:
+            return str(problem)
+        return None
 
 
 def led_to(num_steps: int, events: Iterator[Event]) -> Iterator[Event]:
@@ -64,15 +92,14 @@ def led_to(num_steps: int, events: Iterator[Event]) -> Iterator[Event]:
                 yield replace(event, state="redo", samples=0, discarded=event.samples)
             case Held():
                 pass  # it says what a whole run held, and that is not over
+            case Saved() if event.num_steps > num_steps:
+                pass
             case _:
                 yield event
 
 
-def _end_us(event: Event) -> int:
-    match event:
-        case OpRan() | Spell():
-            return event.end_us
-        case Stepped() | Saved() | Warned():
-            return event.at_us
-        case _:
-            return 0
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -43,6 +43,7 @@ class Stage:
         loss: Loss | None = None,
         meter: Meter | None = None,
         autocast: torch.dtype | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.module = module
         self.sums = sums
@@ -56,7 +57,7 @@ class Stage:
         # twice before anybody sees them. And under autocast torch keeps a copy of every weight for each micro-batch.
         self._always_defers = sums.is_exact or autocast is not None
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+        self._device = device or next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
 
     @property
     def num_in_flight(self) -> int:

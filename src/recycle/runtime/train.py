@@ -3,9 +3,11 @@
 A run folder holds `plan.json`, `record.jsonl` (which grows while the run goes on), `summary.json` and `checkpoints/`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -65,6 +67,8 @@ def train(
     resume: bool = False,
     port: int = 0,
     name: str = "",
+    about: Mapping[str, Any] | None = None,
+    files: Mapping[str, str] | None = None,
     watch: Watch = lambda event: None,
 ) -> Trained:
     """Train until `steps` steps are done, with a process for every live worker of `plan`, and return what came of it.
@@ -75,10 +79,11 @@ def train(
     learning rate at each iteration. With `exact`, weights are equal bit for bit whoever is dead.
 
     With `out`, a folder, the run is recorded there, and saved every `checkpoint_every` steps and at the end; with `resume`, it
-    goes on from its last whole checkpoint. `watch` gets every event of the record as it happens.
+    goes on from its last whole checkpoint. `about` is what else a run must have in common with the one that it goes on from,
+    `files` are texts to put beside the record. `watch` gets every event of the record as it happens.
     """
     settings = Settings(steps, seed, exact, max_norm, sums, autocast, device)
-    job = Job(plan, stages, Batches(dataset, plan.problem.shape, samples, seed), loss, optimizer, settings, schedule)
+    job = Job(plan, stages, Batches(dataset, plan.problem.shape, samples, seed), loss, optimizer, settings, schedule, about or {})
     if resume and out is None:
         raise UserError("resume goes on in a run folder: name it with out")
     begin_us, parcels, bytes_of = now_us(), job.parcels(), planned_bytes(job)
@@ -86,17 +91,21 @@ def train(
     if out is None:
         books = Books(plan, num_samples, bytes_of, watch, None, begin_us)
         return books.trained(steps, launch(job, books.hear, port=port, parcels=parcels))
-    with RunFolder(Path(out), job, checkpoint_every, keep, resume, name) as run:
+    with RunFolder(Path(out), job, checkpoint_every, keep, resume, name, files) as run:
 
         def write(event: Event) -> None:
-            run.write(event)
+            problem = run.write(event)
             watch(event)
+            if problem is not None:
+                books.warn(problem)
 
         books = Books(plan, num_samples, bytes_of, write, run.checkpoints, begin_us, run.gone_us, run.losses)
         for warning in run.warnings:
             books.warn(warning)
         trained = books.trained(steps, launch(job, books.hear, run.saving, run.resumed, port, parcels))
-        run.close(trained)
+        if problem := run.close(trained):
+            books.warn(problem)
+            trained = replace(trained, warnings=(*trained.warnings, problem))
     return trained
 
 

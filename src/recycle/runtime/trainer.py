@@ -70,10 +70,12 @@ class Trainer:
             self.executor.losses.clear()
             spans: list[Span] = []
             if ballot is not None:
-                spans += self.executor.play(iteration, 0, self._warm_up)
+                spans += self.executor.play(iteration, 0, self._warm_up, is_guess=True)
                 if not self._confirm(ballot, report):
                     spans = [replace(span, is_in_vain=True) for span in spans]
                     self._begin_again()
+                elif self.executor.doubt is not None:
+                    raise self.executor.doubt
             played = sum(not span.is_in_vain for span in spans)
             spans += self.executor.play(iteration, played, len(self.executor.turns))
             ballot = self._finish(iteration, spans, report)
@@ -134,7 +136,7 @@ class Trainer:
         return is_right
 
     def _done(self, ballot: _Ballot, verdict: Verdict, report: Report) -> None:
-        self._was_scaled = self._max_norm is not None and verdict.scale not in (None, _GUESSED_SCALE)
+        self._was_scaled = verdict.scale not in (None, _GUESSED_SCALE)
         self.executor.stage.sums.clear()
         report(ballot.iteration, ballot.losses, ballot.spans, verdict)
 

@@ -1,8 +1,9 @@
 """A worker process: it gets its turns and its stage, plays iterations, reduces with its peers, steps, and tells what it did."""
 
-import copy
 import os
+import pickle
 import resource
+import signal
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from recycle.core.errors import UserError
 from recycle.core.parent import end_with_parent
 from recycle.runtime.checkpoint import Checkpoint, StageNotSaved, StageSaved, StageWriter, load_stage
 from recycle.runtime.digest import digest
-from recycle.runtime.executor import Executor, Samples, Span
+from recycle.runtime.executor import Executor, Samples, Span, now_us
 from recycle.runtime.gradients import make_sums
 from recycle.runtime.job import Saving, Settings
 from recycle.runtime.links import Address, GlooLinks, Parcel
@@ -61,13 +62,6 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """A worker has its stage and its links, and begins."""
-
-    worker: Worker
-
-
-@dataclass(frozen=True, slots=True)
 class Applied:
     """A worker has applied an iteration for good: its losses by chain (last stage only), its spans, the verdict."""
 
@@ -93,15 +87,17 @@ class LastWords:
     """A worker cannot go on, and why: the error itself if it is one of the user's."""
 
     worker: Worker
+    at_us: int
     text: str
     problem: UserError | None
 
 
-Told = Ready | Applied | Finished | LastWords | StageSaved | StageNotSaved
+Told = Applied | Finished | LastWords | StageSaved | StageNotSaved
 
 
-def work(assignment: Assignment, mouth: Connection) -> None:
-    """Train to the end, or say why not. It ends with its parent whatever happens."""
+def work(name: str, packed: bytes, mouth: Connection) -> None:
+    """Train by a packed assignment to the end, or say why not. It ends with its parent whatever happens."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells everybody; the launcher ends its workers
     end_with_parent()
     torch.set_num_threads(1)
     lock = Lock()
@@ -111,26 +107,24 @@ def work(assignment: Assignment, mouth: Connection) -> None:
             mouth.send(told)
 
     try:
-        _train(assignment, tell)
+        _train(pickle.loads(packed), tell)
     except UserError as problem:
-        tell(LastWords(assignment.worker, str(problem), problem))
+        tell(LastWords(Worker.parse(name), now_us(), str(problem), problem))
         raise SystemExit(1) from None
     except Exception:
-        tell(LastWords(assignment.worker, traceback.format_exc(), None))
+        tell(LastWords(Worker.parse(name), now_us(), traceback.format_exc(), None))
         raise SystemExit(1) from None
 
 
 def _train(given: Assignment, tell: Callable[[Told], None]) -> None:
     settings, worker = given.settings, given.worker
     timeout = timedelta(seconds=settings.timeout_s)
-    # Between processes of one machine torch hands tensors over as shared memory: without a copy, peers would step one another's
-    # weights. The groups below are complete only when everybody has its own.
     device = _device(given)
-    module = copy.deepcopy(given.module).to(device)
+    module = given.module.to(device)
     store = dist.TCPStore("127.0.0.1", given.store_port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
     common = store, given.address, given.parcels, given.shape.num_chains, given.ties, timeout
     links = NcclLinks(*common, given.turns, device) if _has_own_gpu(given) else GlooLinks(*common)
-    trainer = make_trainer(given, module, links)
+    trainer = make_trainer(given, module, links, device)
     writer = StageWriter(given.saving.folder, worker.stage, tell) if given.saving and given.address.is_first_peer else None
     first = 0
     if given.resumed is not None:
@@ -142,18 +136,18 @@ def _train(given: Assignment, tell: Callable[[Told], None]) -> None:
         if writer is not None and given.saving is not None and given.saving.is_due(iteration + 1, settings.num_steps):
             writer.save(iteration + 1, module, trainer.stepper.optimizer)
 
-    tell(Ready(worker))
     trainer.train(first, settings.num_steps, applied)
     if writer is not None:
         writer.wait()
     tell(Finished(worker, digest(module), _peak_bytes(settings.device), trainer.activation_bytes))
 
 
-def make_trainer(given: Assignment, module: nn.Module, links: GlooLinks) -> Trainer:
+def make_trainer(given: Assignment, module: nn.Module, links: GlooLinks, device: torch.device | None = None) -> Trainer:
+    """The trainer of a worker, with its own copy of the module on `device`, and its links."""
     settings, worker, shape = given.settings, given.worker, given.shape
-    sums = make_sums(module.parameters(), shape.num_chains, settings.is_exact, settings.sum_dtype)
+    sums = make_sums(module.parameters(), shape.num_chains, settings.is_exact, settings.sum_dtype, device)
     loss = given.loss if worker.stage == shape.num_stages - 1 else None
-    stage = Stage(module, sums, worker.stage, loss, Meter(module), settings.autocast)
+    stage = Stage(module, sums, worker.stage, loss, Meter(module), settings.autocast, device)
     executor = Executor(worker, given.turns, shape.num_stages, stage, links, given.samples, settings.seed)
     stepper = Stepper(stage.parameters(), given.make_optimizer, given.schedule)
     return Trainer(
