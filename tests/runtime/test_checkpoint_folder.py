@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from recycle.core.errors import FileProblem, UserError
-from recycle.runtime import checkpoint_folder
 from recycle.runtime.checkpoint import Checkpoints, NotSaved, StageNotSaved, Whole, latest, load_stage
+from recycle.runtime.checkpoint import folder as checkpoint_folder
 from tests.runtime.saves import FINGERPRINT, held, names_in, report_of, save_all, small_stage
 
 pytestmark = pytest.mark.timeout(60)

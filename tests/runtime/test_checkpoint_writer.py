@@ -12,8 +12,8 @@ import threading
 import pytest
 import torch
 
-from recycle.runtime import checkpoint_writer
 from recycle.runtime.checkpoint import Checkpoints, StageNotSaved, StageSaved, StageWriter, Whole, latest, load_stage
+from recycle.runtime.checkpoint import writer as checkpoint_writer
 from tests.processes import is_there, until
 from tests.runtime.saves import FINGERPRINT, held, names_in, report_of, save_all, small_stage
 
@@ -72,10 +72,10 @@ def test_a_second_save_waits_for_the_first_so_that_there_is_one_copy_at_a_time(t
         log.append("taken")
         return take(module, optimizer)
 
-    def logged_wait():
+    def logged_wait(timeout_s=None):
         log.append("waits")
         gate.set()
-        wait()
+        return wait(timeout_s)
 
     monkeypatch.setattr(checkpoint_writer, "take", logged_take)
     writer.save(20, *small_stage())
@@ -83,6 +83,20 @@ def test_a_second_save_waits_for_the_first_so_that_there_is_one_copy_at_a_time(t
     writer.save(30, *small_stage())
     writer.wait()
     assert log == ["taken", "waits", "told 20", "taken", "waits", "told 30"]
+
+
+def test_a_disk_that_is_too_slow_costs_a_checkpoint_and_not_the_time_of_all_others(tmp_path, gate, monkeypatch):
+    monkeypatch.setattr(checkpoint_writer, "PATIENCE_S", 0.01)
+    heard = []
+    writer = StageWriter(tmp_path, 0, heard.append)
+    writer.save(20, *small_stage())
+    writer.save(30, *small_stage())
+    assert [(type(report), report.num_steps) for report in heard] == [(StageNotSaved, 30)]
+    gate.set()
+    assert writer.wait()
+    writer.save(40, *small_stage())
+    writer.wait()
+    assert [(type(report), report.num_steps) for report in heard[1:]] == [(StageSaved, 20), (StageSaved, 40)]
 
 
 def test_it_is_told_in_the_thread_that_writes_and_waiting_for_nothing_is_free(tmp_path):
@@ -275,7 +289,7 @@ KILLED = """
 import os, shutil, signal, sys, threading
 from pathlib import Path
 import torch
-from recycle.runtime import checkpoint_folder, checkpoint_writer, tensor_file
+from recycle.runtime.checkpoint import folder as checkpoint_folder, tensor_file, writer as checkpoint_writer
 from recycle.runtime.checkpoint import Checkpoints
 from tests.runtime.saves import FINGERPRINT, save_all
 

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from recycle.core.errors import FileProblem
-from recycle.runtime.tensor_file import load_tensors, save_tensors
+from recycle.runtime.checkpoint.tensor_file import load_tensors, save_tensors
 
 DTYPES = [
     torch.float64,
@@ -322,7 +322,7 @@ import resource, sys
 sys.modules["numpy"] = None  # a worker's machine has torch, and nothing else
 import torch
 from pathlib import Path
-from recycle.runtime.tensor_file import load_tensors, save_tensors
+from recycle.runtime.checkpoint.tensor_file import load_tensors, save_tensors
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -21,8 +21,8 @@ from recycle.core.errors import (
 )
 from recycle.core.record import Spell, Stepped, read_record
 from recycle.runtime.batches import Batches
+from recycle.runtime.checkpoint.tensor_file import load_tensors
 from recycle.runtime.schedules import NAMES, WarmUpThen
-from recycle.runtime.tensor_file import load_tensors
 from tests.runtime.jobs import adamw, loss, sgd
 
 torch.set_num_threads(1)

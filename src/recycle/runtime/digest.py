@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from recycle.core.cluster import Worker
-from recycle.runtime.tensor_file import memory_of
+from recycle.runtime.checkpoint.tensor_file import memory_of
 
 
 def digest(module: nn.Module) -> str:

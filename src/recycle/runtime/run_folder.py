@@ -12,7 +12,7 @@ from recycle.core.files import refuse_unwritable, write_text
 from recycle.core.record import Event, Held, OpRan, RecordWriter, Saved, Spell, Started, Stepped, read_record
 from recycle.runtime.books import Trained
 from recycle.runtime.checkpoint import Checkpoint, Checkpoints, latest
-from recycle.runtime.checkpoint_files import find
+from recycle.runtime.checkpoint.files import find
 from recycle.runtime.job import Job, Saving
 
 PLAN, RECORD, SUMMARY = "plan.json", "record.jsonl", "summary.json"

@@ -134,7 +134,7 @@ def _train(given: Assignment, tell: Callable[[Told], None]) -> None:
     def applied(iteration: int, losses: Mapping[int, float], spans: Sequence[Span], verdict: Verdict) -> None:
         tell(Applied(worker, iteration, losses, spans, verdict))
         if writer is not None and given.saving is not None and given.saving.is_due(iteration + 1, settings.num_steps):
-            writer.save(iteration + 1, module, trainer.stepper.optimizer)
+            writer.save(iteration + 1, module, trainer.stepper.optimizer, is_last=iteration + 1 == settings.num_steps)
 
     trainer.train(first, settings.num_steps, applied)
     if writer is not None:

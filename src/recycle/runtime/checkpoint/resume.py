@@ -1,8 +1,4 @@
-"""Checkpoints: from a stage that trains to a folder on disk, and back bit for bit.
-
-`StageWriter` (in the workers) writes stages, `Checkpoints` (in the launcher) makes whole checkpoints of them; `latest` finds the
-one to resume from, and `load_stage` (in the workers) loads it. `checkpoint_files` tells how they lie on disk.
-"""
+"""From a checkpoint on disk back to stages, bit for bit: which one, and what it holds."""
 
 import hashlib
 import json
@@ -14,24 +10,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from recycle.core.errors import FileProblem, ForeignRun, NoCheckpoint
-from recycle.runtime.checkpoint_files import PARTIAL, Checkpoint, find, plain, read_checkpoint, stage_file, stage_metadata
-from recycle.runtime.checkpoint_folder import Checkpoints, NotSaved, Whole
-from recycle.runtime.checkpoint_state import Snapshot, put_back, put_weights
-from recycle.runtime.checkpoint_writer import StageNotSaved, StageSaved, StageWriter
-from recycle.runtime.tensor_file import load_tensors
+from recycle.runtime.checkpoint.files import PARTIAL, Checkpoint, find, plain, read_checkpoint, stage_file, stage_metadata
+from recycle.runtime.checkpoint.state import Snapshot, put_back, put_weights
+from recycle.runtime.checkpoint.tensor_file import load_tensors
 
-__all__ = [
-    "Checkpoint",
-    "Checkpoints",
-    "NotSaved",
-    "StageNotSaved",
-    "StageSaved",
-    "StageWriter",
-    "Whole",
-    "latest",
-    "load",
-    "load_stage",
-]
 _MISSING = object()
 
 

@@ -10,9 +10,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from recycle.core.errors import UserError
-from recycle.runtime.checkpoint_files import PARTIAL, stage_file, stage_metadata, step_folder
-from recycle.runtime.checkpoint_state import Snapshot, take
-from recycle.runtime.tensor_file import save_tensors
+from recycle.runtime.checkpoint.files import PARTIAL, stage_file, stage_metadata, step_folder
+from recycle.runtime.checkpoint.state import Snapshot, take
+from recycle.runtime.checkpoint.tensor_file import save_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,9 @@ class StageNotSaved:
     reason: str
 
 
+PATIENCE_S = 60.0
+
+
 class StageWriter:
     """Saves one stage, again and again. Each `save` is told of exactly once, and none of them can end the training.
 
@@ -47,22 +50,28 @@ class StageWriter:
         self._tell = tell
         self._thread: threading.Thread | None = None
 
-    def save(self, num_steps: int, module: nn.Module, optimizer: Optimizer) -> None:
+    def save(self, num_steps: int, module: nn.Module, optimizer: Optimizer, is_last: bool = False) -> None:
         """Copy what the stage holds now, and return; the copy is written while training goes on.
 
-        If the former copy is still being written, this waits until it is, so that there is never more than one in memory.
+        If the former copy is still being written, this waits for it, so that there is never more than one in memory. But not
+        for long, unless it is the last: others wait for this worker meanwhile. Then this state is not saved.
         """
-        self.wait()
+        if not self.wait(None if is_last else PATIENCE_S):
+            self._tell(StageNotSaved(num_steps, self._stage, "the one before it is still being written: the disk is too slow"))
+            return
         taken = self._take(num_steps, module, optimizer)
         # No daemon: a worker that ends in order writes to the end what it has begun.
         self._thread = threading.Thread(target=self._run, args=(num_steps, taken), name=f"writer of stage {self._stage}")
         self._thread.start()
 
-    def wait(self) -> None:
-        """Return when nothing is being written any more, and all has been told."""
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return True when nothing is being written any more, and all has been told; False if that takes longer than so long."""
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
             self._thread = None
+        return True
 
     def _take(self, num_steps: int, module: nn.Module, optimizer: Optimizer) -> Snapshot | StageNotSaved:
         try:

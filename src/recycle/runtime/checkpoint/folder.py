@@ -15,7 +15,7 @@ from typing import Any
 
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import refuse_unwritable
-from recycle.runtime.checkpoint_files import (
+from recycle.runtime.checkpoint.files import (
     MANIFEST,
     PARTIAL,
     Checkpoint,
@@ -27,7 +27,7 @@ from recycle.runtime.checkpoint_files import (
     step_folder,
     write_manifest,
 )
-from recycle.runtime.checkpoint_writer import StageNotSaved, StageSaved
+from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 
 
 @dataclass(frozen=True, slots=True)
