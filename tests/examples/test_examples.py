@@ -170,7 +170,7 @@ def test_the_snippets_of_the_guide_run_one_after_the_other(tmp_path):
     whole = "\n".join([script, *(textwrap.indent(snippet, " " * 4) for snippet in rest)])
     (tmp_path / "mine.py").write_text(whole, encoding="utf-8")
     said = run("mine.py", folder=tmp_path)
-    steps = re.findall(r"^step (\d+): loss (\S+), norm", said, re.MULTILINE)
+    steps = re.findall(r"^step (\d+) loss (\S+) norm", said, re.MULTILINE)
     assert [int(number) for number, _ in steps] == list(range(11, 21))
     # An untrained model has a loss of about 1; what was loaded does about as well as the last steps did.
     assert float(re.search(r"^trained: (\S+)$", said, re.MULTILINE)[1]) == pytest.approx(float(steps[-1][1]), rel=0.25)
