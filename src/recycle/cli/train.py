@@ -110,6 +110,7 @@ class _Parts:
 
             from recycle.models.gpt import GptConfig, gpt_stages
             from recycle.models.text import Text
+            from recycle.runtime.job import refuse_absent
         except ImportError as problem:
             raise UserError(f"training needs torch ({problem}): install it with pip install 'recycle-train[train]'") from None
         self.config = config
@@ -122,8 +123,7 @@ class _Parts:
             dropout=model.dropout,
             ties_embeddings=model.tied,
         )
-        if training.device == "cuda" and not torch.cuda.is_available():
-            raise UserError("training.device is cuda, but torch finds no GPU here: leave it out, or install torch with CUDA")
+        refuse_absent(training.device)
         self._stages = gpt_stages(gpt, config.cluster.stages, training.seed)
         self._text = Text(model.context, config.data.text or None)
         self._optimizer: Callable[..., Any] = (

@@ -78,13 +78,15 @@ class _Layout:
             self._marked.add(id(parameter))
         return total
 
-    def parts(self, flat: Tensor) -> list[Tensor | None]:
-        """The part of each parameter in a tensor laid out like the flat one, in its own precision; None for one not used."""
-        parts = torch.split(flat, self._sizes)
-        return [
-            part.view(of.shape).to(of.dtype) if used else None
-            for of, part, used in zip(self.parameters, parts, self.used.tolist(), strict=False)
-        ]
+    def parts(self, flat: Tensor) -> list[Tensor]:
+        """The part of each parameter in a tensor that is laid out like the flat one."""
+        parts = torch.split(flat, self._sizes)[: len(self.parameters)]
+        return [part.view(of.shape) for of, part in zip(self.parameters, parts, strict=True)]
+
+    def handed_out(self, parts: Sequence[Tensor]) -> list[Tensor | None]:
+        """Each parameter's part in its own precision; None for one that was not used."""
+        known = zip(parts, self.parameters, self.used.tolist(), strict=True)
+        return [(part if part.dtype == of.dtype else part.to(of.dtype)) if used else None for part, of, used in known]
 
     def clear(self) -> None:
         self.flat.zero_()
@@ -101,6 +103,9 @@ class FloatSums:
     ) -> None:
         self._layout = _Layout(parameters, dtype, device)
         self.flat = self._layout.flat
+        # Always the same memory, cut into parameters once: there are many small ones.
+        self._mean = torch.empty_like(self.flat)
+        self._means = self._layout.parts(self._mean)
 
     def add(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         if parameters:  # in one go, because there are many small ones
@@ -117,7 +122,9 @@ class FloatSums:
         return self._layout.of(parameter)
 
     def means(self, num_microbatches: int) -> list[Tensor | None]:
-        return self._layout.parts(self.flat / num_microbatches)
+        """Good until they are asked for again."""
+        torch.div(self.flat, num_microbatches, out=self._mean)
+        return self._layout.handed_out(self._means)
 
     def clear(self) -> None:
         self._layout.clear()
@@ -169,7 +176,8 @@ class ExactSums:
     def means(self, num_microbatches: int) -> list[Tensor | None]:
         """The gradients, or Inf for all of them if a contribution did not fit: the step is skipped then, as for any overflow."""
         fill = float("inf") if self.num_unfit else 0.0
-        return self._layout.parts(self.flat.to(torch.float64).mul_(1.0 / (self._scale * num_microbatches)).add_(fill))
+        means = self._layout.parts(self.flat.to(torch.float64).mul_(1.0 / (self._scale * num_microbatches)).add_(fill))
+        return self._layout.handed_out(means)
 
     def clear(self) -> None:
         self._layout.clear()

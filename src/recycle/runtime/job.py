@@ -39,10 +39,15 @@ class Settings:
                 raise UserError(f"{name} is {value!r}, but it must be a whole number of at least {least}")
         if self.max_norm is not None and not (isinstance(self.max_norm, int | float) and 0 < self.max_norm < math.inf):
             raise UserError(f"max_norm is {self.max_norm!r}, but it must be a finite number above 0, or None")
-        if self.device not in ("cpu", "cuda"):
-            raise UserError(f"the device is {self.device!r}, but it must be cpu or cuda")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise UserError("the device is cuda, but torch finds no GPU here: leave it out, or install torch with CUDA")
+        refuse_absent(self.device)
+
+
+def refuse_absent(device: str) -> None:
+    """Raise if there is no such device here."""
+    if device not in ("cpu", "cuda"):
+        raise UserError(f"the device is {device!r}, but it must be cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("the device is cuda, but torch finds no GPU here: leave it out, or install torch with CUDA")
 
 
 @dataclass(frozen=True, slots=True)
