@@ -15,7 +15,7 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_bytes, write_text
 from recycle.core.plan import Plan
-from recycle.core.record import read_record
+from recycle.core.record import PLAN, RECORD, SUMMARY, read_record
 from recycle.core.rules import check
 from recycle.report.chart import MOST_WORKERS, PLAIN, Cell, draw_chart, select_workers
 from recycle.report.perfetto import draw_run_trace
@@ -27,7 +27,6 @@ from recycle.report.svg import draw_svg
 from recycle.report.timeline import Timeline
 from recycle.sim.replay.measure import counted
 
-RECORD, PLAN, SUMMARY = "record.jsonl", "plan.json", "summary.json"
 _LONG_BYTES = 5_000_000  # of a record: from here on reading takes about a second
 _MOST_TRACED = 300_000  # ops in a trace: beyond, the viewer and the disk ask for less
 _DESCRIPTION = """\

@@ -14,7 +14,7 @@ from recycle.cli.train_plan import choose_plan, seats_taken
 from recycle.core.errors import FileProblem, ForeignRun, UserError
 from recycle.core.files import refuse_unwritable
 from recycle.core.plan import Plan
-from recycle.core.record import Event
+from recycle.core.record import CHECKPOINTS, SUMMARY, Event
 from recycle.core.units import format_bytes, format_us
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def add_train_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentPa
 def run_train(args: argparse.Namespace) -> int:
     config, out = _config(args)
     if out:
-        refuse_unwritable(out / "summary.json")
+        refuse_unwritable(out / SUMMARY)
     torch_parts = _Parts(config)
     plan = choose_plan(config.cluster, torch_parts.measured() if config.cluster.measure else None)
     with _watching(config, plan, out, args.resume is not None) as watch:
@@ -229,7 +229,7 @@ def _num_done(run: Path) -> int:
     """From which step a run goes on."""
     from recycle.runtime.checkpoint import latest
 
-    return latest(run / "checkpoints")[0].num_steps
+    return latest(run / CHECKPOINTS)[0].num_steps
 
 
 def _text(facts: dict[str, Any], out: Path | None) -> str:

@@ -14,6 +14,10 @@ from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import write_text
 
 FORMAT, VERSION = "recycle-record", 1
+# What a worker does after its ops, in the words of `OpRan`.
+REDUCE, OPTIMIZER = "reduce", "optimizer"
+# What lies in the folder of a run.
+PLAN, RECORD, SUMMARY, CHECKPOINTS = "plan.json", "record.jsonl", "summary.json", "checkpoints"
 
 
 @dataclass(frozen=True, slots=True)

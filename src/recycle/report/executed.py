@@ -15,8 +15,9 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import ForeignPlan, UserError
 from recycle.core.op import Kind, Op
 from recycle.core.plan import Plan, microbatch_of
+from recycle.core.record import OPTIMIZER, REDUCE
 from recycle.report.run_columns import Bools, Ints, Ops
-from recycle.report.timeline import OPTIMIZER, REDUCE, Span
+from recycle.report.timeline import Span
 
 _NEVER = np.iinfo(np.int64).max
 

@@ -8,9 +8,10 @@ from recycle.core.errors import UserError
 from recycle.core.op import Kind
 from recycle.core.plan import Plan, Row
 from recycle.core.problem import Problem
+from recycle.core.record import OPTIMIZER, REDUCE
 from recycle.core.rules import stage_windows
 from recycle.core.units import format_us
-from recycle.report.timeline import OPTIMIZER, REDUCE, Block, Lane, Span, Timeline
+from recycle.report.timeline import Block, Lane, Span, Timeline
 
 Drawable = Plan | Timeline
 

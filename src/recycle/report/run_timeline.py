@@ -11,9 +11,9 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.op import Op
 from recycle.core.problem import Problem
-from recycle.core.record import OpRan
+from recycle.core.record import OPTIMIZER, REDUCE, OpRan
 from recycle.report.plan_timeline import about
-from recycle.report.timeline import OPTIMIZER, REDUCE, Block, Lane, Span, Timeline
+from recycle.report.timeline import Block, Lane, Span, Timeline
 
 
 def run_timeline(

@@ -13,7 +13,6 @@ from recycle.core.cluster import Worker
 from recycle.core.op import Op
 from recycle.core.problem import Problem
 
-REDUCE, OPTIMIZER = "reduce", "optimizer"
 Span = tuple[int, int]
 Look = tuple[str, bool]
 _IDLE: Look = ("", False)

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
+from recycle.core.record import OPTIMIZER, REDUCE
 from recycle.runtime.seeds import seed_of
 from recycle.runtime.stage import Stage
 from recycle.runtime.turns import Message, Turn
 
 # Receives for so many ops ahead are posted, so that their messages come while others compute.
 _AHEAD = 3
-REDUCE, OPTIMIZER = "reduce", "optimizer"
 
 
 class Links(Protocol):

@@ -9,13 +9,25 @@ from types import TracebackType
 
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import refuse_unwritable, write_text
-from recycle.core.record import Event, Held, OpRan, RecordWriter, Saved, Spell, Started, Stepped, read_record
+from recycle.core.record import (
+    CHECKPOINTS,
+    PLAN,
+    RECORD,
+    SUMMARY,
+    Event,
+    Held,
+    OpRan,
+    RecordWriter,
+    Saved,
+    Spell,
+    Started,
+    Stepped,
+    read_record,
+)
 from recycle.runtime.books import Trained
 from recycle.runtime.checkpoint import Checkpoint, Checkpoints, latest
 from recycle.runtime.checkpoint.files import find
 from recycle.runtime.job import Job, Saving
-
-PLAN, RECORD, SUMMARY = "plan.json", "record.jsonl", "summary.json"
 
 
 class RunFolder:
@@ -26,7 +38,7 @@ class RunFolder:
     ) -> None:
         refuse_unwritable(folder / SUMMARY)
         self.folder = folder
-        self.saving = Saving(folder / "checkpoints", every, keep)
+        self.saving = Saving(folder / CHECKPOINTS, every, keep)
         self.resumed: Checkpoint | None = None
         self.warnings: list[str] = []
         self.gone_us = 0

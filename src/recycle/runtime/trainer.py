@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from recycle.core.cluster import Shape
-from recycle.runtime.executor import OPTIMIZER, REDUCE, Executor, Span, now_us
+from recycle.core.record import OPTIMIZER, REDUCE
+from recycle.runtime.executor import Executor, Span, now_us
 from recycle.runtime.links import Address, GlooLinks
 from recycle.runtime.step import Stepper, Verdict, judge, norm_squared
 from recycle.runtime.ties import Tie, counted_elsewhere

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from recycle.core.errors import FileProblem, ForeignRun, NoCheckpoint
+from recycle.core.record import CHECKPOINTS
 from recycle.runtime.checkpoint.files import PARTIAL, Checkpoint, find, plain, read_checkpoint, stage_file, stage_metadata
 from recycle.runtime.checkpoint.state import Snapshot, put_back, put_weights
 from recycle.runtime.checkpoint.tensor_file import load_tensors
@@ -99,7 +100,7 @@ def load_stage(checkpoint: Checkpoint, stage: int, module: nn.Module, optimizer:
 
 def load(stages: Sequence[nn.Module], run: Path | str) -> int:
     """Give the stages in place the weights of the newest whole checkpoint of a run, and return after how many steps that is."""
-    checkpoint, _ = latest(Path(run) / "checkpoints")
+    checkpoint, _ = latest(Path(run) / CHECKPOINTS)
     if len(stages) != len(checkpoint.files):
         raise ForeignRun(f"{run} trained {len(checkpoint.files)} stages, but {len(stages)} are to be loaded: cut the model alike")
     for number, module in enumerate(stages):
