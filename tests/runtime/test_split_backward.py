@@ -142,6 +142,9 @@ MODULES = {
     "GPT-2's Conv1D": Conv1D,
     "a checkpointed block": lambda: Checkpointed(False),
     "a checkpointed block, reentrant": lambda: Checkpointed(True),
+    "activations in place": lambda: nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True), Conv1D(), nn.ELU(inplace=True), nn.Linear(WIDTH, WIDTH)
+    ),
     "a custom function": Custom,
     "a convolution": Convolution,
     "attention": Attention,
@@ -248,7 +251,7 @@ def test_between_the_passes_only_inputs_and_output_gradients_of_products_are_hel
 
 @settings(deadline=None, max_examples=40)
 @given(
-    st.lists(st.sampled_from(["linear", "norm", "gelu", "dropout", "skip", "conv1d"]), min_size=1, max_size=6),
+    st.lists(st.sampled_from(["linear", "norm", "gelu", "relu in place", "dropout", "skip", "conv1d"]), min_size=1, max_size=6),
     st.integers(0, 2**31),
     st.integers(1, 3),
 )
@@ -258,6 +261,7 @@ def test_random_stacks_are_split_as_they_are_whole(kinds, seed, batch):
         "linear": lambda: nn.Linear(WIDTH, WIDTH),
         "norm": lambda: nn.LayerNorm(WIDTH),
         "gelu": nn.GELU,
+        "relu in place": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)),
         "dropout": lambda: nn.Dropout(0.5),
         "skip": lambda: nn.TransformerEncoderLayer(WIDTH, 2, WIDTH, batch_first=True),
         "conv1d": Conv1D,

@@ -149,7 +149,10 @@ def _watched(linear: _Linear, x: Tensor, weight: Tensor, bias: Tensor | None) ->
     made = _product(x, weight.detach(), bias, linear.is_transposed)
     kept, version = x.detach(), x._version
 
-    def watch(dy: Tensor) -> None:
+    def watch(gradients: tuple[Tensor | None, ...]) -> None:
+        dy = gradients[0]
+        if dy is None:
+            return
         if kept._version != version:
             raise RuntimeError(
                 f"an input of shape {list(kept.shape)} of a Linear was modified in place before the backward pass needed it: "
@@ -163,7 +166,11 @@ def _watched(linear: _Linear, x: Tensor, weight: Tensor, bias: Tensor | None) ->
             gradient = product.gradient()
             weight.grad = gradient if weight.grad is None else weight.grad + gradient
 
-    made.register_hook(watch)  # type: ignore[no-untyped-call]
+    # What follows may change a view in place, an activation function for one, and then autograd goes past the node of the view.
+    whole = made._base if made._is_view() else made
+    assert whole is not None
+    assert whole.grad_fn is not None
+    whole.grad_fn.register_prehook(watch)
     return made
 
 
