@@ -77,7 +77,8 @@ def speed(effort: Effort) -> Section:
         f"train both, in turns: a round is {effort.num_iterations} iterations of ours, then as many of theirs, each between "
         f"two barriers; times are medians of {effort.num_rounds} rounds, the ratio is the median of the rounds' ratios. Ours "
         "plays ReCycle's plan for nobody dead, and keeps what it needs to take a step back; in the last row it plays 1F1B, "
-        "so that the schedules are the same. Theirs adds up gradients over pipelines in one all-reduce. With more workers "
+        "so that the schedules are the same. Theirs adds up gradients over pipelines in one all-reduce, and gets the allocator "
+        "that keeps its memory, which ReCycle gives its workers and others must find for themselves. With more workers "
         f"than cores, what is compared is all work, not how well it overlaps. The target is a ratio of at most {ASKED_RATIO}."
     )
     header = ("D × S, M", "width, layers", "our plan", "ours ms", "theirs ms", "ratio", "range", "met")

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from statistics import fmean
@@ -33,6 +32,7 @@ from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
 from recycle.runtime.batches import Batches
 from recycle.runtime.books import Trained
+from recycle.runtime.forkserver import forking
 from recycle.runtime.job import Job, Settings
 from recycle.runtime.launch import assignments
 from recycle.runtime.links import GlooLinks
@@ -165,8 +165,7 @@ class Theirs:
 def race(job: Job, entrants: Sequence[Entrant], num_rounds: int, num_iterations: int) -> list[list[float]]:
     """Return the seconds of an iteration of each entrant, round by round. Nobody must be dead in the job's plan."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["recycle.runtime.preload", "torch.distributed.pipelining"])
+    context = forking(["torch.distributed.pipelining"])
     ear, mouth = context.Pipe(duplex=False)
     processes: list[BaseProcess] = []
     try:

@@ -4,7 +4,6 @@ Processes are forked from a server that has torch loaded already, which starts a
 says its last words; then all are ended, and the caller hears them. No process is left behind, however this one ends.
 """
 
-import multiprocessing
 import pickle
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.connection import Connection, wait
@@ -17,6 +16,7 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import PortInUse, UserError, WorkerFailed
 from recycle.core.routes import Routes
 from recycle.runtime.checkpoint import Checkpoint
+from recycle.runtime.forkserver import forking
 from recycle.runtime.job import Job, Saving
 from recycle.runtime.links import Address, Parcel
 from recycle.runtime.turns import make_turns
@@ -37,8 +37,7 @@ def launch(
     `parcels` are the job's, if somebody has asked for them already: it takes a forward pass to find them.
     """
     store = _store(port)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["recycle.runtime.preload", *_homes(job)])
+    context = forking(_homes(job))
     processes: dict[Connection, BaseProcess] = {}
     try:
         for given in assignments(job, store.port, saving, resumed, parcels):

@@ -1,0 +1,40 @@
+"""The server that worker processes are forked from: it has torch loaded already, and an allocator that keeps what it got.
+
+By default an allocator hands freed memory back to the system, and the next micro-batch has it mapped and zeroed again, page by
+page: some thousand faults an iteration, a tenth of a small model's step. A worker needs as much memory as its plan says in every
+iteration, so nothing is gained by handing it back in between.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import forkserver, get_context
+from multiprocessing.context import ForkServerContext
+
+# Of mimalloc, which torch brings along on some platforms, and of glibc, which it uses on others. Both read them as they load.
+_KEEP_MEMORY = {
+    "MIMALLOC_PURGE_DELAY": "-1",
+    "MALLOC_TRIM_THRESHOLD_": str(2**40),
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the most that glibc takes
+}
+
+
+def forking(preload: Sequence[str]) -> ForkServerContext:
+    """A context whose processes start with these modules loaded; the first one asked for decides, for there is one server."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["recycle.runtime.preload", *preload])
+    with _environment(_KEEP_MEMORY):
+        forkserver.ensure_running()
+    return context
+
+
+@contextmanager
+def _environment(more: dict[str, str]) -> Iterator[None]:
+    """Give these to processes that start now; what the user has set stays."""
+    added = {name: value for name, value in more.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
