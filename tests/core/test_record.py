@@ -7,7 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recycle.core.errors import FileProblem
-from recycle.core.record import Changed, OpRan, Spell, Started, dump_event, read_record, write_record
+from recycle.core.record import (
+    Changed,
+    Joining,
+    OpRan,
+    Recovered,
+    Spell,
+    Started,
+    Suspected,
+    dump_event,
+    read_record,
+    write_record,
+)
 
 EVENTS = [
     Started("simulate", "spot · 3 µs"),
@@ -24,6 +35,24 @@ EVENT = st.one_of(
     st.builds(OpRan, TIME, TEXT, TEXT, TIME, TIME),
     st.builds(Changed, TIME, TEXT, st.booleans(), TIME),
     st.builds(Spell, TIME, TIME, TEXT, cause=TEXT, samples=TIME, num_live=TIME),
+    st.builds(Joining, TIME, TEXT),
+    st.builds(Suspected, TIME, TEXT, TEXT),
+    st.builds(
+        Recovered,
+        TIME,
+        TIME,
+        TIME,
+        st.lists(TEXT).map(tuple),
+        st.booleans(),
+        TEXT,
+        TIME,
+        detect_us=TIME,
+        redo_us=TIME,
+        moves=st.lists(TEXT).map(tuple),
+    ),
+)
+RECOVERED = Recovered(
+    5000, 9000, 3, ("W1_2", "W0_0"), False, "it failed: no memory", 4, 1, 2, 3, 4, 5, 6, 7, ("W0_1>W1_2", "W2_0>W0_0"), 10
 )
 
 
@@ -99,3 +128,55 @@ def test_a_record_that_cannot_be_read_is_explained(tmp_path):
 
 def test_a_spell_has_a_length():
     assert Spell(9, 30, "down").length_us == 21
+
+
+def test_a_recovery_is_the_sum_of_its_six_parts():
+    assert RECOVERED.parts_us == {"detect": 1, "abort": 2, "plan": 3, "regroup": 4, "transfer": 5, "redo": 6}
+    assert RECOVERED.lost_us == 21
+    assert Recovered(0, 1, 1, ("W0_0",), True, "it asked to join", 0).lost_us == 0
+
+
+def test_a_recovery_is_read_back_with_tuples(tmp_path):
+    write_record(tmp_path / "run.jsonl", [RECOVERED])
+    (read,) = read_record(tmp_path / "run.jsonl")
+    assert read == RECOVERED
+    assert (type(read.workers), type(read.moves)) == (tuple, tuple)
+
+
+def test_what_a_recovery_did_not_need_is_not_in_its_line():
+    line = dump_event(Recovered(5, 9, 1, ("W1_2",), False, "its connection closed", 4, detect_us=4))
+    assert line == (
+        '{"event":"recovery","at_us":5,"end_us":9,"epoch":1,"workers":["W1_2"],"joins":false,'
+        '"cause":"its connection closed","iteration":4,"detect_us":4}'
+    )
+
+
+def test_a_move_fills_one_seat_and_empties_another():
+    assert RECOVERED.filled == {"W1_2", "W0_0"}
+    assert RECOVERED.emptied == {"W0_1", "W2_0"}
+    chain = Recovered(0, 1, 1, ("W2_0",), False, "", 0, moves=("W0_0>W1_0", "W1_0>W2_0"))
+    assert (chain.filled, chain.emptied) == ({"W1_0", "W2_0"}, {"W0_0"})
+    joined = Recovered(0, 1, 1, ("W2_0",), True, "", 0)
+    assert (joined.filled, joined.emptied) == ({"W2_0"}, frozenset())
+
+
+def test_a_summary_tells_a_recovery_in_steps_that_count_from_1():
+    assert RECOVERED.to_json() == {
+        "worker": "W1_2,W0_0",
+        "workers": ["W1_2", "W0_0"],
+        "joins": False,
+        "cause": "it failed: no memory",
+        "step": 5,
+        "epoch": 3,
+        "at_us": 5000,
+        "lost_us": 21,
+        "detect_us": 1,
+        "abort_us": 2,
+        "plan_us": 3,
+        "regroup_us": 4,
+        "transfer_us": 5,
+        "redo_us": 6,
+        "redone_ops": 7,
+        "moves": ["W0_1>W1_2", "W2_0>W0_0"],
+        "num_live": 10,
+    }

@@ -15,3 +15,12 @@ def _wait_for_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def process_state(pid: int) -> str:
+    """The letter by which the system tells what a process does (R runs, S waits, T is stopped); empty if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
+            return stream.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""

@@ -119,6 +119,11 @@ class Plan:
         return json.dumps(head)[:-1] + ',\n "rows": {\n' + ",\n".join(rows) + "\n }}\n"
 
     @staticmethod
+    def parse(text: str) -> "Plan":
+        """The plan that was dumped as this text, by this release."""
+        return _from_json(json.loads(text))
+
+    @staticmethod
     def load(path: Path | str) -> "Plan":
         data = read_json(Path(path), FORMAT, VERSION)
         try:

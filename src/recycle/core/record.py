@@ -16,6 +16,8 @@ from recycle.core.files import write_text
 FORMAT, VERSION = "recycle-record", 1
 # What a worker does after its ops, in the words of `OpRan`.
 REDUCE, OPTIMIZER = "reduce", "optimizer"
+# Where the time of a recovery goes, in the words of `Recovered`.
+PARTS = ("detect", "abort", "plan", "regroup", "transfer", "redo")
 # What lies in the folder of a run.
 PLAN, RECORD, SUMMARY, CHECKPOINTS = "plan.json", "record.jsonl", "summary.json", "checkpoints"
 
@@ -105,6 +107,95 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
+class Joining:
+    """A process is loading, and takes the seat `node` at the next boundary between iterations."""
+
+    EVENT: ClassVar[str] = "joining"
+    at_us: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """A worker is alive but does not do its part, and is being fenced; the reason in a few words."""
+
+    EVENT: ClassVar[str] = "suspected"
+    at_us: int
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A new epoch began because workers left, or joined: `at_us` is when they did, or asked to, `end_us` when its first op began.
+
+    Every lost microsecond is in one of six parts; five lie between the two times, and `redo_us` is work before them that was
+    thrown away. Training went on with `iteration`. Moves are `W0_1>W1_2`: whoever sat on the first seat sits on the second since.
+    """
+
+    EVENT: ClassVar[str] = "recovery"
+    at_us: int
+    end_us: int
+    epoch: int
+    workers: tuple[str, ...]
+    joins: bool
+    cause: str
+    iteration: int
+    detect_us: int = 0
+    abort_us: int = 0
+    plan_us: int = 0
+    regroup_us: int = 0
+    transfer_us: int = 0
+    redo_us: int = 0
+    redone_ops: int = 0
+    moves: tuple[str, ...] = ()
+    num_live: int = 0
+
+    def __post_init__(self) -> None:
+        # JSON knows no tuples: what was one comes back as a list.
+        for name in ("workers", "moves"):
+            if isinstance(value := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(value))
+
+    @property
+    def parts_us(self) -> dict[str, int]:
+        """What was lost to what, in the order in which it happens; what is redone comes last."""
+        return {part: getattr(self, f"{part}_us") for part in PARTS}
+
+    @property
+    def lost_us(self) -> int:
+        return sum(self.parts_us.values())
+
+    @property
+    def filled(self) -> frozenset[str]:
+        """The seats that somebody took: who joined, and where somebody moved to."""
+        return frozenset((*(self.workers if self.joins else ()), *(move.partition(">")[2] for move in self.moves)))
+
+    @property
+    def emptied(self) -> frozenset[str]:
+        """The seats where nobody is any more: of those who left, and from where somebody moved, unless they were filled."""
+        left = () if self.joins else self.workers
+        return frozenset((*left, *(move.partition(">")[0] for move in self.moves))) - self.filled
+
+    def to_json(self) -> dict[str, Any]:
+        """As summaries tell it: steps count from 1, and `worker` names all of them as the command line would."""
+        return {
+            "worker": ",".join(self.workers),
+            "workers": list(self.workers),
+            "joins": self.joins,
+            "cause": self.cause,
+            "step": self.iteration + 1,
+            "epoch": self.epoch,
+            "at_us": self.at_us,
+            "lost_us": self.lost_us,
+            **{f"{part}_us": time_us for part, time_us in self.parts_us.items()},
+            "redone_ops": self.redone_ops,
+            "moves": list(self.moves),
+            "num_live": self.num_live,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Spell:
     """A stretch of time in one state: `train`, `redo` (work that was thrown away), `checkpoint`, `pause` or `down`.
 
@@ -127,8 +218,10 @@ class Spell:
         return self.end_us - self.start_us
 
 
-Event = Started | OpRan | Stepped | Held | Saved | Warned | Changed | Spell
-_KINDS: dict[str, type[Event]] = {kind.EVENT: kind for kind in (Started, OpRan, Stepped, Held, Saved, Warned, Changed, Spell)}
+Event = Started | OpRan | Stepped | Held | Saved | Warned | Changed | Joining | Suspected | Recovered | Spell
+_KINDS: dict[str, type[Event]] = {
+    kind.EVENT: kind for kind in (Started, OpRan, Stepped, Held, Saved, Warned, Changed, Joining, Suspected, Recovered, Spell)
+}
 
 
 def dump_event(event: Event) -> str:

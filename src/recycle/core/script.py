@@ -1,0 +1,274 @@
+"""The failure script: what goes wrong in a run, to whom, and where in which step.
+
+A script is data: tests, the command line and the demo write the same one, and whoever is the target of an injection plays it. A
+trace says the same by the clock; a script says it by what is being computed, so that it hits the same op in every run. The text
+form of an injection is its place, in which steps count from 1:
+
+    W1_2@5             in step 5, before the middle op of the worker's row
+    W1_2@5:first       before the first op of its row; `last` likewise
+    W1_2@5:2F0@1       before that op
+    W0_1@8:reduce+3s   inside the gradient reduction of step 8, for three seconds
+    coordinator@6      the coordinator, when step 6 begins
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from reprlib import repr as shortened
+from typing import Any
+
+from recycle.core.cluster import Shape, Worker
+from recycle.core.errors import UserError
+from recycle.core.op import Op
+from recycle.core.units import parse_duration_us
+
+MIDDLE, FIRST, LAST, REDUCE, STEP, CHECKPOINT, RECOVERY = "", "first", "last", "reduce", "step", "checkpoint", "recovery"
+_WORDS = (MIDDLE, FIRST, LAST, REDUCE, STEP, CHECKPOINT, RECOVERY)
+_COORDINATOR = "coordinator"
+_PLACE = re.compile(r"([^@]+)@(\d+)(?::([^+]+))?(?:\+(.+))?", re.ASCII)
+_LONGEST_TEXT = 100
+# Python writes floats in this range without an exponent, which the text form has not.
+_SHORTEST_S, _LONGEST_S = 0.001, 86400.0
+
+
+class Action(StrEnum):
+    """What happens: SIGKILL, SIGSTOP, an op that takes longer, an exit with an error; and a process that takes the seat again."""
+
+    KILL = "kill"
+    HANG = "hang"
+    SLOW = "slow"
+    FAIL = "fail"
+    REJOIN = "rejoin"
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """Something that happens once, to `target`, when it first comes to `at` in `iteration`; the target None is the coordinator.
+
+    `at` is one of the words of this module or an op as it prints itself:
+
+    - MIDDLE, FIRST, LAST or an op: before that op of the target's row.
+    - REDUCE: inside the gradient reduction.
+    - STEP: right after the target's own optimizer step, before those of others.
+    - CHECKPOINT: while the target's checkpoint is being written.
+    - RECOVERY: in the recovery that follows the first failure of this iteration, while the target regroups.
+
+    The coordinator has no row: it is lost when the iteration begins, or in a recovery. A worker re-joins before the iteration
+    begins. `seconds` is how long the target hangs, 0 being for ever, or by how much an op is slow.
+    """
+
+    action: Action
+    target: Worker | None
+    iteration: int
+    at: str = MIDDLE
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.iteration < 0:
+            raise UserError(f"{self._told} is in step {self.step}, but steps count from 1: name a later one")
+        if self.target is None:
+            self._check_coordinator()
+        elif self.at not in _WORDS:
+            object.__setattr__(self, "at", str(self._read_op(self.target)))
+        if self.action is Action.REJOIN and self.at != MIDDLE:
+            raise UserError(
+                f"{self._told} names a place in a step, but a worker comes back before one begins: leave {self.at} out"
+            )
+        self._check_seconds()
+
+    @property
+    def step(self) -> int:
+        """The step as users count."""
+        return self.iteration + 1
+
+    @property
+    def op(self) -> Op | None:
+        """The op before which it happens, if it names one."""
+        return None if self.at in _WORDS else Op.parse(self.at)
+
+    @property
+    def is_end(self) -> bool:
+        """Whether it surely ends the target: who hangs for ever is fenced; who wakes up, or is slow, may be or not."""
+        return self.action in (Action.KILL, Action.FAIL) or (self.action is Action.HANG and self.seconds == 0)
+
+    @property
+    def _told(self) -> str:
+        return f"{self.action} {self}"
+
+    def __str__(self) -> str:
+        name = _COORDINATOR if self.target is None else str(self.target)
+        place = f":{self.at}" if self.at else ""
+        length = f"+{repr(self.seconds).removesuffix('.0')}s" if self.seconds else ""
+        return f"{name}@{self.step}{place}{length}"
+
+    @staticmethod
+    def parse(action: Action, text: str) -> "Injection":
+        """Read a place such as `W1_2@5:2F0@1` or `W0_1@8:reduce+3s`; an op of the worker's own pipeline may be `2F0`."""
+        match = _PLACE.fullmatch(text.strip())
+        if not match or len(text) > _LONGEST_TEXT or not text.strip().isprintable():
+            raise UserError(
+                f"{action} {shortened(text)} names no place in a run: write WORKER@STEP, WORKER@STEP:PLACE or "
+                "WORKER@STEP:PLACE+SECONDS, such as W1_2@5, W1_2@5:2F0@1 or W1_2@5:reduce+3s"
+            )
+        seconds = parse_duration_us(match[4]) / 1e6 if match[4] else 0.0
+        if match[4] and not seconds:
+            raise UserError(
+                f"{action} {text.strip()} lasts no time at all: give at least {_SHORTEST_S:g} s, or leave +{match[4]} out"
+            )
+        return Injection(action, _read_target(action, match[1]), int(match[2]) - 1, match[3] or MIDDLE, seconds)
+
+    def _check_coordinator(self) -> None:
+        if self.action is not Action.KILL:
+            raise UserError(f"{self._told} is not possible: the coordinator can only be killed, and starts again by itself")
+        if self.at not in (MIDDLE, RECOVERY):
+            raise UserError(
+                f"{self._told} names a place in a worker's row, which the coordinator has not: write {_COORDINATOR}@{self.step} "
+                f"or {_COORDINATOR}@{self.step}:{RECOVERY}"
+            )
+
+    def _read_op(self, target: Worker) -> Op:
+        try:
+            op = Op.parse(self.at, target.pipeline)
+        except ValueError:  # also more digits than Python reads
+            raise UserError(
+                f"{self.action} {target}@{self.step} names the place {shortened(self.at)}: write one of {', '.join(_WORDS[1:])}, "
+                f"or an op such as {target.stage}F0@{target.pipeline}"
+            ) from None
+        if op.stage != target.stage:
+            raise UserError(f"{self._told} names an op of stage {op.stage}, but {target} runs those of stage {target.stage} only")
+        return op
+
+    def _check_seconds(self) -> None:
+        if self.seconds == 0:
+            if self.action is Action.SLOW:
+                raise UserError(f"{self._told} does not say by how much: add it, such as {self}+3s")
+            return
+        if self.action not in (Action.HANG, Action.SLOW):
+            raise UserError(f"{self._told} gives a time, but only hang and slow have one: leave it out")
+        if not _SHORTEST_S <= self.seconds <= _LONGEST_S:  # also true of what is not a number
+            raise UserError(f"{self._told} lasts {self.seconds:g} s: give a time from {_SHORTEST_S:g} s to {_LONGEST_S:g} s")
+        object.__setattr__(self, "seconds", round(self.seconds, 6))
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """All that goes wrong in a run, in order of the iterations. `of` makes one that is possible in a given run."""
+
+    injections: tuple[Injection, ...] = ()
+
+    @staticmethod
+    def of(injections: Iterable[Injection], shape: Shape, num_steps: int, dead: Iterable[Worker] = ()) -> "Script":
+        """Return the script of a run of `num_steps` that begins without `dead`, refusing what cannot happen in it."""
+        script = Script(tuple(sorted(injections, key=lambda injection: injection.iteration)))
+        for injection in script.injections:
+            _refuse_elsewhere(injection, shape, num_steps)
+            if script.injections.count(injection) > 1:
+                raise UserError(f"{injection.action} {injection} is said twice: say it once")
+            if injection.at == RECOVERY and not any(_causes_recovery(other, injection) for other in script.injections):
+                raise UserError(
+                    f"{injection.action} {injection} waits for a recovery, but nobody else fails in step {injection.step}: "
+                    "add a kill, hang, slow or fail of that step"
+                )
+        _refuse_impossible(script.injections, dead)
+        return script
+
+    def for_worker(self, worker: Worker, since: int = 0) -> tuple[Injection, ...]:
+        """What a process that sits on `worker` from iteration `since` on does to itself: all that names it but its re-joins."""
+        mine = (one for one in self.injections if one.target == worker and one.iteration >= since)
+        return tuple(one for one in mine if one.action is not Action.REJOIN)
+
+    def for_coordinator(self) -> tuple[Injection, ...]:
+        return tuple(one for one in self.injections if one.target is None)
+
+    def rejoins(self) -> tuple[Injection, ...]:
+        """Who comes back before which iteration."""
+        return tuple(one for one in self.injections if one.action is Action.REJOIN)
+
+    def to_json(self) -> list[str]:
+        """A line for each injection, such as `kill W1_2@5`."""
+        return [f"{one.action} {one}" for one in self.injections]
+
+    @staticmethod
+    def from_json(data: Any) -> "Script":
+        """Read what `to_json` wrote."""
+        if not isinstance(data, list):
+            raise UserError(f"a failure script is a list of lines such as 'kill W1_2@5', not {shortened(data)}")
+        return Script(tuple(map(_read_line, data)))
+
+
+NOTHING = Script()
+
+
+def _read_line(line: Any) -> Injection:
+    action, _, place = line.partition(" ") if isinstance(line, str) else ("", "", "")
+    if action not in list(Action):
+        raise UserError(
+            f"{shortened(line)} is no line of a failure script: write one of {', '.join(Action)}, and where, "
+            "such as 'kill W1_2@5'"
+        )
+    return Injection.parse(Action(action), place)
+
+
+def _read_target(action: Action, text: str) -> Worker | None:
+    if text == _COORDINATOR:
+        return None
+    try:
+        return Worker.parse(text)
+    except UserError:
+        raise UserError(
+            f"{action} {shortened(text)} is aimed at no worker: write W<pipeline>_<stage>, such as W1_2, or {_COORDINATOR}"
+        ) from None
+
+
+def _refuse_elsewhere(injection: Injection, shape: Shape, num_steps: int) -> None:
+    """Raise if a run of this shape and length never comes to that worker, step or op."""
+    told, target, op = f"{injection.action} {injection}", injection.target, injection.op
+    pipelines, stages, microbatches = shape.num_pipelines, shape.num_stages, shape.num_microbatches
+    if target is not None and not (0 <= target.pipeline < pipelines and 0 <= target.stage < stages):
+        raise UserError(
+            f"{told} is aimed at {target}, which is not a worker of this cluster: pipelines are 0 to {pipelines - 1}, "
+            f"stages 0 to {stages - 1}"
+        )
+    if injection.step > num_steps:
+        raise UserError(f"{told} is in step {injection.step}, but the run ends with step {num_steps}: name an earlier one")
+    if op is not None and not (op.microbatch.pipeline < pipelines and op.microbatch.index < microbatches):
+        raise UserError(
+            f"{told} names an op of no micro-batch of this run: they are 0 to {microbatches - 1} of the pipelines 0 to "
+            f"{pipelines - 1}"
+        )
+
+
+def _causes_recovery(cause: Injection, injection: Injection) -> bool:
+    """Whether a recovery may follow `cause` for `injection` to happen in; without the coordinator training just goes on."""
+    is_failure = cause.target is not None and cause.action is not Action.REJOIN and cause.at != RECOVERY
+    return is_failure and cause.iteration == injection.iteration and cause.target != injection.target
+
+
+def _refuse_impossible(injections: Iterable[Injection], dead: Iterable[Worker]) -> None:
+    """Raise if something happens to a worker that is gone, or one comes back that is there."""
+    gone, doubtful = dict.fromkeys(dead, "from the start"), set[Worker]()
+    for injection in sorted(injections, key=_turn):
+        told, worker, step = f"{injection.action} {injection}", injection.target, injection.step
+        if worker is None:
+            continue
+        if injection.action is Action.REJOIN:
+            if worker not in gone and worker not in doubtful:
+                raise UserError(f"{told} is not possible, because {worker} is there already: let it fail in an earlier step")
+            gone.pop(worker, None)
+            doubtful.discard(worker)
+        elif worker in gone:
+            raise UserError(f"{told} is not possible, because {worker} is gone {gone[worker]}: let it rejoin by step {step}")
+        elif injection.is_end:
+            gone[worker] = f"since {told}"
+        else:
+            doubtful.add(worker)
+
+
+def _turn(injection: Injection) -> tuple[int, int]:
+    """The order within an iteration: workers come back before it begins; what they may survive counts before what they cannot."""
+    return injection.iteration, 0 if injection.action is Action.REJOIN else 2 if injection.is_end else 1
+
+
+NOTHING = Script(())
+"""The script in which nothing goes wrong."""

@@ -1,0 +1,203 @@
+"""Plans for a job that runs: from its library, by letting workers change stage where that pays, or made on the spot.
+
+How long the search takes is counted in placed ops, never in seconds: whoever asks the same question again gets the same plan,
+however busy the machine is, and a coordinator that was restarted decides as it did before.
+"""
+
+from array import array
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from recycle.core.cluster import Cluster, Shape, Worker
+from recycle.core.errors import FileProblem, ForeignPlan, UserError
+from recycle.core.library import Library, without_failures
+from recycle.core.plan import Plan, Row
+from recycle.core.plan_source import Answer, num_live_at, seats_for
+from recycle.core.problem import Problem
+from recycle.core.rules import check
+from recycle.planner.bound import Bounds, lower_bound
+from recycle.planner.normalize import Distribution, Judgement, Move, Takeover, best_distribution, judge, move_time_us
+from recycle.planner.solve import solve
+
+# The search for one plan, in placed ops and in runs of the list scheduler: tens of milliseconds for a dozen workers, within a per
+# cent of what a second of search finds; fractions of a second for a thousand.
+_MOST_PLACED, _MOST_RUNS = 100_000, 55
+_NO_TIME_LIMIT_S = 1e6
+_ON_THE_SPOT = "planned on the spot"
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """A source of plans for `problem`, which has nobody dead.
+
+    With `may_move`, workers change stage where that pays within `expected_iterations`, the time until the next failure; without,
+    only where nobody else is left. `given` is a plan that is there already, the answer where its dead are the dead.
+    """
+
+    problem: Problem
+    library: Library | None = None
+    may_move: bool = True
+    expected_iterations: int = 1000
+    given: Plan | None = None
+
+    def __post_init__(self) -> None:
+        assert not self.problem.cluster.failed, "a source is told who is dead: its problem has nobody dead"
+        if self.expected_iterations < 0:
+            raise UserError(f"{self.expected_iterations} iterations are expected until the next failure, but it is at least 0")
+        if self.library is not None and self.library.problem != self.problem:
+            raise ForeignPlan(
+                f"the library {self.library.folder} was made for another shape, profile, memory or techniques than this job has: "
+                "build one for this job"
+            )
+        if self.given is not None and without_failures(self.given.problem) != self.problem:
+            raise ForeignPlan("the plan was made for another shape, profile, memory or techniques than this job has: plan again")
+
+    def answer(self, failed: frozenset[Worker]) -> Answer:
+        num_live = num_live_at(self.problem.shape, failed)
+        if self.given is not None and self.given.problem.cluster.failed == failed:
+            return _answer(self.given, failed, "the plan that the job was given")
+        stored = self._stored(len(failed))
+        if 0 in num_live:
+            return self._fill(failed, num_live, stored)
+        cluster = Cluster(self.problem.shape, failed)
+        if (plan := _fitting(stored, cluster)) is not None:
+            why = "the failures lie as planned, so that nobody changes stage" if failed else "nobody is dead"
+            return _answer(plan, failed, f"{_name_of(plan)}: {why}")
+        return self._weigh(cluster, stored)
+
+    def _stored(self, num_failures: int) -> Plan | None:
+        """The library's plan for so many failures, if it has one that can be used: no recovery ends at a broken file."""
+        if self.library is None or not self.library.path(num_failures).exists():
+            return None
+        try:
+            plan = self.library.get(num_failures)
+        except FileProblem:
+            return None
+        return None if check(plan) else plan
+
+    def _fill(self, failed: frozenset[Worker], num_live: list[int], stored: Plan | None) -> Answer:
+        """Let workers to spare take over the stages that nobody holds, and nobody else move."""
+        cluster = nearest(self.problem.shape, failed, _filled(self.problem, num_live))
+        found = _fitting(stored, cluster)
+        plan = found or self._plan(cluster)
+        seats = seats_for(plan.problem.cluster, failed)
+        movers = ", ".join(f"{move.worker} takes over stage {move.to_stage}" for move in _moves(seats))
+        lost = " and ".join(f"stage {stage}" for stage, num in enumerate(num_live) if num == 0)
+        origin = _name_of(found) if found else _ON_THE_SPOT
+        return Answer(plan, seats, f"{origin}: nobody is left at {lost}, so that {movers}")
+
+    def _weigh(self, cluster: Cluster, stored: Plan | None) -> Answer:
+        """Plan for the failures as they are, and let workers change stage if that pays."""
+        as_is = self._plan(cluster)
+        if not cluster.failed:
+            return _staying(as_is, "nobody is dead")
+        if not self.may_move:
+            return _staying(as_is, "workers may not change stage")
+        spread = stored.problem.cluster.num_failed if stored else best_distribution(self.problem, len(cluster.failed))
+        if spread == cluster.num_failed:
+            return _staying(as_is, "the failures lie where they hurt least")
+        there = nearest(self.problem.shape, cluster.failed, spread)
+        found = _fitting(stored, there)
+        if found is None:
+            at_best = self._judge(as_is, lower_bound(replace(self.problem, cluster=there)), seats_for(there, cluster.failed))
+            if not at_best.moves:
+                return _staying(as_is, f"at best, {at_best.reason}")
+        plan = found or self._plan(there)
+        seats = seats_for(plan.problem.cluster, cluster.failed)
+        verdict = self._judge(as_is, plan.period_us, seats)
+        if not verdict.moves:
+            return _staying(as_is, verdict.reason)
+        return Answer(plan, seats, f"{_name_of(found) if found else _ON_THE_SPOT}: {verdict.reason}")
+
+    def _judge(self, as_is: Plan, other_us: int, seats: Mapping[Worker, Worker]) -> Judgement:
+        move_us = move_time_us(as_is.problem, Takeover(_moves(seats), dict(seats)))
+        return judge(as_is.period_us, other_us, move_us, self.expected_iterations)
+
+    def _plan(self, cluster: Cluster) -> Plan:
+        num_ops = 3 * self.problem.shape.num_stages * self.problem.shape.num_chains
+        effort = min(_MOST_PLACED, _MOST_RUNS * num_ops)
+        return solve(replace(self.problem, cluster=cluster), "greedy", _NO_TIME_LIMIT_S, effort)
+
+
+def _answer(plan: Plan, failed: frozenset[Worker], reason: str) -> Answer:
+    return Answer(plan, seats_for(plan.problem.cluster, failed), reason)
+
+
+def _staying(plan: Plan, why: str) -> Answer:
+    return _answer(plan, plan.problem.cluster.failed, f"{_ON_THE_SPOT}, and nobody moves: {why}")
+
+
+def _name_of(stored: Plan) -> str:
+    num = len(stored.problem.cluster.failed)
+    return f"the library's plan for {num} {'failure' if num == 1 else 'failures'}"
+
+
+def _moves(seats: Mapping[Worker, Worker]) -> tuple[Move, ...]:
+    """Who changes stage."""
+    return tuple(Move(now, seat.stage) for seat, now in sorted(seats.items()) if now.stage != seat.stage)
+
+
+def _fitting(stored: Plan | None, cluster: Cluster) -> Plan | None:
+    """The stored plan if it has as many dead at each stage as `cluster`; with the same dead if pipelines can be renamed so."""
+    if stored is None or stored.problem.cluster.num_failed != cluster.num_failed:
+        return None
+    return renamed(stored, cluster) or stored
+
+
+def _filled(problem: Problem, num_live: list[int]) -> Distribution:
+    """Failures by stage after the fewest moves that give every stage a worker; each leaves where it is missed least."""
+    bounds, live = Bounds(problem), list(num_live)
+
+    def without_one(stage: int) -> tuple[int, int, int]:
+        return max(bounds.stage_terms(stage, live[stage] - 1)), bounds.estimate_us(stage, live[stage] - 1), stage
+
+    for lost in (stage for stage, num in enumerate(num_live) if num == 0):
+        live[min((stage for stage, num in enumerate(live) if num > 1), key=without_one)] -= 1
+        live[lost] = 1
+    return tuple(problem.shape.num_pipelines - num for num in live)
+
+
+def nearest(shape: Shape, failed: frozenset[Worker], distribution: Distribution) -> Cluster:
+    """The cluster with so many dead at each stage that leaves most seats as they are: only who changes stage changes seats."""
+    dead: set[Worker] = set()
+    for stage, num in enumerate(distribution):
+        peers = [Worker(pipeline, stage) for pipeline in reversed(range(shape.num_pipelines))]
+        dead |= set(sorted(peers, key=lambda worker: worker not in failed)[:num])
+    return Cluster(shape, frozenset(dead))
+
+
+def renamed(plan: Plan, cluster: Cluster) -> Plan | None:
+    """The same plan with its pipelines in another order, so that its dead are those of `cluster`; None if no order does that.
+
+    Pipelines are alike, so the plan is as legal and as good. And nobody changes seats, so a worker that comes back finds its own.
+    """
+    order = _order(plan.problem.cluster, cluster)
+    if order is None:
+        return None
+    num_microbatches = plan.problem.shape.num_microbatches
+    chains = [home * num_microbatches + index for home in order for index in range(num_microbatches)]
+    rows = {}
+    for row in plan.rows:
+        worker = Worker(order[row.worker.pipeline], row.worker.stage)
+        rows[worker] = Row(worker, row.kinds, array("q", map(chains.__getitem__, row.chains)), row.starts_us)
+    problem = replace(plan.problem, cluster=cluster)
+    return replace(plan, problem=problem, rows=tuple(rows[worker] for worker in cluster.live_workers()))
+
+
+def _order(planned: Cluster, real: Cluster) -> list[int] | None:
+    """For each pipeline of `planned` one of `real` that has its dead at the same stages, each taken once."""
+    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for pipeline in range(real.shape.num_pipelines):
+        alike[_dead_stages(real, pipeline)].append(pipeline)
+    order = []
+    for pipeline in range(planned.shape.num_pipelines):
+        others = alike[_dead_stages(planned, pipeline)]
+        if not others:
+            return None
+        order.append(others.pop(0))
+    return order
+
+
+def _dead_stages(cluster: Cluster, pipeline: int) -> tuple[int, ...]:
+    return tuple(stage for stage in range(cluster.shape.num_stages) if not cluster.is_live(Worker(pipeline, stage)))
