@@ -1,0 +1,236 @@
+"""What coordinator and workers say to each other. Messages are plain data: JSON, never anything that is executed.
+
+A worker knocks with a `Hello`, is answered with `Welcome` or `Refused`, and then waits for a `Go`, which seats it in an epoch.
+`Stop` ends an epoch at once, `Pause` at the next iteration boundary; both are answered with `Stopped`, which says where the
+worker stands.
+"""
+
+import builtins
+import json
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from reprlib import repr as shortened
+from types import UnionType
+from typing import Any, ClassVar, get_args, get_origin
+
+
+class ProtocolError(Exception):
+    """Something came over a connection that no coordinator or worker of this release says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """The coordinator's first word: what a worker puts its token together with to prove that it has it."""
+
+    TYPE: ClassVar[str] = "challenge"
+    nonce: str
+    release: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A worker asks to take part. `seat` is the one it would like, `member` and `epoch` are what it was if it was here before."""
+
+    TYPE: ClassVar[str] = "hello"
+    proof: str
+    release: str
+    job: str
+    host: str
+    pid: int
+    nonce: str
+    clock_us: int = 0
+    seat: str = ""
+    member: int = -1
+    epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The worker is a member, and counts as dead if it is silent for `lease_s`. `about` is what it is to train."""
+
+    TYPE: ClassVar[str] = "welcome"
+    proof: str
+    member: int
+    lease_s: float
+    job: str
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The worker cannot take part, and why."""
+
+    TYPE: ClassVar[str] = "refused"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """All that is known of a step when every stage has its gradient: each stage's sum of squares, each micro-batch's loss."""
+
+    iteration: int
+    norms: tuple[float, ...]
+    losses: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a worker stands when it stops.
+
+    Its weights have `num_steps` steps. If `own` is there, it holds the reduced gradient of that iteration, of which no verdict
+    has been heard: its own part of the ballot, `ABSENT` where others speak. `whole` is the last ballot of which it heard all.
+    """
+
+    num_steps: int
+    own: Ballot | None = None
+    whole: Ballot | None = None
+
+    @property
+    def num_reduced(self) -> int:
+        """How many iterations it holds all of: applied, or with everything that is needed to apply them."""
+        return self.own.iteration + 1 if self.own is not None else self.num_steps
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """A new epoch: who sits where (`seats`, from seat to member), by which plan, from which iteration.
+
+    `ballot` settles the iteration before it for those who have not heard its verdict. `sources` tells from which seat a seat
+    copies its stage's state; `checkpoint` is after how many steps a checkpoint was made that all load, -1 if none do.
+    """
+
+    TYPE: ClassVar[str] = "go"
+    epoch: int
+    plan: str
+    seats: dict[str, int]
+    iteration: int
+    ballot: Ballot | None = None
+    sources: dict[str, str] = field(default_factory=dict)
+    checkpoint: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The epoch ends now: abort, and say where you stand."""
+
+    TYPE: ClassVar[str] = "stop"
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The epoch is to end at the next iteration boundary that all agree on."""
+
+    TYPE: ClassVar[str] = "pause"
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A worker has left an epoch: where it stands, and how many ops it had run of what is thrown away.
+
+    A worker that has not got the state of its stage yet stands nowhere.
+    """
+
+    TYPE: ClassVar[str] = "stopped"
+    epoch: int
+    standing: Standing | None
+    num_ops: int = 0
+    reason: str = ""
+    stage: int = -1
+    """Of which stage it holds the state: one that never heard of its last seat still has that of the one before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A worker is about to run its first op of an epoch: how long it took to get there."""
+
+    TYPE: ClassVar[str] = "begun"
+    epoch: int
+    regroup_us: int
+    transfer_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """A sign of life: the iteration, and for how long its present op has been computing (0 if it waits for others)."""
+
+    TYPE: ClassVar[str] = "renew"
+    iteration: int = 0
+    busy_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Something that all of an epoch's workers must know to find each other."""
+
+    TYPE: ClassVar[str] = "share"
+    epoch: int
+    key: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Something for the books, numbered, so that it can be told again until it was heard."""
+
+    TYPE: ClassVar[str] = "tell"
+    number: int
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Everything that was told up to this number is in the books."""
+
+    TYPE: ClassVar[str] = "heard"
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """There is nothing more to do here."""
+
+    TYPE: ClassVar[str] = "end"
+    reason: str
+
+
+Message = Challenge | Hello | Welcome | Refused | Go | Stop | Pause | Stopped | Begun | Renew | Share | Tell | Heard | End
+_TYPES: dict[str, type[Message]] = {
+    kind.TYPE: kind
+    for kind in (Challenge, Hello, Welcome, Refused, Go, Stop, Pause, Stopped, Begun, Renew, Share, Tell, Heard, End)
+}
+
+
+def dumps(message: Message) -> bytes:
+    """The message as JSON."""
+    return json.dumps({"type": message.TYPE, **asdict(message)}, separators=(",", ":")).encode()
+
+
+def loads(body: bytes) -> Message:
+    """The message that was sent; anything else is a ProtocolError, for whoever sends it may mean us no good."""
+    try:
+        told = json.loads(body)
+        kind = _TYPES[told.pop("type")]
+        message: Message = _read(kind, told)
+        return message
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as problem:
+        raise ProtocolError(f"this is no message: {type(problem).__name__} {shortened(str(problem))}") from None
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """What JSON has for a field of this type; raises if it is of another one."""
+    if isinstance(kind, type) and is_dataclass(kind):
+        return kind(**{each.name: _read(each.type, value[each.name]) for each in fields(kind) if each.name in value})
+    if isinstance(kind, UnionType):  # something, or nothing
+        return None if value is None else _read(get_args(kind)[0], value)
+    match get_origin(kind):
+        case builtins.tuple:
+            return tuple(_read(get_args(kind)[0], part) for part in value)
+        case builtins.dict:
+            of = get_args(kind)[1]
+            return {name: part if of is Any else _read(of, part) for name, part in value.items()}
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise TypeError(f"{shortened(value)} is no {kind.__name__}")
+    return value

@@ -1,0 +1,79 @@
+"""Messages on a connection: whole ones come out in order however the bytes come, and a token is proved without being said."""
+
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle.control import wire
+from recycle.control.messages import Message, ProtocolError, Renew, Share, Stop, Tell
+from recycle.control.wire import MOST_BYTES_OF_STRANGERS, Inbox, framed, is_proof, new_nonce, new_token, proof
+
+SAID: list[Message] = [Renew(1, 2), Share(3, "key", "ü" * 300), Stop(4), Tell(5, {"a": [1, None]})]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 200)))
+def test_messages_come_out_whole_and_in_order_however_the_bytes_are_cut(sizes: list[int]) -> None:
+    inbox, stream, got = Inbox(1 << 16), b"".join(map(framed, SAID)), []
+    for size in [*sizes, len(stream)]:
+        got += inbox.take(stream[:size])
+        stream = stream[size:]
+    assert got == SAID
+
+
+def test_a_message_that_is_too_long_is_refused_by_its_length_alone() -> None:
+    with pytest.raises(ProtocolError, match="a message of 4097 bytes, where 4096 are the most"):
+        list(Inbox(MOST_BYTES_OF_STRANGERS).take(struct.pack(">I", MOST_BYTES_OF_STRANGERS + 1)))
+
+
+def test_a_message_of_the_longest_kind_is_read() -> None:
+    longest = framed(Share(1, "", ""))
+    assert list(Inbox(len(longest) - 4).take(longest)) == [Share(1, "", "")]
+
+
+def test_whoever_is_let_in_may_say_more_at_once() -> None:
+    inbox = Inbox(100)
+    stream = inbox.take(framed(Stop(1)) + framed(Share(1, "key", "x" * 1000)))
+    assert next(stream) == Stop(1)
+    inbox.most_bytes = 10_000
+    assert next(stream) == Share(1, "key", "x" * 1000)
+
+
+def test_nobody_sends_what_nobody_would_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MOST_BYTES", 100)
+    with pytest.raises(AssertionError, match="nobody would read"):
+        framed(Share(1, "key", "x" * 100))
+
+
+def test_what_comes_before_garbage_is_still_heard() -> None:
+    stream = Inbox(1000).take(framed(Stop(1)) + struct.pack(">I", 2) + b"{]")
+    assert next(stream) == Stop(1)
+    with pytest.raises(ProtocolError):
+        next(stream)
+
+
+def test_a_proof_holds_for_one_token_one_role_and_one_nonce() -> None:
+    token, nonce = new_token(), new_nonce()
+    said = proof(token, "worker", nonce)
+    assert is_proof(said, token, "worker", nonce)
+    assert not is_proof(said, new_token(), "worker", nonce)
+    assert not is_proof(said, token, "coordinator", nonce)
+    assert not is_proof(said, token, "worker", new_nonce())
+    assert token not in said
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(), max_size=64))
+def test_no_other_text_is_a_proof_whatever_its_letters(said: str) -> None:
+    assert not is_proof(said, "token", "worker", "nonce")
+
+
+def test_half_a_letter_is_no_proof_and_no_nonce_that_breaks_one() -> None:
+    assert not is_proof("\ud800", "token", "worker", "nonce")
+    assert is_proof(proof("token", "worker", "\ud800"), "token", "worker", "\ud800")
+
+
+def test_tokens_and_nonces_are_never_the_same() -> None:
+    assert len({new_token() for _ in range(100)} | {new_nonce() for _ in range(100)}) == 200
