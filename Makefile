@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test check format bench pictures clean help
 
 help:
-	@echo "make demo    plan and draw the paper's worked example"
+	@echo "make demo    train, lose workers on the way, and end with the same weights"
 	@echo "make test    run the tests"
 	@echo "make check   format, lint, types, layers: what every commit must pass"
 	@echo "make bench   measure plans, simulator and runtime, print the tables"
@@ -39,6 +39,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/planner.py
 	$(BIN)/python benchmarks/simulator.py
 	$(BIN)/python benchmarks/runtime.py
+	$(BIN)/python benchmarks/recovery.py
 
 pictures: $(READY)
 	$(BIN)/python docs/pictures/make.py

@@ -6,7 +6,7 @@ barriers, so that whatever else the machine does hits both.
 Run as a script, it trains for a moment with twelve workers, and prints the seconds before their first op.
 """
 
-import copy
+import pickle
 import signal
 import subprocess
 import sys
@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import recycle
+from recycle.core.cluster import Worker
 from recycle.core.parent import end_with_parent
 from recycle.core.record import Event, Stepped
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
@@ -34,9 +35,11 @@ from recycle.runtime.batches import Batches
 from recycle.runtime.books import Trained
 from recycle.runtime.forkserver import forking
 from recycle.runtime.job import Job, Settings
-from recycle.runtime.launch import assignments
-from recycle.runtime.links import GlooLinks
-from recycle.runtime.worker import Assignment, make_trainer
+from recycle.runtime.kit import CopiedStages, Kit, kit_of
+from recycle.runtime.launch import packed
+from recycle.runtime.links import Address, GlooLinks
+from recycle.runtime.memory import Meter
+from recycle.runtime.seat import make_footing, make_trainer, part_of
 
 ALL = "adaptive,decoupled,staggered"
 COSTS = (10, 13, 9)
@@ -84,51 +87,66 @@ class Sizes:
         return recycle.train(plan, **{**given, **options}, steps=steps, samples=SAMPLES, seed=SEED)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a worker of a race is given: what is trained, by which plan, and where it sits."""
+
+    kit: Kit
+    plan: recycle.Plan
+    address: Address
+
+    @property
+    def worker(self) -> Worker:
+        return self.address.worker
+
+
 class Runner(Protocol):
     """A side of a race, in one of its workers."""
 
     def run(self, num_iterations: int) -> None: ...
 
 
-Entrant = Callable[[Assignment, Any], Runner]
+Entrant = Callable[[Place, Any], Runner]
 """Makes a worker's side from what it is given and a store at which it meets the others of that side."""
 
 
 class Ours:
     """A worker of ReCycle."""
 
-    def __init__(self, given: Assignment, store: Any) -> None:
-        module = copy.deepcopy(given.module)
-        links = GlooLinks(store, given.address, given.parcels, given.shape.num_chains, given.ties, TIMEOUT)
-        self._trainer = make_trainer(given, module, links)
-        self._done = 0
+    def __init__(self, given: Place, store: Any) -> None:
+        kit, part = given.kit, part_of(given.plan, given.worker)
+        links = GlooLinks(store, given.address, kit.parcels, kit.shape.num_chains, kit.ties, TIMEOUT)
+        self._footing = make_footing(kit, given.worker.stage)
+        self._footing.stage.meter = Meter(self._footing.stage.module)
+        self._trainer = make_trainer(kit, part, given.address, self._footing, links)
 
     def run(self, num_iterations: int) -> None:
-        self._trainer.train(self._done, self._done + num_iterations, lambda *told: None)
-        self._done += num_iterations
+        if not self._trainer.train(self._footing.num_steps + num_iterations, lambda *told: None):
+            raise RuntimeError("a worker paused, though nobody asked it to")
 
 
-def ours_exact(given: Assignment, store: Any) -> Ours:
-    return Ours(replace(given, settings=replace(given.settings, is_exact=True)), store)
+def ours_exact(given: Place, store: Any) -> Ours:
+    kit = replace(given.kit, settings=replace(given.kit.settings, is_exact=True))
+    return Ours(replace(given, kit=kit), store)
 
 
 class Theirs:
     """The same worker by torch.distributed.pipelining's 1F1B, with plain data parallelism around it."""
 
-    def __init__(self, given: Assignment, store: Any) -> None:
+    def __init__(self, given: Place, store: Any) -> None:
         # Here, because only races need it, and it takes a second to load.
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-        worker, shape = given.worker, given.shape
+        worker, shape = given.worker, given.kit.shape
         ranks = [[p * shape.num_stages + s for s in range(shape.num_stages)] for p in range(shape.num_pipelines)]
         pipelines = [dist.new_group(own) for own in ranks]
         peers = [dist.new_group(list(own)) for own in zip(*ranks, strict=True)]
         self._given, self._peers, self._num_peers = given, peers[worker.stage], shape.num_pipelines
-        module = copy.deepcopy(given.module)
+        module = given.kit.stages.make(worker.stage)
         self._parameters: list[Tensor] = list(module.parameters())
         stage = PipelineStage(module, worker.stage, shape.num_stages, torch.device("cpu"), group=pipelines[worker.pipeline])
         self._schedule = Schedule1F1B(stage, shape.num_microbatches, loss_fn=next_byte_loss)
-        self._optimizer = given.make_optimizer(self._parameters)
+        self._optimizer = given.kit.make_optimizer(self._parameters)
         self._done = 0
 
     def run(self, num_iterations: int) -> None:
@@ -137,7 +155,7 @@ class Theirs:
             self._done += 1
 
     def _step(self) -> None:
-        worker, shape = self._given.worker, self._given.shape
+        worker, shape = self._given.worker, self._given.kit.shape
         is_first, is_last = worker.stage == 0, worker.stage == shape.num_stages - 1
         inputs, targets = self._data() if is_first or is_last else (None, None)
         losses: list[Tensor] = []
@@ -157,8 +175,8 @@ class Theirs:
             parameter.grad = part.view(parameter.shape)
 
     def _data(self) -> tuple[Tensor, Tensor]:
-        indices = range(self._given.shape.num_microbatches)
-        parts = [self._given.samples.get(self._done, self._given.worker.pipeline, index) for index in indices]
+        kit, pipeline = self._given.kit, self._given.worker.pipeline
+        parts = [kit.samples.get(self._done, pipeline, index) for index in range(kit.shape.num_microbatches)]
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
 
@@ -167,11 +185,13 @@ def race(job: Job, entrants: Sequence[Entrant], num_rounds: int, num_iterations:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = forking(["torch.distributed.pipelining"])
     ear, mouth = context.Pipe(duplex=False)
+    kit, workers = kit_of(job, CopiedStages(job.stages), job.parcels()), [row.worker for row in job.plan.rows]
     processes: list[BaseProcess] = []
     try:
-        for given in assignments(job, store.port):
-            args = (given, entrants, num_rounds, num_iterations, mouth)
-            process = context.Process(target=_take_part, args=args, daemon=True, name=str(given.worker))
+        for worker in workers:
+            place = packed(Place(kit, job.plan, Address(worker, workers)))
+            args = (place, store.port, entrants, num_rounds, num_iterations, mouth)
+            process = context.Process(target=_take_part, args=args, daemon=True, name=str(worker))
             process.start()
             processes.append(process)
         times_s = [_told(ear, processes) for _ in range(num_rounds)]
@@ -197,12 +217,15 @@ def _told(ear: Connection, processes: Sequence[BaseProcess]) -> list[float]:
                 raise RuntimeError(f"{process.name} left a race with exit code {process.exitcode}")
 
 
-def _take_part(given: Assignment, entrants: Sequence[Entrant], num_rounds: int, num_iterations: int, mouth: Connection) -> None:
-    """One worker of a race; the first tells the times."""
+def _take_part(
+    place: bytes, store_port: int, entrants: Sequence[Entrant], num_rounds: int, num_iterations: int, mouth: Connection
+) -> None:
+    """One worker of a race, by its packed place; the first tells the times."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends everybody
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", given.store_port, is_master=False)
+    given: Place = pickle.loads(place)
+    store = dist.TCPStore("127.0.0.1", store_port, is_master=False)
     rank, size = given.address.workers.index(given.worker), len(given.address.workers)
     dist.init_process_group("gloo", store=dist.PrefixStore("all", store), rank=rank, world_size=size, timeout=TIMEOUT)
     runners = [enter(given, dist.PrefixStore(str(number), store)) for number, enter in enumerate(entrants)]

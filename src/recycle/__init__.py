@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from recycle.planner.describe import problem
     from recycle.planner.estimate import estimate
     from recycle.planner.solve import solve, solve_normalized
+    from recycle.planner.source import Planner
     from recycle.report.metrics import measure
     from recycle.runtime.checkpoint import load
     from recycle.runtime.train import cut, train
@@ -41,6 +42,7 @@ _FOUND_IN = {
     "job": "sim.job",
     "load": "runtime.checkpoint",
     "Conditions": "sim.replay.play",
+    "Planner": "planner.source",
     "replay": "sim.replay.play",
     "train": "runtime.train",
 }
@@ -51,6 +53,7 @@ __all__ = [
     "Library",
     "Memory",
     "Plan",
+    "Planner",
     "Problem",
     "Profile",
     "Shape",

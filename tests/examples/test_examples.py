@@ -166,7 +166,7 @@ def test_live_workers_train_a_hugging_face_model_as_one_process_does(name, kind,
 
 def test_the_snippets_of_the_guide_run_one_after_the_other(tmp_path):
     script, *rest = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)
-    assert len(rest) == 4
+    assert len(rest) == 5
     whole = "\n".join([script, *(textwrap.indent(snippet, " " * 4) for snippet in rest)])
     (tmp_path / "mine.py").write_text(whole, encoding="utf-8")
     said = run("mine.py", folder=tmp_path)

@@ -22,9 +22,9 @@ from recycle.core.record import (
 from recycle.runtime.books import Books
 from recycle.runtime.executor import Span
 from recycle.runtime.job import Job, Settings
-from recycle.runtime.run_folder import RunFolder, led_to
+from recycle.runtime.run_folder import Plot, RunFolder, led_to
 from recycle.runtime.step import Verdict
-from recycle.runtime.worker import Applied
+from recycle.runtime.told import Applied
 from tests.runtime.jobs import Numbers, adamw, loss, make_stages
 from tests.runtime.saves import names_in, report_of, save_all, small_stage
 
@@ -88,6 +88,16 @@ def test_ops_that_ran_in_vain_stay_with_the_iteration_that_was_begun_again():
     assert in_vain not in kept(1, *events)
 
 
+def test_what_was_undone_of_a_step_to_come_says_nothing_of_the_step_before_that_is_told_of_later():
+    undone = OpRan(1, "W0_0", "0F0@0", 20, 22, is_in_vain=True)
+    whole = [STARTED, PAUSE, *iteration(0, 10, 20)]
+    assert kept(1, STARTED, PAUSE, undone, *iteration(0, 10, 20)) == whole
+    assert kept(1, STARTED, PAUSE, undone, *iteration(0, 10, 20), *iteration(1, 20, 30)) == [
+        *whole,
+        Spell(20, 30, "redo", discarded=12, busy_us=10, num_live=4),
+    ]
+
+
 def test_a_run_that_goes_on_twice_counts_what_was_lost_once():
     first = kept(1, STARTED, PAUSE, *iteration(0, 10, 20), *iteration(1, 20, 30))
     second = [*first, Spell(30, 40, "pause", "start"), *iteration(1, 40, 50), *iteration(2, 50, 60)]
@@ -113,7 +123,11 @@ def make_job(num_steps=3, seed=0):
 
 
 def begin(folder, resume=False, seed=0):
-    return RunFolder(folder, make_job(seed=seed), every=1, keep=2, resume=resume, name="a GPT")
+    return folder_of(make_job(seed=seed), Plot(folder, every=1, resume=resume, name="a GPT"))
+
+
+def folder_of(job, plot):
+    return RunFolder(plot, job.plan, job.fingerprint(), job.settings.num_steps)
 
 
 @pytest.fixture
@@ -153,6 +167,22 @@ def test_a_record_whose_last_line_was_cut_short_is_gone_on_with(one_step):
         assert run.gone_us == 30
 
 
+def test_who_takes_over_from_one_that_was_writing_this_very_run_loses_nothing_of_it(one_step):
+    written = list(read_record(one_step / "record.jsonl"))
+    job = make_job()
+    with RunFolder(Plot(one_step, every=1, name="a GPT"), job.plan, job.fingerprint(), 3, is_again=True) as run:
+        assert (run.before, run.resumed, run.newest()) == (written, None, 1)
+        run.write(WARNED)
+    assert list(read_record(one_step / "record.jsonl")) == [*written, WARNED]
+
+
+def test_a_new_run_can_go_back_to_its_beginning_alone(tmp_path):
+    with begin(tmp_path) as run:
+        assert (run.newest(), run.before) == (0, None)
+        save_all(run.checkpoints, run.saving.folder, 1)
+        assert run.newest() == 1
+
+
 def test_a_folder_with_checkpoints_is_not_begun_anew(one_step):
     before = (one_step / "record.jsonl").read_bytes()
     with pytest.raises(FileProblem, match="holds the checkpoints of another run: resume it, or name another folder"):
@@ -190,8 +220,8 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
     # W1_0 is slow to tell of its step; its peer has told and saved already. If all is killed now, the step is missing for ever.
     plan = recycle.solve(recycle.problem(2, 1, 1, costs=(1, 1, 1)), "greedy")
     job = Job(plan, make_stages(1), Numbers(), loss, adamw, Settings(1))
-    with RunFolder(tmp_path, job, every=1, keep=1, resume=False, name="a GPT") as run:
-        books = Books(plan, 2, {}, run.write, run.checkpoints, begin_us=0)
+    with folder_of(job, Plot(tmp_path, every=1, keep=1, name="a GPT")) as run:
+        books = Books(plan, 2, (), run.write, run.checkpoints, begin_us=0)
 
         def applied(worker, chain):
             return Applied(Worker.parse(worker), 0, {chain: 5.0}, [Span(f"0F0@{chain}", 10, 20)], Verdict(1.0, 1.0))

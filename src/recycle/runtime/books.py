@@ -4,19 +4,21 @@ The record of a real run is that of a simulated one: ops, spells, steps. Its tim
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
 from recycle.core.cluster import Worker
 from recycle.core.plan import Plan
-from recycle.core.record import Event, Held, OpRan, Saved, Spell, Stepped, Warned
+from recycle.core.profile import StageProfile
+from recycle.core.record import Changed, Event, Held, OpRan, Recovered, Saved, Spell, Stepped, Warned
 from recycle.runtime.checkpoint import Checkpoints, NotSaved, StageNotSaved, StageSaved, Whole
 from recycle.runtime.digest import whole_digest
 from recycle.runtime.executor import Span, now_us
+from recycle.runtime.memory import planned_peak_bytes
 from recycle.runtime.step import Verdict
-from recycle.runtime.worker import Applied, Finished, Told
+from recycle.runtime.told import Applied, Finished, Told, Undone
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Trained:
     dead: tuple[str, ...]
     num_begun_again: int
     warnings: tuple[str, ...]
+    recoveries: tuple[Recovered, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -57,16 +60,19 @@ class Trained:
             "dead": list(self.dead),
             "begun_again": self.num_begun_again,
             "warnings": list(self.warnings),
-            "recoveries": [],
+            "recoveries": [recovery.to_json() for recovery in self.recoveries],
         }
 
 
 @dataclass(slots=True)
 class _Page:
-    """An iteration of which not all workers have told yet."""
+    """An iteration of which not all workers have told yet: by which plan it was played, and who has to tell of it."""
 
+    plan: Plan
+    tellers: set[Worker]
     losses: dict[int, float] = field(default_factory=dict)
     spans: dict[Worker, list[Span]] = field(default_factory=dict)
+    verdict: Verdict | None = None
 
 
 class Books:
@@ -79,44 +85,139 @@ class Books:
         self,
         plan: Plan,
         samples_per_step: int,
-        planned_bytes: Mapping[Worker, int],
+        profiles: Sequence[StageProfile],
         write: Callable[[Event], None],
         checkpoints: Checkpoints | None = None,
         begin_us: int | None = None,
         gone_us: int = 0,
         losses: Iterable[float] = (),
     ) -> None:
-        self._plan, self._samples, self._planned_bytes = plan, samples_per_step, planned_bytes
+        self._plan, self._samples, self._profiles = plan, samples_per_step, profiles
+        self._dead = plan.problem.cluster.failed
         self._write, self._checkpoints = write, checkpoints
         self._gone_us = gone_us
         self._begin_us = (now_us() if begin_us is None else begin_us) - gone_us
         self._pages: dict[int, _Page] = {}
         self._losses = list(losses)
         self._ends_us: list[int] = []
-        self._start_us = gone_us
+        self._resumed_us = self._start_us = gone_us
+        self._times_us: list[int] = []
         self._waiting: list[StageSaved | StageNotSaved] = []
         self._planned_us: list[int] = []
         self._num_begun_again = 0
         self._warnings: list[str] = []
+        self._recoveries: list[Recovered] = []
+
+    def restore(self, events: Iterable[Event]) -> None:
+        """Know what others have written of this very run: its clock and its plan are the same."""
+        for event in events:
+            match event:
+                case Stepped():
+                    del self._losses[event.iteration :], self._ends_us[event.iteration :]
+                    self._losses.append(event.loss if event.loss is not None else math.nan)
+                    self._ends_us.append(event.at_us)
+                    self._planned_us.append(event.planned_us)
+                case Spell(state="pause", cause="start"):
+                    self._resumed_us = self._start_us = event.end_us
+                case Spell(state="train") if self._ends_us:
+                    self._times_us.append(event.length_us)
+                case Recovered():
+                    self._recoveries.append(event)
+                    self._resumed_us = event.end_us
+                case Warned():
+                    self._warnings.append(event.text)
+                case _:
+                    pass
+
+    def go_by(self, plan: Plan) -> None:
+        """Iterations are played by this plan from now on."""
+        self._plan = plan
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps are in the books, for good."""
+        return len(self._losses)
+
+    def is_open(self, told: Told) -> bool:
+        """Whether what was told waits for others to tell the same: until then it is not in the record."""
+        match told:
+            case Applied():
+                return told.iteration in self._pages
+            case StageSaved() | StageNotSaved():
+                return told in self._waiting
+        return False
 
     def hear(self, told: Told) -> None:
         """Take in what one worker tells."""
         match told:
             case Applied():
                 self._turn_page(told)
+            case Undone():
+                for span in self._shifted(told.spans):
+                    self._write(OpRan(told.iteration, str(told.worker), span.label, span.start_us, span.end_us, True))
             case Finished(worker, _, peak, activations):
-                self._write(Held(str(worker), peak, activations, self._planned_bytes[worker]))
+                self._write(Held(str(worker), peak, activations, self._planned_bytes(worker)))
             case StageSaved() | StageNotSaved():
                 self._save(told)
             case _:
                 pass
 
+    def began(self, plan: Plan, iteration: int, kept: Iterable[Worker]) -> None:
+        """An epoch begins at `iteration`: `kept` are those of the one before who still tell of what it had not told.
+
+        Of its last iteration nobody may have told yet: it was settled only now. Who is new never will.
+        """
+        for number in [number for number in self._pages if number >= iteration]:
+            del self._pages[number]
+        for number in range(len(self._losses), iteration):
+            self._page(number).tellers &= set(kept)
+            self._close_if_whole(number)
+        self.go_by(plan)
+        if iteration < len(self._losses):
+            del self._losses[iteration:]
+
+    def recovered(self, event: Recovered) -> None:
+        """Training goes on after a failure or a join: say where the time went, in the words of a simulated run."""
+        times = {name: getattr(event, f"{name}_us") for name in ("detect", "abort", "plan", "regroup", "transfer")}
+        if event.redo_us:
+            start_us = event.at_us - event.redo_us
+            share = event.redone_ops / max(1, self._plan.num_ops)
+            discarded = min(self._samples, round(self._samples * share))
+            self._write(Spell(start_us, event.at_us, "redo", "failure", discarded=discarded, num_live=event.num_live))
+        start_us = event.at_us
+        for cause, time_us in times.items():
+            if time_us > 0:
+                self._write(Spell(start_us, start_us + time_us, "pause", cause, num_live=event.num_live))
+                start_us += time_us
+        self._resumed_us = event.end_us
+        self._recoveries.append(event)
+        self._write(event)
+
+    def changed(self, worker: str, joins: bool, num_live: int) -> None:
+        self._write(Changed(self.now_us(), worker, joins, num_live))
+
+    def write(self, event: Event) -> None:
+        self._write(event)
+
+    def since_last_step_us(self, at_us: int) -> int:
+        """How long before `at_us` the last iteration ended that is in the books: what was done since is done again."""
+        return max(0, at_us - max(self._resumed_us, self._ends_us[-1] if self._ends_us else 0))
+
+    def _planned_bytes(self, worker: Worker) -> int:
+        row = next((row for row in self._plan.rows if row.worker == worker), None)
+        return planned_peak_bytes(row, self._profiles[worker.stage]) if row is not None else 0
+
     def warn(self, text: str) -> None:
         self._warnings.append(text)
-        self._write(Warned(self._now(), text))
+        self._write(Warned(self.now_us(), text))
 
-    def _now(self) -> int:
+    def now_us(self) -> int:
+        """The time of the record."""
         return now_us() - self._begin_us
+
+    def at_us(self, clock_us: int) -> int:
+        """A moment of the machine's clock in the time of the record."""
+        return clock_us - self._begin_us
 
     def _save(self, told: StageSaved | StageNotSaved) -> None:
         assert self._checkpoints is not None
@@ -125,18 +226,34 @@ class Books:
             return
         match self._checkpoints.hear(told):
             case Whole(num_steps, folder, size_bytes):
-                self._write(Saved(self._now(), num_steps, folder.name, size_bytes))
+                self._write(Saved(self.now_us(), num_steps, folder.name, size_bytes))
             case NotSaved(num_steps, reason):
                 self.warn(f"there is no checkpoint of {num_steps} steps, but training goes on: {reason}")
 
     def _turn_page(self, told: Applied) -> None:
-        page = self._pages.setdefault(told.iteration, _Page())
+        if told.iteration < len(self._losses):
+            return  # told twice, because the coordinator was away when it was told first
+        page = self._page(told.iteration)
         page.losses |= told.losses
-        page.spans[told.worker] = [
-            Span(span.label, span.start_us - self._begin_us, span.end_us - self._begin_us, span.is_in_vain) for span in told.spans
-        ]
-        if len(page.spans) == len(self._plan.rows):
-            self._close(told.iteration, self._pages.pop(told.iteration), told.verdict)
+        page.verdict = told.verdict
+        page.spans[told.worker] = self._shifted(told.spans)
+        self._close_if_whole(told.iteration)
+
+    def _page(self, iteration: int) -> _Page:
+        """The page of an iteration, which is played by the plan of now if there is none yet."""
+        if iteration not in self._pages:
+            self._pages[iteration] = _Page(self._plan, {row.worker for row in self._plan.rows})
+        return self._pages[iteration]
+
+    def _shifted(self, spans: Iterable[Span]) -> list[Span]:
+        """Spans in the time of the record."""
+        return [Span(span.label, span.start_us - self._begin_us, span.end_us - self._begin_us, span.is_in_vain) for span in spans]
+
+    def _close_if_whole(self, iteration: int) -> None:
+        page = self._pages[iteration]
+        if page.tellers <= set(page.spans) and iteration == len(self._losses) and page.verdict is not None:
+            del self._pages[iteration]
+            self._close(iteration, page, page.verdict)
             waiting, self._waiting = self._waiting, []
             for report in waiting:
                 self._save(report)
@@ -147,25 +264,26 @@ class Books:
         for worker, span in spans:
             self._write(OpRan(iteration, str(worker), span.label, span.start_us, span.end_us, span.is_in_vain))
         if not self._ends_us:
-            self._start_us = min(span.start_us for _, span in spans)
-            self._write(Spell(self._gone_us, self._start_us, "pause", "start", num_live=len(self._plan.rows)))
-        before = self._ends_us[-1] if self._ends_us else self._start_us
-        end = max(span.end_us for _, span in spans)
+            self._resumed_us = self._start_us = min(span.start_us for _, span in spans)
+            self._write(Spell(self._gone_us, self._start_us, "pause", "start", num_live=len(page.plan.rows)))
+        before = max(self._ends_us[-1] if self._ends_us else 0, self._resumed_us)
+        end = max(before, *(span.end_us for _, span in spans))
         busy = sum(span.end_us - span.start_us for _, span in spans)
         loss = fmean(page.losses[chain] for chain in sorted(page.losses))
         ops = sum(span.end_us - span.start_us for _, span in spans if span.is_op and not span.is_in_vain)
-        self._planned_us.append(self._plan.period_at_us(ops))
+        self._planned_us.append(page.plan.period_at_us(ops))
         self._num_begun_again += any(span.is_in_vain for _, span in spans)
         self._losses.append(loss)
+        if self._ends_us:
+            self._times_us.append(end - before)
         self._ends_us.append(end)
-        mean_busy = min(end - before, round(busy / len(self._plan.rows)))
-        self._write(Spell(before, end, "train", samples=self._samples, busy_us=mean_busy, num_live=len(self._plan.rows)))
+        mean_busy = min(end - before, round(busy / len(page.plan.rows)))
+        self._write(Spell(before, end, "train", samples=self._samples, busy_us=mean_busy, num_live=len(page.plan.rows)))
         self._write(Stepped(iteration, end, _finite(loss), _finite(verdict.norm), verdict.scale, self._planned_us[-1]))
 
     def _iteration_us(self) -> int:
-        """The time between the ends of two iterations; the first, in which all warm up, counts only if there is no other."""
-        times = [after - before for before, after in zip(self._ends_us, self._ends_us[1:], strict=False)]
-        return round(median(times)) if times else self._ends_us[0] - self._start_us
+        """The time of a median iteration; the first, in which all warm up, counts only if there is no other."""
+        return round(median(self._times_us)) if self._times_us else self._ends_us[0] - self._start_us
 
     def trained(self, num_steps: int, finished: Mapping[Worker, Finished]) -> Trained:
         """What the run came to."""
@@ -180,10 +298,11 @@ class Books:
             start_us=self._start_us - self._gone_us,
             peak_memory_bytes={str(worker): finished[worker].peak_bytes for worker in sorted(finished)},
             activation_bytes={str(worker): finished[worker].activation_bytes for worker in sorted(finished)},
-            planned_activation_bytes={str(worker): self._planned_bytes[worker] for worker in sorted(finished)},
-            dead=tuple(str(worker) for worker in sorted(self._plan.problem.cluster.failed)),
+            planned_activation_bytes={str(worker): self._planned_bytes(worker) for worker in sorted(finished)},
+            dead=tuple(str(worker) for worker in sorted(self._dead)),
             num_begun_again=self._num_begun_again,
             warnings=tuple(self._warnings),
+            recoveries=tuple(self._recoveries),
         )
 
 

@@ -5,7 +5,7 @@ can wait for each other.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,42 +66,58 @@ def now_us() -> int:
     return time.monotonic_ns() // 1000
 
 
+Reached = Callable[[int, str], None]
+"""What is called when a worker is about to do something in an iteration: an op by its text, or what follows all ops."""
+
+
 class Executor:
-    """A worker with its stage and its turns. `losses` are those of the iteration, by chain, at the last stage."""
+    """A worker with its stage and its turns. `losses` are those of the iteration, by chain, at the last stage.
+
+    `busy_since_us` is when the present op began to compute, 0 while it waits for others.
+    """
 
     def __init__(
-        self, worker: Worker, turns: Sequence[Turn], num_stages: int, stage: Stage, links: Links, samples: Samples, seed: int
+        self,
+        worker: Worker,
+        turns: Sequence[Turn],
+        num_stages: int,
+        stage: Stage,
+        links: Links,
+        samples: Samples,
+        seed: int,
+        reached: Reached = lambda iteration, what: None,
     ) -> None:
-        self.worker, self.turns, self.stage = worker, turns, stage
+        self.worker, self.turns, self.stage, self.reached = worker, turns, stage, reached
+        self.busy_since_us = 0
         self.losses: dict[int, float] = {}
         self.doubt: Exception | None = None
         self._is_first, self._is_last = worker.stage == 0, worker.stage == num_stages - 1
         self._links, self._samples, self._seed = links, samples, seed
         self._split = {turn.chain for turn in turns if turn.kind is Kind.I}
 
-    def play(self, iteration: int, first: int, stop: int, is_guess: bool = False) -> list[Span]:
-        """Play the turns from `first` to before `stop`; nothing behind them is looked for.
+    def play(self, iteration: int, first: int, stop: int, spans: list[Span], is_guess: bool = False) -> None:
+        """Play the turns from `first` to before `stop`, and add their spans; nothing behind them is looked for.
 
         If the weights are a guess, an op may fail for that alone. It is kept as a `doubt`, and from then on receivers get zeros
         instead of nothing: they wait for them, and nobody will use them if the guess was wrong.
         """
-        spans = []
         for place in range(first, min(first + _AHEAD, stop)):
             self._expect(place)
         for place in range(first, stop):
             if place + _AHEAD < stop:
                 self._expect(place + _AHEAD)
             spans.append(self.run(iteration, place, is_guess))
-        return spans
 
     def run(self, iteration: int, place: int, is_guess: bool = False) -> Span:
         """Run one op: receive what it needs, compute, send what it makes. The span is that of the computation."""
         turn = self.turns[place]
         taken = self._links.receive(turn.takes) if turn.takes is not None else None
-        start = now_us()
+        self.busy_since_us = start = now_us()
+        self.reached(iteration, turn.label)
         made = self._guessed(iteration, turn, taken) if is_guess else self._compute(iteration, turn, taken)
         self.stage.finish()
         span = Span(turn.label, start, now_us())
+        self.busy_since_us = 0
         if turn.gives is not None:
             assert made is not None
             self._links.send(turn.gives, made)

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from recycle.core.errors import ForeignPlan, UserError
 from recycle.core.plan import Plan
+from recycle.core.profile import StageProfile
 from recycle.core.rules import check
 from recycle.runtime.executor import Samples
 from recycle.runtime.links import Parcel
+from recycle.runtime.measure import measure_bytes
 from recycle.runtime.stage import Loss, cast, refuse_unusable
 from recycle.runtime.step import MakeOptimizer, Schedule, constant
 from recycle.runtime.ties import Tie, find_ties
@@ -86,6 +88,16 @@ class Job:
                 raise UserError(f"stage {number} is a {type(module).__name__}, but it must be an nn.Module")
         if problems := check(self.plan):
             raise ForeignPlan(f"the plan is not legal, {problems[0]}: plan again")
+
+    @property
+    def samples_per_step(self) -> int:
+        inputs, _ = self.samples.get(0, 0, 0)
+        return self.plan.problem.shape.num_chains * len(inputs)
+
+    def profiles(self) -> list[StageProfile]:
+        """What a micro-batch holds at each stage, measured on one of them; times are not measured."""
+        costs = measure_bytes(self.stages, self.samples, self.loss, self.settings.autocast, self.settings.device)
+        return [StageProfile(1, 1, 1, 2, activation_bytes=activation, weight_held_bytes=held) for activation, held, _ in costs]
 
     @property
     def ties(self) -> list[Tie]:

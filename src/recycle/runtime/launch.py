@@ -1,59 +1,119 @@
-"""The local launcher: every live worker of a plan as a process on this machine.
+"""The local launcher: a coordinator and every worker of a plan as processes on this machine.
 
-Processes are forked from a server that has torch loaded already, which starts a dozen of them in seconds. A worker that fails
-says its last words; then all are ended, and the caller hears them. No process is left behind, however this one ends.
+Processes are forked from a server that has torch loaded already, which starts a dozen of them in seconds. The launcher starts
+what has to be started: workers, those that come back, and another coordinator if it was killed. No process is left behind,
+however this one ends.
 """
 
 import pickle
-from collections.abc import Callable, Iterable, Mapping
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
+from torch import nn
 
+from recycle.control.client import Door
+from recycle.control.membership import DEFAULT_LEASE_S, refuse_lease
+from recycle.control.server import listen
+from recycle.control.wire import new_name, new_token
 from recycle.core.cluster import Worker
-from recycle.core.errors import PortInUse, UserError, WorkerFailed
-from recycle.core.routes import Routes
-from recycle.runtime.checkpoint import Checkpoint
+from recycle.core.errors import FileProblem, UserError, WorkerFailed
+from recycle.core.plan_source import PlanSource
+from recycle.core.record import Event, OpRan, Stepped
+from recycle.core.script import NOTHING, Injection, Script
+from recycle.core.trace import Trace
+from recycle.runtime.books import Trained
+from recycle.runtime.brief import JOURNAL, Brief, Done, Failed, Formed, Happened, Lost, Said, Waiting, brief_of
+from recycle.runtime.coordinate import coordinate
+from recycle.runtime.executor import now_us
 from recycle.runtime.forkserver import forking
-from recycle.runtime.job import Job, Saving
-from recycle.runtime.links import Address, Parcel
-from recycle.runtime.turns import make_turns
-from recycle.runtime.warm_up import warm_ups
-from recycle.runtime.worker import Assignment, Finished, LastWords, Told, work
+from recycle.runtime.job import Job
+from recycle.runtime.kit import kit_of
+from recycle.runtime.run_folder import Plot
+from recycle.runtime.worker import work
+
+_MOST_COORDINATORS = 100
+Watch = Callable[[Event], None]
 
 
-def launch(
-    job: Job,
-    hear: Callable[[Told], None],
-    saving: Saving | None = None,
-    resumed: Checkpoint | None = None,
-    port: int = 0,
-    parcels: Mapping[int, Parcel] | None = None,
-) -> dict[Worker, Finished]:
-    """Train with a process for every live worker of the job's plan, and return how each finished; `hear` gets all they tell.
+@dataclass(frozen=True, slots=True)
+class PickledStages:
+    """The stages of a job in files of this machine, so that a worker loads the one it needs and no other."""
 
-    `parcels` are the job's, if somebody has asked for them already: it takes a forward pass to find them.
-    """
-    store = _store(port)
-    context = forking(_homes(job))
-    processes: dict[Connection, BaseProcess] = {}
+    folder: Path
+
+    @staticmethod
+    def keep(stages: Sequence[nn.Module], folder: Path) -> "PickledStages":
+        for number, module in enumerate(stages):
+            path = folder / f"stage-{number}.pickle"
+            try:
+                path.write_bytes(packed(module))
+            except OSError as problem:
+                raise FileProblem(f"cannot write {path}: {problem.strerror or problem}; make room, or set TMPDIR") from None
+        return PickledStages(folder)
+
+    def make(self, number: int) -> nn.Module:
+        module = pickle.loads((self.folder / f"stage-{number}.pickle").read_bytes())
+        assert isinstance(module, nn.Module)
+        return module
+
+
+def packed(given: Any) -> bytes:
+    """What a worker is given, in bytes: torch's own way between processes needs a file for every tensor, and shares them."""
     try:
-        for given in assignments(job, store.port, saving, resumed, parcels):
-            ear, mouth = context.Pipe(duplex=False)
-            process = context.Process(
-                target=work, args=(str(given.worker), _packed(given), mouth), daemon=True, name=str(given.worker)
-            )
-            process.start()
-            mouth.close()
-            processes[ear] = process
-        return _follow(processes, hear)
-    finally:
-        for started in processes.values():
-            started.terminate()
-        for started in processes.values():
-            started.join()
+        return pickle.dumps(given)
+    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as problem:
+        raise UserError(
+            f"the model, data, loss or optimizer cannot be sent to a worker process: {str(problem).splitlines()[0]}; use "
+            "functions and classes of a module's top level instead of lambdas and inner ones"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """What is to go wrong while a job runs: a script by steps, or a trace by the clock; and who makes plans for it."""
+
+    source: PlanSource | None = None
+    script: Script = NOTHING
+    trace: Trace | None = None
+    lease_s: float = DEFAULT_LEASE_S
+
+    def __post_init__(self) -> None:
+        refuse_lease(self.lease_s)
+
+
+_NO_FAILURES = Failures()
+
+
+def launch(job: Job, watch: Watch, plot: Plot | None = None, failures: Failures = _NO_FAILURES, port: int = 0) -> Trained:
+    """Train with a process for every live worker of the job's plan, and return what came of it; `watch` gets all events."""
+    begin_us = now_us()
+    with tempfile.TemporaryDirectory(prefix="recycle-") as name, listen("127.0.0.1", port) as listener:
+        folder = Path(name)
+        deaths = folder / "deaths"
+        saving = plot.saving if plot is not None else None
+        kit = kit_of(job, PickledStages.keep(job.stages, folder), job.parcels(), saving, deaths)
+        door = Door("127.0.0.1", listener.getsockname()[1], new_token(), new_name())
+        brief = brief_of(
+            job,
+            door,
+            failures.source,
+            failures.lease_s,
+            plot,
+            begin_us=begin_us,
+            journal=(plot.folder if plot is not None else folder) / JOURNAL,
+            deaths=deaths,
+            injections=failures.script.for_coordinator(),
+        )
+        seats = sorted(brief.initial.seats)
+        return _Launcher(forking(_homes(job)), packed(kit), door, brief, listener, failures, watch).run(seats)
 
 
 def _homes(job: Job) -> list[str]:
@@ -62,119 +122,157 @@ def _homes(job: Job) -> list[str]:
     return sorted(parts - {"__main__"})
 
 
-def _store(port: int) -> Any:
-    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
-        raise UserError(f"the port is {port!r}, but it must be a whole number from 0 to 65535, where 0 is any free one")
-    try:
-        return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-    except dist.DistNetworkError as problem:
-        raise PortInUse(
-            f"port {port} cannot be listened on, another program probably does: name a free one, or 0 for any "
-            f"({_first_line(problem)})"
-        ) from None
+class _Launcher:
+    """All processes of a job on this machine."""
 
+    def __init__(
+        self,
+        context: ForkServerContext,
+        kit: bytes,
+        door: Door,
+        brief: Brief,
+        listener: socket.socket,
+        failures: Failures,
+        watch: Watch,
+    ) -> None:
+        self._context, self._kit, self._door, self._brief, self._listener = context, kit, door, brief, listener
+        self._failures, self._watch = failures, watch
+        self._workers: list[BaseProcess] = []
+        self._coordinator: BaseProcess | None = None
+        self._num_coordinators = 0
+        self._events: list[Event] = []
+        self._has_formed = False
+        self._rejoins = list(failures.script.rejoins())
+        self._changes = list(failures.trace.later) if failures.trace is not None else []
+        self._formed_us = 0
 
-def _first_line(problem: Exception) -> str:
-    return str(problem).splitlines()[0]
+    def run(self, seats: Sequence[Worker]) -> Trained:
+        try:
+            ear = self._start_coordinator()
+            for seat in seats:
+                self._start(seat, since=0)
+            while True:
+                said, ear = self._next(ear)
+                match said:
+                    case Happened(event):
+                        self._happened(event)
+                    case Formed():
+                        self._has_formed, self._formed_us = True, now_us()
+                    case Waiting() if self._rejoins:
+                        self._rejoin(self._rejoins[0])  # its step will not come before it
+                    case Done(trained):
+                        return trained
+                    case Failed(problem):
+                        raise problem
+                    case Lost(pid, text):
+                        raise WorkerFailed(self._epitaph(pid) or text)
+        finally:
+            self._end()
 
-
-def assignments(
-    job: Job,
-    port: int,
-    saving: Saving | None = None,
-    resumed: Checkpoint | None = None,
-    parcels: Mapping[int, Parcel] | None = None,
-) -> list[Assignment]:
-    """What every live worker of the job's plan is given; they meet at a store on `port`."""
-    plan, ties = job.plan, job.ties
-    parcels = job.parcels() if parcels is None else parcels
-    routes = Routes(plan)
-    warm = warm_ups(plan, routes)
-    turns = make_turns(plan, routes, warm)
-    workers = [row.worker for row in plan.rows]
-    return [
-        Assignment(
-            address=Address(worker, workers),
-            shape=plan.problem.shape,
-            turns=turns[worker],
-            warm_up=warm[worker],
-            is_staggered=plan.problem.techniques.staggered,
-            parcels=parcels,
-            ties=ties,
-            module=job.stages[worker.stage],
-            samples=job.samples,
-            loss=job.loss,
-            make_optimizer=job.make_optimizer,
-            schedule=job.schedule,
-            settings=job.settings,
-            store_port=port,
-            saving=saving,
-            resumed=resumed,
+    def _start_coordinator(self) -> Connection:
+        ear, mouth = self._context.Pipe(duplex=False)
+        before = None
+        if self._num_coordinators:  # the first of the script has come to pass
+            before = self._events
+            self._brief = replace(self._brief, injections=self._brief.injections[1:])
+        self._num_coordinators += 1
+        self._coordinator = self._context.Process(
+            target=coordinate, args=(self._brief, self._listener, mouth, before), daemon=False, name="coordinator"
         )
-        for worker in workers
-    ]
+        self._coordinator.start()
+        mouth.close()
+        return ear
 
-
-def _packed(given: Assignment) -> bytes:
-    """What a worker is given, in bytes: torch's own way between processes needs a file for every tensor, and shares them."""
-    try:
-        return pickle.dumps(given)
-    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as problem:
-        raise UserError(
-            f"the model, data, loss or optimizer cannot be sent to a worker process: {_first_line(problem)}; use functions and "
-            "classes of a module's top level instead of lambdas and inner ones"
-        ) from None
-
-
-def _follow(processes: dict[Connection, BaseProcess], hear: Callable[[Told], None]) -> dict[Worker, Finished]:
-    """Listen to all workers until they are done."""
-    finished: dict[Worker, Finished] = {}
-    ears = set(processes)
-    while ears:
-        for ear in wait(ears):
-            assert isinstance(ear, Connection)
-            match told := _heard(ear):
-                case LastWords():
-                    first = min([told, *_last_words(ears - {ear})], key=lambda words: words.at_us)
-                    killed = [process for process in processes.values() if (process.exitcode or 0) < 0]
-                    if first.problem is None and killed:  # the others only tell that it is gone
-                        raise WorkerFailed(_epitaph(killed[0]))
-                    raise first.problem or WorkerFailed(f"{first.worker} cannot go on:\n{first.text}")
-                case None if Worker.parse(processes[ear].name) in finished:
-                    ears.discard(ear)
-                case None:
-                    processes[ear].join(5)
-                    raise WorkerFailed(_epitaph(processes[ear]))
-                case Finished():
-                    finished[told.worker] = told
-                    hear(told)
-                case _:
-                    hear(told)
-    return finished
-
-
-def _last_words(ears: Iterable[Connection]) -> list[LastWords]:
-    """Last words that others have said already: who failed first is to blame, not who noticed it first."""
-    found = []
-    for ear in ears:
-        while ear.poll() and (told := _heard(ear)) is not None:
-            if isinstance(told, LastWords):
-                found.append(told)
-    return found
-
-
-def _epitaph(process: BaseProcess) -> str:
-    """What can be said of a worker that ended without a word."""
-    if process.exitcode == 1:
-        return (
-            f"{process.name} could not start: a worker imports the script that started the run, which must be a file that keeps "
-            'its work under if __name__ == "__main__":'
+    def _start(self, seat: Worker, since: int) -> None:
+        """Start a worker that would like this seat; the script for it from iteration `since` on is its own."""
+        injections = self._failures.script.for_worker(seat, since)
+        process = self._context.Process(
+            target=work, args=(self._kit, self._door, str(seat), injections), daemon=True, name=str(seat)
         )
-    return f"{process.name} ended with exit code {process.exitcode} and without a word: look at the machine's memory"
+        process.start()
+        self._workers.append(process)
 
+    def _next(self, ear: Connection) -> tuple[Said | None, Connection]:
+        """Wait for what the coordinator says next; start another if it is gone."""
+        timeout_s = self._until_change_s()
+        watched = [] if self._has_formed else [worker.sentinel for worker in self._workers]
+        ready = wait([ear, *watched], timeout_s)
+        self._play_trace()
+        if ear in ready:
+            try:
+                return ear.recv(), ear
+            except (EOFError, OSError):
+                ear.close()
+                return None, self._replace_coordinator()
+        if ready and not self._has_formed:
+            self._refuse_early_end()
+        return None, ear
 
-def _heard(ear: Connection) -> Any:
-    try:
-        return ear.recv()
-    except (EOFError, OSError):  # gone, or gone in the middle of a message
-        return None
+    def _replace_coordinator(self) -> Connection:
+        assert self._coordinator is not None
+        self._coordinator.join()
+        if not self._has_formed or self._num_coordinators >= _MOST_COORDINATORS:
+            raise WorkerFailed(f"the coordinator ended with exit code {self._coordinator.exitcode}")
+        return self._start_coordinator()
+
+    def _refuse_early_end(self) -> None:
+        """Who ends before all are there will not come."""
+        time.sleep(0.2)  # its last words are on their way, and say more
+        for worker in self._workers:
+            if worker.exitcode is not None:
+                raise WorkerFailed(self._epitaph(worker.pid or 0) or f"{worker.name} ended")
+
+    def _happened(self, event: Event) -> None:
+        if not isinstance(event, OpRan):  # those are many, and nobody needs them again
+            self._events.append(event)
+        if isinstance(event, Stepped):
+            for rejoin in [each for each in self._rejoins if event.iteration + 1 >= each.iteration]:
+                self._rejoin(rejoin)
+        self._watch(event)
+
+    def _rejoin(self, rejoin: Injection) -> None:
+        self._rejoins.remove(rejoin)
+        assert rejoin.target is not None
+        self._start(rejoin.target, since=rejoin.iteration)
+
+    def _until_change_s(self) -> float | None:
+        if not self._changes or not self._has_formed:
+            return None
+        return max(0.0, (self._formed_us + self._changes[0].at_us - now_us()) / 1e6)
+
+    def _play_trace(self) -> None:
+        """Kill and start who leaves and joins by now."""
+        while self._has_formed and self._changes and self._formed_us + self._changes[0].at_us <= now_us():
+            change = self._changes.pop(0)
+            if change.joins:
+                self._start(Worker.parse(change.node), since=0)
+            else:
+                for worker in self._workers:
+                    if worker.name == change.node and worker.exitcode is None:
+                        worker.kill()
+
+    def _epitaph(self, pid: int) -> str:
+        """What can be said of a worker that ended without a word."""
+        for worker in self._workers:
+            if worker.pid != pid:
+                continue
+            worker.join(5)
+            if worker.exitcode == 1:
+                return (
+                    f"{worker.name} could not start: a worker imports the script that started the run, which must be a file that "
+                    'keeps its work under if __name__ == "__main__":'
+                )
+            return f"{worker.name} ended with exit code {worker.exitcode} and without a word: look at the machine's memory"
+        return ""
+
+    def _end(self) -> None:
+        """End every process: who is stopped does not hear anything but this."""
+        started = [process for process in (*self._workers, self._coordinator) if process is not None]
+        deadline_s = time.monotonic() + 2.0
+        for process in started:  # who has been told to end does so by itself
+            process.join(max(0.0, deadline_s - time.monotonic()) if self._has_formed else 0.0)
+        for process in started:
+            if process.exitcode is None:
+                process.kill()
+        for process in started:
+            process.join()

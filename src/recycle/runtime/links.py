@@ -5,9 +5,14 @@ made. A message is sent without waiting, and kept until its receiver must have t
 made later says so. Messages are told apart by a tag, from the round (an iteration, or the second try at one) and the op.
 
 gloo carries host memory, so that what lies on a GPU is copied through the host: that is what several workers on one GPU need.
+
+Links break together: when a worker dies, those that wait for it fail, and `abort` from another thread makes all others fail, too.
+Broken links are never mended; the next epoch has its own.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from heapq import heappop, heappush
@@ -24,8 +29,18 @@ from recycle.core.op import Kind
 from recycle.runtime.ties import Tie
 from recycle.runtime.turns import Message
 
+# No message has this tag: whoever waits for one waits in vain, and gloo then closes all connections of the group.
+_NEVER_SENT = 2**31 - 1
+_BULK_TAGS = 2**30
+_AT_ONCE = timedelta(milliseconds=1)
+# Until a connection is made. gloo tries five times, so that one who dies in the middle of it costs the others five times as long.
+_CONNECT = timedelta(seconds=2)
 # Messages of so many rounds may be on their way at once: stages run at most one iteration apart, and may try one twice.
 _ROUNDS = 8
+
+
+class LinksBroken(Exception):
+    """A connection to another worker is gone, or was cut because the epoch is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +79,9 @@ class GlooLinks:
         num_chains: int,
         ties: Sequence[Tie],
         timeout: timedelta,
+        host: str = "127.0.0.1",
     ) -> None:
+        """`host` is the address of this machine at which the others reach it."""
         self.round = 0
         self._address, self._parcels, self._num_chains = address, parcels, num_chains
         self._rank = {other: number for number, other in enumerate(address.workers)}
@@ -73,7 +90,9 @@ class GlooLinks:
         self._counter = count()
         self._expected: dict[Message, tuple[Any, Tensor]] = {}
 
-        self._timeout = timeout
+        self._timeout, self._host, self._is_aborted = timeout, host, False
+        self._patient = dist.AllreduceOptions()
+        self._patient.timeout = timeout
         self._all = self._group(store, "all", address.workers)
         self._peers = self._group(store, f"stage{address.worker.stage}", address.peers(address.worker.stage))
         self._ties = {
@@ -86,12 +105,58 @@ class GlooLinks:
         """A group of these workers, under the prefix of the epoch."""
         # torch's stubs do not know a PrefixStore.
         prefix = dist.PrefixStore(f"e{self._address.epoch}/{name}", store)  # type: ignore[attr-defined]
-        return dist.ProcessGroupGloo(prefix, members.index(self._address.worker), len(members), self._timeout)
+        try:
+            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options._timeout = min(_CONNECT, self._timeout)
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
+            return dist.ProcessGroupGloo(prefix, members.index(self._address.worker), len(members), options)
+        except RuntimeError as problem:
+            raise LinksBroken(f"the group {name} could not be made: {problem}") from None
+
+    def abort(self) -> None:
+        """Make whoever waits for these links fail at once, in this process and in the others; any thread may call it.
+
+        Whoever waits hears it at once, but gloo needs some 50 ms to close a group: nobody waits for that.
+        """
+        if self._is_aborted:
+            return
+        self._is_aborted = True
+        for group in self._groups():
+            if group is not None and group.size() > 1:
+                threading.Thread(target=_cut, args=(group,), name="cutting links", daemon=True).start()
+
+    def _groups(self) -> list[Any]:
+        return [self._all, self._peers, *self._ties.values()]
+
+    def close(self) -> None:
+        """Let go of the groups, which were aborted: their connections close when nobody holds on to them."""
+        self._sent.clear()
+        self._expected.clear()
+        self._ties.clear()
+        self._all = self._peers = None
+
+    def wait(self, work: Any) -> None:
+        """Wait until something that was begun is done."""
+        try:
+            work.wait(self._timeout)
+        except RuntimeError as problem:
+            raise LinksBroken(str(problem)) from None
+        if self._is_aborted:
+            raise LinksBroken("the epoch is over")
 
     def send(self, message: Message, tensor: Tensor) -> None:
         self._refuse_other_form(message, tensor)
         body = tensor.detach().cpu().contiguous()
-        self._keep(message, self._all.send([body], self._rank[message.receiver], self._tag(message)), body)
+        self._keep(message, self._begun(self._all.send, [body], self._rank[message.receiver], self._tag(message)), body)
+
+    def _begun(self, operation: Callable[..., Any], *args: Any) -> Any:
+        """Begin something that takes its time."""
+        if self._is_aborted:
+            raise LinksBroken("the epoch is over")
+        try:
+            return operation(*args)
+        except RuntimeError as problem:
+            raise LinksBroken(str(problem)) from None
 
     def _refuse_other_form(self, message: Message, tensor: Tensor) -> None:
         """The receiver has made room for what the first micro-batch of all had."""
@@ -113,14 +178,14 @@ class GlooLinks:
     def expect(self, message: Message) -> None:
         parcel = self._parcel(message)
         body = torch.empty(parcel.shape, dtype=parcel.dtype)
-        work = self._all.recv([body], self._rank[message.sender], self._tag(message))
+        work = self._begun(self._all.recv, [body], self._rank[message.sender], self._tag(message))
         self._expected[message] = work, body
 
     def receive(self, message: Message) -> Tensor:
         if message not in self._expected:
             self.expect(message)
         work, body = self._expected.pop(message)
-        work.wait()
+        self.wait(work)
         self._let_go(message.sender, (self.round, message.made_at))
         return body
 
@@ -133,7 +198,7 @@ class GlooLinks:
         sent = self._sent[receiver]
         while sent and sent[0][0] <= reached:
             _, _, work, _ = heappop(sent)
-            work.wait()
+            self.wait(work)
 
     def settle(self) -> None:
         """Wait until everything that was sent was taken."""
@@ -142,28 +207,42 @@ class GlooLinks:
 
     def add_over_peers(self, tensor: Tensor) -> None:
         """Replace the tensor by its sum over the peers of the stage."""
-        _add(self._peers, tensor)
+        self._add(self._peers, tensor)
 
     def add_over_tie(self, tie: Tie, tensors: Sequence[Tensor]) -> None:
         """Replace tensors that the peers of each stage have summed already by their sum over the stages of a tie."""
         for tensor in tensors:
             if not self._address.is_first_peer:
                 tensor.zero_()
-            _add(self._ties[tie], tensor)
+            self._add(self._ties[tie], tensor)
 
     def start_adding_over_all(self, tensor: Tensor) -> Any:
         """Begin to replace a tensor in host memory by its sum over all live workers; it is there after `wait`."""
-        return self._all.allreduce([tensor])
+        return self._begun(self._all.allreduce, [tensor], self._patient)
+
+    def send_bytes(self, receiver: Worker, body: Tensor, tag: int) -> None:
+        """Send bytes, and return when they were taken."""
+        self.wait(self._begun(self._all.send, [body], self._rank[receiver], _BULK_TAGS + tag))
+
+    def receive_bytes(self, sender: Worker, size_bytes: int, tag: int) -> Tensor:
+        body = torch.empty(size_bytes, dtype=torch.uint8)
+        self.wait(self._begun(self._all.recv, [body], self._rank[sender], _BULK_TAGS + tag))
+        return body
 
     def _tag(self, message: Message) -> int:
         """A number that tells apart all messages between two workers that can be on their way at once."""
         direction = 0 if message.kind is Kind.F else 1
         return (self.round % _ROUNDS * 2 + direction) * self._num_chains + message.chain
 
+    def _add(self, group: Any, tensor: Tensor) -> None:
+        """Add up in place, through the host where gloo does it."""
+        where = tensor.cpu() if isinstance(group, dist.ProcessGroupGloo) else tensor
+        self.wait(self._begun(group.allreduce, [where], self._patient))
+        if where is not tensor:
+            tensor.copy_(where)
 
-def _add(group: Any, tensor: Tensor) -> None:
-    """Add up in place, through the host where gloo does it."""
-    where = tensor.cpu() if isinstance(group, dist.ProcessGroupGloo) else tensor
-    group.allreduce([where]).wait()
-    if where is not tensor:
-        tensor.copy_(where)
+
+def _cut(group: Any) -> None:
+    """Close all connections of a group."""
+    with contextlib.suppress(RuntimeError):
+        group.recv([torch.empty(1)], (group.rank() + 1) % group.size(), _NEVER_SENT).wait(_AT_ONCE)

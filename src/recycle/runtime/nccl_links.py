@@ -37,9 +37,10 @@ class NcclLinks(GlooLinks):
         timeout: timedelta,
         turns: Sequence[Turn],
         device: torch.device,
+        host: str = "127.0.0.1",
     ) -> None:
         self._device = device
-        super().__init__(store, address, parcels, num_chains, ties, timeout)
+        super().__init__(store, address, parcels, num_chains, ties, timeout, host)
         self._ways = {kind: self._nccl(store, f"way{kind.value}", address.workers) for kind in (Kind.F, Kind.I)}
         taken = [turn.takes for turn in turns if turn.takes is not None]
         self._order: dict[tuple[Worker, Kind], list[Message]] = {}
@@ -65,6 +66,17 @@ class NcclLinks(GlooLinks):
                 way = self._ways[kind]
                 (way.send if own == sender else way.recv)([number], self._rank[other], 0).wait()
         torch.cuda.synchronize(self._device)
+
+    def abort(self) -> None:
+        """NCCL's groups can be aborted for themselves; all of them must be, or one waits for another."""
+        if self._is_aborted:
+            return
+        super().abort()
+        for group in (self._peers, *self._ties.values(), *self._ways.values()):
+            group.abort()
+
+    def _groups(self) -> list[Any]:
+        return [self._all]
 
     def blank(self, message: Message) -> Tensor:
         return super().blank(message).to(self._device)

@@ -2,13 +2,15 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import refuse_unwritable, write_text
+from recycle.core.plan import Plan
 from recycle.core.record import (
     CHECKPOINTS,
     PLAN,
@@ -27,41 +29,62 @@ from recycle.core.record import (
 from recycle.runtime.books import Trained
 from recycle.runtime.checkpoint import Checkpoint, Checkpoints, latest
 from recycle.runtime.checkpoint.files import find
-from recycle.runtime.job import Job, Saving
+from recycle.runtime.job import Saving
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Where a run is to be recorded and how often saved; under which name, with which texts beside it; anew, or going on."""
+
+    folder: Path
+    every: int = 0
+    keep: int = 2
+    resume: bool = False
+    name: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def saving(self) -> Saving:
+        return Saving(self.folder / CHECKPOINTS, self.every, self.keep)
 
 
 class RunFolder:
-    """A context in which a run is recorded. `resumed` is where it goes on; `gone_us` and `losses` are of what it has done."""
+    """A context in which a run is recorded. `resumed` is where it goes on; `gone_us` and `losses` are of what it has done.
 
-    def __init__(
-        self, folder: Path, job: Job, every: int, keep: int, resume: bool, name: str, files: Mapping[str, str] | None = None
-    ) -> None:
+    `before` is what somebody else has written of this very run, None if nobody did.
+    """
+
+    def __init__(self, plot: Plot, plan: Plan, fingerprint: Mapping[str, Any], num_steps: int, is_again: bool = False) -> None:
+        """With `is_again`, somebody else was writing this very run, and is gone: nothing of it is lost."""
+        folder, resume, name = plot.folder, plot.resume, plot.name
         refuse_unwritable(folder / SUMMARY)
         self.folder = folder
-        self.saving = Saving(folder / CHECKPOINTS, every, keep)
+        self.saving = plot.saving
         self.resumed: Checkpoint | None = None
         self.warnings: list[str] = []
         self.gone_us = 0
         self.losses: list[float] = []
         before: list[Event] = [Started("train", name)]
-        if resume:
-            self.resumed, self.warnings = latest(self.saving.folder, job.fingerprint())
-            if self.resumed.num_steps > job.settings.num_steps:
+        self.before: list[Event] | None = None
+        if is_again:
+            self.before = before = list(read_record(folder / RECORD))
+        elif resume:
+            self.resumed, self.warnings = latest(self.saving.folder, fingerprint)
+            if self.resumed.num_steps > num_steps:
                 raise UserError(
-                    f"{folder} has done {self.resumed.num_steps} steps, more than the {job.settings.num_steps} to be done: "
+                    f"{folder} has done {self.resumed.num_steps} steps, more than the {num_steps} to be done: "
                     "ask for at least as many"
                 )
             before = list(led_to(self.resumed.num_steps, read_record(folder / RECORD)))
-            if _text_of(folder / PLAN) != job.plan.dumps():
+            if _text_of(folder / PLAN) != plan.dumps():
                 before.append(Started("train", name))  # by another plan from here on
             self.gone_us = max((event.end_us for event in before if isinstance(event, Spell)), default=0)
-            steps = (event for event in before if isinstance(event, Stepped))
-            self.losses = [step.loss if step.loss is not None else math.nan for step in steps]
+            self.losses = _losses(before)
         elif find(self.saving.folder):
             raise FileProblem(f"{folder} holds the checkpoints of another run: resume it, or name another folder")
         # First, because it makes room: what an unfinished checkpoint left is removed.
-        self.checkpoints = Checkpoints(self.saving.folder, len(job.stages), keep, job.fingerprint())
-        for file, text in {PLAN: job.plan.dumps(), **(files or {})}.items():
+        self.checkpoints = Checkpoints(self.saving.folder, plan.problem.shape.num_stages, self.saving.keep, fingerprint)
+        for file, text in {PLAN: plan.dumps(), **plot.files}.items():
             write_text(folder / file, text)
         self._record: RecordWriter | None = RecordWriter(folder / RECORD, before)
 
@@ -84,6 +107,10 @@ class RunFolder:
             return f"{self.folder / RECORD} ends here, but training goes on: {problem.strerror or problem}"
         return None
 
+    def newest(self) -> int:
+        """After how many steps the newest whole checkpoint was made; 0 if there is none, which is how training began."""
+        return max(find(self.saving.folder), default=0)
+
     def close(self, trained: Trained) -> str | None:
         """Write what the run came to; return a sentence if that fails."""
         try:
@@ -93,11 +120,23 @@ class RunFolder:
         return None
 
 
+def _losses(events: Iterable[Event]) -> list[float]:
+    """The loss of every step; one that was done again after a checkpoint was loaded counts as it came out last."""
+    found: dict[int, float] = {}
+    for event in events:
+        if isinstance(event, Stepped):
+            found = {number: loss for number, loss in found.items() if number < event.iteration}
+            found[event.iteration] = event.loss if event.loss is not None else math.nan
+    return list(found.values())
+
+
 def led_to(num_steps: int, events: Iterator[Event]) -> Iterator[Event]:
     """What of a record led to its first `num_steps` steps; what came after was in vain, since it is to be done again."""
     is_lost = False
     for event in events:
         match event:
+            case OpRan(is_in_vain=True) if event.iteration >= num_steps:
+                pass  # it says nothing of the steps before: a slow worker may tell of those later
             case OpRan() | Stepped() if event.iteration >= num_steps:
                 is_lost = True
             case Spell(state="train") if is_lost:

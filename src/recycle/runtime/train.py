@@ -4,7 +4,6 @@ A run folder holds `plan.json`, `record.jsonl` (which grows while the run goes o
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from recycle.core.cluster import Worker
+from recycle.control.membership import DEFAULT_LEASE_S
 from recycle.core.errors import Uncuttable, UserError
 from recycle.core.plan import Plan
-from recycle.core.profile import StageProfile
+from recycle.core.plan_source import PlanSource
 from recycle.core.record import Event
+from recycle.core.script import NOTHING, Script
+from recycle.core.trace import Trace
 from recycle.runtime.batches import Batches
 from recycle.runtime.batches import Samples as Dataset
-from recycle.runtime.books import Books, Trained
-from recycle.runtime.executor import now_us
+from recycle.runtime.books import Trained
 from recycle.runtime.job import Job, Settings
-from recycle.runtime.launch import launch
-from recycle.runtime.measure import measure_bytes
-from recycle.runtime.memory import planned_peak_bytes
-from recycle.runtime.run_folder import RunFolder
+from recycle.runtime.launch import Failures, launch
+from recycle.runtime.run_folder import Plot
 from recycle.runtime.stage import Loss
 from recycle.runtime.step import MakeOptimizer, Schedule, constant
 
@@ -70,6 +68,10 @@ def train(
     about: Mapping[str, Any] | None = None,
     files: Mapping[str, str] | None = None,
     watch: Watch = lambda event: None,
+    plans: PlanSource | None = None,
+    script: Script = NOTHING,
+    trace: Trace | None = None,
+    lease_s: float = DEFAULT_LEASE_S,
 ) -> Trained:
     """Train until `steps` steps are done, with a process for every live worker of `plan`, and return what came of it.
 
@@ -81,36 +83,52 @@ def train(
     With `out`, a folder, the run is recorded there, and saved every `checkpoint_every` steps and at the end; with `resume`, it
     goes on from its last whole checkpoint. `about` is what else a run must have in common with the one that it goes on from,
     `files` are texts to put beside the record. `watch` gets every event of the record as it happens.
+
+    With `plans`, a death while it runs is survived: the source is asked for a plan without the dead, such as `recycle.Planner`.
+    Without, it ends the run. A worker that is silent for `lease_s` counts as dead. `script` and `trace` are failures on purpose.
     """
-    settings = Settings(steps, seed, exact, max_norm, sums, autocast, device)
-    job = Job(plan, stages, Batches(dataset, plan.problem.shape, samples, seed), loss, optimizer, settings, schedule, about or {})
+    job = make_job(
+        plan,
+        stages,
+        dataset,
+        loss,
+        optimizer,
+        steps=steps,
+        samples=samples,
+        seed=seed,
+        exact=exact,
+        max_norm=max_norm,
+        schedule=schedule,
+        sums=sums,
+        autocast=autocast,
+        device=device,
+        about=about,
+    )
     if resume and out is None:
         raise UserError("resume goes on in a run folder: name it with out")
-    begin_us, parcels, bytes_of = now_us(), job.parcels(), planned_bytes(job)
-    num_samples = plan.problem.shape.num_chains * samples
-    if out is None:
-        books = Books(plan, num_samples, bytes_of, watch, None, begin_us)
-        return books.trained(steps, launch(job, books.hear, port=port, parcels=parcels))
-    with RunFolder(Path(out), job, checkpoint_every, keep, resume, name, files) as run:
-
-        def write(event: Event) -> None:
-            problem = run.write(event)
-            watch(event)
-            if problem is not None:
-                books.warn(problem)
-
-        books = Books(plan, num_samples, bytes_of, write, run.checkpoints, begin_us, run.gone_us, run.losses)
-        for warning in run.warnings:
-            books.warn(warning)
-        trained = books.trained(steps, launch(job, books.hear, run.saving, run.resumed, port, parcels))
-        if problem := run.close(trained):
-            books.warn(problem)
-            trained = replace(trained, warnings=(*trained.warnings, problem))
-    return trained
+    plot = Plot(Path(out), checkpoint_every, keep, resume, name, files or {}) if out is not None else None
+    return launch(job, watch, plot, Failures(plans, script, trace, lease_s), port)
 
 
-def planned_bytes(job: Job) -> dict[Worker, int]:
-    """The most bytes of activations that each worker should hold, by the plan's memory model and one measured micro-batch."""
-    costs = measure_bytes(job.stages, job.samples, job.loss, job.settings.autocast, job.settings.device)
-    profiles = [StageProfile(1, 1, 1, 2, activation_bytes=activation, weight_held_bytes=held) for activation, held, _ in costs]
-    return {row.worker: planned_peak_bytes(row, profiles[row.worker.stage]) for row in job.plan.rows}
+def make_job(
+    plan: Plan,
+    stages: Sequence[nn.Module],
+    dataset: Dataset,
+    loss: Loss,
+    optimizer: MakeOptimizer,
+    *,
+    steps: int,
+    samples: int = 1,
+    seed: int = 0,
+    exact: bool = False,
+    max_norm: float | None = None,
+    schedule: Schedule = constant,
+    sums: torch.dtype = torch.float32,
+    autocast: torch.dtype | None = None,
+    device: str = "cpu",
+    about: Mapping[str, Any] | None = None,
+) -> Job:
+    """The job that `train` trains."""
+    settings = Settings(steps, seed, exact, max_norm, sums, autocast, device)
+    batches = Batches(dataset, plan.problem.shape, samples, seed)
+    return Job(plan, stages, batches, loss, optimizer, settings, schedule, about or {})

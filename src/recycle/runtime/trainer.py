@@ -1,28 +1,27 @@
-"""The trainer: iterations of one worker, one after the other, with a step that may be taken back between them.
+"""The trainer: iterations of one worker in one epoch, one after the other, with a step that may be taken back between them.
 
 A synchronous worker waits for the verdict on a step before it steps. A staggered one steps at once as if nothing had to be
 scaled, plays the warm-up of its next iteration, and hears the verdict then. If it was wrong, it takes the step back, does the
-right one, and begins the iteration again. All workers hear the same verdict, so that all begin again or none.
+right one, and begins the iteration again. All workers hear the same ballot, so that all begin again or none. The ballot also says
+whether somebody wants a pause, so that all pause at the same iteration.
 
 After a step that had to be scaled the next one probably must be, too: it is not guessed, but waited for.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from recycle.control.messages import Ballot
 from recycle.core.cluster import Shape
 from recycle.core.record import OPTIMIZER, REDUCE
 from recycle.runtime.executor import Executor, Span, now_us
+from recycle.runtime.footing import Footing, Report
 from recycle.runtime.links import Address, GlooLinks
-from recycle.runtime.step import Stepper, Verdict, judge, norm_squared
-from recycle.runtime.ties import Tie, counted_elsewhere
-
-Report = Callable[[int, Mapping[int, float], Sequence[Span], Verdict], None]
-"""What is called when an iteration is applied for good, with its number, losses, spans and verdict."""
+from recycle.runtime.ties import Tie
 
 _GUESSED_SCALE = 1.0
 # Every iteration holds the same: what it is can be measured in the first ones, at no cost for the others.
@@ -30,63 +29,71 @@ _METERED_ITERATIONS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Ballot:
-    """A step whose verdict is on its way: every stage's sum of squares, as soon as `work` is done."""
+class _Vote:
+    """A ballot on its way: every stage's sum of squares, every chain's loss, and who wants a pause, when `work` is done."""
 
     iteration: int
-    norms: Tensor
+    values: Tensor
     work: Any
-    losses: Mapping[int, float]
-    spans: Sequence[Span]
 
 
 class Trainer:
-    """One worker's iterations."""
+    """One worker's iterations. Any thread may set `wants_pause`: then all stop together, soon, between two iterations."""
 
     def __init__(
         self,
         executor: Executor,
         links: GlooLinks,
-        stepper: Stepper,
+        footing: Footing,
         address: Address,
         shape: Shape,
         ties: Sequence[Tie],
         warm_up: int,
         is_staggered: bool,
-        max_norm: float | None,
     ) -> None:
-        self.executor, self.stepper = executor, stepper
-        self._links, self._address, self._shape, self._max_norm = links, address, shape, max_norm
-        stage = executor.stage
+        self.executor, self.footing = executor, footing
+        self.wants_pause = False
+        self.spans: list[Span] = []
+        self._links, self._address, self._shape = links, address, shape
         self._ties = [tie for tie in ties if address.worker.stage in tie.stages]
-        elsewhere = counted_elsewhere(ties, address.worker.stage, stage.module)
-        self._counts = [id(parameter) not in elsewhere for parameter in stage.parameters()]
         self._warm_up, self._is_staggered, self._was_scaled = warm_up, is_staggered, False
+        self._vote: _Vote | None = None
         self.activation_bytes = 0
 
-    def train(self, first: int, num_steps: int, report: Report) -> None:
-        """Play iterations `first` to before `num_steps`; `report` is called for each when it cannot be taken back any more."""
-        ballot: _Ballot | None = None
+    def train(self, num_steps: int, report: Report) -> bool:
+        """Play iterations until the weights have `num_steps` steps, and return True; or False if it paused before.
+
+        `report` is called for each iteration when it cannot be taken back any more.
+        """
+        first = self.footing.num_steps
         for iteration in range(first, num_steps):
             self.executor.losses.clear()
             spans: list[Span] = []
-            if ballot is not None:
-                spans += self.executor.play(iteration, 0, self._warm_up, is_guess=True)
-                if not self._confirm(ballot, report):
-                    spans = [replace(span, is_in_vain=True) for span in spans]
+            self.spans = spans
+            if self._vote is not None:
+                self.executor.play(iteration, 0, self._warm_up, spans, is_guess=True)
+                was_right, is_pause = self._hear(report)
+                if is_pause:
+                    self.executor.begin_again()
+                    return False
+                if not was_right:
+                    spans[:] = [replace(span, is_in_vain=True) for span in spans]
                     self._begin_again()
                 elif self.executor.doubt is not None:
                     raise self.executor.doubt
             played = sum(not span.is_in_vain for span in spans)
-            spans += self.executor.play(iteration, played, len(self.executor.turns))
-            ballot = self._finish(iteration, spans, report)
+            self.executor.play(iteration, played, len(self.executor.turns), spans)
+            if self._finish(iteration, spans, report):
+                return False
             self._links.round += 1
             if iteration + 1 - first == _METERED_ITERATIONS:
                 self._read_meter()
         self._read_meter()
-        if ballot is not None:
-            self._confirm(ballot, report)
+        self.spans = []
+        if self._vote is not None:
+            self._hear(report)
         self._links.settle()
+        return True
 
     def _read_meter(self) -> None:
         """Keep what the stage held at most, and measure no more."""
@@ -94,56 +101,60 @@ class Trainer:
             self.activation_bytes = self.executor.stage.meter.peak_bytes
             self.executor.stage.meter = None
 
-    def _finish(self, iteration: int, spans: list[Span], report: Report) -> _Ballot | None:
-        """Reduce and step; return the ballot if its verdict was not waited for."""
+    def _finish(self, iteration: int, spans: list[Span], report: Report) -> bool:
+        """Reduce and step; return whether all pause now. A staggered worker hears that later, with the verdict."""
         start, sums = now_us(), self.executor.stage.sums
+        self.executor.reached(iteration, REDUCE)
         self._links.add_over_peers(sums.flat)
         for tie in self._ties:
             parameter = tie.parameter(self._address.worker.stage, self.executor.stage.module)
             self._links.add_over_tie(tie, sums.of(parameter))
+        self.footing.hold(iteration, self.executor.losses, spans)
+        self.spans = []  # from now on they belong to what is held
         spans.append(Span(REDUCE, start, now_us()))
-        means = sums.means(self._shape.num_chains)
-        ballot = self._call(iteration, means, spans)
+        self._put_in(iteration)
         if self._is_staggered and not self._was_scaled:
-            self._step(iteration, means, _GUESSED_SCALE, spans)
-            return ballot
-        verdict = self._verdict(ballot)
-        self._step(iteration, means, verdict.scale, spans)
-        self._done(ballot, verdict, report)
-        return None
+            self._apply(_GUESSED_SCALE, spans)
+            self.executor.reached(iteration, OPTIMIZER)
+            return False
+        ballot, is_pause = self._counted()
+        self._apply(self.footing.judge(ballot).scale, spans)
+        self.executor.reached(iteration, OPTIMIZER)
+        self._confirm(ballot, report)
+        return is_pause
 
-    def _call(self, iteration: int, means: Sequence[Tensor | None], spans: Sequence[Span]) -> _Ballot:
-        """Put in what this stage has to say about the step; the first live peer of each speaks for it."""
-        norms = torch.zeros(self._shape.num_stages, dtype=torch.float64)
+    def _put_in(self, iteration: int) -> None:
+        """Say what this worker has to say about the step; the first live peer of a stage speaks for it."""
+        values = torch.zeros(self._shape.num_stages + self._shape.num_chains + 1, dtype=torch.float64)
         if self._address.is_first_peer:
-            own = [mean for mean, counts in zip(means, self._counts, strict=True) if counts]
-            norms[self._address.worker.stage] = norm_squared(own)
-        work = self._links.start_adding_over_all(norms)
-        return _Ballot(iteration, norms, work, dict(self.executor.losses), spans)
+            values[self._address.worker.stage] = self.footing.norm_squared()
+        for chain, loss in self.executor.losses.items():
+            values[self._shape.num_stages + chain] = loss
+        values[-1] = float(self.wants_pause)
+        self._vote = _Vote(iteration, values, self._links.start_adding_over_all(values))
 
-    def _verdict(self, ballot: _Ballot) -> Verdict:
-        ballot.work.wait()
-        return judge(ballot.norms.tolist(), self._max_norm)
+    def _counted(self) -> tuple[Ballot, bool]:
+        """Wait for the whole ballot: it, and whether somebody wants a pause."""
+        vote = self._vote
+        assert vote is not None
+        self._links.wait(vote.work)
+        self._vote = None
+        *values, pause = vote.values.tolist()
+        num_stages = self._shape.num_stages
+        return Ballot(vote.iteration, tuple(values[:num_stages]), tuple(values[num_stages:])), pause > 0
 
-    def _confirm(self, ballot: _Ballot, report: Report) -> bool:
-        """Hear the verdict on a step that was guessed, and set the step right; return whether the guess was right."""
-        verdict = self._verdict(ballot)
-        is_right = verdict.scale == _GUESSED_SCALE
-        if not is_right:
-            self.stepper.take_back()
-            means = self.executor.stage.sums.means(self._shape.num_chains)
-            self.stepper.step(ballot.iteration, means, verdict.scale)
-        self._done(ballot, verdict, report)
-        return is_right
+    def _hear(self, report: Report) -> tuple[bool, bool]:
+        """Hear the verdict on a step that was guessed, and set the step right: whether it was right, and whether all pause."""
+        ballot, is_pause = self._counted()
+        return self._confirm(ballot, report), is_pause
 
-    def _done(self, ballot: _Ballot, verdict: Verdict, report: Report) -> None:
-        self._was_scaled = verdict.scale not in (None, _GUESSED_SCALE)
-        self.executor.stage.sums.clear()
-        report(ballot.iteration, ballot.losses, ballot.spans, verdict)
+    def _confirm(self, ballot: Ballot, report: Report) -> bool:
+        self._was_scaled = self.footing.judge(ballot).scale not in (None, _GUESSED_SCALE)
+        return self.footing.confirm(ballot, report)
 
-    def _step(self, iteration: int, means: Sequence[Tensor | None], scale: float | None, spans: list[Span]) -> None:
+    def _apply(self, scale: float | None, spans: list[Span]) -> None:
         start = now_us()
-        self.stepper.step(iteration, means, scale)
+        self.footing.apply(scale)
         spans.append(Span(OPTIMIZER, start, now_us()))
 
     def _begin_again(self) -> None:

@@ -1,177 +1,339 @@
-"""A worker process: it gets its turns and its stage, plays iterations, reduces with its peers, steps, and tells what it did."""
+"""A worker process: it joins a job, plays its row in one epoch after the other, and tells what it did.
+
+Its control thread hears the coordinator whatever the main thread does, and cuts the links when an epoch is over; the main thread
+then says where it stands, and waits for the next epoch.
+"""
 
 import os
 import pickle
 import resource
 import signal
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
-from threading import Lock
+from queue import SimpleQueue
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
 
-from recycle.core.cluster import Shape, Worker
+from recycle.control.client import Client, Door, TurnedAway
+from recycle.control.messages import Begun, End, Go, Message, Pause, Renew, Share, Stop, Stopped, Welcome
+from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.parent import end_with_parent
-from recycle.runtime.checkpoint import Checkpoint, StageNotSaved, StageSaved, StageWriter, load_stage
+from recycle.core.plan import Plan
+from recycle.core.script import CHECKPOINT, Injection
+from recycle.runtime import transfer
+from recycle.runtime.checkpoint import StageWriter, load_stage
+from recycle.runtime.checkpoint.files import read_checkpoint, step_folder
 from recycle.runtime.digest import digest
-from recycle.runtime.executor import Executor, Samples, Span, now_us
-from recycle.runtime.gradients import make_sums
-from recycle.runtime.job import Saving, Settings
-from recycle.runtime.links import Address, GlooLinks, Parcel
+from recycle.runtime.executor import Span, now_us
+from recycle.runtime.footing import Footing
+from recycle.runtime.inject import Injector
+from recycle.runtime.kit import Kit
+from recycle.runtime.links import Address, GlooLinks, LinksBroken
 from recycle.runtime.memory import Meter
 from recycle.runtime.nccl_links import NcclLinks
-from recycle.runtime.stage import Loss, Stage
-from recycle.runtime.step import MakeOptimizer, Schedule, Stepper, Verdict
-from recycle.runtime.ties import Tie
+from recycle.runtime.rendezvous import Rendezvous
+from recycle.runtime.seat import make_footing, make_trainer, part_of
+from recycle.runtime.step import Verdict
+from recycle.runtime.told import Applied, Finished, LastWords, Told, Undone, to_json
 from recycle.runtime.trainer import Trainer
 from recycle.runtime.turns import Turn
 
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """What one worker needs to take part: its turns, its stage, and where the others are."""
-
-    address: Address
-    shape: Shape
-    turns: Sequence[Turn]
-    warm_up: int
-    is_staggered: bool
-    parcels: Mapping[int, Parcel]
-    ties: Sequence[Tie]
-    module: nn.Module
-    samples: Samples
-    loss: Loss
-    make_optimizer: MakeOptimizer
-    schedule: Schedule
-    settings: Settings
-    store_port: int
-    saving: Saving | None = None
-    resumed: Checkpoint | None = None
-
-    @property
-    def worker(self) -> Worker:
-        return self.address.worker
+_JOIN_S = 60.0
+_LAST_WORDS_S = 5.0
+MakeKit = Callable[[Mapping[str, Any]], Kit]
+"""From what the coordinator says of the job to what a worker needs for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """A worker has applied an iteration for good: its losses by chain (last stage only), its spans, the verdict."""
-
-    worker: Worker
-    iteration: int
-    losses: Mapping[int, float]
-    spans: Sequence[Span]
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A worker has done all its steps: the digest of its weights, and what it held at most."""
-
-    worker: Worker
-    digest: str
-    peak_bytes: int
-    activation_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class LastWords:
-    """A worker cannot go on, and why: the error itself if it is one of the user's."""
-
-    worker: Worker
-    at_us: int
-    text: str
-    problem: UserError | None
-
-
-Told = Applied | Finished | LastWords | StageSaved | StageNotSaved
-
-
-def work(name: str, packed: bytes, mouth: Connection) -> None:
-    """Train by a packed assignment to the end, or say why not. It ends with its parent whatever happens."""
+def work(packed: bytes, door: Door, seat: str, injections: Sequence[Injection] = ()) -> None:
+    """Take part in a job to its end, as a process of a launcher. It ends with its parent whatever happens."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells everybody; the launcher ends its workers
     end_with_parent()
+    kit: Kit = pickle.loads(packed)
+    join(door, seat, lambda about: kit, injections)
+
+
+def join(door: Door, seat: str, make_kit: MakeKit, injections: Sequence[Injection] = ()) -> None:
+    """Take part in a job to its end."""
     torch.set_num_threads(1)
-    lock = Lock()
-
-    def tell(told: Told) -> None:
-        with lock:  # checkpoints are told of by the thread that writes them
-            mouth.send(told)
-
-    try:
-        _train(pickle.loads(packed), tell)
-    except UserError as problem:
-        tell(LastWords(Worker.parse(name), now_us(), str(problem), problem))
-        raise SystemExit(1) from None
-    except Exception:
-        tell(LastWords(Worker.parse(name), now_us(), traceback.format_exc(), None))
-        raise SystemExit(1) from None
+    _Session(door, seat, make_kit, injections).run()
 
 
-def _train(given: Assignment, tell: Callable[[Told], None]) -> None:
-    settings, worker = given.settings, given.worker
-    timeout = timedelta(seconds=settings.timeout_s)
-    device = _device(given)
-    module = given.module.to(device)
-    store = dist.TCPStore("127.0.0.1", given.store_port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
-    common = store, given.address, given.parcels, given.shape.num_chains, given.ties, timeout
-    links = NcclLinks(*common, given.turns, device) if _has_own_gpu(given) else GlooLinks(*common)
-    trainer = make_trainer(given, module, links, device)
-    writer = StageWriter(given.saving.folder, worker.stage, tell) if given.saving and given.address.is_first_peer else None
-    first = 0
-    if given.resumed is not None:
-        load_stage(given.resumed, worker.stage, module, trainer.stepper.optimizer)
-        first = given.resumed.num_steps
+class _Session:
+    """One process's part in a job."""
 
-    def applied(iteration: int, losses: Mapping[int, float], spans: Sequence[Span], verdict: Verdict) -> None:
-        tell(Applied(worker, iteration, losses, spans, verdict))
-        if writer is not None and given.saving is not None and given.saving.is_due(iteration + 1, settings.num_steps):
-            writer.save(iteration + 1, module, trainer.stepper.optimizer, is_last=iteration + 1 == settings.num_steps)
+    def __init__(self, door: Door, seat: str, make_kit: MakeKit, injections: Sequence[Injection]) -> None:
+        self._make_kit = make_kit
+        self._kit: Kit
+        self._inbox: SimpleQueue[Message | TurnedAway] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._rendezvous: Rendezvous | None = None
+        self._links: GlooLinks | None = None
+        self._trainer: Trainer | None = None
+        self._epoch = self._over = self._paused = self._answered = -1
+        self._stopped: Stopped | None = None
+        self._finished: Finished | None = None
+        self._footing: Footing | None = None
+        self._has_state = False
+        self._seat = Worker.parse(seat) if seat else None
+        self._saves = False
+        self._writer: StageWriter | None = None
+        self._injections = injections
+        self._injector: Injector
+        self._client = Client(door, seat, self._hear, lambda reason: self._inbox.put(TurnedAway(reason)), self._pulse)
 
-    trainer.train(first, settings.num_steps, applied)
-    if writer is not None:
-        writer.wait()
-    tell(Finished(worker, digest(module), _peak_bytes(settings.device), trainer.activation_bytes))
+    def run(self) -> None:
+        try:
+            welcome = self._join()
+            self._kit = self._make_kit(welcome.about)
+            self._injector = Injector(self._injections, self._kit.deaths)
+            self._follow()
+        except TurnedAway as problem:
+            raise SystemExit(f"this worker was turned away: {problem}") from None
+        except UserError as problem:
+            self._say(str(problem), problem)
+        except Exception:
+            self._say(traceback.format_exc(), None)
+        finally:
+            self._client.close()
 
+    def _join(self) -> Welcome:
+        try:
+            return self._client.join(_JOIN_S)
+        except OSError as problem:
+            raise TurnedAway(f"nobody answers there ({problem.strerror or problem}): start the coordinator first") from None
 
-def make_trainer(given: Assignment, module: nn.Module, links: GlooLinks, device: torch.device | None = None) -> Trainer:
-    """The trainer of a worker, with its own copy of the module on `device`, and its links."""
-    settings, worker, shape = given.settings, given.worker, given.shape
-    sums = make_sums(module.parameters(), shape.num_chains, settings.is_exact, settings.sum_dtype, device)
-    loss = given.loss if worker.stage == shape.num_stages - 1 else None
-    stage = Stage(module, sums, worker.stage, loss, Meter(module), settings.autocast, device)
-    executor = Executor(worker, given.turns, shape.num_stages, stage, links, given.samples, settings.seed)
-    stepper = Stepper(stage.parameters(), given.make_optimizer, given.schedule)
-    return Trainer(
-        executor, links, stepper, given.address, shape, given.ties, given.warm_up, given.is_staggered, settings.max_norm
-    )
+    def _say(self, text: str, problem: UserError | None) -> None:
+        """Last words."""
+        self._tell(LastWords(self._seat or Worker(0, 0), now_us(), text, problem))
+        self._client.wait_until_heard(_LAST_WORDS_S)
+        raise SystemExit(1)
 
+    def _follow(self) -> None:
+        """Do what the coordinator says, until it says that there is nothing more to do."""
+        while True:
+            match message := self._inbox.get():
+                case Go():
+                    self._play(message)
+                case Stop(epoch=epoch) if epoch > self._answered:
+                    self._answer(epoch, "it was asked to")
+                case End():
+                    self._client.wait_until_heard(_LAST_WORDS_S)
+                    return
+                case TurnedAway():
+                    raise message
 
-def _device(given: Assignment) -> torch.device:
-    """Where the worker computes. Workers share the GPUs that there are; a sum is exact only if every kernel is repeatable."""
-    if given.settings.device != "cuda":
-        return torch.device(given.settings.device)
-    if given.settings.is_exact:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-    # autograd's own thread has no context at first, makes one, and says so.
-    warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
-    device = torch.device("cuda", given.address.workers.index(given.worker) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
+    # The control thread.
 
+    def _hear(self, message: Message) -> None:
+        """Take in what the coordinator says."""
+        match message:
+            case Go(epoch=epoch):
+                with self._lock:
+                    self._epoch = self._client.epoch = epoch
+                    self._stopped = self._finished = None
+                    self._rendezvous = Rendezvous(lambda key, value: self._client.send(Share(epoch, key, value)))
+                self._inbox.put(message)
+            case Share(epoch=epoch) if epoch == self._epoch:
+                assert self._rendezvous is not None
+                self._rendezvous.hear(message.key, message.value)
+            case Pause(epoch=epoch):
+                with self._lock:
+                    self._paused = max(self._paused, epoch)
+                    if self._trainer is not None:
+                        self._trainer.wants_pause = True
+            case Welcome():  # maybe of another coordinator, which does not know
+                if self._stopped is not None:
+                    self._client.send(self._stopped)
+                elif self._finished is not None:
+                    self._client.tell(to_json(self._finished))
+            case Stop(epoch=epoch):
+                with self._lock:
+                    self._over = max(self._over, epoch)
+                    rendezvous, links = self._rendezvous, self._links
+                if rendezvous is not None:
+                    rendezvous.abort()
+                if links is not None:
+                    links.abort()
+                self._inbox.put(message)
+            case End():
+                self._inbox.put(message)
+            case _:
+                pass
 
-def _has_own_gpu(given: Assignment) -> bool:
-    """NCCL refuses two workers on one GPU."""
-    return given.settings.device == "cuda" and 1 < len(given.address.workers) <= torch.cuda.device_count()
+    def _pulse(self) -> Renew:
+        trainer, footing = self._trainer, self._footing
+        since_us = trainer.executor.busy_since_us if trainer is not None else 0
+        return Renew(footing.num_steps if footing is not None else 0, now_us() - since_us if since_us else 0)
+
+    # The main thread.
+
+    def _tell(self, told: Told) -> None:
+        self._client.tell(to_json(told))
+
+    def _play(self, go: Go) -> None:
+        """One epoch, from settling what was before it to its end."""
+        begin_us = now_us()
+        reason = "all paused"
+        try:
+            if go.epoch > 1:
+                self._injector.recovering(go.iteration)
+            address, plan = self._take_seat(go)
+            trainer = self._gather(go, address, plan)
+            regrouped_us = now_us()
+            self._copy_state(go)
+            trainer.executor.stage.meter = Meter(trainer.executor.stage.module)
+            self._client.send(Begun(go.epoch, regrouped_us - begin_us, now_us() - regrouped_us))
+            with self._lock:
+                self._trainer = trainer
+                trainer.wants_pause = self._paused >= go.epoch
+            if trainer.train(self._kit.settings.num_steps, self._applied):
+                self._finish(go, trainer)
+                return
+        except LinksBroken as problem:
+            reason = str(problem)
+        self._answer(go.epoch, reason)
+
+    def _answer(self, epoch: int, reason: str) -> None:
+        """Leave an epoch, and say where this worker stands."""
+        self._answered = epoch
+        spans: Sequence[Span] = ()
+        with self._lock:
+            links, trainer = self._links, self._trainer
+            self._links = self._trainer = None
+        if trainer is not None:
+            spans = trainer.spans
+            trainer.executor.begin_again()
+        standing = self._footing.standing() if self._footing is not None and self._has_state else None
+        if spans and standing is not None and self._seat is not None:
+            self._tell(Undone(self._seat, standing.num_steps, spans))
+        stage = self._footing.stage.number if self._footing is not None else -1
+        self._stopped = Stopped(epoch, standing, sum(span.is_op for span in spans), reason, stage)
+        self._client.send(self._stopped)
+        if links is not None:
+            links.abort()  # so that nobody waits for this one
+            links.close()
+
+    def _take_seat(self, go: Go) -> tuple[Address, Plan]:
+        """Stand where all go on, at the seat that the epoch has for this worker."""
+        seats = {number: Worker.parse(seat) for seat, number in go.seats.items()}
+        seat = seats[self._client.member]
+        is_new = self._footing is None or self._footing.stage.number != seat.stage
+        is_fresh = go.checkpoint >= 0 or (go.epoch == 1 and is_new)
+        if is_fresh or is_new or str(seat) in go.sources:
+            self._has_state = False
+            self._footing = self._begin_at(seat.stage, go.iteration)
+        assert self._footing is not None
+        if is_fresh:
+            self._load(go, seat.stage)
+            self._has_state = True
+        elif str(seat) not in go.sources:
+            self._footing.go_to(go.iteration, go.ballot, self._applied)
+        self._seat = seat
+        workers = sorted(seats.values())
+        savers = [other for other in workers if other.stage == seat.stage and str(other) not in go.sources]
+        self._saves = self._kit.saving is not None and seat == savers[0]
+        return Address(seat, workers, go.epoch), Plan.parse(go.plan)
+
+    def _begin_at(self, stage: int, num_steps: int) -> Footing:
+        """A stage as it is before the first step."""
+        if self._kit.saving is not None:
+            self._writer = StageWriter(self._kit.saving.folder, stage, self._tell)
+        return make_footing(self._kit, stage, num_steps, self._device())
+
+    def _load(self, go: Go, stage: int) -> None:
+        """Load what a checkpoint has of the stage, if the epoch begins with one."""
+        if go.checkpoint > 0:
+            assert self._kit.saving is not None
+            assert self._footing is not None
+            checkpoint = read_checkpoint(self._kit.saving.folder / step_folder(go.checkpoint))
+            load_stage(checkpoint, stage, self._footing.stage.module, self._footing.stepper.optimizer)
+
+    def _gather(self, go: Go, address: Address, plan: Plan) -> Trainer:
+        """Find the others, and be ready to play with them."""
+        assert self._footing is not None
+        part = part_of(plan, address.worker)
+        with self._lock:
+            self._refuse_over(go)
+            rendezvous = self._rendezvous
+        links = self._make_links(rendezvous, address, part.turns)
+        with self._lock:
+            self._links = links
+            self._refuse_over(go)
+        self._injector.play(part.turns)
+        return make_trainer(self._kit, part, address, self._footing, links, self._injector.reached)
+
+    def _refuse_over(self, go: Go) -> None:
+        if self._over >= go.epoch:
+            raise LinksBroken("the epoch was over before it began")
+
+    def _make_links(self, store: Any, address: Address, turns: Sequence[Turn]) -> GlooLinks:
+        kit, host = self._kit, self._client.own_address
+        timeout = timedelta(seconds=kit.settings.timeout_s)
+        common = store, address, kit.parcels, kit.shape.num_chains, kit.ties, timeout
+        return NcclLinks(*common, turns, self._device(), host) if self._has_own_gpu(address) else GlooLinks(*common, host)
+
+    def _copy_state(self, go: Go) -> None:
+        """Give the state of the stage to whoever is to get it from here, or get it."""
+        links, footing = self._links, self._footing
+        assert links is not None
+        assert footing is not None
+        for taker, giver in sorted(go.sources.items()):
+            if giver == str(self._seat):
+                transfer.give(links, Worker.parse(taker), footing.stage.module, footing.stepper.optimizer)
+            elif taker == str(self._seat):
+                transfer.get(links, Worker.parse(giver), footing.stage.module, footing.stepper.optimizer)
+                self._has_state = True
+
+    def _applied(self, iteration: int, losses: Mapping[int, float], spans: Sequence[Span], verdict: Verdict) -> None:
+        """An iteration is applied for good."""
+        assert self._seat is not None
+        self._tell(Applied(self._seat, iteration, losses, spans, verdict))
+        saving, num_steps = self._kit.saving, self._kit.settings.num_steps
+        if self._saves and saving is not None and saving.is_due(iteration + 1, num_steps):
+            self._save(iteration + 1)
+            self._injector.reached(iteration, CHECKPOINT)
+
+    def _save(self, num_steps: int) -> None:
+        assert self._writer is not None
+        assert self._footing is not None
+        footing, is_last = self._footing, num_steps == self._kit.settings.num_steps
+        self._writer.save(num_steps, footing.stage.module, footing.stepper.optimizer, is_last=is_last)
+
+    def _finish(self, go: Go, trainer: Trainer) -> None:
+        """All steps are done: say so, and stay, since somebody may still be lost."""
+        assert self._seat is not None
+        num_steps = self._kit.settings.num_steps
+        if self._saves and go.iteration == num_steps and go.epoch > 1:
+            self._save(num_steps)  # who was to save it may be the one that is gone
+        if self._writer is not None:
+            self._writer.wait()
+        module = trainer.executor.stage.module
+        peak_bytes = _peak_bytes(self._kit.settings.device)
+        self._finished = Finished(self._seat, digest(module), peak_bytes, trainer.activation_bytes)
+        self._tell(self._finished)
+
+    def _device(self) -> torch.device:
+        """Where the worker computes. Workers share the GPUs there are; a sum is exact only if every kernel is repeatable."""
+        settings = self._kit.settings
+        if settings.device != "cuda":
+            return torch.device(settings.device)
+        if settings.is_exact:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        # autograd's own thread has no context at first, makes one, and says so.
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
+        device = torch.device("cuda", self._client.member % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
+
+    def _has_own_gpu(self, address: Address) -> bool:
+        """NCCL refuses two workers on one GPU."""
+        return self._kit.settings.device == "cuda" and 1 < len(address.workers) <= torch.cuda.device_count()
 
 
 def _peak_bytes(device: str) -> int:

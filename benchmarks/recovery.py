@@ -1,0 +1,363 @@
+"""The benchmark of recoveries: whether failures change a bit of the weights, how long they take, and what is left of them.
+
+make bench                                          every table, printed
+python benchmarks/recovery.py --only latency        one of them
+python benchmarks/recovery.py --quick               few runs, kills and minutes
+python benchmarks/recovery.py --save                also writes docs/benchmarks/<date>-recovery.md
+"""
+
+import argparse
+import datetime
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from statistics import median
+
+from recovery_cases import STAGGERED, SYNCHRONOUS, Diary, Failure, disturbed, names, saved_weights, undisturbed
+from recovery_strikes import Holdings, Rhythm, Struck, num_processes, strike_all
+from rich.console import Console
+from runtime_cases import TWELVE, Sizes
+from sheet import NO, ROOT, UNJUDGED, YES, Case, Row, Section, machine, markdown, measure
+
+QUIET_LOAD = 0.5
+LIBRARIES = ("torch", "numpy")
+ASKED_MEDIAN_MS, ASKED_WORST_MS, LEASE_MS, ASKED_AFTER_LEASE_MS = 500, 2000, 2000, 250
+MORE_ALLOWED, RSS_ALLOWED = 2, 1.10
+RUN_LIMIT_S = 240
+MIB = 2**20
+
+Setting = tuple[str, float | None]
+"""The techniques and the clipping norm."""
+# Between the norms of the first step and of most others: some are clipped, some are not.
+CLIPPING_NORM = 2.0
+CLIPPED_STAGGERED: Setting = (STAGGERED, CLIPPING_NORM)
+SETTINGS: tuple[Setting, ...] = ((STAGGERED, None), (SYNCHRONOUS, None), CLIPPED_STAGGERED, (SYNCHRONOUS, CLIPPING_NORM))
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured. What a clock or a few samples say is judged only if it is enough."""
+
+    settings: tuple[Setting, ...]
+    num_kills: int
+    num_hangs: int
+    num_soak_kills: int
+    soak_s: float
+    is_judged: bool
+
+    def judged(self, met: bool) -> str:
+        return _judged(met) if self.is_judged else UNJUDGED
+
+
+WHOLE = Effort(SETTINGS, num_kills=30, num_hangs=3, num_soak_kills=100, soak_s=900, is_judged=True)
+QUICK = Effort((CLIPPED_STAGGERED,), num_kills=3, num_hangs=1, num_soak_kills=5, soak_s=60, is_judged=False)
+
+TINY = Sizes(3, 4, 4, 32, 4, context=16)
+# Processes load for some seconds. These steps are no shorter than a sixth of one on any machine.
+LONG, PACE_S = 44, 0.02
+
+
+def failures() -> list[Failure]:
+    stages = range(TINY.stages)
+    comes_back = ("kill W1_2@3", "rejoin W1_2@4")
+    return [
+        *(Failure(f"a kill at stage {stage}", (f"kill W1_{stage}@4",)) for stage in stages),
+        Failure("at the first op of an iteration", ("kill W2_1@4:first",)),
+        Failure("at a middle op", ("kill W2_1@4",)),
+        Failure("at the last op", ("kill W2_1@4:last",)),
+        Failure("in the gradient reduction", ("kill W1_2@4:reduce",)),
+        *(Failure(f"after the step of stage {stage}", (f"kill W0_{stage}@4:step",)) for stage in stages),
+        Failure("during checkpointing", ("kill W0_1@4:checkpoint",), checkpoint_every=2),
+        Failure("four at once", ("kill W0_0@4", "kill W1_1@4", "kill W2_2@4", "kill W0_3@4")),
+        Failure("a second kill in the recovery", ("kill W1_1@4", "kill W2_2@4:recovery")),
+        Failure("a hang", ("hang W0_1@4",)),
+        Failure("a hang that wakes up", ("hang W0_1@4+4s",), LONG, PACE_S),
+        Failure("a kill and a re-join", comes_back, LONG, PACE_S),
+        Failure("a kill, a re-join, a kill again", (*comes_back, "kill W1_2@36"), LONG, PACE_S),
+        Failure("a kill of the coordinator", ("kill coordinator@4",)),
+        Failure("a kill of the coordinator in a recovery", ("kill W1_1@4", "kill coordinator@4:recovery")),
+    ]
+
+
+def exact(effort: Effort) -> list[Section]:
+    cases = tuple(Case(failure.name, partial(_exact, effort, failure)) for failure in failures())
+    about = (
+        f"`recycle.train` with `exact=True`, {_shape(TINY)}, real processes, a tiny GPT by AdamW: the number of different "
+        "`weights_sha256` over runs with this failure and runs without any, the larger one of two: without clipping, and with "
+        f"clipping to {CLIPPING_NORM:g}, each with the staggered and with the synchronous optimizer. A run counts only if its "
+        "script happened as it says: who failed in which step, how that was noticed, who came back, that there was another "
+        "coordinator; else the reason is shown. Whoever comes back does so well before the end, because samples are slow there. "
+        "Clipped are steps of each run that was to clip: some, and not all. The target is 1."
+    )
+    header = ("failure", "script", "steps", "runs", "recoveries", "clipped", "as the script says", "different weights", "met")
+    return [Section("exact", "Exactness: the same weights bit for bit, whatever fails", about, header, cases)]
+
+
+def _exact(effort: Effort, failure: Failure) -> Row:
+    num_steps = failure.num_steps
+    found: dict[float | None, set[str]] = {}
+    problem, num_recoveries, clipped = "", 0, set[int]()
+    for techniques, max_norm in effort.settings:
+        outcome = disturbed(TINY, failure, techniques, max_norm, RUN_LIMIT_S)
+        expected = undisturbed(TINY, num_steps, techniques, max_norm, RUN_LIMIT_S).weights_sha256
+        found.setdefault(max_norm, set()).update((outcome.weights_sha256, expected))
+        problem = problem or outcome.problem
+        num_recoveries += outcome.num_recoveries
+        if max_norm is not None:
+            clipped.add(outcome.num_clipped)
+    num_weights = max(map(len, found.values()))
+    met = num_weights == 1 and not problem and all(0 < num < num_steps for num in clipped)
+    counts = (str(num_steps), str(len(effort.settings)), str(num_recoveries), _few(clipped))
+    return (failure.name, ", ".join(failure.lines), *counts, problem or "all", str(num_weights), _judged(met))
+
+
+# Twelve seconds: everybody is there at first, one is struck, and is back, loaded, by the end. A hang is fenced in between.
+RHYTHM = Rhythm(cycle_s=12, earliest_s=0.5, latest_s=4, back_s=7)
+
+
+def latency(effort: Effort) -> list[Section]:
+    run = cache(partial(_struck, effort))
+    parts = ("detect", "abort", "plan", "regroup", "transfer")
+    cases = [
+        Case("kills", partial(_latency, effort, run)),
+        *(Case(part, partial(_part, run, part)) for part in parts),
+        Case("hangs", partial(_hangs, effort, run)),
+        Case("ops", partial(_redone, effort, run)),
+    ]
+    about = (
+        f"{_shown(TWELVE)}, exact mode: {effort.num_kills} workers are killed one after the other, by SIGKILL from outside at "
+        f"random moments; then {effort.num_hangs} are stopped by SIGSTOP. Each is started again some seconds later, and the next "
+        "is struck when it is back. The time of a kill is that at which the signal was sent; that of the first op of the new "
+        f"epoch is in the record. Targets: a median under {ASKED_MEDIAN_MS} ms and nothing over {ASKED_WORST_MS} ms; a stopped "
+        f"worker has been killed within its lease of {LEASE_MS} ms and {ASKED_AFTER_LEASE_MS} ms; and no more ops are done again "
+        "than an iteration has."
+    )
+    header = ("what", "unit", "times", "median", "worst", "target", "met")
+    return [Section("latency", "From a kill to the first op of the new epoch", about, header, tuple(cases))]
+
+
+def _struck(effort: Effort) -> Struck:
+    signals = [signal.SIGKILL] * effort.num_kills + [signal.SIGSTOP] * effort.num_hangs
+    strikes = RHYTHM.strikes(names(TWELVE), signals)
+    limit_s = strikes[-1].back_s + RUN_LIMIT_S
+    return strike_all(TWELVE, strikes, limit_s, _all_there, _goes_on, lease_s=LEASE_MS / 1e3)
+
+
+def _all_there(diary: Diary) -> bool:
+    return diary.num_live == len(names(TWELVE))
+
+
+def _goes_on(diary: Diary) -> bool:
+    """Whether an op was told of since the last recovery."""
+    return bool(diary.first_ops_us and diary.first_ops_us[-1])
+
+
+def _latency(effort: Effort, run: Callable[[], Struck]) -> Row:
+    times_ms = _times_ms(run())
+    is_whole = len(times_ms) == effort.num_kills and not run().problem
+    met = is_whole and median(times_ms) < ASKED_MEDIAN_MS and max(times_ms) < ASKED_WORST_MS
+    what = " until: ".join(filter(None, ("SIGKILL to the first op", run().problem)))
+    return (what, "ms", *_spread(times_ms), f"< {ASKED_MEDIAN_MS}, < {ASKED_WORST_MS}", effort.judged(met))
+
+
+def _times_ms(struck: Struck) -> list[float]:
+    return [(op_us - at_us) / 1e3 for _, at_us, _, op_us in struck.recoveries(signal.SIGKILL)]
+
+
+def _part(run: Callable[[], Struck], part: str) -> Row:
+    """One part of it. When it is noticed that somebody left is in the record, when it left is not."""
+    found = run().recoveries(signal.SIGKILL)
+    times_ms = [
+        (recovery.at_us + recovery.detect_us - at_us if part == "detect" else recovery.parts_us[part]) / 1e3
+        for _, at_us, recovery, _ in found
+    ]
+    return (f"of it: {part}", "ms", *_spread(times_ms), "none", UNJUDGED)
+
+
+def _hangs(effort: Effort, run: Callable[[], Struck]) -> Row:
+    blows = [blow for blow in run().blows if blow.kind is signal.SIGSTOP]
+    times_ms = [(blow.gone_us - blow.sent_us) / 1e3 for blow in blows]
+    asked_ms = LEASE_MS + ASKED_AFTER_LEASE_MS
+    met = len(times_ms) == effort.num_hangs and max(times_ms) <= asked_ms
+    return ("SIGSTOP until it is fenced", "ms", *_spread(times_ms), f"≤ {asked_ms}", effort.judged(met))
+
+
+def _redone(effort: Effort, run: Callable[[], Struck]) -> Row:
+    counts = [float(recovery.redone_ops) for _, _, recovery, _ in run().recoveries(signal.SIGKILL)]
+    num_ops = TWELVE.plan().num_ops
+    met = len(counts) == effort.num_kills and max(counts) <= num_ops
+    return ("done again", "ops", *_spread(counts), f"≤ {num_ops}", _judged(met))
+
+
+def _spread(numbers: Sequence[float]) -> tuple[str, str, str]:
+    """How many, the median, the worst."""
+    return (str(len(numbers)), f"{median(numbers):.0f}", f"{max(numbers):.0f}") if numbers else ("0", "–", "–")
+
+
+SAVE_EVERY, PATIENCE_S = 20, 60
+VETERAN = "W0_0"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What is held while everybody is there: the number of processes; and of those that live through the whole run."""
+
+    num_processes: int
+    holdings: dict[str, Holdings]
+
+
+@dataclass(frozen=True, slots=True)
+class Soak:
+    """A long run that was struck; the steps of its last checkpoint; the number of different weights over that and an
+    undisturbed run."""
+
+    struck: Struck
+    num_steps: int
+    num_weights: int
+    samples: tuple[Sample, ...]
+
+
+def soak(effort: Effort) -> list[Section]:
+    run = cache(partial(_soak, effort))
+    about = (
+        f"{_shown(TWELVE)}, exact mode, a checkpoint every {SAVE_EVERY} steps, in one run: {effort.num_soak_kills} kills by "
+        f"SIGKILL from outside, one in about every {_soak_rhythm(effort).cycle_s:.1f} s at a random moment, whatever the run is "
+        f"doing; the victim is started again up to a cycle later. Everybody but {VETERAN} may be hit. Left and joined are "
+        "workers. When all are back, and after the next checkpoint, the run is ended; the number of different `weights_sha256` "
+        "is over that checkpoint and an undisturbed run of as many steps. The target is that all kills were made, and 1."
+    )
+    header: Row = ("kills", "left", "joined", "minutes", "steps", "median ms", "worst ms", "ended", "different weights", "met")
+    one = Section("soak", "Kills and re-joins for long", about, header, (Case("run", partial(_soaked, effort, run)),))
+    about = (
+        "What the processes of that run hold: medians over the first and the last quarter of its samples, each taken before a "
+        f"kill with everybody there. The longest-living worker is {VETERAN}. Targets: at most {MORE_ALLOWED} more processes, "
+        f"open files, sockets and threads, and at most {RSS_ALLOWED - 1:.0%} more memory."
+    )
+    cases = [Case("processes", partial(_growth, effort, run, "the job", "processes", lambda sample: sample.num_processes))]
+    for who in ("launcher", "coordinator", VETERAN):
+        for what in ("files", "sockets", "threads", "MiB"):
+            cases.append(Case(f"{who}: {what}", partial(_growth, effort, run, who, what, partial(_held, who, what))))
+    header = ("who", "what", "samples", "first quarter", "last quarter", "target", "met")
+    return [one, Section("growth", "What grows in that run", about, header, tuple(cases))]
+
+
+def _soak_rhythm(effort: Effort) -> Rhythm:
+    cycle_s = effort.soak_s / effort.num_soak_kills
+    return Rhythm(cycle_s, earliest_s=0, latest_s=0.6 * cycle_s, back_s=0.7 * cycle_s)
+
+
+def _soak(effort: Effort) -> Soak:
+    if not Path("/proc/self/fd").is_dir():
+        raise SystemExit("the table soak reads what processes hold from /proc, which this system has not: leave it out")
+    limit_s = 2 * effort.soak_s + RUN_LIMIT_S
+    victims = [name for name in names(TWELVE) if name != VETERAN]
+    strikes = _soak_rhythm(effort).strikes(victims, [signal.SIGKILL] * effort.num_soak_kills)
+    samples = list[Sample]()
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "run"
+        ready, options = partial(_sampled, samples), {"out": folder, "checkpoint_every": SAVE_EVERY}
+        over = partial(_is_saved, strikes[-1].back_s + PATIENCE_S)
+        struck = strike_all(TWELVE, strikes, limit_s, ready, over, **options)
+        if struck.problem:
+            return Soak(struck, 0, 0, tuple(samples))
+        num_steps, weights_sha256 = saved_weights(TWELVE, folder)
+    expected = undisturbed(TWELVE, num_steps, STAGGERED, None, limit_s)
+    return Soak(struck, num_steps, len({weights_sha256, expected.weights_sha256}), tuple(samples))
+
+
+def _sampled(samples: list[Sample], diary: Diary) -> bool:
+    """Strike whatever the run is doing, but take a sample first if everybody is there."""
+    if _all_there(diary):
+        pids = {"launcher": os.getpid(), "coordinator": diary.coordinators[-1], VETERAN: diary.pids[VETERAN]}
+        samples.append(Sample(num_processes(), {who: Holdings.of(pid) for who, pid in pids.items()}))
+    return True
+
+
+def _is_saved(latest_s: float, diary: Diary) -> bool:
+    """Whether there is a checkpoint since everybody is back, or since the last change if somebody has not come by then."""
+    return (_all_there(diary) or diary.now_s > latest_s) and diary.num_saved > diary.recoveries[-1].iteration
+
+
+def _soaked(effort: Effort, run: Callable[[], Soak]) -> Row:
+    soaked = run()
+    struck, diary = soaked.struck, soaked.struck.diary
+    num_kills = len(struck.blows)
+    met = num_kills == effort.num_soak_kills and diary.num_left >= num_kills and soaked.num_weights == 1
+    minutes = f"{(diary.last_step_us - diary.begin_us) / 60e6:.1f}"
+    counts = (str(num_kills), str(diary.num_left), str(diary.num_joined), minutes, str(soaked.num_steps))
+    times = _spread(_times_ms(struck))[1:]
+    return (*counts, *times, struck.problem or "as asked", str(soaked.num_weights), _judged(met))
+
+
+def _held(who: str, what: str, sample: Sample) -> float:
+    held = sample.holdings[who]
+    return {"files": held.num_files, "sockets": held.num_sockets, "threads": held.num_threads, "MiB": held.rss_bytes / MIB}[what]
+
+
+def _growth(effort: Effort, run: Callable[[], Soak], who: str, what: str, number: Callable[[Sample], float]) -> Row:
+    numbers = [number(sample) for sample in run().samples]
+    if not numbers:
+        return (who, what, "0", "–", "–", "–", effort.judged(False))
+    quarter = max(1, len(numbers) // 4)
+    first, last = median(numbers[:quarter]), median(numbers[-quarter:])
+    most = first * RSS_ALLOWED if what == "MiB" else first + MORE_ALLOWED
+    return (who, what, str(len(numbers)), f"{first:.0f}", f"{last:.0f}", f"≤ {most:.0f}", effort.judged(last <= most))
+
+
+SECTIONS = {"exact": exact, "latency": latency, "soak": soak}
+
+
+def _shown(sizes: Sizes) -> str:
+    return f"{_shape(sizes)}, width {sizes.width}, {sizes.layers} layers, {sizes.context} bytes"
+
+
+def _shape(sizes: Sizes) -> str:
+    return f"{sizes.pipelines} × {sizes.stages} workers, {sizes.microbatches} micro-batches"
+
+
+def _few(counts: set[int]) -> str:
+    """One number if all are the same."""
+    return " or ".join(map(str, sorted(counts))) or "–"
+
+
+def _judged(met: bool) -> str:
+    return YES if met else NO
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure what failures cost, and show that they change nothing.")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="TABLE", help=f"only these: {', '.join(SECTIONS)}")
+    parser.add_argument("--quick", action="store_true", help="few runs, kills and minutes")
+    parser.add_argument("--save", action="store_true", help="keep the tables under docs/benchmarks")
+    args = parser.parse_args()
+    if args.save and args.quick:
+        parser.error("--save keeps the numbers that count: leave --quick out")
+    # Whoever ends this ends what it has started: an exit runs what cleans up, a signal's own end would not.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    console = Console(width=None if sys.stdout.isatty() else 170, highlight=False)
+    about = machine(" ".join(["python benchmarks/recovery.py", *sys.argv[1:]]), LIBRARIES)
+    for name, value in about:
+        console.print(f"{name:<13} {value}", soft_wrap=True)
+    if (load := os.getloadavg()[0]) > QUIET_LOAD:
+        console.print(f"warning: the load average is {load:.2f}, so the times below are too high", style="bold red")
+    effort = QUICK if args.quick else WHOLE
+    sections = [section for name in args.only or SECTIONS for section in SECTIONS[name](effort)]
+    results = measure(sections, console)
+    if args.save:
+        day = datetime.date.today().isoformat()
+        path = ROOT / "docs" / "benchmarks" / f"{'-'.join([day, 'recovery', *(args.only or [])])}.md"
+        path.write_text(markdown(f"Recovery benchmark, {day}", about, sections, results), encoding="utf-8")
+        console.print(f"wrote {path.relative_to(ROOT)}")
+    return int(any(row[-1] == NO for rows in results.values() for row in rows))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

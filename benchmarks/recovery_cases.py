@@ -1,0 +1,262 @@
+"""What the benchmark of recoveries trains, what it hears of a run, and failures by a script: whether they happened as it says."""
+
+import multiprocessing
+import signal
+import tempfile
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+from runtime_cases import ALL, Sizes
+from torch import Tensor
+
+import recycle
+from recycle.core.cluster import Worker
+from recycle.core.record import Changed, Event, OpRan, Recovered, Saved, Spell, Stepped
+from recycle.core.script import Action, Injection, Script
+from recycle.models.text import Text
+from recycle.planner.source import Planner
+from recycle.runtime.books import Trained
+from recycle.runtime.checkpoint import load
+from recycle.runtime.digest import digest, whole_digest
+from recycle.runtime.executor import now_us
+
+STAGGERED, SYNCHRONOUS = ALL, "adaptive,decoupled"
+# A worker is back well before the end if so many iterations are left.
+MARGIN = 3
+
+
+class Enough(Exception):
+    """Nothing more is to be learned from a run: it ends before its last step."""
+
+
+class Overdue(Exception):
+    """A run did not come to its end in time."""
+
+
+def names(sizes: Sizes) -> list[str]:
+    """Those of all workers."""
+    return [f"W{pipeline}_{stage}" for pipeline in range(sizes.pipelines) for stage in range(sizes.stages)]
+
+
+def train(
+    sizes: Sizes, num_steps: int, limit_s: float, techniques: str = STAGGERED, pace_s: float = 0.0, **options: Any
+) -> Trained:
+    """Train for real, in exact mode, surviving deaths; a sample takes at least `pace_s`. Raises Overdue after `limit_s`."""
+    plan, data = sizes.plan(techniques=techniques), Paced(sizes.context, pace_s)
+    with _limited(limit_s):
+        return sizes.train(plan, num_steps, dataset=data, exact=True, plans=Planner(plan.problem), **options)
+
+
+class Paced:
+    """Text of which every sample takes a while, so that even on a fast machine a worker is back before the steps are done."""
+
+    def __init__(self, context: int, pace_s: float) -> None:
+        self._text, self._pace_s = Text(context), pace_s
+
+    def __len__(self) -> int:
+        return len(self._text)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        if self._pace_s:
+            sleep(self._pace_s)
+        return self._text[number]
+
+
+@contextmanager
+def _limited(limit_s: float) -> Iterator[None]:
+    """Raise Overdue in the main thread if it is still inside after so long: a run that is stuck tells of nothing."""
+
+    def give_up(*_: object) -> None:
+        raise Overdue(f"it did not end within {limit_s:g} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Diary:
+    """What a run tells while it goes on, and which processes it has. Events are heard in the launcher's thread.
+
+    `scales` are those of the steps so far; `first_ops_us` the starts of the first ops after each of the `recoveries`,
+    0 if there was none yet. `zero_us` is when the run began by the machine's clock, or a little later: no event is heard before
+    it happens.
+    """
+
+    def __init__(self) -> None:
+        self.recoveries: list[Recovered] = []
+        self.first_ops_us: list[int] = []
+        self._planned_us: list[int] = []
+        self.scales: dict[int, float | None] = {}
+        self.begin_us = self.last_step_us = 0
+        self.zero_us = now_us()
+        self.num_live = self.num_left = self.num_joined = self.num_saved = 0
+        self.pids: dict[str, int] = {}
+        self.coordinators: list[int] = []
+        self.has_begun, self.is_over, self.is_enough = threading.Event(), threading.Event(), threading.Event()
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the run's first op."""
+        return (now_us() - self.zero_us - self.begin_us) / 1e6
+
+    @property
+    def num_clipped(self) -> int:
+        return sum(scale is not None and scale < 1 for scale in self.scales.values())
+
+    def hear(self, event: Event) -> None:
+        if self.is_enough.is_set():
+            raise Enough
+        match event:
+            case OpRan(start_us=start_us):
+                self._place(start_us)
+            case Spell(cause="start"):
+                self.begin_us = event.end_us
+            case Changed(joins=joins):
+                self.num_joined += joins
+                self.num_left += not joins
+            case Recovered():
+                self.recoveries.append(event)
+                self.first_ops_us.append(0)
+                self._planned_us.append(event.at_us + event.detect_us + event.abort_us + event.plan_us)
+                self.num_live = event.num_live
+                self._look_around()
+            case Saved():
+                self.num_saved = event.num_steps
+            case Stepped():
+                self.scales[event.iteration] = event.scale
+                self.last_step_us = event.at_us
+                self._look_around()
+        if (at_us := getattr(event, "at_us", None)) is not None:
+            self._set_clock(now_us() - at_us)
+
+    def _place(self, start_us: int) -> None:
+        """An op belongs to the last epoch that was planned before it; whatever ran until then had been stopped."""
+        number = bisect_right(self._planned_us, start_us) - 1
+        if number >= 0:
+            self.first_ops_us[number] = min(start_us, self.first_ops_us[number] or start_us)
+
+    def _look_around(self) -> None:
+        """Which processes there are. Only the launcher's thread asks, because asking also buries the dead."""
+        pids = {child.name: child.pid for child in multiprocessing.active_children() if child.pid is not None}
+        coordinator = pids.pop("coordinator", None)
+        if coordinator is not None and coordinator not in self.coordinators:
+            self.coordinators.append(coordinator)
+        self.pids = pids
+
+    def _set_clock(self, zero_us: int) -> None:
+        if self.has_begun.is_set():
+            self.zero_us = min(self.zero_us, zero_us)
+        else:
+            self.zero_us, self.num_live = zero_us, len(self.pids)
+            self.has_begun.set()
+
+
+def saved_weights(sizes: Sizes, folder: Path) -> tuple[int, str]:
+    """The steps of the newest checkpoint of a run, and what its `weights_sha256` would be if it had ended there."""
+    stages = sizes.gpt()
+    num_steps = load(stages, folder)
+    return num_steps, whole_digest({Worker(0, number): digest(module) for number, module in enumerate(stages)})
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A script of lines such as `kill W1_2@4:reduce`, and the run that it happens in."""
+
+    name: str
+    lines: tuple[str, ...]
+    num_steps: int = 8
+    pace_s: float = 0.0
+    checkpoint_every: int = 0
+
+    @property
+    def script(self) -> Script:
+        return Script.from_json(list(self.lines))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The weights of a run; how many of its steps were clipped; how often it recovered; what did not go as the script says."""
+
+    weights_sha256: str
+    num_clipped: int
+    num_recoveries: int
+    problem: str
+
+
+@cache
+def undisturbed(sizes: Sizes, num_steps: int, techniques: str, max_norm: float | None, limit_s: float) -> Trained:
+    """The same run without any failure."""
+    return train(sizes, num_steps, limit_s, techniques, max_norm=max_norm)
+
+
+def disturbed(sizes: Sizes, failure: Failure, techniques: str, max_norm: float | None, limit_s: float) -> Outcome:
+    """Train while a script is played, and say what came of it."""
+    diary, every = Diary(), failure.checkpoint_every
+    with tempfile.TemporaryDirectory() if every else nullcontext() as folder:
+        saving = {"out": Path(folder) / "run", "checkpoint_every": every} if folder else {}
+        options = {"max_norm": max_norm, "watch": diary.hear, "script": failure.script, **saving}
+        try:
+            trained = train(sizes, failure.num_steps, limit_s, techniques, failure.pace_s, **options)
+        except (recycle.UserError, Overdue) as problem:
+            return Outcome("", diary.num_clipped, len(diary.recoveries), str(problem).splitlines()[0])
+    return Outcome(trained.weights_sha256, diary.num_clipped, len(diary.recoveries), unseen(failure, diary))
+
+
+def unseen(failure: Failure, diary: Diary) -> str:
+    """What of the script did not happen as it says; nothing if all of it did."""
+    if sorted(diary.scales) != list(range(failure.num_steps)):
+        return f"{len(diary.scales)} of {failure.num_steps} steps are in the record"
+    num_coordinators, used = 1, set[tuple[int, str]]()
+    for injection in failure.script.injections:
+        told = f"{injection.action} {injection}"
+        if injection.target is None:
+            num_coordinators += 1
+            if len(diary.coordinators) < num_coordinators:
+                return f"{told}: no coordinator came after it"
+            continue
+        found = _trail(injection, diary.recoveries, used, was_lost=len(diary.coordinators) > 1)
+        if found is None:
+            return f"{told}: not seen"
+        if injection.action is Action.REJOIN and found.iteration > failure.num_steps - MARGIN:
+            return f"{told}: only in step {found.iteration + 1}"
+        if injection.seconds and diary.last_step_us < found.at_us + injection.seconds * 1e6:
+            return f"{told}: the run was over before"
+    return ""
+
+
+def _trail(injection: Injection, recoveries: Sequence[Recovered], used: set[tuple[int, str]], was_lost: bool) -> Recovered | None:
+    """The recovery that an injection led to. Whoever left or joined counts for one injection only."""
+    joins, has_moved = injection.action is Action.REJOIN, False
+    for recovery in recoveries:
+        # Whoever dies at a step may have been ahead of others, or behind; who comes back loads first.
+        is_then = injection.iteration <= recovery.iteration and (joins or recovery.iteration <= injection.iteration + 2)
+        if recovery.joins == joins and is_then and _fits(injection.action, recovery.cause, was_lost):
+            for worker in recovery.workers:
+                # Once somebody has moved, a process may sit on another seat than the one that it is named for.
+                if (recovery.epoch, worker) not in used and (has_moved or worker == str(injection.target)):
+                    used.add((recovery.epoch, worker))
+                    return recovery
+        has_moved = has_moved or bool(recovery.moves)
+    return None
+
+
+def _fits(action: Action, cause: str, was_lost: bool) -> bool:
+    """Whether such a failure is noticed like this. A coordinator that takes over from another knows the dead by their silence."""
+    is_silence = "silent" in cause
+    match action:
+        case Action.KILL:
+            return "closed" in cause or (was_lost and is_silence)
+        case Action.HANG:
+            return is_silence
+    return True

@@ -1,0 +1,347 @@
+"""The coordinator's process: it seats workers, keeps the books, and fetches plans. It holds no weights and computes nothing.
+
+It tells its launcher every event as it happens, and at the end what the run came to. If it is killed, another one takes its
+place: the journal says who was seated, the record what was done, and workers tell again what was not heard.
+"""
+
+import os
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import replace
+from functools import partial
+from queue import SimpleQueue
+
+from recycle.control.ahead import Ahead
+from recycle.control.client import this_host
+from recycle.control.coordinator import Coordinator
+from recycle.control.journal import FileJournal
+from recycle.control.members import Member, Recovery
+from recycle.control.messages import Go, Heard, Hello, Message, Refused, Tell, Welcome
+from recycle.control.server import Server
+from recycle.control.wire import framed
+from recycle.core.cluster import Worker
+from recycle.core.errors import UserError, WorkerFailed
+from recycle.core.parent import end_with_parent, process_state
+from recycle.core.plan import Plan
+from recycle.core.plan_source import Answer, NoWorkerLeft
+from recycle.core.record import Event, Joining, Recovered, Suspected
+from recycle.core.script import RECOVERY
+from recycle.runtime.books import Books
+from recycle.runtime.brief import Brief, Done, Failed, Formed, Happened, Lost, Mouth, Said, Waiting
+from recycle.runtime.executor import now_us
+from recycle.runtime.inject import death_us
+from recycle.runtime.run_folder import RunFolder
+from recycle.runtime.told import Applied, Finished, LastWords, Told, from_json
+
+# Runs, waits for something that can be interrupted, or for a disk.
+_RUNNING = ("R", "S", "D")
+
+
+def coordinate(brief: Brief, listener: socket.socket, mouth: Mouth, before: Sequence[Event] | None = None) -> None:
+    """Coordinate a job to its end, as a process of a launcher. It ends with its parent whatever happens."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
+    serve(brief, listener, mouth, before)
+
+
+def serve(brief: Brief, listener: socket.socket, mouth: Mouth, before: Sequence[Event] | None = None) -> None:
+    """Coordinate a job to its end. With `before`, take the place of one that was killed: what it has told of, unless on disk."""
+    try:
+        if brief.plot is None:
+            _Hall(brief, listener, mouth, None, before).run()
+        else:
+            plot, is_again = brief.plot, before is not None
+            with RunFolder(plot, brief.initial.plan, brief.fingerprint, brief.num_steps, is_again) as run:
+                _Hall(brief, listener, mouth, run, run.before).run()
+    except UserError as problem:
+        mouth.send(Failed(problem))
+
+
+class _Hall:
+    """What surrounds the coordinator: connections, books, plans. It is both the server's actor and the coordinator's world."""
+
+    def __init__(
+        self, brief: Brief, listener: socket.socket, mouth: Mouth, run: RunFolder | None, before: Sequence[Event] | None
+    ) -> None:
+        self._brief, self._mouth, self._run, self._is_again = brief, mouth, run, before is not None
+        known = run.losses if run is not None else ()
+        checkpoints, gone_us = (run.checkpoints, run.gone_us) if run is not None else (None, 0)
+        if not self._is_again:  # what is there is of a run that was before
+            brief.journal.unlink(missing_ok=True)
+        journal = FileJournal(brief.journal)
+        entry = journal.last()
+        plan, begin_us = brief.initial.plan, brief.begin_us
+        self._books = Books(plan, brief.num_samples, brief.profiles, self._write, checkpoints, begin_us, gone_us, known)
+        self._books.restore(before or ())
+        if entry is not None:
+            self._books.go_by(Plan.parse(entry.plan))
+        for warning in run.warnings if run is not None else ():
+            self._books.warn(warning)
+        self._shape = plan.problem.shape
+        self._server = Server(listener, brief.token, self)
+        self._numbers: dict[int, int] = {}
+        self._epochs: dict[int, int] = {}
+        self._told: dict[int, deque[tuple[int, Told]]] = {}
+        self._heard: dict[int, int] = {}
+        self._finished: dict[Worker, Finished] = {}
+        self._failed_at: set[int] = set()
+        self._checkpoint = run.resumed.num_steps if run is not None and run.resumed is not None else -1
+        self._ahead = Ahead(brief.source) if brief.source is not None else None
+        if self._ahead is not None:  # now, since workers take a while to come
+            self._ahead.prepare(plan.problem.cluster.failed, self._shape)
+        self._questions: SimpleQueue[frozenset[Worker] | None] = SimpleQueue()
+        iteration = max(0, self._checkpoint)
+        self._coordinator = Coordinator(self._shape, brief.initial, iteration, self, journal, brief.lease_s, self._checkpoint)
+        self._is_over = False
+
+    def run(self) -> None:
+        threading.Thread(target=self._plan, daemon=True).start()
+        try:
+            self._server.run()
+        finally:
+            self._questions.put(None)
+            if self._ahead is not None:
+                self._ahead.close()
+
+    # What the server asks.
+
+    def admit(self, caller: int, hello: Hello) -> Welcome | Refused:
+        if hello.job not in ("", self._brief.job):
+            return Refused(f"this is job {self._brief.job}, not {hello.job}")
+        found = self._coordinator.come_back(hello.member, caller, hello.host, hello.pid) if hello.member >= 0 else None
+        if found is not None:
+            member = found
+        elif hello.epoch >= 0:
+            return Refused("it was taken for dead, and others do its work")
+        else:  # new, or one that had no seat yet, and can as well begin anew
+            try:
+                wish = Worker.parse(hello.seat) if hello.seat else None
+            except UserError as problem:
+                return Refused(str(problem))
+            if reason := self._coordinator.why_not(wish):
+                return Refused(reason)
+            member = self._coordinator.join(caller, hello.host, hello.pid, wish)
+        member.clock_us = 0 if hello.host == this_host() else now_us() - hello.clock_us
+        self._numbers[caller], self._epochs[caller] = member.number, hello.epoch
+        return Welcome("", member.number, self._brief.lease_s, self._brief.job, dict(self._brief.about))
+
+    def entered(self, caller: int) -> None:
+        member = self._member(caller)
+        if member is not None and member.seat is not None:
+            self._coordinator.welcome_back(member, self._epochs[caller])
+        else:
+            self._coordinator.seat_newcomers()
+
+    def receive(self, caller: int, message: Message) -> None:
+        member = self._member(caller)
+        if member is None:
+            return
+        if isinstance(message, Tell):
+            member.heard_s = now_us() / 1e6
+            self._hear(member, message)
+        else:
+            self._coordinator.hear(member, message)
+
+    def lost(self, caller: int) -> None:
+        number = self._numbers.pop(caller, None)
+        member = self._coordinator.members.get(number) if number is not None else None
+        if member is not None and not self._is_over:
+            member.caller = None
+            self.fence(member)
+            self._coordinator.lose(member.number, "its connection closed")
+
+    def tick(self) -> None:
+        if not self._is_over:
+            self._coordinator.tick()
+
+    def _member(self, caller: int) -> Member | None:
+        number = self._numbers.get(caller)
+        return self._coordinator.members.get(number) if number is not None else None
+
+    # What the coordinator brings about.
+
+    def now_us(self) -> int:
+        return now_us()
+
+    def send(self, caller: int, message: Message) -> None:
+        self._server.send(caller, message)
+
+    def send_all(self, callers: Iterable[int], message: Message) -> None:
+        frame = framed(message)
+        for caller in callers:
+            self._server.send_bytes(caller, frame)
+
+    def hang_up(self, caller: int) -> None:
+        self._numbers.pop(caller, None)
+        self._server.hang_up(caller)
+
+    def is_running(self, member: Member) -> bool:
+        return member.host == this_host() and process_state(member.pid) in _RUNNING
+
+    def fence(self, member: Member) -> None:
+        """Kill it if it is on this machine; elsewhere its epoch's end is the fence: nobody listens to it any more."""
+        if member.host == this_host() and member.pid > 0:
+            try:
+                os.kill(member.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                return
+
+    def ask(self, failed: frozenset[Worker]) -> None:
+        self._kill_itself(is_recovery=True)
+        if self._ahead is not None:  # without, the death has ended the job
+            self._questions.put(failed)
+
+    def checkpoint(self) -> int:
+        return self._run.newest() if self._run is not None else 0
+
+    def left(self, member: Member, reason: str) -> int:
+        num_live = sum(other.seat is not None for other in self._coordinator.members.values())
+        self._books.changed(str(member.seat), False, num_live)
+        if self._brief.source is None and not self._is_over:
+            self._end(Lost(member.pid, f"{member.seat} is gone: {reason}"))
+        return death_us(self._brief.deaths, member.pid) if self._brief.deaths is not None else 0
+
+    def suspected(self, member: Member, reason: str) -> None:
+        self._write(Suspected(self._books.now_us(), str(member.seat or member.wish), reason))
+
+    def joining(self, member: Member, seat: Worker) -> None:
+        self._write(Joining(self._books.now_us(), str(seat)))
+
+    def waiting(self, reason: str) -> None:
+        self._books.warn(f"training waits: {reason}")
+        self._mouth.send(Waiting())
+
+    def began(self, answer: Answer, go: Go, members: Iterable[Member]) -> None:
+        if go.epoch == 1:
+            self._mouth.send(Formed())
+        takers = set(go.sources)
+        stays = [now for seat, now in answer.seats.items() if now.stage == seat.stage and str(seat) not in takers]
+        self._books.began(answer.plan, go.iteration, stays)
+        self._finished.clear()
+        if self._ahead is not None:
+            self._ahead.prepare(answer.plan.problem.cluster.failed, self._shape)
+
+    def recovered(self, recovery: Recovery) -> None:
+        books, end_us = self._books, recovery.begun_us or now_us()
+        # Whoever asks to join lets the others train until the next boundary: nothing is lost before that.
+        at_us = recovery.stopped_us if recovery.joins else recovery.at_us
+        start_us = recovery.stopped_us if recovery.joins else recovery.noticed_us
+        gone_us = end_us - recovery.planned_us
+        transfer_us = min(recovery.transfer_us, max(0, gone_us))
+        for name in recovery.joined:
+            books.changed(name, True, recovery.num_live)
+        books.recovered(
+            Recovered(
+                at_us=books.at_us(at_us),
+                end_us=books.at_us(end_us),
+                epoch=recovery.epoch,
+                workers=tuple(recovery.joined if recovery.joins else recovery.left),
+                joins=recovery.joins,
+                cause=recovery.cause,
+                iteration=recovery.iteration,
+                detect_us=max(0, start_us - at_us),
+                abort_us=max(0, recovery.stopped_us - start_us),
+                plan_us=max(0, recovery.planned_us - recovery.stopped_us),
+                regroup_us=max(0, gone_us - transfer_us),
+                transfer_us=transfer_us,
+                redo_us=0 if recovery.joins else books.since_last_step_us(books.at_us(at_us)),
+                redone_ops=recovery.redone_ops,
+                moves=recovery.moves,
+                num_live=recovery.num_live,
+            )
+        )
+
+    # Plans, in a thread of their own: a plan may take its time, and connections do not wait.
+
+    def _plan(self) -> None:
+        while (failed := self._questions.get()) is not None:
+            self._server.call(self._answered(failed))
+
+    def _answered(self, failed: frozenset[Worker]) -> Callable[[], None]:
+        """What is to be done with the answer to a question."""
+        assert self._ahead is not None
+        try:
+            answer: Answer | str = self._ahead.answer(failed)
+        except NoWorkerLeft as problem:
+            answer = str(problem)
+        except UserError as problem:
+            return partial(self._end, Failed(problem))
+        except CancelledError:  # the job is over
+            return lambda: None
+        return partial(self._coordinator.answered, failed, answer)
+
+    # The books.
+
+    def _hear(self, member: Member, tell: Tell) -> None:
+        told = from_json(tell.body, member.clock_us)
+        if tell.number <= self._heard.get(member.number, 0):
+            return  # told again, because it was away when it was heard
+        self._heard[member.number] = tell.number
+        before = self._books.num_steps
+        self._books.hear(told)
+        self._told.setdefault(member.number, deque()).append((tell.number, told))
+        for number in list(self._told) if self._books.num_steps != before else [member.number]:
+            self._acknowledge(number)
+        match told:
+            case Applied():
+                longest_us = max((span.end_us - span.start_us for span in told.spans if span.is_op), default=0)
+                self._coordinator.longest_op_s = max(self._coordinator.longest_op_s, longest_us / 1e6)
+                self._kill_itself()
+            case Finished():
+                self._finished[told.worker] = told
+                self._coordinator.finished(member)
+                if all(other.has_finished for other in self._coordinator.members.values() if other.seat is not None):
+                    self._finish()
+            case LastWords():
+                self._mourn(member, told)
+
+    def _acknowledge(self, number: int) -> None:
+        """Tell a member what is in the record for good."""
+        waiting, last = self._told[number], 0
+        while waiting and not self._books.is_open(waiting[0][1]):
+            last, _ = waiting.popleft()
+        member = self._coordinator.members.get(number)
+        if last and member is not None and member.caller is not None:
+            self._server.send(member.caller, Heard(last))
+
+    def _mourn(self, member: Member, told: LastWords) -> None:
+        """A worker failed by itself. If that would happen to any other, too, the job ends with its last words."""
+        iteration = self._books.num_steps
+        if told.problem is not None:
+            self._end(Failed(told.problem))
+        elif self._brief.source is None or iteration in self._failed_at:
+            self._end(Failed(WorkerFailed(f"{told.worker} cannot go on:\n{told.text}")))
+        else:
+            self._failed_at.add(iteration)
+            self._coordinator.lose(member.number, f"it failed: {told.text.strip().splitlines()[-1]}")
+
+    def _kill_itself(self, is_recovery: bool = False) -> None:
+        """Do what a test's script says; the launcher gives the next coordinator what is left of it."""
+        for injection in self._brief.injections:
+            if injection.iteration <= self._books.num_steps and (injection.at == RECOVERY) == is_recovery:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def _finish(self) -> None:
+        if self._is_over:
+            return
+        trained = self._books.trained(self._brief.num_steps, self._finished)
+        if self._run is not None and (problem := self._run.close(trained)):
+            self._books.warn(problem)
+            trained = replace(trained, warnings=(*trained.warnings, problem))
+        self._end(Done(trained))
+
+    def _end(self, said: Said) -> None:
+        self._is_over = True
+        self._coordinator.end("the job is over")
+        self._mouth.send(said)
+        self._server.stop()
+
+    def _write(self, event: Event) -> None:
+        problem = self._run.write(event) if self._run is not None else None
+        self._mouth.send(Happened(event))
+        if problem is not None:
+            self._books.warn(problem)

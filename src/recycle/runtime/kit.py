@@ -1,0 +1,71 @@
+"""What a worker process gets to start with: all that training needs, whichever seat it will have, and nothing of who is there."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import nn
+
+from recycle.core.cluster import Shape
+from recycle.runtime.executor import Samples
+from recycle.runtime.job import Job, Saving, Settings
+from recycle.runtime.links import Parcel
+from recycle.runtime.stage import Loss
+from recycle.runtime.step import MakeOptimizer, Schedule
+from recycle.runtime.ties import Tie
+
+
+class Stages(Protocol):
+    """The modules of a job as they are before the first step."""
+
+    def make(self, number: int) -> nn.Module:
+        """The stage of this number, a new one each time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedStages:
+    """Stages that are copied from modules of this process."""
+
+    modules: Sequence[nn.Module]
+
+    def make(self, number: int) -> nn.Module:
+        return copy.deepcopy(self.modules[number])
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """A job as its workers see it. `deaths` is where a worker that is to be killed for a test says when."""
+
+    shape: Shape
+    stages: Stages
+    parcels: Mapping[int, Parcel]
+    ties: Sequence[Tie]
+    samples: Samples
+    loss: Loss
+    make_optimizer: MakeOptimizer
+    schedule: Schedule
+    settings: Settings
+    saving: Saving | None = None
+    deaths: Path | None = None
+
+
+def kit_of(
+    job: Job, stages: Stages, parcels: Mapping[int, Parcel], saving: Saving | None = None, deaths: Path | None = None
+) -> Kit:
+    """A job as its workers see it. `parcels` are the job's: whoever has found them need not find them again."""
+    return Kit(
+        shape=job.plan.problem.shape,
+        stages=stages,
+        parcels=parcels,
+        ties=job.ties,
+        samples=job.samples,
+        loss=job.loss,
+        make_optimizer=job.make_optimizer,
+        schedule=job.schedule,
+        settings=job.settings,
+        saving=saving,
+        deaths=deaths,
+    )

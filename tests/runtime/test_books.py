@@ -1,0 +1,190 @@
+"""The books of a run: an iteration is written down once, when all have told of it who ever will."""
+
+import math
+
+import pytest
+
+import recycle
+from recycle.core.cluster import Worker
+from recycle.core.record import OpRan, Recovered, Spell, Stepped, Warned
+from recycle.runtime.books import Books
+from recycle.runtime.executor import Span
+from recycle.runtime.step import Verdict
+from recycle.runtime.told import Applied, Undone
+
+pytestmark = pytest.mark.timeout(60)
+NAMES = ["W0_0", "W0_1", "W1_0", "W1_1"]
+SURVIVORS = [name for name in NAMES if name != "W1_1"]
+SAMPLES = 8
+
+
+def plan(fail=""):
+    return recycle.solve(recycle.problem(2, 2, 2, fail=fail, costs=(1, 1, 1)), "greedy")
+
+
+def open_books(**options):
+    """Books of a run of four workers that began at 0, and what they write."""
+    written = []
+    return Books(plan(), SAMPLES, (), written.append, begin_us=0, **options), written
+
+
+def applied(name, iteration, loss=1.0):
+    """What a worker tells of an iteration; those of the last stage know the losses."""
+    worker = Worker.parse(name)
+    losses = dict.fromkeys(range(4), loss) if worker.stage == 1 else {}
+    start_us = 100 * (iteration + 1)
+    return Applied(worker, iteration, losses, [Span(f"{worker.stage}F0@0", start_us, start_us + 50)], Verdict(1.0, 1.0))
+
+
+def hear(books, names, iteration, loss=1.0):
+    for name in names:
+        books.hear(applied(name, iteration, loss))
+
+
+def began(books, made, iteration, kept):
+    books.began(made, iteration, [Worker.parse(name) for name in kept])
+
+
+def steps(written):
+    return [(event.iteration, event.loss) for event in written if isinstance(event, Stepped)]
+
+
+def ops(written, iteration):
+    return [event.worker for event in written if isinstance(event, OpRan) and event.iteration == iteration]
+
+
+def test_an_iteration_is_written_down_when_the_last_worker_has_told_of_it():
+    books, written = open_books()
+    hear(books, NAMES[1:], 0)
+    assert (written, books.num_steps) == ([], 0)
+    assert books.is_open(applied("W0_1", 0))
+    hear(books, NAMES[:1], 0)
+    assert [type(event) for event in written] == [*[OpRan] * 4, Spell, Spell, Stepped]
+    assert (steps(written), books.num_steps) == ([(0, 1.0)], 1)
+    assert not books.is_open(applied("W0_1", 0))
+
+
+def test_what_is_told_twice_is_written_down_once():
+    books, written = open_books()
+    hear(books, [*NAMES, *NAMES], 0)
+    hear(books, ["W0_0", "W0_0", *NAMES[1:]], 1)
+    assert steps(written) == [(0, 1.0), (1, 1.0)]
+    assert ops(written, 1) == NAMES
+
+
+def test_a_fast_worker_may_be_an_iteration_ahead():
+    books, written = open_books()
+    hear(books, NAMES[:2], 0)
+    hear(books, NAMES[:2], 1)
+    hear(books, NAMES[2:], 0)
+    assert steps(written) == [(0, 1.0)]
+    hear(books, NAMES[2:], 1)
+    assert steps(written) == [(0, 1.0), (1, 1.0)]
+
+
+# From one epoch to the next.
+
+
+@pytest.mark.parametrize("told_before", [[], ["W0_0"], ["W1_1"], ["W0_1", "W1_1"], SURVIVORS])
+def test_the_survivors_words_are_enough_for_what_was_settled_after_a_death(told_before):
+    books, written = open_books()
+    hear(books, told_before, 0)
+    began(books, plan("W1_1"), 1, SURVIVORS)
+    hear(books, [name for name in SURVIVORS if name not in told_before], 0)
+    assert steps(written) == [(0, 1.0)]
+    assert ops(written, 0) == sorted({*SURVIVORS, *told_before})
+    hear(books, SURVIVORS, 1)
+    assert steps(written) == [(0, 1.0), (1, 1.0)]
+
+
+@pytest.mark.parametrize("told_before", [[], ["W0_1"]])
+def test_who_is_new_is_not_waited_for_to_tell_of_what_was_before_it(told_before):
+    # W1_1 was killed, and another process took its seat before training went on.
+    books, written = open_books()
+    hear(books, told_before, 0)
+    began(books, plan(), 1, SURVIVORS)
+    hear(books, [name for name in SURVIVORS if name not in told_before], 0)
+    assert steps(written) == [(0, 1.0)]
+    hear(books, NAMES, 1)
+    assert steps(written) == [(0, 1.0), (1, 1.0)]
+
+
+def test_an_iteration_counts_with_the_plan_by_which_it_was_played():
+    books, written = open_books()
+    hear(books, NAMES, 0)
+    began(books, plan("W1_1"), 2, SURVIVORS)
+    hear(books, SURVIVORS, 1)
+    hear(books, SURVIVORS, 2)
+    assert [event.num_live for event in written if isinstance(event, Spell) and event.state == "train"] == [4, 4, 3]
+
+
+def test_an_iteration_that_is_done_again_is_told_of_anew():
+    books, written = open_books()
+    hear(books, NAMES, 0)
+    hear(books, ["W0_0", "W0_1"], 1, loss=7.0)
+    began(books, plan("W1_1"), 1, SURVIVORS)
+    assert not books.is_open(applied("W0_0", 1))
+    hear(books, SURVIVORS, 1, loss=2.0)
+    assert steps(written) == [(0, 1.0), (1, 2.0)]
+
+
+def test_steps_behind_a_checkpoint_that_all_load_are_done_again():
+    books, written = open_books()
+    for iteration in range(3):
+        hear(books, NAMES, iteration)
+    began(books, plan("W1_1"), 1, [])
+    assert books.num_steps == 1
+    hear(books, SURVIVORS, 1, loss=2.0)
+    assert steps(written) == [(0, 1.0), (1, 1.0), (2, 1.0), (1, 2.0)]
+    assert books.trained(2, {}).losses == (1.0, 2.0)
+
+
+def test_what_was_undone_is_written_down_as_in_vain():
+    books, written = open_books()
+    books.hear(Undone(Worker.parse("W1_0"), 3, [Span("0F0@1", 10, 20), Span("0F1@1", 20, 30, True)]))
+    assert written == [OpRan(3, "W1_0", "0F0@1", 10, 20, True), OpRan(3, "W1_0", "0F1@1", 20, 30, True)]
+    assert not books.is_open(Undone(Worker.parse("W1_0"), 3, []))
+
+
+def test_a_recovery_leaves_no_gap_and_counts_for_no_iterations_time():
+    books, written = open_books()
+    hear(books, NAMES, 0)
+    redo_us = books.since_last_step_us(190)
+    began(books, plan("W1_1"), 1, SURVIVORS)
+    event = Recovered(
+        190, 200, 2, ("W1_1",), False, "killed", 1, detect_us=1, abort_us=2, plan_us=3, regroup_us=4, redo_us=redo_us
+    )
+    books.recovered(event)
+    hear(books, SURVIVORS, 1)
+    spells = [(spell.start_us, spell.end_us, spell.state, spell.cause) for spell in written if isinstance(spell, Spell)]
+    assert spells == [
+        (0, 100, "pause", "start"),
+        (100, 150, "train", ""),
+        (150, 190, "redo", "failure"),
+        (190, 191, "pause", "detect"),
+        (191, 193, "pause", "abort"),
+        (193, 196, "pause", "plan"),
+        (196, 200, "pause", "regroup"),
+        (200, 250, "train", ""),
+    ]
+    assert books.trained(2, {}).iteration_us == 50
+    assert books.trained(2, {}).recoveries == (event,)
+
+
+def test_whoever_takes_the_books_over_goes_on_as_if_they_had_been_its_own():
+    books, written = open_books()
+    hear(books, NAMES, 0)
+    hear(books, NAMES, 1, loss=math.nan)
+    books.warn("it is slow")
+    event = Recovered(260, 290, 2, ("W1_1",), False, "killed", 2)
+    books.recovered(event)
+    before = list(written)
+    others, more = open_books()
+    others.restore(before)
+    for each, told in ((books, written), (others, more)):
+        began(each, plan("W1_1"), 2, SURVIVORS)
+        hear(each, SURVIVORS, 2)
+        assert told[-1] == written[-1]
+    assert more == written[len(before) :]
+    assert repr(others.trained(3, {})) == repr(books.trained(3, {}))
+    assert [warned.text for warned in before if isinstance(warned, Warned)] == ["it is slow"]

@@ -1,0 +1,199 @@
+"""Workers are killed, hang and come back while training runs: the weights come out the same, bit for bit, and nothing is left."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import pytest
+from torch import nn
+
+import recycle
+from recycle.core.record import Changed, Recovered, Stepped, Suspected, Warned
+from recycle.core.script import Action, Injection, Script
+from recycle.planner.source import Planner
+from recycle.runtime.job import Job, Settings
+from recycle.runtime.launch import Failures, launch
+from recycle.runtime.run_folder import Plot
+from recycle.runtime.solo import Solo
+from tests.runtime.jobs import Numbers, adamw, loss, make_stages
+
+pytestmark = pytest.mark.timeout(240)
+ALL, SYNCHRONOUS = "adaptive,decoupled,staggered", "adaptive,decoupled"
+STEPS, SEED = 10, 5
+# Between the norms of the first and the last steps: some are clipped, some are not.
+CLIPPING = 0.5
+
+
+class Unhurried(nn.Module):
+    """A layer that takes its time, so that a worker has loaded before the run is over."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, x):
+        time.sleep(self.seconds)
+        return x
+
+
+def problem(shape, techniques):
+    return recycle.problem(*shape, costs=(10, 13, 9), comm=1, techniques=techniques)
+
+
+def unhurried_stages(num_stages, seconds):
+    return [nn.Sequential(stage, Unhurried(seconds)) for stage in make_stages(num_stages)]
+
+
+def undisturbed(shape, steps=STEPS, max_norm=None):
+    """The weights and losses of the synchronous reference, in one process."""
+    plan = recycle.solve(problem(shape, ALL), "greedy")
+    solo = Solo(plan, unhurried_stages(shape[1], 0), Numbers(), loss, adamw, seed=SEED, is_exact=True, max_norm=max_norm)
+    losses = [solo.iterate(step) for step in range(steps)]
+    return solo.weights_sha256(), losses
+
+
+class Run:
+    """A run of real processes by a script, and what was seen of it."""
+
+    def __init__(
+        self, shape, *lines, techniques=ALL, steps=STEPS, max_norm=None, lease_s=5.0, pause_s=0.0, plot=None, watch=None
+    ):
+        self.events = []
+        wanted = problem(shape, techniques)
+        injections = [Injection.parse(Action(line.split()[0]), line.split()[1]) for line in lines]
+        script = Script.of(injections, wanted.shape, steps)
+        stages = unhurried_stages(shape[1], pause_s)
+        settings = Settings(steps, seed=SEED, is_exact=True, max_norm=max_norm)
+        job = Job(recycle.solve(wanted, "greedy"), stages, Numbers(), loss, adamw, settings)
+
+        def hear(event):
+            self.events.append(event)
+            if watch is not None:
+                watch(event)
+
+        self.trained = launch(job, hear, plot, Failures(Planner(wanted), script, lease_s=lease_s))
+        assert not multiprocessing.active_children()
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def recoveries(self):
+        return self.of(Recovered)
+
+    @property
+    def lost(self):
+        return [worker for recovery in self.recoveries if not recovery.joins for worker in recovery.workers]
+
+
+@pytest.mark.parametrize(("techniques", "max_norm"), [(ALL, CLIPPING), (SYNCHRONOUS, CLIPPING), (ALL, None)])
+def test_kills_at_any_op_in_the_reduction_and_between_steps_change_nothing(techniques, max_norm):
+    shape = (5, 2, 2)
+    lines = ("W0_0@2:first", "W1_1@3", "W2_0@4:last", "W3_1@5:reduce", "W4_0@6:step", "W0_1@7:step", "W1_0@8:reduce")
+    run = Run(shape, *(f"kill {line}" for line in lines), techniques=techniques, max_norm=max_norm)
+    weights, losses = undisturbed(shape, max_norm=max_norm)
+    assert run.trained.weights_sha256 == weights
+    assert list(run.trained.losses) == losses
+    assert sorted(run.lost) == sorted(line.partition("@")[0] for line in lines)
+    num_ops = max(len(row) for row in recycle.solve(problem(shape, techniques), "greedy").rows) * 10
+    for recovery in run.recoveries:
+        assert recovery.cause == "its connection closed"
+        assert recovery.redone_ops <= num_ops  # the iteration in flight, and no more
+        assert recovery.lost_us == sum(recovery.parts_us.values())
+        assert recovery.end_us - recovery.at_us == pytest.approx(recovery.lost_us - recovery.redo_us, abs=2000)
+    steps = [event.iteration for event in run.of(Stepped)]
+    assert steps == list(range(STEPS))  # none twice
+
+
+def test_one_in_every_stage_at_once_and_one_more_in_the_recovery_from_that():
+    shape = (3, 3, 2)
+    run = Run(shape, "kill W0_0@3", "kill W1_1@3", "kill W2_2@3", "kill W1_0@3:recovery")
+    assert run.trained.weights_sha256 == undisturbed(shape)[0]
+    assert sorted(run.lost) == ["W0_0", "W1_0", "W1_1", "W2_2"]
+
+
+def test_who_hangs_is_fenced_by_its_lease_and_does_nothing_when_it_wakes_up():
+    shape, lease_s = (3, 2, 2), 1.0
+    run = Run(shape, "hang W0_1@3+1500ms", lease_s=lease_s, pause_s=0.05, steps=20)
+    assert run.trained.weights_sha256 == undisturbed(shape, 20)[0]
+    (recovery,), (suspected,) = run.recoveries, run.of(Suspected)
+    assert suspected.node == "W0_1"
+    assert recovery.cause.startswith("silent for ")
+    assert lease_s * 0.5e6 < recovery.detect_us < lease_s * 1e6 + 2e6
+
+
+def test_who_is_far_behind_its_plan_or_fails_by_itself_is_replaced():
+    shape = (3, 2, 2)
+    run = Run(shape, "fail W1_0@2", "slow W0_1@4+20s", lease_s=1.0)
+    assert run.trained.weights_sha256 == undisturbed(shape)[0]
+    failed, slow = run.recoveries
+    assert "this failure was asked for" in failed.cause
+    assert slow.cause.startswith("far behind its plan")
+
+
+@pytest.mark.parametrize("techniques", [ALL, SYNCHRONOUS])
+def test_kill_rejoin_kill_again_and_rejoin(techniques):
+    shape, steps = (2, 2, 2), 80
+    lines = ("kill W1_1@3", "rejoin W1_1@4", "kill W1_1@40", "rejoin W1_1@41", "kill coordinator@6")
+    run = Run(shape, *lines, techniques=techniques, steps=steps, pause_s=0.02, max_norm=CLIPPING)
+    weights, losses = undisturbed(shape, steps, CLIPPING)
+    assert run.trained.weights_sha256 == weights
+    assert list(run.trained.losses) == losses
+    told = [(event.node, event.joins) for event in run.of(Changed)]
+    assert [joins for _, joins in told] == [False, True, False, True], told
+    assert run.recoveries[-1].num_live == 4, [(event.cause, event.workers) for event in run.recoveries]
+
+
+def test_a_stage_without_a_survivor_gets_somebody_and_all_go_on_from_the_last_checkpoint(tmp_path):
+    shape = (2, 2, 3)
+    run = Run(shape, "kill W0_1@7", "kill W1_1@7", plot=Plot(tmp_path, every=2))
+    assert run.trained.weights_sha256 == undisturbed(shape)[0]
+    assert list(run.trained.losses) == undisturbed(shape)[1]
+    assert any(move.endswith("_1") for recovery in run.recoveries for move in recovery.moves)
+    assert min(recovery.iteration for recovery in run.recoveries) <= 6
+    assert recycle.load(unhurried_stages(2, 0), tmp_path) == STEPS
+
+
+def test_without_anybody_to_spare_it_says_what_it_waits_for_and_goes_on_when_that_comes():
+    shape = (2, 2, 2)
+    run = Run(shape, "kill W0_1@3", "kill W1_1@3", "kill W0_0@3", "rejoin W1_1@8")
+    assert run.trained.weights_sha256 == undisturbed(shape)[0]
+    assert any("training waits: no worker is left for stage" in event.text for event in run.of(Warned))
+
+
+def test_a_kill_while_a_checkpoint_is_written_and_one_in_the_last_step(tmp_path):
+    shape = (2, 2, 2)
+    run = Run(shape, "kill W0_0@4:checkpoint", "kill W1_1@10:step", plot=Plot(tmp_path, every=2))
+    assert run.trained.weights_sha256 == undisturbed(shape)[0]
+    assert sorted(run.lost) == ["W0_0", "W1_1"]
+    assert recycle.load(unhurried_stages(2, 0), tmp_path) == STEPS
+
+
+def test_a_kill_from_outside_at_any_time_is_safe():
+    shape, steps = (3, 2, 2), 60
+    killed = []
+
+    def kill_now_and_then(event):
+        if isinstance(event, Stepped) and event.iteration in (5, 25, 45):
+            victims = [child for child in multiprocessing.active_children() if child.name.startswith("W") and child.is_alive()]
+            victim = sorted(victims, key=lambda child: child.name)[event.iteration % len(victims)]
+            killed.append(victim.name)
+            threading.Timer(0.013, os.kill, (victim.pid, signal.SIGKILL)).start()
+
+    run = Run(shape, steps=steps, pause_s=0.002, watch=kill_now_and_then)
+    assert run.trained.weights_sha256 == undisturbed(shape, steps)[0]
+    assert len(killed) == 3
+    assert len([event for event in run.of(Changed) if not event.joins]) == 3
+
+
+def test_nothing_is_left_open_in_the_process_that_launched_it():
+    def held():
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    shape = (2, 2, 2)
+    Run(shape, "kill W0_1@3")
+    before = held()
+    Run(shape, "kill W0_1@3")
+    assert held() == before
