@@ -110,17 +110,3 @@ def test_the_release_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert stop.value.code == 0
     assert capsys.readouterr().out == "recycle 0.1.0\n"
-
-
-def test_the_demo_tells_the_story_of_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
-    table = output(capsys, "demo").split("slots for one iteration")[1]
-    told = [
-        (line[:38].strip(), int(line[38:42])) for line in table.splitlines() if line.strip() and line[38:42].strip().isdigit()
-    ]
-    assert told == [
-        ("fault-free 1F1B", 27),
-        ("Adaptive Pipelining, memory 4,3,2,1", 36),
-        ("Adaptive Pipelining", 33),
-        ("+ Decoupled BackProp", 29),
-        ("+ Staggered Optimizer", 27),
-    ]

@@ -13,9 +13,10 @@ import pytest
 from recycle.cli.report import add_report_parser
 from recycle.cli.report_text import curve
 from recycle.core.errors import UserError
-from recycle.core.record import Event, Held, OpRan, Started, Stepped, write_record
+from recycle.core.record import Event, Held, OpRan, Recovered, Started, Stepped, write_record
 from recycle.sim.replay.play import Conditions, replay
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan
+from tests.recovery_records import degraded_plan, recovery_record, whole_plan
 from tests.run_records import Training, training_record
 
 PLAN = make_rerouted_plan(profile=costly_profile(2))
@@ -122,7 +123,7 @@ def test_the_facts_agree_with_what_happened(folder: Path, capsys: pytest.Capture
     assert known["ended"] is True
     assert known["weights_sha256"] == "c0ffee"
     assert [one["steps"] for one in known["checkpoints"]] == [6, 12]
-    assert known["iterations"] == {"first": 0, "last": 11, "whole": 12}
+    assert known["iterations"] == {"first": 0, "last": 11, "whole": 12, "other_plans": 0}
     assert 0 < known["drawn_iteration"] < 11
     assert facts(capsys, "run", "--iteration", "7")["drawn_iteration"] == 7
 
@@ -195,6 +196,51 @@ def test_many_warnings_and_checkpoints_are_cut_short(folder: Path, capsys: pytes
     assert "and 4 more; --json lists all" in out
     assert "saved      8 before these" in out
     assert len(facts(capsys, "noisy")["warnings"]) == 12
+
+
+def save_recovered(folder: Path) -> None:
+    save_run(folder, recovery_record(), {"steps": 14})
+    whole_plan().save(folder / "plan.json")
+
+
+def test_a_run_with_recoveries_lists_them_below_where_the_time_went(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_recovered(Path("failed"))
+    out = printed(capsys, "failed")
+    assert "           10 iterations went by this plan, 4 by those of other epochs" in out
+    assert re.search(r"(?m)^time .* regroup [\d.]+%, start [\d.]+%, abort [\d.]+%, transfer [\d.]+%, detect [\d.]+%$", out)
+    assert "recoveries 2, which cost 201 ms; 1 left, 1 joined" in out
+    assert re.search(r"(?m)^           W1_1 left +6 +156 ms +3 ms +41 ms +- +92 ms +- +20 ms  its connection closed; ", out)
+    assert re.search(r"(?m)^           W1_1 joined +10 +45 ms +- +- +- +30 ms +15 ms +-  it asked to join$", out)
+    assert "as executed · 2 pipelines" in out
+    known = facts(capsys, "failed")
+    assert [one["worker"] for one in known["recoveries"]] == ["W1_1", "W1_1"]
+    assert known["run"]["failures"] == known["run"]["joins"] == 1
+
+
+def test_a_run_with_recoveries_is_shown_by_any_plan_it_went_by(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_recovered(Path("failed"))
+    degraded_plan().save("degraded.json")
+    out = printed(capsys, "failed", "--plan", "degraded.json", "--iteration", "6")
+    assert "iteration 6 as executed" in out
+    assert "4 iterations went by this plan, 10 by those of other epochs" in out
+
+
+def test_the_trace_of_a_run_with_recoveries_has_all_its_epochs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_recovered(Path("failed"))
+    printed(capsys, "failed", "--perfetto", "trace.json", "--png", "page.png")
+    trace = json.loads(Path("trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    slices = [event for event in trace if event["ph"] == "X" and event["cat"] not in ("dead", "recovery")]
+    assert len(slices) == sum(isinstance(event, OpRan) for event in recovery_record())
+    assert any(event["name"] == "regroup" for event in trace)
+
+
+def test_many_recoveries_are_cut_short(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    many = [Recovered(0, 0, number, ("W1_1",), False, "silent for 2.0 s", 14) for number in range(30)]
+    save_run(Path("restless"), [*training_record(PLAN, Training(12)), *many])
+    out = printed(capsys, "restless")
+    assert out.count("silent for 2.0 s") == 12
+    assert "           and 18 more; --json lists all" in out
+    assert len(facts(capsys, "restless")["recoveries"]) == 30
 
 
 def test_a_terminal_that_knows_ascii_only_gets_nothing_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

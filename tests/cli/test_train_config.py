@@ -40,6 +40,7 @@ library = ""
 profile = ""
 measure = false
 port = 0
+lease = 2.0
 [model]
 layers = 8
 width = 64
@@ -96,7 +97,11 @@ def configs(draw: st.DrawFn) -> TrainConfig:
     optimizer = draw(st.sampled_from(["adamw", "sgd"]))
     steps, is_exact = draw(counts), draw(st.booleans())
     return TrainConfig(
-        ClusterSection(**{**shape, **words, **limits, **draw(PLANNED)}, port=draw(st.integers(0, 30000))),
+        ClusterSection(
+            **{**shape, **words, **limits, **draw(PLANNED)},
+            port=draw(st.integers(0, 30000)),
+            lease=draw(st.integers(1, 3600).map(float)),
+        ),
         ModelSection(*(draw(counts) for _ in range(4)), draw(shares), draw(st.booleans())),
         DataSection(draw(texts), draw(counts)),
         TrainingSection(
@@ -242,6 +247,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         ("--sums int8", "it must be float32, float64 or bfloat16"),
         ("--device tpu", "it must be cpu or cuda"),
         ("--port 65536", "cluster.port is 65536, but it must be a whole number from 0 to 65535"),
+        ("--lease 0", "cluster.lease is 0.0, but it must be a number from 0.1 to 3600"),
         ("--metrics-port -1", "log.metrics_port is -1"),
         ("--keep 0", "checkpoint.keep is 0"),
         ("--every -1", "checkpoint.every is -1"),

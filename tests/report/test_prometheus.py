@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recycle.core.record import Changed, Event, Held, OpRan, Saved, Spell, Started, Stepped, Warned
+from recycle.core.record import Changed, Event, Held, OpRan, Recovered, Saved, Spell, Started, Stepped, Warned
 from recycle.report.prometheus import Gauges
 
 SECOND = 1_000_000
@@ -101,6 +101,7 @@ def test_a_run_is_told_in_numbers() -> None:
         "recycle_samples_per_second": 36,
         "recycle_iteration_seconds": 2.5,
         "recycle_live_workers": 11,
+        "recycle_recoveries_total": 0,
         "recycle_skipped_steps_total": 1,
         "recycle_checkpoint_step": 2,
         "recycle_checkpoint_bytes": 123456,
@@ -114,6 +115,19 @@ def test_what_has_labels_has_a_line_for_each() -> None:
     assert run["recycle_worker_activation_bytes"].samples == {'worker="W0_0"': 600, 'worker="W0_1"': 700}
     assert run["recycle_worker_planned_activation_bytes"].samples == {'worker="W0_0"': 500, 'worker="W0_1"': 650}
     assert run["recycle_state_seconds_total"].samples == {'state="train"': 3.5, 'state="pause"': 0.5, 'state="redo"': 1}
+
+
+def test_recoveries_are_counted_and_what_they_cost_part_by_part() -> None:
+    left = Recovered(0, 9, 1, ("W1_2",), False, "silent for 2.0 s", 4, detect_us=2 * SECOND, regroup_us=SECOND // 2, num_live=11)
+    joined = Recovered(0, 9, 2, ("W1_2",), True, "it asked to join", 8, regroup_us=SECOND // 4, transfer_us=SECOND, num_live=12)
+    assert values([left])["recycle_live_workers"] == 11
+    run = told([left, joined])
+    assert run["recycle_recoveries_total"].samples == {"": 2}
+    assert run["recycle_live_workers"].samples == {"": 12}
+    lost = {
+        name.removeprefix('part="').removesuffix('"'): time for name, time in run["recycle_lost_seconds_total"].samples.items()
+    }
+    assert lost == {"detect": 2, "abort": 0, "plan": 0, "regroup": 0.75, "transfer": 1, "redo": 0}
 
 
 def test_the_text_is_written_as_the_format_says() -> None:
@@ -130,7 +144,7 @@ def test_the_text_is_written_as_the_format_says() -> None:
 
 
 def test_what_is_not_known_yet_is_left_out() -> None:
-    nothing = {"samples_total", "discarded_samples_total", "skipped_steps_total", "warnings_total"}
+    nothing = {"samples_total", "discarded_samples_total", "recoveries_total", "skipped_steps_total", "warnings_total"}
     assert values([]) == {f"recycle_{name}": 0 for name in nothing}
     first = values(RUN[:4])
     assert "recycle_iteration_seconds" not in first

@@ -264,7 +264,9 @@ def test_the_facts_say_all_of_it() -> None:
     assert facts["checkpoints"] == [{"at_us": 1270, "steps": 3, "folder": "step-3", "size_bytes": 77}]
     assert facts["warnings"] == [{"at_us": 1270, "text": "it was warm"}]
     assert facts["run"]["time_us"]["pause"] == 500
-    assert facts["iterations"] == {"first": 0, "last": 2, "whole": 3}
+    assert facts["iterations"] == {"first": 0, "last": 2, "whole": 3, "other_plans": 0}
+    assert facts["recoveries"] == []
+    assert facts["lost_us"]["total"] == 0
 
 
 def test_what_is_not_in_the_record_is_named() -> None:

@@ -1,60 +1,83 @@
-"""`recycle demo`: the worked example of the ReCycle paper, one technique after another."""
+"""`recycle demo`: training that loses workers and nothing else, live; or, with --plans, the worked example of the paper."""
 
 import argparse
+import json
+import os
+from dataclasses import replace
 
 from rich.console import Console
 
-from recycle.cli.render import Terminal, chart_width, print_lines
-from recycle.core.plan import Plan
-from recycle.planner.describe import problem
-from recycle.planner.solve import solve
-from recycle.report.chart import draw_chart
+from recycle.cli import demo_failures
+from recycle.cli.demo_failures import FEWEST_STEPS, Setting, perform, rehearse
+from recycle.cli.demo_plans import draw_plans
+from recycle.cli.demo_text import describe_cores, describe_recoveries, describe_setting, describe_twins, phase_table
+from recycle.cli.render import Terminal
+from recycle.core.errors import UserError
 
-_CASES = (
-    ("fault-free 1F1B", "", "none", "4,3,2,1", "every worker alive: the time that a failure must not cost"),
-    ("Adaptive Pipelining", "W1_2", "adaptive", "6", "W1_2 is dead; its peers W0_2 and W2_2 take over its micro-batches"),
-    ("+ Decoupled BackProp", "W1_2", "adaptive,decoupled", "6", "weight gradients (W) wait for a bubble"),
-    ("+ Staggered Optimizer", "W1_2", "adaptive,decoupled,staggered", "6", "each stage steps, and starts anew, on its own"),
-)
-_TIGHT = ("Adaptive Pipelining, memory 4,3,2,1", "W1_2", "adaptive", "4,3,2,1")
+_DESCRIPTION = """\
+Train a small GPT with 12 workers on this machine. One is killed in the middle of an iteration, another hangs, and the first comes
+back. Then train it again with no failure, and say whether losses and weights are equal, bit for bit. It takes one to two minutes
+on two cores.
+
+With --plans nothing is trained: the worked example of the paper, 3 pipelines of 4 stages with 6 micro-batches each and W1_2 dead,
+is planned and drawn, with the techniques switched on one by one."""
+_EPILOG = """\
+examples:
+  recycle demo
+  recycle demo --quick --json
+  recycle demo --plans | less -R
+
+exit codes: 0 losses and weights are equal; 1 they are not; 2 input that cannot be used; 20 a worker failed; 130 interrupted."""
 
 
 def add_demo_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "demo",
-        help="plan and draw the worked example of the paper",
-        description="Plan 3 pipelines of 4 stages, 6 micro-batches each, with W1_2 dead, the techniques switched on one by one.",
-        epilog="examples:\n  recycle demo\n  recycle demo | less -R",
+        help="lose workers while training, and see that nothing is lost",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--steps", type=int, metavar="N", help=f"steps to train, at least {FEWEST_STEPS}")
+    parser.add_argument("--quick", action="store_true", help="a smaller model and fewer steps: half a minute")
+    parser.add_argument("--json", action="store_true", help="print what came of it as one JSON object")
+    parser.add_argument("--plans", action="store_true", help="plan and draw the worked example of the paper; needs no torch")
     parser.set_defaults(run=run_demo)
 
 
-def run_demo(_: argparse.Namespace) -> int:
-    console = Terminal()
-    rows = []
-    for name, fail, techniques, memory, why in _CASES:
-        with Console(stderr=True).status("planning (the first plan on a machine compiles the scheduler, some seconds)"):
-            plan = _plan(fail, techniques, memory)
-        console.rule(f"[bold]{name}: {plan.period_us} slots of 1 µs")
-        console.print(f"{why}\n", style="italic")
-        print_lines(draw_chart(plan, chart_width(console)), console)
-        console.print()
-        rows.append((name, plan))
-    name, fail, techniques, memory = _TIGHT
-    rows.insert(1, (name, _plan(fail, techniques, memory)))
-    _print_table(console, rows)
+def run_demo(args: argparse.Namespace) -> int:
+    if not args.plans:
+        return _show(read_setting(args), args.json)
+    for_training = {"--steps": args.steps is not None, "--quick": args.quick, "--json": args.json}
+    if given := [flag for flag, is_given in for_training.items() if is_given]:
+        raise UserError(f"--plans draws and trains nothing: leave {' and '.join(given)} out")
+    draw_plans()
     return 0
 
 
-def _plan(fail: str, techniques: str, memory: str) -> Plan:
-    return solve(problem(3, 4, 6, fail=fail, costs="1,1,1", memory=memory, techniques=techniques))
+def read_setting(args: argparse.Namespace) -> Setting:
+    """What the arguments ask for."""
+    setting = demo_failures.QUICK if args.quick else demo_failures.FULL
+    return setting if args.steps is None else replace(setting, num_steps=args.steps)
 
 
-def _print_table(console: Console, rows: list[tuple[str, Plan]]) -> None:
-    base = rows[0][1].period_us
-    console.rule("[bold]slots for one iteration")
-    for name, plan in rows:
-        console.print(
-            f"{name:<38}{plan.period_us:>4}  {plan.period_us / base - 1:>+6.0%}  {plan.quality.status}", highlight=False
-        )
+def _show(setting: Setting, as_json: bool) -> int:
+    """Show it all; with `as_json`, what is said goes where the view is, and standard output gets nothing but the object."""
+    console = Terminal(stderr=as_json)
+
+    def say(text: str, style: str = "") -> None:
+        console.print(text, style=style, markup=False, highlight=False)
+
+    with Console(stderr=True).status("loading torch, and planning (the first time on a machine takes some seconds longer)"):
+        rehearsed = rehearse(setting)
+    say(f"{describe_setting(setting)}\n")
+    outcome = perform(setting, rehearsed, lambda sentence: say(f"\n{sentence}", "italic"))
+    verdict, *hashes = describe_twins(outcome.twins)
+    say(f"\n{verdict}", "bold green" if outcome.twins.are_equal else "bold red")
+    # Not wrapped, so that hashes and columns stay whole.
+    console.print("\n".join([*hashes, "", *phase_table(outcome.phases)]), markup=False, highlight=False, soft_wrap=True)
+    notes = [*describe_recoveries(outcome, setting), *describe_cores(setting.shape, os.cpu_count() or 1)]
+    say("\n" + " ".join([*notes, f"The demo took {outcome.seconds:.0f} s."]))
+    if as_json:
+        print(json.dumps(outcome.to_json()))
+    return 0 if outcome.twins.are_equal else 1

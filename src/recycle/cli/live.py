@@ -1,76 +1,71 @@
-"""The live view of a training run: its step, loss, speed and how that compares with the plan, while it goes on."""
+"""The live view of a training run, on a terminal: the grid of workers, step, loss and speed, and what recoveries cost."""
 
+import time
+from collections.abc import Iterable
 from types import TracebackType
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
 
-from recycle.core.record import Event, Saved, Spell, Stepped, Warned
-from recycle.core.units import format_us
+from recycle.cli.live_grid import draw
+from recycle.cli.live_state import after, begin, describe_change, describe_step
+from recycle.core.cluster import Shape, Worker
+from recycle.core.record import Event, Stepped, Warned
+
+_FRAMES_PER_S = 5
 
 
 class LiveView:
-    """A line that shows how training goes, on the error stream, so that what the command prints stays clean.
+    """Shows how training goes, on the error stream, so that what the command prints stays clean.
 
-    Where that is no terminal, it says one line for every tenth of the run instead. Warnings are always said.
+    With a shape, of whose workers `dead` are dead from the start, it shows them all, and the last picture stays; without, it is
+    one line while training goes on. Where there is no terminal, it says a line for every tenth of the run instead, for everybody
+    who comes or goes, and for every recovery. Warnings are always said.
     """
 
-    def __init__(self, num_steps: int) -> None:
-        self._console = Console(stderr=True)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(20),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
-        self._task = self._bar.add_task("starting workers", total=num_steps)
-        self._num_steps, self._saved = num_steps, ""
-        self._spell: Spell | None = None
+    def __init__(
+        self, num_steps: int, shape: Shape | None = None, dead: Iterable[Worker] = (), console: Console | None = None
+    ) -> None:
+        self._console = console or Console(stderr=True)
+        self._state = begin(num_steps, shape, dead)
         self._every = max(1, num_steps // 10)
+        self._begun_s = time.monotonic()
+        self._live = Live(
+            self, console=self._console, refresh_per_second=_FRAMES_PER_S, transient=shape is None, redirect_stdout=False
+        )
 
     def __enter__(self) -> "LiveView":
-        self._bar.start()
+        self._begun_s = time.monotonic()
+        if self._console.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
-        self._bar.stop()
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # A thread of rich asks for this: the state is replaced whole, so that it never sees half of an event.
+        yield draw(self._state, time.monotonic() - self._begun_s, options.max_width, options.ascii_only)
 
     def hear(self, event: Event) -> None:
         """Take in an event of the record."""
-        match event:
-            case Spell(state="train"):
-                self._spell = event
-            case Stepped():
-                self._show(event)
-            case Saved(num_steps=num_steps):
-                self._saved = f"  saved at {num_steps}"
-            case Warned(text=text):
-                self.say(f"warning: {text}")
-            case _:
-                pass
+        self._state = after(self._state, event)
+        is_drawn = self._console.is_terminal and self._state.shape is not None
+        if isinstance(event, Warned):
+            self.say(f"warning: {event.text}")
+        elif isinstance(event, Stepped):
+            self._tell_step(event)
+        elif not is_drawn and (sentence := describe_change(event)):
+            self.say(sentence)
 
     def say(self, sentence: str) -> None:
-        """Print a line, above the bar if there is one."""
+        """Print a line, above the view if there is one."""
         self._console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
-    def _show(self, event: Stepped) -> None:
-        num_done = event.iteration + 1
-        text = describe_step(event, self._spell) + self._saved
-        self._bar.update(self._task, completed=num_done, description=text)
-        if not self._console.is_terminal and (num_done % self._every == 0 or num_done == self._num_steps):
-            self.say(f"step {num_done} of {self._num_steps}  {text}")
-
-
-def describe_step(event: Stepped, spell: Spell | None) -> str:
-    """A step in a line: its loss, and if its spell is known, its speed beside that of the plan."""
-    parts = [f"loss {event.loss:.4f}" if event.loss is not None else "loss not finite"]
-    if spell is not None and spell.length_us > 0:
-        parts.append(f"{spell.samples * 1e6 / spell.length_us:.3g} samples/s")
-        parts.append(f"iteration {format_us(spell.length_us)}")
-        if event.planned_us:
-            parts.append(f"{spell.length_us / event.planned_us:.2f} of the plan's")
-    if event.scale is None:
-        parts.append("skipped")
-    return "  ".join(parts)
+    def _tell_step(self, event: Stepped) -> None:
+        state = self._state
+        if self._console.is_terminal or not (state.num_done % self._every == 0 or state.num_done == state.num_steps):
+            return
+        saved = f"  saved at {state.num_saved}" if state.num_saved else ""
+        self.say(f"step {state.num_done} of {state.num_steps}  {describe_step(event, state.spell)}{saved}")

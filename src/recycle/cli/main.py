@@ -11,7 +11,7 @@ from recycle.core.release import RELEASE
 
 _EPILOG = """\
 examples:
-  recycle demo                                    the worked example of the paper, drawn
+  recycle demo                                    train with twelve workers, kill some, and see that nothing is lost
   recycle plan --pipelines 3 --stages 4 --microbatches 6 --fail W1_2 --costs 1,1,1 --out plan.json
   recycle show plan.json                          the schedule as a chart
   recycle check plan.json                         is it legal, and if not, why
@@ -33,6 +33,7 @@ class _Parser(argparse.ArgumentParser):
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all commands. They are imported here, not above, so that an interrupt during the imports is caught too."""
     from recycle.cli.check import add_check_parser
+    from recycle.cli.coordinator import add_coordinator_parser, add_worker_parser
     from recycle.cli.demo import add_demo_parser
     from recycle.cli.estimate import add_estimate_parser
     from recycle.cli.plan import add_plan_parser
@@ -62,6 +63,8 @@ def make_parser() -> argparse.ArgumentParser:
         add_simulate_parser,
         add_reproduce_parser,
         add_train_parser,
+        add_coordinator_parser,
+        add_worker_parser,
         add_report_parser,
         add_demo_parser,
     ):

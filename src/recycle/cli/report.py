@@ -17,6 +17,7 @@ from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_byt
 from recycle.core.plan import Plan
 from recycle.core.record import PLAN, RECORD, SUMMARY, read_record
 from recycle.core.rules import check
+from recycle.report.against import Comparison
 from recycle.report.chart import MOST_WORKERS, PLAIN, Cell, draw_chart, select_workers
 from recycle.report.perfetto import draw_run_trace
 from recycle.report.plan_timeline import plan_timeline
@@ -30,8 +31,8 @@ from recycle.sim.replay.measure import counted
 _LONG_BYTES = 5_000_000  # of a record: from here on reading takes about a second
 _MOST_TRACED = 300_000  # ops in a trace: beyond, the viewer and the disk ask for less
 _DESCRIPTION = """\
-Show how a run went: steps and losses, speed beside what the plan promises, bubbles, memory, checkpoints and warnings; then one
-iteration as it was executed, and below it the same as it was planned.
+Show how a run went: steps and losses, speed beside what the plan promises, bubbles, recoveries, memory, checkpoints and warnings;
+then one iteration as it was executed, and below it the same as it was planned.
 
 RUN is a folder that 'recycle train --out' wrote, of a run that ended or was cut off; or a record with its plan, such as
 'recycle replay --record' writes. The first iteration, in which everything warms up, is not counted."""
@@ -41,6 +42,7 @@ examples:
   recycle report runs/a --png page.png             the same as a picture on one page
   recycle report runs/a --iteration 17             that iteration, not the one of median length
   recycle report runs/a --perfetto trace.json      then open it at https://ui.perfetto.dev
+  recycle report runs/a --against-simulation       the same failures through the simulator: iterations and pauses beside these
   recycle report replayed.jsonl --plan plan.json   a record by itself
   recycle report runs/a --json | jq .plan.over_promise"""
 
@@ -56,6 +58,15 @@ def add_report_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("run_path", type=Path, metavar="RUN", help="the folder of a run, or a record")
     parser.add_argument("--plan", type=Path, metavar="FILE", help=f"the plan of the run (default: {PLAN} beside the record)")
     parser.add_argument("--iteration", type=int, metavar="N", help="the iteration to draw (default: one of median length)")
+    simulation = parser.add_argument_group("simulation")
+    simulation.add_argument(
+        "--against-simulation",
+        action="store_true",
+        help="predict the run, its failures included, and hold what it took against it",
+    )
+    simulation.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a simulated pause, such as recycle.detect=50ms"
+    )
     files = parser.add_argument_group("output")
     files.add_argument("--png", type=Path, metavar="FILE", help="write everything as a picture on one page")
     files.add_argument("--svg", type=Path, metavar="FILE", help="write an SVG picture of the iteration as executed")
@@ -75,13 +86,17 @@ def run_report(args: argparse.Namespace) -> int:
             refuse_unwritable(path)
     if args.png:
         refuse_other_suffix(args.png, ".png")
+    if args.set and not args.against_simulation:
+        raise UserError("--set is for a simulation: give --against-simulation, too")
     files = find_files(args.run_path, args.plan)
     summary = _read(files)
     iteration = summary.executed.middle if args.iteration is None else args.iteration
     summary.executed.windows(iteration)  # refused before anything is written
+    compared = _compared(args, summary)
     written = _write_files(args, summary, iteration)
     if args.json:
         facts = {**summary.to_json(), "ended": _has_ended(files, summary), "weights_sha256": _digest(files)}
+        facts |= {"against_simulation": compared.to_json()} if compared else {}
         print(json.dumps({**facts, "drawn_iteration": iteration}, ensure_ascii=False))
         return 0
     console = Terminal()
@@ -92,6 +107,7 @@ def run_report(args: argparse.Namespace) -> int:
     print_lines([(Cell(text, PLAIN),) for text in (*texts, "")], console)
     for drawn in (_executed(summary, iteration, args.rows), _planned(summary)):
         print_lines([*draw_chart(drawn, width, args.rows == "all"), ()], console)
+    print_lines([(Cell(text, PLAIN),) for text in compared.lines()] if compared else [], console)
     for path in written:
         print(f"wrote {path}")
     return 0
@@ -150,6 +166,15 @@ def _read(files: Files) -> Summary:
             raise type(problem)(f"{files.record}: {problem}") from None
 
 
+def _compared(args: argparse.Namespace, summary: Summary) -> Comparison | None:
+    """The run beside a simulation of it, if that was asked for."""
+    if not args.against_simulation:
+        return None
+    from recycle.cli.against_simulation import against_simulation, read_constants  # only this needs the planner
+
+    return against_simulation(summary.run, summary.plan, read_constants(args.set))
+
+
 def _has_ended(files: Files, summary: Summary) -> bool:
     """A summary says so, unless it is that of a shorter run which was gone on with."""
     if files.summary is None:
@@ -203,7 +228,8 @@ def _write_files(args: argparse.Namespace, summary: Summary, iteration: int) -> 
     if args.svg:
         write_text(args.svg, draw_svg(_executed(summary, iteration, "all")))
     if args.perfetto:
-        is_long = len(summary.run.ops) > _MOST_TRACED
-        traced = summary.run.ops.events(_around(iteration) if is_long else summary.executed.whole)
-        write_text(args.perfetto, draw_run_trace(counted(summary.plan.problem), traced))
+        ran, is_long = summary.executed, len(summary.run.ops) > _MOST_TRACED
+        traced = summary.run.ops.events(_around(iteration) if is_long else [*ran.whole, *ran.elsewhere])
+        recoveries = () if is_long else summary.recoveries
+        write_text(args.perfetto, draw_run_trace(counted(summary.plan.problem), traced, recoveries))
     return [path for path in (args.png, args.svg, args.perfetto) if path]

@@ -6,12 +6,14 @@ from itertools import pairwise
 
 from recycle.core.record import Held
 from recycle.core.units import format_bytes, format_duration, format_us
+from recycle.report.recoveries import format_ms, recovery_lines
 from recycle.report.run_summary import Summary, fullest_by_stage, memory_ratio
 from recycle.report.tables import aligned
 
 _MOST_WORKERS = 16
 _MOST_WARNINGS = 8
 _MOST_SAVED = 4
+_MOST_RECOVERIES = 12
 _CURVE_ROWS = 7
 _INDENT = " " * 11
 # The dots of a braille letter, row by row: two columns of four.
@@ -26,6 +28,7 @@ def report_lines(summary: Summary, state: str, width: int) -> list[str]:
         *_speed_lines(summary),
         *_line("bubbles", _bubbles(summary)),
         *_time_lines(summary),
+        *_recovery_lines(summary),
         *_memory_lines(summary),
         *_saved_lines(summary),
         *_warning_lines(summary),
@@ -75,7 +78,15 @@ def _speed_lines(summary: Summary) -> list[str]:
         *_line("iteration", f"{took}; {spread}"),
         *_line("plan", f"{promise}: the iteration takes {summary.over_promise:.3f} times that"),
         *_line("", f"its period is {format_us(plan.period_us)}; {slow}"),
+        *_line("", *_other_plans(summary)),
     ]
+
+
+def _other_plans(summary: Summary) -> list[str]:
+    executed = summary.executed
+    if not executed.elsewhere:
+        return []
+    return [f"{len(executed.whole):,} iterations went by this plan, {len(executed.elsewhere):,} by those of other epochs"]
 
 
 def _times(ratio: float) -> str:
@@ -99,6 +110,17 @@ def _time_lines(summary: Summary) -> list[str]:
     parts |= {f"{cause or 'a pause'}": time for cause, time in waits.items()}
     shares = ", ".join(f"{name} {time / metrics.total_us:.1%}" for name, time in parts.items() if time)
     return _line("time", f"{format_duration(metrics.total_us)} in all: {shares}")
+
+
+def _recovery_lines(summary: Summary) -> list[str]:
+    known = summary.recoveries
+    if not known:
+        return []
+    num_left, num_joined = (sum(len(one.workers) for one in known if one.joins == joins) for joins in (False, True))
+    head = f"{len(known):,}, which cost {format_ms(summary.lost_us)}; {num_left or 'none'} left, {num_joined or 'none'} joined"
+    shown = known[:_MOST_RECOVERIES]
+    after = [f"and {len(known) - len(shown):,} more; --json lists all"] if len(known) > len(shown) else []
+    return _line("recoveries", head, *recovery_lines(shown), *after)
 
 
 def _memory_lines(summary: Summary) -> list[str]:

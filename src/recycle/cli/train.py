@@ -4,12 +4,13 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recycle.cli.live import LiveView
 from recycle.cli.train_config import TrainConfig, add_config_arguments, changes, load_config, read_config
+from recycle.cli.train_failures import add_failure_arguments, read_failures
+from recycle.cli.train_parts import CONFIG, Parts, is_free
 from recycle.cli.train_plan import choose_plan, seats_taken
 from recycle.core.errors import FileProblem, ForeignRun, UserError
 from recycle.core.files import refuse_unwritable
@@ -18,11 +19,11 @@ from recycle.core.record import CHECKPOINTS, SUMMARY, Event
 from recycle.core.units import format_bytes, format_us
 
 if TYPE_CHECKING:
-    from recycle.core.profile import Profile
-    from recycle.runtime.books import Trained
+    pass
 
 _DESCRIPTION = """\
-Train a small GPT on this machine, a process for every live worker of a plan. Workers may be dead from the start.
+Train a small GPT on this machine, a process for every live worker of a plan. Workers may be dead from the start, and may die,
+hang and come back while it runs: kill -9 any of them, or let --kill do it.
 
 Every key of the configuration is a flag, and can stand in a TOML file; flags outrank the file. With --out, the run leaves
 config.toml, plan.json, record.jsonl, summary.json and checkpoints, and 'recycle report' shows it."""
@@ -36,21 +37,14 @@ examples:
     recycle train --pipelines 3 --stages 4 --microbatches 6 --steps 20 --exact --dead W1_2 --json
   go on to step 40, with another worker dead
     recycle train --resume runs/a --steps 40 --dead W0_0
+  one worker is killed in step 5, another hangs in step 8, and the first comes back: the same weights again
+    recycle train --steps 20 --exact --kill W1_2@5 --hang W0_1@8 --rejoin W1_2@12 --json
   a file, and what differs from it
     recycle train runs/a/config.toml --model.width 128 --out runs/b
 
 exit codes: 0 done; 2 input that cannot be used; 10 the model cannot be cut so; 11 too little data; 12 a plan or library of
 something else; 13 a port in use; 14 a run of another job; 15 no whole checkpoint; 16 a stage's output cannot be sent; 17 a loss
 that is no scalar; 20 a worker failed; 130 interrupted."""
-CONFIG = "config.toml"
-# What may change when a run goes on: who computes, where, and how long.
-_FREE = ("cluster.", "checkpoint.", "log.", "training.steps", "training.device")
-_BOUND = ("cluster.pipelines", "cluster.stages", "cluster.microbatches")
-
-
-def is_free(name: str) -> bool:
-    """Whether a key of the configuration may change when a run goes on."""
-    return name.startswith(_FREE) and name not in _BOUND
 
 
 def add_train_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -63,6 +57,7 @@ def add_train_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentPa
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_config_arguments(parser)
+    add_failure_arguments(parser)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="record the run there, with checkpoints")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder, from its last checkpoint")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
@@ -73,12 +68,14 @@ def run_train(args: argparse.Namespace) -> int:
     config, out = _config(args)
     if out:
         refuse_unwritable(out / SUMMARY)
-    torch_parts = _Parts(config)
+    torch_parts = Parts(config)
     plan = choose_plan(config.cluster, torch_parts.measured() if config.cluster.measure else None)
-    with _watching(config, plan, out, args.resume is not None) as watch:
-        trained = torch_parts.train(plan, out, args.resume is not None, watch)
+    cluster = plan.problem.cluster
+    failures = read_failures(args, cluster.shape, config.training.steps, sorted(cluster.failed))
+    with watching(config, plan, out, args.resume is not None) as (watch, _):
+        trained = torch_parts.train(plan, out, args.resume is not None, watch, *failures)
     facts = trained.to_json()
-    print(json.dumps(facts) if args.json else _text(facts, out))
+    print(json.dumps(facts) if args.json else describe(facts, out))
     return 0
 
 
@@ -101,105 +98,14 @@ def _config(args: argparse.Namespace) -> tuple[TrainConfig, Path | None]:
     return config, args.resume
 
 
-class _Parts:
-    """What is trained, made from a configuration. torch is imported here, because planning and simulating work without it."""
-
-    def __init__(self, config: TrainConfig) -> None:
-        try:
-            import torch
-
-            from recycle.models.gpt import GptConfig, gpt_stages
-            from recycle.models.text import Text
-            from recycle.runtime.job import refuse_absent
-        except ImportError as problem:
-            raise UserError(f"training needs torch ({problem}): install it with pip install 'recycle-train[train]'") from None
-        self.config = config
-        model, training = config.model, config.training
-        gpt = GptConfig(
-            context=model.context,
-            width=model.width,
-            num_heads=model.heads,
-            num_layers=model.layers,
-            dropout=model.dropout,
-            ties_embeddings=model.tied,
-        )
-        refuse_absent(training.device)
-        self._stages = gpt_stages(gpt, config.cluster.stages, training.seed)
-        self._text = Text(model.context, config.data.text or None)
-        self._optimizer: Callable[..., Any] = (
-            partial(torch.optim.AdamW, lr=training.rate, weight_decay=training.weight_decay)
-            if training.optimizer == "adamw"
-            else partial(torch.optim.SGD, lr=training.rate, weight_decay=training.weight_decay, momentum=training.momentum)
-        )
-        self._sums: torch.dtype = getattr(torch, training.sums)
-        self._autocast = torch.bfloat16 if training.precision == "bfloat16" else None
-
-    def measured(self) -> "Profile":
-        """A profile of these stages on this machine."""
-        import torch
-
-        from recycle.core.cluster import Shape
-        from recycle.models.gpt import next_byte_loss
-        from recycle.runtime.batches import Batches
-        from recycle.runtime.measure import measure
-
-        cluster = self.config.cluster
-        shape = Shape(cluster.pipelines, cluster.stages, cluster.microbatches)
-        batches = Batches(self._text, shape, self.config.data.samples, self.config.training.seed)
-        num_threads, training = torch.get_num_threads(), self.config.training
-        torch.set_num_threads(1)  # as in a worker
-        try:
-            return measure(
-                self._stages,
-                batches,
-                next_byte_loss,
-                is_exact=training.exact,
-                make_optimizer=self._optimizer,
-                sum_dtype=self._sums,
-                autocast=self._autocast,
-                device=training.device,
-            )
-        finally:
-            torch.set_num_threads(num_threads)
-
-    def train(self, plan: Plan, out: Path | None, resume: bool, watch: Callable[[Event], None]) -> "Trained":
-        from recycle.models.gpt import next_byte_loss
-        from recycle.runtime.schedules import WarmUpThen
-        from recycle.runtime.train import train
-
-        config, training = self.config, self.config.training
-        return train(
-            plan,
-            self._stages,
-            self._text,
-            next_byte_loss,
-            self._optimizer,
-            steps=training.steps,
-            samples=config.data.samples,
-            seed=training.seed,
-            exact=training.exact,
-            max_norm=training.max_norm or None,
-            schedule=WarmUpThen(training.schedule, training.warmup, training.steps),
-            sums=self._sums,
-            autocast=self._autocast,
-            device=training.device,
-            out=out,
-            checkpoint_every=config.checkpoint.every,
-            keep=config.checkpoint.keep,
-            resume=resume,
-            port=config.cluster.port,
-            name=f"{config.model.layers}-layer GPT",
-            about={name: value for name, value in config.values().items() if not is_free(name)},
-            files={CONFIG: config.to_toml()},
-            watch=watch,
-        )
-
-
 @contextmanager
-def _watching(config: TrainConfig, plan: Plan, out: Path | None, resume: bool) -> Iterator[Callable[[Event], None]]:
-    """Everybody who wants to hear how it goes."""
+def watching(
+    config: TrainConfig, plan: Plan, out: Path | None, resume: bool
+) -> Iterator[tuple[Callable[[Event], None], Callable[[str], None]]]:
+    """Everybody who wants to hear how it goes: what takes in events, and what says a sentence."""
     with ExitStack() as stack:
-        view = stack.enter_context(LiveView(config.training.steps))
+        cluster = plan.problem.cluster
+        view = stack.enter_context(LiveView(config.training.steps, cluster.shape, cluster.failed))
         listeners: list[Callable[[Event], None]] = [view.hear]
         for sentence in seats_taken(plan, config.cluster):
             view.say(sentence)
@@ -222,7 +128,7 @@ def _watching(config: TrainConfig, plan: Plan, out: Path | None, resume: bool) -
             for listener in listeners:
                 listener(event)
 
-        yield watch
+        yield watch, view.say
 
 
 def _num_done(run: Path) -> int:
@@ -232,7 +138,8 @@ def _num_done(run: Path) -> int:
     return latest(run / CHECKPOINTS)[0].num_steps
 
 
-def _text(facts: dict[str, Any], out: Path | None) -> str:
+def describe(facts: dict[str, Any], out: Path | None) -> str:
+    """What a run came to, in lines."""
     losses, peaks = facts["losses"], facts["peak_memory_bytes"].values()
     dead = f", dead from the start: {', '.join(facts['dead'])}" if facts["dead"] else ""
     lines = [f"workers    {facts['workers']}{dead}"]
@@ -244,10 +151,21 @@ def _text(facts: dict[str, Any], out: Path | None) -> str:
             f"iteration  {format_us(facts['iteration_us'])}, {ratio:.2f} of what the plan says at the speed at which ops ran; "
             f"{facts['samples_per_s']:g} samples/s; first step after {format_us(facts['start_us'])}"
         )
+    lines += [f"recovery   {_recovery(each)}" for each in facts["recoveries"]]
     lines.append(f"memory     a worker's process held {format_bytes(max(peaks))} at most")
     lines.append(f"weights    sha256 {facts['weights_sha256']}")
     lines += [f"warning    {warning}" for warning in facts["warnings"]]
     return "\n".join([*lines, f"written    {out}"] if out else lines)
+
+
+def _recovery(facts: dict[str, Any]) -> str:
+    what = "joined" if facts["joins"] else "lost"
+    parts = [
+        f"{part} {format_us(facts[f'{part}_us'])}"
+        for part in ("detect", "abort", "plan", "regroup", "transfer", "redo")
+        if facts[f"{part}_us"]
+    ]
+    return f"step {facts['step']}: {what} {facts['worker']} ({facts['cause']}); {', '.join(parts)}"
 
 
 def _loss(value: float | None) -> str:

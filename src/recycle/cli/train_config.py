@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from recycle.control.membership import DEFAULT_LEASE_S, LONGEST_S, SHORTEST_S
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.problem import Techniques
@@ -54,6 +55,7 @@ _COUNT, _COUNT_OR_NONE, _PORT, _SEED = _whole(1), _whole(0), _whole(0, 65535), _
 _SWITCH = _Rule("true or false", "", lambda value: True)
 _ABOVE_ZERO = _Rule("a finite number above 0", "X", lambda value: 0 < value < math.inf)
 _NOT_BELOW_ZERO = _Rule("a finite number of at least 0", "X", lambda value: 0 <= value < math.inf)
+_LEASE = _Rule(f"a number from {SHORTEST_S:g} to {LONGEST_S:g}", "S", lambda value: SHORTEST_S <= value <= LONGEST_S)
 _BELOW_ONE = _Rule("a number from 0 to below 1", "P", lambda value: 0 <= value < 1)
 
 
@@ -79,6 +81,7 @@ class ClusterSection:
     profile: str = _key("", _text("FILE"), "make the plan from this profile, or see that a given one was")
     measure: bool = _key(False, _SWITCH, "measure a profile first, and make the plan from that")
     port: int = _key(0, _PORT, "port at which workers meet; 0 is any free one")
+    lease: float = _key(DEFAULT_LEASE_S, _LEASE, "seconds of silence after which a worker counts as dead")
 
     def __post_init__(self) -> None:
         _check_keys("cluster", self)
@@ -253,6 +256,11 @@ def read_config(args: argparse.Namespace) -> TrainConfig:
 def load_config(path: Path) -> TrainConfig:
     """The configuration that a file describes."""
     return _made(_read(path))
+
+
+def parse_config(text: str) -> TrainConfig:
+    """The configuration that `to_toml` gave as this text."""
+    return _made(tomllib.loads(text))
 
 
 def changes(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:

@@ -5,12 +5,13 @@ from pathlib import Path
 from recycle.cli.train_config import ClusterSection
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import ForeignPlan, UserError
-from recycle.core.library import Library
+from recycle.core.library import Library, without_failures
 from recycle.core.plan import Plan
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile
 from recycle.planner.describe import problem as describe
 from recycle.planner.solve import solve
+from recycle.planner.source import Planner
 
 _PLAN_S = 10.0
 
@@ -36,6 +37,12 @@ def choose_plan(cluster: ClusterSection, measured: Profile | None = None) -> Pla
     )
     # The greedy method is near the bound in a moment; a few per cent of a plan are not worth a wait before training begins.
     return solve(wanted, "greedy", _PLAN_S)
+
+
+def choose_source(plan: Plan, cluster: ClusterSection) -> Planner:
+    """Where plans come from when workers die or come back while it runs."""
+    library = Library.open(cluster.library) if cluster.library else None
+    return Planner(without_failures(plan.problem), library, given=plan)
 
 
 def seats_taken(plan: Plan, cluster: ClusterSection) -> list[str]:

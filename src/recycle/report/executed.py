@@ -1,8 +1,8 @@
 """The iterations of a run beside its plan: when each began at every stage, how long it took, and where the time went.
 
 The first iteration, in which everything warms up, is not counted where there is another; neither is one that is not whole,
-because the run was cut off in it. Ops in vain, of an attempt that was begun again because the step before it was taken back, are
-neither busy time nor bubble.
+because the run was cut off in it, or one that went by the plan of another epoch. Ops in vain, of an attempt that was begun again
+because the step before it was taken back, are neither busy time nor bubble.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ import numpy as np
 from recycle.core.cluster import Worker
 from recycle.core.errors import ForeignPlan, UserError
 from recycle.core.op import Kind, Op
-from recycle.core.plan import Plan, microbatch_of
+from recycle.core.plan import Plan, Row, microbatch_of
 from recycle.core.record import OPTIMIZER, REDUCE
 from recycle.report.run_columns import Bools, Ints, Ops
 from recycle.report.timeline import Span
@@ -61,8 +61,14 @@ def planned_shares(plan: Plan) -> list[Share]:
 class Executed:
     """The iterations of a run beside its plan: when each began at every stage, how long it took, where the time went."""
 
-    def __init__(self, plan: Plan, ops: Ops, pauses: Sequence[Span] = ()) -> None:
-        """`pauses` are when nobody trained: what an iteration shares with one of them is no bubble, and is not counted at all."""
+    def __init__(self, plan: Plan, ops: Ops, pauses: Sequence[Span] = (), has_epochs: bool = False) -> None:
+        """`pauses` are when nobody trained: what an iteration shares with one of them is no bubble, and is not counted at all.
+
+        A run that has epochs went by other plans too: iterations that did are left out, where else they would be refused.
+        """
+        self.elsewhere: tuple[int, ...] = ()
+        if has_epochs and len(ops):
+            ops, self.elsewhere = _split_by_plan(plan, ops)
         _refuse_other_plan(plan, ops)
         self.plan, self._ops = plan, ops
         self._stage = np.array([Worker.parse(name).stage for name in ops.workers])[ops.worker]
@@ -138,6 +144,8 @@ class Executed:
 
     def _place_of(self, iteration: int) -> int:
         if iteration not in self.whole:
+            if iteration in self.elsewhere:
+                raise UserError(f"iteration {iteration} went by the plan of another epoch: give that plan to draw it")
             raise UserError(_not_whole(iteration, self.whole, iteration in self._numbers))
         return int(np.searchsorted(self._numbers, iteration))
 
@@ -269,15 +277,36 @@ def _refuse_other_plan(plan: Plan, ops: Ops) -> None:
     for name in ops.workers:
         if name not in rows:
             raise ForeignPlan(f"{name} ran ops in this record, but the plan has no row for it: give the plan of this run")
-    pairs = np.unique(ops.worker * len(ops.texts) + ops.what)
-    ran: dict[str, set[str]] = {name: set() for name in ops.workers}
-    for pair in pairs.tolist():
-        ran[ops.workers[pair // len(ops.texts)]].add(ops.texts[pair % len(ops.texts)])
-    for name, texts in ran.items():
-        row = rows[name]
-        known = {
-            str(Op(row.worker.stage, Kind(kind), microbatch_of(plan.problem.shape, chain)))
-            for kind, chain in zip(row.kinds, row.chains, strict=True)
-        }
-        if strange := sorted(texts - known - {REDUCE, OPTIMIZER}):
-            raise ForeignPlan(f"{name} ran {strange[0]} in this record, but the plan does not: give the plan of this run")
+    strange = np.flatnonzero(~_is_in(plan, ops))
+    if strange.size:
+        name, text = min((ops.workers[ops.worker[place]], ops.texts[ops.what[place]]) for place in strange.tolist())
+        raise ForeignPlan(f"{name} ran {text} in this record, but the plan does not: give the plan of this run")
+
+
+def _split_by_plan(plan: Plan, ops: Ops) -> tuple[Ops, tuple[int, ...]]:
+    """Return the ops of the iterations that went by this plan, and the numbers of those that went by another."""
+    others = np.unique(ops.iteration[~ops.in_vain & ~_is_in(plan, ops)])
+    mine = ops.chosen(~np.isin(ops.iteration, others) & _is_in(plan, ops))
+    if len(mine) == 0:
+        raise ForeignPlan(
+            "no iteration of this record went by this plan: workers came or went before the first one ended; "
+            "give the plan of another epoch"
+        )
+    return mine, tuple(others.tolist())
+
+
+def _is_in(plan: Plan, ops: Ops) -> Bools:
+    """Say of each op whether it is in the row of its worker."""
+    known = {str(row.worker): _texts(plan, row) for row in plan.rows}
+    pairs, place = np.unique(ops.worker * len(ops.texts) + ops.what, return_inverse=True)
+    named = ((ops.workers[pair // len(ops.texts)], ops.texts[pair % len(ops.texts)]) for pair in pairs.tolist())
+    is_known = np.array([text in known.get(name, ()) for name, text in named], dtype=np.bool_)
+    in_row: Bools = is_known[place]
+    return in_row
+
+
+def _texts(plan: Plan, row: Row) -> set[str]:
+    """What the worker of a row runs in an iteration."""
+    shape, stage = plan.problem.shape, row.worker.stage
+    chains = zip(row.kinds, row.chains, strict=True)
+    return {REDUCE, OPTIMIZER, *(str(Op(stage, Kind(kind), microbatch_of(shape, chain))) for kind, chain in chains)}

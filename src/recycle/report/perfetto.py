@@ -2,21 +2,23 @@
 
 A staggered plan is written twice, one period apart, so that one sees a stage start its next iteration while others still end
 this one; a run is written as far as its record goes, with what each worker holds in memory. Arrows follow what leaves
-its pipeline: to a worker that took over, and back from it. Ops in vain have a colour and a category of their own.
+its pipeline: to a worker that took over, and back from it. Ops in vain have a colour and a category of their own. Recoveries
+have a process of their own, with a slice for each part; a worker that left is dead until one joins.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind, Op
 from recycle.core.plan import Plan
 from recycle.core.problem import Problem
-from recycle.core.record import OpRan
+from recycle.core.record import PARTS, OpRan, Recovered
 from recycle.core.rules import needs
 from recycle.report.palette import PAINTS
 from recycle.report.plan_timeline import PlanBlocks, plan_timeline
+from recycle.report.recoveries import describe_rest, who
 from recycle.report.run_timeline import read_blocks
 from recycle.report.timeline import Block, Span
 
@@ -32,6 +34,7 @@ _COLOURS = {
     "optimizer": "generic_work",
     "dead": "grey",
     "in vain": "terrible",
+    "recovery": "bad",
 }
 
 
@@ -48,32 +51,37 @@ def draw_trace(plan: Plan) -> str:
     return _dumped(trace_events(plan))
 
 
-def draw_run_trace(problem: Problem, events: Iterable[OpRan]) -> str:
+def draw_run_trace(problem: Problem, events: Iterable[OpRan], recoveries: Sequence[Recovered] = ()) -> str:
     """Return the trace of a run as JSON, one event a line; memory is counted in the unit of the problem's limit."""
-    return _dumped(run_trace_events(problem, events))
+    return _dumped(run_trace_events(problem, events, recoveries))
 
 
 def trace_events(plan: Plan) -> Iterator[Event]:
     """Yield names, slots, reductions, optimizer steps, dead workers and arrows."""
     windows = plan_timeline(plan).windows
     num_iterations = 2 if plan.problem.techniques.staggered else 1
-    dead = [(first, first + num_iterations * plan.period_us) for first, _ in windows]
-    yield from _events(plan.problem, list(_plan_slices(plan, num_iterations)), dead)
+    yield from _events(plan.problem, list(_plan_slices(plan, num_iterations)))
+    for worker in sorted(plan.problem.cluster.failed):
+        first, _ = windows[worker.stage]
+        yield _dead(plan.problem, worker, (first, first + num_iterations * plan.period_us))
 
 
-def run_trace_events(problem: Problem, events: Iterable[OpRan]) -> Iterator[Event]:
-    """Yield the same of a run, and what each worker holds; ops in vain are slices only: nothing came of them."""
+def run_trace_events(problem: Problem, events: Iterable[OpRan], recoveries: Sequence[Recovered] = ()) -> Iterator[Event]:
+    """Yield the same of a run, what each worker holds, and recoveries; ops in vain are slices only: nothing came of them."""
     ran = list(events)
     slices, in_vain = (
         [Slice(worker, iteration, block) for (worker, iteration), block in read_blocks(part)]
         for part in ([event for event in ran if not event.is_in_vain], [event for event in ran if event.is_in_vain])
     )
     span = min(s.block.start_us for s in slices), max(s.block.end_us for s in slices)
-    yield from _events(problem, slices, [span] * problem.shape.num_stages)
+    yield from _events(problem, slices)
+    yield from _absences(problem, recoveries, span)
     for piece in in_vain:
         made = _slice_event(problem, piece)
         yield {**made, "name": f"{made['name']} in vain", "cat": "in vain", "cname": _COLOURS["in vain"]}
     yield from _memory(problem, slices)
+    if recoveries:
+        yield from _recoveries(problem, recoveries)
 
 
 def _dumped(events: Iterable[Event]) -> str:
@@ -89,11 +97,8 @@ def _plan_slices(plan: Plan, num_iterations: int) -> Iterator[Slice]:
                 yield Slice(row.worker, iteration, block.shifted(iteration * plan.period_us))
 
 
-def _events(problem: Problem, slices: list[Slice], dead: list[Span]) -> Iterator[Event]:
+def _events(problem: Problem, slices: list[Slice]) -> Iterator[Event]:
     yield from _names(problem)
-    # One slice for each dead worker, because viewers hide a thread that has none.
-    for worker in sorted(problem.cluster.failed):
-        yield _complete("dead", "dead", _place(problem, worker), dead[worker.stage], {})
     for piece in slices:
         yield _slice_event(problem, piece)
     yield from _arrows(problem, slices)
@@ -114,6 +119,40 @@ def _names(problem: Problem) -> Iterator[Event]:
         name = str(worker) if problem.cluster.is_live(worker) else f"{worker} dead"
         yield {"ph": "M", "name": "thread_name", **place, "args": {"name": name}}
         yield {"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": worker.stage}}
+
+
+def _recoveries(problem: Problem, recoveries: Sequence[Recovered]) -> Iterator[Event]:
+    """A slice for each part of each recovery but the last, `redo`: that is drawn as ops in vain."""
+    after = problem.shape.num_pipelines + problem.shape.num_workers
+    place = {"pid": after + 1, "tid": after + 2}
+    for kind in ("process_name", "thread_name"):
+        yield {"ph": "M", "name": kind, **place, "args": {"name": "recoveries"}}
+    for one in recoveries:
+        args = {"who": who(one), "cause": describe_rest(one), "epoch": one.epoch, "iteration": one.iteration}
+        start_us = one.at_us
+        for part in PARTS[:-1]:
+            if time_us := one.parts_us[part]:
+                yield _complete(part, "recovery", place, (start_us, start_us + time_us), args)
+                start_us += time_us
+
+
+def _absences(problem: Problem, recoveries: Sequence[Recovered], span: Span) -> Iterator[Event]:
+    """A slice for each time in which nobody had a seat: from a death, or the start, until somebody comes, or to the end."""
+    since_us = dict.fromkeys(sorted(problem.cluster.failed), span[0])
+    for one in recoveries:
+        for seat in sorted(map(Worker.parse, one.filled)):
+            if seat in since_us:
+                yield _dead(problem, seat, (since_us.pop(seat), one.end_us))
+        for seat in sorted(map(Worker.parse, one.emptied)):
+            # Whoever moves away has worked until then.
+            since_us.setdefault(seat, one.at_us if str(seat) in one.workers else one.end_us)
+    for seat, start_us in since_us.items():
+        yield _dead(problem, seat, (start_us, max(start_us, span[1])))
+
+
+def _dead(problem: Problem, worker: Worker, span: Span) -> Event:
+    """A slice of its own, because viewers hide a thread that has none."""
+    return _complete("dead", "dead", _place(problem, worker), span, {})
 
 
 def _complete(name: str, look: str, place: Event, span: Span, args: Event) -> Event:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from recycle.core.record import Changed, Event, Held, Saved, Spell, Stepped, Warned
+from recycle.core.record import PARTS, Changed, Event, Held, Recovered, Saved, Spell, Stepped, Warned
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -27,6 +27,8 @@ class Facts:
     num_discarded: int = 0
     num_skipped: int = 0
     num_warnings: int = 0
+    num_recoveries: int = 0
+    lost_us: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(PARTS, 0))
     state_us: Mapping[str, int] = field(default_factory=dict)
     held: Mapping[str, Held] = field(default_factory=dict)
 
@@ -40,6 +42,8 @@ def after(facts: Facts, event: Event) -> Facts:
             return _after_spell(facts, event)
         case Changed():
             return replace(facts, num_live=event.num_live)
+        case Recovered():
+            return _after_recovery(facts, event)
         case Held():
             return replace(facts, held={**facts.held, event.worker: event})
         case Saved():
@@ -86,6 +90,15 @@ def _after_spell(facts: Facts, spell: Spell) -> Facts:
     )
 
 
+def _after_recovery(facts: Facts, recovered: Recovered) -> Facts:
+    return replace(
+        facts,
+        num_live=recovered.num_live or facts.num_live,
+        num_recoveries=facts.num_recoveries + 1,
+        lost_us={part: facts.lost_us[part] + time_us for part, time_us in recovered.parts_us.items()},
+    )
+
+
 class Gauges:
     """What a run has told so far. One thread may hear events; any may ask for the text."""
 
@@ -123,6 +136,9 @@ def _metrics(facts: Facts) -> Iterator[_Metric]:
     took_s = None if facts.iteration_us is None else facts.iteration_us / 1e6
     yield _gauge("iteration_seconds", "Time between the ends of the last two steps, pauses included.", took_s)
     yield _gauge("live_workers", "Workers that are alive.", facts.num_live)
+    yield _counter("recoveries_total", "Times that training went on after workers left or joined.", facts.num_recoveries)
+    lost = {_labels("part", part): time_us / 1e6 for part, time_us in facts.lost_us.items()}
+    yield _Metric("recycle_lost_seconds_total", "counter", "Time lost to recoveries, by what it was lost to.", lost)
     yield _counter("skipped_steps_total", "Steps that changed nothing, because their gradient was not finite.", facts.num_skipped)
     if facts.checkpoint is not None:
         yield _gauge("checkpoint_step", "Steps in the newest checkpoint.", facts.checkpoint.num_steps)

@@ -1,4 +1,4 @@
-"""A run on one page: loss, speed and memory above, and below them an iteration as executed over the iteration as planned.
+"""A run on one page: loss, speed and memory above; below them recoveries, and an iteration as executed over the one as planned.
 
 Both iterations are drawn to one scale, the plan's at the speed at which ops ran, so that what makes the run longer than the plan
 lies right below what the plan has there.
@@ -15,11 +15,12 @@ from recycle.core.units import format_bytes, format_us
 from recycle.report import palette
 from recycle.report.figures import draw_picture
 from recycle.report.picture import Picture
+from recycle.report.recovery_chart import draw_recoveries, height_px
 from recycle.report.run_summary import Summary, fullest_by_stage
 from recycle.report.timeline import Timeline
 
 MOST_BARS = 16
-_LINE, _SECOND_LINE, _MARK = "#0072b2", "#e69f00", "#d55e00"
+_LINE, _SECOND_LINE, _MARK, _CAME = "#0072b2", "#e69f00", "#d55e00", "#009e73"
 _FEWEST_TO_SMOOTH = 40
 _HEAD_PX, _PANEL_PX, _BELOW_PX, _GAP_PX = 62.0, 210.0, 50.0, 16.0
 _SIDE_PX, _BETWEEN_PX = 62.0, 74.0
@@ -31,12 +32,16 @@ def draw_page(summary: Summary, executed: Timeline, planned: Timeline) -> bytes:
     """Return the page as the bytes of a PNG file; the two timelines are those of one iteration of the run and of its plan."""
     pictures = lay_out(executed, planned, summary.executed.slowdown())
     width = pictures[0].width_px
-    height = _HEAD_PX + _PANEL_PX + _BELOW_PX + sum(picture.height_px + _GAP_PX for picture in pictures)
+    table = height_px(len(summary.recoveries))
+    height = _HEAD_PX + _PANEL_PX + _BELOW_PX + table + sum(picture.height_px + _GAP_PX for picture in pictures)
     figure = Figure(figsize=(width / 100, height / 100), facecolor=palette.PAPER)
     FigureCanvasAgg(figure)
     _draw_head(figure, summary, height)
     _draw_panels(figure, summary, width, height)
     top = _HEAD_PX + _PANEL_PX + _BELOW_PX
+    if table:
+        draw_recoveries(figure.add_axes((0, 1 - (top + table) / height, 1, table / height)), summary.recoveries, width)
+        top += table
     for picture in pictures:
         top += _GAP_PX
         axes = figure.add_axes((0, 1 - (top + picture.height_px) / height, 1, picture.height_px / height))
@@ -66,6 +71,10 @@ def _draw_head(figure: Figure, summary: Summary, height: float) -> None:
         f"{summary.over_promise:.2f} times what the plan promises at the speed at which ops ran",
         f"bubbles {summary.bubble:.0%}, planned {summary.planned_bubble:.0%}",
     ]
+    if summary.executed.elsewhere:
+        clauses.append(
+            f"by this plan {len(summary.executed.whole)} iterations, by those of other epochs {len(summary.executed.elsewhere)}"
+        )
     figure.text(0.01, 1 - 24 / height, title, fontsize=12, fontweight="bold", color=palette.INK, va="baseline")
     figure.text(0.01, 1 - 43 / height, " · ".join(clauses), fontsize=8.5, color=palette.FAINT_INK, va="baseline")
 
@@ -106,7 +115,7 @@ def _draw_line(axes: Axes, x: list[float], y: list[float]) -> None:
     axes.plot(x, smooth, color=_LINE, linewidth=1.6)
 
 
-def _mark(axes: Axes, x: list[float], level: float, marker: str, label: str) -> None:
+def _mark(axes: Axes, x: list[float], level: float, marker: str, label: str, colour: str = _MARK) -> None:
     """Put marks at a share of the height of the axes, whatever is drawn there."""
     axes.plot(
         x,
@@ -115,7 +124,7 @@ def _mark(axes: Axes, x: list[float], level: float, marker: str, label: str) -> 
         linestyle="none",
         marker=marker,
         markersize=4,
-        color=_MARK,
+        color=colour,
         label=label,
     )
 
@@ -156,7 +165,7 @@ def _draw_speed(axes: Axes, summary: Summary) -> None:
 
 
 def _mark_time(axes: Axes, summary: Summary, begin_us: int, unit_us: int) -> None:
-    """Show when the run did not train after its start, when it was saved, and when it warned."""
+    """Show when the run did not train after its start, when it was saved, when it warned, and when workers came and went."""
     waits = [spell for spell in summary.run.spells if spell.state != "train" and spell.end_us > begin_us]
     for number, spell in enumerate(waits):
         first, last = spell.start_us / unit_us, spell.end_us / unit_us
@@ -167,8 +176,12 @@ def _mark_time(axes: Axes, summary: Summary, begin_us: int, unit_us: int) -> Non
         axes.axvline(at_us / unit_us, color=palette.FAINT_INK, linewidth=0.8, linestyle=dashed, label=label)
     if warned := [one.at_us / unit_us for one in summary.run.warned]:
         _mark(axes, warned, 0.97, "v", f"warning ({len(warned)})")
+    for joins, marker, level, verb, colour in ((False, "X", 0.03, "left", _MARK), (True, "^", 0.03, "joined", _CAME)):
+        if changed := [one.at_us / unit_us for one in summary.run.changes if one.joins == joins and one.at_us >= begin_us]:
+            _mark(axes, changed, level, marker, f"{verb} ({len(changed)})", colour)
     if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize=7, frameon=False, loc="lower right", ncols=3, labelcolor=palette.INK, columnspacing=1.2)
+        legend = {"frameon": False, "ncols": 3, "columnspacing": 1.2, "labelcolor": palette.INK}
+        axes.legend(fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 0.04), **legend)
 
 
 def _draw_times(axes: Axes, summary: Summary) -> None:

@@ -3,14 +3,14 @@
 from array import array
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
-from recycle.core.record import Changed, Event, Held, OpRan, Saved, Spell, Started, Stepped, Warned
+from recycle.core.record import Changed, Event, Held, OpRan, Recovered, Saved, Spell, Started, Stepped, Warned
 from recycle.report.metrics import Metrics, measure
 
 Ints = NDArray[np.int64]
@@ -47,17 +47,37 @@ class Ops:
             for iteration, worker, what, start, end, in_vain in zip(*(column[places].tolist() for column in columns), strict=True)
         ]
 
+    def chosen(self, mask: Bools) -> "Ops":
+        """Return those for which the mask is true, and of the texts only theirs."""
+        workers, worker = np.unique(self.worker[mask], return_inverse=True)
+        texts, what = np.unique(self.what[mask], return_inverse=True)
+        return Ops(
+            workers=tuple(self.workers[place] for place in workers),
+            texts=tuple(self.texts[place] for place in texts),
+            iteration=self.iteration[mask],
+            worker=worker,
+            what=what,
+            start_us=self.start_us[mask],
+            end_us=self.end_us[mask],
+            in_vain=self.in_vain[mask],
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """What a record holds. Of each worker's memory it keeps the most; of each iteration's steps the last."""
+    """What a record holds. Of each worker's memory it keeps the most; of each iteration's steps the last.
+
+    `thrown_away` says of each op whether a recovery threw it away: such ops are in vain too.
+    """
 
     source: str
     name: str
     ops: Ops
+    thrown_away: Bools
     steps: tuple[Stepped, ...]
     spells: tuple[Spell, ...]
     changes: tuple[Changed, ...]
+    recoveries: tuple[Recovered, ...]
     held: tuple[Held, ...]
     saved: tuple[Saved, ...]
     warned: tuple[Warned, ...]
@@ -122,9 +142,15 @@ def _refuse_unsound(event: Event) -> None:
     """Raise if a value is not of its kind: a record is a text file, and anybody may have written into it."""
     for field in fields(event):
         value = getattr(event, field.name)
-        kind = int | float | None if field.type == float | None else field.type
-        if not isinstance(value, kind) or (isinstance(value, int) and abs(value) >= 2**62):  # type: ignore[arg-type]
+        if not _is_sound(value, field.type):
             raise UserError(f"the record is corrupt: the {field.name} of an event {event.EVENT!r} is {value!r}")
+
+
+def _is_sound(value: object, kind: Any) -> bool:
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(isinstance(text, str) for text in value)
+    known = int | float | None if kind == float | None else kind
+    return isinstance(value, known) and not (isinstance(value, int) and abs(value) >= 2**62)
 
 
 def read_run(events: Iterable[Event]) -> Run:
@@ -138,17 +164,29 @@ def read_run(events: Iterable[Event]) -> Run:
     held: dict[str, Held] = {}
     for one in known.get(Held, []):
         held[one.worker] = _most(held.get(one.worker, one), one)
+    ops, recoveries = reader.ops(), tuple(known.get(Recovered, []))
+    thrown_away = _thrown_away(ops, recoveries)
     return Run(
         source=started.source,
         name=started.name,
-        ops=reader.ops(),
+        ops=replace(ops, in_vain=ops.in_vain | thrown_away),
+        thrown_away=thrown_away,
         steps=tuple(steps[iteration] for iteration in sorted(steps)),
         spells=tuple(known.get(Spell, [])),
         changes=tuple(known.get(Changed, [])),
+        recoveries=recoveries,
         held=tuple(sorted(held.values(), key=lambda one: Worker.parse(one.worker))),
         saved=tuple(known.get(Saved, [])),
         warned=tuple(known.get(Warned, [])),
     )
+
+
+def _thrown_away(ops: Ops, recoveries: Iterable[Recovered]) -> Bools:
+    """Say which ops were of an iteration that a later epoch began again: they began before everybody had stopped."""
+    lost = np.zeros(len(ops), dtype=np.bool_)
+    for one in recoveries:
+        lost |= (ops.iteration >= one.iteration) & (ops.start_us < one.at_us + one.detect_us + one.abort_us)
+    return lost
 
 
 def _most(one: Held, other: Held) -> Held:

@@ -1,4 +1,7 @@
-"""How a run went, in numbers: steps and losses, speed beside what the plan promises, bubbles, memory, checkpoints, warnings."""
+"""How a run went, in numbers: steps and losses, speed beside what the plan promises, bubbles, recoveries, memory, checkpoints.
+
+A run in which workers came and went has gone by several plans. What is held against the plan are the iterations that went by it.
+"""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from recycle.core.plan import Plan
-from recycle.core.record import Held, Stepped
+from recycle.core.record import PARTS, Held, Recovered, Spell, Stepped
 from recycle.report.executed import Executed, Share, bubble_share, planned_shares
 from recycle.report.run_columns import Run
 
@@ -34,7 +37,8 @@ class Summary:
     def __init__(self, run: Run, plan: Plan) -> None:
         self.run, self.plan = run, plan
         pauses = [(spell.start_us, spell.end_us) for spell in run.spells if spell.state != "train"]
-        self.executed = Executed(plan, run.ops, pauses)
+        ops = run.ops.chosen(~run.thrown_away) if run.thrown_away.any() else run.ops
+        self.executed = Executed(plan, ops, pauses, has_epochs=bool(run.recoveries))
         self.planned_bubble = bubble_share(planned_shares(plan))
 
     @property
@@ -56,10 +60,29 @@ class Summary:
         """The iterations whose gradient was scaled down."""
         return [step.iteration for step in self.run.steps if step.scale is not None and step.scale < 1]
 
+    @property
+    def recoveries(self) -> tuple[Recovered, ...]:
+        return self.run.recoveries
+
+    @property
+    def lost_us(self) -> int:
+        """What all recoveries together cost."""
+        return sum(one.lost_us for one in self.recoveries)
+
+    @cached_property
+    def _spells(self) -> list[Spell]:
+        """The spells of training by this plan: they end with a step of an iteration that did."""
+        spells = self.run.train_spells
+        if not self.executed.elsewhere:
+            return spells
+        whole = set(self.executed.whole)
+        ends_us = {step.at_us for step in self.steps if step.iteration in whole}
+        return [spell for spell in spells if spell.end_us in ends_us]
+
     @cached_property
     def times(self) -> Times:
         """By the spells of the record, which leave checkpoints out; without them by the ends of iterations."""
-        lengths = [spell.length_us for spell in self.run.train_spells]
+        lengths = [spell.length_us for spell in self._spells]
         return Times.of((lengths[1:] or lengths) or list(self.executed.times_us.values()))
 
     @cached_property
@@ -124,13 +147,20 @@ class Summary:
             },
             "in_vain": {"ops": executed.num_in_vain, "busy_us": executed.in_vain_us, "taken_back": list(executed.taken_back)},
             "run": run.metrics.to_json() if run.metrics else None,
+            "recoveries": [one.to_json() for one in self.recoveries],
+            "lost_us": {"total": self.lost_us, **{part: sum(one.parts_us[part] for one in self.recoveries) for part in PARTS}},
             "memory": [_held_json(held) for held in run.held],
             "checkpoints": [
                 {"at_us": one.at_us, "steps": one.num_steps, "folder": one.folder, "size_bytes": one.size_bytes}
                 for one in run.saved
             ],
             "warnings": [{"at_us": one.at_us, "text": one.text} for one in run.warned],
-            "iterations": {"first": executed.whole[0], "last": executed.whole[-1], "whole": len(executed.whole)},
+            "iterations": {
+                "first": executed.whole[0],
+                "last": executed.whole[-1],
+                "whole": len(executed.whole),
+                "other_plans": len(executed.elsewhere),
+            },
             "missing": self.missing,
         }
 

@@ -1,0 +1,249 @@
+"""What the demo does: it trains a small GPT while workers are killed, hang and come back, and then once more without that.
+
+The two runs have the same seed and the same data, in exact mode: what they come to is equal bit for bit, or there is a bug.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from recycle.cli.live import LiveView
+from recycle.core.cluster import Shape, Worker
+from recycle.core.errors import UserError
+from recycle.core.plan_source import PlanSource
+from recycle.core.record import Event, Recovered, Spell, Stepped
+from recycle.core.script import Action, Injection, Script
+from recycle.planner.describe import problem
+from recycle.planner.solve import solve
+from recycle.planner.source import Planner
+
+if TYPE_CHECKING:
+    from recycle.runtime.books import Trained
+
+FEWEST_STEPS = 12
+_COSTS = "10,13,9"
+_PLAN_S = 10.0
+_RATE, _SEED = 0.003, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is trained, for how long, and who fails.
+
+    `killed` comes back early enough for its process to load while there still are steps, also where steps are short.
+    """
+
+    shape: Shape
+    killed: Worker
+    hung: Worker
+    num_layers: int
+    width: int
+    context: int
+    num_steps: int
+    lease_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.num_steps < FEWEST_STEPS:
+            raise UserError(
+                f"{self.num_steps} steps are too few for somebody to die, to hang and to come back: give at least {FEWEST_STEPS}"
+            )
+
+    @property
+    def kill(self) -> Injection:
+        return Injection(Action.KILL, self.killed, self.num_steps // 6 - 1)
+
+    @property
+    def hang(self) -> Injection:
+        return Injection(Action.HANG, self.hung, 7 * self.num_steps // 24 - 1)
+
+    @property
+    def rejoin(self) -> Injection:
+        return Injection(Action.REJOIN, self.killed, 5 * self.num_steps // 12 - 1)
+
+    @property
+    def script(self) -> Script:
+        """The failures, all of them possible."""
+        return Script.of((self.kill, self.hang, self.rejoin), self.shape, self.num_steps)
+
+
+# Both runs of the first take some 130 s of processor time together: a bit more than a minute where two cores do nothing else.
+FULL = Setting(Shape(3, 4, 6), Worker(1, 2), Worker(0, 1), num_layers=8, width=64, context=64, num_steps=40)
+QUICK = replace(FULL, num_layers=4, width=32, context=32, num_steps=36)
+
+
+@dataclass(frozen=True, slots=True)
+class Twins:
+    """What two runs came to that should come to the same: one with failures, and its twin without."""
+
+    losses: tuple[float, ...]
+    twin_losses: tuple[float, ...]
+    weights_sha256: str
+    twin_weights_sha256: str
+
+    @property
+    def first_unequal(self) -> int | None:
+        """The first step, counted from 1, whose losses are not the same bit for bit; None if all are."""
+        pairs = zip_longest(map(float.hex, self.losses), map(float.hex, self.twin_losses))
+        return next((step for step, (one, other) in enumerate(pairs, start=1) if one != other), None)
+
+    @property
+    def has_equal_weights(self) -> bool:
+        return self.weights_sha256 == self.twin_weights_sha256
+
+    @property
+    def are_equal(self) -> bool:
+        return self.first_unequal is None and self.has_equal_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A stretch of a run in which nobody came or went: who was dead, who had just come back, and its median iteration.
+
+    `expected_us` is what the plan says that one takes at the speed at which ops ran, `period_us` what it says with a machine for
+    each worker, in its own time.
+    """
+
+    dead: tuple[str, ...]
+    back: tuple[str, ...]
+    num_live: int
+    num_steps: int
+    iteration_us: int
+    expected_us: int
+    period_us: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "dead": list(self.dead),
+            "back": list(self.back),
+            "workers": self.num_live,
+            "steps": self.num_steps,
+            "iteration_us": self.iteration_us,
+            "planned_iteration_us": self.expected_us,
+            "period_us": self.period_us,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the demo came to. The twin has recoveries only if it lost somebody whom nobody wanted to fail."""
+
+    twins: Twins
+    phases: tuple[Phase, ...]
+    recoveries: tuple[Recovered, ...]
+    twin_recoveries: tuple[Recovered, ...]
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "equal": self.twins.are_equal,
+            "weights_sha256": self.twins.weights_sha256,
+            "twin_weights_sha256": self.twins.twin_weights_sha256,
+            "losses": _finite(self.twins.losses),
+            "twin_losses": _finite(self.twins.twin_losses),
+            "phases": [phase.to_json() for phase in self.phases],
+            "recoveries": [recovered.to_json() for recovered in self.recoveries],
+            "twin_recoveries": [recovered.to_json() for recovered in self.twin_recoveries],
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def _finite(losses: Iterable[float]) -> list[float | None]:
+    """JSON knows no others."""
+    return [loss if math.isfinite(loss) else None for loss in losses]
+
+
+class Log:
+    """What is remembered of a run for its phases: how long every iteration took beside its plan, and the recoveries."""
+
+    def __init__(self) -> None:
+        self.recoveries: list[Recovered] = []
+        self.times_us: dict[int, tuple[int, int]] = {}
+        self._spell_us = 0
+
+    def hear(self, event: Event) -> None:
+        match event:
+            case Spell(state="train"):
+                self._spell_us = event.length_us
+            case Stepped():
+                self.times_us[event.iteration] = (self._spell_us, event.planned_us)
+            case Recovered():
+                self.recoveries.append(event)
+
+
+def phases(
+    shape: Shape, recoveries: Sequence[Recovered], times_us: Mapping[int, tuple[int, int]], source: PlanSource
+) -> tuple[Phase, ...]:
+    """Cut a run where somebody came or went. A phase in which no step was done is left out."""
+    made, dead, back, num_live = [], frozenset[str](), tuple[str, ...](), shape.num_workers
+    starts = [0, *(recovered.iteration for recovered in recoveries)]
+    ends = [*starts[1:], max(times_us, default=-1) + 1]
+    for recovered, start, end in zip([None, *recoveries], starts, ends, strict=True):
+        if recovered is not None:
+            dead = (dead | recovered.emptied) - recovered.filled
+            back = recovered.workers if recovered.joins else ()
+            num_live = recovered.num_live
+        if times := [times_us[iteration] for iteration in range(start, end) if iteration in times_us]:
+            took_us, expected_us = (round(median(column)) for column in zip(*times, strict=True))
+            period_us = source.answer(frozenset(map(Worker.parse, dead))).plan.period_us
+            made.append(Phase(tuple(sorted(dead)), back, num_live, len(times), took_us, expected_us, period_us))
+    return tuple(made)
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """All that both runs have in common: where their plans come from, and how to train, given who fails and who watches."""
+
+    source: PlanSource
+    train: Callable[..., "Trained"]
+
+
+def rehearse(setting: Setting) -> Rehearsed:
+    """Load torch, plan, and make the model."""
+    try:
+        import torch
+
+        from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
+        from recycle.models.text import Text
+        from recycle.runtime.train import train
+    except ImportError as missing:
+        raise UserError(
+            f"the demo trains a model, which needs torch ({missing}): install it with pip install 'recycle-train[train]', or "
+            "let 'recycle demo --plans' draw plans without it"
+        ) from None
+    shape = setting.shape
+    wanted = problem(shape.num_pipelines, shape.num_stages, shape.num_microbatches, costs=_COSTS)
+    plan = solve(wanted, "greedy", _PLAN_S)
+    # Nobody changes stage, so that who comes back finds the seat that it left: easier to follow on the screen.
+    source = Planner(wanted, may_move=False, given=plan)
+    gpt = GptConfig(context=setting.context, width=setting.width, num_layers=setting.num_layers)
+    stages, text = gpt_stages(gpt, shape.num_stages, _SEED), Text(setting.context)
+    optimizer = partial(torch.optim.AdamW, lr=_RATE)
+    given = partial(train, plan, stages, text, next_byte_loss, optimizer, steps=setting.num_steps, seed=_SEED, exact=True)
+    return Rehearsed(source, partial(given, plans=source, lease_s=setting.lease_s))
+
+
+def perform(setting: Setting, rehearsed: Rehearsed, say: Callable[[str], None]) -> Outcome:
+    """Train with failures, then without, each in view; `say` gets what is to be said in between."""
+    begun_s, log = time.monotonic(), Log()
+    with LiveView(setting.num_steps, setting.shape) as view:
+
+        def watch(event: Event) -> None:
+            log.hear(event)
+            view.hear(event)
+
+        run = rehearsed.train(script=setting.script, watch=watch)
+    say("Now the twin: the same seed, the same data, and nobody fails.")
+    with LiveView(setting.num_steps) as view:
+        twin = rehearsed.train(watch=view.hear)
+    return Outcome(
+        Twins(run.losses, twin.losses, run.weights_sha256, twin.weights_sha256),
+        phases(setting.shape, log.recoveries, log.times_us, rehearsed.source),
+        run.recoveries,
+        twin.recoveries,
+        time.monotonic() - begun_s,
+    )

@@ -1,0 +1,101 @@
+"""What the demo says: what will happen, whether the twins are equal, and how long iterations took. Facts in, texts out."""
+
+from collections.abc import Sequence
+
+from recycle.cli.demo_failures import Outcome, Phase, Setting, Twins
+from recycle.core.cluster import Shape
+from recycle.core.units import format_us
+from recycle.report.recoveries import format_ms
+from recycle.report.tables import aligned
+
+_NUMBERS = ("nobody", "one", "two", "three", "four")
+
+
+def describe_setting(setting: Setting) -> str:
+    """Say in a paragraph what will happen."""
+    shape, kill, hang, rejoin = setting.shape, setting.kill, setting.hang, setting.rejoin
+    return (
+        f"A small GPT of {setting.num_layers} layers learns from real text on this machine, with {shape.num_workers} workers, "
+        f"each a process of its own: {shape.num_pipelines} pipelines of {shape.num_stages} stages, {shape.num_microbatches} "
+        f"micro-batches in each. In step {kill.step} of {setting.num_steps}, {kill.target} is killed with SIGKILL, in the middle "
+        f"of its work. In step {hang.step}, {hang.target} hangs: it is stopped with SIGSTOP, and given up when it has been "
+        f"silent for {setting.lease_s:g} s. Before step {rejoin.step}, a new process starts for {rejoin.target}, and joins when "
+        "it has loaded. Training goes on through all of this. Then a twin is trained, the same without failures, to see whether "
+        "losses and weights are equal, bit for bit."
+    )
+
+
+def describe_twins(twins: Twins) -> list[str]:
+    """Say in plain words whether the twins are equal, then both hashes."""
+    return [
+        f"{'EQUAL' if twins.are_equal else 'NOT EQUAL'}: {_judgement(twins)}",
+        f"weights with failures     sha256 {twins.weights_sha256}",
+        f"weights without failures  sha256 {twins.twin_weights_sha256}",
+    ]
+
+
+def _judgement(twins: Twins) -> str:
+    step, num_steps = twins.first_unequal, len(twins.losses)
+    if twins.are_equal:
+        return f"all {num_steps} losses and all weights are, bit for bit, those of a run in which nobody failed."
+    weights = "the weights are equal" if twins.has_equal_weights else "the weights are not those of a run in which nobody failed"
+    if step is None:
+        return f"all {num_steps} losses are equal bit for bit, but {weights}. This is a bug: please report it."
+    losses = f"the losses differ from step {step} on ({_loss(twins.losses, step)}, and without failures "
+    losses += f"{_loss(twins.twin_losses, step)})"
+    return f"{losses}, {'but' if twins.has_equal_weights else 'and'} {weights}. This is a bug: please report it."
+
+
+def _loss(losses: tuple[float, ...], step: int) -> str:
+    """All digits, because the last one may be what differs."""
+    return repr(losses[step - 1]) if step <= len(losses) else "none"
+
+
+def describe_recoveries(outcome: Outcome, setting: Setting) -> list[str]:
+    """Say what the failures cost, and what did not go by the script."""
+    lost_us = sum(recovered.lost_us for recovered in outcome.recoveries)
+    num = len(outcome.recoveries)
+    said = [f"{num} {'recovery' if num == 1 else 'recoveries'} cost {format_ms(lost_us)} in all."]
+    if not any(recovered.joins for recovered in outcome.recoveries):
+        said.append(
+            f"{setting.killed} was still loading when the run ended, and did not join: let it run for more than "
+            f"{setting.num_steps} --steps."
+        )
+    wanted = {str(setting.killed), str(setting.hung)}
+    if unwanted := sorted({name for one in outcome.recoveries if not one.joins for name in one.workers} - wanted):
+        said.append(f"{', '.join(unwanted)} also counted as dead: this machine was too busy for the worker to be heard in time.")
+    if outcome.twin_recoveries:
+        said.append("The twin lost a worker too, whom nobody had told to fail: this machine was too busy.")
+    return said
+
+
+def phase_table(phases: Sequence[Phase]) -> list[str]:
+    """Return lines: for every phase its workers and steps, its median iteration, and beside the first one, what its plan says."""
+    rows = [["iterations", "workers", "steps", "median", "beside before", "planned"]]
+    for number, phase in enumerate(phases):
+        took = _beside(phase.iteration_us, phases[0].iteration_us) if number else ""
+        planned = _beside(phase.period_us, phases[0].period_us) if number else ""
+        counts = (str(phase.num_live), str(phase.num_steps))
+        rows.append([_phase_name(number, phase), *counts, format_us(phase.iteration_us), took, planned])
+    return aligned(rows).splitlines()
+
+
+def _beside(time_us: int, before_us: int) -> str:
+    return f"{time_us / max(1, before_us) - 1:+.0%}"
+
+
+def _phase_name(number: int, phase: Phase) -> str:
+    num, names = len(phase.dead), ", ".join(phase.dead)
+    dead = f"{_NUMBERS[num] if num < len(_NUMBERS) else num} dead{': ' if names else ''}{names}"
+    if phase.back:
+        return f"{', '.join(phase.back)} back, {dead}"
+    return f"before, {dead}" if number == 0 else f"with {dead}"
+
+
+def describe_cores(shape: Shape, num_cores: int) -> list[str]:
+    """Say why times are not as planned where workers share cores."""
+    if num_cores >= shape.num_workers:
+        return []
+    cores = f"{num_cores} {'core' if num_cores == 1 else 'cores'}"
+    sentence = f"Planned is for a machine each; here all workers share {cores}, and who is left has more of them, so that a dead "
+    return [f"{sentence}worker costs less."]

@@ -1,0 +1,193 @@
+"""The live view, drawn: facts in, something that rich prints out. No clock and no terminal is asked here.
+
+Whoever sees no colour reads the same: a seat has a sign and a word, a part of a recovery a letter and its milliseconds.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from recycle.cli.live_state import ALIVE, DEAD, JOINING, SUSPECTED, Pace, State, describe_step
+from recycle.core.cluster import Worker
+from recycle.core.record import Recovered
+from recycle.core.units import format_us
+from recycle.report.palette import PAINTS
+from recycle.report.recoveries import PART_LETTERS, PART_LOOKS, describe_rest, format_ms, who
+
+# How a seat is drawn: its look in the palette, its sign, the same in ASCII, and what follows its name.
+_SEATS = {
+    ALIVE: ("W", "●", "o", ""),
+    DEAD: ("B", "✗", "x", "dead"),
+    JOINING: ("F", "+", "+", "joins"),
+    SUSPECTED: ("I", "?", "?", "hangs"),
+}
+_MOST_PIPELINES = 12
+_CELL, _MARGIN = 13, 12
+_COLUMNS = {"detect": 8, "abort": 8, "plan": 8, "regroup": 9, "transfer": 10, "redo": 8, "lost": 9}
+_LONGEST_BAR, _SHORTEST_BAR = 30, 8
+_HEIGHTS, _ASCII_HEIGHTS = "▁▂▃▄▅▆▇█", ".,:;+*%#"
+_FAINT, _BOLD = Style(dim=True), Style(bold=True)
+
+
+def draw(state: State, elapsed_s: float, width: int, is_ascii: bool = False) -> RenderableType:
+    """Return the view of a run that has gone on for so long: one line, or if it has seats, all of it."""
+    if state.shape is None:
+        return _progress(state, elapsed_s, _status(state), width)
+    parts: list[RenderableType] = [
+        _progress(state, elapsed_s, "", width),
+        Text(_status(state), no_wrap=True, overflow="ellipsis"),
+        Text(),
+        _grid(state, width, is_ascii),
+        _census(state),
+        Text(),
+    ]
+    if state.paces:
+        parts.append(_strip(state.paces, width - _MARGIN, is_ascii))
+    if state.recoveries:
+        parts += [Text(), *_recoveries(state, width, is_ascii)]
+    return Group(*parts)
+
+
+def _progress(state: State, elapsed_s: float, text: str, width: int) -> RenderableType:
+    """The step, a bar if there is room for one, a text and the clock."""
+    left = "" if state.remaining_us is None else f", {_clock(state.remaining_us / 1e6)} left"
+    step, clock = f"step {state.num_done} of {state.num_steps}", f"{_clock(elapsed_s)}{left}"
+    room = width - len("  ".join((step, text, clock))) - 1
+    if room < _SHORTEST_BAR:
+        # In a group, because a text that is printed by itself forgets not to wrap.
+        return Group(Text("  ".join(filter(None, (step, text, clock))), no_wrap=True, overflow="ellipsis"))
+    bar = ProgressBar(total=max(1, state.num_steps), completed=state.num_done, width=min(40, room))
+    line = Table.grid(padding=(0, 1))
+    line.add_row(Text(step, no_wrap=True), bar, *(Text(part, no_wrap=True) for part in (text, clock) if part))
+    return line
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def _status(state: State) -> str:
+    if state.step is None:
+        return "starting workers"
+    planned = f" {format_us(state.step.planned_us)}" if state.step.planned_us else ""
+    saved = f"  saved at {state.num_saved}" if state.num_saved else ""
+    return describe_step(state.step, state.spell) + planned + saved
+
+
+def _grid(state: State, width: int, is_ascii: bool) -> RenderableType:
+    """A row a pipeline, a column a stage; only signs where the names have no room."""
+    assert state.shape is not None
+    is_wide = _MARGIN + state.shape.num_stages * (_CELL + 1) <= width
+    grid = Table.grid(padding=(0, 1, 0, 0) if is_wide else 0)
+    grid.add_column(width=_MARGIN)
+    if is_wide:
+        grid.add_row("", *(Text(f"stage {stage}", _FAINT) for stage in range(state.shape.num_stages)))
+    shown = _shown_pipelines(state)
+    for pipeline in shown:
+        seats = [Worker(pipeline, stage) for stage in range(state.shape.num_stages)]
+        cells = [_cell(str(seat), state.seats[str(seat)], is_wide, is_ascii) for seat in seats]
+        grid.add_row(Text(f"pipeline {pipeline}", _FAINT), *(cells if is_wide else [Text().join(cells)]))
+    if num_hidden := state.shape.num_pipelines - len(shown):
+        grid.add_row(Text(f"{num_hidden} more", _FAINT))
+    return grid
+
+
+def _shown_pipelines(state: State) -> list[int]:
+    """All, or of many those in which somebody is missing, and as many others as there is room for."""
+    assert state.shape is not None
+    seats = {Worker.parse(name): how for name, how in state.seats.items()}
+    troubled = {seat.pipeline for seat, how in seats.items() if how != ALIVE}
+    chosen = sorted(range(state.shape.num_pipelines), key=lambda pipeline: (pipeline not in troubled, pipeline))
+    return sorted(chosen[:_MOST_PIPELINES])
+
+
+def _cell(name: str, how: str, is_wide: bool, is_ascii: bool) -> Text:
+    look, sign, plain, word = _SEATS[how]
+    paint = PAINTS[look]
+    style = Style(color=paint.ink, bgcolor=paint.fill)
+    sign = plain if is_ascii else sign
+    return Text(f" {sign} {name} {word}".ljust(_CELL) if is_wide else sign, style, no_wrap=True)
+
+
+def _census(state: State) -> Text:
+    """How many there are of each kind; and whose work is being taken over right now."""
+    counts = {how: sum(one == how for one in state.seats.values()) for how in _SEATS}
+    text = f"{counts.pop(ALIVE)} of {len(state.seats)} workers alive"
+    text += "".join(f", {count} {how}" for how, count in counts.items() if count)
+    made = Text(" " * _MARGIN + text)
+    if state.gone:
+        made.append(f"   recovering: {', '.join(state.gone)} left", Style(bold=True, color=PAINTS["B"].fill))
+    return made
+
+
+def _strip(paces: Sequence[Pace], width: int, is_ascii: bool) -> Text:
+    """The last iterations as columns, one of median length at two thirds of the height; bold if a tenth longer than its plan."""
+    heights = _ASCII_HEIGHTS if is_ascii else _HEIGHTS
+    shown = paces[-max(1, width - 24) :]
+    times_us = sorted(pace.took_us for pace in shown)
+    top_us = max(1, times_us[-1], 3 * times_us[len(times_us) // 2] // 2)
+    strip = Text(no_wrap=True, overflow="crop").append(f"{'iterations':<{_MARGIN}}", _FAINT)
+    for pace in shown:
+        is_late = bool(pace.planned_us) and pace.took_us > 1.1 * pace.planned_us
+        height = heights[min(len(heights) - 1, pace.took_us * len(heights) // top_us)]
+        strip.append(height, Style(color=PAINTS["F"].fill, bold=is_late))
+    return strip.append(f"  longest {format_us(times_us[-1])}", _FAINT)
+
+
+def _recoveries(state: State, width: int, is_ascii: bool) -> list[RenderableType]:
+    """How many there were, and of the last ones, the newest first, what happened and where the time went."""
+    bar = max(0, min(_LONGEST_BAR, width - _MARGIN - sum(_COLUMNS.values())))
+    made: list[RenderableType] = [Text(f"recoveries  {state.num_recoveries}, which cost {format_ms(state.lost_us)}", _BOLD)]
+    made.append(_line(bar).append_text(_heads()))
+    longest_us = max(1, *(one.lost_us for one in state.recoveries))
+    for one in reversed(state.recoveries):
+        look, sign, plain, _ = _SEATS[ALIVE if one.joins else DEAD]
+        line = Text(f"step {one.iteration + 1:<7}", no_wrap=True, overflow="ellipsis")
+        line.append(f"{plain if is_ascii else sign} {who(one)}", Style(color=PAINTS[look].fill, bold=True))
+        made += [line.append(f": {describe_rest(one)}"), _parts(one, bar, longest_us)]
+    return made
+
+
+def _line(indent: int) -> Text:
+    return Text(" " * (_MARGIN + indent), no_wrap=True, overflow="ellipsis")
+
+
+def _heads() -> Text:
+    """The names of the parts, each in the colour that it has in the bars."""
+    heads = Text()
+    for part, wide in _COLUMNS.items():
+        heads.append(" " * (wide - len(part)))
+        heads.append(part, _part_style(part) if part in PART_LOOKS else _FAINT)
+    return heads
+
+
+def _part_style(part: str) -> Style:
+    paint = PAINTS[PART_LOOKS[part]]
+    return Style(color=paint.ink, bgcolor=paint.fill)
+
+
+def _parts(recovered: Recovered, width: int, longest_us: int) -> Text:
+    """A bar of letters, as long as the recovery beside the longest one, and every part in milliseconds."""
+    line = _line(0)
+    cells = bar_cells(recovered.parts_us, round(width * recovered.lost_us / longest_us))
+    for part, num_cells in cells.items():
+        line.append(PART_LETTERS[part] * num_cells, _part_style(part))
+    line.append(" " * (width - sum(cells.values())))
+    for part, time_us in recovered.parts_us.items():
+        line.append(format_ms(time_us).rjust(_COLUMNS[part]), Style() if time_us else _FAINT)
+    return line.append(format_ms(recovered.lost_us).rjust(_COLUMNS["lost"]), _BOLD)
+
+
+def bar_cells(times_us: Mapping[str, int], num_cells: int) -> dict[str, int]:
+    """Share a bar out to parts by their times: whole cells that add up, in order; a part too short for one has none."""
+    total_us, spent_us, filled, cells = max(1, sum(times_us.values())), 0, 0, {}
+    for part, time_us in times_us.items():
+        spent_us += time_us
+        end = round(num_cells * spent_us / total_us)
+        cells[part], filled = end - filled, end
+    return cells

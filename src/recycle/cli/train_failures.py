@@ -1,0 +1,68 @@
+"""Failures on the command line of `recycle train`: what to inject where, or a trace that says who leaves and joins when.
+
+They are no part of the configuration: they change how a run goes, never what it computes.
+"""
+
+import argparse
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from recycle.core.cluster import Shape, Worker
+from recycle.core.errors import UserError
+from recycle.core.script import NOTHING, Action, Injection, Script
+from recycle.core.trace import Trace
+
+_DESCRIPTION = """\
+A PLACE is W1_2@5 (worker, step; before the middle op of its row), W1_2@5:first or W1_2@5:last, W1_2@5:2F0@1 (before that op),
+W1_2@5:reduce, W1_2@5:step, W1_2@5:checkpoint, or W1_2@5:recovery (in the recovery from another failure of that step). Several
+are separated by commas, and every flag may be repeated."""
+_FLAGS = {
+    Action.KILL: ("PLACE,...", "kill these with SIGKILL; coordinator@6 kills the coordinator"),
+    Action.HANG: ("PLACE,...", "stop these with SIGSTOP, for ever or for a time, such as W0_1@8+3s"),
+    Action.SLOW: ("PLACE+TIME,...", "let these take longer by a time, such as W0_1@8:first+500ms"),
+    Action.FAIL: ("PLACE,...", "let these exit with an error"),
+    Action.REJOIN: ("WORKER@STEP,...", "let these workers come back before that step"),
+}
+
+
+def add_failure_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for every action, and one for a trace."""
+    group = parser.add_argument_group("failures while it runs", _DESCRIPTION)
+    for action, (metavar, about) in _FLAGS.items():
+        group.add_argument(f"--{action}", action="append", default=[], metavar=metavar, help=about)
+    group.add_argument(
+        "--trace", type=Path, metavar="FILE", help="let workers leave and join by the clock: lines milliseconds,add|remove,W1_2"
+    )
+
+
+def read_failures(args: argparse.Namespace, shape: Shape, num_steps: int, dead: Iterable[Worker]) -> tuple[Script, Trace | None]:
+    """What arguments of `add_failure_arguments` say, all of it possible in a run of `num_steps` that begins without `dead`."""
+    given = {action: list(_split(getattr(args, action))) for action in Action}
+    injections = [Injection.parse(action, place) for action, places in given.items() for place in places]
+    if args.trace is None:
+        return Script.of(injections, shape, num_steps, dead), None
+    if injections:
+        raise UserError(f"--trace and --{injections[0].action} both say who fails when: give one of them")
+    return NOTHING, _read_trace(args.trace, shape, frozenset(dead))
+
+
+def _split(texts: Iterable[str]) -> Iterator[str]:
+    return (place.strip() for text in texts for place in text.split(",") if place.strip())
+
+
+def _read_trace(path: Path, shape: Shape, dead: frozenset[Worker]) -> Trace:
+    """The trace in that file, in which all nodes are workers of this shape and the run's workers are there from the start."""
+    trace = Trace.load(path)
+    workers = {str(worker): worker for worker in shape.workers()}
+    for change in trace.changes:
+        if change.node not in workers:
+            raise UserError(
+                f"the trace {path} has a node {change.node!r}, which is not a worker of this cluster: name its nodes "
+                f"W0_0 to W{shape.num_pipelines - 1}_{shape.num_stages - 1}"
+            )
+    present = set(trace.initial)
+    for name, worker in workers.items():
+        if (name in present) == (worker in dead):
+            begins = f"without {name}, but the run with it" if worker not in dead else f"with {name}, but the run without it"
+            raise UserError(f"the trace {path} begins {begins}: let both begin alike, by --dead or by lines '0,add,WORKER'")
+    return trace

@@ -1,0 +1,60 @@
+"""Recoveries in words: who left or joined, why, and where the milliseconds went."""
+
+from collections.abc import Sequence
+
+from recycle.core.record import PARTS, Recovered
+from recycle.report.tables import aligned
+
+# By part: the look of the palette that it is drawn with, and its letter where there is no colour.
+PART_LOOKS = {"detect": "I", "abort": "B", "plan": "reduce", "regroup": "F", "transfer": "W", "redo": "optimizer"}
+PART_LETTERS = {"detect": "d", "abort": "a", "plan": "p", "regroup": "g", "transfer": "t", "redo": "r"}
+_MOST_NAMED = 4
+
+
+def who(recovered: Recovered) -> str:
+    """Say who came or went; of many only how many."""
+    names, verb = recovered.workers, "joined" if recovered.joins else "left"
+    return f"{', '.join(names)} {verb}" if len(names) <= _MOST_NAMED else f"{len(names)} workers {verb}"
+
+
+def format_ms(time_us: int) -> str:
+    """A time as one compares the parts of a recovery: in whole milliseconds, or from ten seconds on in seconds."""
+    return f"{time_us / 1000:.0f} ms" if time_us < 10_000_000 else f"{time_us / 1e6:.1f} s"
+
+
+def describe_parts(recovered: Recovered) -> str:
+    """Say where the time went, as a sum: `detect 3 ms, abort 41 ms, ... = 446 ms`."""
+    parts = ", ".join(f"{part} {format_ms(time_us)}" for part, time_us in recovered.parts_us.items())
+    return f"{parts} = {format_ms(recovered.lost_us)}"
+
+
+def describe_rest(recovered: Recovered) -> str:
+    """Say the cause, and if there were any, how many ops were run again and who moved."""
+    clauses = [" ".join(recovered.cause.split())]
+    clauses += [f"{recovered.redone_ops:,} ops run again"] if recovered.redone_ops else []
+    clauses += [_moves(recovered.moves)] if recovered.moves else []
+    return "; ".join(clauses)
+
+
+def _moves(moves: Sequence[str]) -> str:
+    if len(moves) > _MOST_NAMED:
+        return f"{len(moves)} workers moved"
+    return "moved " + ", ".join(move.replace(">", " to ") for move in moves)
+
+
+def recovery_table(recoveries: Sequence[Recovered]) -> list[list[str]]:
+    """Return the head and one row a recovery: who, from which step on, what it lost, and to what; the cause is not in it."""
+    head = ["who", "step", "lost", *PARTS]
+    return [head, *([who(one), str(one.iteration + 1), *_times(one)] for one in recoveries)]
+
+
+def _times(recovered: Recovered) -> list[str]:
+    times_us = (recovered.lost_us, *recovered.parts_us.values())
+    return [format_ms(time_us) if time_us else "-" for time_us in times_us]
+
+
+def recovery_lines(recoveries: Sequence[Recovered]) -> list[str]:
+    """Return the table in lines for a terminal, each with the cause at its end."""
+    lines = aligned(recovery_table(recoveries)).splitlines()
+    ends = ["cause", *map(describe_rest, recoveries)]
+    return [f"{line}  {end}" for line, end in zip(lines, ends, strict=True)]

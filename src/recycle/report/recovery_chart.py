@@ -1,0 +1,81 @@
+"""Recoveries as a table with bars, for the page of a run: who, from which step on, what was lost, and to what."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from recycle.core.record import PARTS, Recovered
+from recycle.report import palette
+from recycle.report.palette import PAINTS
+from recycle.report.recoveries import PART_LOOKS, describe_rest, format_ms, who
+
+MOST_ROWS = 12
+_POINTS = 72 / 100  # a layout pixel is 1/100 inch, whatever the resolution
+_FONT = 10 * _POINTS
+_TITLE_PX, _HEAD_PX, _ROW_PX, _BAR_PX = 24.0, 22.0, 18.0, 11.0
+_WHO_PX, _STEP_PX, _BARS_PX, _NUMBERS_PX, _NUMBER_PX = 12.0, 190.0, (210.0, 480.0), 545.0, 68.0
+_LONGEST_CAUSE = 62
+
+
+def height_px(num_recoveries: int) -> float:
+    """How much of a page the table takes; nothing where there was no recovery."""
+    if not num_recoveries:
+        return 0.0
+    num_rows = min(num_recoveries, MOST_ROWS) + (num_recoveries > MOST_ROWS)
+    return _TITLE_PX + _HEAD_PX + num_rows * _ROW_PX + 8
+
+
+def draw_recoveries(axes: Axes, recoveries: Sequence[Recovered], width_px: float) -> None:
+    """Draw into axes that are as many hundredths of an inch wide and high as the table has pixels; of many the longest."""
+    axes.set_xlim(0, width_px)
+    axes.set_ylim(height_px(len(recoveries)), 0)
+    axes.set_axis_off()
+    lost = format_ms(sum(one.lost_us for one in recoveries))
+    axes.text(
+        _WHO_PX, 14, f"recoveries · {len(recoveries):,}, which cost {lost}", fontsize=9, fontweight="bold", color=palette.INK
+    )
+    _draw_head(axes, _TITLE_PX + 14)
+    longest = sorted(recoveries, key=lambda one: -one.lost_us)[:MOST_ROWS]
+    shown = sorted(longest, key=lambda one: one.at_us)
+    top = _TITLE_PX + _HEAD_PX
+    for one in shown:
+        _draw_row(axes, one, top, max(1, longest[0].lost_us))
+        top += _ROW_PX
+    if len(recoveries) > len(shown):
+        _text(axes, _WHO_PX, top + 13, f"and {len(recoveries) - len(shown):,} shorter ones", "left", palette.FAINT_INK)
+
+
+def _text(axes: Axes, x: float, y: float, text: str, side: str, colour: str = palette.INK) -> None:
+    # A dollar sign would begin a formula.
+    axes.text(x, y, text, fontsize=_FONT, color=colour, ha=side, va="baseline", parse_math=False)
+
+
+def _draw_head(axes: Axes, base: float) -> None:
+    _text(axes, _WHO_PX, base, "who", "left", palette.FAINT_INK)
+    _text(axes, _STEP_PX, base, "step", "right", palette.FAINT_INK)
+    for number, name in enumerate(("lost", *PARTS)):
+        x = _NUMBERS_PX + number * _NUMBER_PX
+        _text(axes, x, base, name, "right", palette.FAINT_INK)
+        if name in PART_LOOKS:
+            axes.add_patch(Rectangle((x - 9, base + 3), 9, 3, facecolor=PAINTS[PART_LOOKS[name]].fill, linewidth=0))
+    _text(axes, _NUMBERS_PX + len(PARTS) * _NUMBER_PX + 20, base, "cause", "left", palette.FAINT_INK)
+
+
+def _draw_row(axes: Axes, one: Recovered, top: float, longest_us: int) -> None:
+    base = top + 13
+    _text(axes, _WHO_PX, base, who(one), "left")
+    _text(axes, _STEP_PX, base, str(one.iteration + 1), "right")
+    left, right = _BARS_PX
+    x = left
+    for part, time_us in one.parts_us.items():
+        wide = (right - left) * time_us / longest_us
+        fill = PAINTS[PART_LOOKS[part]].fill
+        axes.add_patch(Rectangle((x, top + 4), wide, _BAR_PX, facecolor=fill, edgecolor=palette.PAPER, linewidth=0.4))
+        x += wide
+    for number, time_us in enumerate((one.lost_us, *one.parts_us.values())):
+        text, colour = (format_ms(time_us), palette.INK) if time_us else ("–", palette.FAINT_INK)
+        _text(axes, _NUMBERS_PX + number * _NUMBER_PX, base, text, "right", colour)
+    cause = describe_rest(one)
+    cause = cause if len(cause) <= _LONGEST_CAUSE else f"{cause[: _LONGEST_CAUSE - 1]}…"
+    _text(axes, _NUMBERS_PX + len(PARTS) * _NUMBER_PX + 20, base, cause, "left")

@@ -1,0 +1,226 @@
+"""`recycle demo`: its arguments, what it refuses, and all of it with real processes; `--plans` draws the paper's example."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recycle.cli import demo_failures
+from recycle.cli.demo import read_setting
+from recycle.cli.demo_failures import FULL, QUICK, Setting
+from recycle.cli.main import main, make_parser
+from recycle.core.cluster import Shape, Worker
+
+# Four workers instead of twelve: the same story, in as little time as four processes take to start twice.
+SMALL = Setting(
+    Shape(2, 2, 2), killed=Worker(1, 1), hung=Worker(0, 0), num_layers=2, width=32, context=16, num_steps=60, lease_s=1.0
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run(*words: str) -> Ended:
+    """Run `recycle demo` in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(["demo", *words])
+        except BaseException as problem:  # a time limit too: how far did it come?
+            problem.add_note(err.getvalue())
+            raise
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
+def setting(*words: str) -> Setting:
+    return read_setting(make_parser().parse_args(["demo", *words]))
+
+
+def test_without_a_flag_it_is_the_paper_s_twelve_workers() -> None:
+    assert setting() == FULL
+    assert FULL.shape == Shape(3, 4, 6)
+    assert FULL.script.to_json() == ["kill W1_2@6", "hang W0_1@11", "rejoin W1_2@16"]
+
+
+def test_quick_is_a_smaller_model_for_fewer_steps_with_as_many_workers() -> None:
+    assert setting("--quick") == QUICK
+    assert QUICK.shape == FULL.shape
+    assert (QUICK.num_layers, QUICK.width, QUICK.num_steps) < (FULL.num_layers, FULL.width, FULL.num_steps)
+
+
+def test_steps_can_be_given_for_either() -> None:
+    assert setting("--steps", "90") == replace(FULL, num_steps=90)
+    assert setting("--quick", "--steps", "12") == replace(QUICK, num_steps=12)
+
+
+@pytest.mark.parametrize("num_steps", [12, 13, 17, 23, 24, 36, 40, 61, 1000])
+def test_whatever_the_number_of_steps_one_dies_then_another_hangs_then_the_first_comes_back(num_steps: int) -> None:
+    known = replace(FULL, num_steps=num_steps)
+    assert 1 < known.kill.step < known.hang.step < known.rejoin.step <= num_steps // 2
+    assert [line.split("@")[0] for line in known.script.to_json()] == ["kill W1_2", "hang W0_1", "rejoin W1_2"]
+
+
+@pytest.mark.parametrize("num_steps", ["11", "0", "-3"])
+def test_too_few_steps_are_refused(num_steps: str) -> None:
+    ended = run("--steps", num_steps)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == (
+        f"recycle demo: {num_steps} steps are too few for somebody to die, to hang and to come back: give at least 12\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [(["--json"], "--json"), (["--quick", "--steps", "40"], "--steps and --quick"), (["--steps", "0"], "--steps")],
+)
+def test_what_is_for_training_does_not_go_with_plans(words: list[str], named: str) -> None:
+    ended = run("--plans", *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == f"recycle demo: --plans draws and trains nothing: leave {named} out\n"
+
+
+def test_without_torch_it_says_how_to_install_it_and_what_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    ended = run("--quick")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("recycle demo: the demo trains a model, which needs torch (")
+    assert "pip install 'recycle-train[train]'" in ended.err
+    assert "recycle demo --plans" in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_the_plans_tell_the_story_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    ended = run("--plans")
+    assert ended.code == 0
+    table = ended.out.split("slots for one iteration")[1]
+    told = [
+        (line[:38].strip(), int(line[38:42])) for line in table.splitlines() if line.strip() and line[38:42].strip().isdigit()
+    ]
+    assert told == [
+        ("fault-free 1F1B", 27),
+        ("Adaptive Pipelining, memory 4,3,2,1", 36),
+        ("Adaptive Pipelining", 33),
+        ("+ Decoupled BackProp", 29),
+        ("+ Staggered Optimizer", 27),
+    ]
+
+
+# The whole of it.
+
+
+@pytest.fixture(scope="module")
+def shown() -> Ended:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo_failures, "QUICK", SMALL)
+        return run("--quick", "--json")
+
+
+@pytest.fixture(scope="module")
+def facts(shown: Ended) -> dict[str, Any]:
+    assert shown.out.count("\n") == 1
+    made: dict[str, Any] = json.loads(shown.out, parse_constant=pytest.fail)
+    return made
+
+
+@pytest.mark.timeout(120)
+def test_with_a_kill_a_hang_and_a_rejoin_losses_and_weights_are_those_of_the_twin(shown: Ended, facts: dict[str, Any]) -> None:
+    assert shown.code == 0
+    assert facts["equal"] is True
+    assert facts["weights_sha256"] == facts["twin_weights_sha256"]
+    assert facts["losses"] == facts["twin_losses"]
+    assert len(facts["losses"]) == SMALL.num_steps
+    assert facts["losses"][-1] < facts["losses"][0]
+
+
+@pytest.mark.timeout(120)
+def test_the_failures_of_the_script_come_to_pass_in_their_steps(facts: dict[str, Any]) -> None:
+    killed, hung = facts["recoveries"][:2]
+    assert (killed["worker"], killed["joins"], killed["step"]) == ("W1_1", False, SMALL.kill.step)
+    assert (hung["worker"], hung["joins"], hung["step"]) == ("W0_0", False, SMALL.hang.step)
+    assert "silent" in hung["cause"]
+    assert hung["detect_us"] > killed["detect_us"]
+    assert [phase["dead"] for phase in facts["phases"][:3]] == [[], ["W1_1"], ["W0_0", "W1_1"]]
+    assert sum(phase["steps"] for phase in facts["phases"]) == SMALL.num_steps
+
+
+@pytest.mark.timeout(120)
+def test_who_comes_back_takes_its_seat_or_it_is_said_that_there_was_no_time(shown: Ended, facts: dict[str, Any]) -> None:
+    joined = [one for one in facts["recoveries"] if one["joins"]]
+    if not joined:  # the run was over before the process had loaded
+        assert "W1_1 was still loading when the run ended" in " ".join(shown.err.split())
+        return
+    assert [one["worker"] for one in joined] == ["W1_1"]
+    assert joined[0]["step"] >= SMALL.rejoin.step
+    assert "W1_1 joined: 3 workers are live" in shown.err
+    last = facts["phases"][-1]
+    assert (last["dead"], last["back"], last["workers"]) == (["W0_0"], ["W1_1"], 3)
+
+
+@pytest.mark.timeout(120)
+def test_without_a_terminal_it_says_all_in_plain_lines(shown: Ended, facts: dict[str, Any]) -> None:
+    told = " ".join(shown.err.split())
+    assert "\x1b" not in shown.err
+    assert told.startswith("A small GPT of 2 layers")
+    order = ["W1_1 left: 3 workers are live", "W0_0 is suspected", "Now the twin", "EQUAL: all 60 losses and all weights"]
+    assert [told.index(words) for words in order] == sorted(told.index(words) for words in order)
+    assert shown.err.count(facts["weights_sha256"]) == 2
+    assert f"step 60 of 60 loss {facts['losses'][-1]:.4f}" in told
+    assert "before, nobody dead" in told
+
+
+# Ctrl-C.
+
+_PROGRAM = f"""
+import sys
+from recycle.cli import demo_failures
+from recycle.cli.main import main
+from recycle.core.cluster import Shape, Worker
+
+if __name__ == "__main__":
+    demo_failures.QUICK = demo_failures.{SMALL!r}
+    sys.exit(main(["demo", "--quick"]))
+"""
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_ends_it_and_all_its_workers_with_130(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    process = subprocess.Popen(
+        [sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to everybody
+    out, err = process.communicate()
+    assert process.returncode == 130, err
+    assert first.startswith("step 6 of 60")
+    assert "Traceback" not in err
+    assert "recycle demo: interrupted" in err
+    assert "EQUAL" not in out
+    while _is_anybody_left(process.pid):
+        time.sleep(0.05)
+
+
+def _is_anybody_left(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

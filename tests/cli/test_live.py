@@ -1,0 +1,281 @@
+"""The live view: what it knows after which event, how that is drawn, and what it says where there is no terminal."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from recycle.cli.live import LiveView
+from recycle.cli.live_grid import bar_cells, draw
+from recycle.cli.live_state import ALIVE, DEAD, JOINING, SUSPECTED, State, after, begin, describe_change
+from recycle.core.cluster import Shape, Worker
+from recycle.core.record import Changed, Event, Joining, OpRan, Recovered, Saved, Spell, Stepped, Suspected, Warned
+from recycle.report.recoveries import describe_parts
+from tests.recovery_records import recovery_record
+
+SECOND = 1_000_000
+SHAPE = Shape(3, 4, 6)
+LEFT = Recovered(
+    9_000_000,
+    9_136_000,
+    epoch=1,
+    workers=("W1_2",),
+    joins=False,
+    cause="its connection closed",
+    iteration=5,
+    detect_us=3000,
+    abort_us=41_000,
+    regroup_us=92_000,
+    redo_us=310_000,
+    redone_ops=14,
+    num_live=11,
+)
+JOINED = Recovered(20_000_000, 20_050_000, 2, ("W1_2",), True, "it asked to join", 11, transfer_us=50_000, num_live=12)
+
+
+def steps(num: int, first: int = 0) -> list[Event]:
+    """Steps of 300 ms each, of which the plan gives 250."""
+    events: list[Event] = []
+    for iteration in range(first, first + num):
+        end = SECOND + 300_000 * (iteration + 1)
+        events.append(Spell(end - 300_000, end, "train", samples=36, num_live=12))
+        events.append(Stepped(iteration, end, 5.5 - iteration / 100, 1.0, 1.0, 250_000))
+    return events
+
+
+def known(*events: Event, shape: Shape | None = SHAPE, dead: tuple[Worker, ...] = (), num_steps: int = 60) -> State:
+    state = begin(num_steps, shape, dead)
+    for event in events:
+        state = after(state, event)
+    return state
+
+
+def lines(state: State, width: int = 100, is_ascii: bool = False) -> list[str]:
+    """The view as a reader without colours sees it."""
+    stream = io.StringIO()
+    Console(file=stream, width=width, color_system=None).print(draw(state, 75.0, width, is_ascii))
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
+
+
+def test_before_the_first_step_everybody_is_there_and_workers_start() -> None:
+    text = lines(known(dead=(Worker(0, 3),)))
+    assert text[0].startswith("step 0 of 60 ")
+    assert text[0].endswith(" 0:01:15")
+    assert text[1] == "starting workers"
+    assert text[3].split() == ["stage", "0", "stage", "1", "stage", "2", "stage", "3"]
+    assert text[4].split() == ["pipeline", "0", "●", "W0_0", "●", "W0_1", "●", "W0_2", "✗", "W0_3", "dead"]
+    assert text[6].split() == ["pipeline", "2", "●", "W2_0", "●", "W2_1", "●", "W2_2", "●", "W2_3"]
+    assert text[7].strip() == "11 of 12 workers alive, 1 dead"
+
+
+def test_a_step_shows_loss_speed_and_time_beside_the_plan() -> None:
+    text = lines(known(*steps(30), Saved(0, 20, "step-20", 5)))
+    assert re.fullmatch(r"step 30 of 60 ━{20} +0:01:15, 0:00:09 left", text[0])
+    assert text[1] == "loss 5.2100  120 samples/s  iteration 300.00 ms  1.20 of the plan's 250.00 ms  saved at 20"
+
+
+def test_a_worker_is_dead_from_when_it_left_and_its_work_is_being_taken_over() -> None:
+    state = known(*steps(5), Changed(LEFT.at_us, "W1_2", False, 11))
+    assert state.seats["W1_2"] == DEAD
+    text = "\n".join(lines(state))
+    assert "✗ W1_2 dead" in text
+    assert "11 of 12 workers alive, 1 dead   recovering: W1_2 left" in text
+    assert "recovering" not in "\n".join(lines(after(state, LEFT)))
+
+
+def test_a_recovery_is_shown_with_where_its_milliseconds_went() -> None:
+    text = lines(known(*steps(5), Changed(LEFT.at_us, "W1_2", False, 11), LEFT))
+    head = next(number for number, line in enumerate(text) if line.startswith("recoveries"))
+    assert text[head] == "recoveries  1, which cost 446 ms"
+    assert text[head + 1].split() == ["detect", "abort", "plan", "regroup", "transfer", "redo", "lost"]
+    assert text[head + 2] == "step 6      ✗ W1_2 left: its connection closed; 14 ops run again"
+    bar, *times = text[head + 3].split(maxsplit=1)
+    assert re.fullmatch("a+g+r+", bar)
+    assert times[0].split() == ["3", "ms", "41", "ms", "0", "ms", "92", "ms", "0", "ms", "310", "ms", "446", "ms"]
+
+
+def test_the_newest_recovery_is_the_first_and_bars_have_one_scale() -> None:
+    text = lines(known(LEFT, JOINED))
+    newest, bars = [line for line in text if line.startswith("step ")][1], [line.split()[0] for line in text if " ms" in line][1:]
+    assert newest == "step 12     ● W1_2 joined: it asked to join"
+    assert [len(bar) for bar in bars] == [3, 28]
+    assert set(bars[0]) == {"t"}
+
+
+def test_only_the_last_recoveries_are_shown_but_all_are_counted() -> None:
+    state = known(*[LEFT, JOINED] * 10)
+    assert (state.num_recoveries, state.lost_us) == (20, 10 * (446_000 + 50_000))
+    assert sum(line.startswith("step ") and "W1_2" in line for line in lines(state)) == 4
+
+
+def test_somebody_who_comes_back_is_joining_and_then_alive() -> None:
+    gone = known(Changed(LEFT.at_us, "W1_2", False, 11), LEFT)
+    loading = after(gone, Joining(19 * SECOND, "W1_2"))
+    assert (gone.seats["W1_2"], loading.seats["W1_2"]) == (DEAD, JOINING)
+    assert "+ W1_2 joins" in "\n".join(lines(loading))
+    assert after(loading, JOINED).seats["W1_2"] == after(loading, Changed(0, "W1_2", True, 12)).seats["W1_2"] == ALIVE
+
+
+def test_somebody_who_comes_back_before_the_others_went_on_is_alive() -> None:
+    state = known(Changed(0, "W1_2", False, 11), Changed(5, "W1_2", True, 12), LEFT)
+    assert state.seats["W1_2"] == ALIVE
+
+
+def test_a_worker_that_hangs_is_suspected_until_it_is_fenced() -> None:
+    state = known(Suspected(5, "W0_1", "silent for 2.0 s"))
+    assert state.seats["W0_1"] == SUSPECTED
+    assert "? W0_1 hangs" in "\n".join(lines(state))
+    assert after(state, Changed(9, "W0_1", False, 11)).seats["W0_1"] == DEAD
+
+
+def test_whoever_moves_takes_the_seat_of_the_dead_and_leaves_its_own() -> None:
+    moved = Recovered(0, 9, 1, ("W1_2",), False, "its connection closed", 5, moves=("W0_2>W1_2",), num_live=11)
+    state = known(Changed(0, "W1_2", False, 11), moved)
+    assert (state.seats["W1_2"], state.seats["W0_2"]) == (ALIVE, DEAD)
+
+
+def test_a_name_that_is_no_seat_is_not_drawn() -> None:
+    assert known(Changed(0, "W9_9", False, 11)).seats == known().seats
+
+
+def test_without_seats_it_is_one_line_whose_bar_gives_way_to_words() -> None:
+    state = known(*steps(30), shape=None)
+    words = "loss 5.2100  120 samples/s  iteration 300.00 ms  1.20 of the plan's 250.00 ms"
+    (wide,) = lines(state, 140)
+    assert re.fullmatch(rf"step 30 of 60 ━+ +{re.escape(words)} 0:01:15, 0:00:09 left", wide)
+    (narrow,) = lines(state, 80)
+    assert narrow.startswith("step 30 of 60  loss 5.2100  120 samples/s  iteration 300.00 ms")
+
+
+def test_the_strip_shows_the_last_iterations_the_longest_the_highest() -> None:
+    state = known(*steps(3), Spell(0, 9, "pause", "detect"), Spell(0, 600_000, "train"), Stepped(3, 600_000, 1.0, 1.0, 1.0, 1))
+    (strip,) = [line for line in lines(state) if line.startswith("iterations")]
+    assert strip == "iterations  ▅▅▅█  longest 600.00 ms"
+    (plain,) = [line for line in lines(state, is_ascii=True) if line.startswith("iterations")]
+    assert plain == "iterations  +++#  longest 600.00 ms"
+
+
+def test_a_step_and_its_spell_may_come_in_either_order() -> None:
+    spell, step = steps(1)
+    assert known(spell, step).paces == known(step, spell).paces
+    assert len(known(spell, step).paces) == 1
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_nothing_is_wider_than_the_terminal(width: int) -> None:
+    text = lines(known(*steps(60), Suspected(0, "W2_3", "far behind its plan"), LEFT, JOINED), width)
+    assert max(map(len, text)) <= width
+
+
+def test_a_terminal_that_knows_ascii_only_gets_signs_of_it() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    state = known(*steps(9), LEFT, JOINED, Changed(0, "W0_0", False, 11))
+    console = Console(file=stream, width=100, color_system=None)
+    console.print(draw(state, 1.0, 100, is_ascii=console.options.ascii_only))
+    stream.flush()
+    text = raw.getvalue().decode("ascii")
+    assert "x W0_0 dead" in text
+    assert "o W1_2" in text
+
+
+def test_a_cluster_without_room_for_names_is_drawn_in_signs() -> None:
+    state = known(Changed(0, "W1_20", False, 63), shape=Shape(2, 32, 4))
+    rows = [line for line in lines(state) if line.startswith("pipeline")]
+    assert rows == ["pipeline 0  " + "●" * 32, "pipeline 1  " + "●" * 20 + "✗" + "●" * 11]
+
+
+def test_of_many_pipelines_those_with_somebody_missing_are_shown() -> None:
+    text = lines(known(Changed(0, "W30_1", False, 127), shape=Shape(32, 4, 4)))
+    rows = [line for line in text if line.startswith("pipeline")]
+    assert len(rows) == 12
+    assert "✗ W30_1 dead" in rows[-1]
+    assert "20 more" in text
+
+
+def test_cells_of_a_bar_add_up() -> None:
+    assert bar_cells({"a": 1, "b": 1, "c": 2}, 8) == {"a": 2, "b": 2, "c": 4}
+    assert bar_cells({"a": 1, "b": 998, "c": 1}, 10) == {"a": 0, "b": 10, "c": 0}
+    assert bar_cells({"a": 0, "b": 0}, 10) == {"a": 0, "b": 0}
+
+
+def test_colour_says_the_same_as_the_signs() -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="truecolor")
+    console.print(draw(known(LEFT, Joining(0, "W1_2")), 1.0, 100))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b[38;2;0;0;0;48;2;0;158;115m ● W0_0 " in text  # black on green
+    assert "\x1b[38;2;255;255;255;48;2;0;114;178m + W1_2 joins" in text  # white on blue
+
+
+def heard(*events: Event, shape: Shape | None = SHAPE, terminal: bool = False) -> str:
+    """What the view prints, where there is no terminal, or on one."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, force_terminal=terminal, color_system=None)
+    with LiveView(20, shape, console=console) as view:
+        for event in events:
+            view.hear(event)
+    return stream.getvalue()
+
+
+def test_without_a_terminal_a_line_is_said_for_every_tenth_of_the_run() -> None:
+    said = heard(*steps(20)).splitlines()
+    assert len(said) == 10
+    assert said[0] == "step 2 of 20  loss 5.4900  120 samples/s  iteration 300.00 ms  1.20 of the plan's"
+    assert said[-1].startswith("step 20 of 20  loss 5.3100")
+
+
+def test_without_a_terminal_every_death_join_and_recovery_is_a_line() -> None:
+    told = (
+        Suspected(5, "W1_2", "silent for 2.0 s"),
+        Changed(10, "W1_2", False, 11),
+        Spell(10, 20, "pause", "detect"),
+        LEFT,
+        Joining(30, "W1_2"),
+        Changed(40, "W1_2", True, 12),
+        JOINED,
+        Warned(50, "the disk is full"),
+    )
+    assert heard(*told).splitlines() == [
+        "W1_2 is suspected, and will be fenced: silent for 2.0 s",
+        "W1_2 left: 11 workers are live",
+        f"recovered, from step 6 on: W1_2 left (its connection closed; 14 ops run again); {describe_parts(LEFT)}",
+        "W1_2 is loading, and joins at the next iteration",
+        "W1_2 joined: 12 workers are live",
+        f"recovered, from step 12 on: W1_2 joined (it asked to join); {describe_parts(JOINED)}",
+        "warning: the disk is full",
+    ]
+
+
+def test_ops_and_spells_are_no_news() -> None:
+    assert describe_change(OpRan(0, "W0_0", "0F0@0", 0, 5)) is None
+    assert describe_change(Spell(0, 5, "redo", "failure")) is None
+
+
+@pytest.mark.timeout(60)
+def test_on_a_terminal_the_last_picture_stays_and_warnings_stand_above_it() -> None:
+    shown = heard(*steps(20), Warned(0, "the disk is full"), Changed(0, "W1_2", False, 11), LEFT, terminal=True)
+    last = shown.rpartition("step 20 of 20")[2]
+    assert "✗ W1_2 dead" in last
+    assert "recoveries  1, which cost 446 ms" in last
+    assert "warning: the disk is full" in shown
+    assert "workers are live" not in shown
+
+
+@pytest.mark.timeout(60)
+def test_on_a_terminal_without_a_shape_there_is_one_line_and_news_above_it() -> None:
+    shown = heard(*steps(20), Changed(0, "W1_2", False, 11), shape=None, terminal=True)
+    assert "W1_2 left: 11 workers are live" in shown
+    assert "loss 5.3100" in shown
+    assert "pipeline" not in shown
+
+
+def test_a_whole_run_is_followed_to_its_end() -> None:
+    state = begin(14, Shape(2, 2, 2))
+    for event in recovery_record():
+        state = after(state, event)
+        lines(state)
+    assert state.num_done == 14
+    assert state.gone == ()
+    assert set(state.seats.values()) == {ALIVE}
+    assert [one.joins for one in state.recoveries] == [False, True]
