@@ -189,8 +189,21 @@ class _Launcher:
         process = self._context.Process(
             target=work, args=(self._kit, self._door, str(seat), injections), daemon=True, name=str(seat)
         )
-        process.start()
+        self._drop_dead()
+        try:
+            process.start()
+        except OSError:  # it was killed while it loaded, which is one more death, and no reason to end the others
+            if not self._has_formed:
+                raise
+            return
         self._workers.append(process)
+
+    def _drop_dead(self) -> None:
+        """Let go of processes that are gone, once the job runs without them: each holds on to two files."""
+        if self._has_formed and self._failures.source is not None:
+            for process in [each for each in self._workers if each.exitcode is not None]:
+                self._workers.remove(process)
+                process.close()
 
     def _next(self, ear: Connection) -> tuple[Said | None, Connection]:
         """Wait for what the coordinator says next; start another if it is gone."""
