@@ -130,9 +130,9 @@ class _Hall:
         return Welcome("", member.number, self._brief.lease_s, self._brief.job, dict(self._brief.about))
 
     def entered(self, caller: int) -> None:
-        member = self._member(caller)
+        member, epoch = self._member(caller), self._epochs.pop(caller)
         if member is not None and member.seat is not None:
-            self._coordinator.welcome_back(member, self._epochs[caller])
+            self._coordinator.welcome_back(member, epoch)
         else:
             self._coordinator.seat_newcomers()
 
@@ -199,6 +199,8 @@ class _Hall:
         return self._run.newest() if self._run is not None else 0
 
     def left(self, member: Member, reason: str) -> int:
+        self._told.pop(member.number, None)  # it tells no more, and a job may lose many
+        self._heard.pop(member.number, None)
         num_live = sum(other.seat is not None for other in self._coordinator.members.values())
         self._books.changed(str(member.seat), False, num_live)
         if self._brief.source is None and not self._is_over:
