@@ -8,14 +8,16 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
 from recycle.cli.main import main
 
 pytestmark = pytest.mark.timeout(240)
+STEPS = 60
 JOB = (
-    *("--pipelines", "2", "--stages", "2", "--microbatches", "2", "--steps", "40", "--exact"),
+    *("--pipelines", "2", "--stages", "2", "--microbatches", "2", "--steps", str(STEPS), "--exact"),
     *("--layers", "2", "--width", "16", "--heads", "2", "--context", "16", "--samples", "1"),
 )
 
@@ -31,9 +33,9 @@ def started():
     """A function that starts commands; whatever still runs in the end is ended."""
     processes = []
 
-    def start(*words, **streams):
-        command = [sys.executable, "-m", "recycle", *map(str, words)]
-        made = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **streams)
+    def start(*words, program=("-m", "recycle")):
+        command = [sys.executable, *program, *map(str, words)]
+        made = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         processes.append(made)
         return made
 
@@ -52,13 +54,26 @@ def wait_for(what, seconds=90):
         time.sleep(0.05)
 
 
-def num_steps(out):
+@pytest.fixture(scope="module")
+def alone():
+    """What comes of the same job by one command on one machine."""
+    made = subprocess.run(
+        [sys.executable, "-m", "recycle", "train", *JOB, "--json"], capture_output=True, timeout=120, check=True
+    )
+    return json.loads(made.stdout)
+
+
+def num_events(out, kind):
     with contextlib.suppress(FileNotFoundError):
-        return (out / "record.jsonl").read_text(encoding="utf-8").count('"event":"step"')
+        return (out / "record.jsonl").read_text(encoding="utf-8").count(f'"event":"{kind}"')
     return 0
 
 
-def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_are_those_of_one_machine(tmp_path, capsys):
+def num_steps(out):
+    return num_events(out, "step")
+
+
+def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_are_those_of_one_machine(alone, tmp_path):
     out, token, address = tmp_path / "run", tmp_path / "token", f"127.0.0.1:{free_port()}"
     coordinator = ("coordinator", *JOB, "--listen", address, "--token-file", token, "--out", out, "--json")
     worker = ("worker", address, "--token-file", token)
@@ -79,10 +94,45 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
         told = json.loads(said)
         for process in workers[1:]:
             assert process.wait(20) == 0
-    assert len(told["losses"]) == 40
+    assert len(told["losses"]) == STEPS
     assert told["recoveries"][0]["cause"] == "its connection closed"
-    assert main(["train", *JOB, "--json"]) == 0
-    alone = json.loads(capsys.readouterr().out)
+    assert told["weights_sha256"] == alone["weights_sha256"]
+    assert told["losses"] == alone["losses"]
+
+
+# A worker that sees neither the run's folder nor the coordinator's processes: as on a machine of its own.
+ELSEWHERE = """
+import sys
+import recycle.cli.coordinator, recycle.control.knock
+from recycle.cli.main import main
+recycle.control.knock.this_host = lambda: "elsewhere"
+recycle.cli.coordinator._job_in = lambda out: {}
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_machines_that_share_no_disk_lose_a_whole_stage_and_one_that_hung_wakes_up_too_late(alone, tmp_path):
+    job = (*JOB, "--checkpoint.every", "5")
+    out, token, address = tmp_path / "run", tmp_path / "token", f"127.0.0.1:{free_port()}"
+    with started() as start:
+        coordinator = start("coordinator", *job, "--listen", address, "--token-file", token, "--out", out, "--json")
+        wait_for(token.exists)
+        worker = partial(start, "worker", address, "--token-file", token, "--seat", program=("-c", ELSEWHERE))
+        workers = {seat: worker(seat) for seat in ("W0_0", "W1_0", "W0_1", "W1_1")}
+        wait_for(lambda: (out / "checkpoints" / "step-00000005" / "manifest.json").exists())
+        os.kill(workers["W0_0"].pid, signal.SIGSTOP)
+        wait_for(lambda: num_events(out, "recovery") == 1)
+        os.kill(workers["W0_0"].pid, signal.SIGCONT)
+        os.kill(workers["W1_0"].pid, signal.SIGKILL)
+        said, problems = coordinator.communicate(timeout=150)
+        assert coordinator.returncode == 0, problems
+        _, words = workers["W0_0"].communicate(timeout=20)
+        assert "turned away: it was taken for dead, and others do its work" in words
+        assert [workers[seat].wait(20) for seat in ("W0_1", "W1_1")] == [0, 0]
+    told = json.loads(said)
+    assert [recovery["worker"] for recovery in told["recoveries"]] == ["W0_0", "W1_0"]
+    assert told["recoveries"][0]["cause"].startswith("silent")
+    assert len(told["recoveries"][1]["moves"]) == 1
     assert told["weights_sha256"] == alone["weights_sha256"]
     assert told["losses"] == alone["losses"]
 

@@ -346,10 +346,10 @@ def test_a_disk_that_is_really_full_is_told_of_and_training_goes_on_to_the_end(
 
 def writer_of(path: Path) -> int:
     """The process that has this file open; 0 if none has."""
-    for name in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            if name.readlink() == path:
-                return int(name.parts[2])
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may end while it is looked at
+            if any(name.readlink() == path for name in (process / "fd").iterdir()):
+                return int(process.name)
     return 0
 
 

@@ -12,8 +12,8 @@ from itertools import count
 
 import pytest
 
-from recycle.control import client
-from recycle.control.client import Door, TurnedAway, this_host
+from recycle.control import knock
+from recycle.control.knock import Door, TurnedAway, this_host
 from recycle.control.messages import Challenge, End, Hello, Pause, Refused, Renew, Share, Stop, Welcome
 from recycle.control.wire import framed, new_nonce
 from recycle.core.release import RELEASE
@@ -168,7 +168,7 @@ def test_a_worker_trusts_nobody_who_cannot_prove_the_token(answers: list[bytes],
 
 
 def test_a_worker_does_not_wait_for_ever_for_who_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_CONNECT_S", 0.2)
+    monkeypatch.setattr(knock, "_CONNECT_S", 0.2)
     impostor = Impostor()
     with pytest.raises(TimeoutError):
         Guest(impostor.door).client.join(0.1)

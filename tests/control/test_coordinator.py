@@ -88,9 +88,13 @@ class Desk:
         self.recoveries: list[Recovery] = []
         self.num_steps_saved = 0
         self.went_us = 0
+        self.is_prepared = True
 
     def now_us(self) -> int:
         return self.at_us
+
+    def is_ready(self) -> bool:
+        return self.is_prepared
 
     def send(self, caller: int, message: Message) -> None:
         self.sent[caller].append(message)
@@ -243,6 +247,17 @@ def test_a_job_begins_when_every_row_of_its_plan_has_a_worker() -> None:
     office.come("W1_1")
     assert office.phase is Phase.RUNNING
     assert office.go() == Go(1, office.initial.plan.dumps(), {"W0_0": 1, "W0_1": 2, "W1_0": 3, "W1_1": 4}, 0)
+
+
+def test_a_job_does_not_begin_before_plans_can_be_made() -> None:
+    office = Office()
+    office.desk.is_prepared = False
+    for name in ("W0_0", "W0_1", "W1_0", "W1_1"):
+        office.come(name)
+    assert office.phase is Phase.FORMING
+    office.desk.is_prepared = True
+    office.coordinator.seat_newcomers()
+    assert office.phase is Phase.RUNNING
 
 
 def test_who_wishes_for_nothing_gets_what_is_left_even_if_it_came_first() -> None:
@@ -790,6 +805,23 @@ def test_what_is_shared_goes_to_all_who_sit() -> None:
     office.coordinator.hear(office.at("W0_0"), Share(1, "key", "value"))
     for name in ("W0_0", "W0_1", "W1_0", "W1_1"):
         assert office.last(name) == Share(1, "key", "value")
+
+
+def test_who_was_away_gets_what_was_shared_meanwhile_and_nothing_of_epochs_that_are_over() -> None:
+    office = Office().form()
+    office.hire()  # the one before is gone
+    members = {name: office.at(name) for name in ("W0_0", "W0_1", "W1_0", "W1_1")}
+    early, late = members["W0_0"], members["W1_1"]
+    for member in (early, members["W0_1"], members["W1_0"]):
+        office.come_back(member)
+    office.coordinator.hear(early, Share(1, "key", "value"))
+    office.come_back(late)
+    assert office.last("W1_1") == Share(1, "key", "value")
+    office.die("W1_0")
+    office.recover()
+    office.at("W0_0").caller = None
+    office.come_back(office.at("W0_0"))
+    assert office.desk.sent[office.num_callers] == []
 
 
 def test_a_job_is_done_when_all_have_finished() -> None:

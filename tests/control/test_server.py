@@ -15,8 +15,9 @@ from queue import SimpleQueue
 
 import pytest
 
-from recycle.control import client, server
-from recycle.control.client import Client, Door, TurnedAway
+from recycle.control import knock, server
+from recycle.control.client import Client
+from recycle.control.knock import Door, TurnedAway
 from recycle.control.messages import Challenge, End, Heard, Hello, Message, Refused, Renew, Share, Stop, Tell, Welcome
 from recycle.control.server import Server, listen
 from recycle.control.wire import MOST_BYTES, Inbox, framed, proof
@@ -402,7 +403,7 @@ def test_two_workers_that_claim_one_place_at_once_are_one_too_many(post: Post) -
 
 
 def test_a_worker_of_another_release_is_turned_away_with_both_releases(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "RELEASE", "9.9")
+    monkeypatch.setattr(knock, "RELEASE", "9.9")
     with pytest.raises(TurnedAway, match=rf"the worker is of release 9\.9, but the job runs {RELEASE}"):
         Guest(post.door()).client.join(PATIENCE_S)
 

@@ -4,6 +4,8 @@ import argparse
 import json
 import os
 import stat
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +19,10 @@ from recycle.core.errors import FileProblem, UserError, WorkerFailed
 from recycle.core.files import write_text
 from recycle.core.plan import Plan
 from recycle.core.record import SUMMARY
+from recycle.core.scratch import scratch
 
 if TYPE_CHECKING:
+    from recycle.control.knock import Door
     from recycle.runtime.kit import Kit
 
 _COORDINATOR = """\
@@ -32,8 +36,8 @@ examples:
   with a copy of the file that it wrote (its contents are a secret), on every machine, once for each worker
     recycle worker 10.0.0.1:29400 --token-file token
 
-Without --listen only this machine is listened to. Checkpoints are written to --out by the first worker of each stage: it must
-be a folder that all machines share, or a job that loses all workers of a stage begins anew."""
+Without --listen only this machine is listened to. Machines need not share a disk: a worker that sees the folder of the run writes
+its checkpoints there, and any other sends them to the coordinator, and gets them back from it when they are needed."""
 _WORKER = """\
 Take part in a job that 'recycle coordinator' runs. What is trained comes from there. A worker that is started while the job
 runs takes a free place at the next step, and copies its stage's state from a peer."""
@@ -82,8 +86,9 @@ def _add_token(parser: argparse.ArgumentParser, about: str) -> None:
 
 def run_coordinator(args: argparse.Namespace) -> int:
     from recycle.cli.train import watching
-    from recycle.control.client import Door
+    from recycle.control.knock import Door
     from recycle.runtime.brief import JOURNAL, Done, Failed, Happened, Lost, Said, brief_of
+    from recycle.runtime.checkpoint.files import plain
     from recycle.runtime.coordinate import serve
     from recycle.runtime.executor import now_us
     from recycle.runtime.run_folder import Plot
@@ -97,7 +102,14 @@ def run_coordinator(args: argparse.Namespace) -> int:
     found = _found_again(args.out, config)
     name, begin_us = found or (new_name(), now_us())
     door = Door(host, port, token, name)
-    about = {"config": config.to_toml(), "plan": plan.dumps(), "out": str(args.out.resolve()), "parcels": _told(job.parcels())}
+    about = {
+        "job": name,
+        "config": config.to_toml(),
+        "plan": plan.dumps(),
+        "out": str(args.out.resolve()),
+        "parcels": _told(job.parcels()),
+        "fingerprint": plain(job.fingerprint()),
+    }
     plot = Plot(args.out, config.checkpoint.every, config.checkpoint.keep, name=parts.name, files={CONFIG: config.to_toml()})
     outcome: list[Said] = []
     with listen(host, port) as listener, watching(config, plan, args.out, resume=False) as (watch, say):
@@ -139,19 +151,24 @@ def _ended(outcome: list[Any], args: argparse.Namespace) -> int:
 
 def run_worker(args: argparse.Namespace) -> int:
     import recycle.runtime.preload  # noqa: F401  before the coordinator waits for signs of life
-    from recycle.control.client import Door
+    from recycle.control.knock import Door
     from recycle.runtime.worker import join
 
     host, port = _address(args.address)
     seat = str(Worker.parse(args.seat)) if args.seat else ""
-    join(Door(host, port, _token(args.token_file, makes_one=False)), seat, make_kit)
+    door = Door(host, port, _token(args.token_file, makes_one=False))
+    with scratch() as folder:
+        join(door, seat, partial(make_kit, door, folder))
     return 0
 
 
-def make_kit(about: Any) -> "Kit":
-    """What a worker needs, from what the coordinator says of the job."""
+def make_kit(door: "Door", folder: Path, about: Any) -> "Kit":
+    """What a worker needs, from what the coordinator says of the job; `folder` is for files on their way."""
     import torch
 
+    from recycle.control.courier import Courier
+    from recycle.runtime.checkpoint.files import plain
+    from recycle.runtime.checkpoint.resume import differing
     from recycle.runtime.kit import CopiedStages, kit_of
     from recycle.runtime.links import Parcel
     from recycle.runtime.run_folder import Plot
@@ -159,8 +176,16 @@ def make_kit(about: Any) -> "Kit":
     config = parse_config(about["config"])
     job = Parts(config).job(Plan.parse(about["plan"]))
     parcels = {int(stage): Parcel(tuple(shape), getattr(torch, dtype)) for stage, shape, dtype in about["parcels"]}
-    plot = Plot(Path(about["out"]), config.checkpoint.every, config.checkpoint.keep)
-    return kit_of(job, CopiedStages(job.stages), parcels, plot.saving)
+    if differences := [*differing(about["fingerprint"], plain(job.fingerprint()))]:
+        raise UserError(
+            f"this machine would train something else: the job's {differences[0][0]} is {differences[0][1]}, and here it is "
+            f"{differences[0][2]}; give all machines the same Python, packages and data"
+        )
+    out = Path(about["out"])
+    is_seen = _job_in(out).get("job") == about["job"]
+    plot = Plot(out if is_seen else folder, config.checkpoint.every, config.checkpoint.keep)
+    kit = kit_of(job, CopiedStages(job.stages), parcels, plot.saving)
+    return kit if is_seen else replace(kit, courier=Courier(door))
 
 
 def _told(parcels: Any) -> list[list[Any]]:
@@ -169,9 +194,7 @@ def _told(parcels: Any) -> list[list[Any]]:
 
 def _found_again(out: Path, config: TrainConfig) -> tuple[str, int] | None:
     """The name and the beginning of the job that was being run in this folder by the same words, and is not over."""
-    try:
-        found = json.loads((out / _JOB).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    if not (found := _job_in(out)):
         return None
     if (out / SUMMARY).exists():
         raise FileProblem(f"{out} holds a run that is over: name another folder")
@@ -180,6 +203,15 @@ def _found_again(out: Path, config: TrainConfig) -> tuple[str, int] | None:
             f"{out} holds a job with another configuration, which is not over: name another folder, or go on with it"
         )
     return str(found["job"]), int(found["begin_us"])
+
+
+def _job_in(out: Path) -> dict[str, Any]:
+    """What a run's folder says of its job; nothing if it is not there, or not seen from here."""
+    try:
+        found = json.loads((out / _JOB).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _address(text: str) -> tuple[str, int]:

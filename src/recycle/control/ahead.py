@@ -49,7 +49,7 @@ class Ahead:
         self._ready: dict[Dead, Answer] = {}
         self._most_ready = _MOST_ANSWERS
         self._planning: _Planning | None = None
-        self._is_closed = False
+        self._is_loaded = self._is_closed = False
         self._thread = threading.Thread(target=self._work, name="plans ahead", daemon=True)
         self._thread.start()
         # Before multiprocessing ends our process itself at exit, which would look like a death and have another one started.
@@ -60,6 +60,11 @@ class Ahead:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether a question was answered already: the next ones are answered without a planner having to be loaded."""
+        return self._is_loaded
 
     @property
     def num_ready(self) -> int:
@@ -161,6 +166,7 @@ class Ahead:
 
     def _settle(self, question: Dead, outcome: Answer | Exception | None) -> None:
         """Keep an answer, and hand it to who waits. What went wrong is not kept: asked again, it may go right."""
+        self._is_loaded = True
         if outcome is None:
             return
         with self._changed:

@@ -5,37 +5,20 @@ not heard is told again then.
 """
 
 import contextlib
-import os
 import select
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from recycle.control.knock import Door, TurnedAway, knock
 from recycle.control.membership import RENEWALS_PER_LEASE
-from recycle.control.messages import Challenge, Heard, Hello, Message, ProtocolError, Refused, Renew, Tell, Welcome
-from recycle.control.wire import MOST_BYTES, Inbox, framed, is_proof, new_nonce, proof
-from recycle.core.release import RELEASE
+from recycle.control.messages import Heard, Message, ProtocolError, Renew, Tell, Welcome
+from recycle.control.wire import Inbox, framed
 
 _KNOCK_S = 0.1
-_CONNECT_S = 5.0
-
-
-class TurnedAway(Exception):
-    """The coordinator does not let this worker in, and why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Door:
-    """Where a coordinator is, and what opens it."""
-
-    host: str
-    port: int
-    token: str
-    job: str = ""
 
 
 class Client:
@@ -120,65 +103,21 @@ class Client:
 
     def _connect(self) -> tuple[Welcome, Inbox]:
         """One try at getting in."""
-        stream = socket.create_connection((self._door.host, self._door.port), _CONNECT_S)
-        try:
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            inbox, nonce = Inbox(MOST_BYTES), new_nonce()
-            early: list[Message] = []
-            challenge = self._next(stream, inbox, early)
-            if not isinstance(challenge, Challenge):
-                raise TurnedAway(f"what listens at {self._door.host}:{self._door.port} is no coordinator")
-            stream.sendall(framed(self._hello(challenge, nonce)))
-            answer = self._next(stream, inbox, early)
-        except ProtocolError:
-            stream.close()
-            raise TurnedAway(f"what listens at {self._door.host}:{self._door.port} is no coordinator") from None
-        except BaseException:
-            stream.close()
-            raise
-        if isinstance(answer, Refused) or not isinstance(answer, Welcome):
-            stream.close()
-            raise TurnedAway(answer.reason if isinstance(answer, Refused) else "the coordinator did not answer a hello")
-        if not is_proof(answer.proof, self._door.token, "coordinator", nonce):
-            stream.close()
-            raise TurnedAway("the coordinator does not have the job's token")
+        entered = knock(self._door, self._seat, self.member, self.epoch)
+        stream, welcome = entered.stream, entered.welcome
         stream.settimeout(None)
         with self._lock:
             if self._closed.is_set():
                 stream.close()
                 raise TurnedAway("this worker has hung up")
-            self.member, self.lease_s = answer.member, answer.lease_s
+            self.member, self.lease_s = welcome.member, welcome.lease_s
             self._stream, self.own_address = stream, stream.getsockname()[0]
             for tell in self._untold:
                 self.send(tell)
-        self._hear(answer)
-        for message in early:
+        self._hear(welcome)
+        for message in entered.early:
             self._take(message)
-        return answer, inbox
-
-    def _hello(self, challenge: Challenge, nonce: str) -> Hello:
-        door = self._door
-        return Hello(
-            proof=proof(door.token, "worker", challenge.nonce),
-            release=RELEASE,
-            job=door.job,
-            host=this_host(),
-            pid=os.getpid(),
-            nonce=nonce,
-            clock_us=time.monotonic_ns() // 1000,
-            seat=self._seat,
-            member=self.member,
-            epoch=self.epoch,
-        )
-
-    def _next(self, stream: socket.socket, inbox: Inbox, early: list[Message]) -> Message:
-        """The next message of a connection that is being made; what comes with it and after it is kept."""
-        while not early:
-            some = stream.recv(1 << 16)
-            if not some:
-                raise ConnectionError("the coordinator closed the connection")
-            early += inbox.take(some)
-        return early.pop(0)
+        return welcome, entered.inbox
 
     def _stay(self, inbox: Inbox) -> None:
         """Read, renew, and connect again, until closed."""
@@ -230,13 +169,3 @@ def _is_readable(stream: socket.socket, patience_s: float) -> bool:
     poll = select.poll()
     poll.register(stream, select.POLLIN)
     return bool(poll.poll(max(0.0, patience_s) * 1000))
-
-
-def this_host() -> str:
-    """What tells this machine, since it was last started, from all others."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
-            boot = stream.read().strip()
-    except OSError:
-        boot = ""
-    return f"{socket.gethostname()} {boot}".strip()

@@ -43,6 +43,7 @@ class Coordinator:
         self._next_member = 0
         self._recovery: Recovery | None = None
         self._asked: frozenset[Worker] = frozenset()
+        self._shares: dict[str, Share] = {}
         if (entry := journal.last()) is not None:
             self._take_over(entry)
 
@@ -108,6 +109,9 @@ class Coordinator:
             return
         if self.phase is Phase.RUNNING and epoch != self.epoch:
             self._begin_recovery(f"{member.seat} missed the beginning of an epoch")
+        elif self.phase is Phase.RUNNING:
+            for share in self._shares.values():
+                self._world.send(member.caller, share)
         elif self.phase is Phase.STOPPING:
             self._world.send(member.caller, Stop(self.epoch))
         elif self.phase is Phase.PAUSING:
@@ -163,6 +167,7 @@ class Coordinator:
             case Stopped(epoch=epoch) if epoch == self.epoch:
                 self._stopped(member, message)
             case Share(epoch=epoch) if epoch == self.epoch:
+                self._shares[message.key] = message
                 self._to_seated(message)
             case Begun(epoch=epoch) if epoch == self.epoch:
                 self._begun(message)
@@ -215,7 +220,7 @@ class Coordinator:
         for member in self.members.values():
             if member.seat is None and free:
                 member.seat = free.pop(0)
-        if not free:
+        if not free and self._world.is_ready():
             self._go(self._initial, Resume(self._iteration), self._checkpoint)
 
     def _begin_recovery(self, cause: str, went_us: int = 0) -> None:
@@ -319,6 +324,7 @@ class Coordinator:
             member.seat, member.standing, member.has_stopped, member.has_finished = seat, None, False, False
             member.has_state = True  # or it says otherwise when it is stopped
         self.epoch += 1
+        self._shares.clear()
         seats = {str(seat): member.number for seat, member in sorted(players.items())}
         go = Go(self.epoch, answer.plan.dumps(), seats, resume.iteration, resume.ballot, sources, checkpoint)
         reason = self._recovery.cause if self._recovery is not None else "the job began"

@@ -28,7 +28,10 @@ class Challenge:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A worker asks to take part. `seat` is the one it would like, `member` and `epoch` are what it was if it was here before."""
+    """A worker asks to take part. `seat` is the one it would like, `member` and `epoch` are what it was if it was here before.
+
+    With an `errand` it does not: the connection is for that alone, and over when it is done.
+    """
 
     TYPE: ClassVar[str] = "hello"
     proof: str
@@ -41,6 +44,7 @@ class Hello:
     seat: str = ""
     member: int = -1
     epoch: int = -1
+    errand: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +191,33 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
+class Bring:
+    """A file for the run's folder. It is sent, so many bytes, when a `File` says that it may be; another says that it is kept."""
+
+    TYPE: ClassVar[str] = "bring"
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A file of the run's folder is wanted. The answer is a `File`, and its bytes."""
+
+    TYPE: ClassVar[str] = "fetch"
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file as it lies in the run's folder, or why it does not."""
+
+    TYPE: ClassVar[str] = "file"
+    size_bytes: int = 0
+    sha256: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """There is nothing more to do here."""
 
@@ -194,11 +225,26 @@ class End:
     reason: str
 
 
-Message = Challenge | Hello | Welcome | Refused | Go | Stop | Pause | Stopped | Begun | Renew | Share | Tell | Heard | End
-_TYPES: dict[str, type[Message]] = {
-    kind.TYPE: kind
-    for kind in (Challenge, Hello, Welcome, Refused, Go, Stop, Pause, Stopped, Begun, Renew, Share, Tell, Heard, End)
-}
+Message = (
+    Challenge
+    | Hello
+    | Welcome
+    | Refused
+    | Go
+    | Stop
+    | Pause
+    | Stopped
+    | Begun
+    | Renew
+    | Share
+    | Tell
+    | Heard
+    | Bring
+    | Fetch
+    | File
+    | End
+)
+_TYPES: dict[str, type[Message]] = {kind.TYPE: kind for kind in get_args(Message)}
 
 
 def dumps(message: Message) -> bytes:

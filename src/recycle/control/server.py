@@ -8,10 +8,12 @@ import contextlib
 import os
 import selectors
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from recycle.control.messages import Challenge, Hello, Message, ProtocolError, Refused, Welcome
@@ -21,6 +23,7 @@ from recycle.core.release import RELEASE
 
 _STRANGER_S = 5.0
 _MOST_STRANGERS = 64
+_MOST_ERRANDS = 256
 _TICK_S = 0.05
 
 
@@ -43,6 +46,9 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+Errand = Callable[[socket.socket], None]
+
+
 class Actor(Protocol):
     """Who decides. A caller is a number that stands for a connection."""
 
@@ -55,6 +61,10 @@ class Actor(Protocol):
         ...
 
     def receive(self, caller: int, message: Message) -> None: ...
+
+    def errand(self, hello: Hello) -> Errand | Refused:
+        """Say what is to be done with a connection that is for an errand alone, in a thread of its own."""
+        ...
 
     def lost(self, caller: int) -> None:
         """The connection closed, and not by us."""
@@ -86,6 +96,7 @@ class Server:
         self._selector.register(self._alarm, selectors.EVENT_READ, self._wake)
         self._connections: dict[int, _Connection] = {}
         self._calls: deque[Callable[[], None]] = deque()
+        self._errands = threading.BoundedSemaphore(_MOST_ERRANDS)
         self._next, self._is_running = 0, True
 
     def run(self) -> None:
@@ -190,6 +201,8 @@ class Server:
             self._turn_away(connection, "this is not the job's token")
         elif message.release != RELEASE:
             self._turn_away(connection, f"the worker is of release {message.release}, but the job runs {RELEASE}")
+        elif message.errand:
+            self._send_on(connection, message)
         else:
             answer = self._actor.admit(connection.number, message)
             if isinstance(answer, Refused):
@@ -199,6 +212,22 @@ class Server:
             connection.inbox.most_bytes = MOST_BYTES
             self.send(connection.number, replace(answer, proof=proof(self._token, "coordinator", message.nonce)))
             self._actor.entered(connection.number)
+
+    def _send_on(self, connection: _Connection, hello: Hello) -> None:
+        """Have an errand done in a thread of its own: it may take long, and must not keep others waiting."""
+        errand = self._actor.errand(hello)
+        if isinstance(errand, Refused):
+            self._turn_away(connection, errand.reason)
+            return
+        if not self._errands.acquire(blocking=False):
+            self._turn_away(connection, "too many errands at once: try again later")
+            return
+        self._selector.unregister(connection.stream)
+        self._connections.pop(connection.number)
+        connection.stream.setblocking(True)
+        welcome = framed(Welcome(proof(self._token, "coordinator", hello.nonce), -1, 0.0, hello.job))
+        run = partial(_run_errand, connection.stream, welcome, errand, self._errands)
+        threading.Thread(target=run, name="errand", daemon=True).start()
 
     def _turn_away(self, connection: _Connection, reason: str) -> None:
         """Say why, and close when that is sent."""
@@ -279,3 +308,12 @@ class Server:
                         is_open = False
                     if not is_open:
                         open_ones.unregister(key.fileobj)
+
+
+def _run_errand(stream: socket.socket, welcome: bytes, errand: Errand, errands: threading.BoundedSemaphore) -> None:
+    try:
+        with stream, contextlib.suppress(OSError):
+            stream.sendall(welcome)
+            errand(stream)
+    finally:
+        errands.release()

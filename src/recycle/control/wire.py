@@ -55,14 +55,27 @@ class Inbox:
 
     def take(self, some: bytes) -> Iterator[Message]:
         """Yield the messages that these bytes complete."""
+        while (message := self.take_one(some)) is not None:
+            yield message
+            some = b""
+
+    def take_one(self, some: bytes) -> Message | None:
+        """The first message that these bytes complete, if any; what is behind it stays here."""
         self._bytes += some
-        while len(self._bytes) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._bytes)
-            if length > self.most_bytes:
-                raise ProtocolError(f"a message of {length} bytes, where {self.most_bytes} are the most")
-            end = _LENGTH.size + length
-            if len(self._bytes) < end:
-                return
-            body = bytes(self._bytes[_LENGTH.size : end])
-            del self._bytes[:end]
-            yield loads(body)
+        if len(self._bytes) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._bytes)
+        if length > self.most_bytes:
+            raise ProtocolError(f"a message of {length} bytes, where {self.most_bytes} are the most")
+        end = _LENGTH.size + length
+        if len(self._bytes) < end:
+            return None
+        body = bytes(self._bytes[_LENGTH.size : end])
+        del self._bytes[:end]
+        return loads(body)
+
+    def rest(self) -> bytes:
+        """The bytes that are no message any more, because something else follows."""
+        rest = bytes(self._bytes)
+        self._bytes.clear()
+        return rest

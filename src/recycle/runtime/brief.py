@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from recycle.control.client import Door
+from recycle.control.knock import Door
 from recycle.core.errors import UserError
 from recycle.core.plan_source import Answer, PlanSource
 from recycle.core.profile import StageProfile

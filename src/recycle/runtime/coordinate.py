@@ -15,13 +15,14 @@ from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 
+from recycle.control import courier
 from recycle.control.ahead import Ahead
-from recycle.control.client import this_host
-from recycle.control.coordinator import Coordinator
+from recycle.control.coordinator import Coordinator, Phase
 from recycle.control.journal import FileJournal
+from recycle.control.knock import this_host
 from recycle.control.members import Member, Recovery
-from recycle.control.messages import Go, Heard, Hello, Message, Refused, Tell, Welcome
-from recycle.control.server import Server
+from recycle.control.messages import Bring, Fetch, Go, Heard, Hello, Message, Refused, Tell, Welcome
+from recycle.control.server import Errand, Server
 from recycle.control.wire import framed
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError, WorkerFailed
@@ -32,11 +33,13 @@ from recycle.core.record import Event, Joining, Recovered, Suspected
 from recycle.core.script import RECOVERY
 from recycle.runtime.books import Books
 from recycle.runtime.brief import Brief, Done, Failed, Formed, Happened, Lost, Mouth, Said, Waiting
+from recycle.runtime.checkpoint.files import is_to_be_read, is_to_be_written
 from recycle.runtime.executor import now_us
 from recycle.runtime.inject import death_us
 from recycle.runtime.run_folder import RunFolder
 from recycle.runtime.told import Applied, Finished, LastWords, Told, from_json
 
+_MOST_WAIT_US = 5_000_000
 # Runs, waits for something that can be interrupted, or for a disk.
 _RUNNING = ("R", "S", "D")
 
@@ -59,6 +62,15 @@ def serve(brief: Brief, listener: socket.socket, mouth: Mouth, before: Sequence[
                 _Hall(brief, listener, mouth, run, run.before).run()
     except UserError as problem:
         mouth.send(Failed(problem))
+
+
+def _is_of_a_checkpoint(message: Message) -> bool:
+    match message:
+        case Bring(name=name):
+            return is_to_be_written(name)
+        case Fetch(name=name):
+            return is_to_be_read(name)
+    return False
 
 
 class _Hall:
@@ -93,6 +105,7 @@ class _Hall:
         self._ahead = Ahead(brief.source) if brief.source is not None else None
         if self._ahead is not None:  # now, since workers take a while to come
             self._ahead.prepare(plan.problem.cluster.failed, self._shape)
+        self._ready_us = 0
         self._questions: SimpleQueue[frozenset[Worker] | None] = SimpleQueue()
         iteration = max(0, self._checkpoint)
         self._coordinator = Coordinator(self._shape, brief.initial, iteration, self, journal, brief.lease_s, self._checkpoint)
@@ -146,6 +159,13 @@ class _Hall:
         else:
             self._coordinator.hear(member, message)
 
+    def errand(self, hello: Hello) -> Errand | Refused:
+        if hello.errand != courier.ERRAND or self._run is None:
+            return Refused(f"nobody runs the errand {hello.errand!r} here")
+        if hello.job not in ("", self._brief.job):
+            return Refused(f"this is job {self._brief.job}, not {hello.job}")
+        return partial(courier.serve, folder=self._run.saving.folder, may_name=_is_of_a_checkpoint)
+
     def lost(self, caller: int) -> None:
         number = self._numbers.pop(caller, None)
         member = self._coordinator.members.get(number) if number is not None else None
@@ -155,6 +175,8 @@ class _Hall:
             self._coordinator.lose(member.number, "its connection closed")
 
     def tick(self) -> None:
+        if self._coordinator.phase is Phase.FORMING:
+            self._coordinator.seat_newcomers()
         if not self._is_over:
             self._coordinator.tick()
 
@@ -163,6 +185,11 @@ class _Hall:
         return self._coordinator.members.get(number) if number is not None else None
 
     # What the coordinator brings about.
+
+    def is_ready(self) -> bool:
+        """Not before there is a plan for a first failure: until then the planner loads. But workers are not kept for long."""
+        self._ready_us = self._ready_us or now_us() + _MOST_WAIT_US
+        return self._ahead is None or self._ahead.has_answers or now_us() > self._ready_us
 
     def now_us(self) -> int:
         return now_us()

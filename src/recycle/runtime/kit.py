@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import nn
 
+from recycle.control.courier import Courier
 from recycle.core.cluster import Shape
 from recycle.runtime.executor import Samples
 from recycle.runtime.job import Job, Saving, Settings
@@ -37,7 +38,11 @@ class CopiedStages:
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """A job as its workers see it. `deaths` is where a worker that is to be killed for a test says when."""
+    """A job as its workers see it. `deaths` is where a worker that is to be killed for a test says when.
+
+    A worker that does not see the run's folder has a courier, and `saving` names a folder of its own: files rest there on their
+    way.
+    """
 
     shape: Shape
     stages: Stages
@@ -50,6 +55,7 @@ class Kit:
     settings: Settings
     saving: Saving | None = None
     deaths: Path | None = None
+    courier: Courier | None = None
 
 
 def kit_of(

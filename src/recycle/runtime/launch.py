@@ -7,7 +7,6 @@ however this one ends.
 
 import pickle
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from recycle.control.client import Door
+from recycle.control.knock import Door
 from recycle.control.membership import DEFAULT_LEASE_S, refuse_lease
 from recycle.control.server import listen
 from recycle.control.wire import new_name, new_token
@@ -27,6 +26,7 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, UserError, WorkerFailed
 from recycle.core.plan_source import PlanSource
 from recycle.core.record import Event, OpRan, Stepped
+from recycle.core.scratch import scratch
 from recycle.core.script import NOTHING, Injection, Script
 from recycle.core.trace import Trace
 from recycle.runtime.books import Trained
@@ -52,11 +52,7 @@ class PickledStages:
     @staticmethod
     def keep(stages: Sequence[nn.Module], folder: Path) -> "PickledStages":
         for number, module in enumerate(stages):
-            path = folder / f"stage-{number}.pickle"
-            try:
-                path.write_bytes(packed(module))
-            except OSError as problem:
-                raise FileProblem(f"cannot write {path}: {problem.strerror or problem}; make room, or set TMPDIR") from None
+            _write(folder / f"stage-{number}.pickle", packed(module))
         return PickledStages(folder)
 
     def make(self, number: int) -> nn.Module:
@@ -74,6 +70,13 @@ def packed(given: Any) -> bytes:
             f"the model, data, loss or optimizer cannot be sent to a worker process: {str(problem).splitlines()[0]}; use "
             "functions and classes of a module's top level instead of lambdas and inner ones"
         ) from None
+
+
+def _write(path: Path, body: bytes) -> None:
+    try:
+        path.write_bytes(body)
+    except OSError as problem:
+        raise FileProblem(f"cannot write {path}: {problem.strerror or problem}; make room, or set TMPDIR") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +98,7 @@ _NO_FAILURES = Failures()
 def launch(job: Job, watch: Watch, plot: Plot | None = None, failures: Failures = _NO_FAILURES, port: int = 0) -> Trained:
     """Train with a process for every live worker of the job's plan, and return what came of it; `watch` gets all events."""
     begin_us = now_us()
-    with tempfile.TemporaryDirectory(prefix="recycle-") as name, listen("127.0.0.1", port) as listener:
-        folder = Path(name)
+    with scratch() as folder, listen("127.0.0.1", port) as listener:
         deaths = folder / "deaths"
         saving = plot.saving if plot is not None else None
         kit = kit_of(job, PickledStages.keep(job.stages, folder), job.parcels(), saving, deaths)
@@ -113,7 +115,9 @@ def launch(job: Job, watch: Watch, plot: Plot | None = None, failures: Failures 
             injections=failures.script.for_coordinator(),
         )
         seats = sorted(brief.initial.seats)
-        return _Launcher(forking(_homes(job)), packed(kit), door, brief, listener, failures, watch).run(seats)
+        path = folder / "kit.pickle"
+        _write(path, packed(kit))
+        return _Launcher(forking(_homes(job)), path, door, brief, listener, failures, watch).run(seats)
 
 
 def _homes(job: Job) -> list[str]:
@@ -128,7 +132,7 @@ class _Launcher:
     def __init__(
         self,
         context: ForkServerContext,
-        kit: bytes,
+        kit: Path,
         door: Door,
         brief: Brief,
         listener: socket.socket,

@@ -6,12 +6,16 @@ epoch does.
 """
 
 import base64
+import contextlib
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from datetime import timedelta
 
 import torch.distributed as dist
+
+from recycle.runtime.links import GlooLinks, LinksBroken
 
 _PATIENCE = timedelta(seconds=60)
 
@@ -23,8 +27,10 @@ class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
         super().__init__()
         self._share = share
         self._values: dict[str, bytes] = {}
+        self._own: set[str] = set()
         self._changed = threading.Condition()
         self._is_over = False
+        self._when_over: list[Callable[[], object]] = []
         self._timeout = _PATIENCE
 
     def hear(self, key: str, value: str) -> None:
@@ -33,11 +39,29 @@ class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
             self._values[key] = base64.b64decode(value)
             self._changed.notify_all()
 
+    def share_again(self) -> None:
+        """Send all that was put in here once more: who was to pass it on may be another one now."""
+        with self._changed:
+            own = {key: self._values[key] for key in self._own}
+        for key, body in own.items():
+            self._send(key, body)
+
     def abort(self) -> None:
         """The epoch is over: nobody waits any longer."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
+            called, self._when_over = self._when_over, []
+        for call in called:
+            call()
+
+    def when_over(self, call: Callable[[], object]) -> None:
+        """Have something called when the epoch is over, by whoever ends it; now if it is."""
+        with self._changed:
+            if not self._is_over:
+                self._when_over.append(call)
+                return
+        call()
 
     # What torch calls.
 
@@ -45,7 +69,11 @@ class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
         body = value.encode() if isinstance(value, str) else bytes(value)
         with self._changed:
             self._values[key] = body
+            self._own.add(key)
             self._changed.notify_all()
+        self._send(key, body)
+
+    def _send(self, key: str, body: bytes) -> None:
         self._share(key, base64.b64encode(body).decode())
 
     def get(self, key: str) -> bytes:
@@ -72,3 +100,28 @@ class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
 
     def timeout(self) -> timedelta:
         return self._timeout
+
+
+def made_in_time(make: Callable[[], GlooLinks], rendezvous: Rendezvous) -> GlooLinks:
+    """What `make` makes, unless the epoch is over before: gloo waits for one who dies while it connects, and we do not."""
+    coming: Future[GlooLinks] = Future()
+    rendezvous.when_over(coming.cancel)
+    threading.Thread(target=_make, args=(make, coming), name="making links", daemon=True).start()
+    try:
+        return coming.result()
+    except CancelledError:
+        raise LinksBroken("the epoch was over before it began") from None
+
+
+def _make(make: Callable[[], GlooLinks], coming: "Future[GlooLinks]") -> None:
+    made = None
+    try:
+        made = make()
+        coming.set_result(made)
+    except InvalidStateError:  # it is too late
+        if made is not None:
+            made.abort()
+            made.close()
+    except Exception as problem:
+        with contextlib.suppress(InvalidStateError):
+            coming.set_exception(problem)

@@ -28,7 +28,7 @@ from recycle.core.record import (
 )
 from recycle.runtime.books import Trained
 from recycle.runtime.checkpoint import Checkpoint, Checkpoints, latest
-from recycle.runtime.checkpoint.files import find
+from recycle.runtime.checkpoint.files import find, is_whole
 from recycle.runtime.job import Saving
 
 
@@ -109,7 +109,7 @@ class RunFolder:
 
     def newest(self) -> int:
         """After how many steps the newest whole checkpoint was made; 0 if there is none, which is how training began."""
-        return max(find(self.saving.folder), default=0)
+        return next((num_steps for num_steps, folder in find(self.saving.folder).items() if is_whole(folder)), 0)
 
     def close(self, trained: Trained) -> str | None:
         """Write what the run came to; return a sentence if that fails."""

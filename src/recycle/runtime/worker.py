@@ -7,18 +7,21 @@ then says where it stands, and waits for the next epoch.
 import os
 import pickle
 import resource
+import shutil
 import signal
 import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 
-from recycle.control.client import Client, Door, TurnedAway
+from recycle.control.client import Client
+from recycle.control.knock import Door, TurnedAway
 from recycle.control.messages import Begun, End, Go, Message, Pause, Renew, Share, Stop, Stopped, Welcome
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
@@ -26,7 +29,7 @@ from recycle.core.parent import end_with_parent
 from recycle.core.plan import Plan
 from recycle.core.script import CHECKPOINT, Injection
 from recycle.runtime import transfer
-from recycle.runtime.checkpoint import StageWriter, load_stage
+from recycle.runtime.checkpoint import StageWriter, fetch_stage, load_stage
 from recycle.runtime.checkpoint.files import read_checkpoint, step_folder
 from recycle.runtime.digest import digest
 from recycle.runtime.executor import Span, now_us
@@ -36,7 +39,7 @@ from recycle.runtime.kit import Kit
 from recycle.runtime.links import Address, GlooLinks, LinksBroken
 from recycle.runtime.memory import Meter
 from recycle.runtime.nccl_links import NcclLinks
-from recycle.runtime.rendezvous import Rendezvous
+from recycle.runtime.rendezvous import Rendezvous, made_in_time
 from recycle.runtime.seat import make_footing, make_trainer, part_of
 from recycle.runtime.step import Verdict
 from recycle.runtime.told import Applied, Finished, LastWords, Told, Undone, to_json
@@ -49,11 +52,11 @@ MakeKit = Callable[[Mapping[str, Any]], Kit]
 """From what the coordinator says of the job to what a worker needs for it."""
 
 
-def work(packed: bytes, door: Door, seat: str, injections: Sequence[Injection] = ()) -> None:
+def work(packed: Path, door: Door, seat: str, injections: Sequence[Injection] = ()) -> None:
     """Take part in a job to its end, as a process of a launcher. It ends with its parent whatever happens."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells everybody; the launcher ends its workers
     end_with_parent()
-    kit: Kit = pickle.loads(packed)
+    kit: Kit = pickle.loads(packed.read_bytes())
     join(door, seat, lambda about: kit, injections)
 
 
@@ -89,7 +92,7 @@ class _Session:
     def run(self) -> None:
         try:
             welcome = self._join()
-            self._kit = self._make_kit(welcome.about)
+            self._kit = self._kit_for(welcome)
             self._injector = Injector(self._injections, self._kit.deaths)
             self._follow()
         except TurnedAway as problem:
@@ -106,6 +109,12 @@ class _Session:
             return self._client.join(_JOIN_S)
         except OSError as problem:
             raise TurnedAway(f"nobody answers there ({problem.strerror or problem}): start the coordinator first") from None
+
+    def _kit_for(self, welcome: Welcome) -> Kit:
+        try:
+            return self._make_kit(welcome.about)
+        except UserError as problem:  # of this machine, not of the job: others go on without it
+            raise TurnedAway(str(problem)) from None
 
     def _say(self, text: str, problem: UserError | None) -> None:
         """Last words."""
@@ -147,6 +156,8 @@ class _Session:
                     if self._trainer is not None:
                         self._trainer.wants_pause = True
             case Welcome():  # maybe of another coordinator, which does not know
+                if self._rendezvous is not None:
+                    self._rendezvous.share_again()
                 if self._stopped is not None:
                     self._client.send(self._stopped)
                 elif self._finished is not None:
@@ -242,7 +253,9 @@ class _Session:
     def _begin_at(self, stage: int, num_steps: int) -> Footing:
         """A stage as it is before the first step."""
         if self._kit.saving is not None:
-            self._writer = StageWriter(self._kit.saving.folder, stage, self._tell)
+            courier = self._kit.courier
+            deliver = courier.bring if courier is not None else None
+            self._writer = StageWriter(self._kit.saving.folder, stage, self._tell, deliver)
         return make_footing(self._kit, stage, num_steps, self._device())
 
     def _load(self, go: Go, stage: int) -> None:
@@ -250,8 +263,13 @@ class _Session:
         if go.checkpoint > 0:
             assert self._kit.saving is not None
             assert self._footing is not None
-            checkpoint = read_checkpoint(self._kit.saving.folder / step_folder(go.checkpoint))
+            folder = self._kit.saving.folder / step_folder(go.checkpoint)
+            if self._kit.courier is not None:
+                fetch_stage(self._kit.courier.fetch, folder, stage)
+            checkpoint = read_checkpoint(folder, stage)
             load_stage(checkpoint, stage, self._footing.stage.module, self._footing.stepper.optimizer)
+            if self._kit.courier is not None:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _gather(self, go: Go, address: Address, plan: Plan) -> Trainer:
         """Find the others, and be ready to play with them."""
@@ -260,7 +278,8 @@ class _Session:
         with self._lock:
             self._refuse_over(go)
             rendezvous = self._rendezvous
-        links = self._make_links(rendezvous, address, part.turns)
+        assert rendezvous is not None
+        links = made_in_time(lambda: self._make_links(rendezvous, address, part.turns), rendezvous)
         with self._lock:
             self._links = links
             self._refuse_over(go)
@@ -271,7 +290,7 @@ class _Session:
         if self._over >= go.epoch:
             raise LinksBroken("the epoch was over before it began")
 
-    def _make_links(self, store: Any, address: Address, turns: Sequence[Turn]) -> GlooLinks:
+    def _make_links(self, store: Rendezvous, address: Address, turns: Sequence[Turn]) -> GlooLinks:
         kit, host = self._kit, self._client.own_address
         timeout = timedelta(seconds=kit.settings.timeout_s)
         common = store, address, kit.parcels, kit.shape.num_chains, kit.ties, timeout

@@ -6,7 +6,7 @@ one to resume from, and `load_stage` (in the workers) loads it. `files` tells ho
 
 from recycle.runtime.checkpoint.files import Checkpoint
 from recycle.runtime.checkpoint.folder import Checkpoints, NotSaved, Whole
-from recycle.runtime.checkpoint.resume import latest, load, load_stage
+from recycle.runtime.checkpoint.resume import fetch_stage, latest, load, load_stage
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved, StageWriter
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "StageSaved",
     "StageWriter",
     "Whole",
+    "fetch_stage",
     "latest",
     "load",
     "load_stage",

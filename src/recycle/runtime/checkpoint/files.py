@@ -22,6 +22,8 @@ FORMAT, VERSION = "recycle-checkpoint", 1
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
 _STEP = re.compile(r"step-(\d{8,})")
+_IN_PARTIAL = re.compile(r"step-\d{8,}\.partial/stage-\d{1,6}\.safetensors")
+_IN_WHOLE = re.compile(r"step-\d{8,}/(stage-\d{1,6}\.safetensors|manifest\.json)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,16 @@ def step_folder(num_steps: int) -> str:
 
 def stage_file(stage: int) -> str:
     return f"stage-{stage}.safetensors"
+
+
+def is_to_be_written(name: str) -> bool:
+    """Whether this names, from the folder of checkpoints, a stage's file of one that is not whole yet."""
+    return bool(_IN_PARTIAL.fullmatch(name))
+
+
+def is_to_be_read(name: str) -> bool:
+    """Whether this names, from the folder of checkpoints, a file of a whole one."""
+    return bool(_IN_WHOLE.fullmatch(name))
 
 
 def stage_metadata(num_steps: int, stage: int) -> dict[str, str]:
@@ -88,8 +100,11 @@ def find(folder: Path, suffix: str = "") -> dict[int, Path]:
     return dict(sorted(found.items(), reverse=True))
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint in `folder`; it is refused if its manifest is not in order, or a file has another size than that says."""
+def read_checkpoint(folder: Path, stage: int | None = None) -> Checkpoint:
+    """The checkpoint in `folder`; it is refused if its manifest is not in order, or a file has another size than that says.
+
+    With a stage, only that one's file has to be there.
+    """
     told = read_json(folder / MANIFEST, FORMAT, VERSION)
     match told:
         case {"num_steps": int(num_steps), "fingerprint": dict(fingerprint), "files": [*entries]}:
@@ -100,9 +115,18 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise FileProblem(f"{folder / MANIFEST} is of another checkpoint, after {num_steps} steps")
     if not files or [file.name for file in files] != [stage_file(stage) for stage in range(len(files))]:
         raise FileProblem(f"{folder / MANIFEST} does not name one file a stage: it is corrupt")
-    for file in files:
+    for file in files if stage is None else files[stage : stage + 1]:
         refuse_other_size(folder, file)
     return Checkpoint(num_steps, folder, files, fingerprint)
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether there is a checkpoint with all its files, as far as their sizes tell."""
+    try:
+        read_checkpoint(folder)
+    except FileProblem:
+        return False
+    return True
 
 
 def _stage_file(folder: Path, entry: object) -> StageFile:

@@ -21,8 +21,8 @@ from recycle.runtime.checkpoint.files import (
     Checkpoint,
     StageFile,
     find,
+    is_whole,
     plain,
-    read_checkpoint,
     refuse_other_size,
     step_folder,
     write_manifest,
@@ -117,7 +117,7 @@ class Checkpoints:
         """Remove whole checkpoints older than the newest `keep`; what is torn or later than `newest` is not ours to judge."""
         kept = 0
         for num_steps, path in find(self._folder).items():
-            if num_steps <= newest and _is_whole(path):
+            if num_steps <= newest and is_whole(path):
                 kept += 1
                 if kept > self._keep:
                     _remove(path)
@@ -146,14 +146,6 @@ def _complete(checkpoint: Checkpoint) -> int:
     _sync(manifest)
     _sync(checkpoint.folder)
     return manifest.stat().st_size
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        read_checkpoint(folder)
-    except FileProblem:
-        return False
-    return True
 
 
 def _remove(folder: Path) -> None:

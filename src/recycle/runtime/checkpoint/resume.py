@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,16 @@ from torch.optim import Optimizer
 
 from recycle.core.errors import FileProblem, ForeignRun, NoCheckpoint
 from recycle.core.record import CHECKPOINTS
-from recycle.runtime.checkpoint.files import PARTIAL, Checkpoint, find, plain, read_checkpoint, stage_file, stage_metadata
+from recycle.runtime.checkpoint.files import (
+    MANIFEST,
+    PARTIAL,
+    Checkpoint,
+    find,
+    plain,
+    read_checkpoint,
+    stage_file,
+    stage_metadata,
+)
 from recycle.runtime.checkpoint.state import Snapshot, put_back, put_weights
 from recycle.runtime.checkpoint.tensor_file import load_tensors
 
@@ -52,18 +61,18 @@ def _refuse_other_bytes(checkpoint: Checkpoint) -> None:
 
 
 def _refuse_foreign(checkpoint: Checkpoint, fingerprint: Mapping[str, Any]) -> None:
-    for key, there, here in _differences(checkpoint.fingerprint, fingerprint):
+    for key, there, here in differing(checkpoint.fingerprint, fingerprint):
         what = f"its {key} is {there}, but this job's is {here}"
         raise ForeignRun(f"{checkpoint.folder} was made by another job: {what}; resume with the same job")
 
 
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str, str]]:
+def differing(there: Mapping[str, Any], here: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str, str]]:
     """Each key that differs, with both values; keys of maps in maps, or in lists of maps, are joined by dots."""
     for key in dict.fromkeys([*here, *there]):
         old, new = there.get(key, _MISSING), here.get(key, _MISSING)
         old_parts, new_parts = _parts(old), _parts(new)
         if old_parts and new_parts:
-            yield from _differences(old_parts, new_parts, f"{above}{key}.")
+            yield from differing(old_parts, new_parts, f"{above}{key}.")
         elif old != new or type(old) is not type(new):
             yield f"{above}{key}", _shown(old), _shown(new)
 
@@ -80,6 +89,13 @@ def _parts(value: object) -> Mapping[str, Any]:
 def _shown(value: object) -> str:
     text = "not there" if value is _MISSING else json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def fetch_stage(fetch: Callable[[str, Path], None], folder: Path, stage: int) -> None:
+    """Have all that `load_stage` reads of a checkpoint in `folder`, from where the whole of it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (MANIFEST, stage_file(stage)):
+        fetch(f"{folder.name}/{name}", folder / name)
 
 
 def load_stage(checkpoint: Checkpoint, stage: int, module: nn.Module, optimizer: Optimizer) -> None:

@@ -1,6 +1,7 @@
 """Saving a stage inside a worker: a snapshot at once, and the disk in the background."""
 
 import hashlib
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,16 +37,22 @@ class StageNotSaved:
 
 
 PATIENCE_S = 60.0
+Deliver = Callable[[Path, str], None]
+"""Bring a file to where it has this name among the checkpoints."""
 
 
 class StageWriter:
     """Saves one stage, again and again. Each `save` is told of exactly once, and none of them can end the training.
 
-    `tell` is called in the thread that writes: it must bear being called while the worker says other things.
+    `tell` is called in the thread that writes: it must bear being called while the worker says other things. With a `deliver`
+    files do not stay in `folder`: it brings each to where it belongs.
     """
 
-    def __init__(self, folder: Path, stage: int, tell: Callable[[StageSaved | StageNotSaved], None]) -> None:
+    def __init__(
+        self, folder: Path, stage: int, tell: Callable[[StageSaved | StageNotSaved], None], deliver: Deliver | None = None
+    ) -> None:
         self._folder = folder
+        self._deliver = deliver
         self._stage = stage
         self._tell = tell
         self._thread: threading.Thread | None = None
@@ -90,6 +97,9 @@ class StageWriter:
         digest = hashlib.sha256()
         try:
             size_bytes = save_tensors(path, snapshot.tensors, metadata, digest.update)
+            if self._deliver is not None:
+                self._deliver(path, path.relative_to(self._folder).as_posix())
+                shutil.rmtree(path.parent, ignore_errors=True)
         except UserError as problem:
             return StageNotSaved(num_steps, self._stage, str(problem))
         except Exception as problem:  # a mistake of ours; without a word of it the launcher would wait for this stage for ever
