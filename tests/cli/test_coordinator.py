@@ -12,7 +12,14 @@ from functools import partial
 
 import pytest
 
+from recycle.cli.coordinator import make_kit, tell_of
 from recycle.cli.main import main
+from recycle.cli.train_config import parse_config
+from recycle.cli.train_parts import Parts
+from recycle.cli.train_plan import choose_plan
+from recycle.control.courier import Courier
+from recycle.control.knock import Door
+from recycle.core.errors import UserError
 
 pytestmark = pytest.mark.timeout(240)
 STEPS = 60
@@ -104,7 +111,14 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
 ELSEWHERE = """
 import sys
 import recycle.cli.coordinator, recycle.control.knock
+from recycle.cli.coordinator import make_kit, tell_of
 from recycle.cli.main import main
+from recycle.cli.train_config import parse_config
+from recycle.cli.train_parts import Parts
+from recycle.cli.train_plan import choose_plan
+from recycle.control.courier import Courier
+from recycle.control.knock import Door
+from recycle.core.errors import UserError
 recycle.control.knock.this_host = lambda: "elsewhere"
 recycle.cli.coordinator._job_in = lambda out: {}
 sys.exit(main(sys.argv[1:]))
@@ -170,3 +184,35 @@ def test_wrong_words_get_one_sentence(words, says, tmp_path, monkeypatch, capsys
     told = capsys.readouterr().err
     assert says in told
     assert len(told.splitlines()) == 1
+
+
+DOOR = Door("127.0.0.1", 1, "secret")
+
+
+@pytest.fixture
+def about(tmp_path):
+    """What a coordinator says of a job whose run has a folder."""
+    config = parse_config("[cluster]\nstages = 2\n[model]\nlayers = 2\nwidth = 16\nheads = 2\ncontext = 16\n")
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "job.json").write_text('{"job": "a1b2"}')
+    return json.loads(json.dumps(tell_of("a1b2", config, Parts(config).job(choose_plan(config.cluster, None)), out)))
+
+
+def test_a_worker_that_sees_the_folder_of_the_run_writes_there(about, tmp_path):
+    kit = make_kit(DOOR, tmp_path / "own", about)
+    assert (kit.saving.folder, kit.courier) == (tmp_path / "run" / "checkpoints", None)
+
+
+@pytest.mark.parametrize("hidden", ["the folder is not there", "it is that of another job"])
+def test_a_worker_that_does_not_sends_its_files_to_the_coordinator(hidden, about, tmp_path):
+    job = tmp_path / "run" / "job.json"
+    job.write_text('{"job": "c3d4"}') if "another" in hidden else job.unlink()
+    kit = make_kit(DOOR, tmp_path / "own", about)
+    assert (kit.saving.folder, kit.courier) == (tmp_path / "own" / "checkpoints", Courier(DOOR))
+
+
+def test_a_worker_whose_machine_would_train_something_else_says_what(about, tmp_path):
+    about["fingerprint"]["data"] = "the sources of another Python"
+    with pytest.raises(UserError, match=r"the job's data is .*another Python.*, and here it is .*; give all machines the same"):
+        make_kit(DOOR, tmp_path, about)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from recycle.core.cluster import Worker
 from recycle.runtime.links import Address, GlooLinks, LinksBroken
-from recycle.runtime.rendezvous import Rendezvous
+from recycle.runtime.rendezvous import Rendezvous, made_in_time
 from tests.runtime.threads import PATIENCE_S, TIMEOUT, at_once, ends, linked
 
 torch.set_num_threads(1)
@@ -41,6 +41,15 @@ def test_what_is_shared_is_text_that_any_message_can_carry():
     shared = []
     Rendezvous(lambda key, value: shared.append((key, value))).set("e1/all/0", bytes(range(256)))
     assert json.loads(json.dumps(shared)) == [["e1/all/0", base64.b64encode(bytes(range(256))).decode()]]
+
+
+def test_what_was_put_in_here_can_be_shared_again_and_nothing_else():
+    shared = []
+    store = Rendezvous(lambda key, value: shared.append((key, value)))
+    store.set("own", "x")
+    store.hear("of another", base64.b64encode(b"y").decode())
+    store.share_again()
+    assert shared == [("own", base64.b64encode(b"x").decode())] * 2
 
 
 def test_it_is_a_store_to_torch():
@@ -112,3 +121,57 @@ def test_an_epoch_that_ends_while_a_group_is_made_ends_the_making_at_once():
     assert isinstance(problem, LinksBroken)
     assert "the epoch is over" in str(problem)
     assert {key.split("/")[0] for key in put_in} == {"e3"}
+
+
+class Late:
+    """Links that are made when somebody lets them, and say what became of them."""
+
+    def __init__(self):
+        self.begun, self.let, self.said, self.closed = threading.Event(), threading.Event(), [], threading.Event()
+
+    def make(self):
+        self.begun.set()
+        assert self.let.wait(PATIENCE_S)
+        return self
+
+    def abort(self):
+        self.said.append("aborted")
+
+    def close(self):
+        self.said.append("closed")
+        self.closed.set()
+
+
+def test_links_that_are_made_in_time_are_used():
+    late = Late()
+    late.let.set()
+    assert made_in_time(late.make, Rendezvous(nowhere)) is late
+    assert late.said == []
+
+
+def test_what_goes_wrong_when_links_are_made_is_told_as_it_is():
+    def fail():
+        raise LinksBroken("the group all could not be made")
+
+    with pytest.raises(LinksBroken, match="the group all could not be made"):
+        made_in_time(fail, Rendezvous(nowhere))
+
+
+def test_the_end_of_an_epoch_ends_the_wait_for_links_and_those_that_come_too_late_are_cut():
+    late, store = Late(), Rendezvous(nowhere)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(made_in_time, late.make, store)
+        assert late.begun.wait(PATIENCE_S)
+        store.abort()
+        assert isinstance(waiting.exception(SOON_S), LinksBroken)
+    late.let.set()
+    assert late.closed.wait(PATIENCE_S)
+    assert late.said == ["aborted", "closed"]
+
+
+def test_no_links_are_waited_for_in_an_epoch_that_is_over():
+    late, store = Late(), Rendezvous(nowhere)
+    store.abort()
+    with pytest.raises(LinksBroken, match="over before it began"):
+        made_in_time(late.make, store)
+    late.let.set()

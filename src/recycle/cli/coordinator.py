@@ -23,6 +23,7 @@ from recycle.core.scratch import scratch
 
 if TYPE_CHECKING:
     from recycle.control.knock import Door
+    from recycle.runtime.job import Job
     from recycle.runtime.kit import Kit
 
 _COORDINATOR = """\
@@ -88,7 +89,6 @@ def run_coordinator(args: argparse.Namespace) -> int:
     from recycle.cli.train import watching
     from recycle.control.knock import Door
     from recycle.runtime.brief import JOURNAL, Done, Failed, Happened, Lost, Said, brief_of
-    from recycle.runtime.checkpoint.files import plain
     from recycle.runtime.coordinate import serve
     from recycle.runtime.executor import now_us
     from recycle.runtime.run_folder import Plot
@@ -102,14 +102,7 @@ def run_coordinator(args: argparse.Namespace) -> int:
     found = _found_again(args.out, config)
     name, begin_us = found or (new_name(), now_us())
     door = Door(host, port, token, name)
-    about = {
-        "job": name,
-        "config": config.to_toml(),
-        "plan": plan.dumps(),
-        "out": str(args.out.resolve()),
-        "parcels": _told(job.parcels()),
-        "fingerprint": plain(job.fingerprint()),
-    }
+    about = tell_of(name, config, job, args.out)
     plot = Plot(args.out, config.checkpoint.every, config.checkpoint.keep, name=parts.name, files={CONFIG: config.to_toml()})
     outcome: list[Said] = []
     with listen(host, port) as listener, watching(config, plan, args.out, resume=False) as (watch, say):
@@ -162,6 +155,21 @@ def run_worker(args: argparse.Namespace) -> int:
     return 0
 
 
+def tell_of(name: str, config: TrainConfig, job: "Job", out: Path) -> dict[str, Any]:
+    """What a coordinator says of its job to every worker, from which that makes its kit."""
+    from recycle.runtime.checkpoint.files import plain
+
+    parcels = [[stage, list(one.shape), str(one.dtype).removeprefix("torch.")] for stage, one in job.parcels().items()]
+    return {
+        "job": name,
+        "config": config.to_toml(),
+        "plan": job.plan.dumps(),
+        "out": str(out.resolve()),
+        "parcels": parcels,
+        "fingerprint": plain(job.fingerprint()),
+    }
+
+
 def make_kit(door: "Door", folder: Path, about: Any) -> "Kit":
     """What a worker needs, from what the coordinator says of the job; `folder` is for files on their way."""
     import torch
@@ -186,10 +194,6 @@ def make_kit(door: "Door", folder: Path, about: Any) -> "Kit":
     plot = Plot(out if is_seen else folder, config.checkpoint.every, config.checkpoint.keep)
     kit = kit_of(job, CopiedStages(job.stages), parcels, plot.saving)
     return kit if is_seen else replace(kit, courier=Courier(door))
-
-
-def _told(parcels: Any) -> list[list[Any]]:
-    return [[stage, list(one.shape), str(one.dtype).removeprefix("torch.")] for stage, one in parcels.items()]
 
 
 def _found_again(out: Path, config: TrainConfig) -> tuple[str, int] | None:
