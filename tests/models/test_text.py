@@ -1,5 +1,6 @@
 """Text by bytes: windows that follow one another, from files whose order is fixed."""
 
+import hashlib
 import pickle
 
 import pytest
@@ -115,3 +116,11 @@ def test_places_without_text_are_refused_at_once(tmp_path):
 def test_sizes_that_are_no_counts_are_refused(context, most_bytes):
     with pytest.raises(UserError, match="must be a whole number of at least 1"):
         Text(context, most_bytes=most_bytes)
+
+
+def test_a_text_is_told_from_another_of_the_same_length_by_its_fingerprint(tmp_path):
+    for name, words in (("one", "abcdefgh"), ("same", "abcdefgh"), ("other", "abcdefgi")):
+        (tmp_path / name).write_text(words)
+    one, same, other = (Text(4, tmp_path / name).fingerprint for name in ("one", "same", "other"))
+    assert one == same != other
+    assert one == hashlib.sha256(b"abcdefgh").hexdigest()[:16]

@@ -139,3 +139,11 @@ def test_samples_of_different_shapes_are_refused():
 def test_addresses_beside_the_shape_are_our_mistake(address):
     with pytest.raises(AssertionError):
         Batches(numbered(10), Shape(2, 1, 3), 1, 0).get(*address)
+
+
+def test_data_with_a_fingerprint_are_told_from_others_by_it():
+    data = TensorDataset(torch.arange(8), torch.arange(8))
+    plain = repr(Batches(data, Shape(1, 1, 2), 2, seed=3))
+    assert plain == "micro-batches of 2 out of 8 samples, seed 3"
+    data.fingerprint = "a1b2"
+    assert repr(Batches(data, Shape(1, 1, 2), 2, seed=3)) == "micro-batches of 2 out of 8 samples (a1b2), seed 3"

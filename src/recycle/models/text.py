@@ -3,6 +3,7 @@
 Workers with the same Python read the same text. The same files in a folder give the same text on every machine.
 """
 
+import hashlib
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from recycle.core.errors import DatasetTooSmall, FileProblem, UserError
+from recycle.runtime.checkpoint.tensor_file import memory_of
 
 MOST_BYTES = 2 * 1024 * 1024
 
@@ -45,6 +47,11 @@ class Text(Dataset[tuple[Tensor, Tensor]]):
         start = number * self._context
         window = self._bytes[start : start + self._context + 1].long()
         return window[:-1], window[1:]
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells this text from any other."""
+        return hashlib.sha256(memory_of(self._bytes)).hexdigest()[:16]
 
     @cached_property
     def _bytes(self) -> Tensor:

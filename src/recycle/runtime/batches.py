@@ -21,7 +21,10 @@ _MASK_64 = (1 << 64) - 1
 
 
 class Samples(Protocol):
-    """A map-style data set of pairs (inputs, targets), such as torch's."""
+    """A map-style data set of pairs (inputs, targets), such as torch's.
+
+    It may have a `fingerprint`, a text that tells it from others: then a run is not gone on with on other data.
+    """
 
     def __len__(self) -> int: ...
 
@@ -48,7 +51,9 @@ class Batches:
             )
 
     def __repr__(self) -> str:
-        return f"micro-batches of {self._microbatch} out of {self._num_samples} samples, seed {self._seed}"
+        fingerprint = getattr(self._dataset, "fingerprint", "")
+        known = f" ({fingerprint})" if isinstance(fingerprint, str) and fingerprint else ""
+        return f"micro-batches of {self._microbatch} out of {self._num_samples} samples{known}, seed {self._seed}"
 
     def get(self, step: int, pipeline: int, index: int) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of a micro-batch, samples stacked along a new first dimension."""
