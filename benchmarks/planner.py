@@ -6,8 +6,6 @@ python benchmarks/planner.py --quick                small shapes, in about two m
 python benchmarks/planner.py --save                 also writes docs/benchmarks/<date>-planner.md and the table in README.md
 """
 
-import argparse
-import datetime
 import json
 import os
 import subprocess
@@ -21,7 +19,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from sheet import (
     GIB,
     NO,
@@ -29,10 +26,10 @@ from sheet import (
     UNJUDGED,
     YES,
     Case,
+    Results,
     Row,
+    Script,
     Section,
-    machine,
-    markdown,
     markdown_table,
     measure,
     write_between_marks,
@@ -41,7 +38,6 @@ from sheet import (
 import recycle
 from recycle.planner.normalize import least_bound
 
-QUIET_LOAD = 0.5
 ALL = "adaptive,decoupled,staggered"
 
 # Pipelines, stages, micro-batches of each pipeline, dead workers.
@@ -263,7 +259,7 @@ def _judged(met: bool) -> str:
     return YES if met else NO
 
 
-def summary(results: dict[str, list[Row]], link: str) -> str:
+def summary(results: Results, link: str) -> str:
     """What README.md shows: the ratio of every shape, then the speed."""
     ratios: dict[Row, list[str]] = {}
     for row in results["quality"]:
@@ -282,34 +278,28 @@ def summary(results: dict[str, list[Row]], link: str) -> str:
     )
 
 
+SCRIPT = Script(
+    "planner",
+    "Measure how good plans are and how fast they are made.",
+    tuple(SECTIONS),
+    quick="small shapes, in about two minutes",
+    save="keep the tables in docs/benchmarks; if it is all of them, in README.md too",
+    quantity="seconds",
+)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure how good plans are and how fast they are made.")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="TABLE", help=f"only these: {', '.join(SECTIONS)}")
-    parser.add_argument("--quick", action="store_true", help="small shapes, in about two minutes")
-    parser.add_argument(
-        "--save", action="store_true", help="keep the tables in docs/benchmarks; if it is all of them, in README.md too"
-    )
-    args = parser.parse_args()
-    if args.save and args.quick:
-        parser.error("--save keeps the numbers that count: leave --quick out")
-    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
-    about = machine(" ".join(["python benchmarks/planner.py", *sys.argv[1:]]))
-    for name, value in about:
-        console.print(f"{name:<13} {value}", soft_wrap=True)
-    if (load := os.getloadavg()[0]) > QUIET_LOAD:
-        console.print(f"warning: the load average is {load:.2f}, so the seconds below are too high", style="bold red")
+    args = SCRIPT.arguments()
+    console, about = SCRIPT.introduce()
     # The first plan on a machine compiles the scheduler, which no number below should contain.
     recycle.solve(recycle.problem(1, 2, 2, costs=UNIT[0]))
-    names = args.only or list(SECTIONS)
-    sections = [SECTIONS[name](args.quick) for name in names]
+    sections = [SECTIONS[name](args.quick) for name in args.only or SECTIONS]
     results = measure(sections, console)
     if args.save:
-        day = datetime.date.today().isoformat()
-        path = ROOT / "docs" / "benchmarks" / f"{'-'.join([day, 'planner', *(args.only or [])])}.md"
-        path.write_text(markdown(f"Planner benchmark, {day}", about, sections, results), encoding="utf-8")
-        console.print(f"wrote {path.relative_to(ROOT)}")
+        path = SCRIPT.keep(args.only or (), about, sections, results)
+        console.print(f"wrote {path}")
         if not args.only:
-            write_between_marks(ROOT / "README.md", summary(results, path.relative_to(ROOT).as_posix()))
+            write_between_marks(ROOT / "README.md", summary(results, path.as_posix()))
             console.print("wrote the table in README.md")
 
 

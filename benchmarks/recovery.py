@@ -6,8 +6,6 @@ python benchmarks/recovery.py --quick               few runs, kills and minutes
 python benchmarks/recovery.py --save                also writes docs/benchmarks/<date>-recovery.md
 """
 
-import argparse
-import datetime
 import os
 import signal
 import sys
@@ -20,12 +18,9 @@ from statistics import median
 
 from recovery_cases import STAGGERED, SYNCHRONOUS, Diary, Failure, disturbed, names, saved_weights, undisturbed
 from recovery_strikes import Holdings, Rhythm, Struck, num_processes, strike_all
-from rich.console import Console
 from runtime_cases import TWELVE, Sizes
-from sheet import NO, ROOT, UNJUDGED, YES, Case, Row, Section, machine, markdown, measure
+from sheet import NO, UNJUDGED, YES, Case, Row, Script, Section
 
-QUIET_LOAD = 0.5
-LIBRARIES = ("torch", "numpy")
 ASKED_MEDIAN_MS, ASKED_WORST_MS, LEASE_MS, ASKED_AFTER_LEASE_MS = 500, 2000, 2000, 250
 MORE_ALLOWED, RSS_ALLOWED = 2, 1.10
 RUN_LIMIT_S = 240
@@ -329,35 +324,19 @@ def _judged(met: bool) -> str:
     return YES if met else NO
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure what failures cost, and show that they change nothing.")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="TABLE", help=f"only these: {', '.join(SECTIONS)}")
-    parser.add_argument("--quick", action="store_true", help="few runs, kills and minutes")
-    parser.add_argument("--save", action="store_true", help="keep the tables under docs/benchmarks")
-    args = parser.parse_args()
-    if args.save and args.quick:
-        parser.error("--save keeps the numbers that count: leave --quick out")
-    # Whoever ends this ends what it has started: an exit runs what cleans up, a signal's own end would not.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    console = Console(width=None if sys.stdout.isatty() else 170, highlight=False)
-    about = machine(" ".join(["python benchmarks/recovery.py", *sys.argv[1:]]), LIBRARIES)
-    for name, value in about:
-        console.print(f"{name:<13} {value}", soft_wrap=True)
-    if (load := os.getloadavg()[0]) > QUIET_LOAD:
-        console.print(f"warning: the load average is {load:.2f}, so the times below are too high", style="bold red")
-    effort = QUICK if args.quick else WHOLE
-    sections = [section for name in args.only or SECTIONS for section in SECTIONS[name](effort)]
-    results = measure(sections, console)
-    if args.save:
-        day = datetime.date.today().isoformat()
-        path = ROOT / "docs" / "benchmarks" / f"{'-'.join([day, 'recovery', *(args.only or [])])}.md"
-        path.write_text(markdown(f"Recovery benchmark, {day}", about, sections, results), encoding="utf-8")
-        console.print(f"wrote {path.relative_to(ROOT)}")
-    return int(any(row[-1] == NO for rows in results.values() for row in rows))
+def _sections(name: str, is_quick: bool) -> list[Section]:
+    return SECTIONS[name](QUICK if is_quick else WHOLE)
+
+
+SCRIPT = Script(
+    "recovery",
+    "Measure what failures cost, and show that they change nothing.",
+    tuple(SECTIONS),
+    quick="few runs, kills and minutes",
+    libraries=("torch", "numpy"),
+    width=170,
+)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(SCRIPT.run(_sections))

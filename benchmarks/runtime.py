@@ -6,10 +6,6 @@ python benchmarks/runtime.py --quick                few rounds, runs and steps, 
 python benchmarks/runtime.py --save                 also writes docs/benchmarks/<date>-runtime.md
 """
 
-import argparse
-import datetime
-import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +14,6 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-from rich.console import Console
 from runtime_cases import (
     ALL,
     SAMPLES,
@@ -35,12 +30,10 @@ from runtime_cases import (
     race,
     start_s,
 )
-from sheet import NO, ROOT, UNJUDGED, YES, Case, Row, Section, machine, markdown, measure
+from sheet import NO, UNJUDGED, YES, Case, Row, Script, Section
 
 import recycle
 
-QUIET_LOAD = 0.5
-LIBRARIES = ("torch", "numpy")
 ASKED_RATIO, ASKED_DIFFERENCE, ASKED_MEMORY, ASKED_START_S = 1.05, 1e-5, 0.10, 15
 SYNCHRONOUS = "adaptive,decoupled"
 
@@ -306,34 +299,18 @@ def _judged(met: bool) -> str:
     return YES if met else NO
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure how fast, exact and frugal training is.")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="TABLE", help=f"only these: {', '.join(SECTIONS)}")
-    parser.add_argument("--quick", action="store_true", help="few rounds, runs and steps, in a few minutes")
-    parser.add_argument("--save", action="store_true", help="keep the tables under docs/benchmarks")
-    args = parser.parse_args()
-    if args.save and args.quick:
-        parser.error("--save keeps the numbers that count: leave --quick out")
-    # Whoever ends this ends what it has started: an exit runs what cleans up, a signal's own end would not.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
-    about = machine(" ".join(["python benchmarks/runtime.py", *sys.argv[1:]]), LIBRARIES)
-    for name, value in about:
-        console.print(f"{name:<13} {value}", soft_wrap=True)
-    if (load := os.getloadavg()[0]) > QUIET_LOAD:
-        console.print(f"warning: the load average is {load:.2f}, so the times below are too high", style="bold red")
-    sections = [SECTIONS[name](QUICK if args.quick else WHOLE) for name in args.only or SECTIONS]
-    results = measure(sections, console)
-    if args.save:
-        day = datetime.date.today().isoformat()
-        path = ROOT / "docs" / "benchmarks" / f"{'-'.join([day, 'runtime', *(args.only or [])])}.md"
-        path.write_text(markdown(f"Runtime benchmark, {day}", about, sections, results), encoding="utf-8")
-        console.print(f"wrote {path.relative_to(ROOT)}")
-    return int(any(row[-1] == NO for rows in results.values() for row in rows))
+def _sections(name: str, is_quick: bool) -> list[Section]:
+    return [SECTIONS[name](QUICK if is_quick else WHOLE)]
+
+
+SCRIPT = Script(
+    "runtime",
+    "Measure how fast, exact and frugal training is.",
+    tuple(SECTIONS),
+    quick="few rounds, runs and steps, in a few minutes",
+    libraries=("torch", "numpy"),
+)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(SCRIPT.run(_sections))

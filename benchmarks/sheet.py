@@ -1,10 +1,14 @@
-"""What a benchmark writes: tables of cases, run one by one with progress shown, printed and kept as Markdown."""
+"""What a benchmark is: a command line, and tables of cases, run one by one with progress shown, printed and kept as Markdown."""
 
+import argparse
+import datetime
 import importlib.metadata
 import os
 import platform
 import re
+import signal
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +22,7 @@ import recycle
 ROOT = Path(__file__).resolve().parent.parent
 GIB = 2**30
 YES, NO, UNJUDGED = "yes", "no", "–"
+QUIET_LOAD = 0.5
 _LIBRARIES = ("numpy", "numba", "scipy", "ortools")
 _NUMBER = re.compile(r"\d[\d.]*(,\d{3})*( [GM]iB)?")
 
@@ -41,6 +46,75 @@ class Section:
     about: str
     header: Row
     cases: tuple[Case, ...]
+
+
+Results = dict[str, list[Row]]
+"""The rows of each section, by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A benchmark as its user sees it: its name, what it measures, its tables, and what `--quick` and `--save` mean to it."""
+
+    name: str
+    description: str
+    tables: tuple[str, ...]
+    quick: str
+    save: str = "keep the tables under docs/benchmarks"
+    libraries: tuple[str, ...] = _LIBRARIES
+    quantity: str = "times"
+    width: int = 150
+
+    def run(self, make: Callable[[str, bool], Sequence[Section]]) -> int:
+        """Measure what the command line asks for; `make` gives the sections of a table, quick or not. Return the exit code."""
+        args = self.arguments()
+        # Whoever ends this ends what it has started: an exit runs what cleans up, a signal's own end would not.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        try:
+            console, about = self.introduce()
+            sections = [section for name in args.only or self.tables for section in make(name, args.quick)]
+            results = measure(sections, console)
+            if args.save:
+                console.print(f"wrote {self.keep(args.only or (), about, sections, results)}")
+        except KeyboardInterrupt:
+            return 128 + signal.SIGINT
+        return exit_code(results)
+
+    def arguments(self) -> argparse.Namespace:
+        """What the command line asks for: `only` some tables, `quick`, `save`."""
+        parser = argparse.ArgumentParser(description=self.description)
+        parser.add_argument(
+            "--only", nargs="+", choices=self.tables, metavar="TABLE", help=f"only these: {', '.join(self.tables)}"
+        )
+        parser.add_argument("--quick", action="store_true", help=self.quick)
+        parser.add_argument("--save", action="store_true", help=self.save)
+        args = parser.parse_args()
+        if args.save and args.quick:
+            parser.error("--save keeps the numbers that count: leave --quick out")
+        return args
+
+    def introduce(self) -> tuple[Console, list[Row]]:
+        """Print where the numbers will come from, with a warning if others are at work there; return the console, and that."""
+        console = Console(width=None if sys.stdout.isatty() else self.width, highlight=False)
+        about = machine(" ".join([f"python benchmarks/{self.name}.py", *sys.argv[1:]]), self.libraries)
+        for name, value in about:
+            console.print(f"{name:<13} {value}", soft_wrap=True)
+        if (load := os.getloadavg()[0]) > QUIET_LOAD:
+            warning = f"warning: the load average is {load:.2f}, so the {self.quantity} below are too high"
+            console.print(warning, style="bold red")
+        return console, about
+
+    def keep(self, only: Sequence[str], about: list[Row], sections: list[Section], results: Results) -> Path:
+        """Write the tables under docs/benchmarks, and return where; if they are only some, the file's name says which."""
+        day = datetime.date.today().isoformat()
+        path = ROOT / "docs" / "benchmarks" / f"{'-'.join([day, self.name, *only])}.md"
+        path.write_text(markdown(f"{self.name.capitalize()} benchmark, {day}", about, sections, results), encoding="utf-8")
+        return path.relative_to(ROOT)
+
+
+def exit_code(results: Results) -> int:
+    """1 if a row misses its target."""
+    return int(any(row[-1] == NO for rows in results.values() for row in rows))
 
 
 def machine(command: str, libraries: Sequence[str] = _LIBRARIES) -> list[Row]:
@@ -80,9 +154,9 @@ def _output(*command: str) -> str:
         return ""
 
 
-def measure(sections: list[Section], console: Console) -> dict[str, list[Row]]:
+def measure(sections: list[Section], console: Console) -> Results:
     """Run every case, showing which; print each table when it is whole."""
-    results: dict[str, list[Row]] = {}
+    results: Results = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=sum(len(section.cases) for section in sections))
@@ -132,7 +206,7 @@ def markdown_table(header: Row, rows: Sequence[Row]) -> str:
     return "\n".join([line(header), f"|{rule}|", *map(line, rows)])
 
 
-def markdown(title: str, about: list[Row], sections: list[Section], results: dict[str, list[Row]]) -> str:
+def markdown(title: str, about: list[Row], sections: list[Section], results: Results) -> str:
     """The whole report."""
     parts = [f"# {title}", markdown_table(("", ""), about)]
     for section in sections:

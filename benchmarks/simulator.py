@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from sheet import NO, ROOT, YES, Case, Row, Section, machine, markdown, measure
+from sheet import NO, ROOT, YES, Case, Row, Section, exit_code, machine, markdown, measure
 
 ASKED_COLD_S, ASKED_CACHED_S, ASKED_MONTH_S, ASKED_REPLAY_S = 60, 10, 60, 60
 JOB = "--model gpt-145.6b,microbatch=4 --gpu a100-80 --tensor-parallel 8"
@@ -40,7 +40,7 @@ def main() -> int:
         path = ROOT / "docs" / "benchmarks" / f"{datetime.date.today()}-simulator.md"
         path.write_text(markdown("Simulator benchmark", about, sections, results), encoding="utf-8")
         print(f"wrote {path.relative_to(ROOT)}")
-    return int(any(row[-1] == NO for rows in results.values() for row in rows))
+    return exit_code(results)
 
 
 def _campaigns(folder: Path) -> Section:

@@ -1,4 +1,5 @@
-"""The record of a run in which a worker dies in the middle of an iteration, and joins again: three epochs, two plans."""
+"""Recoveries as a run tells them: two by themselves, and a whole record, in which a worker dies in the middle of an iteration
+and joins again, so that it has three epochs and two plans."""
 
 from dataclasses import replace
 
@@ -7,6 +8,24 @@ from recycle.core.problem import Techniques
 from recycle.core.record import Changed, Event, Joining, OpRan, Recovered, Spell, Started, Stepped
 from recycle.sim.replay.play import Conditions, replay
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan
+
+# Of 12 workers one dies, and comes back.
+LEFT = Recovered(
+    9_000_000,
+    9_136_000,
+    epoch=1,
+    workers=("W1_2",),
+    joins=False,
+    cause="its connection closed",
+    iteration=5,
+    detect_us=3000,
+    abort_us=41_000,
+    regroup_us=92_000,
+    redo_us=310_000,
+    redone_ops=14,
+    num_live=11,
+)
+JOINED = Recovered(20_000_000, 20_050_000, 2, ("W1_2",), True, "it asked to join", 11, transfer_us=50_000, num_live=12)
 
 START_US, REDO_US, SAMPLES = 50_000, 20_000, 8
 # From which iteration on an epoch went: 0 to 4 with everybody, 5 to 8 without W1_1, 9 to 13 with everybody again.

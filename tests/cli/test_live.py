@@ -12,26 +12,10 @@ from recycle.cli.live_state import ALIVE, DEAD, JOINING, SUSPECTED, State, after
 from recycle.core.cluster import Shape, Worker
 from recycle.core.record import Changed, Event, Joining, OpRan, Recovered, Saved, Spell, Stepped, Suspected, Warned
 from recycle.report.recoveries import describe_parts
-from tests.recovery_records import recovery_record
+from tests.recovery_records import JOINED, LEFT, recovery_record
 
 SECOND = 1_000_000
 SHAPE = Shape(3, 4, 6)
-LEFT = Recovered(
-    9_000_000,
-    9_136_000,
-    epoch=1,
-    workers=("W1_2",),
-    joins=False,
-    cause="its connection closed",
-    iteration=5,
-    detect_us=3000,
-    abort_us=41_000,
-    regroup_us=92_000,
-    redo_us=310_000,
-    redone_ops=14,
-    num_live=11,
-)
-JOINED = Recovered(20_000_000, 20_050_000, 2, ("W1_2",), True, "it asked to join", 11, transfer_us=50_000, num_live=12)
 
 
 def steps(num: int, first: int = 0) -> list[Event]:

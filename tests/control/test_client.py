@@ -17,7 +17,7 @@ from recycle.control.knock import Door, TurnedAway, this_host
 from recycle.control.messages import Challenge, End, Hello, Pause, Refused, Renew, Share, Stop, Welcome
 from recycle.control.wire import framed, new_nonce
 from recycle.core.release import RELEASE
-from tests.control.test_server import JOB, LEASE_S, PATIENCE_S, TOKEN, Guest, Porter, Post, num_open
+from tests.control.port import JOB, LEASE_S, PATIENCE_S, TOKEN, Guest, Porter, Post, num_open
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -18,7 +18,7 @@ from recycle.control.messages import Bring, Fetch, Hello, Message, Refused
 from recycle.control.server import Errand
 from recycle.control.wire import framed
 from recycle.core.errors import FileProblem
-from tests.control.test_server import JOB, PATIENCE_S, TOKEN, Porter, Post
+from tests.control.port import JOB, PATIENCE_S, TOKEN, Porter, Post
 
 pytestmark = pytest.mark.timeout(60)
 BYTES = os.urandom((3 << 20) + 7)

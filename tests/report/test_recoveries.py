@@ -21,25 +21,9 @@ from recycle.report.run_chart import draw_page
 from recycle.report.run_columns import read_run
 from recycle.report.run_summary import Summary
 from recycle.report.run_timeline import run_timeline
-from tests.recovery_records import EPOCHS, REDO_US, SAMPLES, degraded_plan, recovery_record, whole_plan
+from tests.recovery_records import EPOCHS, JOINED, LEFT, REDO_US, SAMPLES, degraded_plan, recovery_record, whole_plan
 
-LEFT = Recovered(
-    9_000_000,
-    9_136_000,
-    epoch=1,
-    workers=("W1_2",),
-    joins=False,
-    cause="its connection closed",
-    iteration=5,
-    detect_us=3000,
-    abort_us=41_000,
-    regroup_us=92_000,
-    redo_us=310_000,
-    redone_ops=14,
-    moves=("W0_1>W1_2",),
-    num_live=11,
-)
-JOINED = Recovered(20_000_000, 20_400_000, 2, ("W1_2",), True, "it asked to join", 11, transfer_us=400_000, num_live=12)
+MOVING = replace(LEFT, moves=("W0_1>W1_2",))
 
 
 def summary(plan: Plan, events: Iterable[Event] | None = None) -> Summary:
@@ -48,7 +32,7 @@ def summary(plan: Plan, events: Iterable[Event] | None = None) -> Summary:
 
 def test_a_recovery_is_told_with_all_its_parts() -> None:
     assert describe_parts(LEFT) == "detect 3 ms, abort 41 ms, plan 0 ms, regroup 92 ms, transfer 0 ms, redo 310 ms = 446 ms"
-    assert describe_rest(LEFT) == "its connection closed; 14 ops run again; moved W0_1 to W1_2"
+    assert describe_rest(MOVING) == "its connection closed; 14 ops run again; moved W0_1 to W1_2"
     assert (who(LEFT), who(JOINED)) == ("W1_2 left", "W1_2 joined")
 
 
@@ -69,10 +53,10 @@ def test_a_time_is_in_milliseconds_until_they_are_too_many() -> None:
 
 
 def test_recoveries_are_a_table_whose_lines_end_with_the_cause() -> None:
-    assert recovery_lines([LEFT, JOINED]) == [
+    assert recovery_lines([MOVING, JOINED]) == [
         "who          step    lost  detect  abort  plan  regroup  transfer    redo  cause",
-        f"W1_2 left       6  446 ms    3 ms  41 ms     -    92 ms         -  310 ms  {describe_rest(LEFT)}",
-        "W1_2 joined    12  400 ms       -      -     -        -    400 ms       -  it asked to join",
+        f"W1_2 left       6  446 ms    3 ms  41 ms     -    92 ms         -  310 ms  {describe_rest(MOVING)}",
+        "W1_2 joined    12   50 ms       -      -     -        -     50 ms       -  it asked to join",
     ]
 
 
@@ -203,7 +187,7 @@ def test_the_page_has_a_table_of_recoveries_and_marks_who_came_and_went() -> Non
 def test_of_many_recoveries_the_page_shows_the_longest() -> None:
     assert height_px(0) == 0
     assert height_px(MOST_ROWS + 5) == height_px(MOST_ROWS + 500) > height_px(MOST_ROWS)
-    crowd = [replace(LEFT, workers=("W1_1",), moves=(), iteration=14, at_us=1000 * n, end_us=0) for n in range(40)]
+    crowd = [replace(LEFT, workers=("W1_1",), iteration=14, at_us=1000 * n, end_us=0) for n in range(40)]
     assert page(summary(whole_plan(), [*recovery_record(), *crowd])).shape[0] > page(summary(whole_plan())).shape[0]
 
 

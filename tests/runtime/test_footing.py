@@ -165,7 +165,7 @@ def test_whatever_was_applied_before_the_verdict_was_heard_counts_for_nothing(op
             footing.apply(1.0 if guess == 1.0 else scale)
         assert footing.confirm(ballot, nobody) == (guess != "nothing" and (guess != 1.0 or scale == 1.0))
         assert is_same(footing, plain.step(iteration, other))
-        assert (footing.num_steps, footing.is_holding) == (iteration + 1, False)
+        assert footing.standing() == Standing(iteration + 1, None, ballot)
 
 
 def test_an_iteration_is_held_once_and_in_its_turn():
@@ -277,7 +277,7 @@ def test_a_settled_iteration_is_confirmed_by_its_ballot(optimizer, is_exact, is_
     reports = Reports()
     footing.go_to(2, ballot(other), reports)
     assert [(iteration, losses) for iteration, losses, *_ in reports] == [(1, dict(enumerate(LOSSES)))]
-    assert (footing.is_holding, footing.stage.num_in_flight) == (False, 0)
+    assert footing.stage.num_in_flight == 0
     assert footing.standing() == Standing(2, None, ballot(other))
     assert goes_on(footing, optimizer, LARGE, other)
 
@@ -291,7 +291,7 @@ def test_an_iteration_that_is_not_settled_is_taken_back_and_done_again(optimizer
     reports = Reports()
     footing.go_to(1, None, reports)
     assert reports == []
-    assert (footing.is_holding, footing.stage.num_in_flight) == (False, 0)
+    assert footing.stage.num_in_flight == 0
     assert footing.standing() == Standing(1, None, whole)
     assert goes_on(footing, optimizer, LARGE)
 

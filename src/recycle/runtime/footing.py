@@ -49,11 +49,6 @@ class Footing:
         elsewhere = counted_elsewhere(ties, stage.number, stage.module)
         self._counts = [id(parameter) not in elsewhere for parameter in stage.parameters()]
 
-    @property
-    def is_holding(self) -> bool:
-        """Whether there is a step of which no verdict was heard."""
-        return self._held is not None
-
     def hold(self, iteration: int, losses: Mapping[int, float], spans: Sequence[Span]) -> None:
         """The stage's sums are those of all its peers now: the iteration can be applied."""
         assert self._held is None, "a step is still to be confirmed"
