@@ -1,4 +1,7 @@
-"""Draw the pictures of the documents: `make pictures`. Plans are made and systems simulated on the spot."""
+"""Draw the pictures of the documents: `make pictures`. Plans are made and systems simulated on the spot.
+
+One is drawn from a record that is kept beside it: remove `failure.jsonl`, and a worker is killed once more.
+"""
 
 import tempfile
 from pathlib import Path
@@ -6,6 +9,9 @@ from pathlib import Path
 import recycle
 from recycle.cli.main import main as main_command
 from recycle.core.plan import Plan
+from recycle.core.record import RECORD, Recovered, read_record, write_record
+from recycle.report.failure import events_around, read_failure
+from recycle.report.failure_svg import draw_failure
 from recycle.report.svg import draw_svg
 
 HERE = Path(__file__).parent
@@ -32,6 +38,7 @@ def main() -> None:
         draw(name, recycle.solve(recycle.problem(1, 4, 8, costs="1,1,1", memory=memory)))
     normalized, _ = recycle.solve_normalized(recycle.problem(4, 4, 8, costs="2,3,2", comm=1, memory=8), num_failures=3)
     draw("normalized", normalized)
+    draw_kill("failure")
     draw_simulation("simulate")
     draw_run("report")
 
@@ -52,6 +59,25 @@ def draw_run(name: str) -> None:
             f"train --pipelines 3 --stages 4 --microbatches 6 --steps 20 --exact --dead W1_2 --measure --out {run}".split()
         )
         main_command(f"report {run} --png {HERE / name}.png".split())
+
+
+def draw_kill(name: str) -> None:
+    """A worker is killed in the middle of an iteration, as it was recorded once: no two runs take the same milliseconds."""
+    kept = HERE / f"{name}.jsonl"
+    if not kept.exists():
+        record_kill(kept)
+    (HERE / f"{name}.svg").write_text(draw_failure(read_failure(read_record(kept))), encoding="utf-8")
+    print(f"{name}.svg: from {kept.name}")
+
+
+def record_kill(path: Path) -> None:
+    """Train, kill W1_2 in step 12, when the plan for that is ready, and keep of the record what lies around that."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        main_command(f"train --pipelines 3 --stages 4 --microbatches 6 --steps 14 --exact --kill W1_2@12 --out {run}".split())
+        events = list(read_record(run / RECORD))
+    recovered = next(event for event in events if isinstance(event, Recovered))
+    write_record(path, events_around(events, recovered))
 
 
 if __name__ == "__main__":

@@ -24,24 +24,41 @@ text {{ fill: {palette.INK} }} .faint {{ fill: {palette.FAINT_INK} }}
 def draw_svg(drawable: Drawable) -> str:
     """Return the whole picture as SVG text."""
     picture = Picture(drawable)
-    return "\n".join([*_head(picture), *_titles(picture), *_axis(picture), *_lanes(picture), *_legend(picture), "</svg>", ""])
+    return "\n".join(
+        [
+            *head(round(picture.width_px), round(picture.height_px)),
+            *titles(picture.title, picture.subtitle),
+            *_axis(picture),
+            *_lanes(picture),
+            *_legend(picture),
+            "</svg>",
+            "",
+        ]
+    )
 
 
-def _rect(look: str, x: float, y: float, width: float, height: float) -> str:
+def rect(look: str, x: float, y: float, width: float, height: float) -> str:
+    """A box of a class of the style."""
     return f'<rect class="{look}" x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}"/>'
 
 
-def _text(look: str, x: float, y: float, text: str) -> str:
+def text_at(look: str, x: float, y: float, text: str) -> str:
+    """A line of text that begins, has its middle or ends at `x`, as its class says."""
     return f'<text class="{look}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
 
 
-def _head(picture: Picture) -> Iterator[str]:
-    width, height = round(picture.width_px), round(picture.height_px)
+def with_tip(box: str, tip: str) -> str:
+    """The same box, which says what it is when pointed at."""
+    return f"{box[:-2]}><title>{escape(tip)}</title></rect>"
+
+
+def head(width: int, height: int, more_style: str = "") -> Iterator[str]:
+    """What every picture begins with: its size, the classes and stripes of the palette, and paper."""
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'font-family="Helvetica, Arial, sans-serif" font-size="{FONT_PX:g}">'
     )
-    yield f"<style>\n{_STYLE}"
+    yield f"<style>\n{_STYLE}{more_style}"
     for look, paint in PAINTS.items():
         yield f".{look} {{ fill: {paint.fill} }} .on-{look} {{ fill: {paint.ink} }} .plate-{look} {{ fill: {paint.pale} }}"
         yield f".{look}-rerouted {{ fill: url(#stripes-{look}); stroke: {paint.fill} }}"
@@ -54,19 +71,20 @@ def _head(picture: Picture) -> Iterator[str]:
     yield f'</defs><rect width="100%" height="100%" fill="{palette.PAPER}"/>'
 
 
-def _titles(picture: Picture) -> Iterator[str]:
-    yield f"<title>{escape(picture.title)}</title>"
-    yield f'<text x="12" y="22" font-size="14" font-weight="bold">{escape(picture.title)}</text>'
-    yield _text("faint", 12, 39, picture.subtitle)
+def titles(title: str, subtitle: str) -> Iterator[str]:
+    """The title, also for whoever cannot see the picture, and the line below it."""
+    yield f"<title>{escape(title)}</title>"
+    yield f'<text x="12" y="22" font-size="14" font-weight="bold">{escape(title)}</text>'
+    yield text_at("faint", 12, 39, subtitle)
 
 
 def _axis(picture: Picture) -> Iterator[str]:
     axis, top = picture.axis, picture.top_px
-    yield _text("faint end", picture.left_px - 10, top - 11, axis.unit)
+    yield text_at("faint end", picture.left_px - 10, top - 11, axis.unit)
     for time, text in axis.ticks:
         x = picture.x_px(time)
         yield f'<path class="grid" d="M{x:.1f} {top - 6:.0f}V{top + picture.lanes_px + 4:.1f}"/>'
-        yield _text("faint mid", x, top - 11, text)
+        yield text_at("faint mid", x, top - 11, text)
 
 
 def _lanes(picture: Picture) -> Iterator[str]:
@@ -77,7 +95,7 @@ def _lanes(picture: Picture) -> Iterator[str]:
             yield from _dead(picture, band)
             continue
         first, last = (picture.x_px(time) for time in band.lane.window)
-        yield _rect("bubble", first, band.top_px, last - first, height)
+        yield rect("bubble", first, band.top_px, last - first, height)
         if band.beside:
             yield f'<g class="beside">{"".join(_runs(picture, band.beside, band.top_px))}</g>'
         yield from _runs(picture, band.blocks, band.top_px) if picture.is_merged else _slots(picture, band)
@@ -89,9 +107,9 @@ def _lanes(picture: Picture) -> Iterator[str]:
 def _lane_label(picture: Picture, band: Band) -> Iterator[str]:
     worker, x = band.lane.worker, picture.left_px - 10
     if picture.has_lane_labels:
-        yield _text("end", x, band.top_px + picture.lane_px / 2 + FONT_PX / 3, str(worker))
+        yield text_at("end", x, band.top_px + picture.lane_px / 2 + FONT_PX / 3, str(worker))
     elif picture.has_pipeline_label(worker):
-        yield _text("end", x, band.top_px + FONT_PX - 2, f"pipeline {worker.pipeline}")
+        yield text_at("end", x, band.top_px + FONT_PX - 2, f"pipeline {worker.pipeline}")
 
 
 def _dead(picture: Picture, band: Band) -> Iterator[str]:
@@ -102,7 +120,7 @@ def _dead(picture: Picture, band: Band) -> Iterator[str]:
         return
     center = (first + last) / 2
     yield f'<path class="dead" d="M{first:.1f} {middle:.1f}H{center - 42:.1f}M{center + 42:.1f} {middle:.1f}H{last:.1f}"/>'
-    yield _text("mid faint", center, middle + FONT_PX / 3, f"{band.lane.worker} dead")
+    yield text_at("mid faint", center, middle + FONT_PX / 3, f"{band.lane.worker} dead")
 
 
 def _slots(picture: Picture, band: Band) -> Iterator[str]:
@@ -111,8 +129,7 @@ def _slots(picture: Picture, band: Band) -> Iterator[str]:
         name = block.op or PAINTS[block.look].meaning
         tip = f"{name} on {band.lane.worker}, {format_us(block.start_us)} to {format_us(block.end_us)}"
         look = f"slot {block.look}-rerouted" if block.is_rerouted else f"slot {block.look}"
-        rect = _rect(look, x, band.top_px, end - x, picture.slot_px)
-        yield f"{rect[:-2]}><title>{escape(tip)}</title></rect>"
+        yield with_tip(rect(look, x, band.top_px, end - x, picture.slot_px), tip)
         if label := picture.label(block):
             yield from _label(block, (x + end) / 2, band.top_px + picture.slot_px / 2, label)
 
@@ -121,8 +138,8 @@ def _label(block: Block, x: float, middle: float, label: str) -> Iterator[str]:
     if block.is_rerouted:
         # Stripes run behind the text, so it stands on a small plate of the stripes' ground.
         width = LETTER_PX * len(label)
-        yield _rect(f"plate-{block.look} label", x - width / 2, middle - 6.5, width, 13)
-    yield _text("mid label" if block.is_rerouted else f"mid label on-{block.look}", x, middle + FONT_PX / 3, label)
+        yield rect(f"plate-{block.look} label", x - width / 2, middle - 6.5, width, 13)
+    yield text_at("mid label" if block.is_rerouted else f"mid label on-{block.look}", x, middle + FONT_PX / 3, label)
 
 
 def _runs(picture: Picture, blocks: tuple[Block, ...], top_px: float) -> Iterator[str]:
@@ -145,5 +162,5 @@ def _legend(picture: Picture) -> Iterator[str]:
             yield f'<path class="window" d="M{x + 9:.0f} {y - 11:.0f}v15"/>'
         else:
             look = "F beside" if entry.look == BESIDE else f"{entry.look}-rerouted" if entry.is_rerouted else entry.look
-            yield _rect(look, x, y - 10, 18, 13)
-        yield _text("", x + 24, y, entry.meaning)
+            yield rect(look, x, y - 10, 18, 13)
+        yield text_at("", x + 24, y, entry.meaning)

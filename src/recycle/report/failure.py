@@ -1,0 +1,98 @@
+"""A failure as lanes of blocks: the attempt that was thrown away, the stop, and the same iteration once more without who died.
+
+The record of a run holds all of it but what the dead worker ran in the attempt: that died with it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from recycle.core.cluster import Shape, Worker
+from recycle.core.errors import UserError
+from recycle.core.record import Event, OpRan, Recovered
+from recycle.report.run_timeline import read_blocks
+from recycle.report.timeline import Block, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Deeds:
+    """What one worker did around a failure, in order of time: in vain, for good, and in the iterations before and after."""
+
+    worker: Worker
+    in_vain: tuple[Block, ...]
+    for_good: tuple[Block, ...]
+    beside: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One recovery from workers that left, and what everybody did from the begin of the attempt to the end of the next one."""
+
+    recovered: Recovered
+    shape: Shape
+    extent: Span
+    deeds: tuple[Deeds, ...]
+
+    @property
+    def dead(self) -> frozenset[Worker]:
+        return frozenset(Worker.parse(name) for name in self.recovered.workers)
+
+    @property
+    def emptied(self) -> frozenset[Worker]:
+        """The seats where nobody is any more: those of the dead, unless somebody moved there, and then where that one was."""
+        return frozenset(Worker.parse(name) for name in self.recovered.emptied)
+
+    def takers(self, emptied: Worker) -> tuple[Worker, ...]:
+        """Who runs the micro-batches of an emptied seat's pipeline at its stage, once training goes on."""
+        return tuple(
+            one.worker
+            for one in self.deeds
+            if one.worker.stage == emptied.stage
+            and any(block.op and block.op.microbatch.pipeline == emptied.pipeline for block in one.for_good)
+        )
+
+
+def events_around(events: Iterable[Event], recovered: Recovered) -> list[OpRan | Recovered]:
+    """Return what a picture of that recovery needs, counted from the begin of the iteration that it threw away."""
+    ops = [event for event in events if isinstance(event, OpRan)]
+    first, last = _extent(ops, recovered)
+    near = [op for op in ops if abs(op.iteration - recovered.iteration) <= 1 and op.end_us > first and op.start_us < last]
+    moved = replace(recovered, at_us=recovered.at_us - first, end_us=recovered.end_us - first)
+    return [*(replace(op, start_us=op.start_us - first, end_us=op.end_us - first) for op in near), moved]
+
+
+def read_failure(events: Iterable[Event], number: int = 0) -> Failure:
+    """Return the failure of that number, counted from 0, that the record holds."""
+    events = list(events)
+    failures = [event for event in events if isinstance(event, Recovered) and not event.joins]
+    if number >= len(failures):
+        raise UserError(f"the record holds {len(failures)} failures, so there is no number {number} to draw")
+    recovered = failures[number]
+    ops = [event for event in events if isinstance(event, OpRan)]
+    extent = _extent(ops, recovered)
+    return Failure(recovered, _shape(ops), extent, tuple(_deeds(ops, recovered, extent)))
+
+
+def _extent(ops: Sequence[OpRan], recovered: Recovered) -> Span:
+    """From the first op of the attempt, or the failure, to the end of the iteration that was done again."""
+    mine = [op for op in ops if op.iteration == recovered.iteration]
+    again = [op.end_us for op in mine if op.start_us >= recovered.at_us and not op.is_in_vain]
+    if not again:
+        raise UserError(f"the record ends before step {recovered.iteration + 1} was done again: there is nothing to draw")
+    return min(recovered.at_us, *(op.start_us for op in mine)), max(again)
+
+
+def _shape(ops: Sequence[OpRan]) -> Shape:
+    workers = {Worker.parse(name) for name in {op.worker for op in ops}}
+    chains = {block.op.microbatch.index for _, block in read_blocks(ops) if block.op}
+    return Shape(1 + max(one.pipeline for one in workers), 1 + max(one.stage for one in workers), 1 + max(chains))
+
+
+def _deeds(ops: Sequence[OpRan], recovered: Recovered, extent: Span) -> Iterable[Deeds]:
+    first, last = extent
+    found: dict[Worker, tuple[list[Block], list[Block], list[Block]]] = {worker: ([], [], []) for worker in _shape(ops).workers()}
+    near = [op for op in ops if op.end_us > first and op.start_us < last]
+    for op, ((worker, iteration), block) in zip(near, read_blocks(near), strict=True):
+        kind = 2 if iteration != recovered.iteration else 0 if op.is_in_vain or op.start_us < recovered.at_us else 1
+        found[worker][kind].append(block.clipped(first, last))
+    for worker, kinds in found.items():
+        yield Deeds(worker, *(tuple(sorted(blocks, key=lambda block: block.start_us)) for blocks in kinds))
