@@ -82,11 +82,11 @@ def test_one_more_than_the_first_plan_needs_joins_right_after_the_beginning() ->
 def test_a_suspect_is_fenced_before_anybody_takes_its_work() -> None:
     office = Office().form()
     others = ("W0_0", "W0_1", "W1_0")
-    office.wait(LEASE_S + 0.5, *others)
+    office.wait(LEASE_S, *others)
     office.stop_all()
     names = [entry[0] for entry in office.desk.log]
     assert names == ["began", "suspected", "fence", "hang up", "left", "ask"]
-    assert office.desk.said("suspected") == [("suspected", "W1_1", "silent for 2.5 s, with a lease of 2 s")]
+    assert office.desk.said("suspected") == [("suspected", "W1_1", "silent for 2.0 s, with a lease of 2 s")]
 
 
 def test_who_computes_one_op_for_too_long_is_suspected_though_it_speaks() -> None:

@@ -17,8 +17,13 @@ def judged(
     return judge(now_s, Facts(heard_s, connected, busy_s), LEASE_S, longest_op_s, facts.get("is_away", False))
 
 
-def test_whoever_speaks_within_its_lease_is_alive() -> None:
-    assert judged(100.0 + LEASE_S) == Verdict(State.ALIVE)
+def test_whoever_speaks_as_often_as_it_is_to_is_alive() -> None:
+    assert judged(100.0 + LEASE_S / 2) == Verdict(State.ALIVE)
+
+
+def test_whoever_does_not_is_suspected_before_its_lease_is_over_to_be_fenced_by_then() -> None:
+    assert judged(100.0 + 0.89 * LEASE_S) == Verdict(State.ALIVE)
+    assert judged(100.0 + 0.91 * LEASE_S) == Verdict(State.SUSPECT, "silent for 1.8 s, with a lease of 2 s")
 
 
 def test_whoever_is_silent_for_longer_is_suspected_with_the_time() -> None:

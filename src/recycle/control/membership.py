@@ -12,6 +12,8 @@ from recycle.core.errors import UserError
 DEFAULT_LEASE_S, SHORTEST_S, LONGEST_S = 2.0, 0.1, 3600.0
 # A member says something so many times in a lease.
 RENEWALS_PER_LEASE = 6
+# It is suspected so early that it has been fenced when its lease is over.
+SILENCE_PER_LEASE = 0.9
 # An op may take so many times as long as the longest that any worker has taken so far, before its worker is suspected. As long as
 # it is not known how long ops take, nobody is: a lease may be shorter than any of them.
 PATIENCE = 10
@@ -58,7 +60,7 @@ def judge(now_s: float, facts: Facts, lease_s: float, longest_op_s: float, is_aw
     silence_s = now_s - facts.heard_s
     if not facts.is_connected and not is_away:
         return Verdict(State.DEAD, "its connection closed")
-    if silence_s > (lease_s * STARVED_LEASES if facts.is_running else lease_s):
+    if silence_s > lease_s * (STARVED_LEASES if facts.is_running else SILENCE_PER_LEASE):
         return Verdict(State.SUSPECT, f"silent for {silence_s:.1f} s, with a lease of {lease_s:g} s")
     most_s = max(lease_s, PATIENCE * longest_op_s)
     if longest_op_s and facts.busy_s > most_s:
