@@ -20,7 +20,7 @@ from recycle.core.library import without_failures
 from recycle.core.plan import Plan
 from recycle.core.plan_source import Answer
 from recycle.core.profile import Profile
-from recycle.core.record import Event, OpRan, Recovered, Started, write_record
+from recycle.core.record import Event, OpRan, Recovered, Spell, Started, write_record
 from recycle.planner.solve import solve
 from recycle.planner.source import Planner
 from recycle.report.run_columns import read_run
@@ -66,7 +66,8 @@ def failing_record(plan: Plan, profile: Profile) -> list[Event]:
     second = ran(answer.plan, 6, 7, left.end_us, profile)
     joined = Recovered(end_of(second), end_of(second) + 500, 3, tuple(empty), True, "it asked to join", 13, regroup_us=500)
     third = ran(plan, 13, 5, joined.end_us, profile)
-    return [Started("train", "a GPT"), *first, replace(left, moves=tuple(moves)), *second, joined, *third]
+    redo = Spell(end_of(first), left.at_us, "redo", "failure")
+    return [Started("train", "a GPT"), *first, redo, replace(left, moves=tuple(moves)), *second, joined, *third]
 
 
 @pytest.mark.parametrize(

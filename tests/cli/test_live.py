@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -77,6 +78,11 @@ def test_a_recovery_is_shown_with_where_its_milliseconds_went() -> None:
     bar, *times = text[head + 3].split(maxsplit=1)
     assert re.fullmatch("a+g+r+", bar)
     assert times[0].split() == ["3", "ms", "41", "ms", "0", "ms", "92", "ms", "0", "ms", "310", "ms", "446", "ms"]
+
+
+def test_a_job_that_goes_back_to_a_checkpoint_has_done_so_many_steps_again() -> None:
+    assert known(*steps(5)).num_done == known(*steps(5), LEFT).num_done == 5
+    assert known(*steps(5), replace(LEFT, iteration=2)).num_done == 2
 
 
 def test_the_newest_recovery_is_the_first_and_bars_have_one_scale() -> None:

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 from recycle.cli.report import add_report_parser
 from recycle.cli.report_text import curve
 from recycle.core.errors import UserError
-from recycle.core.record import Event, Held, OpRan, Recovered, Started, Stepped, write_record
+from recycle.core.plan import Plan
+from recycle.core.record import Event, Held, OpRan, Recovered, Spell, Started, Stepped, plan_file, write_record
 from recycle.sim.replay.play import Conditions, replay
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan
-from tests.recovery_records import degraded_plan, recovery_record, whole_plan
+from tests.recovery_records import SAMPLES, degraded_plan, played, recovery_record, whole_plan
 from tests.run_records import Training, training_record
 
 PLAN = make_rerouted_plan(profile=costly_profile(2))
@@ -223,6 +225,69 @@ def test_a_run_with_recoveries_is_shown_by_any_plan_it_went_by(folder: Path, cap
     out = printed(capsys, "failed", "--plan", "degraded.json", "--iteration", "6")
     assert "iteration 6 as executed" in out
     assert "4 iterations went by this plan, 10 by those of other epochs" in out
+
+
+def test_any_iteration_is_drawn_beside_the_plan_of_its_epoch(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_recovered(Path("failed"))
+    found_again = replace(whole_plan(), quality=replace(whole_plan().quality, seconds=7.5))
+    save_later(Path("failed"), {5: degraded_plan(), 9: found_again})
+    assert facts(capsys, "failed")["plan_file"] == "failed/plan.json"
+    for iteration, is_degraded in ((2, False), (6, True), (11, False)):
+        out = printed(capsys, "failed", "--iteration", str(iteration))
+        assert f"iteration {iteration} as executed" in out
+        assert len(re.findall(r"(?m)^W1_1 .*dead", out)) == (2 if is_degraded else 0)  # as executed, and as planned
+        counts = ("4", "10") if is_degraded else ("10", "4")
+        assert "{} iterations went by this plan, {} by those of other epochs".format(*counts) in out
+    known = facts(capsys, "failed", "--iteration", "6", "--svg", "a.svg", "--png", "a.png")
+    assert known["plan_file"] == "failed/plans/from-iteration-5.json"
+    assert known["iteration_us"]["median"] == degraded_plan().period_us
+
+
+def test_a_run_whose_worker_died_in_the_first_step_is_shown_by_the_plan_that_it_went_on_with(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_run(Path("early"), died_in_the_first_step())
+    whole_plan().save("early/plan.json")
+    assert run("early") == 12  # it was recorded without later plans
+    assert "no iteration of this record went by this plan" in capsys.readouterr().err
+    save_later(Path("early"), {0: degraded_plan()})
+    known = facts(capsys, "early")
+    assert known["plan_file"] == "early/plans/from-iteration-0.json"
+    assert known["iterations"] == {"first": 0, "last": 3, "whole": 4, "other_plans": 0}
+    assert known["plan"]["over_promise"] == pytest.approx(1)
+    assert "iteration 0 as executed" in printed(capsys, "early", "--iteration", "0")
+    assert "in all" in printed(capsys, "early", "--against-simulation")
+
+
+def died_in_the_first_step() -> list[Event]:
+    """W1_1 dies when the first ops have run, and the others do four steps."""
+    begun, _, _ = played(whole_plan(), 0, 1, 1000)
+    thrown: list[Event] = [replace(op, is_in_vain=True) for op in begun[:3]]
+    death_us = max(op.end_us for op in begun[:3])
+    left = Recovered(death_us, death_us + 700, 2, ("W1_1",), False, "killed", 0, regroup_us=700, redo_us=death_us - 1000)
+    ran, told, _ = played(degraded_plan(), 0, 4, left.end_us)
+    return [Started("train", "early"), *thrown, left, *ran, *told]
+
+
+def save_later(folder: Path, plans: dict[int, Plan]) -> None:
+    for iteration, plan in plans.items():
+        plan.save(folder / plan_file(iteration))
+
+
+def test_samples_of_steps_that_a_checkpoint_threw_away_count_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, first_told, end_us = played(whole_plan(), 0, 5, 0)
+    back = Recovered(end_us, end_us + 700, 2, ("W1_1",), False, "killed", 2, regroup_us=700, redo_us=3 * whole_plan().period_us)
+    again, again_told, _ = played(degraded_plan(), 2, 6, back.end_us)
+    pause = Spell(end_us, back.end_us, "pause", "regroup")
+    save_run(Path("back"), [Started("train", ""), *first, *first_told, pause, back, *again, *again_told])
+    whole_plan().save("back/plan.json")
+    save_later(Path("back"), {2: degraded_plan()})
+    known = facts(capsys, "back", "--against-simulation")
+    assert (known["run"]["samples"], known["run"]["redone_samples"]) == (6 * SAMPLES, 3 * SAMPLES)
+    assert known["run"]["time_us"]["redo"] == known["lost_us"]["redo"] == 3 * whole_plan().period_us
+    assert known["iterations"] == {"first": 0, "last": 1, "whole": 2, "other_plans": 4}
+    assert known["against_simulation"]["redo_us"] == 0, "they are steps of their epoch"
+    assert known["against_simulation"]["total_us"]["measured"] == known["run"]["time_us"]["total"]
 
 
 def test_the_trace_of_a_run_with_recoveries_has_all_its_epochs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

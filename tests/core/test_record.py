@@ -8,14 +8,19 @@ from hypothesis import strategies as st
 
 from recycle.core.errors import FileProblem
 from recycle.core.record import (
+    ROLLED_BACK,
     Changed,
     Joining,
     OpRan,
     Recovered,
     Spell,
     Started,
+    Stepped,
     Suspected,
     dump_event,
+    in_hindsight,
+    later_plans,
+    plan_file,
     read_record,
     write_record,
 )
@@ -180,3 +185,53 @@ def test_a_summary_tells_a_recovery_in_steps_that_count_from_1():
         "moves": ["W0_1>W1_2", "W2_0>W0_0"],
         "num_live": 10,
     }
+
+
+# In hindsight.
+
+
+def step(iteration, at_us):
+    return Stepped(iteration, at_us, 1.0, 1.0, 1.0)
+
+
+def trained(end_us):
+    return Spell(end_us - 10, end_us, "train", samples=8, busy_us=7, num_live=4)
+
+
+def back_to(iteration, at_us):
+    return Recovered(at_us, at_us + 5, 2, ("W0_1",), False, "killed", iteration)
+
+
+def test_spells_of_steps_that_are_done_again_were_in_vain():
+    spells = [trained(10), trained(20), trained(30), Spell(30, 45, "pause", "regroup"), trained(55)]
+    course = [step(0, 10), step(1, 20), step(2, 30), back_to(1, 30), step(1, 55)]
+    lost = [Spell(at, at + 10, "redo", ROLLED_BACK, discarded=8, busy_us=7, num_live=4) for at in (10, 20)]
+    known = [spells[0], *lost, *spells[3:]]
+    assert in_hindsight(spells, course) == known
+    assert in_hindsight(spells, [one for one in course if not isinstance(one, Recovered)]) == known  # nobody lived to tell of it
+    assert in_hindsight(spells[:4], course[:4]) == known[:4]
+    assert in_hindsight(known, course) == known
+
+
+def test_a_step_that_was_settled_after_a_failure_counts():
+    spells, course = [trained(10), trained(20)], [step(0, 10), back_to(2, 15), step(1, 20)]
+    assert in_hindsight(spells, course) == spells
+
+
+# The plans of a run.
+
+
+def test_later_plans_are_found_by_the_iteration_from_which_they_were_gone_by(tmp_path):
+    assert later_plans(tmp_path) == {}
+    (tmp_path / "plans").mkdir()
+    for name in (
+        "from-iteration-10.json",
+        "from-iteration-2.json",
+        "from-iteration-x.json",
+        "notes.txt",
+        ".from-iteration-3.json.tmp",
+    ):
+        (tmp_path / "plans" / name).touch()
+    found = later_plans(tmp_path)
+    assert list(found) == [2, 10]
+    assert found[10] == tmp_path / plan_file(10) == tmp_path / "plans" / "from-iteration-10.json"

@@ -121,6 +121,7 @@ COMPARED = Comparison(
         Stretch(5, 5, (Worker(1, 1),), False, Pace.of([150_000]), Pace.of([180_000])),
     ),
     (Pause(recovered(), {"detect": 1_000_000, "abort": 0, "plan": 0, "regroup": 200_000}),),
+    redo_us=50_000,
 )
 
 

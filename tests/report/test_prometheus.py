@@ -130,6 +130,18 @@ def test_recoveries_are_counted_and_what_they_cost_part_by_part() -> None:
     assert lost == {"detect": 2, "abort": 0, "plan": 0, "regroup": 0.75, "transfer": 1, "redo": 0}
 
 
+def test_samples_of_steps_that_a_checkpoint_threw_away_are_counted_once_and_no_counter_falls() -> None:
+    def done(*iterations: int) -> list[Event]:
+        return [event for n in iterations for event in (Spell(n, n + 1, "train", samples=36), Stepped(n, n + 1, 5.0, 1.0, 1.0))]
+
+    back = Recovered(5, 9, 2, ("W0_1", "W1_1"), False, "its connection closed", 2)
+    run = [*done(0, 1, 2, 3, 4), back, *done(2, 3), back, *done(2, 3, 4, 5)]
+    counts = [values(run[:length])["recycle_samples_total"] for length in range(len(run) + 1)]
+    assert counts == sorted(counts)
+    assert counts[-1] == 6 * 36
+    assert values(run)["recycle_discarded_samples_total"] == 5 * 36
+
+
 def test_the_text_is_written_as_the_format_says() -> None:
     gauges = Gauges()
     gauges.hear(Stepped(0, SECOND, 5.5, None, None))

@@ -241,7 +241,7 @@ def stopped(optimizer, is_exact, is_held, is_applied):
     footing.confirm(reduce(footing, 0)(LARGE), nobody)
     ballot = None
     if is_held:
-        ballot = reduce(footing, 1)
+        ballot = reduce(footing, 1, [Span("1F0@0", 10, 20)])
         if is_applied:
             footing.apply(1.0)
     else:  # in the middle of its backward passes, or of the reduction
@@ -275,7 +275,7 @@ in_both_arithmetics = pytest.mark.parametrize("is_exact", [False, True])
 def test_a_settled_iteration_is_confirmed_by_its_ballot(optimizer, is_exact, is_applied, other):
     footing, ballot = stopped(optimizer, is_exact, True, is_applied)
     reports = Reports()
-    footing.go_to(2, ballot(other), reports)
+    assert not footing.go_to(2, ballot(other), reports)
     assert [(iteration, losses) for iteration, losses, *_ in reports] == [(1, dict(enumerate(LOSSES)))]
     assert footing.stage.num_in_flight == 0
     assert footing.standing() == Standing(2, None, ballot(other))
@@ -289,7 +289,7 @@ def test_an_iteration_that_is_not_settled_is_taken_back_and_done_again(optimizer
     footing, _ = stopped(optimizer, is_exact, is_held, is_applied)
     whole = footing.standing().whole
     reports = Reports()
-    footing.go_to(1, None, reports)
+    assert bool(footing.go_to(1, None, reports)) == is_held  # what it had run of it
     assert reports == []
     assert footing.stage.num_in_flight == 0
     assert footing.standing() == Standing(1, None, whole)

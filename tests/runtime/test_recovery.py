@@ -1,5 +1,6 @@
 """Workers are killed, hang and come back while training runs: the weights come out the same, bit for bit, and nothing is left."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -10,9 +11,11 @@ import pytest
 from torch import nn
 
 import recycle
-from recycle.core.record import Changed, Recovered, Stepped, Suspected, Warned
+from recycle.cli.main import main
+from recycle.core.record import Changed, Recovered, Spell, Stepped, Suspected, Warned, read_record
 from recycle.core.script import Action, Injection, Script
 from recycle.planner.source import Planner
+from recycle.report.run_columns import read_run
 from recycle.runtime.job import Job, Settings
 from recycle.runtime.launch import Failures, launch
 from recycle.runtime.run_folder import Plot
@@ -100,7 +103,7 @@ def test_kills_at_any_op_in_the_reduction_and_between_steps_change_nothing(techn
     num_ops = max(len(row) for row in recycle.solve(problem(shape, techniques), "greedy").rows) * 10
     for recovery in run.recoveries:
         assert recovery.cause == "its connection closed"
-        assert recovery.redone_ops <= num_ops  # the iteration in flight, and no more
+        assert recovery.redone_ops < 2 * num_ops  # the iteration in flight, and the warm-up of the next one
         assert recovery.lost_us == sum(recovery.parts_us.values())
         assert recovery.end_us - recovery.at_us == pytest.approx(recovery.lost_us - recovery.redo_us, abs=2000)
     steps = [event.iteration for event in run.of(Stepped)]
@@ -144,6 +147,8 @@ def test_kill_rejoin_kill_again_and_rejoin(techniques):
     told = [(event.node, event.joins) for event in run.of(Changed)]
     assert [joins for _, joins in told] == [False, True, False, True], told
     assert run.recoveries[-1].num_live == 4, [(event.cause, event.workers) for event in run.recoveries]
+    for joined in (event for event in run.recoveries if event.joins):  # the warm-up of a staggered step is played before a pause
+        assert (joined.redone_ops > 0, joined.redo_us > 0) == (techniques == ALL,) * 2
 
 
 def test_a_stage_without_a_survivor_gets_somebody_and_all_go_on_from_the_last_checkpoint(tmp_path):
@@ -154,6 +159,27 @@ def test_a_stage_without_a_survivor_gets_somebody_and_all_go_on_from_the_last_ch
     assert any(move.endswith("_1") for recovery in run.recoveries for move in recovery.moves)
     assert min(recovery.iteration for recovery in run.recoveries) <= 6
     assert recycle.load(unhurried_stages(2, 0), tmp_path) == STEPS
+    known = read_run(read_record(tmp_path / "record.jsonl"))
+    again = len(run.of(Stepped)) - STEPS
+    samples = known.metrics.samples // STEPS
+    assert known.metrics.samples == samples * STEPS == sum(event.samples for event in run.of(Spell)) - samples * again
+    assert len(known.train_spells) == STEPS
+
+
+def test_a_kill_in_the_first_step_leaves_a_run_that_can_be_read(tmp_path, capsys):
+    shape = (2, 2, 2)
+    run = Run(shape, "kill W1_1@1", plot=Plot(tmp_path))
+    assert run.trained.weights_sha256 == undisturbed(shape)[0]
+    (left,) = run.recoveries
+    assert left.iteration == 0
+    assert main(["report", str(tmp_path), "--json"]) == 0
+    known = json.loads(capsys.readouterr().out)
+    assert known["plan_file"] == str(tmp_path / "plans" / "from-iteration-0.json")
+    assert known["iterations"]["whole"] == STEPS
+    assert main(["report", str(tmp_path), "--iteration", "0"]) == 0
+    assert capsys.readouterr().out.count("dead") >= 2  # as executed, and as planned
+    spells = run.of(Spell)
+    assert sum(spell.length_us for spell in spells) == pytest.approx(max(spell.end_us for spell in spells), abs=2000)
 
 
 def test_without_anybody_to_spare_it_says_what_it_waits_for_and_goes_on_when_that_comes():

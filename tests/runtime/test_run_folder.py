@@ -12,11 +12,14 @@ from recycle.core.record import (
     Changed,
     Held,
     OpRan,
+    Recovered,
     Saved,
     Spell,
     Started,
     Stepped,
     Warned,
+    in_hindsight,
+    later_plans,
     read_record,
 )
 from recycle.runtime.books import Books
@@ -114,6 +117,25 @@ def test_who_came_and_went_and_what_was_said_stays_wherever_it_stands():
     assert [event for event in kept(1, *events) if isinstance(event, Changed | Warned)] == [changed, WARNED]
 
 
+def test_a_step_that_was_done_twice_before_the_checkpoint_counts_as_it_was_done_last():
+    """All went back from step 3 to step 1, and did the second and third again; the checkpoint was made after the second."""
+    back = Recovered(40, 45, 2, ("W1_0",), False, "killed", 1)
+    first = [STARTED, PAUSE, *iteration(0, 10, 20), *iteration(1, 20, 30), *iteration(2, 30, 40)]
+    events = kept(2, *first, back, *iteration(1, 45, 55), *iteration(2, 55, 65))
+    assert [event.iteration for event in events if isinstance(event, Stepped)] == [0, 1, 1]
+    spells = in_hindsight(
+        [event for event in events if isinstance(event, Spell)],
+        [event for event in events if isinstance(event, Stepped | Recovered)],
+    )
+    assert [(spell.end_us, spell.samples, spell.discarded) for spell in spells[1:]] == [
+        (20, 12, 0),
+        (30, 0, 12),
+        (40, 0, 12),
+        (55, 12, 0),
+        (65, 0, 12),
+    ]
+
+
 # The folder.
 
 
@@ -147,6 +169,36 @@ def test_a_new_run_has_its_plan_and_a_record_that_grows_while_it_goes_on(tmp_pat
         assert list(read_record(tmp_path / "runs" / "a" / "record.jsonl")) == [STARTED, PAUSE]
         assert (run.resumed, run.gone_us, run.warnings) == (None, 0, [])
     assert names_in(tmp_path / "runs" / "a") == ["checkpoints", "plan.json", "record.jsonl"]
+
+
+def plans_in(folder):
+    """What the plans of later epochs hold, by the iteration from which they were gone by."""
+    return {number: path.read_text() for number, path in later_plans(folder).items()}
+
+
+def test_the_plan_of_every_epoch_is_kept_by_the_iteration_that_it_began_with(tmp_path):
+    first = make_job().plan.dumps()
+    with begin(tmp_path) as run:
+        assert run.keep_plan(0, first) is None
+        assert not (tmp_path / "plans").exists()  # it is plan.json
+        for number, text in ((5, "one"), (5, "two"), (7, "two"), (9, first)):
+            assert run.keep_plan(number, text) is None
+        assert plans_in(tmp_path) == {5: "two", 9: first}
+        run.keep_plan(6, "three")  # all went back to a checkpoint
+        assert plans_in(tmp_path) == {5: "two", 6: "three"}
+        run.keep_plan(0, "four")
+        assert plans_in(tmp_path) == {0: "four"}
+    assert Plan.load(tmp_path / "plan.json").rows == make_job().plan.rows
+    with begin(tmp_path) as run:
+        run.keep_plan(0, first)
+        assert plans_in(tmp_path) == {}
+
+
+def test_a_plan_that_cannot_be_kept_ends_no_run(tmp_path):
+    (tmp_path / "plans").touch()
+    with begin(tmp_path) as run:
+        problem = run.keep_plan(3, "a plan")
+    assert problem.startswith("the plan from iteration 3 on is not kept, but training goes on: cannot write ")
 
 
 def test_a_run_goes_on_from_its_checkpoint_with_what_led_there(one_step):

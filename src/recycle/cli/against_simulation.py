@@ -23,7 +23,7 @@ from recycle.core.profile import Link, Profile
 from recycle.core.record import Recovered
 from recycle.planner.normalize import Move, Takeover, move_time_us
 from recycle.planner.source import Planner
-from recycle.report.against import Comparison, Epoch, Pace, Pause, Stretch, late_recoveries, split_epochs
+from recycle.report.against import Comparison, Epoch, Pace, Pause, Stretch, in_flight_us, late_recoveries, split_epochs
 from recycle.report.run_columns import Run
 from recycle.sim.constants import Constants, RecycleConstants
 from recycle.sim.replay.play import Conditions, replay
@@ -53,7 +53,7 @@ def against_simulation(run: Run, plan: Plan, costs: RecycleConstants) -> Compari
         raise UserError("the record holds no whole iteration, so that there is nothing to be held against a simulation")
     stretches = tuple(_stretch(epoch, source) for epoch in epochs)
     pauses = (Pause(one, _predicted_parts_us(one, _before(one, epochs), problem, costs)) for one in late_recoveries(run))
-    return Comparison(stretches, tuple(pauses))
+    return Comparison(stretches, tuple(pauses), in_flight_us(run))
 
 
 def _stretch(epoch: Epoch, source: Planner) -> Stretch:

@@ -37,10 +37,7 @@ class State:
     recoveries: tuple[Recovered, ...] = ()
     num_recoveries: int = 0
     lost_us: int = 0
-
-    @property
-    def num_done(self) -> int:
-        return self.step.iteration + 1 if self.step else 0
+    num_done: int = 0
 
     @property
     def remaining_us(self) -> int | None:
@@ -94,7 +91,7 @@ def _after_spell(state: State, spell: Spell) -> State:
 def _after_step(state: State, step: Stepped) -> State:
     # A job that went back to a checkpoint counts anew from there.
     first = step if state.first is None or step.iteration <= state.first.iteration else state.first
-    stepped = replace(state, first=first, step=step)
+    stepped = replace(state, first=first, step=step, num_done=step.iteration + 1)
     return _paced(stepped) if state.spell is not None and state.spell.end_us == step.at_us else stepped
 
 
@@ -120,6 +117,7 @@ def _after_recovery(state: State, recovered: Recovered) -> State:
         recoveries=(*state.recoveries, recovered)[-_MOST_RECOVERIES:],
         num_recoveries=state.num_recoveries + 1,
         lost_us=state.lost_us + recovered.lost_us,
+        num_done=min(state.num_done, recovered.iteration),  # a checkpoint may be far behind
     )
 
 

@@ -10,13 +10,12 @@ from typing import Any
 from rich.console import Console
 
 from recycle.cli.render import Terminal, chart_width, print_lines
+from recycle.cli.report_plans import Plans, load_plan, summarize
 from recycle.cli.report_text import executed_rating, planned_title, report_lines
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_bytes, write_text
-from recycle.core.plan import Plan
-from recycle.core.record import PLAN, RECORD, SUMMARY, read_record
-from recycle.core.rules import check
+from recycle.core.record import PLAN, PLANS, RECORD, SUMMARY, later_plans, read_record
 from recycle.report.against import Comparison
 from recycle.report.chart import MOST_WORKERS, PLAIN, Cell, draw_chart, select_workers
 from recycle.report.perfetto import draw_run_trace
@@ -32,7 +31,7 @@ _LONG_BYTES = 5_000_000  # of a record: from here on reading takes about a secon
 _MOST_TRACED = 300_000  # ops in a trace: beyond, the viewer and the disk ask for less
 _DESCRIPTION = """\
 Show how a run went: steps and losses, speed beside what the plan promises, bubbles, recoveries, memory, checkpoints and warnings;
-then one iteration as it was executed, and below it the same as it was planned.
+then one iteration as it was executed, and below it the same as it was planned, by the plan of the epoch that it was run in.
 
 RUN is a folder that 'recycle train --out' wrote, of a run that ended or was cut off; or a record with its plan, such as
 'recycle replay --record' writes. The first iteration, in which everything warms up, is not counted."""
@@ -56,7 +55,9 @@ def add_report_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_path", type=Path, metavar="RUN", help="the folder of a run, or a record")
-    parser.add_argument("--plan", type=Path, metavar="FILE", help=f"the plan of the run (default: {PLAN} beside the record)")
+    parser.add_argument(
+        "--plan", type=Path, metavar="FILE", help=f"a plan of the run (default: {PLAN} beside the record, and {PLANS}/)"
+    )
     parser.add_argument("--iteration", type=int, metavar="N", help="the iteration to draw (default: one of median length)")
     simulation = parser.add_argument_group("simulation")
     simulation.add_argument(
@@ -89,15 +90,15 @@ def run_report(args: argparse.Namespace) -> int:
     if args.set and not args.against_simulation:
         raise UserError("--set is for a simulation: give --against-simulation, too")
     files = find_files(args.run_path, args.plan)
-    summary = _read(files)
+    summary, plan_path = _read(files, args.iteration)
     iteration = summary.executed.middle if args.iteration is None else args.iteration
     summary.executed.windows(iteration)  # refused before anything is written
-    compared = _compared(args, summary)
+    compared = _compared(args, files, summary)
     written = _write_files(args, summary, iteration)
     if args.json:
         facts = {**summary.to_json(), "ended": _has_ended(files, summary), "weights_sha256": _digest(files)}
         facts |= {"against_simulation": compared.to_json()} if compared else {}
-        print(json.dumps({**facts, "drawn_iteration": iteration}, ensure_ascii=False))
+        print(json.dumps({**facts, "drawn_iteration": iteration, "plan_file": str(plan_path)}, ensure_ascii=False))
         return 0
     console = Terminal()
     width = chart_width(console)
@@ -118,7 +119,7 @@ class Files:
     """Where the parts of a run lie, and what its summary says; None while there is none."""
 
     record: Path
-    plan: Path
+    plans: Plans
     summary: dict[str, Any] | None
     is_folder: bool
 
@@ -134,10 +135,10 @@ def find_files(path: Path, plan: Path | None) -> Files:
     record = path / RECORD if is_folder else path
     if not record.exists():
         raise FileProblem(f"{path} is not the folder of a run: it has no {RECORD}; give one that 'recycle train --out' wrote")
-    plan = plan or record.parent / PLAN
-    if not plan.exists():
-        raise FileProblem(f"cannot read the plan of this run: there is no {plan}; give its plan with --plan FILE")
-    return Files(record, plan, _read_summary(record.parent / SUMMARY) if is_folder else None, is_folder)
+    plans = Plans(plan) if plan else Plans(record.parent / PLAN, later_plans(record.parent))
+    if not plans.first.exists():
+        raise FileProblem(f"cannot read the plan of this run: there is no {plans.first}; give its plan with --plan FILE")
+    return Files(record, plans, _read_summary(record.parent / SUMMARY) if is_folder else None, is_folder)
 
 
 def _read_summary(path: Path) -> dict[str, Any] | None:
@@ -151,28 +152,27 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else {}
 
 
-def _read(files: Files) -> Summary:
-    plan = Plan.load(files.plan)
-    if broken := check(plan):
-        raise UserError(f"{files.plan} is not a legal plan, so nothing can be held against it ({broken[0]})")
+def _read(files: Files, iteration: int | None) -> tuple[Summary, Path]:
+    """Return the run beside the plan that it is shown with, and where that lies."""
+    load_plan(files.plans.first)  # refused before a long record is read
     console = Console(stderr=True)
     is_long = console.is_terminal and files.record.stat().st_size > _LONG_BYTES
     with console.status("reading the record") if is_long else nullcontext():
         try:
-            return Summary(read_run(read_record(files.record)), plan)
+            return summarize(read_run(read_record(files.record)), files.plans, iteration)
         except FileProblem:
             raise  # it names the file
         except UserError as problem:
             raise type(problem)(f"{files.record}: {problem}") from None
 
 
-def _compared(args: argparse.Namespace, summary: Summary) -> Comparison | None:
+def _compared(args: argparse.Namespace, files: Files, summary: Summary) -> Comparison | None:
     """The run beside a simulation of it, if that was asked for."""
     if not args.against_simulation:
         return None
     from recycle.cli.against_simulation import against_simulation, read_constants  # only this needs the planner
 
-    return against_simulation(summary.run, summary.plan, read_constants(args.set))
+    return against_simulation(summary.run, load_plan(files.plans.first), read_constants(args.set))
 
 
 def _has_ended(files: Files, summary: Summary) -> bool:

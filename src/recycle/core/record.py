@@ -5,8 +5,9 @@ A view (a table, a picture, a trace for Perfetto) reads a record and nothing els
 
 import errno
 import json
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,8 +19,11 @@ FORMAT, VERSION = "recycle-record", 1
 REDUCE, OPTIMIZER = "reduce", "optimizer"
 # Where the time of a recovery goes, in the words of `Recovered`.
 PARTS = ("detect", "abort", "plan", "regroup", "transfer", "redo")
-# What lies in the folder of a run.
-PLAN, RECORD, SUMMARY, CHECKPOINTS = "plan.json", "record.jsonl", "summary.json", "checkpoints"
+# What lies in the folder of a run; `PLAN` is what it began with, and in `PLANS` are those of its later epochs.
+PLAN, PLANS, RECORD, SUMMARY, CHECKPOINTS = "plan.json", "plans", "record.jsonl", "summary.json", "checkpoints"
+_PLAN_FILE = re.compile(r"from-iteration-(\d{1,18})\.json")
+# Why a spell was thrown away: all went back to a checkpoint.
+ROLLED_BACK = "rolled back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,10 @@ class Recovered:
     """A new epoch began because workers left, or joined: `at_us` is when they did, or asked to, `end_us` when its first op began.
 
     Every lost microsecond is in one of six parts; five lie between the two times, and `redo_us` is work before them that was
-    thrown away. Training went on with `iteration`. Moves are `W0_1>W1_2`: whoever sat on the first seat sits on the second since.
+    thrown away: `redone_ops` ops, as far as those tell who are left, since the first of them began; those that began after a
+    failure ran while it was detected. If all went back to a checkpoint, the steps behind it are in both.
+
+    Training went on with `iteration`. Moves are `W0_1>W1_2`: whoever sat on the first seat sits on the second since.
     """
 
     EVENT: ClassVar[str] = "recovery"
@@ -222,6 +229,41 @@ Event = Started | OpRan | Stepped | Held | Saved | Warned | Changed | Joining | 
 _KINDS: dict[str, type[Event]] = {
     kind.EVENT: kind for kind in (Started, OpRan, Stepped, Held, Saved, Warned, Changed, Joining, Suspected, Recovered, Spell)
 }
+
+
+def in_hindsight(spells: Iterable[Spell], course: Iterable[Stepped | Recovered]) -> list[Spell]:
+    """Return the spells as they are known at the end: what trained for steps that a checkpoint threw away was work in vain.
+
+    A record grows while a run goes on, so that it says of such steps that they were done, and later that they are done again.
+    `course` is all steps and recoveries, in the order of the record.
+    """
+    done: list[Stepped] = []
+    lost_us: set[int] = set()
+    for one in course:
+        while done and done[-1].iteration >= one.iteration:
+            lost_us.add(done.pop().at_us)
+        if isinstance(one, Stepped):
+            done.append(one)
+    return [
+        replace(spell, state="redo", cause=ROLLED_BACK, samples=0, discarded=spell.samples)
+        if spell.state == "train" and spell.end_us in lost_us
+        else spell
+        for spell in spells
+    ]
+
+
+def plan_file(iteration: int) -> str:
+    """Where in the folder of a run the plan lies by which it went from this iteration on."""
+    return f"{PLANS}/from-iteration-{iteration}.json"
+
+
+def later_plans(folder: Path) -> dict[int, Path]:
+    """The plans of a run's later epochs, each by the iteration from which it was gone by, in order."""
+    try:
+        names = [path for path in (folder / PLANS).iterdir() if _PLAN_FILE.fullmatch(path.name)]
+    except OSError:
+        return {}  # a run that was recorded without them, or that had one epoch
+    return dict(sorted((int(path.stem.rpartition("-")[2]), path) for path in names))
 
 
 def dump_event(event: Event) -> str:

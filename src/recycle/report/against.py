@@ -14,7 +14,7 @@ import numpy as np
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.op import Op
-from recycle.core.record import OPTIMIZER, REDUCE, Recovered
+from recycle.core.record import OPTIMIZER, REDUCE, ROLLED_BACK, Recovered
 from recycle.core.units import format_us
 from recycle.report.recoveries import format_ms, who
 from recycle.report.run_columns import Bools, Ints, Ops, Run
@@ -120,7 +120,7 @@ def split_epochs(run: Run, shape: Shape) -> list[Epoch]:
     epochs = []
     for place, (border, last_us) in enumerate(zip(borders, [*firsts_us[1:], None], strict=True)):
         ops = run.ops.chosen(counts & (number == place))
-        if ends := _whole_ends_us(ops, shape):
+        if ends := whole_ends_us(ops, shape):
             kept = ops.chosen(np.isin(ops.iteration, list(ends)))
             ends |= {one.iteration: one.at_us for one in run.steps if border.from_us < one.at_us <= (last_us or one.at_us)}
             iterations = tuple(sorted(ends))
@@ -133,6 +133,13 @@ def late_recoveries(run: Run) -> list[Recovered]:
     return [border.recovered for border in _borders(run) if border.recovered is not None]
 
 
+def in_flight_us(run: Run) -> int:
+    """The time that recoveries threw away since the last step before them: steps that are done again count in their epochs."""
+    ends_us = {one.at_us for one in late_recoveries(run)}
+    spells = (spell for spell in run.spells if spell.state == "redo" and spell.cause != ROLLED_BACK)
+    return sum(spell.length_us for spell in spells if spell.end_us in ends_us)
+
+
 def _borders(run: Run) -> list[_Border]:
     """Where epochs begin: with the first op, and where the run was started again or recovered."""
     first_us = int(run.ops.start_us.min())
@@ -143,7 +150,7 @@ def _borders(run: Run) -> list[_Border]:
     return [_Border(first_us, first_us), *later]
 
 
-def _whole_ends_us(ops: Ops, shape: Shape) -> dict[int, int]:
+def whole_ends_us(ops: Ops, shape: Shape) -> dict[int, int]:
     """When each iteration ended that has an F, and a B or an I and a W, of every micro-batch at every stage."""
     numbers, place = np.unique(ops.iteration, return_inverse=True)
     kinds = np.array(["" if text in (REDUCE, OPTIMIZER) else Op.parse(text).kind.value for text in ops.texts] or [""])[ops.what]
@@ -236,10 +243,14 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A whole run, predicted and measured. What was done again counts on both sides as it was, for it is no speed of anything."""
+    """A whole run, predicted and measured. What was done again counts on both sides as it was, for it is no speed of anything.
+
+    `redo_us` is what of it lies in no step of a stretch.
+    """
 
     stretches: tuple[Stretch, ...]
     pauses: tuple[Pause, ...]
+    redo_us: int = 0
 
     @property
     def training_us(self) -> tuple[int, int]:
@@ -250,10 +261,6 @@ class Comparison:
     def pauses_us(self) -> tuple[int, int]:
         """All pauses: predicted, and measured."""
         return sum(one.predicted_us for one in self.pauses), sum(one.measured_us for one in self.pauses)
-
-    @property
-    def redo_us(self) -> int:
-        return sum(one.recovered.redo_us for one in self.pauses)
 
     @property
     def total_us(self) -> tuple[int, int]:

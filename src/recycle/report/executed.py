@@ -5,7 +5,7 @@ because the run was cut off in it, or one that went by the plan of another epoch
 because the step before it was taken back, are neither busy time nor bubble.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -61,14 +61,22 @@ def planned_shares(plan: Plan) -> list[Share]:
 class Executed:
     """The iterations of a run beside its plan: when each began at every stage, how long it took, where the time went."""
 
-    def __init__(self, plan: Plan, ops: Ops, pauses: Sequence[Span] = (), has_epochs: bool = False) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        ops: Ops,
+        pauses: Sequence[Span] = (),
+        has_epochs: bool = False,
+        mine: Collection[int] | None = None,
+    ) -> None:
         """`pauses` are when nobody trained: what an iteration shares with one of them is no bubble, and is not counted at all.
 
-        A run that has epochs went by other plans too: iterations that did are left out, where else they would be refused.
+        A run that has epochs went by other plans too: iterations that did are left out, where else they would be refused. `mine`
+        are those that went by this plan; where that is not known, those that hold no op but of its rows.
         """
         self.elsewhere: tuple[int, ...] = ()
-        if has_epochs and len(ops):
-            ops, self.elsewhere = _split_by_plan(plan, ops)
+        if (has_epochs or mine is not None) and len(ops):
+            ops, self.elsewhere = _split_by_plan(plan, ops, mine)
         _refuse_other_plan(plan, ops)
         self.plan, self._ops = plan, ops
         self._stage = np.array([Worker.parse(name).stage for name in ops.workers])[ops.worker]
@@ -283,10 +291,12 @@ def _refuse_other_plan(plan: Plan, ops: Ops) -> None:
         raise ForeignPlan(f"{name} ran {text} in this record, but the plan does not: give the plan of this run")
 
 
-def _split_by_plan(plan: Plan, ops: Ops) -> tuple[Ops, tuple[int, ...]]:
+def _split_by_plan(plan: Plan, ops: Ops, known: Collection[int] | None) -> tuple[Ops, tuple[int, ...]]:
     """Return the ops of the iterations that went by this plan, and the numbers of those that went by another."""
-    others = np.unique(ops.iteration[~ops.in_vain & ~_is_in(plan, ops)])
-    mine = ops.chosen(~np.isin(ops.iteration, others) & _is_in(plan, ops))
+    in_row = _is_in(plan, ops)
+    others = np.unique(ops.iteration[~ops.in_vain & (~in_row if known is None else ~np.isin(ops.iteration, list(known)))])
+    # What was begun in vain may have been begun by another plan.
+    mine = ops.chosen(~np.isin(ops.iteration, others) & (in_row | (~ops.in_vain & (known is not None))))
     if len(mine) == 0:
         raise ForeignPlan(
             "no iteration of this record went by this plan: workers came or went before the first one ended; "

@@ -16,13 +16,19 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a run. Counters begin at 0; anything else is None until an event tells it."""
+    """What is known of a run. Counters begin at 0; anything else is None until an event tells it.
+
+    `num_done` steps are done, and the next `num_again` were done before all went back to a checkpoint. A counter never falls: the
+    samples of those were counted then, and are not counted again.
+    """
 
     step: Stepped | None = None
     iteration_us: int | None = None
     samples_per_s: float | None = None
     num_live: int | None = None
     checkpoint: Saved | None = None
+    num_done: int = 0
+    num_again: int = 0
     num_samples: int = 0
     num_discarded: int = 0
     num_skipped: int = 0
@@ -73,6 +79,7 @@ def _after_step(facts: Facts, step: Stepped) -> Facts:
     return replace(
         facts,
         step=step,
+        num_done=step.iteration + 1,
         iteration_us=facts.iteration_us if took_us is None else took_us,
         num_skipped=facts.num_skipped + (step.scale is None),
     )
@@ -80,12 +87,14 @@ def _after_step(facts: Facts, step: Stepped) -> Facts:
 
 def _after_spell(facts: Facts, spell: Spell) -> Facts:
     rate = samples_per_s(spell)
+    is_again = spell.state == "train" and facts.num_again > 0
     return replace(
         facts,
         samples_per_s=facts.samples_per_s if rate is None else rate,
         num_live=spell.num_live or facts.num_live,  # 0 is a spell in which nobody counted
-        num_samples=facts.num_samples + spell.samples,
-        num_discarded=facts.num_discarded + spell.discarded,
+        num_again=facts.num_again - is_again,
+        num_samples=facts.num_samples + (0 if is_again else spell.samples),
+        num_discarded=facts.num_discarded + spell.discarded + (spell.samples if is_again else 0),
         state_us={**facts.state_us, spell.state: facts.state_us.get(spell.state, 0) + spell.length_us},
     )
 
@@ -94,6 +103,8 @@ def _after_recovery(facts: Facts, recovered: Recovered) -> Facts:
     return replace(
         facts,
         num_live=recovered.num_live or facts.num_live,
+        num_done=min(facts.num_done, recovered.iteration),
+        num_again=facts.num_again + max(0, facts.num_done - recovered.iteration),
         num_recoveries=facts.num_recoveries + 1,
         lost_us={part: facts.lost_us[part] + time_us for part, time_us in recovered.parts_us.items()},
     )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
-from recycle.core.record import Changed, Event, Held, OpRan, Recovered, Saved, Spell, Started, Stepped, Warned
+from recycle.core.record import Changed, Event, Held, OpRan, Recovered, Saved, Spell, Started, Stepped, Warned, in_hindsight
 from recycle.report.metrics import Metrics, measure
 
 Ints = NDArray[np.int64]
@@ -67,7 +67,8 @@ class Ops:
 class Run:
     """What a record holds. Of each worker's memory it keeps the most; of each iteration's steps the last.
 
-    `thrown_away` says of each op whether a recovery threw it away: such ops are in vain too.
+    `thrown_away` says of each op whether a recovery threw it away: such ops are in vain too. Spells are as they are known in
+    hindsight: samples of steps that were done again after all went back to a checkpoint are counted once.
     """
 
     source: str
@@ -102,6 +103,7 @@ class _Reader:
         self.columns = tuple(array("q") for _ in range(5))
         self.in_vain = bytearray()
         self.others: dict[type[Event], list[Any]] = {}
+        self.course: list[Stepped | Recovered] = []
 
     def take(self, event: Event) -> None:
         if not isinstance(event, OpRan):
@@ -109,6 +111,8 @@ class _Reader:
             if isinstance(event, Started):
                 self._forget_ops()  # a run that went on by another plan: its ops are held against that one
             self.others.setdefault(type(event), []).append(event)
+            if isinstance(event, Stepped | Recovered):
+                self.course.append(event)
             return
         try:
             worker = self.workers.setdefault(event.worker, len(self.workers))
@@ -172,7 +176,7 @@ def read_run(events: Iterable[Event]) -> Run:
         ops=replace(ops, in_vain=ops.in_vain | thrown_away),
         thrown_away=thrown_away,
         steps=tuple(steps[iteration] for iteration in sorted(steps)),
-        spells=tuple(known.get(Spell, [])),
+        spells=tuple(in_hindsight(known.get(Spell, []), reader.course)),
         changes=tuple(known.get(Changed, [])),
         recoveries=recoveries,
         held=tuple(sorted(held.values(), key=lambda one: Worker.parse(one.worker))),

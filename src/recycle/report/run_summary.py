@@ -4,6 +4,7 @@ A run in which workers came and went has gone by several plans. What is held aga
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,11 +35,12 @@ class Times:
 class Summary:
     """A run beside its plan. What the record does not hold is None or empty, and `missing` names it."""
 
-    def __init__(self, run: Run, plan: Plan) -> None:
+    def __init__(self, run: Run, plan: Plan, mine: Collection[int] | None = None) -> None:
+        """`mine` are the iterations that went by this plan, if that is known; else they are told by their ops."""
         self.run, self.plan = run, plan
         pauses = [(spell.start_us, spell.end_us) for spell in run.spells if spell.state != "train"]
         ops = run.ops.chosen(~run.thrown_away) if run.thrown_away.any() else run.ops
-        self.executed = Executed(plan, ops, pauses, has_epochs=bool(run.recoveries))
+        self.executed = Executed(plan, ops, pauses, has_epochs=bool(run.recoveries), mine=mine)
         self.planned_bubble = bubble_share(planned_shares(plan))
 
     @property

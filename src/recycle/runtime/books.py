@@ -5,18 +5,19 @@ The record of a real run is that of a simulated one: ops, spells, steps. Its tim
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
 from recycle.core.cluster import Worker
 from recycle.core.plan import Plan
 from recycle.core.profile import StageProfile
-from recycle.core.record import Changed, Event, Held, OpRan, Recovered, Saved, Spell, Stepped, Warned
+from recycle.core.record import OPTIMIZER, REDUCE, Changed, Event, Held, OpRan, Recovered, Saved, Spell, Stepped, Warned
 from recycle.runtime.checkpoint import Checkpoints, NotSaved, StageNotSaved, StageSaved, Whole
 from recycle.runtime.digest import whole_digest
 from recycle.runtime.executor import Span, now_us
 from recycle.runtime.memory import planned_peak_bytes
+from recycle.runtime.redo import Redo
 from recycle.runtime.step import Verdict
 from recycle.runtime.told import Applied, Finished, Told, Undone
 
@@ -101,7 +102,10 @@ class Books:
         self._losses = list(losses)
         self._ends_us: list[int] = []
         self._resumed_us = self._start_us = gone_us
+        self._first_us = 0
+        self._has_started = False
         self._times_us: list[int] = []
+        self._redo = Redo()
         self._waiting: list[StageSaved | StageNotSaved] = []
         self._planned_us: list[int] = []
         self._num_begun_again = 0
@@ -110,28 +114,53 @@ class Books:
 
     def restore(self, events: Iterable[Event]) -> None:
         """Know what others have written of this very run: its clock and its plan are the same."""
+        ops: list[OpRan] = []
+        took_us = 0
         for event in events:
             match event:
+                case OpRan():
+                    ops.append(event)
                 case Stepped():
-                    del self._losses[event.iteration :], self._ends_us[event.iteration :]
-                    self._losses.append(event.loss if event.loss is not None else math.nan)
-                    self._ends_us.append(event.at_us)
-                    self._planned_us.append(event.planned_us)
+                    self._restore_step(event, took_us, [op for op in ops if op.iteration == event.iteration])
+                    ops = [op for op in ops if op.iteration > event.iteration]
                 case Spell(state="pause", cause="start"):
+                    self._has_started = True
                     self._resumed_us = self._start_us = event.end_us
-                case Spell(state="train") if self._ends_us:
-                    self._times_us.append(event.length_us)
+                case Spell(state="train"):
+                    took_us = event.length_us
                 case Recovered():
                     self._recoveries.append(event)
                     self._resumed_us = event.end_us
+                    self._go_back(event.iteration)
+                    self._redo.forget()  # the event says it
+                    ops.clear()
                 case Warned():
                     self._warnings.append(event.text)
                 case _:
                     pass
+        self._redo.undone(Span(op.op, op.start_us, op.end_us) for op in ops if op.is_in_vain)
 
-    def go_by(self, plan: Plan) -> None:
-        """Iterations are played by this plan from now on."""
+    def _restore_step(self, step: Stepped, took_us: int, ops: Sequence[OpRan]) -> None:
+        del self._losses[step.iteration :]
+        self._losses.append(step.loss if step.loss is not None else math.nan)
+        self._planned_us.append(step.planned_us)
+        self._num_begun_again += any(op.is_in_vain for op in ops)
+        self._end_step(step.iteration, step.at_us, took_us, _num_ops(op.op for op in ops if not op.is_in_vain))
+
+    def _end_step(self, iteration: int, end_us: int, took_us: int, num_ops: int) -> None:
+        if self._ends_us:
+            self._times_us.append(took_us)
+        else:
+            self._first_us = took_us
+        self._ends_us.append(end_us)
+        self._redo.stepped(iteration, took_us, num_ops)
+
+    def go_on(self, plan: Plan, epoch: int, iteration: int) -> None:
+        """Go on in an epoch that began at `iteration`, before these books were taken over."""
         self._plan = plan
+        # A recovery is told of when all have begun: before that, no step of its epoch can be in the record.
+        if epoch > 1 and all(one.epoch != epoch for one in self._recoveries):
+            self._go_back(iteration)
 
     @property
     def num_steps(self) -> int:
@@ -153,7 +182,9 @@ class Books:
             case Applied():
                 self._turn_page(told)
             case Undone():
-                for span in self._shifted(told.spans):
+                spans = self._shifted(told.spans)
+                self._redo.undone(spans)
+                for span in spans:
                     self._write(OpRan(told.iteration, str(told.worker), span.label, span.start_us, span.end_us, True))
             case Finished(worker, _, peak, activations):
                 self._write(Held(str(worker), peak, activations, self._planned_bytes(worker)))
@@ -172,36 +203,54 @@ class Books:
         for number in range(len(self._losses), iteration):
             self._page(number).tellers &= set(kept)
             self._close_if_whole(number)
-        self.go_by(plan)
-        if iteration < len(self._losses):
-            del self._losses[iteration:]
+        self._plan = plan
+        self._go_back(iteration)
+
+    def _go_back(self, iteration: int) -> None:
+        """Steps from `iteration` on, if there are any, are done again."""
+        del self._losses[iteration:]
+        self._redo.go_back(iteration)
 
     def recovered(self, event: Recovered) -> None:
-        """Training goes on after a failure or a join: say where the time went, in the words of a simulated run."""
-        times = {name: getattr(event, f"{name}_us") for name in ("detect", "abort", "plan", "regroup", "transfer")}
-        if event.redo_us:
-            start_us = event.at_us - event.redo_us
-            share = event.redone_ops / max(1, self._plan.num_ops)
-            discarded = min(self._samples, round(self._samples * share))
-            self._write(Spell(start_us, event.at_us, "redo", "failure", discarded=discarded, num_live=event.num_live))
-        start_us = event.at_us
-        for cause, time_us in times.items():
-            if time_us > 0:
-                self._write(Spell(start_us, start_us + time_us, "pause", cause, num_live=event.num_live))
-                start_us += time_us
+        """Training goes on after a failure or a join: say what is done again, as only the books know, and where the time went."""
+        if not self._has_started:
+            first_us = self._redo.first_us
+            self._start(max(self._gone_us, event.at_us if first_us is None else min(event.at_us, first_us)), event.num_live)
+        stepped_us = max(self._resumed_us, self._ends_us[-1] if self._ends_us else 0)
+        if (
+            event.joins
+        ):  # all have paused after a step: what follows it is the warm-up of the next one, and waiting for the others
+            at_us = min(event.at_us, max(stepped_us, self._redo.last_us))
+            event = replace(event, at_us=at_us, abort_us=event.abort_us + event.at_us - at_us)
+        redone = self._redo.settle(event.at_us, event.end_us, stepped_us, self._resumed_us)
+        event = replace(event, redo_us=redone.time_us, redone_ops=redone.num_ops)
+        self._write_spells(event, stepped_us, redone.num_in_flight)
         self._resumed_us = event.end_us
         self._recoveries.append(event)
         self._write(event)
+
+    def _write_spells(self, event: Recovered, stepped_us: int, num_in_flight: int) -> None:
+        """Write where the time since the last step went, in the words of a simulated run.
+
+        Steps that a checkpoint threw away stay as they were written: a reader knows better `in_hindsight`.
+        """
+        if stepped_us < event.at_us:
+            share = num_in_flight / max(1, self._plan.num_ops)
+            discarded = min(self._samples, round(self._samples * share))
+            cause = "join" if event.joins else "failure"
+            self._write(Spell(stepped_us, event.at_us, "redo", cause, discarded=discarded, num_live=event.num_live))
+        end_us = event.at_us
+        for cause in ("detect", "abort", "plan", "regroup", "transfer"):
+            start_us, end_us = end_us, end_us + getattr(event, f"{cause}_us")
+            # A step in flight may have ended after the failure: its time is its own.
+            if max(start_us, stepped_us) < end_us:
+                self._write(Spell(max(start_us, stepped_us), end_us, "pause", cause, num_live=event.num_live))
 
     def changed(self, worker: str, joins: bool, num_live: int) -> None:
         self._write(Changed(self.now_us(), worker, joins, num_live))
 
     def write(self, event: Event) -> None:
         self._write(event)
-
-    def since_last_step_us(self, at_us: int) -> int:
-        """How long before `at_us` the last iteration ended that is in the books: what was done since is done again."""
-        return max(0, at_us - max(self._resumed_us, self._ends_us[-1] if self._ends_us else 0))
 
     def _planned_bytes(self, worker: Worker) -> int:
         row = next((row for row in self._plan.rows if row.worker == worker), None)
@@ -263,9 +312,8 @@ class Books:
         spans = [(worker, span) for worker in sorted(page.spans) for span in page.spans[worker]]
         for worker, span in spans:
             self._write(OpRan(iteration, str(worker), span.label, span.start_us, span.end_us, span.is_in_vain))
-        if not self._ends_us:
-            self._resumed_us = self._start_us = min(span.start_us for _, span in spans)
-            self._write(Spell(self._gone_us, self._start_us, "pause", "start", num_live=len(page.plan.rows)))
+        if not self._has_started:
+            self._start(min(span.start_us for _, span in spans), len(page.plan.rows))
         before = max(self._ends_us[-1] if self._ends_us else 0, self._resumed_us)
         end = max(before, *(span.end_us for _, span in spans))
         busy = sum(span.end_us - span.start_us for _, span in spans)
@@ -274,20 +322,21 @@ class Books:
         self._planned_us.append(page.plan.period_at_us(ops))
         self._num_begun_again += any(span.is_in_vain for _, span in spans)
         self._losses.append(loss)
-        if self._ends_us:
-            self._times_us.append(end - before)
-        self._ends_us.append(end)
+        self._end_step(iteration, end, end - before, _num_ops(span.label for _, span in spans if not span.is_in_vain))
         mean_busy = min(end - before, round(busy / len(page.plan.rows)))
         self._write(Spell(before, end, "train", samples=self._samples, busy_us=mean_busy, num_live=len(page.plan.rows)))
         self._write(Stepped(iteration, end, _finite(loss), _finite(verdict.norm), verdict.scale, self._planned_us[-1]))
 
-    def _iteration_us(self) -> int:
-        """The time of a median iteration; the first, in which all warm up, counts only if there is no other."""
-        return round(median(self._times_us)) if self._times_us else self._ends_us[0] - self._start_us
+    def _start(self, at_us: int, num_live: int) -> None:
+        """The first op ran at `at_us`."""
+        self._has_started = True
+        self._resumed_us = self._start_us = at_us
+        self._write(Spell(self._gone_us, at_us, "pause", "start", num_live=num_live))
 
     def trained(self, num_steps: int, finished: Mapping[Worker, Finished]) -> Trained:
         """What the run came to."""
-        iteration_us = self._iteration_us() if self._ends_us else 0
+        # The first iteration, in which all warm up, counts only if there is no other.
+        iteration_us = round(median(self._times_us)) if self._times_us else self._first_us
         return Trained(
             num_steps=num_steps,
             losses=tuple(self._losses),
@@ -304,6 +353,10 @@ class Books:
             warnings=tuple(self._warnings),
             recoveries=tuple(self._recoveries),
         )
+
+
+def _num_ops(labels: Iterable[str]) -> int:
+    return sum(label not in (REDUCE, OPTIMIZER) for label in labels)
 
 
 def _finite(value: float) -> float | None:

@@ -90,7 +90,8 @@ class _Hall:
         self._books = Books(plan, brief.num_samples, brief.profiles, self._write, checkpoints, begin_us, gone_us, known)
         self._books.restore(before or ())
         if entry is not None:
-            self._books.go_by(Plan.parse(entry.plan))
+            self._books.go_on(Plan.parse(entry.plan), entry.epoch, entry.iteration)
+            self._keep_plan(entry.iteration, entry.plan)
         for warning in run.warnings if run is not None else ():
             self._books.warn(warning)
         self._shape = plan.problem.shape
@@ -250,6 +251,7 @@ class _Hall:
         takers = set(go.sources)
         stays = [now for seat, now in answer.seats.items() if now.stage == seat.stage and str(seat) not in takers]
         self._books.began(answer.plan, go.iteration, stays)
+        self._keep_plan(go.iteration, go.plan)
         self._finished.clear()
         if self._ahead is not None:
             self._ahead.prepare(answer.plan.problem.cluster.failed, self._shape)
@@ -277,8 +279,6 @@ class _Hall:
                 plan_us=max(0, recovery.planned_us - recovery.stopped_us),
                 regroup_us=max(0, gone_us - transfer_us),
                 transfer_us=transfer_us,
-                redo_us=0 if recovery.joins else books.since_last_step_us(books.at_us(at_us)),
-                redone_ops=recovery.redone_ops,
                 moves=recovery.moves,
                 num_live=recovery.num_live,
             )
@@ -368,6 +368,10 @@ class _Hall:
         self._coordinator.end("the job is over")
         self._mouth.send(said)
         self._server.stop()
+
+    def _keep_plan(self, iteration: int, text: str) -> None:
+        if self._run is not None and (problem := self._run.keep_plan(iteration, text)):
+            self._books.warn(problem)
 
     def _write(self, event: Event) -> None:
         problem = self._run.write(event) if self._run is not None else None

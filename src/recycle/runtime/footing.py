@@ -102,8 +102,11 @@ class Footing:
             own = Ballot(self._held.iteration, tuple(norms), tuple(losses))
         return Standing(self.num_steps, own, self._whole)
 
-    def go_to(self, iteration: int, ballot: Ballot | None, report: Report) -> None:
-        """Stand where all go on: confirm what is held if that is settled, or take it back. Nothing is in flight after it."""
+    def go_to(self, iteration: int, ballot: Ballot | None, report: Report) -> Sequence[Span]:
+        """Stand where all go on: confirm what is held if that is settled, or take it back. Nothing is in flight after it.
+
+        Return what had run of the iteration that was held, if that is done again.
+        """
         self.stage.forget()
         held = self._held
         if held is not None and held.iteration == iteration - 1:
@@ -114,6 +117,7 @@ class Footing:
         self._held = None
         self.stage.sums.clear()
         assert self.num_steps == iteration, f"the weights have {self.num_steps} steps, but all go on at {iteration}"
+        return held.spans if held is not None and held.iteration >= iteration else ()
 
     def _take_back(self) -> None:
         self.stepper.take_back()

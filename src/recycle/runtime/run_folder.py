@@ -24,6 +24,8 @@ from recycle.core.record import (
     Spell,
     Started,
     Stepped,
+    later_plans,
+    plan_file,
     read_record,
 )
 from recycle.runtime.books import Trained
@@ -107,6 +109,24 @@ class RunFolder:
             return f"{self.folder / RECORD} ends here, but training goes on: {problem.strerror or problem}"
         return None
 
+    def keep_plan(self, iteration: int, text: str) -> str | None:
+        """Keep the plan by which all go from `iteration` on, unless it is that of before; return a sentence if that fails.
+
+        Plans from there on that were kept before are of epochs whose iterations are all done again.
+        """
+        before = self.folder / PLAN
+        try:
+            for number, path in later_plans(self.folder).items():
+                if number < iteration:
+                    before = path
+                else:
+                    path.unlink()
+            if text != _text_of(before):
+                write_text(self.folder / plan_file(iteration), text)
+        except (OSError, FileProblem) as problem:
+            return f"the plan from iteration {iteration} on is not kept, but training goes on: {problem}"
+        return None
+
     def newest(self) -> int:
         """After how many steps the newest whole checkpoint was made; 0 if there is none, which is how training began."""
         return next((num_steps for num_steps, folder in find(self.saving.folder).items() if is_whole(folder)), 0)
@@ -137,8 +157,11 @@ def led_to(num_steps: int, events: Iterator[Event]) -> Iterator[Event]:
         match event:
             case OpRan(is_in_vain=True) if event.iteration >= num_steps:
                 pass  # it says nothing of the steps before: a slow worker may tell of those later
-            case OpRan() | Stepped() if event.iteration >= num_steps:
-                is_lost = True
+            case OpRan(is_in_vain=False) | Stepped():
+                # By the last that was told: a step that was done again after all went back to a checkpoint comes twice.
+                is_lost = event.iteration >= num_steps
+                if not is_lost:
+                    yield event
             case Spell(state="train") if is_lost:
                 yield replace(event, state="redo", samples=0, discarded=event.samples)
             case Held():

@@ -1,6 +1,7 @@
 """`recycle.train`: a model in stages, data, a loss, an optimizer and a plan in; trained weights, a record and checkpoints out.
 
-A run folder holds `plan.json`, `record.jsonl` (which grows while the run goes on), `summary.json` and `checkpoints/`.
+A run folder holds `plan.json` (and in `plans/` those of later epochs), `record.jsonl` (which grows while the run goes on),
+`summary.json` and `checkpoints/`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -243,7 +243,9 @@ class _Session:
             self._load(go, seat.stage)
             self._has_state = True
         elif str(seat) not in go.sources:
-            self._footing.go_to(go.iteration, go.ballot, self._applied)
+            spans = self._footing.go_to(go.iteration, go.ballot, self._applied)
+            if spans and self._seat is not None:
+                self._tell(Undone(self._seat, go.iteration, spans))
         self._seat = seat
         workers = sorted(seats.values())
         savers = [other for other in workers if other.stage == seat.stage and str(other) not in go.sources]
