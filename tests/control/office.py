@@ -178,7 +178,7 @@ class Office:
     def begin(self) -> None:
         """All who sit begin the epoch."""
         for member in [member for member in self.coordinator.members.values() if member.seat is not None]:
-            self.coordinator.hear(member, Begun(self.coordinator.epoch, 10, 20))
+            self.coordinator.hear(member, Begun(self.coordinator.epoch, 20))
 
     def die(self, name: str) -> Member:
         member = self.at(name)
@@ -186,8 +186,8 @@ class Office:
         self.coordinator.lose(member.number, "its connection closed")
         return member
 
-    def stop(self, name: str, standing: Standing | None, num_ops: int = 0, epoch: int = 0) -> None:
-        self.coordinator.hear(self.at(name), Stopped(epoch or self.coordinator.epoch, standing, num_ops, "it was asked to"))
+    def stop(self, name: str, standing: Standing | None, epoch: int = 0) -> None:
+        self.coordinator.hear(self.at(name), Stopped(epoch or self.coordinator.epoch, standing, "it was asked to"))
 
     def stop_all(self, num_steps: int = 5) -> None:
         for member in list(self.coordinator.members.values()):

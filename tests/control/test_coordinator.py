@@ -106,7 +106,7 @@ def test_words_of_another_epoch_are_not_listened_to() -> None:
     for epoch in (1, 3):
         office.stop("W0_0", Standing(99), epoch=epoch)
         office.coordinator.hear(office.at("W0_0"), Share(epoch, "key", "value"))
-        office.coordinator.hear(office.at("W0_0"), Begun(epoch, 1, 1))
+        office.coordinator.hear(office.at("W0_0"), Begun(epoch, 1))
     assert office.phase is Phase.RUNNING
     assert {caller: len(said) for caller, said in office.desk.sent.items()} == heard
     office.die("W1_0")

@@ -253,7 +253,7 @@ class Theatre(RuleBasedStateMachine):
             assert (giver.stage, giver.num_steps) == (puppet.seat.stage, puppet.go.iteration)
             puppet.walker = Walker(giver.stage, giver.num_stages, num_steps=giver.num_steps)
         puppet.has_begun = True
-        self._say(puppet, Begun(puppet.epoch, 10, 20))
+        self._say(puppet, Begun(puppet.epoch, 20))
 
     def _pause(self, puppet: Puppet) -> None:
         """All come to the same boundary between two iterations, and stop there one by one."""

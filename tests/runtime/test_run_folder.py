@@ -139,9 +139,12 @@ def test_a_step_that_was_done_twice_before_the_checkpoint_counts_as_it_was_done_
 # The folder.
 
 
+# Once, because it says how long it took to find.
+PLAN = recycle.solve(recycle.problem(2, 2, 2, costs=(1, 1, 1)), "greedy")
+
+
 def make_job(num_steps=3, seed=0):
-    plan = recycle.solve(recycle.problem(2, 2, 2, costs=(1, 1, 1)), "greedy")
-    return Job(plan, make_stages(2), Numbers(), loss, adamw, Settings(num_steps, seed=seed))
+    return Job(PLAN, make_stages(2), Numbers(), loss, adamw, Settings(num_steps, seed=seed))
 
 
 def begin(folder, resume=False, seed=0):

@@ -188,8 +188,6 @@ class Coordinator:
     def _stopped(self, member: Member, message: Stopped) -> None:
         if self.phase is Phase.RUNNING:
             self._begin_recovery(f"{member.seat} lost its links: {message.reason}")
-        if self._recovery is not None and not member.has_stopped:
-            self._recovery.redone_ops += message.num_ops
         is_there = member.seat is not None and message.stage in (-1, member.seat.stage)
         member.standing, member.has_stopped = message.standing if is_there else None, True
         member.has_state = member.standing is not None
@@ -201,7 +199,6 @@ class Coordinator:
         if recovery is None or recovery.epoch != message.epoch:
             return
         recovery.begun_us = recovery.begun_us or self._world.now_us()
-        recovery.regroup_us = max(recovery.regroup_us, message.regroup_us)
         recovery.transfer_us = max(recovery.transfer_us, message.transfer_us)
         recovery.num_begun += 1
         if recovery.num_begun == len(self._seated()):
@@ -229,7 +226,7 @@ class Coordinator:
         last = self._recovery
         if last is not None and not last.joins and not last.begun_us:
             # The one before was not over: both are one, which began with the first.
-            self._recovery = replace(last, cause=cause, epoch=0, regroup_us=0, transfer_us=0, num_begun=0)
+            self._recovery = replace(last, cause=cause, epoch=0, transfer_us=0, num_begun=0)
         else:
             self._tell_recovery()
             self._recovery = Recovery(went_us or now_us, cause, joins=False, noticed_us=now_us)

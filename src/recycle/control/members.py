@@ -42,9 +42,7 @@ class Recovery:
     stopped_us: int = 0
     planned_us: int = 0
     begun_us: int = 0
-    regroup_us: int = 0
     transfer_us: int = 0
-    redone_ops: int = 0
     iteration: int = 0
     epoch: int = 0
     moves: tuple[str, ...] = ()

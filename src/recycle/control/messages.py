@@ -130,7 +130,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A worker has left an epoch: where it stands, and how many ops it had run of what is thrown away.
+    """A worker has left an epoch: where it stands, and why.
 
     A worker that has not got the state of its stage yet stands nowhere.
     """
@@ -138,7 +138,6 @@ class Stopped:
     TYPE: ClassVar[str] = "stopped"
     epoch: int
     standing: Standing | None
-    num_ops: int = 0
     reason: str = ""
     stage: int = -1
     """Of which stage it holds the state: one that never heard of its last seat still has that of the one before."""
@@ -146,11 +145,10 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A worker is about to run its first op of an epoch: how long it took to get there."""
+    """A worker is about to run its first op of an epoch, and how long it has copied a stage's state before."""
 
     TYPE: ClassVar[str] = "begun"
     epoch: int
-    regroup_us: int
     transfer_us: int
 
 

@@ -217,9 +217,8 @@ class Books:
             first_us = self._redo.first_us
             self._start(max(self._gone_us, event.at_us if first_us is None else min(event.at_us, first_us)), event.num_live)
         stepped_us = max(self._resumed_us, self._ends_us[-1] if self._ends_us else 0)
-        if (
-            event.joins
-        ):  # all have paused after a step: what follows it is the warm-up of the next one, and waiting for the others
+        if event.joins:
+            # All have paused after a step: what follows it is the warm-up of the next one, and waiting for the others.
             at_us = min(event.at_us, max(stepped_us, self._redo.last_us))
             event = replace(event, at_us=at_us, abort_us=event.abort_us + event.at_us - at_us)
         redone = self._redo.settle(event.at_us, event.end_us, stepped_us, self._resumed_us)

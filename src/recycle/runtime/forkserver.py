@@ -17,13 +17,15 @@ _KEEP_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(2**40),
     "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the most that glibc takes
 }
+# gloo says on the terminal whenever a connection cannot be made, which is part of losing workers: all of it is raised as well.
+_SAY_LITTLE = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
 
 
 def forking(preload: Sequence[str]) -> ForkServerContext:
     """A context whose processes start with these modules loaded; the first one asked for decides, for there is one server."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["recycle.runtime.preload", *preload])
-    with _environment(_KEEP_MEMORY):
+    with _environment({**_KEEP_MEMORY, **_SAY_LITTLE}):
         forkserver.ensure_running()
     return context
 

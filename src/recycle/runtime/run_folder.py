@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -10,7 +10,7 @@ from typing import Any
 
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import refuse_unwritable, write_text
-from recycle.core.plan import Plan
+from recycle.core.plan import Plan, Row
 from recycle.core.record import (
     CHECKPOINTS,
     PLAN,
@@ -78,7 +78,7 @@ class RunFolder:
                     "ask for at least as many"
                 )
             before = list(led_to(self.resumed.num_steps, read_record(folder / RECORD)))
-            if _text_of(folder / PLAN) != plan.dumps():
+            if _rows_in(folder / PLAN) != plan.rows:
                 before.append(Started("train", name))  # by another plan from here on
             self.gone_us = max((event.end_us for event in before if isinstance(event, Spell)), default=0)
             self.losses = _losses(before)
@@ -170,6 +170,14 @@ def led_to(num_steps: int, events: Iterator[Event]) -> Iterator[Event]:
                 pass
             case _:
                 yield event
+
+
+def _rows_in(path: Path) -> Sequence[Row]:
+    """Who does what by the plan there, nobody if there is none; how long it took to find is no part of that."""
+    try:
+        return Plan.load(path).rows
+    except UserError:
+        return ()
 
 
 def _text_of(path: Path) -> str:

@@ -188,7 +188,6 @@ class _Session:
 
     def _play(self, go: Go) -> None:
         """One epoch, from settling what was before it to its end."""
-        begin_us = now_us()
         reason = "all paused"
         try:
             if go.epoch > 1:
@@ -198,7 +197,7 @@ class _Session:
             regrouped_us = now_us()
             self._copy_state(go)
             trainer.executor.stage.meter = Meter(trainer.executor.stage.module)
-            self._client.send(Begun(go.epoch, regrouped_us - begin_us, now_us() - regrouped_us))
+            self._client.send(Begun(go.epoch, now_us() - regrouped_us))
             with self._lock:
                 self._trainer = trainer
                 trainer.wants_pause = self._paused >= go.epoch
@@ -223,7 +222,7 @@ class _Session:
         if spans and standing is not None and self._seat is not None:
             self._tell(Undone(self._seat, standing.num_steps, spans))
         stage = self._footing.stage.number if self._footing is not None else -1
-        self._stopped = Stopped(epoch, standing, sum(span.is_op for span in spans), reason, stage)
+        self._stopped = Stopped(epoch, standing, reason, stage)
         self._client.send(self._stopped)
         if links is not None:
             links.abort()  # so that nobody waits for this one
