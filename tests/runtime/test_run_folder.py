@@ -231,6 +231,14 @@ def test_who_takes_over_from_one_that_was_writing_this_very_run_loses_nothing_of
     assert list(read_record(one_step / "record.jsonl")) == [*written, WARNED]
 
 
+def test_who_takes_over_a_run_that_had_gone_on_from_another_goes_by_the_same_clock(one_step):
+    with begin(one_step, resume=True) as run:
+        run.write(Spell(run.gone_us, 40, "pause", "start", num_live=4))
+    job = make_job()
+    with RunFolder(Plot(one_step, every=1, name="a GPT"), job.plan, job.fingerprint(), 3, is_again=True) as again:
+        assert again.gone_us == run.gone_us == 30
+
+
 def test_a_new_run_can_go_back_to_its_beginning_alone(tmp_path):
     with begin(tmp_path) as run:
         assert (run.newest(), run.before) == (0, None)

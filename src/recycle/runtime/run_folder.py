@@ -70,6 +70,8 @@ class RunFolder:
         self.before: list[Event] | None = None
         if is_again:
             self.before = before = list(read_record(folder / RECORD))
+            starts = [event for event in before if isinstance(event, Spell) and event.cause == "start"]
+            self.gone_us = starts[-1].start_us if starts else 0  # what it had gone on from, if it had
         elif resume:
             self.resumed, self.warnings = latest(self.saving.folder, fingerprint)
             if self.resumed.num_steps > num_steps:
