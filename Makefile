@@ -23,7 +23,7 @@ demo: $(READY)
 	@$(BIN)/recycle demo
 
 test: check
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 3 --dist worksteal
 
 check: $(READY)
 	$(BIN)/ruff format --check .

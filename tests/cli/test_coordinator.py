@@ -1,6 +1,7 @@
 """`recycle coordinator` and `recycle worker`, as on several machines: real processes that only know an address and a token."""
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -64,10 +65,9 @@ def wait_for(what, seconds=90):
 @pytest.fixture(scope="module")
 def alone():
     """What comes of the same job by one command on one machine."""
-    made = subprocess.run(
-        [sys.executable, "-m", "recycle", "train", *JOB, "--json"], capture_output=True, timeout=120, check=True
-    )
-    return json.loads(made.stdout)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert main(["train", *JOB, "--json"]) == 0
+    return json.loads(said.getvalue())
 
 
 def num_events(out, kind):
@@ -82,6 +82,9 @@ def num_steps(out):
 
 def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_are_those_of_one_machine(alone, tmp_path):
     out, token, address = tmp_path / "run", tmp_path / "token", f"127.0.0.1:{free_port()}"
+    wrong = tmp_path / "wrong"
+    wrong.write_text("something else\n")
+    wrong.chmod(0o600)
     coordinator = ("coordinator", *JOB, "--listen", address, "--token-file", token, "--out", out, "--json")
     worker = ("worker", address, "--token-file", token)
     with started() as start:
@@ -90,6 +93,7 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
         assert token.stat().st_mode & 0o077 == 0
         workers = [start(*worker) for _ in range(4)]
         wait_for(lambda: num_steps(out) >= 3)
+        stranger = start("worker", address, "--token-file", wrong)
         os.kill(workers[0].pid, signal.SIGKILL)
         workers[0] = start(*worker)
         wait_for(lambda: num_steps(out) >= 6)
@@ -101,6 +105,8 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
         told = json.loads(said)
         for process in workers[1:]:
             assert process.wait(20) == 0
+        _, problems = stranger.communicate(timeout=20)
+        assert (stranger.returncode, "this is not the job's token" in problems) == (1, True)
     assert len(told["losses"]) == STEPS
     assert told["recoveries"][0]["cause"] == "its connection closed"
     assert told["weights_sha256"] == alone["weights_sha256"]
@@ -149,19 +155,6 @@ def test_machines_that_share_no_disk_lose_a_whole_stage_and_one_that_hung_wakes_
     assert len(told["recoveries"][1]["moves"]) == 1
     assert told["weights_sha256"] == alone["weights_sha256"]
     assert told["losses"] == alone["losses"]
-
-
-def test_who_has_another_token_or_finds_nobody_is_told_so(tmp_path):
-    address, right, wrong = f"127.0.0.1:{free_port()}", tmp_path / "right", tmp_path / "wrong"
-    wrong.write_text("something else\n")
-    wrong.chmod(0o600)
-    with started() as start:
-        start("coordinator", *JOB, "--listen", address, "--token-file", right, "--out", tmp_path / "run")
-        wait_for(right.exists)
-        stranger = start("worker", address, "--token-file", wrong)
-        _, problems = stranger.communicate(timeout=90)
-    assert stranger.returncode == 1
-    assert "this is not the job's token" in problems
 
 
 @pytest.mark.parametrize(

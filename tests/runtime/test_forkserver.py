@@ -2,6 +2,9 @@
 
 import os
 import resource
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +13,8 @@ from recycle.runtime.forkserver import forking
 
 pytestmark = pytest.mark.timeout(120)
 BLOCK = 2**20
+NUM_PAGES = 20 * 4 * BLOCK * 4 // resource.getpagesize()
+ROOT = Path(__file__).parents[2]
 
 
 def count_faults(mouth):
@@ -35,6 +40,22 @@ def test_a_worker_gets_the_memory_that_it_freed_without_a_fault_for_every_page()
     process = context.Process(target=count_faults, args=(mouth,), daemon=True)
     process.start()
     assert ear.poll(60)
-    num_pages = 20 * 4 * BLOCK * 4 // resource.getpagesize()
-    assert ear.recv() < num_pages / 10
+    assert ear.recv() < NUM_PAGES / 10
     process.join()
+
+
+FAULTS = """
+import sys
+from recycle.runtime.forkserver import settle_in
+settle_in()
+from multiprocessing import Pipe
+from tests.runtime.test_forkserver import count_faults
+ear, mouth = Pipe(duplex=False)
+count_faults(mouth)
+print(ear.recv())
+"""
+
+
+def test_so_does_one_that_was_started_by_itself():
+    told = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, timeout=100, check=True, cwd=ROOT)
+    assert int(told.stdout) < NUM_PAGES / 10

@@ -196,7 +196,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="asks Linux's /proc who is there")
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_is_left_behind_however_the_launcher_ends(end, tmp_path):
     script, told = tmp_path / "script.py", tmp_path / "pids"
     script.write_text(SCRIPT)

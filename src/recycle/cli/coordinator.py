@@ -143,13 +143,16 @@ def _ended(outcome: list[Any], args: argparse.Namespace) -> int:
 
 
 def run_worker(args: argparse.Namespace) -> int:
-    import recycle.runtime.preload  # noqa: F401  before the coordinator waits for signs of life
     from recycle.control.knock import Door
-    from recycle.runtime.worker import join
+    from recycle.runtime.forkserver import settle_in
 
     host, port = _address(args.address)
     seat = str(Worker.parse(args.seat)) if args.seat else ""
     door = Door(host, port, _token(args.token_file, makes_one=False))
+    settle_in()
+    import recycle.runtime.preload  # noqa: F401  before the coordinator waits for signs of life
+    from recycle.runtime.worker import join
+
     with scratch() as folder:
         join(door, seat, partial(make_kit, door, folder))
     return 0

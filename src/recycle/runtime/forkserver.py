@@ -5,7 +5,9 @@ page: some thousand faults an iteration, a tenth of a small model's step. A work
 iteration, so nothing is gained by handing it back in between.
 """
 
+import ctypes
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, get_context
@@ -17,6 +19,7 @@ _KEEP_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(2**40),
     "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the most that glibc takes
 }
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # gloo says on the terminal whenever a connection cannot be made, which is part of losing workers: all of it is raised as well.
 _SAY_LITTLE = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
 
@@ -28,6 +31,19 @@ def forking(preload: Sequence[str]) -> ForkServerContext:
     with _environment({**_KEEP_MEMORY, **_SAY_LITTLE}):
         forkserver.ensure_running()
     return context
+
+
+def settle_in() -> None:
+    """Do the same for this process, which no server has forked. It is too late once torch is loaded."""
+    if "torch" in sys.modules:
+        return
+    for name, value in {**_KEEP_MEMORY, **_SAY_LITTLE}.items():
+        os.environ.setdefault(name, value)
+    # glibc has read its own when this process began, and takes them by another way.
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(_M_MMAP_THRESHOLD, 2**25)
 
 
 @contextmanager
