@@ -91,9 +91,11 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
         first = start(*coordinator)
         wait_for(token.exists)
         assert token.stat().st_mode & 0o077 == 0
+        stranger = start("worker", address, "--token-file", wrong)
         workers = [start(*worker) for _ in range(4)]
         wait_for(lambda: num_steps(out) >= 3)
-        stranger = start("worker", address, "--token-file", wrong)
+        _, problems = stranger.communicate(timeout=60)
+        assert (stranger.returncode, "this is not the job's token" in problems) == (1, True)
         os.kill(workers[0].pid, signal.SIGKILL)
         workers[0] = start(*worker)
         wait_for(lambda: num_steps(out) >= 6)
@@ -105,8 +107,6 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
         told = json.loads(said)
         for process in workers[1:]:
             assert process.wait(20) == 0
-        _, problems = stranger.communicate(timeout=20)
-        assert (stranger.returncode, "this is not the job's token" in problems) == (1, True)
     assert len(told["losses"]) == STEPS
     assert told["recoveries"][0]["cause"] == "its connection closed"
     assert told["weights_sha256"] == alone["weights_sha256"]
