@@ -98,7 +98,7 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
         assert (stranger.returncode, "this is not the job's token" in problems) == (1, True)
         os.kill(workers[0].pid, signal.SIGKILL)
         workers[0] = start(*worker)
-        wait_for(lambda: num_steps(out) >= 6)
+        wait_for(lambda: num_events(out, "recovery") >= 1)
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
         again = start(*coordinator)
