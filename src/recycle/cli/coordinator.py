@@ -110,7 +110,8 @@ def run_coordinator(args: argparse.Namespace) -> int:
         class Mouth:
             def send(self, said: Said) -> None:
                 if isinstance(said, Happened):
-                    watch(said.event)
+                    for event in said.events:
+                        watch(event)
                 elif isinstance(said, Done | Failed | Lost):
                     outcome.append(said)
 

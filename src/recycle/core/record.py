@@ -7,7 +7,7 @@ import errno
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,6 +49,10 @@ class OpRan:
     start_us: int
     end_us: int
     is_in_vain: bool = False
+
+    def __reduce__(self) -> tuple[type["OpRan"], tuple[Any, ...]]:
+        """There are many of them on their way between processes, and what dataclasses do for that is slow."""
+        return OpRan, (self.iteration, self.worker, self.op, self.start_us, self.end_us, self.is_in_vain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +233,7 @@ Event = Started | OpRan | Stepped | Held | Saved | Warned | Changed | Joining | 
 _KINDS: dict[str, type[Event]] = {
     kind.EVENT: kind for kind in (Started, OpRan, Stepped, Held, Saved, Warned, Changed, Joining, Suspected, Recovered, Spell)
 }
+_DEFAULTS = {name: {field.name: field.default for field in fields(kind)} for name, kind in _KINDS.items()}
 
 
 def in_hindsight(spells: Iterable[Spell], course: Iterable[Stepped | Recovered]) -> list[Spell]:
@@ -268,8 +273,7 @@ def later_plans(folder: Path) -> dict[int, Path]:
 
 def dump_event(event: Event) -> str:
     """Return the event as a line of JSON, without what is as it is by default."""
-    defaults = {field.name: field.default for field in fields(event)}
-    told = {name: value for name, value in asdict(event).items() if value != defaults[name]}
+    told = {name: value for name, default in _DEFAULTS[event.EVENT].items() if (value := getattr(event, name)) != default}
     return json.dumps({"event": event.EVENT, **told}, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -286,10 +290,10 @@ class RecordWriter:
         write_record(path, events)
         self._stream = path.open("ab", buffering=0)
 
-    def write(self, event: Event) -> None:
-        """Add an event, and hand it to the operating system: what was written stays if this process is killed."""
-        line = f"{dump_event(event)}\n".encode()
-        if self._stream.write(line) != len(line):
+    def write(self, *events: Event) -> None:
+        """Add events, and hand them to the operating system: what was written stays if this process is killed."""
+        lines = "".join(f"{dump_event(event)}\n" for event in events).encode()
+        if self._stream.write(lines) != len(lines):
             raise OSError(errno.ENOSPC, "No space left for the whole line")
 
     def close(self) -> None:

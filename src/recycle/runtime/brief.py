@@ -60,7 +60,7 @@ def brief_of(job: Job, door: Door, source: PlanSource | None, lease_s: float, pl
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    event: Event
+    events: Sequence[Event]
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ class _Hall:
         self._brief, self._mouth, self._run, self._is_again = brief, mouth, run, before is not None
         known = run.losses if run is not None else ()
         checkpoints, gone_us = (run.checkpoints, run.gone_us) if run is not None else (None, 0)
+        self._news: list[Event] | None = None
         if not self._is_again:  # what is there is of a run that was before
             brief.journal.unlink(missing_ok=True)
         journal = FileJournal(brief.journal)
@@ -311,7 +312,11 @@ class _Hall:
             return  # told again, because it was away when it was heard
         self._heard[member.number] = tell.number
         before = self._books.num_steps
+        self._news = []
         self._books.hear(told)
+        news, self._news = self._news, None
+        if news:
+            self._announce(news)  # at once, because one word may close a page of some hundred events
         self._told.setdefault(member.number, deque()).append((tell.number, told))
         for number in list(self._told) if self._books.num_steps != before else [member.number]:
             self._acknowledge(number)
@@ -374,7 +379,13 @@ class _Hall:
             self._books.warn(problem)
 
     def _write(self, event: Event) -> None:
-        problem = self._run.write(event) if self._run is not None else None
-        self._mouth.send(Happened(event))
+        if self._news is not None:
+            self._news.append(event)
+        else:
+            self._announce([event])
+
+    def _announce(self, events: Sequence[Event]) -> None:
+        problem = self._run.write(*events) if self._run is not None else None
+        self._mouth.send(Happened(events))
         if problem is not None:
             self._books.warn(problem)

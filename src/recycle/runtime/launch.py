@@ -158,8 +158,9 @@ class _Launcher:
             while True:
                 said, ear = self._next(ear)
                 match said:
-                    case Happened(event):
-                        self._happened(event)
+                    case Happened(events):
+                        for event in events:
+                            self._happened(event)
                     case Formed():
                         self._has_formed, self._formed_us = True, now_us()
                     case Waiting() if self._rejoins:

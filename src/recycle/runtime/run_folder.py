@@ -99,12 +99,12 @@ class RunFolder:
         if self._record is not None:
             self._record.close()
 
-    def write(self, event: Event) -> str | None:
-        """Write an event into the record; return a sentence when that fails, and write no more from then on."""
+    def write(self, *events: Event) -> str | None:
+        """Write events into the record; return a sentence when that fails, and write no more from then on."""
         if self._record is None:
             return None
         try:
-            self._record.write(event)
+            self._record.write(*events)
         except OSError as problem:
             self._record.close()
             self._record = None
