@@ -131,6 +131,14 @@ def test_what_may_happen_next_is_ready_when_it_happens(source: Scripted) -> None
         assert pid != os.getpid()
 
 
+def test_it_says_when_the_planner_has_loaded_even_if_that_has_no_answer(source: Scripted) -> None:
+    with Ahead(source) as ahead:
+        assert not ahead.has_answers
+        with pytest.raises(NoWorkerLeft):
+            ahead.answer(frozenset(SHAPE.workers()))
+        assert ahead.has_answers
+
+
 def test_only_the_first_plan_is_made_at_the_cost_of_others(source: Scripted) -> None:
     with Ahead(source) as ahead:
         ahead.prepare(frozenset(), SHAPE)

@@ -1,6 +1,7 @@
 """What happened in a run, event by event, and the file of it."""
 
 import json
+import pickle
 
 import pytest
 from hypothesis import given
@@ -71,6 +72,11 @@ def test_a_record_is_a_head_and_a_line_for_each_event(tmp_path):
     head, *lines = (tmp_path / "run.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(head) == {"format": "recycle-record", "version": 1}
     assert [json.loads(line)["event"] for line in lines] == ["started", "op", "changed", "spell", "spell"]
+
+
+@given(EVENT)
+def test_an_event_comes_to_another_process_as_it_is(event):
+    assert pickle.loads(pickle.dumps(event)) == event
 
 
 @given(st.lists(EVENT))
