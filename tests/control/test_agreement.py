@@ -14,21 +14,20 @@ from recycle.control.agreement import ABSENT, NoAgreement, Resume, agree
 from recycle.control.messages import Ballot, Standing
 
 pytestmark = pytest.mark.timeout(60)
-NUM_CHAINS = 5
 ODD = (0.5, math.nan, 3.25, math.inf, 0.0, 1e-300, 1e300)
 
 
 def truth(iteration: int, num_stages: int) -> Ballot:
     """The ballot of an iteration, which is the same however often it is done: a few of its numbers are none."""
     norms = tuple(ODD[(3 * iteration + stage) % len(ODD)] for stage in range(num_stages))
-    return Ballot(iteration, norms, tuple(ODD[(5 * iteration + chain) % len(ODD)] for chain in range(NUM_CHAINS)))
+    return Ballot(iteration, norms)
 
 
 def is_same(one: Ballot | None, other: Ballot | None) -> bool:
     """Equal bit for bit, NaNs too."""
     if one is None or other is None:
         return one is other
-    return (one.iteration, *map(_bits, (one.norms, one.losses))) == (other.iteration, *map(_bits, (other.norms, other.losses)))
+    return (one.iteration, _bits(one.norms)) == (other.iteration, _bits(other.norms))
 
 
 def _bits(values: Iterable[float]) -> bytes:
@@ -41,7 +40,6 @@ class Walker:
 
     stage: int
     num_stages: int
-    chains: frozenset[int] = frozenset()
     num_steps: int = 0
     own: int | None = None
     whole: Ballot | None = None
@@ -60,8 +58,7 @@ class Walker:
         if self.own is not None:
             whole = truth(self.own, self.num_stages)
             norms = [norm if stage == self.stage else ABSENT for stage, norm in enumerate(whole.norms)]
-            losses = [loss if chain in self.chains else ABSENT for chain, loss in enumerate(whole.losses)]
-            own = Ballot(self.own, tuple(norms), tuple(losses))
+            own = Ballot(self.own, tuple(norms))
         return Standing(self.num_steps, own, self.whole)
 
     def reduce(self) -> None:
@@ -96,12 +93,6 @@ class Crew:
     walkers: list[Walker]
     is_staggered: bool = True
 
-    def share_chains(self, turn: int = 0) -> None:
-        """Every chain's loss is computed by one of the last stage's workers."""
-        last = [walker for walker in self.walkers if walker.stage == walker.num_stages - 1]
-        for index, walker in enumerate(last):
-            walker.chains = frozenset(chain for chain in range(NUM_CHAINS) if (chain + turn) % len(last) == index)
-
     def moves(self) -> list[Callable[[], None]]:
         """Everything that may happen next."""
         return [move for walker in self.walkers for move in self.moves_of(walker)]
@@ -128,7 +119,6 @@ class Training(RuleBasedStateMachine):
         self.num_stages = num_stages
         walkers = [Walker(stage, num_stages) for stage in range(num_stages) for _ in range(num_peers)]
         self.crew = Crew(walkers, is_staggered)
-        self.crew.share_chains()
 
     @rule(picks=st.lists(st.integers(0, 1000), min_size=1, max_size=30))
     def go_on(self, picks: list[int]) -> None:
@@ -136,10 +126,8 @@ class Training(RuleBasedStateMachine):
             moves = self.crew.moves()
             moves[pick % len(moves)]()
 
-    @rule(
-        kills=st.lists(st.integers(0, 11), max_size=8), newcomers=st.lists(st.integers(0, 3), max_size=3), turn=st.integers(0, 3)
-    )
-    def fail(self, kills: list[int], newcomers: list[int], turn: int) -> None:
+    @rule(kills=st.lists(st.integers(0, 11), max_size=8), newcomers=st.lists(st.integers(0, 3), max_size=3))
+    def fail(self, kills: list[int], newcomers: list[int]) -> None:
         everybody = list(self.crew.walkers)
         survivors = self._without(kills)
         standings = [walker.standing() for walker in survivors]
@@ -155,7 +143,6 @@ class Training(RuleBasedStateMachine):
             if sum(walker.stage == stage % self.num_stages for walker in survivors) < 3
         ]
         self.crew.walkers = [*survivors, *joined]
-        self.crew.share_chains(turn)
 
     def _without(self, kills: list[int]) -> list[Walker]:
         left = list(self.crew.walkers)
@@ -183,8 +170,8 @@ TestTraining = Training.TestCase
 TestTraining.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
 
 
-def part(iteration: int, norms: tuple[float, ...], losses: tuple[float, ...]) -> Standing:
-    return Standing(iteration, Ballot(iteration, norms, losses))
+def part(iteration: int, norms: tuple[float, ...]) -> Standing:
+    return Standing(iteration, Ballot(iteration, norms))
 
 
 def test_all_go_on_where_they_are_if_nothing_is_held() -> None:
@@ -192,35 +179,29 @@ def test_all_go_on_where_they_are_if_nothing_is_held() -> None:
 
 
 def test_who_stepped_takes_it_back_if_another_has_no_gradient() -> None:
-    ahead = Standing(8, Ballot(7, (1.0, ABSENT), (ABSENT,)))
+    ahead = Standing(8, Ballot(7, (1.0, ABSENT)))
     assert agree([ahead, Standing(7)]) == Resume(7)
 
 
 def test_a_verdict_that_one_survivor_heard_settles_the_step_for_all() -> None:
-    whole = Ballot(7, (1.0, 2.0), (0.5,))
-    held = part(7, (1.0, ABSENT), (ABSENT,))
+    whole = Ballot(7, (1.0, 2.0))
+    held = part(7, (1.0, ABSENT))
     assert agree([held, Standing(8, None, whole)]) == Resume(8, whole)
 
 
 def test_survivors_parts_make_up_the_ballot_that_nobody_heard() -> None:
-    parts = [part(7, (math.inf, ABSENT), (ABSENT, ABSENT)), part(7, (ABSENT, math.nan), (math.nan, 0.5))]
-    resume = agree(parts)
+    resume = agree([part(7, (math.inf, ABSENT)), part(7, (ABSENT, math.nan))])
     assert resume.iteration == 8
-    assert is_same(resume.ballot, Ballot(7, (math.inf, math.nan), (math.nan, 0.5)))
-
-
-def test_a_step_is_done_again_if_the_loss_of_a_chain_died_with_its_worker() -> None:
-    parts = [part(7, (1.0, ABSENT), (ABSENT, ABSENT)), part(7, (ABSENT, 2.0), (0.25, ABSENT))]
-    assert agree(parts) == Resume(7)
+    assert is_same(resume.ballot, Ballot(7, (math.inf, math.nan)))
 
 
 def test_a_step_is_done_again_if_nobody_is_left_who_speaks_for_a_stage() -> None:
-    assert agree([part(7, (1.0, ABSENT), (0.25,)), part(7, (1.0, ABSENT), (0.25,))]) == Resume(7)
+    assert agree([part(7, (1.0, ABSENT)), part(7, (1.0, ABSENT))]) == Resume(7)
 
 
 def test_an_older_ballot_settles_nothing() -> None:
-    old = Ballot(6, (1.0, 2.0), (0.5,))
-    assert agree([Standing(7, Ballot(7, (1.0, ABSENT), (ABSENT,)), old), Standing(7, None, old)]) == Resume(7)
+    old = Ballot(6, (1.0, 2.0))
+    assert agree([Standing(7, Ballot(7, (1.0, ABSENT)), old), Standing(7, None, old)]) == Resume(7)
 
 
 def test_survivors_two_steps_apart_cannot_agree_and_are_told_where_they_stand() -> None:
@@ -229,6 +210,6 @@ def test_survivors_two_steps_apart_cannot_agree_and_are_told_where_they_stand() 
 
 
 def test_agreement_does_not_depend_on_the_order_of_survivors() -> None:
-    whole = Ballot(3, (1.0, 2.0), (0.5,))
-    standings = [Standing(4, None, whole), part(3, (1.0, ABSENT), (ABSENT,)), Standing(4, Ballot(3, (ABSENT, 2.0), (0.5,)))]
+    whole = Ballot(3, (1.0, 2.0))
+    standings = [Standing(4, None, whole), part(3, (1.0, ABSENT)), Standing(4, Ballot(3, (ABSENT, 2.0)))]
     assert agree(standings) == agree(standings[::-1]) == Resume(4, whole)

@@ -21,11 +21,11 @@ def test_after_a_death_all_are_stopped_and_go_on_where_they_agree() -> None:
     assert office.desk.said("left") == [("left", "W1_1", "its connection closed")]
     for name in ("W0_0", "W0_1", "W1_0"):
         assert office.last(name) == Stop(1)
-    whole = Ballot(4, (1.0, 2.0), (0.5,) * 4)
+    whole = Ballot(4, (1.0, 2.0))
     office.stop("W0_0", Standing(5, None, whole))
-    office.stop("W1_0", Standing(4, Ballot(4, (1.0, ABSENT), (ABSENT,) * 4)))
+    office.stop("W1_0", Standing(4, Ballot(4, (1.0, ABSENT))))
     assert office.desk.questions == []
-    office.stop("W0_1", Standing(5, Ballot(4, (ABSENT, 2.0), (0.5,) * 4)))
+    office.stop("W0_1", Standing(5, Ballot(4, (ABSENT, 2.0))))
     assert office.phase is Phase.PLANNING
     assert office.desk.questions == [dead("W1_1")]
     office.answer()

@@ -219,7 +219,6 @@ class Theatre(RuleBasedStateMachine):
             return None
         walkers = [fellow.walker for fellow in fellows if fellow.walker is not None]
         crew = Crew(walkers, self.is_staggered)
-        crew.share_chains(puppet.epoch)
         self.office.desk.num_steps_saved = max(
             self.office.desk.num_steps_saved, min(walker.num_heard for walker in walkers) // 3 * 3
         )

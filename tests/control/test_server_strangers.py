@@ -65,11 +65,7 @@ def no_json(stranger: Stranger) -> None:
 
 
 def a_number_that_is_too_large(stranger: Stranger) -> None:
-    body = (
-        b'{"type":"stopped","epoch":1,"standing":{"num_steps":1,"own":{"iteration":1,"norms":[1'
-        + b"0" * 400
-        + b'],"losses":[]}}}'
-    )
+    body = b'{"type":"stopped","epoch":1,"standing":{"num_steps":1,"own":{"iteration":1,"norms":[1' + b"0" * 400 + b"]}}}"
     stranger.stream.sendall(struct.pack(">I", len(body)) + body)
 
 

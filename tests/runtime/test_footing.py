@@ -76,7 +76,7 @@ def reduce(footing, iteration, spans=()):
         footing.stage.sums.add(parameters, contribution)
     footing.hold(iteration, dict(enumerate(LOSSES)), spans)
     norm = footing.norm_squared()
-    return lambda other: Ballot(iteration, (other, norm), LOSSES)
+    return lambda other: Ballot(iteration, (other, norm))
 
 
 class Plain:
@@ -176,19 +176,18 @@ def test_an_iteration_is_held_once_and_in_its_turn():
     with pytest.raises(AssertionError, match="still to be confirmed"):
         footing.hold(0, {}, ())
     with pytest.raises(AssertionError, match="a verdict on iteration 4, not 0"):
-        footing.confirm(Ballot(4, (0.0, 1.0), LOSSES), nobody)
+        footing.confirm(Ballot(4, (0.0, 1.0)), nobody)
 
 
-@pytest.mark.parametrize(("stage", "losses"), [(0, {}), (1, dict(enumerate(LOSSES)))])
-def test_an_iteration_is_reported_once_when_it_cannot_be_taken_back_with_losses_at_the_last_stage(stage, losses):
-    footing, reports, spans = begin(sgd, stage=stage), Reports(), [Span("0F0@0", 1, 2)]
+def test_an_iteration_is_reported_once_when_it_cannot_be_taken_back_with_its_losses():
+    footing, reports, spans = begin(sgd), Reports(), [Span("0F0@0", 1, 2)]
     reduce(footing, 0, spans)
     footing.apply(1.0)
     spans.append(Span("optimizer", 2, 3))
     assert reports == []
-    footing.confirm(Ballot(0, (90.0**2, 90.0**2), LOSSES), reports)
+    footing.confirm(Ballot(0, (90.0**2, 90.0**2)), reports)
     norm = math.sqrt(2) * 90
-    assert reports == [(0, losses, spans, Verdict(pytest.approx(norm), pytest.approx(MAX_NORM / norm)))]
+    assert reports == [(0, dict(enumerate(LOSSES)), spans, Verdict(pytest.approx(norm), pytest.approx(MAX_NORM / norm)))]
 
 
 def test_a_tied_parameter_counts_for_the_norm_of_its_first_stage_alone():
@@ -220,16 +219,8 @@ def test_who_holds_a_gradient_says_its_own_part_and_what_it_heard_last(optimizer
     norm = reduce(footing, 1)(FINE).norms[1]
     if is_applied:
         footing.apply(1.0)
-    assert footing.standing() == Standing(1 + is_applied, Ballot(1, (ABSENT, norm), LOSSES), first)
+    assert footing.standing() == Standing(1 + is_applied, Ballot(1, (ABSENT, norm)), first)
     assert footing.standing().num_reduced == 2
-
-
-def test_who_ran_only_some_micro_batches_says_nothing_of_the_others():
-    footing = begin(adamw)
-    reduce(footing, 0)
-    footing.confirm(Ballot(0, (0.0, 1.0), LOSSES), nobody)
-    footing.hold(1, {1: 0.75}, ())
-    assert footing.standing().own.losses == (ABSENT, 0.75)
 
 
 # Where all go on.

@@ -52,12 +52,11 @@ def _known(iteration: int, standings: Sequence[Standing]) -> Ballot | None:
     if len(parts) < len(standings):
         return None
     norms = _joined([part.norms for part in parts])
-    losses = _joined([part.losses for part in parts])
-    return Ballot(iteration, norms, losses) if norms is not None and losses is not None else None
+    return Ballot(iteration, norms) if norms is not None else None
 
 
 ABSENT = -math.inf
-"""In a part of a ballot, what others have to say. No norm and no loss is ever this, unless it is not worth keeping."""
+"""In a part of a ballot, what others have to say. No norm is ever this."""
 
 
 def _joined(parts: Sequence[tuple[float, ...]]) -> tuple[float, ...] | None:

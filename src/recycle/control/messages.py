@@ -69,11 +69,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """All that is known of a step when every stage has its gradient: each stage's sum of squares, each micro-batch's loss."""
+    """What is known of a step when every stage has its gradient: each stage's sum of squares."""
 
     iteration: int
     norms: tuple[float, ...]
-    losses: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

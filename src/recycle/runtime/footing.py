@@ -88,8 +88,7 @@ class Footing:
             self.apply(verdict.scale)
         self._held, self._whole = None, ballot
         self.stage.sums.clear()
-        is_last = self.stage.number == self._shape.num_stages - 1
-        report(held.iteration, dict(enumerate(ballot.losses)) if is_last else {}, held.spans, verdict)
+        report(held.iteration, held.losses, held.spans, verdict)
         return was_right
 
     def standing(self) -> Standing:
@@ -98,8 +97,7 @@ class Footing:
         if self._held is not None:
             norms = [ABSENT] * self._shape.num_stages
             norms[self.stage.number] = self.norm_squared()
-            losses = [self._held.losses.get(chain, ABSENT) for chain in range(self._shape.num_chains)]
-            own = Ballot(self._held.iteration, tuple(norms), tuple(losses))
+            own = Ballot(self._held.iteration, tuple(norms))
         return Standing(self.num_steps, own, self._whole)
 
     def go_to(self, iteration: int, ballot: Ballot | None, report: Report) -> Sequence[Span]:

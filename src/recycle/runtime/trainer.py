@@ -8,7 +8,7 @@ whether somebody wants a pause, so that all pause at the same iteration.
 After a step that had to be scaled the next one probably must be, too: it is not guessed, but waited for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ _METERED_ITERATIONS = 2
 
 @dataclass(frozen=True, slots=True)
 class _Vote:
-    """A ballot on its way: every stage's sum of squares, every chain's loss, and who wants a pause, when `work` is done."""
+    """A ballot on its way: every stage's sum of squares, and who wants a pause, when `work` is done."""
 
     iteration: int
     values: Tensor
@@ -106,10 +106,11 @@ class Trainer:
         start, sums = now_us(), self.executor.stage.sums
         self.executor.reached(iteration, REDUCE)
         self._links.add_over_peers(sums.flat)
+        losses = self._shared_losses()
         for tie in self._ties:
             parameter = tie.parameter(self._address.worker.stage, self.executor.stage.module)
             self._links.add_over_tie(tie, sums.of(parameter))
-        self.footing.hold(iteration, self.executor.losses, spans)
+        self.footing.hold(iteration, losses, spans)
         self.spans = []  # from now on they belong to what is held
         spans.append(Span(REDUCE, start, now_us()))
         self._put_in(iteration)
@@ -123,13 +124,24 @@ class Trainer:
         self._confirm(ballot, report)
         return is_pause
 
+    def _shared_losses(self) -> Mapping[int, float]:
+        """The losses of all micro-batches at the last stage, whose peers have them between them: any one is enough to tell them.
+
+        They go no further: gloo sends a message for every number and worker, however small.
+        """
+        if self._address.worker.stage < self._shape.num_stages - 1:
+            return {}
+        values = torch.zeros(self._shape.num_chains, dtype=torch.float64, device=self.executor.stage.sums.flat.device)
+        for chain, loss in self.executor.losses.items():
+            values[chain] = loss
+        self._links.add_over_peers(values)
+        return dict(enumerate(values.tolist()))
+
     def _put_in(self, iteration: int) -> None:
         """Say what this worker has to say about the step; the first live peer of a stage speaks for it."""
-        values = torch.zeros(self._shape.num_stages + self._shape.num_chains + 1, dtype=torch.float64)
+        values = torch.zeros(self._shape.num_stages + 1, dtype=torch.float64)
         if self._address.is_first_peer:
             values[self._address.worker.stage] = self.footing.norm_squared()
-        for chain, loss in self.executor.losses.items():
-            values[self._shape.num_stages + chain] = loss
         values[-1] = float(self.wants_pause)
         self._vote = _Vote(iteration, values, self._links.start_adding_over_all(values))
 
@@ -139,9 +151,8 @@ class Trainer:
         assert vote is not None
         self._links.wait(vote.work)
         self._vote = None
-        *values, pause = vote.values.tolist()
-        num_stages = self._shape.num_stages
-        return Ballot(vote.iteration, tuple(values[:num_stages]), tuple(values[num_stages:])), pause > 0
+        *norms, pause = vote.values.tolist()
+        return Ballot(vote.iteration, tuple(norms)), pause > 0
 
     def _hear(self, report: Report) -> tuple[bool, bool]:
         """Hear the verdict on a step that was guessed, and set the step right: whether it was right, and whether all pause."""
