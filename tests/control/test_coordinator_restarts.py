@@ -8,7 +8,7 @@ import pytest
 from recycle.control.coordinator import Phase
 from recycle.control.journal import FileJournal
 from recycle.control.members import Member
-from recycle.control.messages import Share, Standing, Stop
+from recycle.control.messages import Pause, Share, Standing, Stop
 from tests.control.office import LEASE_S, Office, dead
 
 pytestmark = pytest.mark.timeout(60)
@@ -115,3 +115,18 @@ def test_who_was_away_gets_what_was_shared_meanwhile_and_nothing_of_epochs_that_
     office.at("W0_0").caller = None
     office.come_back(office.at("W0_0"))
     assert office.desk.sent[office.num_callers] == []
+
+
+def test_who_comes_back_while_others_pause_for_a_newcomer_gets_both_what_was_shared_and_the_pause() -> None:
+    office = Office().form()
+    office.die("W1_1")
+    office.recover()
+    office.hire()
+    early, late = office.at("W0_0"), office.at("W1_0")
+    for name in ("W0_0", "W0_1"):
+        office.come_back(office.at(name))
+    office.coordinator.hear(early, Share(2, "key", "value"))
+    office.come("W1_1")
+    assert office.phase is Phase.PAUSING
+    office.come_back(late)
+    assert office.desk.sent[office.num_callers] == [Share(2, "key", "value"), Pause(2)]

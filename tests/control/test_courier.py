@@ -14,7 +14,7 @@ import pytest
 from recycle.control import courier
 from recycle.control.courier import ERRAND, Courier
 from recycle.control.knock import Door, knock
-from recycle.control.messages import Bring, Fetch, Hello, Message, Refused
+from recycle.control.messages import Bring, Fetch, File, Hello, Message, Refused
 from recycle.control.server import Errand
 from recycle.control.wire import framed
 from recycle.core.errors import FileProblem
@@ -117,6 +117,15 @@ def test_who_hangs_up_in_the_middle_leaves_nothing(post: Post, kept: Path) -> No
     wait_for_files(kept / "a", 1)
     entered.stream.close()
     wait_for_files(kept / "a", 0)
+
+
+def test_a_file_of_no_possible_size_is_refused(post: Post, kept: Path) -> None:
+    entered = knock(post.door(), errand=ERRAND)
+    entered.stream.sendall(framed(Bring("a/file", -5)))
+    (answer,) = entered.inbox.take(entered.stream.recv(1 << 12))
+    assert answer == File(problem="a/file cannot have -5 bytes")
+    entered.stream.close()
+    assert not kept.exists()
 
 
 def wait_for_files(folder: Path, number: int) -> None:

@@ -109,13 +109,13 @@ class Coordinator:
             return
         if self.phase is Phase.RUNNING and epoch != self.epoch:
             self._begin_recovery(f"{member.seat} missed the beginning of an epoch")
-        elif self.phase is Phase.RUNNING:
-            for share in self._shares.values():
-                self._world.send(member.caller, share)
         elif self.phase is Phase.STOPPING:
             self._world.send(member.caller, Stop(self.epoch))
-        elif self.phase is Phase.PAUSING:
-            self._world.send(member.caller, Pause(self.epoch))
+        elif self.phase in (Phase.RUNNING, Phase.PAUSING):
+            for share in self._shares.values():
+                self._world.send(member.caller, share)
+            if self.phase is Phase.PAUSING:
+                self._world.send(member.caller, Pause(self.epoch))
 
     def lose(self, number: int, reason: str) -> None:
         """A member is dead, or as good as."""

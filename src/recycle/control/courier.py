@@ -100,6 +100,8 @@ def serve(stream: socket.socket, folder: Path, may_name: MayName) -> None:
         match message := _message(stream, inbox):
             case Bring() | Fetch() if not may_name(message):
                 stream.sendall(framed(File(problem=f"{message.name!r} is no file of a checkpoint")))
+            case Bring(size_bytes=size_bytes) if size_bytes < 0:
+                stream.sendall(framed(File(problem=f"{message.name} cannot have {size_bytes} bytes")))
             case Bring():
                 stream.sendall(framed(File()))
                 stream.sendall(framed(_keep(folder / message.name, stream, inbox.rest(), message.size_bytes)))

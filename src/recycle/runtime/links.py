@@ -33,7 +33,7 @@ from recycle.runtime.turns import Message
 _NEVER_SENT = 2**31 - 1
 _BULK_TAGS = 2**30
 _AT_ONCE = timedelta(milliseconds=1)
-# Until a connection is made. gloo tries five times, so that one who dies in the middle of it costs the others five times as long.
+# Until a connection is made. gloo tries five times; whoever makes links does not wait for that once the epoch is over.
 _CONNECT = timedelta(seconds=2)
 # Messages of so many rounds may be on their way at once: stages run at most one iteration apart, and may try one twice.
 _ROUNDS = 8

@@ -127,7 +127,7 @@ class Trainer:
     def _shared_losses(self) -> Mapping[int, float]:
         """The losses of all micro-batches at the last stage, whose peers have them between them: any one is enough to tell them.
 
-        They go no further: gloo sends a message for every number and worker, however small.
+        They go no further: the more numbers all workers have to add up, the longer that takes, however small they are.
         """
         if self._address.worker.stage < self._shape.num_stages - 1:
             return {}
