@@ -113,8 +113,11 @@ class FloatSums:
 
     def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
         total = self._layout.into(parameter)
+        total = total.view(1, -1) if total.dim() == 1 else total
         if left.dtype == total.dtype:
             total.addmm_(left, right)  # in one pass: the product is never written down by itself
+        elif total.is_cuda and total.dtype is torch.float32:
+            torch.addmm(total, left, right, out_dtype=total.dtype, out=total)  # nor rounded to the narrower type
         else:
             total += left @ right
 
@@ -168,7 +171,7 @@ class ExactSums:
         self._layout.into(parameter).add_(scaled.round_().to(torch.int64))
 
     def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
-        self._add(parameter, left @ right)
+        self._add(parameter, (left @ right).view(parameter.shape))
 
     def of(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
         return self._layout.of(parameter)

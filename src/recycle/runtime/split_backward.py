@@ -1,16 +1,16 @@
 """Decoupled BackProp: a backward pass in two parts, for any module, on autograd's public interface.
 
 `defer_weights` makes every Linear of a module (and GPT-2's Conv1D) a product whose backward gives the gradient of its input, and
-puts what the weight's gradient needs on a `Tape`. So the backward pass of autograd is I: it passes the gradient on, and on its
-way accumulates the gradients of all other parameters (biases, norms, embeddings, convolutions), which are cheap or cannot wait.
-Playing the tape is W.
+puts what the gradients of its weight and bias need on a `Tape`. So the backward pass of autograd is I: it passes the gradient on,
+and on its way accumulates the gradients of all other parameters (norms, embeddings, convolutions), which are cheap or cannot
+wait. Playing the tape is W.
 
 Whatever is not recognised is left to autograd and ends up in I: correct for every module, fast where Linears dominate. Without a
 tape the same function gives all gradients at once. Between I and W a tape holds the inputs and the output gradients of the
 deferred products, and nothing else of the graph.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,10 +21,14 @@ from torch import Tensor, nn
 
 
 class Sink(Protocol):
-    """Where gradients of weights go, once for each time that a weight was used."""
+    """Where gradients go, once for each time that a weight was used."""
+
+    def add(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Add a gradient to each of the parameters."""
+        ...
 
     def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
-        """Add the gradient `left` @ `right`."""
+        """Add the gradient `left` @ `right`, which may be a row for a vector."""
         ...
 
 
@@ -43,7 +47,21 @@ class _Product(NamedTuple):
     x: Tensor
     dy: Tensor
     weight: Tensor
+    bias: Tensor | None
     is_transposed: bool
+
+    def give(self, sink: Sink) -> None:
+        sink.add_product(self.weight, *self.factors())
+        if self.bias is None:
+            return
+        if self.dy.is_cuda:  # a product reads dy about as fast as the memory gives it, and adds in place; torch's sum does not
+            sink.add_product(self.bias, self.dy.new_ones(1, len(self.dy)), self.dy)
+        else:
+            sink.add([self.bias], [self.bias_gradient()])
+
+    def bias_gradient(self) -> Tensor:
+        assert self.bias is not None
+        return self.dy.sum(0).to(self.bias.dtype)
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """Two matrices whose product is the gradient of the weight."""
@@ -67,8 +85,7 @@ class Tape:
         """Compute every deferred gradient and hand it over; the tape is empty after it, and gives memory back as it goes."""
         self._products.reverse()
         while self._products:
-            product = self._products.pop()
-            sink.add_product(product.weight, *product.factors())
+            self._products.pop().give(sink)
 
     def storages(self) -> Iterator[torch.UntypedStorage]:
         """What the tape keeps alive; several products may share one."""
@@ -146,7 +163,8 @@ def _forward(linear: _Linear, x: Tensor) -> Tensor:
 
 def _watched(linear: _Linear, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """torch's own product with a constant for a weight, whose output gradient is watched: all but free, where it is possible."""
-    made = _product(x, weight.detach(), bias, linear.is_transposed)
+    waiting = _waiting(bias)
+    made = _product(x, weight.detach(), bias if waiting is None else waiting.detach(), linear.is_transposed)
     kept, version = x.detach(), x._version
 
     def watch(gradients: tuple[Tensor | None, ...]) -> None:
@@ -158,13 +176,14 @@ def _watched(linear: _Linear, x: Tensor, weight: Tensor, bias: Tensor | None) ->
                 f"an input of shape {list(kept.shape)} of a Linear was modified in place before the backward pass needed it: "
                 "change a copy of it instead"
             )
-        product = _Product(kept.flatten(0, -2), dy.flatten(0, -2), weight, linear.is_transposed)
+        product = _Product(kept.flatten(0, -2), dy.flatten(0, -2), weight, waiting, linear.is_transposed)
         tape = linear.deferral.tape
         if tape is not None:
             tape.add(product)
         else:  # as autograd would
-            gradient = product.gradient()
-            weight.grad = gradient if weight.grad is None else weight.grad + gradient
+            _accumulate(weight, product.gradient())
+            if waiting is not None:
+                _accumulate(waiting, product.bias_gradient())
 
     # What follows may change a view in place, an activation function for one, and then autograd goes past the node of the view.
     whole = made._base if made._is_view() else made
@@ -172,6 +191,15 @@ def _watched(linear: _Linear, x: Tensor, weight: Tensor, bias: Tensor | None) ->
     assert whole.grad_fn is not None
     whole.grad_fn.register_prehook(watch)
     return made
+
+
+def _waiting(bias: Tensor | None) -> Tensor | None:
+    """The bias, if its gradient can wait like the weight's."""
+    return bias if bias is not None and bias.is_leaf and bias.requires_grad else None
+
+
+def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
+    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
 def _may_keep() -> bool:
@@ -200,7 +228,7 @@ class _Deferrable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, linear: _Linear) -> Tensor:
-        ctx.linear, ctx.weight, ctx.bias_dtype = linear, weight, bias.dtype if bias is not None else None
+        ctx.linear, ctx.weight, ctx.bias = linear, weight, bias
         ctx.save_for_backward(x, weight)
         return _product(x, _low(weight, x), _low(bias, x) if bias is not None else None, linear.is_transposed)
 
@@ -210,11 +238,12 @@ class _Deferrable(torch.autograd.Function):
         linear: _Linear = ctx.linear
         dy = gradients[0].flatten(0, -2)
         # The weight itself, not what was saved: hooks on saved tensors may give back another tensor with the same values.
-        product = _Product(x.detach().flatten(0, -2), dy, ctx.weight, linear.is_transposed)
+        product = _Product(x.detach().flatten(0, -2), dy, ctx.weight, _waiting(ctx.bias), linear.is_transposed)
         low = _low(weight, x)
         dx = (dy @ (low.t() if linear.is_transposed else low)).view(x.shape) if ctx.needs_input_grad[0] else None
-        db = dy.sum(0).to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
         tape = linear.deferral.tape
+        can_wait = tape is not None and product.bias is not None
+        db = dy.sum(0).to(ctx.bias.dtype) if ctx.needs_input_grad[2] and not can_wait else None
         if tape is None:
             return dx, product.gradient(), db, None
         tape.add(product)
