@@ -35,8 +35,7 @@ from recycle.runtime.batches import Batches
 from recycle.runtime.books import Trained
 from recycle.runtime.forkserver import forking
 from recycle.runtime.job import Job, Settings
-from recycle.runtime.kit import CopiedStages, Kit, kit_of
-from recycle.runtime.launch import packed
+from recycle.runtime.kit import CopiedStages, Kit, kit_of, packed
 from recycle.runtime.links import Address, GlooLinks
 from recycle.runtime.memory import Meter
 from recycle.runtime.seat import make_footing, make_trainer, part_of

@@ -124,7 +124,8 @@ class Race:
         torch.cuda.synchronize()
         while part:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(HEAD_START_CYCLES)  # in a pipeline the device is never done before the host has launched what follows
+            # In a pipeline the device is never done before the host has launched what follows.
+            torch.cuda._sleep(HEAD_START_CYCLES)
             begin.record()
             start_s = time.perf_counter()
             following = next(steps)
@@ -200,9 +201,9 @@ def main() -> int:
         assert isinstance(device, dict)
         assert isinstance(host, dict)
         print(
-            f"{size.name:<25} {device['fused B']:6.2f} {device['ours I']:6.2f} {device['ours W']:6.2f} {found['ours_over_fused']:7.3f} "
-            f"{found['torch_over_fused']:9.3f} {host['ours I']:8.2f} {host['ours W']:7.2f} {found['held_mib']:13.0f} "
-            f"{found['needed_mib']:7.0f} {found['difference']:13.1e}",
+            f"{size.name:<25} {device['fused B']:6.2f} {device['ours I']:6.2f} {device['ours W']:6.2f} "
+            f"{found['ours_over_fused']:7.3f} {found['torch_over_fused']:9.3f} {host['ours I']:8.2f} "
+            f"{host['ours W']:7.2f} {found['held_mib']:13.0f} {found['needed_mib']:7.0f} {found['difference']:13.1e}",
             flush=True,
         )
         torch.cuda.empty_cache()

@@ -9,7 +9,7 @@ import pytest
 import recycle
 
 SOURCE = Path(recycle.__file__).parent
-ANYTHING = frozenset({"core", "planner", "sim", "control", "runtime", "models", "report", "dashboard", "cli"})
+ANYTHING = frozenset({"core", "planner", "sim", "control", "runtime", "models", "bench", "report", "dashboard", "cli"})
 
 # package -> (packages of ours, outside libraries)
 TABLE = {
@@ -19,6 +19,7 @@ TABLE = {
     "control": ({"core"}, set()),
     "runtime": ({"core", "control"}, {"torch"}),
     "models": ({"core", "runtime"}, {"torch"}),
+    "bench": ({"core", "runtime", "models"}, {"torch"}),
     "report": ({"core"}, {"matplotlib", "numpy"}),
     "dashboard": ({"core", "report"}, set()),
     "cli": (ANYTHING, {"rich", "ortools", "scipy", "numpy", "numba", "torch", "matplotlib"}),

@@ -10,6 +10,7 @@ simulator's constants.
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -143,7 +144,8 @@ def measured_profile(plan: Plan, epoch: Epoch) -> Profile:
         known = plan.problem.profile.stages[stage]
         costs = _costs_us(program, ends - starts, stage)
         finish = _finish(reduce_us, optimizer_us, plan.problem.cluster.num_live(stage))
-        stages.append(replace(known, **costs, **finish, output_bytes=lags[stage] if stage < len(lags) else 0))
+        changed: dict[str, Any] = {**costs, **finish}
+        stages.append(replace(known, **changed, output_bytes=lags[stage] if stage < len(lags) else 0))
     return replace(plan.problem.profile, stages=tuple(stages), stage_link=Link(), peer_link=Link(0, _FINE), name="as it ran")
 
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from recycle.core.errors import UserError
@@ -15,6 +16,7 @@ from recycle.core.files import read_json
 from recycle.core.op import Kind
 
 FORMAT, VERSION = "recycle-profile", 1
+_QUARTILE = 0.6745  # of a normal distribution, in deviations
 _MOST = 10**15  # µs are 30 years, bytes a petabyte: more is a slip, and would outgrow 64 bits when added up
 
 
@@ -38,6 +40,22 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """How far measured durations lie apart: half of what is between their quartiles, in µs; 0 where nothing was measured."""
+
+    forward_us: int = 0
+    input_us: int = 0
+    weight_us: int = 0
+    fused_us: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+                raise UserError(f"the spread {field.name} is {value!r}, but it must be a whole number from 0 to {_MOST}")
+
+
+@dataclass(frozen=True, slots=True)
 class StageProfile:
     """Costs of one stage. Activations are per micro-batch; `weight_held_bytes` of them stay between I and W."""
 
@@ -51,9 +69,12 @@ class StageProfile:
     static_bytes: int = 0
     gradient_bytes: int = 0
     output_bytes: int = 0
+    spread: Spread = Spread()
 
     def __post_init__(self) -> None:
         for field in fields(self):
+            if field.name == "spread":
+                continue
             value = getattr(self, field.name)
             least = 1 if field.name in ("forward_us", "input_us", "weight_us", "fused_us") else 0
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -81,16 +102,55 @@ class StageProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class Contention:
+    """How workers that share a machine hold each other up: for each other one that computes, an op takes this share longer.
+
+    Costs were measured while `others` of them computed, on average.
+    """
+
+    share: float = 0.0
+    others: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(value, int | float) and 0 <= value < math.inf for value in (self.share, self.others)):
+            raise UserError(f"a contention of {self.share!r} with {self.others!r} others is none: both are numbers of at least 0")
+
+    def factor(self, others: float) -> float:
+        """By how much ops take longer than the costs say, while so many others compute."""
+        return (1 + self.share * others) / (1 + self.share * self.others)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a profile was measured on: the device and its name, the model, and how many pipelines computed at the same time."""
+
+    device: str
+    machine: str
+    torch: str
+    pipelines: int
+    samples: int
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
-    """Every stage's costs, the links between stages and between peers, and a device's memory if known."""
+    """Every stage's costs, the links between stages and between peers, and a device's memory if known.
+
+    `taken` says what it was measured on, if it was; `factors` then are how much slower than the median workers were, in order.
+    """
 
     stages: tuple[StageProfile, ...]
     stage_link: Link = Link()
     peer_link: Link = Link()
     device_bytes: int | None = None
     name: str = "given"
+    taken: Taken | None = None
+    factors: tuple[float, ...] = ()
+    contention: Contention = Contention()
 
     def __post_init__(self) -> None:
+        if any(not (isinstance(factor, int | float) and 0 < factor < math.inf) for factor in self.factors):
+            raise UserError("the profile's factors are malformed: each must be a finite number above 0")
         if not self.stages:
             raise UserError("the profile has no stage: give at least one")
         if self.device_bytes is not None and (not isinstance(self.device_bytes, int) or not 1 <= self.device_bytes <= _MOST):
@@ -115,8 +175,26 @@ class Profile:
         steps = 2 * (num_live - 1)
         return steps * self.peer_link.latency_us + math.ceil(steps * share / self.peer_link.bytes_per_us)
 
+    @property
+    def jitter(self) -> float:
+        """The deviation of an op's duration on one worker, as a share of it, as if it were normal; 0 if none was measured."""
+        pairs = (
+            (getattr(stage.spread, field.name), getattr(stage, field.name)) for stage in self.stages for field in fields(Spread)
+        )
+        return float(median(spread / took for spread, took in pairs)) / _QUARTILE
+
     def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+        made = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        if self.taken is None:
+            del made["taken"]
+        if not self.factors:
+            del made["factors"]
+        if self.contention == Contention():
+            del made["contention"]
+        for stage, written in zip(self.stages, made["stages"], strict=True):
+            if stage.spread == Spread():
+                del written["spread"]
+        return made
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "Profile":
@@ -131,9 +209,12 @@ class Profile:
                 peer_link=Link(**data.get("peer_link", {})),
                 device_bytes=data.get("device_bytes"),
                 name=str(data.get("name", "given")),
+                taken=Taken(**data["taken"]) if data.get("taken") else None,
+                factors=tuple(data.get("factors", ())),
+                contention=Contention(**data.get("contention", {})),
             )
         except TypeError as problem:
-            raise UserError(f"the profile's links are malformed: {problem}") from None
+            raise UserError(f"the profile's links or what it was taken on are malformed: {problem}") from None
 
     @staticmethod
     def load(path: Path) -> "Profile":
@@ -152,6 +233,8 @@ def _stage_from_json(number: int, data: Any) -> StageProfile:
     if missing := [name for name in ("forward_us", "input_us", "weight_us", "fused_us") if name not in data]:
         raise UserError(f"stage {number} lacks {', '.join(missing)}: every stage needs its four costs")
     try:
-        return StageProfile(**data)
+        return StageProfile(**{**data, "spread": Spread(**data.get("spread", {}))})
+    except TypeError as problem:
+        raise UserError(f"stage {number}: its spread is malformed: {problem}") from None
     except UserError as problem:
         raise UserError(f"stage {number}: {problem}") from None

@@ -50,12 +50,16 @@ class Samples(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When something ran, in µs of the machine's clock: an op by its text, or what follows all ops."""
+    """When something ran, in µs of the machine's clock: an op by its text, or what follows all ops.
+
+    `asked_us` is when its worker was free for it, and began to wait for its message; it stays within the worker.
+    """
 
     label: str
     start_us: int
     end_us: int
     is_in_vain: bool = False
+    asked_us: int = 0
 
     @property
     def is_op(self) -> bool:
@@ -110,13 +114,13 @@ class Executor:
 
     def run(self, iteration: int, place: int, is_guess: bool = False) -> Span:
         """Run one op: receive what it needs, compute, send what it makes. The span is that of the computation."""
-        turn = self.turns[place]
+        turn, asked = self.turns[place], now_us()
         taken = self._links.receive(turn.takes) if turn.takes is not None else None
         self.busy_since_us = start = now_us()
         self.reached(iteration, turn.label)
         made = self._guessed(iteration, turn, taken) if is_guess else self._compute(iteration, turn, taken)
         self.stage.finish()
-        span = Span(turn.label, start, now_us())
+        span = Span(turn.label, start, now_us(), asked_us=asked)
         self.busy_since_us = 0
         if turn.gives is not None:
             assert made is not None

@@ -1,15 +1,17 @@
 """What a worker process gets to start with: all that training needs, whichever seat it will have, and nothing of who is there."""
 
 import copy
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
 from recycle.control.courier import Courier
 from recycle.core.cluster import Shape
+from recycle.core.errors import UserError
 from recycle.runtime.executor import Samples
 from recycle.runtime.job import Job, Saving, Settings
 from recycle.runtime.links import Parcel
@@ -75,3 +77,14 @@ def kit_of(
         saving=saving,
         deaths=deaths,
     )
+
+
+def packed(given: Any) -> bytes:
+    """What a worker is given, in bytes: torch's own way between processes needs a file for every tensor, and shares them."""
+    try:
+        return pickle.dumps(given)
+    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as problem:
+        raise UserError(
+            f"the model, data, loss or optimizer cannot be sent to a worker process: {str(problem).splitlines()[0]}; use "
+            "functions and classes of a module's top level instead of lambdas and inner ones"
+        ) from None

@@ -14,7 +14,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -23,7 +22,7 @@ from recycle.control.membership import DEFAULT_LEASE_S, refuse_lease
 from recycle.control.server import listen
 from recycle.control.wire import new_name, new_token
 from recycle.core.cluster import Worker
-from recycle.core.errors import FileProblem, UserError, WorkerFailed
+from recycle.core.errors import FileProblem, WorkerFailed
 from recycle.core.plan_source import PlanSource
 from recycle.core.record import Event, OpRan, Stepped
 from recycle.core.scratch import scratch
@@ -35,7 +34,7 @@ from recycle.runtime.coordinate import coordinate
 from recycle.runtime.executor import now_us
 from recycle.runtime.forkserver import forking
 from recycle.runtime.job import Job
-from recycle.runtime.kit import kit_of
+from recycle.runtime.kit import kit_of, packed
 from recycle.runtime.run_folder import Plot
 from recycle.runtime.worker import work
 
@@ -59,17 +58,6 @@ class PickledStages:
         module = pickle.loads((self.folder / f"stage-{number}.pickle").read_bytes())
         assert isinstance(module, nn.Module)
         return module
-
-
-def packed(given: Any) -> bytes:
-    """What a worker is given, in bytes: torch's own way between processes needs a file for every tensor, and shares them."""
-    try:
-        return pickle.dumps(given)
-    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as problem:
-        raise UserError(
-            f"the model, data, loss or optimizer cannot be sent to a worker process: {str(problem).splitlines()[0]}; use "
-            "functions and classes of a module's top level instead of lambdas and inner ones"
-        ) from None
 
 
 def _write(path: Path, body: bytes) -> None:

@@ -146,8 +146,21 @@ class GlooLinks:
 
     def send(self, message: Message, tensor: Tensor) -> None:
         self._refuse_other_form(message, tensor)
-        body = tensor.detach().cpu().contiguous()
+        body = self._packed(message, tensor)
         self._keep(message, self._begun(self._all.send, [body], self._rank[message.receiver], self._tag(message)), body)
+
+    def _packed(self, message: Message, tensor: Tensor) -> Tensor:
+        """What is sent, in host memory."""
+        return tensor.detach().cpu().contiguous()
+
+    def _room(self, message: Message) -> Tensor:
+        """Where to it is received."""
+        parcel = self._parcel(message)
+        return torch.empty(parcel.shape, dtype=parcel.dtype)
+
+    def _unpacked(self, message: Message, body: Tensor) -> Tensor:
+        """What was sent, from what was received."""
+        return body
 
     def _begun(self, operation: Callable[..., Any], *args: Any) -> Any:
         """Begin something that takes its time."""
@@ -176,8 +189,7 @@ class GlooLinks:
         return self._parcels[message.stage - 1 if message.kind is Kind.F else message.stage]
 
     def expect(self, message: Message) -> None:
-        parcel = self._parcel(message)
-        body = torch.empty(parcel.shape, dtype=parcel.dtype)
+        body = self._room(message)
         work = self._begun(self._all.recv, [body], self._rank[message.sender], self._tag(message))
         self._expected[message] = work, body
 
@@ -187,7 +199,7 @@ class GlooLinks:
         work, body = self._expected.pop(message)
         self.wait(work)
         self._let_go(message.sender, (self.round, message.made_at))
-        return body
+        return self._unpacked(message, body)
 
     def blank(self, message: Message) -> Tensor:
         parcel = self._parcel(message)

@@ -3,7 +3,9 @@
 Copies are measured. Modules, their gradients and torch's random state are afterwards as they were before.
 """
 
+import contextlib
 import copy
+import os
 import platform
 import time
 from collections import defaultdict
@@ -82,7 +84,7 @@ def measure(
         for _ in range(num_repeats):
             _go(copies, steppers, given, targets, watch)
     made = tuple(_profile(stage, own, watch) for stage, own in zip(copies, sizes, strict=True))
-    return Profile(made, _UNMEASURED, _UNMEASURED, name=f"measured on {_machine(copies)}, links as if they were free")
+    return Profile(made, _UNMEASURED, _UNMEASURED, name=f"measured on {machine(_device_of(copies))}, links as if they were free")
 
 
 def measure_bytes(
@@ -207,10 +209,24 @@ def _profile(stage: Stage, sizes: StageBytes, watch: _Stopwatch) -> StageProfile
     )
 
 
-def _machine(stages: Sequence[Stage]) -> str:
-    devices = (parameter.device for stage in stages for parameter in stage.parameters())
-    gpu = next((device for device in devices if device.type == "cuda"), None)
-    return torch.cuda.get_device_name(gpu) if gpu is not None else platform.processor() or platform.machine()
+def machine(device: str) -> str:
+    """What computes, in words: the GPU, or the processor and how many cores it has."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name()
+    return f"{_processor()}, {len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores"
+
+
+def _processor() -> str:
+    """The processor's own name, where the system tells it."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as stream:
+        for line in stream:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _device_of(stages: Sequence[Stage]) -> str:
+    return next((parameter.device.type for stage in stages for parameter in stage.parameters()), "cpu")
 
 
 def _random_state_kept() -> AbstractContextManager[None]:

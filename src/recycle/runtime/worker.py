@@ -13,7 +13,6 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -36,9 +35,9 @@ from recycle.runtime.executor import Span, now_us
 from recycle.runtime.footing import Footing
 from recycle.runtime.inject import Injector
 from recycle.runtime.kit import Kit
+from recycle.runtime.linking import make_links
 from recycle.runtime.links import Address, GlooLinks, LinksBroken
 from recycle.runtime.memory import Meter
-from recycle.runtime.nccl_links import NcclLinks
 from recycle.runtime.rendezvous import Rendezvous, made_in_time
 from recycle.runtime.seat import make_footing, make_trainer, part_of
 from recycle.runtime.step import Verdict
@@ -292,10 +291,7 @@ class _Session:
             raise LinksBroken("the epoch was over before it began")
 
     def _make_links(self, store: Rendezvous, address: Address, turns: Sequence[Turn]) -> GlooLinks:
-        kit, host = self._kit, self._client.own_address
-        timeout = timedelta(seconds=kit.settings.timeout_s)
-        common = store, address, kit.parcels, kit.shape.num_chains, kit.ties, timeout
-        return NcclLinks(*common, turns, self._device(), host) if self._has_own_gpu(address) else GlooLinks(*common, host)
+        return make_links(self._kit, store, address, turns, self._device(), self._client.own_address)
 
     def _copy_state(self, go: Go) -> None:
         """Give the state of the stage to whoever is to get it from here, or get it."""
@@ -350,10 +346,6 @@ class _Session:
         device = torch.device("cuda", self._client.member % torch.cuda.device_count())
         torch.cuda.set_device(device)
         return device
-
-    def _has_own_gpu(self, address: Address) -> bool:
-        """NCCL refuses two workers on one GPU."""
-        return self._kit.settings.device == "cuda" and 1 < len(address.workers) <= torch.cuda.device_count()
 
 
 def _peak_bytes(device: str) -> int:

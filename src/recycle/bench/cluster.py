@@ -1,0 +1,83 @@
+"""The folder of a measured cluster, and the parts of the evaluation that need its hardware.
+
+setup.json      what is measured
+profile.json    what ops, messages, reductions and steps cost with all workers at once
+plans/          a plan for each variant, made from the profile
+measured.jsonl  what each turn of each variant took
+spans/          who ran what when, in the last round
+deaths/         plans for whoever may die
+recoveries.json what each death and each return took
+"""
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+from recycle.bench.race import Heat, run_race
+from recycle.bench.recoveries import DEATHS, measure_recoveries
+from recycle.bench.setup import Setup
+from recycle.bench.slices import slices
+from recycle.bench.variants import variants
+from recycle.core.errors import FileProblem, UserError
+from recycle.core.files import read_json, write_text
+from recycle.core.plan_source import PlanFolder
+from recycle.runtime.job import refuse_absent
+from recycle.runtime.rehearsal import rehearsal_plan, rehearse
+
+SETUP, PROFILE = "setup.json", "profile.json"
+FORMAT, VERSION = "recycle-cluster", 1
+DEFAULT_ROUNDS, DEFAULT_ITERATIONS, DEFAULT_KILLS = 4, 4, 20
+# Seconds from one kill to the next: enough to be back in.
+_CYCLE_S = 4.0
+Say = Callable[[str], None]
+
+
+def begin(folder: Path, setup: Setup) -> None:
+    """Make the folder of a measurement, or see that it is of the same."""
+    if (folder / SETUP).exists():
+        if read_setup(folder) != setup:
+            raise UserError(f"{folder} holds a measurement of something else: name another folder")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / SETUP, json.dumps({"format": FORMAT, "version": VERSION, **setup.to_json()}, indent=1) + "\n")
+
+
+def read_setup(folder: Path) -> Setup:
+    data = read_json(folder / SETUP, FORMAT, VERSION)
+    try:
+        return Setup(**{key: value for key, value in data.items() if key not in ("format", "version")})
+    except TypeError as problem:
+        raise FileProblem(f"{folder / SETUP} is not a setup: {problem}") from None
+
+
+def measure_profile(folder: Path, setup: Setup, say: Say) -> None:
+    """Rehearse, unless that was done."""
+    if (folder / PROFILE).exists():
+        return
+    refuse_absent(setup.device)
+    with slices(setup.num_workers) if setup.is_gpu else nullcontext():
+        job = setup.job(rehearsal_plan(setup.shape, is_split=True))
+        found = rehearse(job, setup.model, progress=lambda number, unrest: say(f"round {number}: medians moved by {unrest:.1%}"))
+    if not found.is_at_rest:
+        say(f"medians still moved by {found.unrest:.1%} after {found.num_rounds} rounds: this machine is not quiet")
+    write_text(folder / PROFILE, json.dumps(found.profile.to_json(), indent=1) + "\n")
+
+
+def measure_race(folder: Path, setup: Setup, num_rounds: int, num_iterations: int, say: Say) -> None:
+    """Run the race, or what is missing of it."""
+    refuse_absent(setup.device)
+
+    def progress(heat: Heat, done: int, of: int) -> None:
+        say(f"turn {done} of {of}: {heat.variant} {heat.iteration_us / 1e3:.1f} ms, last loss {heat.losses[-1]:.4f}")
+
+    with slices(setup.num_workers) if setup.is_gpu else nullcontext():
+        run_race(folder, setup, variants(setup), num_rounds, num_iterations, progress)
+
+
+def measure_deaths(folder: Path, setup: Setup, num_kills: int, say: Say) -> None:
+    """Kill workers, one after the other, unless that was done."""
+    refuse_absent(setup.device)
+    period_us = PlanFolder(folder / DEATHS).answer(frozenset()).plan.period_us
+    with slices(setup.num_workers) if setup.is_gpu else nullcontext():
+        measure_recoveries(folder, setup, num_kills, max(2, round(_CYCLE_S * 1e6 / period_us)), say)

@@ -1,0 +1,149 @@
+"""The race: all variants in turns by the same processes, round after round, into a folder from which it goes on if it is cut off.
+
+`measured.jsonl` has a line for every turn. In a turn everybody starts from the same weights, trains `WARM_UP` iterations that do
+not count, and then those that do; the time of an iteration is from one end to the next, where an iteration ends with its last
+worker.
+"""
+
+import gzip
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from recycle.bench.setup import Setup
+from recycle.bench.sides import Ran, Turn, make_racer
+from recycle.bench.variants import Variant
+from recycle.core.cluster import Worker
+from recycle.core.errors import FileProblem
+from recycle.core.op import Op
+from recycle.core.plan import Plan
+from recycle.runtime.crew import Crew, crew_of
+from recycle.runtime.executor import Span
+
+WARM_UP = 2
+MEASURED, PLANS, SPANS = "measured.jsonl", "plans", "spans"
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """One turn of a variant: what each of its iterations took, the mean loss of each, and the median of each kind of op."""
+
+    round: int
+    variant: str
+    iterations_us: Sequence[int]
+    losses: Sequence[float]
+    ops_us: Mapping[str, int]
+
+    @property
+    def iteration_us(self) -> float:
+        return sum(self.iterations_us) / len(self.iterations_us)
+
+
+Progress = Callable[[Heat, int, int], None]
+"""Told of every turn, with how many there were and how many there will be."""
+
+
+def run_race(
+    folder: Path, setup: Setup, variants: Sequence[Variant], num_rounds: int, num_iterations: int, progress: Progress
+) -> None:
+    """Run what is missing of so many rounds."""
+    plans = {one.name: _plan(folder, one) for one in variants if not one.is_torch}
+    missing = _missing(folder, variants, num_rounds)
+    if not missing:
+        return
+    parcels = setup.job(next(iter(plans.values()))).parcels()
+    workers = [Worker(pipeline, stage) for pipeline in range(setup.pipelines) for stage in range(setup.stages)]
+    num_turns = num_rounds * len(variants)
+    (folder / SPANS).mkdir(exist_ok=True)
+    with crew_of(workers, partial(make_racer, setup, parcels), ["torch.distributed.pipelining"]) as crew:
+        for place, (number, variant) in enumerate(missing):
+            turn = Turn(place + 1, variant.name, WARM_UP + num_iterations, plans.get(variant.name), variant.pipelines(setup))
+            heat, ran = _heat(crew, turn, number)
+            if number == num_rounds - 1:
+                _keep_spans(folder / SPANS / f"{variant.name}.json.gz", ran)
+            with (folder / MEASURED).open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(_to_json(heat)) + "\n")
+            progress(heat, num_turns - len(missing) + place + 1, num_turns)
+
+
+def plan_path(folder: Path, variant: Variant) -> Path:
+    return folder / PLANS / f"{variant.name}.json"
+
+
+def _plan(folder: Path, variant: Variant) -> Plan:
+    path = plan_path(folder, variant)
+    if not path.exists():
+        raise FileProblem(f"there is no plan {path}: make the plans first, with recycle bench cluster --only plan")
+    return Plan.load(path)
+
+
+def _missing(folder: Path, variants: Sequence[Variant], num_rounds: int) -> list[tuple[int, Variant]]:
+    done = {(heat.round, heat.variant) for heat in read_heats(folder)}
+    return [(number, one) for number in range(num_rounds) for one in variants if (number, one.name) not in done]
+
+
+def _heat(crew: Crew, turn: Turn, number: int) -> tuple[Heat, Mapping[Worker, Ran]]:
+    ran = {worker: told for worker, told in crew.ask(turn).items() if told.ends_us}
+    ends_us = [max(told.ends_us[iteration] for told in ran.values()) for iteration in range(turn.num_iterations)]
+    told = [ran[worker].losses for worker in sorted(ran) if ran[worker].losses]
+    # Torch's last stages know their own pipeline's losses only; ours know those of all.
+    losses = [sum(own) / len(own) for own in zip(*told, strict=True)]
+    took = [after - before for before, after in pairwise(ends_us[WARM_UP - 1 :])]
+    return Heat(number, turn.side, took, losses, _medians_us(ran)), ran
+
+
+def _medians_us(ran: Mapping[Worker, Ran]) -> dict[str, int]:
+    """What ops took by themselves, by kind: whether a variant is slow, or the machine was."""
+    times: dict[str, list[int]] = {}
+    for told in ran.values():
+        for span in (span for spans in told.played.spans[WARM_UP:] for span in spans if span.is_op):
+            times.setdefault(Op.parse(span.label, 0).kind.value, []).append(span.end_us - span.start_us)
+    return {kind: round(median(took)) for kind, took in sorted(times.items())}
+
+
+def _keep_spans(path: Path, ran: Mapping[Worker, Ran]) -> None:
+    """Write what ran when in the iterations that count, in µs from the first of them on."""
+    spans = {str(worker): told.played.spans[WARM_UP:] for worker, told in sorted(ran.items()) if told.played.spans}
+    if not spans:
+        return
+    zero_us = min(own[0][0].start_us for own in spans.values())
+    rows = {worker: [[_row(span, zero_us) for span in one] for one in own] for worker, own in spans.items()}
+    with gzip.GzipFile(path, "wb", mtime=0) as stream:
+        stream.write(json.dumps(rows).encode())
+
+
+def _row(span: Span, zero_us: int) -> list[Any]:
+    """A span as it is written: what, when its worker was free for it (None after all ops), its start and its end."""
+    asked_us = span.asked_us - zero_us if span.is_op else None
+    return [span.label, asked_us, span.start_us - zero_us, span.end_us - zero_us]
+
+
+def read_heats(folder: Path) -> Iterator[Heat]:
+    """The turns that were measured; a line that was cut off is not one."""
+    path = folder / MEASURED
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield _from_json(json.loads(line))
+        except (ValueError, KeyError):
+            continue
+
+
+def _to_json(heat: Heat) -> dict[str, Any]:
+    return {
+        "round": heat.round,
+        "variant": heat.variant,
+        "iterations_us": list(heat.iterations_us),
+        "losses": [round(loss, 6) for loss in heat.losses],
+        "ops_us": dict(heat.ops_us),
+    }
+
+
+def _from_json(data: Mapping[str, Any]) -> Heat:
+    return Heat(data["round"], data["variant"], data["iterations_us"], data["losses"], data["ops_us"])

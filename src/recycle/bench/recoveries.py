@@ -1,0 +1,84 @@
+"""Deaths on a measured cluster: a training run in which one worker after the other is killed, and comes back.
+
+Plans come from files, one for every worker that may be dead and for every pair, so that it runs where no planner is installed.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from recycle.bench.setup import Setup
+from recycle.core.cluster import Worker
+from recycle.core.errors import FileProblem
+from recycle.core.files import write_text
+from recycle.core.plan_source import PlanFolder
+from recycle.core.record import Event, Recovered
+from recycle.core.script import Action, Injection, Script
+from recycle.runtime.train import train
+
+RECOVERIES, DEATHS = "recoveries.json", "deaths"
+PARTS = ("detect", "abort", "plan", "regroup", "transfer")
+# From one victim to the next: every worker comes before one comes again, and neighbours do not follow each other.
+_STRIDE = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One death, or one return: who, in which step, and where the time went between it and the first op after it, in µs."""
+
+    worker: str
+    joins: bool
+    iteration: int
+    took_us: int
+    redone_ops: int
+    parts_us: Mapping[str, int]
+
+
+def script(setup: Setup, num_kills: int, gap: int) -> Script:
+    """Every `gap` steps a worker is killed, and one step later it is started again."""
+    workers = [Worker(pipeline, stage) for pipeline in range(setup.pipelines) for stage in range(setup.stages)]
+    injections = []
+    for number in range(num_kills):
+        victim, step = workers[_STRIDE * number % len(workers)], gap * (number + 1)
+        injections.append(Injection.parse(Action("kill"), f"{victim}@{step}"))
+        injections.append(Injection.parse(Action("rejoin"), f"{victim}@{step + 1}"))
+    return Script(tuple(injections))
+
+
+def measure_recoveries(folder: Path, setup: Setup, num_kills: int, gap: int, say: Callable[[str], None]) -> None:
+    """Kill so many workers, unless that was done."""
+    if (folder / RECOVERIES).exists():
+        return
+    source = PlanFolder(folder / DEATHS)
+    plan = source.answer(frozenset()).plan
+    found: list[Recovery] = []
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Recovered):
+            found.extend(_recoveries(event))
+            one = found[-1]
+            say(f"{one.worker} {'is back' if one.joins else 'was killed'}: {one.took_us / 1e3:.0f} ms to the first op after it")
+
+    steps = gap * (num_kills + 2)
+    train(plan, **setup.arguments(steps), watch=watch, plans=source, script=script(setup, num_kills, gap))
+    write_text(folder / RECOVERIES, json.dumps([asdict(one) for one in found], indent=1) + "\n")
+
+
+def _recoveries(event: Recovered) -> Iterator[Recovery]:
+    for worker in event.workers:
+        took_us, parts = event.end_us - event.at_us, {part: event.parts_us[part] for part in PARTS}
+        yield Recovery(worker, event.joins, event.iteration, took_us, event.redone_ops, parts)
+
+
+def read_recoveries(folder: Path) -> list[Recovery]:
+    """What was measured; nothing if it was not yet."""
+    path = folder / RECOVERIES
+    if not path.exists():
+        return []
+    try:
+        rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        return [Recovery(**{field.name: row[field.name] for field in fields(Recovery)}) for row in rows]
+    except (ValueError, KeyError, TypeError) as problem:
+        raise FileProblem(f"{path} is not a list of recoveries: {problem}; remove it to measure them again") from None

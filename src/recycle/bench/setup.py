@@ -1,0 +1,121 @@
+"""What a cluster is measured with: how many workers, what computes, and the GPT that they train."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from recycle.core.cluster import Shape
+from recycle.core.errors import UserError
+from recycle.core.plan import Plan
+from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
+from recycle.models.text import Text
+from recycle.runtime.job import Job
+from recycle.runtime.train import make_job
+
+CPU_CORES, GPU_SLICES = "cpu-cores", "gpu-slices"
+BACKENDS = (CPU_CORES, GPU_SLICES)
+SEED = 1
+# Low enough that rounding does not grow within a few steps: all variants must come to the same losses.
+_RATE = 1e-4
+_ENDLESS = 10**6
+
+
+make_optimizer = partial(torch.optim.AdamW, lr=_RATE)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A cluster and its model. On GPU slices all workers share one card, and weights and activations are bfloat16."""
+
+    backend: str
+    pipelines: int = 3
+    stages: int = 4
+    microbatches: int = 6
+    width: int = 256
+    layers: int = 8
+    heads: int = 4
+    context: int = 224
+    samples: int = 3
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise UserError(f"the backend is {self.backend!r}, but it must be one of {', '.join(BACKENDS)}")
+        for field in fields(self)[1:]:
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UserError(f"{field.name} is {value!r}, but it must be a whole number of at least 1")
+        if self.pipelines < 2:
+            raise UserError(f"{self.pipelines} pipeline has no peers that could take over: give at least 2")
+
+    @staticmethod
+    def usual(backend: str, num_workers: int = 12) -> "Setup":
+        """The sizes at which computing dominates: ops of 20 to 60 ms on a core, of 5 to 30 ms on a twelfth of an H200."""
+        stages = 4
+        if num_workers % stages or num_workers < 2 * stages:
+            raise UserError(f"{num_workers} workers are no pipelines of {stages} stages: give a multiple of {stages}, at least 8")
+        small = Setup(backend, pipelines=num_workers // stages)
+        if backend == CPU_CORES:
+            return small
+        return Setup(backend, small.pipelines, width=1024, heads=8, context=2048)
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.backend == GPU_SLICES
+
+    @property
+    def device(self) -> str:
+        return "cuda" if self.is_gpu else "cpu"
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.pipelines, self.stages, self.microbatches)
+
+    @property
+    def num_workers(self) -> int:
+        return self.pipelines * self.stages
+
+    @property
+    def samples_per_iteration(self) -> int:
+        return self.pipelines * self.microbatches * self.samples
+
+    @property
+    def model(self) -> str:
+        precision = "bfloat16" if self.is_gpu else "float32"
+        return f"GPT of width {self.width}, {self.layers} layers, context {self.context}, {precision}"
+
+    def modules(self, num_stages: int | None = None) -> list[nn.Module]:
+        """The model in its stages, or in another number of them."""
+        config = GptConfig(context=self.context, width=self.width, num_heads=self.heads, num_layers=self.layers)
+        made = gpt_stages(config, num_stages or self.stages, SEED)
+        return [module.to(torch.bfloat16) for module in made] if self.is_gpu else made
+
+    def text(self) -> Text:
+        return Text(self.context)
+
+    def arguments(self, steps: int = _ENDLESS) -> dict[str, Any]:
+        """What is trained, as `recycle.train` is told."""
+        return {
+            "stages": self.modules(),
+            "dataset": self.text(),
+            "loss": next_byte_loss,
+            "optimizer": make_optimizer,
+            "steps": steps,
+            "samples": self.samples,
+            "seed": SEED,
+            "device": self.device,
+        }
+
+    def job(self, plan: Plan) -> Job:
+        """The training job, by a plan of whatever shape."""
+        return make_job(plan, **self.arguments())
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> "Setup":
+        return Setup(**data)

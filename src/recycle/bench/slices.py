@@ -1,0 +1,42 @@
+"""Slices of one GPU: the CUDA Multi-Process Service gives each process a share of the multiprocessors. No setting is changed."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from recycle.core.errors import UserError
+from recycle.core.scratch import scratch
+
+_CONTROL = "nvidia-cuda-mps-control"
+_PIPES, _LOGS, _SHARE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+_PATIENCE_S = 30
+
+
+@contextmanager
+def slices(num: int) -> Iterator[None]:
+    """Let processes that start inside each have one of `num` slices of the GPU; the service is stopped afterwards."""
+    if shutil.which(_CONTROL) is None:
+        raise UserError(f"slices of a GPU need {_CONTROL}, which comes with NVIDIA's driver, and it is not here")
+    share = max(1, 100 // num)
+    with scratch() as folder:
+        added = {_PIPES: str(folder / "pipe"), _LOGS: str(folder / "log"), _SHARE: str(share)}
+        for name in (_PIPES, _LOGS):
+            os.makedirs(added[name])
+        before = {name: os.environ.get(name) for name in added}
+        os.environ.update(added)
+        try:
+            subprocess.run([_CONTROL, "-d"], check=True, timeout=_PATIENCE_S, capture_output=True, text=True)
+            try:
+                yield
+            finally:
+                subprocess.run([_CONTROL], input="quit\n", timeout=_PATIENCE_S, capture_output=True, text=True, check=False)
+        except subprocess.CalledProcessError as problem:
+            raise UserError(f"{_CONTROL} cannot be started: {problem.stderr.strip() or problem}") from None
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value

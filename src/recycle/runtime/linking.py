@@ -1,0 +1,28 @@
+"""Which links the workers of an epoch have: over the host, within a GPU that they share, or between GPUs of their own."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from recycle.runtime.ipc_links import IpcLinks, is_one_machine
+from recycle.runtime.kit import Kit
+from recycle.runtime.links import Address, GlooLinks
+from recycle.runtime.nccl_links import NcclLinks
+from recycle.runtime.turns import Turn
+
+
+def make_links(
+    kit: Kit, store: Any, address: Address, turns: Sequence[Turn], device: torch.device, host: str = "127.0.0.1"
+) -> GlooLinks:
+    """The links of a worker with these turns, which computes on `device` of the machine `host`; all of its epoch make theirs."""
+    timeout = timedelta(seconds=kit.settings.timeout_s)
+    common = store, address, kit.parcels, kit.shape.num_chains, kit.ties, timeout
+    if device.type != "cuda" or len(address.workers) == 1:
+        return GlooLinks(*common, host)
+    if len(address.workers) <= torch.cuda.device_count():  # NCCL refuses two workers on one GPU
+        return NcclLinks(*common, turns, device, host)
+    if torch.cuda.device_count() == 1 and is_one_machine(store, address):
+        return IpcLinks(*common, turns, device, host)
+    return GlooLinks(*common, host)

@@ -1,0 +1,241 @@
+"""What workers did, read as a profile: durations from the spans of a rehearsal.
+
+- An op takes from its start until its worker is free for the next one: sending what it made is part of it, waiting is not.
+  Taking a message that is there already is part of it, too.
+- A message takes from the moment its sender is free to the start of the op that waited for it.
+- While others compute, an op takes longer: by how much is read from one pipeline by itself.
+- Workers need not be equally fast, though they do the same: each has a factor of its own, as long as a play lasts.
+- A reduction takes from its last peer's arrival to its end; a step from there until the worker is free for the next iteration.
+"""
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import fmean, median, quantiles
+
+from recycle.core.cluster import Shape, Worker
+from recycle.core.op import Kind, Op
+from recycle.core.profile import Contention, Link, Profile, Spread, StageProfile, Taken
+from recycle.core.record import REDUCE
+from recycle.core.rules import needs
+from recycle.runtime.executor import Span
+from recycle.runtime.measure import StageBytes
+from recycle.runtime.player import Played, State
+
+# A message that was sent so much earlier than its receiver was free for it was there already.
+_LONG_US = 50_000
+_FREE = Link(bytes_per_us=1e9)
+# So many factors of workers are kept: enough to draw from, and few enough to read.
+_NUM_FACTORS = 25
+
+What = tuple[int, Kind]
+"""A stage and a kind of op."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """An op as it ran, and when its worker was free again."""
+
+    span: Span
+    free_us: int
+
+    @property
+    def took_us(self) -> int:
+        return self.free_us - self.span.start_us
+
+
+class Crowd:
+    """How many workers computed when, from the spans of all of them."""
+
+    def __init__(self, spans_us: Sequence[tuple[int, int]]) -> None:
+        changes = sorted([*((start, 1) for start, _ in spans_us), *((end, -1) for _, end in spans_us)])
+        self._times, self._nums, self._sums = list[int](), list[int](), list[int]()
+        num = total = 0
+        for at_us, change in changes:
+            total += num * (at_us - self._times[-1]) if self._times else 0
+            num += change
+            self._times.append(at_us)
+            self._nums.append(num)
+            self._sums.append(total)
+
+    def others(self, start_us: int, end_us: int) -> float:
+        """How many others computed while somebody did, from `start_us` to `end_us`."""
+        if end_us <= start_us:
+            return 0.0
+        return (self._until(end_us) - self._until(start_us)) / (end_us - start_us) - 1
+
+    def _until(self, at_us: int) -> int:
+        place = bisect_right(self._times, at_us) - 1
+        return self._sums[place] + self._nums[place] * (at_us - self._times[place])
+
+
+@dataclass(slots=True)
+class Reading:
+    """Durations in µs, of all workers of a shape. `ops` and `others` have one list for each worker in each play."""
+
+    shape: Shape
+    ops: list[list[tuple[What, int]]] = field(default_factory=list)
+    others: list[list[float]] = field(default_factory=list)
+    receives: list[int] = field(default_factory=list)
+    ways: list[int] = field(default_factory=list)
+    reductions: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    steps: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, played: Mapping[Worker, Played], first: int) -> None:
+        """Read the iterations from number `first` on."""
+        ran = {worker: [pair for spans in told.spans[first:] for pair in _ran(spans)] for worker, told in played.items()}
+        crowd = Crowd([(one.span.start_us, one.free_us) for own in ran.values() for _, one in own])
+        for worker, told in played.items():
+            for before, after in pairwise(told.spans[first:]):
+                self.steps[worker.stage].append(after[0].asked_us - _reduction(before).end_us)
+            self.ops.append([((op.stage, op.kind), one.took_us) for op, one in ran[worker]])
+            self.others.append([crowd.others(one.span.start_us, one.free_us) for _, one in ran[worker]])
+        for iteration in range(first, min(len(told.spans) for told in played.values())):
+            spans = {worker: told.spans[iteration] for worker, told in played.items()}
+            self._add_ways({op: one for own in spans.values() for op, one in _ran(own)})
+            self._add_reductions(spans)
+
+    def _add_ways(self, ran: Mapping[Op, _Ran]) -> None:
+        for op, one in ran.items():
+            for before in needs(op, self.shape.num_stages):
+                made = ran.get(before) or ran.get(replace(before, kind=Kind.B))
+                if before.stage == op.stage or made is None:
+                    continue
+                asked_us, start_us = one.span.asked_us, one.span.start_us
+                if asked_us < made.span.end_us:  # it waited, and for nothing else
+                    self.ways.append(start_us - made.free_us)
+                elif asked_us > made.span.end_us + _LONG_US:
+                    self.receives.append(start_us - asked_us)
+
+    def _add_reductions(self, spans: Mapping[Worker, Sequence[Span]]) -> None:
+        for stage in range(self.shape.num_stages):
+            own = [_reduction(spans[worker]) for worker in spans if worker.stage == stage]
+            last_us = max(span.start_us for span in own)
+            self.reductions[stage] += [span.end_us - last_us for span in own]
+
+    def medians(self) -> dict[What, float]:
+        """What ops take, whoever runs them."""
+        times: defaultdict[What, list[int]] = defaultdict(list)
+        for own in self.ops:
+            for what, took_us in own:
+                times[what].append(took_us)
+        return {what: median(took) for what, took in times.items()}
+
+    def factors(self) -> list[float]:
+        """How much slower each worker was in each play than the median: a machine need not treat all alike."""
+        usual = self.medians()
+        return [median(took_us / usual[what] for what, took_us in own) for own in self.ops]
+
+    def spreads(self) -> dict[What, int]:
+        """How far the durations of one worker lie apart: half of what is between their quartiles."""
+        times: defaultdict[What, list[float]] = defaultdict(list)
+        for own, factor in zip(self.ops, self.factors(), strict=True):
+            for what, took_us in own:
+                times[what].append(took_us / factor)
+        quartiles = {what: quantiles(took, n=4) for what, took in times.items() if len(took) > 1}
+        return {what: round((high - low) / 2) for what, (low, _, high) in quartiles.items()}
+
+    def mean_others(self) -> float:
+        """How many others computed while one did, on average."""
+        return fmean(num for own in self.others for num in own)
+
+    def contention(self, alone: "Reading") -> Contention:
+        """How much each worker that computes holds up the others, from a reading of fewer of them at work."""
+        usual, before = self.medians(), alone.medians()
+        slower = median(usual[what] / took_us for what, took_us in before.items())
+        many, few = self.mean_others(), alone.mean_others()
+        # slower = (1 + share * many) / (1 + share * few)
+        share = (slower - 1) / (many - slower * few) if many > slower * few else 0.0
+        return Contention(round(max(0.0, share), 5), round(many, 3))
+
+    def unrest(self, before: Mapping[What, float]) -> float:
+        """By how much medians have moved since at most, as a share."""
+        return max(abs(now / before[what] - 1) if what in before else 1.0 for what, now in self.medians().items())
+
+    def profile(
+        self, sizes: Sequence[StageBytes], states: Mapping[int, State], ping_us: float, taken: Taken, alone: "Reading"
+    ) -> Profile:
+        """The profile; `ping_us` is what the smallest message takes, `alone` is a reading of one pipeline by itself."""
+        receive_us = median(self.receives) if self.receives else 0.0
+        usual, spreads = self.medians(), self.spreads()
+        stages = tuple(self._stage(stage, own, states[stage], usual, spreads, receive_us) for stage, own in enumerate(sizes))
+        return Profile(
+            stages,
+            stage_link=self._stage_link(stages, ping_us, receive_us),
+            peer_link=self._peer_link(stages, ping_us),
+            name=f"{taken.model}, measured with {self.shape.num_workers} workers on {taken.machine}",
+            taken=taken,
+            contention=self.contention(alone),
+            factors=tuple(round(factor, 4) for factor in _thinned(sorted(self.factors()))),
+        )
+
+    def _stage(
+        self,
+        stage: int,
+        sizes: StageBytes,
+        state: State,
+        usual: Mapping[What, float],
+        spreads: Mapping[What, int],
+        receive_us: float,
+    ) -> StageProfile:
+        def took_us(kind: Kind) -> int:
+            takes = {Kind.F: stage > 0, Kind.W: False}.get(kind, stage < self.shape.num_stages - 1)
+            return max(1, round(usual[stage, kind] + receive_us * takes))
+
+        input_us = took_us(Kind.I)
+        return StageProfile(
+            forward_us=took_us(Kind.F),
+            input_us=input_us,
+            weight_us=took_us(Kind.W),
+            fused_us=max(input_us, took_us(Kind.B)),
+            optimizer_us=round(median(self.steps[stage])),
+            activation_bytes=sizes.activation_bytes,
+            weight_held_bytes=sizes.weight_held_bytes,
+            static_bytes=state.static_bytes,
+            gradient_bytes=state.gradient_bytes,
+            output_bytes=sizes.output_bytes,
+            spread=Spread(*(spreads[stage, kind] for kind in (Kind.F, Kind.I, Kind.W, Kind.B))),
+        )
+
+    def _stage_link(self, stages: Sequence[StageProfile], ping_us: float, receive_us: float) -> Link:
+        if not self.ways:
+            return _FREE
+        size_bytes = median(stage.output_bytes for stage in stages[:-1])
+        return _link(max(0.0, median(self.ways) - receive_us), ping_us, size_bytes)
+
+    def _peer_link(self, stages: Sequence[StageProfile], ping_us: float) -> Link:
+        """The link over which a ring of these peers would take what the reductions took."""
+        num_peers = self.shape.num_pipelines
+        if num_peers < 2:
+            return _FREE
+        num_steps = 2 * (num_peers - 1)
+        took_us = median(median(times) for times in self.reductions.values())
+        return _link(took_us / num_steps, ping_us, median(stage.gradient_bytes for stage in stages) / num_peers)
+
+
+def _link(took_us: float, ping_us: float, size_bytes: float) -> Link:
+    """The link over which the smallest message takes `ping_us`, and one of this size `took_us`."""
+    latency_us = min(math.floor(took_us), round(ping_us))
+    rest_us = took_us - latency_us
+    return Link(latency_us, size_bytes / rest_us if rest_us > 0 and size_bytes else _FREE.bytes_per_us)
+
+
+def _ran(spans: Sequence[Span]) -> Iterator[tuple[Op, _Ran]]:
+    for span, following in pairwise(spans):
+        if not span.is_op:
+            return
+        yield Op.parse(span.label, 0), _Ran(span, following.asked_us if following.is_op else following.start_us)
+
+
+def _reduction(spans: Sequence[Span]) -> Span:
+    return next(span for span in spans if span.label == REDUCE)
+
+
+def _thinned(values: Sequence[float]) -> Sequence[float]:
+    """So few of sorted values that they can be kept, evenly chosen."""
+    if len(values) <= _NUM_FACTORS:
+        return values
+    return [values[round(number * (len(values) - 1) / (_NUM_FACTORS - 1))] for number in range(_NUM_FACTORS)]

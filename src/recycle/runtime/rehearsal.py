@@ -1,0 +1,179 @@
+"""A profile by rehearsal: every worker of the cluster trains for a while over the job's own links, and what it did is read.
+
+Ops that are measured one after the other in one process are too fast: in a cluster on one machine all workers want its memory at
+the same time, and each op also packs up what it sends. So the workers play 1F1B, once with whole and once with split backward
+passes, and one pipeline by itself, until the medians stand still; `reading` makes a profile of what they did.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+
+from recycle.core.cluster import Cluster, Shape, Worker
+from recycle.core.op import Kind, Op
+from recycle.core.plan import Plan, Quality, Row, make_row, microbatch_of
+from recycle.core.problem import Memory, Problem, Techniques
+from recycle.core.profile import Profile, StageProfile, Taken
+from recycle.core.rules import needs, period_us
+from recycle.runtime.crew import Station, crew_of
+from recycle.runtime.job import Job
+from recycle.runtime.kit import CopiedStages, Kit, kit_of
+from recycle.runtime.measure import machine, measure_bytes
+from recycle.runtime.player import Played, Player
+from recycle.runtime.reading import Reading
+
+_WARM_UP, _PER_ROUND = 2, 4
+Progress = Callable[[int, float], None]
+"""Told after each round: how many there were, and how far the medians still move, as a share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """When a rehearsal ends: when no median moves by more than `share` any more, or after so many rounds."""
+
+    share: float = 0.02
+    least_rounds: int = 3
+    most_rounds: int = 8
+
+
+_PATIENCE = Patience()
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """A profile, and whether the medians in it had come to rest."""
+
+    profile: Profile
+    num_rounds: int
+    unrest: float
+    is_at_rest: bool
+
+
+def rehearsal_plan(shape: Shape, is_split: bool) -> Plan:
+    """1F1B for nobody dead, as a plan of ops that all take 1 µs: known without a planner, and good enough to measure by."""
+    stage = StageProfile(1, 1, 1, 1 if is_split else 2)
+    techniques = Techniques(adaptive=False, decoupled=is_split, staggered=True)
+    profile = Profile((stage,) * shape.num_stages, name="rehearsal")
+    problem = Problem(Cluster.of(shape, ()), profile, Memory.unlimited(), techniques)
+    orders = {
+        Worker(pipeline, number): list(_order(shape, pipeline, number, is_split))
+        for pipeline in range(shape.num_pipelines)
+        for number in range(shape.num_stages)
+    }
+    plan = Plan(problem, _timed(problem, orders), 1, Quality(0, "feasible", "rehearsal", 0.0))
+    return replace(plan, period_us=period_us(plan))
+
+
+def _order(shape: Shape, pipeline: int, stage: int, is_split: bool) -> Iterable[Op]:
+    num = shape.num_microbatches
+    num_ahead = min(shape.num_stages - stage, num)
+    backward = (Kind.I, Kind.W) if is_split else (Kind.B,)
+
+    def op(kind: Kind, index: int) -> Op:
+        return Op(stage, kind, microbatch_of(shape, pipeline * num + index))
+
+    yield from (op(Kind.F, index) for index in range(num_ahead))
+    for index in range(num):
+        yield from (op(kind, index) for kind in backward)
+        if index + num_ahead < num:
+            yield op(Kind.F, index + num_ahead)
+
+
+def _timed(problem: Problem, orders: Mapping[Worker, Sequence[Op]]) -> tuple[Row, ...]:
+    """Rows in these orders, every op as early as it can be."""
+    ends: dict[Op, int] = {}
+    starts: dict[Worker, list[int]] = {worker: [] for worker in orders}
+    free = dict.fromkeys(orders, 0)
+    num_left = sum(map(len, orders.values()))
+    while num_left:
+        for worker, order in orders.items():
+            while len(starts[worker]) < len(order):
+                op = order[len(starts[worker])]
+                waits = [_end(ends, before) for before in needs(op, problem.shape.num_stages)]
+                if None in waits:
+                    break
+                start = max([free[worker], *(end for end in waits if end is not None)])
+                starts[worker].append(start)
+                ends[op] = free[worker] = start + problem.duration_us(op.stage, op.kind)
+                num_left -= 1
+    return tuple(make_row(problem.shape, worker, zip(starts[worker], order, strict=True)) for worker, order in orders.items())
+
+
+def _end(ends: Mapping[Op, int], op: Op) -> int | None:
+    """When an op ends; a whole backward pass stands for its first half."""
+    return ends.get(op, ends.get(replace(op, kind=Kind.B)) if op.kind is Kind.I else None)
+
+
+def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Progress = lambda rounds, unrest: None) -> Rehearsed:
+    """Measure what `job` costs with all workers of its shape at once; its plan is not played, and nothing of it is changed."""
+    shape = job.plan.problem.shape
+    plans = [rehearsal_plan(shape, is_split) for is_split in (False, True)]
+    workers = [row.worker for row in plans[0].rows]
+    kit = kit_of(job, CopiedStages(job.stages), job.parcels())
+    sizes = measure_bytes(job.stages, job.samples, job.loss, job.settings.autocast, job.settings.device)
+    lone = rehearsal_plan(Shape(1, shape.num_stages, shape.num_microbatches), is_split=True)
+    reading, alone, unrest = Reading(shape), Reading(lone.problem.shape), 1.0
+    with crew_of(workers, partial(_member, kit)) as crew:
+        states = {worker.stage: state for worker, state in crew.ask(AskState()).items()}
+        pings_us = [ping for told in crew.ask(Ping()).values() for ping in told]
+        for number in range(patience.most_rounds):
+            before = reading.medians()
+            for place, (into, plan) in enumerate(((reading, plans[0]), (reading, plans[1]), (alone, lone))):
+                played = crew.ask(Play(number * 3 + place + 1, plan, _WARM_UP + _PER_ROUND))
+                into.add({worker: told for worker, told in played.items() if told.spans}, _WARM_UP)
+            unrest = reading.unrest(before)
+            progress(number + 1, unrest)
+            if number + 1 >= patience.least_rounds and unrest <= patience.share:
+                break
+    inputs, _ = job.samples.get(0, 0, 0)
+    taken = Taken(job.settings.device, machine(job.settings.device), torch.__version__, shape.num_pipelines, len(inputs), model)
+    profile = reading.profile(sizes, states, median(pings_us) if pings_us else 0.0, taken, alone)
+    return Rehearsed(profile, number + 1, unrest, unrest <= patience.share)
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """The question to play a plan for some iterations."""
+
+    number: int
+    plan: Plan
+    num_iterations: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskState:
+    """The question how large the state of a stage is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """The question how long the smallest message takes, in µs."""
+
+
+class _Rehearser:
+    """A member of the crew."""
+
+    def __init__(self, kit: Kit, station: Station) -> None:
+        self._kit, self._station = kit, station
+        self._player = Player(kit, station.store)
+
+    def answer(self, question: Any) -> Any:
+        match question:
+            case Play(number, plan, num_iterations):
+                if self._station.worker not in [row.worker for row in plan.rows]:
+                    return Played()
+                kit = replace(self._kit, shape=plan.problem.shape)
+                return Player(kit, self._station.store).play(number, plan, self._station.worker, num_iterations)
+            case AskState():
+                return self._player.state(self._station.worker.stage)
+            case Ping():
+                return self._player.ping(self._station.worker, self._station.workers)
+        raise AssertionError(question)
+
+
+def _member(kit: Kit, station: Station) -> _Rehearser:
+    return _Rehearser(kit, station)
