@@ -203,18 +203,16 @@ class Profile:
             raise UserError("the profile has no list of stages: give one object for each stage under 'stages'")
         made = tuple(_stage_from_json(number, stage) for number, stage in enumerate(stages))
         try:
-            return Profile(
-                made,
-                stage_link=Link(**data.get("stage_link", {})),
-                peer_link=Link(**data.get("peer_link", {})),
-                device_bytes=data.get("device_bytes"),
-                name=str(data.get("name", "given")),
-                taken=Taken(**data["taken"]) if data.get("taken") else None,
-                factors=tuple(data.get("factors", ())),
-                contention=Contention(**data.get("contention", {})),
-            )
+            stage_link, peer_link = Link(**data.get("stage_link", {})), Link(**data.get("peer_link", {}))
         except TypeError as problem:
-            raise UserError(f"the profile's links or what it was taken on are malformed: {problem}") from None
+            raise UserError(f"the profile's links are malformed: {problem}") from None
+        try:
+            taken, factors = Taken(**data["taken"]) if data.get("taken") else None, tuple(data.get("factors", ()))
+            contention = Contention(**data.get("contention", {}))
+        except TypeError as problem:
+            raise UserError(f"what the profile says of its measurement is malformed: {problem}") from None
+        name = str(data.get("name", "given"))
+        return Profile(made, stage_link, peer_link, data.get("device_bytes"), name, taken, factors, contention)
 
     @staticmethod
     def load(path: Path) -> "Profile":
