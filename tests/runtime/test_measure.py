@@ -45,7 +45,8 @@ def test_a_profile_has_the_median_time_of_every_op():
     first, last = profile.stages
     assert (first.forward_us, first.input_us, first.weight_us, first.fused_us, first.optimizer_us) == (11, 30, 6, 34, 8)
     assert (last.forward_us, last.input_us, last.weight_us, last.fused_us, last.optimizer_us) == (20, 31, 5, 38, 9)
-    assert profile.name.startswith("measured on ") and profile.name.endswith(" cores, links as if they were free")
+    assert profile.name.startswith("measured on ")
+    assert profile.name.endswith(" cores, links as if they were free")
     assert [profile.comm_us(0), profile.reduce_us(0, 2)] == [1, 1]  # the least that a message of any size takes
 
 

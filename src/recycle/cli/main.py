@@ -32,6 +32,7 @@ class _Parser(argparse.ArgumentParser):
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all commands. They are imported here, not above, so that an interrupt during the imports is caught too."""
+    from recycle.cli.bench import add_bench_parser
     from recycle.cli.check import add_check_parser
     from recycle.cli.coordinator import add_coordinator_parser, add_worker_parser
     from recycle.cli.demo import add_demo_parser
@@ -67,6 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
         add_worker_parser,
         add_report_parser,
         add_demo_parser,
+        add_bench_parser,
     ):
         add(commands)
     return parser

@@ -1,0 +1,89 @@
+"""`recycle bench cluster`: measure on this machine whether plans come true, from a profile to a page with pictures."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from recycle.core.errors import UserError
+from recycle.core.profile import Profile
+
+_PARTS = ("profile", "plan", "race", "deaths", "report")
+_EXAMPLES = """\
+parts, in this order; what is done already is not done again:
+  profile  rehearse with all workers at once: what ops, messages, reductions and steps cost
+  plan     a plan for every variant, and for whoever may die
+  race     all variants in turns by the same processes, and torch's schedules beside them
+  deaths   kill workers one after the other while they train, and start them again
+  report   tables and pictures: results.md, results.json, throughput.png, timeline.svg
+
+examples:
+  recycle bench cluster --workers 12 --backend cpu-cores --out build/cores
+  recycle bench cluster --workers 12 --backend gpu-slices --out build/slices      one NVIDIA GPU, shared by all
+  recycle bench cluster --out build/cores --only report                           once more, from what is there
+
+On a machine that has torch and nothing else, PYTHONPATH=src python -m recycle.bench does the parts that need its hardware."""
+
+
+def add_bench_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure on this machine whether plans come true",
+        description="Measure schedules side by side with real workers that compute at the same time.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", choices=("cluster",), help="what is measured")
+    parser.add_argument("--workers", type=int, default=12, metavar="N", help="workers, a multiple of 4 (default: 12)")
+    parser.add_argument("--backend", metavar="cpu-cores|gpu-slices", help="what they compute on (default: cpu-cores)")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where everything goes, and goes on from")
+    parser.add_argument("--only", default=",".join(_PARTS), metavar="LIST", help=f"some of {','.join(_PARTS)} (default: all)")
+    parser.add_argument("--rounds", type=int, default=4, metavar="N", help="turns of each variant (default: 4)")
+    parser.add_argument("--iterations", type=int, default=4, metavar="N", help="iterations that count in a turn (default: 4)")
+    parser.add_argument("--kills", type=int, default=20, metavar="N", help="workers to kill (default: 20)")
+    parser.set_defaults(run=run_bench)
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    # Here, because they load torch, and only this command needs it.
+    try:
+        from recycle.bench import cluster
+        from recycle.bench.setup import CPU_CORES, Setup
+        from recycle.bench.variants import variants
+        from recycle.cli.bench_plans import make_plans
+        from recycle.cli.bench_results import PICTURE, RESULTS, write_results
+    except ImportError as problem:
+        raise UserError(f"measuring needs torch ({problem}): install it with pip install 'recycle-train[train]'") from None
+    parts = _parts(args.only)
+    for name in ("rounds", "iterations", "kills"):
+        if getattr(args, name) < 1:
+            raise UserError(f"--{name} is {getattr(args, name)}, but it must be at least 1")
+    is_there = (args.out / cluster.SETUP).exists()
+    setup = (
+        cluster.read_setup(args.out) if is_there and not args.backend else Setup.usual(args.backend or CPU_CORES, args.workers)
+    )
+    cluster.begin(args.out, setup)
+    if "profile" in parts:
+        cluster.measure_profile(args.out, setup, _say)
+    chosen = variants(setup)
+    if "plan" in parts:
+        make_plans(args.out, setup, chosen, Profile.load(args.out / cluster.PROFILE), _say)
+    if "race" in parts:
+        cluster.measure_race(args.out, setup, args.rounds, args.iterations, _say)
+    if "deaths" in parts:
+        cluster.measure_deaths(args.out, setup, args.kills, _say)
+    if "report" in parts:
+        command = f"recycle bench cluster --workers {setup.num_workers} --backend {setup.backend}"
+        print(write_results(args.out, setup, chosen, Profile.load(args.out / cluster.PROFILE), command))
+        _say(f"wrote {args.out / RESULTS}.md and {args.out / PICTURE}")
+    return 0
+
+
+def _parts(only: str) -> list[str]:
+    chosen = [part.strip() for part in only.split(",") if part.strip()]
+    if unknown := [part for part in chosen if part not in _PARTS]:
+        raise UserError(f"--only names {unknown[0]!r}, but the parts are {', '.join(_PARTS)}")
+    return chosen
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,191 @@
+"""What came of a measured cluster: read from its folder, set beside what the simulator expects, written as a page with pictures."""
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from recycle.bench.race import SPANS, plan_path, read_heats
+from recycle.bench.recoveries import PARTS, Recovery, read_recoveries
+from recycle.bench.setup import Setup
+from recycle.bench.variants import ADAPTIVE, DECOUPLED, FAULT_FREE, ONE_F_ONE_B, STAGGERED, Variant
+from recycle.core.errors import FileProblem
+from recycle.core.files import write_bytes, write_text
+from recycle.core.plan import Plan
+from recycle.core.profile import Profile
+from recycle.core.record import OpRan
+from recycle.report.cluster import (
+    Asked,
+    Line,
+    Prediction,
+    asked_table,
+    errors_asked,
+    prediction_table,
+    throughput_table,
+    times_table,
+)
+from recycle.report.run_timeline import run_timeline
+from recycle.report.svg import draw_svg
+from recycle.report.tables import markdown
+from recycle.sim.replay.expect import expected
+
+KEPT, MEDIAN_ERROR, WORST_ERROR = 0.97, 0.03, 0.08
+RESULTS, PICTURE, TIMELINE = "results", "throughput.png", "timeline.svg"
+# What rounding makes of the same mathematics within a few steps, in float32 and in bfloat16.
+_ROUNDING = {"cpu": 1e-4, "cuda": 2e-2}
+
+
+def read_lines(folder: Path, setup: Setup, variants: Sequence[Variant]) -> list[Line]:
+    """Every variant that was measured, with what is expected of its plan."""
+    heats = list(read_heats(folder))
+    lines = []
+    for variant in variants:
+        own = [heat for heat in heats if heat.variant == variant.name]
+        if not own:
+            continue
+        made = None if variant.is_torch else Prediction(**asdict(expected(Plan.load(plan_path(folder, variant)))))
+        times_us = {heat.round: heat.iteration_us for heat in own}
+        lines.append(Line(variant.name, variant.title, variant.dead, times_us, variant.num_samples(setup), own[-1].losses, made))
+    if ONE_F_ONE_B not in {line.name for line in lines}:
+        raise FileProblem(f"{folder} has no measurement of 1F1B, beside which all others are set: run the race first")
+    return lines
+
+
+def write_results(folder: Path, setup: Setup, variants: Sequence[Variant], profile: Profile, command: str) -> str:
+    """Write the page, its numbers and its pictures; return the page."""
+    from recycle.report.cluster_chart import draw_cluster  # matplotlib takes half a second to import
+
+    lines, recoveries = read_lines(folder, setup, variants), read_recoveries(folder)
+    yardstick = _line(lines, ONE_F_ONE_B)
+    machine = profile.taken.machine if profile.taken else profile.name
+    title = f"{setup.num_workers} workers on {machine} ({setup.backend})"
+    asked = judged(lines, setup)
+    page = "\n".join(_page(title, command, setup, profile, lines, yardstick, recoveries, asked))
+    facts = {
+        "setup": setup.to_json(),
+        "machine": machine,
+        "lines": [{**asdict(line), "median_us": line.median_us, "share": line.share_of(yardstick)} for line in lines],
+        "asked": [asdict(one) for one in asked],
+    }
+    write_text(folder / f"{RESULTS}.md", page)
+    write_text(folder / f"{RESULTS}.json", json.dumps(facts, indent=1) + "\n")
+    write_bytes(folder / PICTURE, draw_cluster(lines, yardstick, title))
+    if (drawn := _timeline(folder, variants)) is not None:
+        write_text(folder / TIMELINE, drawn)
+    return page
+
+
+def judged(lines: Sequence[Line], setup: Setup) -> list[Asked]:
+    """What is asked of a measured cluster, as far as it was measured."""
+    by_name = {line.name: line for line in lines}
+    yardstick = by_name[ONE_F_ONE_B]
+    made = [*_kept(by_name, yardstick), *_fault_free(by_name, yardstick)]
+    return [*made, *errors_asked(lines, MEDIAN_ERROR, WORST_ERROR), _same_losses(lines, setup)]
+
+
+def _kept(by_name: dict[str, Line], yardstick: Line) -> Iterator[Asked]:
+    steps = [by_name[name] for name in (ADAPTIVE, DECOUPLED, STAGGERED) if name in by_name]
+    if len(steps) == 3:
+        shares = [line.share_of(yardstick) for line in steps]
+        yield Asked("one dead, all techniques, of fault-free 1F1B", f"≥ {KEPT:.0%}", f"{shares[-1]:.1%}", shares[-1] >= KEPT)
+        told = " < ".join(f"{share:.1%}" for share in shares)
+        yield Asked("each technique adds to the one before", "rising", told, shares == sorted(set(shares)))
+
+
+def _fault_free(by_name: dict[str, Line], yardstick: Line) -> Iterator[Asked]:
+    if FAULT_FREE not in by_name:
+        return
+    ours = by_name[FAULT_FREE]
+    share = ours.share_of(yardstick)
+    yield Asked("fault-free, all techniques, of 1F1B", "> 100%", f"{share:.1%}", share > 1)
+    theirs = [line for line in by_name.values() if line.prediction is None]
+    if theirs:
+        fastest = max(theirs, key=lambda line: line.share_of(yardstick))
+        beside = ours.share_of(fastest)
+        yield Asked(f"the same, of the fastest of torch's ({fastest.title})", "≥ 100%", f"{beside:.1%}", beside >= 1)
+
+
+def _same_losses(lines: Sequence[Line], setup: Setup) -> Asked:
+    """Every turn trains on the same samples from the same weights."""
+    first = lines[0].losses
+    worst = max(abs(one / other - 1) for line in lines for one, other in zip(line.losses, first, strict=True))
+    most = _ROUNDING[setup.device]
+    return Asked("losses of all variants, largest difference", f"≤ {most:g}", f"{worst:.1e}", worst <= most)
+
+
+def _page(
+    title: str,
+    command: str,
+    setup: Setup,
+    profile: Profile,
+    lines: Sequence[Line],
+    yardstick: Line,
+    recoveries: Sequence[Recovery],
+    asked: Sequence[Asked],
+) -> Iterator[str]:
+    num_rounds = max(len(line.times_us) for line in lines)
+    torch = f"torch {profile.taken.torch}" if profile.taken else ""
+    yield f"# {title}\n"
+    yield f"Made by `{command}`, {torch}. {setup.pipelines} pipelines of {setup.stages} stages, {setup.microbatches}"
+    yield f"micro-batches each of {setup.samples} samples; {setup.model}. All variants in turns by the same processes, {num_rounds} rounds;"
+    yield "times are medians over rounds, shares medians of each round's own.\n"
+    yield f"![{title}]({PICTURE})\n"
+    yield f"## What an iteration takes\n\n{markdown(throughput_table(lines, yardstick))}\n"
+    yield f"## What was asked\n\n{markdown(asked_table(asked))}\n"
+    yield f"## How the prediction comes about\n\n{markdown(prediction_table(lines))}\n"
+    yield "\n".join(f"- {sentence}" for sentence in _about_profile(profile)) + "\n"
+    if recoveries:
+        yield f"## Killed and back\n\n{markdown(times_table(_times_us(recoveries)))}\n"
+
+
+def _about_profile(profile: Profile) -> Iterator[str]:
+    num_peers = profile.taken.pipelines if profile.taken else 1
+    yield (
+        f"Links: a message to the next stage takes {profile.comm_us(0)} µs after its sender is free, a reduction over "
+        f"{num_peers} peers {profile.reduce_us(0, num_peers)} µs."
+    )
+    crowd = profile.contention
+    yield (
+        f"Crowd: with each other worker that computes, an op takes {crowd.share:.2%} longer; costs were measured while "
+        f"{crowd.others:.1f} others did."
+    )
+    if profile.factors:
+        yield (
+            f"Uneven workers: the slowest took {profile.factors[-1]:.3f} of the median, the fastest {profile.factors[0]:.3f}; "
+            f"ops of one worker vary by {profile.jitter:.1%}."
+        )
+
+
+def _times_us(recoveries: Sequence[Recovery]) -> dict[str, list[float]]:
+    kills = [one for one in recoveries if not one.joins]
+    joins = [one for one in recoveries if one.joins]
+    parts = {f"of it: {part}": [float(one.parts_us[part]) for one in kills] for part in PARTS}
+    return {
+        "a kill to the first op after it": [float(one.took_us) for one in kills],
+        **parts,
+        "a return to the first op after it": [float(one.took_us) for one in joins],
+    }
+
+
+def _timeline(folder: Path, variants: Sequence[Variant]) -> str | None:
+    """The iteration of all techniques with a dead worker, as it ran."""
+    variant = next(one for one in variants if one.name == STAGGERED)
+    path = folder / SPANS / f"{variant.name}.json.gz"
+    if not path.exists():
+        return None
+    plan = Plan.load(plan_path(folder, variant))
+    rows: dict[str, list[list[list[Any]]]] = json.loads(gzip.decompress(path.read_bytes()))
+    events = [
+        OpRan(number, worker, label, start_us, end_us)
+        for worker, iterations in rows.items()
+        for number, spans in enumerate(iterations)
+        for label, _, start_us, end_us in spans
+    ]
+    timeline = run_timeline(plan.problem, events, 1, (f"{variant.dead} dead, as it ran",))
+    return draw_svg(replace(timeline, about=("an iteration as measured", *timeline.about)))
+
+
+def _line(lines: Sequence[Line], name: str) -> Line:
+    return next(line for line in lines if line.name == name)
