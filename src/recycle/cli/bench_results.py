@@ -1,4 +1,4 @@
-"""What came of a measured cluster: read from its folder, set beside what the simulator expects, written as a page with pictures."""
+"""What came of a measured cluster: read from its folder, set beside what the simulator expects, and written as a page."""
 
 import gzip
 import json
@@ -129,8 +129,8 @@ def _page(
     torch = f"torch {profile.taken.torch}" if profile.taken else ""
     yield f"# {title}\n"
     yield f"Made by `{command}`, {torch}. {setup.pipelines} pipelines of {setup.stages} stages, {setup.microbatches}"
-    yield f"micro-batches each of {setup.samples} samples; {setup.model}. All variants in turns by the same processes, {num_rounds} rounds;"
-    yield "times are medians over rounds, shares medians of each round's own.\n"
+    yield f"micro-batches each of {setup.samples} samples; {setup.model}. All variants in turns by the same"
+    yield f"processes, {num_rounds} rounds; times are medians over rounds, shares medians of each round's own.\n"
     yield f"![{title}]({PICTURE})\n"
     yield f"## What an iteration takes\n\n{markdown(throughput_table(lines, yardstick))}\n"
     yield f"## What was asked\n\n{markdown(asked_table(asked))}\n"
