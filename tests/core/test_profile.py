@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.op import Kind
-from recycle.core.profile import FORMAT, VERSION, Link, Profile, StageProfile
+from recycle.core.profile import FORMAT, VERSION, Contention, Link, Profile, Spread, StageProfile, Taken
 
 MICROS, BYTES = st.integers(1, 10**7), st.integers(0, 10**12)
 
@@ -29,10 +29,13 @@ def stage_profiles(draw):
         static_bytes=draw(BYTES),
         gradient_bytes=draw(BYTES),
         output_bytes=draw(BYTES),
+        spread=draw(st.builds(Spread, *[st.integers(0, 10**7)] * 4)),
     )
 
 
 LINKS = st.builds(Link, st.integers(0, 10**6), st.floats(1e-3, 1e9))
+COUNTS = st.integers(1, 1000)
+TAKEN = st.builds(Taken, st.text(), st.text(), st.text(), COUNTS, COUNTS, st.text())
 PROFILES = st.builds(
     Profile,
     st.lists(stage_profiles(), min_size=1, max_size=4).map(tuple),
@@ -40,6 +43,9 @@ PROFILES = st.builds(
     LINKS,
     st.none() | st.integers(1, 10**13),
     st.text(),
+    st.none() | TAKEN,
+    st.lists(st.floats(0.1, 10), max_size=4).map(tuple),
+    st.builds(Contention, st.floats(0, 5), st.floats(0, 100)),
 )
 
 
@@ -123,6 +129,9 @@ def test_a_profile_has_a_stage_and_a_device_has_memory():
         Profile((StageProfile(1, 1, 1, 2),), device_bytes=0)
 
 
+JSON_TAKEN = {"device": "cpu", "machine": "m", "torch": "2.11", "pipelines": 2, "samples": 2, "model": "GPT"}
+
+
 def broken(change):
     data = json.loads(json.dumps(Profile.uniform(2, 1, 1, 1).to_json()))
     change(data)
@@ -142,6 +151,16 @@ def broken(change):
         (lambda data: data["stage_link"].update(color="red"), "links are malformed.*color"),
         (lambda data: data.update(peer_link=[1, 2]), "links are malformed"),
         (lambda data: data["peer_link"].update(latency_us=-1), "latency_us is -1"),
+        (lambda data: data["stages"][1].update(spread={"forward_us": -1}), "stage 1: the spread forward_us is -1"),
+        (lambda data: data["stages"][1].update(spread={"forwards_us": 1}), "stage 1: its spread is malformed.*forwards_us"),
+        (lambda data: data["stages"][1].update(spread=7), "stage 1: its spread is malformed"),
+        (lambda data: data.update(contention={"share": -0.1}), "a contention of -0.1 with 0.0 others"),
+        (lambda data: data.update(contention=[0.1]), "contention is malformed"),
+        (lambda data: data.update(factors=[1.0, 0]), "factors are malformed: each must be a finite number above 0"),
+        (lambda data: data.update(factors=1.0), "factors are malformed: give a list of numbers"),
+        (lambda data: data.update(taken={"device": "cpu"}), "what it was taken on are malformed.*machine"),
+        (lambda data: data.update(taken={**JSON_TAKEN, "pipelines": 0}), "taken with 0 pipelines"),
+        (lambda data: data.update(taken={**JSON_TAKEN, "model": 3}), "taken on a model of 3"),
     ],
 )
 def test_a_broken_profile_file_is_explained_and_named(tmp_path, change, message):
@@ -155,3 +174,24 @@ def test_a_foreign_file_is_no_profile(tmp_path):
     (tmp_path / "profile.json").write_text(json.dumps({"format": "recycle-plan", "version": VERSION}))
     with pytest.raises(FileProblem, match=f"is not a {FORMAT} file"):
         Profile.load(tmp_path / "profile.json")
+
+
+def test_what_was_not_measured_is_not_in_the_file():
+    data = Profile.uniform(2, 1, 1, 1).to_json()
+    assert not {"taken", "factors", "contention"} & set(data)
+    assert all("spread" not in stage for stage in data["stages"])
+
+
+def test_jitter_is_the_deviation_of_a_normal_distribution_with_the_median_spread():
+    # Half of what is between the quartiles of a normal distribution is 0.6745 of its deviation.
+    stage = StageProfile(1000, 2000, 500, 2000, spread=Spread(10, 20, 50, 20))
+    assert Profile((stage,)).jitter == pytest.approx(0.01 / 0.6745)
+    assert Profile.uniform(2, 1, 1, 1).jitter == 0
+
+
+def test_ops_take_as_long_as_measured_among_as_many_others_and_less_among_fewer():
+    contention = Contention(share=0.1, others=5)
+    assert contention.factor(5) == 1
+    assert contention.factor(0) == pytest.approx(1 / 1.5)
+    assert contention.factor(10) == pytest.approx(2 / 1.5)
+    assert Contention().factor(7) == 1

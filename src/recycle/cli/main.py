@@ -38,6 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     from recycle.cli.demo import add_demo_parser
     from recycle.cli.estimate import add_estimate_parser
     from recycle.cli.plan import add_plan_parser
+    from recycle.cli.profile import add_profile_parser
     from recycle.cli.replay import add_replay_parser
     from recycle.cli.report import add_report_parser
     from recycle.cli.reproduce import add_reproduce_parser
@@ -60,6 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
         add_check_parser,
         add_replay_parser,
         add_estimate_parser,
+        add_profile_parser,
         add_trace_parser,
         add_simulate_parser,
         add_reproduce_parser,

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from recycle.cli.profile_text import remark
 from recycle.core.errors import UserError
 from recycle.core.files import refuse_unwritable
 from recycle.core.library import without_failures
@@ -101,6 +102,8 @@ def run_plan(args: argparse.Namespace) -> int:
         memory=args.memory,
         techniques=args.techniques,
     )
+    if note := remark(problem.profile.taken, problem.shape.num_pipelines):
+        print(note, file=sys.stderr)
     if args.library:
         return _run_library(args, problem)
     if args.out:

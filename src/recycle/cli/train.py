@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recycle.cli.live import LiveView
+from recycle.cli.profile_text import remark
 from recycle.cli.train_config import TrainConfig, add_config_arguments, changes, load_config, read_config
 from recycle.cli.train_failures import add_failure_arguments, read_failures
 from recycle.cli.train_parts import CONFIG, Parts, is_free
@@ -109,6 +110,8 @@ def watching(
         listeners: list[Callable[[Event], None]] = [view.hear]
         for sentence in seats_taken(plan, config.cluster):
             view.say(sentence)
+        if note := remark(plan.problem.profile.taken, cluster.shape.num_pipelines, config):
+            view.say(note)
         if config.log.metrics_port:
             from recycle.cli.metrics_server import MetricsServer
             from recycle.report.prometheus import Gauges

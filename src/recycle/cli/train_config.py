@@ -203,6 +203,15 @@ class TrainConfig:
         """Every value by its dotted name."""
         return {f"{section}.{key}": getattr(getattr(self, section), key) for section, key in _all_keys()}
 
+    @property
+    def model_text(self) -> str:
+        """What is trained, in words: all of the model that decides what an op costs."""
+        model, extras = self.model, ""
+        extras += f", dropout {model.dropout:g}" if model.dropout else ""
+        extras += ", tied embeddings" if model.tied else ""
+        sizes = f"width {model.width}, {model.layers} layers, {model.heads} heads, context {model.context}"
+        return f"GPT of {sizes}{extras}, {self.training.precision}"
+
     def to_toml(self) -> str:
         """The file from which `read_config` makes this very configuration."""
         lines: list[str] = []

@@ -5,17 +5,18 @@ It is the only place that knows a duration: planner, rules, simulator and report
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from recycle.core.errors import UserError
 from recycle.core.files import read_json
 from recycle.core.op import Kind
 
 FORMAT, VERSION = "recycle-profile", 1
+_Part = TypeVar("_Part")
 _QUARTILE = 0.6745  # of a normal distribution, in deviations
 _MOST = 10**15  # µs are 30 years, bytes a petabyte: more is a slip, and would outgrow 64 bits when added up
 
@@ -131,6 +132,15 @@ class Taken:
     samples: int
     model: str
 
+    def __post_init__(self) -> None:
+        for name in ("device", "machine", "torch", "model"):
+            if not isinstance(getattr(self, name), str):
+                raise UserError(f"the profile was taken on a {name} of {getattr(self, name)!r}, but that must be a text")
+        for name in ("pipelines", "samples"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UserError(f"the profile was taken with {value!r} {name}, but it must be a whole number of at least 1")
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -202,17 +212,19 @@ class Profile:
         if not isinstance(stages, list | tuple):
             raise UserError("the profile has no list of stages: give one object for each stage under 'stages'")
         made = tuple(_stage_from_json(number, stage) for number, stage in enumerate(stages))
-        try:
-            stage_link, peer_link = Link(**data.get("stage_link", {})), Link(**data.get("peer_link", {}))
-        except TypeError as problem:
-            raise UserError(f"the profile's links are malformed: {problem}") from None
-        try:
-            taken, factors = Taken(**data["taken"]) if data.get("taken") else None, tuple(data.get("factors", ()))
-            contention = Contention(**data.get("contention", {}))
-        except TypeError as problem:
-            raise UserError(f"what the profile says of its measurement is malformed: {problem}") from None
-        name = str(data.get("name", "given"))
-        return Profile(made, stage_link, peer_link, data.get("device_bytes"), name, taken, factors, contention)
+        factors = data.get("factors", [])
+        if not isinstance(factors, list | tuple):
+            raise UserError("the profile's factors are malformed: give a list of numbers")
+        return Profile(
+            made,
+            stage_link=_part(Link, data.get("stage_link", {}), "links are"),
+            peer_link=_part(Link, data.get("peer_link", {}), "links are"),
+            device_bytes=data.get("device_bytes"),
+            name=str(data.get("name", "given")),
+            taken=_part(Taken, data["taken"], "notes on what it was taken on are") if data.get("taken") is not None else None,
+            factors=tuple(factors),
+            contention=_part(Contention, data.get("contention", {}), "contention is"),
+        )
 
     @staticmethod
     def load(path: Path) -> "Profile":
@@ -220,6 +232,14 @@ class Profile:
             return Profile.from_json(read_json(path, FORMAT, VERSION))
         except UserError as problem:
             raise type(problem)(f"profile {path}: {problem}") from None
+
+
+def _part(kind: Callable[..., _Part], data: Any, what: str) -> _Part:
+    """A part of the profile from its JSON object; `what` is its name in a sentence."""
+    try:
+        return kind(**data)
+    except TypeError as problem:
+        raise UserError(f"the profile's {what} malformed: {problem}") from None
 
 
 def _stage_from_json(number: int, data: Any) -> StageProfile:

@@ -144,6 +144,8 @@ class Reading:
 
     def contention(self, alone: "Reading") -> Contention:
         """How much each worker that computes holds up the others, from a reading of fewer of them at work."""
+        if self.shape.num_pipelines == 1:  # then both readings are of the same, and their difference is chance
+            return Contention(0.0, round(self.mean_others(), 3))
         usual, before = self.medians(), alone.medians()
         slower = median(usual[what] / took_us for what, took_us in before.items())
         many, few = self.mean_others(), alone.mean_others()

@@ -1,0 +1,237 @@
+"""`recycle profile`: a small cluster is measured for real, and its file feeds `recycle plan`; refusals in a sentence."""
+
+import contextlib
+import io
+import json
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from recycle.cli.main import main
+from recycle.cli.profile_text import at_rest, contention_text, describe_profile, remark, stage_table, unevenness
+from recycle.cli.train_config import parse_config
+from recycle.core.cluster import Shape
+from recycle.core.plan import Plan
+from recycle.core.profile import Contention, Link, Profile, Spread, StageProfile, Taken
+from recycle.runtime.rehearsal import Patience, Rehearsed
+
+pytestmark = pytest.mark.timeout(240)
+SMALL = "profile --pipelines 2 --stages 2 --microbatches 2 --layers 2 --width 32 --heads 2 --context 16"
+
+
+def run(command: str) -> tuple[int, str, str]:
+    """Run `recycle <command>` in this process: its exit code, what it printed, and what it said beside that."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(shlex.split(command))
+        except SystemExit as stop:  # argparse leaves this way
+            code = int(stop.code or 0)
+    return code, out.getvalue(), err.getvalue()
+
+
+def refusal(command: str, code: int = 2) -> str:
+    """The one sentence with which a command ends, before anything is written."""
+    ended, out, err = run(command)
+    assert (ended, out) == (code, ""), err
+    assert re.fullmatch(r"recycle profile: \S[^\n]*\n", err), err
+    return err
+
+
+# A real one.
+
+
+def test_a_measured_profile_is_printed_kept_and_planned_with(tmp_path: Path) -> None:
+    # Keys of a file that cannot matter here are no hindrance.
+    config = tmp_path / "run.toml"
+    config.write_text("[training]\nsteps = 3\n[checkpoint]\nevery = 2\n[data]\nsamples = 5\n[cluster]\ndead = 'W0_1'\n")
+    path = tmp_path / "deep" / "profile.json"
+    code, out, err = run(f"{SMALL} {config} --microbatch 3 --rounds 1 --out {path} --json")
+    assert code == 0, err
+    assert err.splitlines() == [
+        "round 1 of at most 1",
+        "note: not known after one round: take the numbers with care, or measure again with more --rounds",
+    ]
+    profile = Profile.load(path)
+    assert json.loads(out) == json.loads(path.read_text())
+    assert profile.taken is not None
+    assert (profile.taken.pipelines, profile.taken.samples, profile.taken.device) == (2, 3, "cpu")
+    assert profile.taken.model == "GPT of width 32, 2 layers, 2 heads, context 16, float32"
+    assert profile.stages[0].output_bytes == 3 * 16 * 32 * 4  # samples, context, width, float32
+
+    plans = f"plan --stages 2 --microbatches 2 --profile {path} --method greedy --out {tmp_path / 'plan.json'} --json"
+    code, out, err = run(f"{plans} --pipelines 2")
+    assert (code, err) == (0, "")
+    assert Plan.load(tmp_path / "plan.json").problem.profile == profile
+    code, out, err = run(f"{plans} --pipelines 3")
+    assert code == 0
+    assert json.loads(out)["period"] > 0
+    machine = re.escape(profile.taken.machine)
+    said = rf"note: .* with 2 pipelines of 3 samples a micro-batch on {machine}; reductions and contention may differ for 3\n"
+    assert re.fullmatch(said, err)
+
+
+# What it refuses.
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "told"),
+    [
+        ("--stages 0", 2, "cluster.stages is 0, but it must be a whole number from 1"),
+        ("--stages 3", 10, "3 stages"),
+        ("--microbatch 0", 2, "data.samples is 0"),
+        ("--rounds 0", 2, "--rounds is 0, but at least 1 round must be measured"),
+        ("--device tpu", 2, 'training.device is "tpu", but it must be cpu or cuda'),
+        ("--heads 5", 2, "width"),
+        ("missing.toml", 2, "cannot read missing.toml"),
+        ("--samples 100000000", 11, "one step needs 400000000 samples"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_a_sentence(tmp_path: Path, options: str, code: int, told: str) -> None:
+    path = tmp_path / "profile.json"
+    assert told in refusal(f"{SMALL} {options} --out {path}", code)
+    assert not path.exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_missed(tmp_path: Path) -> None:
+    assert "torch finds no GPU here" in refusal(f"{SMALL} --device cuda --out {tmp_path / 'profile.json'}")
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    assert "it is a folder; name a file" in refusal(f"{SMALL} --out {tmp_path}")
+
+
+def test_the_help_ends_with_the_plan_that_is_made_next() -> None:
+    code, out, _ = run("profile --help")
+    assert code == 0
+    assert out.startswith("usage: recycle profile [CONFIG] [options]")
+    assert "recycle plan --profile profile.json" in out.split("examples:")[1].splitlines()[-1]
+
+
+# What is printed, of a profile that is given.
+
+TAKEN = Taken("cuda", "NVIDIA H200", "2.11", 3, 2, "GPT of width 64, 8 layers, 4 heads, context 64, float32")
+STAGE = StageProfile(
+    12_340,
+    15_000,
+    9_000,
+    22_000,
+    optimizer_us=700,
+    activation_bytes=3 * 2**20,
+    weight_held_bytes=2**20,
+    static_bytes=2**30,
+    gradient_bytes=4_000,
+    output_bytes=1_000,
+    spread=Spread(120, 130, 140, 150),
+)
+MEASURED = Profile(
+    (STAGE, STAGE),
+    stage_link=Link(20, 100.0),
+    peer_link=Link(10, 50.0),
+    taken=TAKEN,
+    factors=(0.95, 1.0, 1.12),
+    contention=Contention(0.031, 4.2),
+)
+PATIENCE = Patience(0.02, 3, 8)
+
+
+def test_a_stage_has_a_row_with_all_that_it_costs() -> None:
+    head, first, last = stage_table(MEASURED, 3)
+    cells = [cell.strip() for cell in re.split(r"\s{2,}", first.strip())]
+    assert dict(zip(re.split(r"\s{2,}", head.strip()), cells, strict=True)) == {
+        "stage": "0",
+        "F": "12.34 ms ± 120 µs",
+        "I": "15.00 ms ± 130 µs",
+        "W": "9000 µs ± 140 µs",
+        "B": "22.00 ms ± 150 µs",
+        "after F": "3.0 MiB",
+        "after I": "1.0 MiB",
+        "static": "1.0 GiB",
+        "gradients": "3.9 KiB",
+        "send": "30 µs",  # 20 µs and 1,000 bytes at 100 bytes/µs
+        "reduce": "147 µs",  # four steps of 10 µs and a third of 4,000 bytes at 50 bytes/µs
+        "step": "700 µs",
+    }
+    assert re.split(r"\s{2,}", last.strip())[9] == "-"  # the last stage sends nothing on
+    assert len({len(head), len(first), len(last)}) == 1
+
+
+def test_below_the_table_stands_in_words_what_else_was_found() -> None:
+    text = describe_profile(Rehearsed(MEASURED, 4, 0.012, True), PATIENCE, Shape(3, 2, 6), Path("p.json"))
+    crowd = "4.2 others computed at the same time, on average"
+    assert text.splitlines()[4:] == [
+        "links       to other stages 20 µs and 95.4 MiB/s; to peers 10 µs and 47.7 MiB/s",
+        f"contention  an op takes 3.1% longer for each other worker that computes; {crowd}",
+        "workers     the slowest took 1.12, the fastest 0.95 of the median; durations of one worker vary by 1.4%",
+        f"taken on    NVIDIA H200 (cuda), torch 2.11: 3 pipelines of 2 samples a micro-batch; {TAKEN.model}",
+        "rest        medians moved by 1.2% in the last of 4 rounds",
+        "written     p.json  (recycle plan --profile p.json --pipelines 3 --stages 2 --microbatches 6)",
+    ]
+
+
+def test_what_there_is_not_is_not_given_a_number() -> None:
+    alone = replace(MEASURED, stages=(STAGE,), factors=(), contention=Contention())
+    text = describe_profile(Rehearsed(alone, 3, 0.0, True), PATIENCE, Shape(1, 1, 6), Path("p.json"))
+    assert "links       to other stages none; to peers none" in text
+    assert "contention  none: nobody else computed" in text
+    assert unevenness(alone) == "durations of one worker vary by 1.4%"
+    assert contention_text(Contention(0, 3)) == "none found, though 3.0 others computed at the same time, on average"
+
+
+def test_medians_that_still_move_are_to_be_taken_with_care() -> None:
+    restless = at_rest(Rehearsed(MEASURED, 8, 0.051, False), PATIENCE)
+    assert restless == (
+        "this machine is not quiet: medians still moved by 5.1% in the last of 8 rounds, more than 2.0%; "
+        "take the numbers with care"
+    )
+
+
+# What is said when a profile is used for something else.
+
+OTHER = "GPT of width 64, 8 layers, 4 heads, context 64, dropout 0.1, tied embeddings, bfloat16"
+FITTING = parse_config('[training]\ndevice = "cuda"\n')
+
+
+def test_a_profile_that_fits_or_was_not_measured_is_used_without_a_word() -> None:
+    assert remark(TAKEN, 3) is None
+    assert remark(TAKEN, 3, FITTING) is None
+    assert remark(None, 3, FITTING) is None
+
+
+def test_a_profile_of_another_number_of_pipelines_is_used_with_a_word() -> None:
+    assert remark(TAKEN, 4) == (
+        "note: this profile was measured with 3 pipelines of 2 samples a micro-batch on NVIDIA H200; "
+        "reductions and contention may differ for 4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "this run computes on cpu"),
+        ('[training]\ndevice = "cuda"\n[data]\nsamples = 1', "this run has 1 sample a micro-batch"),
+        (
+            '[training]\ndevice = "cuda"\nprecision = "bfloat16"\n[model]\ntied = true\ndropout = 0.1',
+            f"it was of a {TAKEN.model}, and this run is of a {OTHER}",
+        ),
+    ],
+)
+def test_a_profile_of_another_device_micro_batch_or_model_is_trained_by_with_a_word(text: str, told: str) -> None:
+    note = remark(TAKEN, 3, parse_config(text))
+    assert note == f"note: this profile was measured with 3 pipelines of 2 samples a micro-batch on NVIDIA H200; {told}"
+
+
+def test_train_says_so_too(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(MEASURED.to_json()))
+    command = "train --pipelines 2 --stages 2 --microbatches 2 --steps 1 --layers 2 --width 32 --heads 2 --context 16"
+    code, _, err = run(f"{command} --profile {path} --json")
+    assert code == 0, err
+    notes = [line for line in err.splitlines() if line.startswith("note:")]
+    assert len(notes) == 1
+    assert "on NVIDIA H200; reductions and contention may differ for 2; this run computes on cpu; it was of a GPT" in notes[0]

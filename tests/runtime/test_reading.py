@@ -1,0 +1,216 @@
+"""What is read from the spans of workers: durations to the microsecond, links, how uneven and how crowded they were."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recycle.core.cluster import Shape, Worker
+from recycle.core.op import Kind
+from recycle.core.profile import Contention, Link, Profile, Spread, Taken
+from recycle.core.record import OPTIMIZER, REDUCE
+from recycle.runtime.executor import Span
+from recycle.runtime.measure import StageBytes
+from recycle.runtime.player import Played, State
+from recycle.runtime.reading import Crowd, Reading
+
+pytestmark = pytest.mark.timeout(60)
+TAKEN = Taken("cpu", "a machine", "2.11", 2, 3, "GPT")
+F, I, W, B = Kind.F, Kind.I, Kind.W, Kind.B  # noqa: E741 - the kinds by their names
+
+
+def spans(*texts):
+    """Spans from `label asked start end`; what follows all ops is not asked for."""
+    made = []
+    for label, *times in map(str.split, texts):
+        *asked, start, end = map(int, times)
+        made.append(Span(label, start, end, asked_us=asked[0] if asked else 0))
+    return made
+
+
+def moved(given_spans, by_us):
+    return [Span(one.label, one.start_us + by_us, one.end_us + by_us, asked_us=one.asked_us + by_us) for one in given_spans]
+
+
+FIRST = spans("0F0@0 100 100 140", "0B0@0 150 300 350", f"{REDUCE} 360 380", f"{OPTIMIZER} 381 390")
+LAST = spans("1F0@0 90 165 205", "1B0@0 210 210 280", f"{REDUCE} 285 300", f"{OPTIMIZER} 300 320")
+
+
+def read(num_pipelines, played, first=0):
+    reading = Reading(Shape(num_pipelines, 2, 1))
+    reading.add({Worker.parse(name): Played(told) for name, told in played.items()}, first)
+    return reading
+
+
+def one_pipeline():
+    """Two iterations, of which the second begins 300 µs after the first at stage 0, and 240 µs after it at stage 1."""
+    return read(1, {"W0_0": [FIRST, moved(FIRST, 300)], "W0_1": [LAST, moved(LAST, 300)]})
+
+
+def test_an_op_takes_until_its_worker_is_free_for_the_next_one_and_waiting_is_not_part_of_it():
+    assert one_pipeline().medians() == {(0, F): 50, (0, B): 60, (1, F): 45, (1, B): 75}
+
+
+def test_a_message_takes_from_when_its_sender_is_free_to_the_start_of_the_op_that_waited_for_it():
+    # W0_0 is free at 150 and 1F0 starts at 165; W0_1 is free at 285 and 0B0 starts at 300.
+    assert one_pipeline().ways == [15, 15, 15, 15]
+    assert one_pipeline().receives == []
+
+
+def test_an_op_that_found_its_message_long_there_says_what_taking_it_costs():
+    late = spans("1F0@0 60140 60147 60200", "1B0@0 60200 60200 60280", f"{REDUCE} 60285 60300")
+    early = spans("0F0@0 100 100 140", "0B0@0 150 60300 60350", f"{REDUCE} 60360 60380")
+    reading = read(1, {"W0_0": [early], "W0_1": [late]})
+    assert reading.receives == [7]
+    assert reading.ways == [15]  # only that of the gradient, which 0B0 waited for
+
+
+def test_a_message_that_was_there_a_little_before_says_nothing():
+    soon = spans("1F0@0 141 160 205", "1B0@0 210 210 280", f"{REDUCE} 285 300")
+    reading = read(1, {"W0_0": [FIRST], "W0_1": [soon]})
+    assert (reading.receives, reading.ways) == ([], [15])
+
+
+def test_a_step_takes_from_the_end_of_the_reduction_until_the_worker_is_free_for_the_next_iteration():
+    # 0F0 is asked for at 400, 20 µs after the reduction; 1F0 at 390, 90 µs after its own.
+    assert dict(one_pipeline().steps) == {0: [20], 1: [90]}
+
+
+def test_a_reduction_begins_when_its_last_peer_is_there():
+    others = {name: [moved(told, 5)] for name, told in (("W1_0", FIRST), ("W1_1", LAST))}
+    reading = read(2, {"W0_0": [FIRST], "W0_1": [LAST], **others})
+    # At stage 0 the last one comes at 365, and they end at 380 and 385; at stage 1 it comes at 290.
+    assert dict(reading.reductions) == {0: [15, 20], 1: [10, 15]}
+
+
+def test_the_first_iterations_do_not_count():
+    slow = spans("0F0@0 100 100 9999", "0B0@0 9999 9999 9999", f"{REDUCE} 9999 9999")
+    reading = read(1, {"W0_0": [slow, FIRST], "W0_1": [moved(LAST, -7), LAST]}, first=1)
+    assert reading.medians() == {(0, F): 50, (0, B): 60, (1, F): 45, (1, B): 75}
+    assert dict(reading.steps) == {}
+    assert len(reading.reductions[0]) == 1
+
+
+def test_while_one_computes_those_who_compute_at_the_same_time_are_counted():
+    assert one_pipeline().mean_others() == 0  # stages of one micro-batch take turns
+    twice = {name: [told] for name, told in (("W0_0", FIRST), ("W0_1", LAST), ("W1_0", FIRST), ("W1_1", LAST))}
+    assert read(2, twice).others == [[1, 1]] * 4
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=8), st.data())
+def test_a_crowd_counts_as_one_would_microsecond_by_microsecond(given_spans, data):
+    busy = [(start, start + length) for start, length in given_spans]
+    start, end = data.draw(st.sampled_from(busy))
+    until = data.draw(st.integers(start + 1, end))
+    counted = sum(sum(begin <= at < stop for begin, stop in busy) - 1 for at in range(start, until))
+    assert Crowd(busy).others(start, until) == pytest.approx(counted / (until - start))
+    assert Crowd(busy).others(start, start) == 0
+
+
+# Of durations that are given.
+
+
+def durations(*workers, num_pipelines=2, others=()):
+    """A reading of these durations, a list for each worker: {(stage, kind): [µs, ...]}."""
+    listed = [[(what, took_us) for what, times in own.items() for took_us in times] for own in workers]
+    return Reading(Shape(num_pipelines, 2, 1), listed, [list(others)])
+
+
+def test_a_worker_that_takes_longer_for_everything_has_a_factor_and_no_spread():
+    reading = durations(*({(0, F): [5 * n, 5 * n], (0, W): [10 * n]} for n in (10, 12, 15)))
+    assert reading.medians() == {(0, F): 60, (0, W): 120}
+    assert reading.factors() == pytest.approx([10 / 12, 1, 15 / 12])
+    assert reading.spreads() == {(0, F): 0, (0, W): 0}
+
+
+def test_the_spread_is_half_of_what_is_between_the_quartiles():
+    assert durations({(0, F): [60, 80, 100, 120, 140, 160, 180]}).spreads() == {(0, F): 40}  # quartiles 80 and 160
+
+
+@pytest.mark.parametrize(
+    ("alone_us", "num_few", "share"),
+    [
+        (100, 0, 0.1),  # 1 + 5 x 0.1 is 1.5
+        (110, 1, 0.1),  # 1.5 over 1.1
+        (150, 0, 0),  # no slower in a crowd
+        (200, 0, 0),  # faster in a crowd: chance
+        (100, 4, 0),  # half as long again for one more than four: more than any share would explain
+    ],
+)
+def test_contention_is_the_share_by_which_each_other_worker_slows_an_op(alone_us, num_few, share):
+    many = durations({(0, F): [150]}, others=[4, 6])
+    few = durations({(0, F): [alone_us]}, num_pipelines=1, others=[num_few])
+    assert many.contention(few) == Contention(share, 5)
+
+
+def test_one_pipeline_says_nothing_about_contention_because_it_is_held_against_itself():
+    one = durations({(0, F): [102]}, num_pipelines=1, others=[1.52])
+    again = durations({(0, F): [100]}, num_pipelines=1, others=[1.48])
+    assert one.contention(again) == Contention(0, 1.52)
+
+
+def test_unrest_is_the_share_by_which_the_most_restless_median_moved():
+    reading = durations({(0, F): [102], (1, F): [95]})
+    assert reading.unrest({(0, F): 100, (1, F): 100}) == pytest.approx(0.05)
+    assert reading.unrest({(0, F): 102}) == 1  # a median that was not there before has moved all the way
+    assert reading.unrest(reading.medians()) == 0
+
+
+SIZES = [StageBytes(50, 30, 600), StageBytes(40, 20, 4)]
+STATES = {0: State(1000, 1200), 1: State(900, 1200)}
+
+
+def measured(num_pipelines=2):
+    """A profile of two stages of which stage 1 takes twice as long."""
+    usual = {F: 100, I: 120, W: 40, B: 150}
+    both = {(stage, kind): [took_us * (stage + 1)] * 3 for stage in (0, 1) for kind, took_us in usual.items()}
+    reading = durations(both, num_pipelines=num_pipelines, others=[3])
+    reading.receives, reading.ways = [4, 5, 6], [15, 15, 99]
+    reading.reductions.update({0: [20, 20], 1: [20, 24]})
+    reading.steps.update({0: [33, 35], 1: [50]})
+    return reading.profile(SIZES, STATES, 4.0, TAKEN, durations({(0, F): [100]}, num_pipelines=1, others=[1]))
+
+
+def test_ops_that_take_a_message_pay_for_taking_it():
+    first, last = measured().stages
+    # F of the first stage and I of the last one take none, W never does.
+    assert (first.forward_us, first.input_us, first.weight_us, first.fused_us) == (100, 125, 40, 155)
+    assert (last.forward_us, last.input_us, last.weight_us, last.fused_us) == (205, 240, 80, 300)
+    assert (first.optimizer_us, last.optimizer_us) == (34, 50)
+
+
+def test_a_profile_has_the_sizes_and_says_what_it_was_taken_on():
+    profile = measured()
+    first = profile.stages[0]
+    assert (first.activation_bytes, first.weight_held_bytes, first.output_bytes) == (50, 30, 600)
+    assert (first.static_bytes, first.gradient_bytes, first.spread) == (1000, 1200, Spread())
+    assert (profile.taken, profile.factors, profile.contention) == (TAKEN, (1.0,), Contention(0, 3))
+    assert profile.name == "GPT, measured with 4 workers on a machine"
+    assert Profile.from_json(profile.to_json()) == profile
+
+
+def test_links_take_what_messages_and_reductions_took():
+    profile = measured()
+    # A message took 15 µs, of which taking it is part of the op; the smallest takes 4.
+    assert profile.stage_link == Link(4, 600 / 6)
+    assert profile.comm_us(0) == 10
+    # The reductions took 20 and 22 µs: in a ring of two that is two messages of half of the gradient.
+    assert profile.peer_link.latency_us == 4
+    assert profile.peer_link.bytes_per_us == pytest.approx(600 / 6.5)
+    assert profile.reduce_us(0, 2) == 21
+
+
+def test_one_pipeline_has_no_peers_and_its_reductions_take_no_time():
+    profile = measured(num_pipelines=1)
+    assert profile.reduce_us(0, 1) == 0
+    assert profile.peer_link.time_us(10**6) == 1
+
+
+def test_of_many_factors_as_many_are_kept_as_one_can_read_with_both_ends():
+    everything = [(stage, kind) for stage in (0, 1) for kind in Kind]
+    reading = durations(*({what: [100 + n] for what in everything} for n in range(-50, 51)), others=[3])
+    reading.reductions.update({0: [20], 1: [20]})
+    reading.steps.update({0: [33], 1: [50]})
+    factors = reading.profile(SIZES, STATES, 4.0, TAKEN, durations({(0, F): [100]}, num_pipelines=1, others=[1])).factors
+    assert len(factors) == 25
+    assert (factors[0], factors[12], factors[-1]) == (0.5, 1.0, 1.5)
+    assert list(factors) == sorted(factors)

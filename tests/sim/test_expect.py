@@ -1,0 +1,100 @@
+"""What an iteration is expected to take: the plan's period where nothing is uneven, and more for each thing that is."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from recycle.core.plan import Plan
+from recycle.core.profile import Contention, Link, Profile, Spread
+from recycle.sim.replay.expect import expected, num_others
+from recycle.sim.replay.play import Conditions, replay
+from recycle.sim.replay.result import Replay
+from tests.plans import costly_profile, make_1f1b_plan, make_split_plan
+from tests.random_plans import legal_plans
+
+pytestmark = pytest.mark.timeout(120)
+QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+PLAN = make_1f1b_plan(2, 3, 4, profile=costly_profile(3))
+
+
+def with_profile(plan: Plan, **changes: object) -> Plan:
+    return replace(plan, problem=replace(plan.problem, profile=replace(plan.problem.profile, **changes)))  # type: ignore[arg-type]
+
+
+def spread_by(plan: Plan, share: float) -> Plan:
+    """The same plan, with a profile whose ops vary by this share between their quartiles."""
+    stages = (
+        replace(
+            stage,
+            spread=Spread(*(round(share * took) for took in (stage.forward_us, stage.input_us, stage.weight_us, stage.fused_us))),
+        )
+        for stage in plan.problem.profile.stages
+    )
+    return with_profile(plan, stages=tuple(stages))
+
+
+@pytest.mark.parametrize("plan", [make_1f1b_plan(), make_split_plan(), make_1f1b_plan(profile=costly_profile(4))])
+def test_where_all_are_alike_and_alone_an_iteration_takes_the_plans_period(plan: Plan) -> None:
+    found = expected(plan)
+    assert found.links_us == found.crowded_us == found.uneven_us == plan.period_us
+
+
+def test_free_links_leave_the_time_of_ops() -> None:
+    # 1F1B: M + S - 1 times F and B, then reduction and step. Even a free message takes 1 µs, and some of them are waited for;
+    # with links, at least the S - 1 messages there and back are.
+    stage = PLAN.problem.profile.stages[0]
+    found, ends = expected(PLAN), PLAN.problem.profile.reduce_us(0, 2) + stage.optimizer_us
+    by_hand_us = (4 + 3 - 1) * (stage.forward_us + stage.fused_us) + ends
+    assert by_hand_us <= found.ops_us <= by_hand_us + 2 * (4 + 3 - 1)
+    assert found.links_us >= found.ops_us + 2 * 2 * PLAN.problem.profile.comm_us(0) - 2 * 2
+
+
+@QUICK
+@given(plan=legal_plans())
+def test_free_links_are_never_slower(plan: Plan) -> None:
+    found = expected(with_profile(plan, stage_link=Link(50, 1.0)))
+    assert found.ops_us <= found.links_us
+
+
+def test_slower_workers_cost_time_and_one_that_is_always_slow_costs_all_of_it() -> None:
+    even, uneven = expected(PLAN), expected(with_profile(PLAN, factors=(1.0, 1.0, 1.4)))
+    assert uneven.crowded_us == even.crowded_us
+    assert uneven.uneven_us > 1.05 * even.uneven_us
+    free = with_profile(PLAN, stage_link=Link(bytes_per_us=1e9), peer_link=Link(bytes_per_us=1e9))
+    all_slow = expected(with_profile(free, factors=(2.0,)))
+    step_us = free.problem.profile.stages[0].optimizer_us  # takes no longer
+    assert all_slow.uneven_us - step_us == pytest.approx(2 * (all_slow.crowded_us - step_us), rel=0.001)
+
+
+def test_ops_that_vary_cost_time_because_everybody_waits_for_the_longest() -> None:
+    assert expected(spread_by(PLAN, 0.1)).uneven_us > 1.01 * expected(PLAN).uneven_us
+    assert expected(spread_by(PLAN, 0.1), seed=3) == expected(spread_by(PLAN, 0.1), seed=3)
+
+
+def test_a_plan_in_which_more_compute_at_once_than_when_it_was_measured_takes_longer() -> None:
+    others = num_others(replay(PLAN, Conditions(8, eager=True)))
+    for measured_with, share in ((others - 0.5, 0.1), (others, 0.0), (others + 0.5, -0.1)):
+        found = expected(with_profile(PLAN, contention=Contention(0.2, measured_with)))
+        assert (found.crowded_us > found.links_us) == (share > 0)
+        assert (found.crowded_us < found.links_us) == (share < 0)
+
+
+def slow_num_others(played: Replay) -> float:
+    """The same number by looking at every pair of ops of the steady iterations."""
+    begin, end = played.completions_us[played.num_iterations // 2 - 1], played.completions_us[-1]
+    pairs = zip(played.starts_us.ravel().tolist(), played.ends_us.ravel().tolist(), strict=True)
+    spans = [(max(begin, start), min(end, stop)) for start, stop in pairs if start < end and stop > begin]
+    shared = sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in spans for b in spans)  # each with itself, too
+    return shared / sum(stop - start for start, stop in spans) - 1
+
+
+@QUICK
+@given(plan=legal_plans())
+def test_how_many_others_compute_is_what_one_finds_pair_by_pair(plan: Plan) -> None:
+    played = replay(plan, Conditions(2, eager=True))
+    assert num_others(played) == pytest.approx(slow_num_others(played), abs=1e-9)
+
+
+def test_one_worker_is_alone() -> None:
+    assert num_others(replay(make_1f1b_plan(1, 1, 3, profile=Profile.uniform(1, 5, 5, 5)), Conditions(4, eager=True))) == 0
