@@ -94,7 +94,7 @@ def test_a_profile_brings_its_memory_along(tmp_path: Path, capsys: pytest.Captur
     assert plan.problem.memory.limits == (80 * 10**9,) * 4
 
 
-@pytest.mark.parametrize("command", [[], ["plan"], ["show"], ["check"], ["estimate"], ["demo"]])
+@pytest.mark.parametrize("command", [[], ["plan"], ["show"], ["check"], ["estimate"], ["profile"], ["demo"]])
 def test_every_command_explains_itself_with_examples(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([*command, "--help"])

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from recycle.cli.main import main
+from recycle.cli.profile import without_clipping
 from recycle.cli.profile_text import at_rest, contention_text, describe_profile, remark, stage_table, unevenness
 from recycle.cli.train_config import parse_config
 from recycle.core.cluster import Shape
@@ -73,6 +74,10 @@ def test_a_measured_profile_is_printed_kept_and_planned_with(tmp_path: Path) -> 
     machine = re.escape(profile.taken.machine)
     said = rf"note: .* with 2 pipelines of 3 samples a micro-batch on {machine}; reductions and contention may differ for 3\n"
     assert re.fullmatch(said, err)
+
+
+def test_steps_are_measured_without_clipping_because_clipped_ones_wait_for_others() -> None:
+    assert without_clipping(parse_config("[training]\nmax_norm = 0.5\nsteps = 7\n")) == parse_config("[training]\nsteps = 7\n")
 
 
 # What it refuses.
@@ -167,7 +172,7 @@ def test_below_the_table_stands_in_words_what_else_was_found() -> None:
     assert text.splitlines()[4:] == [
         "links       to other stages 20 µs and 95.4 MiB/s; to peers 10 µs and 47.7 MiB/s",
         f"contention  an op takes 3.1% longer for each other worker that computes; {crowd}",
-        "workers     the slowest took 1.12, the fastest 0.95 of the median; durations of one worker vary by 1.4%",
+        "workers     the slowest took 1.12 times as long as the median, the fastest 0.95; durations of one worker vary by 1.4%",
         f"taken on    NVIDIA H200 (cuda), torch 2.11: 3 pipelines of 2 samples a micro-batch; {TAKEN.model}",
         "rest        medians moved by 1.2% in the last of 4 rounds",
         "written     p.json  (recycle plan --profile p.json --pipelines 3 --stages 2 --microbatches 6)",

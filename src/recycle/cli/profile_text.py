@@ -84,7 +84,7 @@ def unevenness(profile: Profile) -> str:
     if not profile.factors:
         return varied
     fast, slow = min(profile.factors), max(profile.factors)
-    return f"the slowest took {slow:.2f}, the fastest {fast:.2f} of the median; {varied}"
+    return f"the slowest took {slow:.2f} times as long as the median, the fastest {fast:.2f}; {varied}"
 
 
 def taken_text(taken: Taken) -> str:
