@@ -66,8 +66,7 @@ def run_race(
             heat, ran = _heat(crew, turn, number)
             if number == num_rounds - 1:
                 _keep_spans(folder / SPANS / f"{variant.name}.json.gz", ran)
-            with (folder / MEASURED).open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(_to_json(heat)) + "\n")
+            _append(folder / MEASURED, heat)
             progress(heat, num_turns - len(missing) + place + 1, num_turns)
 
 
@@ -115,6 +114,13 @@ def _keep_spans(path: Path, ran: Mapping[Worker, Ran]) -> None:
     rows = {worker: [[_row(span, zero_us) for span in one] for one in own] for worker, own in spans.items()}
     with gzip.GzipFile(path, "wb", mtime=0) as stream:
         stream.write(json.dumps(rows).encode())
+
+
+def _append(path: Path, heat: Heat) -> None:
+    """Add a line; one that was cut off gets its end first, so that it does not spoil this one, too."""
+    is_cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write("\n" * is_cut_off + json.dumps(_to_json(heat)) + "\n")
 
 
 def _row(span: Span, zero_us: int) -> list[Any]:

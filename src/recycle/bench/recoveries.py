@@ -6,11 +6,12 @@ Plans come from files, one for every worker that may be dead and for every pair,
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import count
+from math import gcd
 from pathlib import Path
 from typing import Any
 
 from recycle.bench.setup import Setup
-from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem
 from recycle.core.files import write_text
 from recycle.core.plan_source import PlanFolder
@@ -20,7 +21,7 @@ from recycle.runtime.train import train
 
 RECOVERIES, DEATHS = "recoveries.json", "deaths"
 PARTS = ("detect", "abort", "plan", "regroup", "transfer")
-# From one victim to the next: every worker comes before one comes again, and neighbours do not follow each other.
+# From one victim to the next, at least.
 _STRIDE = 7
 
 
@@ -37,11 +38,12 @@ class Recovery:
 
 
 def script(setup: Setup, num_kills: int, gap: int) -> Script:
-    """Every `gap` steps a worker is killed, and one step later it is started again."""
-    workers = [Worker(pipeline, stage) for pipeline in range(setup.pipelines) for stage in range(setup.stages)]
+    """Every `gap` steps a worker is killed, every one before one is killed again, and one step later it is started again."""
+    workers = list(setup.shape.workers())
+    stride = next(number for number in count(_STRIDE) if gcd(number, len(workers)) == 1)
     injections = []
     for number in range(num_kills):
-        victim, step = workers[_STRIDE * number % len(workers)], gap * (number + 1)
+        victim, step = workers[stride * number % len(workers)], gap * (number + 1)
         injections.append(Injection.parse(Action("kill"), f"{victim}@{step}"))
         injections.append(Injection.parse(Action("rejoin"), f"{victim}@{step + 1}"))
     return Script(tuple(injections))

@@ -27,16 +27,23 @@ def slices(num: int) -> Iterator[None]:
         before = {name: os.environ.get(name) for name in added}
         os.environ.update(added)
         try:
-            subprocess.run([_CONTROL, "-d"], check=True, timeout=_PATIENCE_S, capture_output=True, text=True)
+            _start()
             try:
                 yield
             finally:
                 subprocess.run([_CONTROL], input="quit\n", timeout=_PATIENCE_S, capture_output=True, text=True, check=False)
-        except subprocess.CalledProcessError as problem:
-            raise UserError(f"{_CONTROL} cannot be started: {problem.stderr.strip() or problem}") from None
         finally:
             for name, value in before.items():
                 if value is None:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
+
+
+def _start() -> None:
+    try:
+        subprocess.run([_CONTROL, "-d"], check=True, timeout=_PATIENCE_S, capture_output=True, text=True)
+    except subprocess.CalledProcessError as problem:
+        raise UserError(f"{_CONTROL} cannot be started: {problem.stderr.strip() or problem}") from None
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{_CONTROL} cannot be started: it said nothing for {_PATIENCE_S} s") from None

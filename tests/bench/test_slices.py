@@ -1,0 +1,112 @@
+"""The service that cuts a GPU into slices, played by a script: it is started, always told to quit, and leaves no trace."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from recycle.bench.slices import slices
+from recycle.core.errors import UserError
+
+pytestmark = pytest.mark.timeout(60)
+NAME = "nvidia-cuda-mps-control"
+PIPES, LOGS, SHARE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+# It notes its arguments, what it is told, and whether the folders are there in which it is to work.
+NOTES = """#!/bin/sh
+[ -d "$CUDA_MPS_PIPE_DIRECTORY" ] && [ -d "$CUDA_MPS_LOG_DIRECTORY" ] && there=yes || there=no
+if [ "$1" = -d ]; then told=""; else read -r told; fi
+echo "args:$* told:$told folders:$there" >> "{notes}"
+"""
+REFUSES = """#!/bin/sh
+echo "An instance of this daemon is already running" >&2
+exit 1
+"""
+STARTED, QUIT = "args:-d told: folders:yes", "args: told:quit folders:yes"
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Put a script in the place of the service's control; return where it writes its notes."""
+
+    def install(text):
+        script, notes = tmp_path / "bin" / NAME, tmp_path / "notes"
+        script.parent.mkdir()
+        script.write_text(text.format(notes=notes))
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
+        return notes
+
+    return install
+
+
+def lines(notes):
+    return notes.read_text().splitlines()
+
+
+def test_the_service_runs_for_as_long_as_the_slices_are_used(install):
+    notes = install(NOTES)
+    with slices(12):
+        assert lines(notes) == [STARTED]
+    assert lines(notes) == [STARTED, QUIT]
+
+
+@pytest.mark.parametrize(("num", "share"), [(12, 8), (8, 12), (1, 100), (200, 1)])
+def test_processes_that_start_inside_are_told_their_share_in_whole_percent(install, num, share):
+    install(NOTES)
+    with slices(num):
+        told = subprocess.run(["sh", "-c", f"echo ${SHARE}"], capture_output=True, text=True, check=True).stdout
+    assert told.strip() == str(share)
+
+
+@pytest.mark.parametrize("problem", [RuntimeError("a worker died"), KeyboardInterrupt()])
+def test_it_is_told_to_quit_when_what_runs_inside_fails(install, problem):
+    notes = install(NOTES)
+    with pytest.raises(type(problem)) as raised, slices(4):
+        raise problem
+    assert raised.value is problem
+    assert lines(notes) == [STARTED, QUIT]
+
+
+def test_a_command_that_fails_inside_is_not_taken_for_the_services(install):
+    notes = install(NOTES)
+    with pytest.raises(subprocess.CalledProcessError), slices(4):
+        subprocess.run(["false"], check=True)
+    assert lines(notes) == [STARTED, QUIT]
+
+
+@pytest.mark.parametrize("before", [{}, {PIPES: "/of/the/user", SHARE: "50"}])
+@pytest.mark.parametrize("script", [NOTES, REFUSES])
+def test_the_environment_is_as_before_afterwards(install, monkeypatch, before, script):
+    install(script)
+    for name in (PIPES, LOGS, SHARE):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in before.items():
+        monkeypatch.setenv(name, value)
+    known = dict(os.environ)
+    try:
+        with slices(4):
+            assert os.environ[PIPES] != known.get(PIPES)
+    except UserError:
+        assert script == REFUSES
+    assert dict(os.environ) == known
+
+
+def test_the_folders_of_the_service_are_gone_afterwards(install):
+    install(NOTES)
+    with slices(4):
+        folders = [Path(os.environ[PIPES]), Path(os.environ[LOGS])]
+        assert all(folder.is_dir() for folder in folders)
+    assert not any(folder.exists() for folder in folders)
+
+
+def test_a_machine_without_the_service_is_told_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=f"^slices of a GPU need {NAME}, which comes with NVIDIA's driver, and it is not here$"):
+        slices(4).__enter__()
+
+
+def test_a_service_that_does_not_start_is_told_in_its_own_words(install):
+    install(REFUSES)
+    with pytest.raises(UserError, match=f"^{NAME} cannot be started: An instance of this daemon is already running$"):
+        slices(4).__enter__()
