@@ -20,10 +20,23 @@ from recycle.bench.cluster import (
     read_setup,
 )
 from recycle.bench.setup import BACKENDS, Setup
+from recycle.core.errors import UserError
+
+_NAME = "python -m recycle.bench"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m recycle.bench", description="Measure a cluster on this machine.")
+    args = _parser().parse_args()
+    try:
+        _measure(args)
+    except UserError as problem:
+        print(f"{_NAME}: {problem}", file=sys.stderr)
+        return problem.exit_code
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=_NAME, description="Measure a cluster on this machine.")
     parser.add_argument("part", choices=("profile", "race", "deaths"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--backend", choices=BACKENDS, help="of a folder that is new")
@@ -31,7 +44,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=DEFAULT_ROUNDS)
     parser.add_argument("--iterations", type=int, default=DEFAULT_ITERATIONS)
     parser.add_argument("--kills", type=int, default=DEFAULT_KILLS)
-    args = parser.parse_args()
+    return parser
+
+
+def _measure(args: argparse.Namespace) -> None:
+    for name in ("rounds", "iterations", "kills"):
+        if getattr(args, name) < 1:
+            raise UserError(f"--{name} is {getattr(args, name)}, but it must be at least 1")
     if args.backend:
         begin(args.folder, Setup.usual(args.backend, args.workers))
     setup = read_setup(args.folder)
@@ -41,7 +60,6 @@ def main() -> int:
         measure_deaths(args.folder, setup, args.kills, print)
     else:
         measure_race(args.folder, setup, args.rounds, args.iterations, print)
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,47 @@
+"""`python -m recycle.bench`: what is wrong is one sentence and an exit code, as with every command of ours."""
+
+import json
+import sys
+
+import pytest
+
+from recycle.bench.__main__ import main
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run it with these arguments: its exit code, and what it said about errors."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["recycle.bench", *map(str, arguments)])
+        return main(), capsys.readouterr().err
+
+    return run
+
+
+def test_a_folder_without_a_setup_is_told_in_one_sentence(run, tmp_path):
+    sentence = f"python -m recycle.bench: cannot read {tmp_path / 'setup.json'}: No such file or directory\n"
+    assert run("race", tmp_path) == (2, sentence)
+
+
+def test_workers_that_cannot_be_are_told_in_one_sentence_and_nothing_is_made(run, tmp_path):
+    code, said = run("race", tmp_path / "new", "--backend", "cpu-cores", "--workers", 9)
+    assert (code, said.count("\n")) == (2, 1)
+    assert "9 workers are no pipelines of 4 stages" in said
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_new_folder_gets_its_setup_before_the_race_asks_for_plans(run, tmp_path):
+    code, said = run("race", tmp_path, "--backend", "cpu-cores", "--workers", 8)
+    assert (code, said.count("\n")) == (2, 1)
+    assert "there is no plan" in said
+    assert json.loads((tmp_path / "setup.json").read_text())["pipelines"] == 2
+
+
+@pytest.mark.parametrize(("part", "name"), [("race", "rounds"), ("race", "iterations"), ("deaths", "kills")])
+@pytest.mark.parametrize("value", [0, -3])
+def test_less_than_one_of_anything_is_refused(run, tmp_path, part, name, value):
+    assert run(part, tmp_path, f"--{name}", value) == (
+        2,
+        f"python -m recycle.bench: --{name} is {value}, but it must be at least 1\n",
+    )
