@@ -60,9 +60,7 @@ def test_one_pipeline_is_refused_since_nobody_could_take_over():
         replace(TINY, pipelines=1)
 
 
-def test_an_iteration_has_the_samples_of_all_micro_batches_of_all_pipelines():
-    assert Setup.usual("cpu-cores").samples_per_iteration == 3 * 6 * 3
-    assert TINY.samples_per_iteration == 2 * 2 * 1
+def test_a_sample_is_as_long_as_the_context():
     inputs, targets = TINY.text()[0]
     assert inputs.shape == targets.shape == (TINY.context,)
 
@@ -79,4 +77,16 @@ def all_weights(stages):
 
 
 def test_it_is_the_same_setup_after_a_journey_through_json():
-    assert Setup.from_json(TINY.to_json()) == TINY
+    assert Setup(**TINY.to_json()) == TINY
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"layers": 3}, r"^3 layers are too few for torch's zero bubble in a V: give at least 4$"),
+        ({"heads": 3}, r"^3 heads do not share a width of 16: choose a width that they divide$"),
+    ],
+)
+def test_a_model_that_not_all_variants_can_train_is_refused_at_once(changed, message):
+    with pytest.raises(UserError, match=message):
+        replace(TINY, **changed)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
 from recycle.runtime import ipc_links
-from recycle.runtime.ipc_links import IpcLinks, is_one_machine
+from recycle.runtime.ipc_links import IpcLinks, have_one_gpu
 from recycle.runtime.links import Address, Parcel
 from recycle.runtime.turns import Message
 from tests.runtime.threads import TIMEOUT, at_once
@@ -30,7 +30,7 @@ NUM_CHAINS = 5
 class OnHost(IpcLinks):
     """Links whose memory nobody else can enter."""
 
-    def _opened(self, name, size_bytes):
+    def _opened(self, purpose, name, size_bytes):
         return torch.zeros(size_bytes, dtype=torch.uint8, device=self._device)
 
 
@@ -51,7 +51,7 @@ def message(kind, chain):
 
 
 def ask(store, worker):
-    return is_one_machine(store, Address(worker, WORKERS, epoch=3))
+    return have_one_gpu(store, Address(worker, WORKERS, epoch=3), "the first GPU")
 
 
 def test_workers_that_started_with_the_same_boot_are_on_one_machine():
@@ -62,13 +62,13 @@ def test_workers_that_started_with_the_same_boot_are_on_one_machine():
 def test_one_that_is_elsewhere_is_enough_for_several_machines():
     store = dist.HashStore()
     # A store of torch's puts a prefix before a key with a slash.
-    store.set("e3/machine/W1_0", "the boot of another machine")
+    store.set("e3/gpu/W1_0", "the boot of another machine")
     assert at_once(*(lambda worker=worker: ask(store, worker) for worker in WORKERS[:2])) == [False] * 2
 
 
 def test_what_was_said_in_another_epoch_does_not_count():
     store = dist.HashStore()
-    store.set("e2/machine/W1_0", "the boot of another machine")
+    store.set("e2/gpu/W1_0", "the boot of another machine")
     assert at_once(*(lambda worker=worker: ask(store, worker) for worker in WORKERS)) == [True] * 3
 
 

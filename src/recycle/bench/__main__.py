@@ -14,6 +14,7 @@ from recycle.bench.cluster import (
     DEFAULT_KILLS,
     DEFAULT_ROUNDS,
     begin,
+    hardware,
     measure_deaths,
     measure_profile,
     measure_race,
@@ -54,12 +55,13 @@ def _measure(args: argparse.Namespace) -> None:
     if args.backend:
         begin(args.folder, Setup.usual(args.backend, args.workers))
     setup = read_setup(args.folder)
-    if args.part == "profile":
-        measure_profile(args.folder, setup, print)
-    elif args.part == "deaths":
-        measure_deaths(args.folder, setup, args.kills, print)
-    else:
-        measure_race(args.folder, setup, args.rounds, args.iterations, print)
+    with hardware(setup):
+        if args.part == "profile":
+            measure_profile(args.folder, setup, print)
+        elif args.part == "deaths":
+            measure_deaths(args.folder, setup, args.kills, print)
+        else:
+            measure_race(args.folder, setup, args.rounds, args.iterations, print)
 
 
 if __name__ == "__main__":

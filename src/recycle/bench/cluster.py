@@ -3,6 +3,7 @@
 setup.json      what is measured
 profile.json    what ops, messages, reductions and steps cost with all workers at once
 plans/          a plan for each variant, made from the profile
+rounds/         a profile for each round, from a rehearsal at its start
 measured.jsonl  what each turn of each variant took
 spans/          who ran what when, in the last round
 deaths/         plans for whoever may die
@@ -10,8 +11,8 @@ recoveries.json what each death and each return took
 """
 
 import json
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from recycle.bench.race import Heat, run_race
@@ -22,6 +23,7 @@ from recycle.bench.variants import variants
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import read_json, write_text
 from recycle.core.plan_source import PlanFolder
+from recycle.core.profile import Profile
 from recycle.runtime.job import refuse_absent
 from recycle.runtime.rehearsal import rehearsal_plan, rehearse
 
@@ -51,14 +53,20 @@ def read_setup(folder: Path) -> Setup:
         raise FileProblem(f"{folder / SETUP} is not a setup: {problem}") from None
 
 
+@contextmanager
+def hardware(setup: Setup) -> Iterator[None]:
+    """What the setup computes on, for all of its parts: processes are forked from a server that starts in here, and once."""
+    refuse_absent(setup.device)
+    with slices(setup.num_workers) if setup.is_gpu else nullcontext():
+        yield
+
+
 def measure_profile(folder: Path, setup: Setup, say: Say) -> None:
     """Rehearse, unless that was done."""
     if (folder / PROFILE).exists():
         return
-    refuse_absent(setup.device)
-    with slices(setup.num_workers) if setup.is_gpu else nullcontext():
-        job = setup.job(rehearsal_plan(setup.shape, is_split=True))
-        found = rehearse(job, setup.model, progress=lambda number, unrest: say(f"round {number}: medians moved by {unrest:.1%}"))
+    job = setup.job(rehearsal_plan(setup.shape, is_split=True))
+    found = rehearse(job, setup.model, progress=lambda number, unrest: say(f"round {number}: medians moved by {unrest:.1%}"))
     if not found.is_at_rest:
         say(f"medians still moved by {found.unrest:.1%} after {found.num_rounds} rounds: this machine is not quiet")
     write_text(folder / PROFILE, json.dumps(found.profile.to_json(), indent=1) + "\n")
@@ -66,18 +74,15 @@ def measure_profile(folder: Path, setup: Setup, say: Say) -> None:
 
 def measure_race(folder: Path, setup: Setup, num_rounds: int, num_iterations: int, say: Say) -> None:
     """Run the race, or what is missing of it."""
-    refuse_absent(setup.device)
 
     def progress(heat: Heat, done: int, of: int) -> None:
         say(f"turn {done} of {of}: {heat.variant} {heat.iteration_us / 1e3:.1f} ms, last loss {heat.losses[-1]:.4f}")
 
-    with slices(setup.num_workers) if setup.is_gpu else nullcontext():
-        run_race(folder, setup, variants(setup), num_rounds, num_iterations, progress)
+    profile = Profile.load(folder / PROFILE) if (folder / PROFILE).exists() else None
+    run_race(folder, setup, variants(setup), num_rounds, num_iterations, progress, profile)
 
 
 def measure_deaths(folder: Path, setup: Setup, num_kills: int, say: Say) -> None:
     """Kill workers, one after the other, unless that was done."""
-    refuse_absent(setup.device)
     period_us = PlanFolder(folder / DEATHS).answer(frozenset()).plan.period_us
-    with slices(setup.num_workers) if setup.is_gpu else nullcontext():
-        measure_recoveries(folder, setup, num_kills, max(2, round(_CYCLE_S * 1e6 / period_us)), say)
+    measure_recoveries(folder, setup, num_kills, max(2, round(_CYCLE_S * 1e6 / period_us)), say)

@@ -10,11 +10,12 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from recycle.bench.rehearsals import NUM_TURNS, rehearse_round, round_path
 from recycle.bench.setup import Setup
 from recycle.bench.sides import Ran, Turn, make_racer
 from recycle.bench.variants import Variant
@@ -22,6 +23,9 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem
 from recycle.core.op import Op
 from recycle.core.plan import Plan
+from recycle.core.plan_source import names_of
+from recycle.core.profile import Profile
+from recycle.core.rules import check
 from recycle.runtime.crew import Crew, crew_of
 from recycle.runtime.executor import Span
 
@@ -49,10 +53,16 @@ Progress = Callable[[Heat, int, int], None]
 
 
 def run_race(
-    folder: Path, setup: Setup, variants: Sequence[Variant], num_rounds: int, num_iterations: int, progress: Progress
+    folder: Path,
+    setup: Setup,
+    variants: Sequence[Variant],
+    num_rounds: int,
+    num_iterations: int,
+    progress: Progress,
+    profile: Profile | None = None,
 ) -> None:
-    """Run what is missing of so many rounds."""
-    plans = {one.name: _plan(folder, one) for one in variants if not one.is_torch}
+    """Run what is missing of so many rounds; with a profile, rehearse at the start of each."""
+    plans = {one.name: _plan(folder, setup, one) for one in variants if not one.is_torch}
     missing = _missing(folder, variants, num_rounds)
     if not missing:
         return
@@ -61,8 +71,12 @@ def run_race(
     num_turns = num_rounds * len(variants)
     (folder / SPANS).mkdir(exist_ok=True)
     with crew_of(workers, partial(make_racer, setup, parcels), ["torch.distributed.pipelining"]) as crew:
+        numbers = count(1)  # what tells one turn's links from another's
         for place, (number, variant) in enumerate(missing):
-            turn = Turn(place + 1, variant.name, WARM_UP + num_iterations, plans.get(variant.name), variant.pipelines(setup))
+            if profile is not None and not round_path(folder, number).exists():
+                first, *_ = (next(numbers) for _ in range(NUM_TURNS))
+                rehearse_round(folder, setup, crew, number, first, profile)
+            turn = Turn(next(numbers), variant.name, WARM_UP + num_iterations, plans.get(variant.name), variant.pipelines(setup))
             heat, ran = _heat(crew, turn, number)
             if number == num_rounds - 1:
                 _keep_spans(folder / SPANS / f"{variant.name}.json.gz", ran)
@@ -74,11 +88,21 @@ def plan_path(folder: Path, variant: Variant) -> Path:
     return folder / PLANS / f"{variant.name}.json"
 
 
-def _plan(folder: Path, variant: Variant) -> Plan:
+def _plan(folder: Path, setup: Setup, variant: Variant) -> Plan:
     path = plan_path(folder, variant)
     if not path.exists():
         raise FileProblem(f"there is no plan {path}: make the plans first, with recycle bench cluster --only plan")
-    return Plan.load(path)
+    plan = Plan.load(path)
+    dead = "" if variant.dropped is not None else variant.dead
+    if plan.problem.shape != variant.shape(setup) or names_of(plan.problem.cluster.failed, ",") != (_in_order(dead) or "none"):
+        raise FileProblem(f"{path} is a plan for something else than {variant.title}: remove it, and plan again")
+    if violations := check(plan):
+        raise FileProblem(f"{path} is not a legal plan, {violations[0]}: remove it, and plan again")
+    return plan
+
+
+def _in_order(dead: str) -> str:
+    return ",".join(map(str, sorted(map(Worker.parse, filter(None, dead.split(","))))))
 
 
 def _missing(folder: Path, variants: Sequence[Variant], num_rounds: int) -> list[tuple[int, Variant]]:

@@ -1,6 +1,5 @@
 """What a cluster is measured with: how many workers, what computes, and the GPT that they train."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any
@@ -48,6 +47,10 @@ class Setup:
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UserError(f"{field.name} is {value!r}, but it must be a whole number of at least 1")
+        if self.layers < 2 * self.stages:
+            raise UserError(f"{self.layers} layers are too few for torch's zero bubble in a V: give at least {2 * self.stages}")
+        if self.width % self.heads:
+            raise UserError(f"{self.heads} heads do not share a width of {self.width}: choose a width that they divide")
         if self.pipelines < 2:
             raise UserError(f"{self.pipelines} pipeline has no peers that could take over: give at least 2")
 
@@ -77,10 +80,6 @@ class Setup:
     @property
     def num_workers(self) -> int:
         return self.pipelines * self.stages
-
-    @property
-    def samples_per_iteration(self) -> int:
-        return self.pipelines * self.microbatches * self.samples
 
     @property
     def model(self) -> str:
@@ -115,7 +114,3 @@ class Setup:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> "Setup":
-        return Setup(**data)

@@ -29,17 +29,12 @@ class Variant:
     def is_torch(self) -> bool:
         return not self.techniques
 
-    @property
-    def num_dead(self) -> int:
-        """How many workers do nothing because of the failure."""
-        return len(self.dead.split(",")) if self.dead else 0
-
     def pipelines(self, setup: Setup) -> Sequence[int]:
         """The pipelines of the cluster that take part, in the order of those of its plan."""
         return [number for number in range(setup.pipelines) if number != self.dropped]
 
     def shape(self, setup: Setup) -> Shape:
-        """The shape of its plan: the same micro-batches in every iteration, whoever does them."""
+        """The shape of its plan: as many micro-batches in an iteration, or a few more where they do not come out even."""
         num = len(self.pipelines(setup))
         return Shape(num, setup.stages, -(-setup.pipelines * setup.microbatches // num))
 

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from recycle.core.errors import UserError
@@ -33,7 +34,7 @@ def add_bench_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentPa
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", choices=("cluster",), help="what is measured")
-    parser.add_argument("--workers", type=int, default=12, metavar="N", help="workers, a multiple of 4 (default: 12)")
+    parser.add_argument("--workers", type=int, metavar="N", help="workers, a multiple of 4 (default: 12)")
     parser.add_argument("--backend", metavar="cpu-cores|gpu-slices", help="what they compute on (default: cpu-cores)")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where everything goes, and goes on from")
     parser.add_argument("--only", default=",".join(_PARTS), metavar="LIST", help=f"some of {','.join(_PARTS)} (default: all)")
@@ -57,20 +58,21 @@ def run_bench(args: argparse.Namespace) -> int:
     for name in ("rounds", "iterations", "kills"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name} is {getattr(args, name)}, but it must be at least 1")
-    is_there = (args.out / cluster.SETUP).exists()
-    setup = (
-        cluster.read_setup(args.out) if is_there and not args.backend else Setup.usual(args.backend or CPU_CORES, args.workers)
-    )
+    if (args.out / cluster.SETUP).exists() and args.backend is None and args.workers is None:
+        setup = cluster.read_setup(args.out)
+    else:
+        setup = Setup.usual(args.backend or CPU_CORES, 12 if args.workers is None else args.workers)
     cluster.begin(args.out, setup)
-    if "profile" in parts:
-        cluster.measure_profile(args.out, setup, _say)
     chosen = variants(setup)
-    if "plan" in parts:
-        make_plans(args.out, setup, chosen, Profile.load(args.out / cluster.PROFILE), _say)
-    if "race" in parts:
-        cluster.measure_race(args.out, setup, args.rounds, args.iterations, _say)
-    if "deaths" in parts:
-        cluster.measure_deaths(args.out, setup, args.kills, _say)
+    with cluster.hardware(setup) if set(parts) & {"profile", "race", "deaths"} else nullcontext():
+        if "profile" in parts:
+            cluster.measure_profile(args.out, setup, _say)
+        if "plan" in parts:
+            make_plans(args.out, setup, chosen, Profile.load(args.out / cluster.PROFILE), _say)
+        if "race" in parts:
+            cluster.measure_race(args.out, setup, args.rounds, args.iterations, _say)
+        if "deaths" in parts:
+            cluster.measure_deaths(args.out, setup, args.kills, _say)
     if "report" in parts:
         command = f"recycle bench cluster --workers {setup.num_workers} --backend {setup.backend}"
         print(write_results(args.out, setup, chosen, Profile.load(args.out / cluster.PROFILE), command))

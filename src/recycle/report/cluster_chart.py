@@ -7,7 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from recycle.report import palette
-from recycle.report.cluster import Line
+from recycle.report.cluster import BEST, Line
 
 _COLOURS = {"nobody": palette.PAINTS["F"].fill, "torch": palette.GRID, "dead": palette.PAINTS["I"].fill}
 _MEANINGS = {"nobody": "nobody dead", "torch": "nobody dead, torch's schedules", "dead": "with dead workers"}
@@ -24,8 +24,8 @@ def draw_cluster(lines: Sequence[Line], yardstick: Line, title: str) -> bytes:
         axes.barh(place, share, 0.66, color=_COLOURS[kind], label=_MEANINGS[kind] if kind not in seen else None)
         seen.add(kind)
         axes.text(0.01, place, f"{share:.0%}  {line.median_us / 1e3:.0f} ms", va="center", fontsize=8, color=_ink(kind))
-        if line.prediction is not None:
-            at = share * line.median_us / line.prediction.best_us
+        if line.is_predicted:
+            at = share / (1 + line.error(BEST))
             mark = "predicted from the profile" if "mark" not in seen else None
             axes.plot([at, at], [place - 0.38, place + 0.38], color=palette.INK, linewidth=2, label=mark)
             seen.add("mark")
@@ -46,7 +46,7 @@ def draw_cluster(lines: Sequence[Line], yardstick: Line, title: str) -> bytes:
 def _kind(line: Line) -> str:
     if line.dead:
         return "dead"
-    return "torch" if line.prediction is None else "nobody"
+    return "nobody" if line.is_predicted else "torch"
 
 
 def _ink(kind: str) -> str:

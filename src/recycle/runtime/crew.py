@@ -22,9 +22,12 @@ from recycle.core.errors import WorkerFailed
 from recycle.core.parent import end_with_parent
 from recycle.runtime.forkserver import forking
 from recycle.runtime.kit import packed
+from recycle.runtime.links import LinksBroken
 
 TIMEOUT = timedelta(seconds=120)
 _HOST = "127.0.0.1"
+# Who fails makes others fail who wait for it: so long all are listened to, for the one that was the first.
+_ECHO_S = 2.0
 
 
 class Station(NamedTuple):
@@ -56,24 +59,35 @@ class Crew:
 
     def ask(self, question: Any) -> dict[Worker, Any]:
         """Put a question to all members, and return what each answers."""
-        for pipe in self._pipes.values():
-            pipe.send(question)
+        for worker, pipe in self._pipes.items():
+            try:
+                pipe.send(question)
+            except OSError:
+                raise self._gone(worker) from None
         answers: dict[Worker, Any] = {}
+        problems: list[WorkerFailed] = []
         missing = {pipe: worker for worker, pipe in self._pipes.items()}
         while missing:
-            ready = wait([*missing, *(self._processes[worker].sentinel for worker in missing.values())])
-            for pipe in [pipe for pipe in missing if pipe in ready]:
-                worker = missing.pop(pipe)
-                answers[worker] = self._received(worker, pipe)
-            for worker in missing.values():
-                if self._processes[worker].sentinel in ready:
-                    raise self._gone(worker)
+            ready = wait(
+                [*missing, *(self._processes[worker].sentinel for worker in missing.values())], _ECHO_S if problems else None
+            )
+            if not ready:
+                break
+            for pipe, worker in list(missing.items()):
+                if pipe in ready or self._processes[worker].sentinel in ready:
+                    del missing[pipe]
+                    try:
+                        answers[worker] = self._received(worker, pipe)
+                    except WorkerFailed as problem:
+                        problems.append(problem)
+        if problems:
+            raise next((problem for problem in problems if LinksBroken.__name__ not in str(problem)), problems[0])
         return answers
 
     def _received(self, worker: Worker, pipe: Connection) -> Any:
         try:
             problem, answer = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):  # the latter if it was killed before it had read the question
             raise self._gone(worker) from None
         if problem:
             raise WorkerFailed(f"{worker} failed while it was measured:\n{problem}")

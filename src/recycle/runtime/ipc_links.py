@@ -32,11 +32,22 @@ _ALIGNMENT = 256  # bytes at which a tensor of any kind may begin
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-def is_one_machine(store: Any, address: Address) -> bool:
-    """Whether all workers of an epoch are on one machine; all of them ask."""
-    prefix = dist.PrefixStore(f"e{address.epoch}/machine", store)  # type: ignore[attr-defined]
-    prefix.set(str(address.worker), _BOOT.read_text() if _BOOT.exists() else str(address.worker))
+def have_one_gpu(store: Any, address: Address, gpu: str) -> bool:
+    """Whether all workers of an epoch compute on the same GPU of the same machine; all of them ask, each with its GPU's name."""
+    prefix = dist.PrefixStore(f"e{address.epoch}/gpu", store)  # type: ignore[attr-defined]
+    machine = _BOOT.read_text() if _BOOT.exists() else str(address.worker)
+    prefix.set(str(address.worker), f"{machine} {gpu}")
     return len({prefix.get(str(other)) for other in address.workers}) == 1
+
+
+_lasting: dict[tuple[str, int], Tensor] = {}
+
+
+def _lasting_memory(name: str, size_bytes: int, device: torch.device) -> Tensor:
+    """Memory that this process keeps for all its epochs: CUDA never gives back what was open to a process that was killed."""
+    if (name, size_bytes) not in _lasting:
+        _lasting[name, size_bytes] = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    return _lasting[name, size_bytes]
 
 
 class IpcLinks(GlooLinks):
@@ -59,15 +70,15 @@ class IpcLinks(GlooLinks):
         self._memory = dist.PrefixStore(f"e{address.epoch}/memory", store)  # type: ignore[attr-defined]
         largest = max(map(_size_bytes, parcels.values()), default=0)
         self._place_bytes = -(-largest // _ALIGNMENT) * _ALIGNMENT
-        self._inbox = self._opened(f"{address.worker}", _ROUNDS * 2 * num_chains * self._place_bytes)
+        self._inbox = self._opened("inbox", f"{address.worker}", _ROUNDS * 2 * num_chains * self._place_bytes)
         receivers = {turn.gives.receiver for turn in turns if turn.gives is not None}
         self._inboxes = {other: self._entered(f"{other}") for other in sorted(receivers)}
         self._desks: dict[int, tuple[Tensor, list[Tensor]]] = {}
         self._num_sums = 0
 
-    def _opened(self, name: str, size_bytes: int) -> Tensor:
+    def _opened(self, purpose: str, name: str, size_bytes: int) -> Tensor:
         """Memory of this worker that others may enter under this name."""
-        memory = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+        memory = _lasting_memory(purpose, size_bytes, self._device)
         if size_bytes:
             _, *handle = memory.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
             told = [part.hex() if isinstance(part, bytes) else part for part in handle]
@@ -140,7 +151,7 @@ class IpcLinks(GlooLinks):
         """The own desk for sums of this size, and those of all peers in order; made when they are first needed."""
         if size_bytes not in self._desks:
             peers = self._address.peers(self._address.worker.stage)
-            own = self._opened(f"{self._address.worker}/{size_bytes}", _DESKS * size_bytes)
+            own = self._opened("desk", f"{self._address.worker}/{size_bytes}", _DESKS * size_bytes)
             desks = [own if other == self._address.worker else self._entered(f"{other}/{size_bytes}") for other in peers]
             self._desks[size_bytes] = own, desks
         return self._desks[size_bytes]

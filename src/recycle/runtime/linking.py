@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from recycle.runtime.ipc_links import IpcLinks, is_one_machine
+from recycle.runtime.ipc_links import IpcLinks, have_one_gpu
 from recycle.runtime.kit import Kit
 from recycle.runtime.links import Address, GlooLinks
 from recycle.runtime.nccl_links import NcclLinks
@@ -23,6 +23,6 @@ def make_links(
         return GlooLinks(*common, host)
     if len(address.workers) <= torch.cuda.device_count():  # NCCL refuses two workers on one GPU
         return NcclLinks(*common, turns, device, host)
-    if torch.cuda.device_count() == 1 and is_one_machine(store, address):
+    if have_one_gpu(store, address, str(torch.cuda.get_device_properties(device).uuid)):
         return IpcLinks(*common, turns, device, host)
     return GlooLinks(*common, host)
