@@ -63,7 +63,7 @@ def measure_recoveries(folder: Path, setup: Setup, num_kills: int, gap: int, say
             one = found[-1]
             say(f"{one.worker} {'is back' if one.joins else 'was killed'}: {one.took_us / 1e3:.0f} ms to the first op after it")
 
-    steps = gap * (num_kills + 2)
+    steps = gap * (num_kills + 1)  # the last one has time to come back
     train(plan, **setup.arguments(steps), watch=watch, plans=source, script=script(setup, num_kills, gap))
     write_text(folder / RECOVERIES, json.dumps([asdict(one) for one in found], indent=1) + "\n")
 

@@ -23,7 +23,7 @@ _RATE = 1e-4
 _ENDLESS = 10**6
 
 
-make_optimizer = partial(torch.optim.AdamW, lr=_RATE)
+make_optimizer = partial(torch.optim.AdamW, lr=_RATE, fused=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,84 @@
+"""A measured cluster in tables and as a picture."""
+
+import pytest
+
+from recycle.report.cluster import (
+    BEST,
+    WAYS,
+    Asked,
+    Line,
+    Prediction,
+    asked_table,
+    errors_asked,
+    prediction_table,
+    throughput_table,
+    times_table,
+)
+from recycle.report.cluster_chart import draw_cluster
+
+
+def line(name, times_ms, num_samples=54, predicted_ms=(), dead=""):
+    times_us = {number: took * 1e3 for number, took in enumerate(times_ms)}
+    predictions = {
+        number: Prediction(took * 1e3 - 30, took * 1e3 - 20, took * 1e3 - 10, took * 1e3)
+        for number, took in enumerate(predicted_ms)
+    }
+    return Line(name, name.upper(), dead, times_us, num_samples, [4.0, 3.5], predictions)
+
+
+def test_a_share_is_the_median_of_each_rounds_own_ratio():
+    # The machine was three times as slow in the second round, and both were hit.
+    yardstick, other = line("a", [100, 300, 100]), line("b", [80, 240, 125])
+    assert other.share_of(yardstick) == pytest.approx(100 / 80)
+    assert yardstick.share_of(yardstick) == 1
+
+
+def test_rounds_that_only_one_has_do_not_count():
+    assert line("b", [50]).share_of(line("a", [100, 300])) == pytest.approx(2.0)
+
+
+def test_throughput_counts_samples():
+    # As long an iteration, but of two thirds of the samples.
+    small = line("small", [100], num_samples=36)
+    assert small.share_of(line("a", [100])) == pytest.approx(2 / 3)
+    assert small.samples_per_s == pytest.approx(360)
+
+
+def test_an_error_is_the_median_of_each_rounds_own():
+    found = line("a", [100, 200, 400], predicted_ms=[103, 206, 300])
+    assert found.error(BEST) == pytest.approx(0.03)
+    assert found.predicted_us(BEST) == 206e3
+
+
+def test_each_way_of_predicting_has_its_column_and_its_error():
+    head, row = prediction_table([line("a", [100], predicted_ms=[101]), line("torch", [90])])
+    assert head == ["variant", *WAYS, "measured ms"]
+    assert row == ["A", "101.0 (+1.0%)", "101.0 (+1.0%)", "101.0 (+1.0%)", "101.0 (+1.0%)", "100.0"]
+
+
+def test_a_row_says_what_was_measured_beside_what_was_predicted():
+    yardstick = line("a", [100, 110, 120], predicted_ms=[99, 110, 121])
+    rows = throughput_table([yardstick, line("torch", [50, 55, 60]), line("b", [220], dead="W1_2")], yardstick)
+    assert rows[0][5] == "of A"
+    assert rows[1] == ["A", "nobody", "110.0", "100 – 120", "490.9", "100.0%", "110.0", "+0.0%"]
+    assert rows[2] == ["TORCH", "nobody", "55.0", "50 – 60", "981.8", "200.0%", "–", "–"]
+    assert rows[3][1:3] == ["W1_2", "220.0"]
+
+
+def test_predictions_are_judged_by_their_median_and_their_worst():
+    lines = [line("a", [100], predicted_ms=[102]), line("b", [100], predicted_ms=[91]), line("c", [100], predicted_ms=[101])]
+    middle, worst = errors_asked([*lines, line("torch", [100])], 0.03, 0.08)
+    assert (middle.found, middle.is_met) == ("2.0%", True)
+    assert (worst.found, worst.is_met) == ("9.0%", False)
+    assert asked_table([Asked("what", "≥ 1", "0", False)])[1] == ["what", "≥ 1", "0", "no"]
+
+
+def test_times_have_a_median_and_a_worst_and_those_of_nothing_have_no_row():
+    assert times_table({"kills": [1000.0, 3000.0, 2000.0], "joins": []})[1:] == [["kills", "3", "2", "3"]]
+
+
+def test_the_picture_is_a_png_that_is_the_same_each_time():
+    lines = [line("a", [100], predicted_ms=[102]), line("torch", [90]), line("b", [120], predicted_ms=[118], dead="W1_2")]
+    drawn = draw_cluster(lines, lines[0], "12 workers")
+    assert drawn.startswith(b"\x89PNG")
+    assert drawn == draw_cluster(lines, lines[0], "12 workers")
