@@ -3,15 +3,17 @@
 import gzip
 import json
 import shutil
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from recycle.bench.race import Heat, plan_path, read_heats, run_race
 from recycle.bench.setup import SEED
-from recycle.bench.sides import TORCH
+from recycle.bench.torch_side import TORCH, TorchSide
 from recycle.bench.variants import variants
 from recycle.core.errors import FileProblem
 from recycle.core.op import Kind
@@ -19,7 +21,8 @@ from recycle.core.plan import Plan
 from recycle.core.record import OPTIMIZER, REDUCE
 from recycle.models.gpt import next_byte_loss
 from recycle.runtime.batches import Batches
-from tests.bench.tiny import TINY, save_plans
+from recycle.runtime.crew import crew_of
+from tests.bench.tiny import TINY, make_plan, save_plans
 
 pytestmark = pytest.mark.timeout(280)
 ROWS = variants(TINY)
@@ -192,3 +195,26 @@ def test_a_plan_that_is_missing_is_named_before_anything_runs(raced, tmp_path):
 
 def test_nothing_was_measured_in_a_folder_that_is_new(tmp_path):
     assert list(read_heats(tmp_path)) == []
+
+
+class Linked:
+    """A member of a crew that plays torch's schedules over our links, as on a GPU."""
+
+    def __init__(self, parcels, station):
+        prefix = dist.PrefixStore("race", station.store)
+        dist.init_process_group("gloo", store=prefix, rank=station.rank, world_size=len(station.workers))
+        self._side = TorchSide(TINY, parcels, station, is_linked=True)
+
+    def answer(self, question):
+        return self._side.run(*question)
+
+
+def test_torchs_schedules_train_the_same_over_our_links():
+    plan = make_plan(TINY.shape, "", "none")
+    parcels = TINY.job(plan).parcels()
+    with crew_of(list(TINY.shape.workers()), partial(Linked, parcels), ["torch.distributed.pipelining"]) as crew:
+        for number, side in enumerate(TORCH):
+            told = [losses for _, losses in crew.ask((number, side, 3)).values() if losses]
+            assert len(told) == TINY.pipelines, side
+            means = [sum(own) / len(own) for own in zip(*told, strict=True)]
+            assert means == pytest.approx(plain_losses(3), abs=TOLERANCE), side

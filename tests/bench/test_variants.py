@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from recycle.bench.setup import Setup
-from recycle.bench.sides import TORCH
+from recycle.bench.torch_side import TORCH
 from recycle.bench.variants import variants
 from recycle.core.cluster import Cluster, Worker
 from recycle.core.problem import Techniques

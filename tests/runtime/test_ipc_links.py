@@ -38,7 +38,7 @@ class OnHost(IpcLinks):
 def links():
     """Those of a worker that is alone."""
     address = Address(OWN, [OWN])
-    made = OnHost(dist.HashStore(), address, PARCELS, NUM_CHAINS, (), TIMEOUT, (), torch.device("cpu"))
+    made = OnHost(dist.HashStore(), address, PARCELS, NUM_CHAINS, (), TIMEOUT, torch.device("cpu"))
     yield made
     made.abort()
     made.close()

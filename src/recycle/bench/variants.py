@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recycle.bench.setup import Setup
-from recycle.bench.sides import TORCH_1F1B, TORCH_ZBV, TORCH_ZERO_BUBBLE
+from recycle.bench.torch_side import TORCH_1F1B, TORCH_ZBV, TORCH_ZERO_BUBBLE
 from recycle.core.cluster import Shape
 
 ONE_F_ONE_B, FAULT_FREE = "1f1b", "all"

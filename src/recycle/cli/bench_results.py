@@ -142,8 +142,8 @@ def _page(
     yield f"processes, {num_rounds} rounds; times are medians over rounds, shares medians of each round's own.\n"
     yield "The profile from which a round is predicted is rehearsed at its start, by the same processes.\n"
     if setup.is_gpu:
-        yield "Ours pass activations and sums through the GPU's memory. torch's pass them through the host's: gloo knows no"
-        yield "other, and NCCL refuses two processes on one GPU; so torch's rows say little about its schedules here.\n"
+        yield "All messages and sums stay in the GPU's memory; torch's schedules use our links for that, because gloo knows host"
+        yield "memory only, and NCCL refuses two processes on one GPU.\n"
     yield f"![{title}]({PICTURE})\n"
     yield f"## What an iteration takes\n\n{markdown(throughput_table(lines, yardstick))}\n"
     yield f"## What was asked\n\n{markdown(asked_table(asked))}\n"

@@ -18,10 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from recycle.core.cluster import Worker
 from recycle.core.op import Kind
 from recycle.runtime.links import Address, GlooLinks, Parcel
 from recycle.runtime.ties import Tie
-from recycle.runtime.turns import Message, Turn
+from recycle.runtime.turns import Message
 
 # Stages run at most one iteration apart: what one sends for the next must not lie on what is still to be taken for this one.
 _ROUNDS = 2
@@ -51,7 +52,7 @@ def _lasting_memory(name: str, size_bytes: int, device: torch.device) -> Tensor:
 
 
 class IpcLinks(GlooLinks):
-    """The links of one worker in one epoch. `turns` are its own: they say to whom it sends."""
+    """The links of one worker in one epoch."""
 
     def __init__(
         self,
@@ -61,7 +62,6 @@ class IpcLinks(GlooLinks):
         num_chains: int,
         ties: Sequence[Tie],
         timeout: timedelta,
-        turns: Sequence[Turn],
         device: torch.device,
         host: str = "127.0.0.1",
     ) -> None:
@@ -71,8 +71,7 @@ class IpcLinks(GlooLinks):
         largest = max(map(_size_bytes, parcels.values()), default=0)
         self._place_bytes = -(-largest // _ALIGNMENT) * _ALIGNMENT
         self._inbox = self._opened("inbox", f"{address.worker}", _ROUNDS * 2 * num_chains * self._place_bytes)
-        receivers = {turn.gives.receiver for turn in turns if turn.gives is not None}
-        self._inboxes = {other: self._entered(f"{other}") for other in sorted(receivers)}
+        self._inboxes: dict[Worker, Tensor] = {}
         self._desks: dict[int, tuple[Tensor, list[Tensor]]] = {}
         self._num_sums = 0
 
@@ -114,6 +113,8 @@ class IpcLinks(GlooLinks):
         return place.view(parcel.dtype).view(parcel.shape)
 
     def _packed(self, message: Message, tensor: Tensor) -> Tensor:
+        if message.receiver not in self._inboxes:
+            self._inboxes[message.receiver] = self._entered(f"{message.receiver}")
         self._place(self._inboxes[message.receiver], message).copy_(tensor.detach())
         torch.cuda.current_stream(self._device).synchronize()
         return torch.zeros(1, dtype=torch.uint8)

@@ -24,5 +24,5 @@ def make_links(
     if len(address.workers) <= torch.cuda.device_count():  # NCCL refuses two workers on one GPU
         return NcclLinks(*common, turns, device, host)
     if have_one_gpu(store, address, str(torch.cuda.get_device_properties(device).uuid)):
-        return IpcLinks(*common, turns, device, host)
+        return IpcLinks(*common, device, host)
     return GlooLinks(*common, host)

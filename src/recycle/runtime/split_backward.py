@@ -1,16 +1,16 @@
 """Decoupled BackProp: a backward pass in two parts, for any module, on autograd's public interface.
 
 `defer_weights` makes every Linear of a module (and GPT-2's Conv1D) a product whose backward gives the gradient of its input, and
-puts what the gradients of its weight and bias need on a `Tape`. So the backward pass of autograd is I: it passes the gradient on,
-and on its way accumulates the gradients of all other parameters (norms, embeddings, convolutions), which are cheap or cannot
-wait. Playing the tape is W.
+puts what the gradient of its weight needs on a `Tape`; on a GPU its bias waits with it. So the backward pass of autograd is I: it
+passes the gradient on, and on its way accumulates the gradients of all other parameters (biases, norms, embeddings,
+convolutions), which are cheap or cannot wait. Playing the tape is W.
 
 Whatever is not recognised is left to autograd and ends up in I: correct for every module, fast where Linears dominate. Without a
 tape the same function gives all gradients at once. Between I and W a tape holds the inputs and the output gradients of the
 deferred products, and nothing else of the graph.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,10 +22,6 @@ from torch import Tensor, nn
 
 class Sink(Protocol):
     """Where gradients go, once for each time that a weight was used."""
-
-    def add(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Add a gradient to each of the parameters."""
-        ...
 
     def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
         """Add the gradient `left` @ `right`, which may be a row for a vector."""
@@ -52,12 +48,8 @@ class _Product(NamedTuple):
 
     def give(self, sink: Sink) -> None:
         sink.add_product(self.weight, *self.factors())
-        if self.bias is None:
-            return
-        if self.dy.is_cuda:  # a product reads dy about as fast as the memory gives it, and adds in place; torch's sum does not
+        if self.bias is not None:  # a product with ones reads dy about as fast as memory gives it, and adds in place
             sink.add_product(self.bias, self.dy.new_ones(1, len(self.dy)), self.dy)
-        else:
-            sink.add([self.bias], [self.bias_gradient()])
 
     def bias_gradient(self) -> Tensor:
         assert self.bias is not None
@@ -194,8 +186,8 @@ def _watched(linear: _Linear, x: Tensor, weight: Tensor, bias: Tensor | None) ->
 
 
 def _waiting(bias: Tensor | None) -> Tensor | None:
-    """The bias, if its gradient can wait like the weight's."""
-    return bias if bias is not None and bias.is_leaf and bias.requires_grad else None
+    """The bias, if its gradient shall wait like the weight's: on a GPU, where autograd's own sum of it is slow."""
+    return bias if bias is not None and bias.is_cuda and bias.is_leaf and bias.requires_grad else None
 
 
 def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
