@@ -38,8 +38,8 @@ def add_bench_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentPa
     parser.add_argument("--backend", metavar="cpu-cores|gpu-slices", help="what they compute on (default: cpu-cores)")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where everything goes, and goes on from")
     parser.add_argument("--only", default=",".join(_PARTS), metavar="LIST", help=f"some of {','.join(_PARTS)} (default: all)")
-    parser.add_argument("--rounds", type=int, default=4, metavar="N", help="turns of each variant (default: 4)")
-    parser.add_argument("--iterations", type=int, default=4, metavar="N", help="iterations that count in a turn (default: 4)")
+    parser.add_argument("--rounds", type=int, default=8, metavar="N", help="turns of each variant (default: 8)")
+    parser.add_argument("--iterations", type=int, default=3, metavar="N", help="iterations that count in a turn (default: 3)")
     parser.add_argument("--kills", type=int, default=20, metavar="N", help="workers to kill (default: 20)")
     parser.set_defaults(run=run_bench)
 
