@@ -5,6 +5,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
+from recycle.cli.profile_text import crowding
 from recycle.core.errors import UserError
 from recycle.core.profile import Profile
 
@@ -52,6 +53,7 @@ def run_bench(args: argparse.Namespace) -> int:
         from recycle.bench.variants import variants
         from recycle.cli.bench_plans import make_plans
         from recycle.cli.bench_results import PICTURE, RESULTS, write_results
+        from recycle.runtime.measure import num_cores
     except ImportError as problem:
         raise UserError(f"measuring needs torch ({problem}): install it with pip install 'recycle-train[train]'") from None
     parts = _parts(args.only)
@@ -65,6 +67,8 @@ def run_bench(args: argparse.Namespace) -> int:
     cluster.begin(args.out, setup)
     chosen = variants(setup)
     with cluster.hardware(setup) if set(parts) & {"profile", "race", "deaths"} else nullcontext():
+        if "race" in parts and not setup.is_gpu and (note := crowding(setup.num_workers, num_cores())):
+            _say(note)
         if "profile" in parts:
             cluster.measure_profile(args.out, setup, _say)
         if "plan" in parts:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from recycle.cli.profile_text import at_rest, describe_profile
+from recycle.cli.profile_text import at_rest, crowding, describe_profile
 from recycle.cli.train_config import TrainConfig, add_config_arguments, read_config
 from recycle.cli.train_parts import Parts
 from recycle.core.cluster import Shape
@@ -79,12 +79,15 @@ def run_profile(args: argparse.Namespace) -> int:
     config = without_clipping(read_config(args))
     refuse_unwritable(args.out)
     parts = Parts(config)
+    from recycle.runtime.measure import num_cores
     from recycle.runtime.rehearsal import Patience, rehearsal_plan, rehearse
 
     cluster, usual = config.cluster, Patience()
     shape = Shape(cluster.pipelines, cluster.stages, cluster.microbatches)
     patience = Patience(usual.share, min(usual.least_rounds, args.rounds), args.rounds)
     job = parts.job(rehearsal_plan(shape, is_split=True))
+    if config.training.device == "cpu" and (note := crowding(shape.num_workers, num_cores())):
+        print(note, file=sys.stderr)
     with _progress(patience) as progress:
         found = rehearse(job, config.model_text, patience, progress)
     write_text(args.out, json.dumps(found.profile.to_json(), indent=1) + "\n")

@@ -110,6 +110,15 @@ def at_rest(found: "Rehearsed", patience: "Patience") -> str:
     return f"this machine is not quiet: medians still {moved}, more than {patience.share:.1%}; take the numbers with care"
 
 
+def crowding(num_workers: int, num_cores: int) -> str | None:
+    """What to bear in mind when workers compute on too few cores; None if there are enough."""
+    if num_workers <= num_cores:
+        return None
+    return (
+        f"note: {num_workers} workers share {_num(num_cores, 'core')}: much of what is measured is how they wait for each other"
+    )
+
+
 def remark(taken: Taken | None, pipelines: int, config: TrainConfig | None = None) -> str | None:
     """What to bear in mind when a profile is used for so many pipelines, and to train as `config` says; None if it fits."""
     if taken is None:

@@ -213,7 +213,12 @@ def machine(device: str) -> str:
     """What computes, in words: the GPU, or the processor and how many cores it has."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name()
-    return f"{_processor()}, {len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores"
+    return f"{_processor()}, {num_cores()} cores"
+
+
+def num_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor() -> str:
