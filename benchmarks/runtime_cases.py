@@ -6,18 +6,13 @@ barriers, so that whatever else the machine does hits both.
 Run as a script, it trains for a moment with twelve workers, and prints the seconds before their first op.
 """
 
-import pickle
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import partial
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -27,15 +22,14 @@ from torch import Tensor, nn
 
 import recycle
 from recycle.core.cluster import Worker
-from recycle.core.parent import end_with_parent
 from recycle.core.record import Event, Stepped
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
 from recycle.runtime.batches import Batches
 from recycle.runtime.books import Trained
-from recycle.runtime.forkserver import forking
+from recycle.runtime.crew import TIMEOUT, Station, crew_of
 from recycle.runtime.job import Job, Settings
-from recycle.runtime.kit import CopiedStages, Kit, kit_of, packed
+from recycle.runtime.kit import CopiedStages, Kit, kit_of
 from recycle.runtime.links import Address, GlooLinks
 from recycle.runtime.memory import Meter
 from recycle.runtime.seat import make_footing, make_trainer, part_of
@@ -43,7 +37,6 @@ from recycle.runtime.seat import make_footing, make_trainer, part_of
 ALL = "adaptive,decoupled,staggered"
 COSTS = (10, 13, 9)
 SAMPLES, SEED = 2, 1
-TIMEOUT = timedelta(seconds=120)
 # Before the clock runs: caches fill, and ReCycle has metered its memory.
 WARM_UP = 2
 adamw = partial(torch.optim.AdamW, lr=1e-3)
@@ -179,63 +172,27 @@ class Theirs:
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
 
+class _Racer:
+    """One worker of a race, on every side of it."""
+
+    def __init__(self, kit: Kit, plan: recycle.Plan, entrants: Sequence[Entrant], station: Station) -> None:
+        store, size = station.store, len(station.workers)
+        dist.init_process_group("gloo", store=dist.PrefixStore("all", store), rank=station.rank, world_size=size, timeout=TIMEOUT)
+        place = Place(kit, plan, Address(station.worker, station.workers))
+        self._runners = [enter(place, dist.PrefixStore(str(number), store)) for number, enter in enumerate(entrants)]
+        for runner in self._runners:
+            runner.run(WARM_UP)
+
+    def answer(self, num_iterations: int) -> list[float]:
+        """The seconds of an iteration of each side."""
+        return [_timed_s(runner, num_iterations) for runner in self._runners]
+
+
 def race(job: Job, entrants: Sequence[Entrant], num_rounds: int, num_iterations: int) -> list[list[float]]:
     """Return the seconds of an iteration of each entrant, round by round. Nobody must be dead in the job's plan."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = forking(["torch.distributed.pipelining"])
-    ear, mouth = context.Pipe(duplex=False)
     kit, workers = kit_of(job, CopiedStages(job.stages), job.parcels()), [row.worker for row in job.plan.rows]
-    processes: list[BaseProcess] = []
-    try:
-        for worker in workers:
-            place = packed(Place(kit, job.plan, Address(worker, workers)))
-            args = (place, store.port, entrants, num_rounds, num_iterations, mouth)
-            process = context.Process(target=_take_part, args=args, daemon=True, name=str(worker))
-            process.start()
-            processes.append(process)
-        times_s = [_told(ear, processes) for _ in range(num_rounds)]
-        for started in processes:
-            started.join(TIMEOUT.total_seconds())
-        return times_s
-    finally:
-        for started in processes:
-            started.terminate()
-        for started in processes:
-            started.join()
-
-
-def _told(ear: Connection, processes: Sequence[BaseProcess]) -> list[float]:
-    """The times of a round; a worker that ends before its time ends the race."""
-    while True:
-        ready = wait([ear, *(process.sentinel for process in processes if process.exitcode != 0)])
-        if ear in ready:
-            times_s: list[float] = ear.recv()
-            return times_s
-        for process in processes:
-            if process.exitcode:
-                raise RuntimeError(f"{process.name} left a race with exit code {process.exitcode}")
-
-
-def _take_part(
-    place: bytes, store_port: int, entrants: Sequence[Entrant], num_rounds: int, num_iterations: int, mouth: Connection
-) -> None:
-    """One worker of a race, by its packed place; the first tells the times."""
-    end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends everybody
-    torch.set_num_threads(1)
-    given: Place = pickle.loads(place)
-    store = dist.TCPStore("127.0.0.1", store_port, is_master=False)
-    rank, size = given.address.workers.index(given.worker), len(given.address.workers)
-    dist.init_process_group("gloo", store=dist.PrefixStore("all", store), rank=rank, world_size=size, timeout=TIMEOUT)
-    runners = [enter(given, dist.PrefixStore(str(number), store)) for number, enter in enumerate(entrants)]
-    for runner in runners:
-        runner.run(WARM_UP)
-    for _ in range(num_rounds):
-        times_s = [_timed_s(runner, num_iterations) for runner in runners]
-        if rank == 0:
-            mouth.send(times_s)
-    dist.barrier()
-    dist.destroy_process_group()
+    with crew_of(workers, partial(_Racer, kit, job.plan, entrants), ["torch.distributed.pipelining"]) as crew:
+        return [crew.ask(num_iterations)[workers[0]] for _ in range(num_rounds)]
 
 
 def _timed_s(runner: Runner, num_iterations: int) -> float:
