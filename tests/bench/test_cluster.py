@@ -91,6 +91,7 @@ def test_slices_of_a_gpu_that_is_not_there_are_refused():
         pytest.fail("there is no GPU")
 
 
-def test_cores_are_there_without_further_ado():
-    with hardware(TINY):
-        pass
+def test_cores_need_no_service(monkeypatch):
+    monkeypatch.setattr("recycle.bench.cluster.slices", lambda num: pytest.fail("cores have no slices"))
+    with hardware(TINY) as nothing:
+        assert nothing is None

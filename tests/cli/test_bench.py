@@ -1,9 +1,6 @@
 """`recycle bench cluster`: a small cluster from its profile to its page, in one command that goes on where it was cut off."""
 
-import contextlib
-import io
 import json
-import shlex
 
 import pytest
 
@@ -12,24 +9,13 @@ from recycle.bench.race import read_heats
 from recycle.bench.recoveries import read_recoveries
 from recycle.bench.rehearsals import round_profiles
 from recycle.bench.variants import variants
-from recycle.cli.main import main
 from recycle.core.profile import Profile
 from tests.bench.tiny import TINY
+from tests.cli.test_profile import run
 
 pytestmark = pytest.mark.timeout(280)
 SMALL = "--rounds 1 --iterations 1 --kills 1"
 PICTURES = ("throughput.png", "timeline.svg")
-
-
-def run(command):
-    """Run `recycle <command>` in this process: its exit code, what it printed, and what it said beside that."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = main(shlex.split(command))
-        except SystemExit as stop:  # argparse leaves this way
-            code = int(stop.code or 0)
-    return code, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from recycle.bench import DEFAULT_ITERATIONS, DEFAULT_KILLS, DEFAULT_ROUNDS
 from recycle.bench.cluster import (
-    DEFAULT_ITERATIONS,
-    DEFAULT_KILLS,
-    DEFAULT_ROUNDS,
     begin,
     hardware,
     measure_deaths,

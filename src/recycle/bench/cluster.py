@@ -29,8 +29,6 @@ from recycle.runtime.rehearsal import rehearsal_plan, rehearse
 
 SETUP, PROFILE = "setup.json", "profile.json"
 FORMAT, VERSION = "recycle-cluster", 1
-# More turns rather than longer ones: what a machine does beside lasts for a turn, and is another one in the next.
-DEFAULT_ROUNDS, DEFAULT_ITERATIONS, DEFAULT_KILLS = 8, 3, 20
 # Seconds from one kill to the next: enough to be back in.
 _CYCLE_S = 4.0
 Say = Callable[[str], None]

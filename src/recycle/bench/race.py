@@ -15,15 +15,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from recycle.bench.rehearsals import NUM_TURNS, rehearse_round, round_path
+from recycle.bench.rehearsals import rehearse_round, round_path
 from recycle.bench.setup import Setup
-from recycle.bench.sides import Ran, Turn, make_racer
+from recycle.bench.sides import Racer, Ran, Turn
 from recycle.bench.variants import Variant
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem
 from recycle.core.op import Op
 from recycle.core.plan import Plan
-from recycle.core.plan_source import names_of
 from recycle.core.profile import Profile
 from recycle.core.rules import check
 from recycle.runtime.crew import Crew, crew_of
@@ -35,7 +34,7 @@ MEASURED, PLANS, SPANS = "measured.jsonl", "plans", "spans"
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """One turn of a variant: what each of its iterations took, the mean loss of each, and the median of each kind of op."""
+    """One turn of a variant: what the iterations that count took, the losses of all, and the median of each kind of op."""
 
     round: int
     variant: str
@@ -67,15 +66,13 @@ def run_race(
     if not missing:
         return
     parcels = setup.job(next(iter(plans.values()))).parcels()
-    workers = [Worker(pipeline, stage) for pipeline in range(setup.pipelines) for stage in range(setup.stages)]
     num_turns = num_rounds * len(variants)
     (folder / SPANS).mkdir(exist_ok=True)
-    with crew_of(workers, partial(make_racer, setup, parcels), ["torch.distributed.pipelining"]) as crew:
+    with crew_of(list(setup.shape.workers()), partial(Racer, setup, parcels), ["torch.distributed.pipelining"]) as crew:
         numbers = count(1)  # what tells one turn's links from another's
         for place, (number, variant) in enumerate(missing):
             if profile is not None and not round_path(folder, number).exists():
-                first, *_ = (next(numbers) for _ in range(NUM_TURNS))
-                rehearse_round(folder, setup, crew, number, first, profile)
+                rehearse_round(folder, setup, crew, number, numbers, profile)
             turn = Turn(next(numbers), variant.name, WARM_UP + num_iterations, plans.get(variant.name), variant.pipelines(setup))
             heat, ran = _heat(crew, turn, number)
             if number == num_rounds - 1:
@@ -93,16 +90,11 @@ def _plan(folder: Path, setup: Setup, variant: Variant) -> Plan:
     if not path.exists():
         raise FileProblem(f"there is no plan {path}: make the plans first, with recycle bench cluster --only plan")
     plan = Plan.load(path)
-    dead = "" if variant.dropped is not None else variant.dead
-    if plan.problem.shape != variant.shape(setup) or names_of(plan.problem.cluster.failed, ",") != (_in_order(dead) or "none"):
+    if plan.problem.shape != variant.shape(setup) or plan.problem.cluster.failed != variant.failed:
         raise FileProblem(f"{path} is a plan for something else than {variant.title}: remove it, and plan again")
     if violations := check(plan):
         raise FileProblem(f"{path} is not a legal plan, {violations[0]}: remove it, and plan again")
     return plan
-
-
-def _in_order(dead: str) -> str:
-    return ",".join(map(str, sorted(map(Worker.parse, filter(None, dead.split(","))))))
 
 
 def _missing(folder: Path, variants: Sequence[Variant], num_rounds: int) -> list[tuple[int, Variant]]:

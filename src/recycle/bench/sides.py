@@ -73,7 +73,3 @@ class Racer:
         if shape not in self._kits:
             self._kits[shape] = kit_of(self._setup.job(plan), self._stages, self._parcels)
         return self._kits[shape]
-
-
-def make_racer(setup: Setup, parcels: dict[int, Parcel], station: Station) -> Racer:
-    return Racer(setup, parcels, station)

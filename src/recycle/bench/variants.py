@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from recycle.bench.setup import Setup
 from recycle.bench.torch_side import TORCH_1F1B, TORCH_ZBV, TORCH_ZERO_BUBBLE
-from recycle.core.cluster import Shape
+from recycle.core.cluster import Shape, Worker
 
 ONE_F_ONE_B, FAULT_FREE = "1f1b", "all"
 ADAPTIVE, DECOUPLED, STAGGERED = "adaptive", "decoupled", "staggered"
@@ -28,6 +28,11 @@ class Variant:
     @property
     def is_torch(self) -> bool:
         return not self.techniques
+
+    @property
+    def failed(self) -> frozenset[Worker]:
+        """Who is dead in its plan: nobody, where a whole pipeline has no part in it."""
+        return frozenset(map(Worker.parse, self.dead.split(","))) if self.dead and self.dropped is None else frozenset()
 
     def pipelines(self, setup: Setup) -> Sequence[int]:
         """The pipelines of the cluster that take part, in the order of those of its plan."""

@@ -5,6 +5,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
+from recycle.bench import DEFAULT_ITERATIONS, DEFAULT_KILLS, DEFAULT_ROUNDS
 from recycle.cli.profile_text import crowding
 from recycle.core.errors import UserError
 from recycle.core.profile import Profile
@@ -39,9 +40,17 @@ def add_bench_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentPa
     parser.add_argument("--backend", metavar="cpu-cores|gpu-slices", help="what they compute on (default: cpu-cores)")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where everything goes, and goes on from")
     parser.add_argument("--only", default=",".join(_PARTS), metavar="LIST", help=f"some of {','.join(_PARTS)} (default: all)")
-    parser.add_argument("--rounds", type=int, default=8, metavar="N", help="turns of each variant (default: 8)")
-    parser.add_argument("--iterations", type=int, default=3, metavar="N", help="iterations that count in a turn (default: 3)")
-    parser.add_argument("--kills", type=int, default=20, metavar="N", help="workers to kill (default: 20)")
+    parser.add_argument(
+        "--rounds", type=int, default=DEFAULT_ROUNDS, metavar="N", help="turns of each variant (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--iterations",
+        type=int,
+        default=DEFAULT_ITERATIONS,
+        metavar="N",
+        help="iterations of a turn that count (default: %(default)s)",
+    )
+    parser.add_argument("--kills", type=int, default=DEFAULT_KILLS, metavar="N", help="workers to kill (default: %(default)s)")
     parser.set_defaults(run=run_bench)
 
 

@@ -43,7 +43,7 @@ def _plan(variant: Variant, setup: Setup, profile: Profile) -> Plan:
             shape.num_pipelines,
             shape.num_stages,
             shape.num_microbatches,
-            fail="" if variant.dropped is not None else variant.dead,
+            fail=map(str, variant.failed),
             profile=profile,
             memory=in_flight if variant.techniques == "none" else "unlimited",
             techniques=variant.techniques,
@@ -69,7 +69,7 @@ def _solved(setup: Setup, profile: Profile, dead: str) -> Plan:
 
 def _deaths(setup: Setup) -> Iterator[frozenset[Worker]]:
     """Nobody, each one, and each two that leave every stage somebody."""
-    workers = [Worker(pipeline, stage) for pipeline in range(setup.pipelines) for stage in range(setup.stages)]
+    workers = list(setup.shape.workers())
     yield frozenset()
     yield from (frozenset([worker]) for worker in workers)
     for one, other in combinations(workers, 2):

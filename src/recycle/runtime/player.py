@@ -94,6 +94,8 @@ class Player:
             else:
                 links.receive_bytes(other, 1, number)
                 links.send_bytes(other, body, number)
+        links.abort()
+        links.close()
         return times_us
 
 

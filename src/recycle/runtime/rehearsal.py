@@ -8,6 +8,7 @@ passes, and one pipeline by itself, until the medians stand still; `reading` mak
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from statistics import median
 from typing import Any
 
@@ -22,8 +23,8 @@ from recycle.core.rules import needs, period_us
 from recycle.runtime.crew import Station, crew_of
 from recycle.runtime.job import Job
 from recycle.runtime.kit import CopiedStages, Kit, kit_of
-from recycle.runtime.measure import machine, measure_bytes
-from recycle.runtime.player import Played, Player
+from recycle.runtime.measure import StageBytes, machine, measure_bytes
+from recycle.runtime.player import Played, Player, State
 from recycle.runtime.reading import Reading
 
 _WARM_UP, _PER_ROUND = 2, 4
@@ -59,11 +60,7 @@ def rehearsal_plan(shape: Shape, is_split: bool) -> Plan:
     techniques = Techniques(adaptive=False, decoupled=is_split, staggered=True)
     profile = Profile((stage,) * shape.num_stages, name="rehearsal")
     problem = Problem(Cluster.of(shape, ()), profile, Memory.unlimited(), techniques)
-    orders = {
-        Worker(pipeline, number): list(_order(shape, pipeline, number, is_split))
-        for pipeline in range(shape.num_pipelines)
-        for number in range(shape.num_stages)
-    }
+    orders = {worker: list(_order(shape, worker.pipeline, worker.stage, is_split)) for worker in shape.workers()}
     plan = Plan(problem, _timed(problem, orders), 1, Quality(0, "feasible", "rehearsal", 0.0))
     return replace(plan, period_us=period_us(plan))
 
@@ -108,30 +105,47 @@ def _end(ends: Mapping[Op, int], op: Op) -> int | None:
     return ends.get(op, ends.get(replace(op, kind=Kind.B)) if op.kind is Kind.I else None)
 
 
+class Readings:
+    """What is read from rounds: of all pipelines together, with whole and with split passes, and of one by itself."""
+
+    def __init__(self, shape: Shape) -> None:
+        lone = Shape(1, shape.num_stages, shape.num_microbatches)
+        self.together, self.alone = Reading(shape), Reading(lone)
+        self._plays = (
+            (self.together, rehearsal_plan(shape, is_split=False)),
+            (self.together, rehearsal_plan(shape, is_split=True)),
+            (self.alone, rehearsal_plan(lone, is_split=True)),
+        )
+
+    def add_round(self, play: Callable[[Plan, int], Mapping[Worker, Played]]) -> None:
+        """Have every plan played for some iterations, and read what was done; who has no part in one did nothing."""
+        for reading, plan in self._plays:
+            played = play(plan, _WARM_UP + _PER_ROUND)
+            reading.add({worker: told for worker, told in played.items() if told.spans}, _WARM_UP)
+
+    def profile(self, sizes: Sequence[StageBytes], states: Mapping[int, State], ping_us: float, taken: Taken) -> Profile:
+        return self.together.profile(sizes, states, ping_us, taken, self.alone)
+
+
 def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Progress = lambda rounds, unrest: None) -> Rehearsed:
     """Measure what `job` costs with all workers of its shape at once; its plan is not played, and nothing of it is changed."""
     shape = job.plan.problem.shape
-    plans = [rehearsal_plan(shape, is_split) for is_split in (False, True)]
-    workers = [row.worker for row in plans[0].rows]
     kit = kit_of(job, CopiedStages(job.stages), job.parcels())
     sizes = measure_bytes(job.stages, job.samples, job.loss, job.settings.autocast, job.settings.device)
-    lone = rehearsal_plan(Shape(1, shape.num_stages, shape.num_microbatches), is_split=True)
-    reading, alone, unrest = Reading(shape), Reading(lone.problem.shape), 1.0
-    with crew_of(workers, partial(_member, kit)) as crew:
+    readings, numbers, unrest = Readings(shape), count(1), 1.0
+    with crew_of(list(shape.workers()), partial(_Rehearser, kit)) as crew:
         states = {worker.stage: state for worker, state in crew.ask(AskState()).items()}
         pings_us = [ping for told in crew.ask(Ping()).values() for ping in told]
         for number in range(patience.most_rounds):
-            before = reading.medians()
-            for place, (into, plan) in enumerate(((reading, plans[0]), (reading, plans[1]), (alone, lone))):
-                played = crew.ask(Play(number * 3 + place + 1, plan, _WARM_UP + _PER_ROUND))
-                into.add({worker: told for worker, told in played.items() if told.spans}, _WARM_UP)
-            unrest = reading.unrest(before)
+            before = readings.together.medians()
+            readings.add_round(lambda plan, num_iterations: crew.ask(Play(next(numbers), plan, num_iterations)))
+            unrest = readings.together.unrest(before)
             progress(number + 1, unrest)
             if number + 1 >= patience.least_rounds and unrest <= patience.share:
                 break
     inputs, _ = job.samples.get(0, 0, 0)
     taken = Taken(job.settings.device, machine(job.settings.device), torch.__version__, shape.num_pipelines, len(inputs), model)
-    profile = reading.profile(sizes, states, median(pings_us) if pings_us else 0.0, taken, alone)
+    profile = readings.profile(sizes, states, median(pings_us) if pings_us else 0.0, taken)
     return Rehearsed(profile, number + 1, unrest, unrest <= patience.share)
 
 
@@ -173,7 +187,3 @@ class _Rehearser:
             case Ping():
                 return self._player.ping(self._station.worker, self._station.workers)
         raise AssertionError(question)
-
-
-def _member(kit: Kit, station: Station) -> _Rehearser:
-    return _Rehearser(kit, station)
