@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recycle.bench.race import Heat, plan_path, read_heats, run_race
+from recycle.bench.race import Heat, plan_path, read_heats, run_race, woven
 from recycle.bench.setup import SEED
 from recycle.bench.torch_side import TORCH, TorchSide
 from recycle.bench.variants import variants
@@ -218,3 +218,11 @@ def test_torchs_schedules_train_the_same_over_our_links():
             assert len(told) == TINY.pipelines, side
             means = [sum(own) / len(own) for own in zip(*told, strict=True)]
             assert means == pytest.approx(plain_losses(3), abs=TOLERANCE), side
+
+
+@pytest.mark.parametrize(
+    ("turns", "plays", "row"),
+    [("abcdefgh", "1234", "1ab2cd3ef4gh"), ("abc", "1234", "1a2b3c4"), ("a", "12", "1a2"), ("abc", "", "abc"), ("", "12", "12")],
+)
+def test_plays_lie_evenly_between_turns_and_none_is_left_out(turns, plays, row):
+    assert "".join(woven(turns, plays)) == row

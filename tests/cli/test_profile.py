@@ -17,7 +17,7 @@ from recycle.cli.profile_text import at_rest, contention_text, crowding, describ
 from recycle.cli.train_config import parse_config
 from recycle.core.cluster import Shape
 from recycle.core.plan import Plan
-from recycle.core.profile import Contention, Link, Profile, Spread, StageProfile, Taken
+from recycle.core.profile import Link, Profile, Spread, StageProfile, Taken
 from recycle.runtime.rehearsal import Patience, Rehearsed
 
 pytestmark = pytest.mark.timeout(240)
@@ -141,7 +141,7 @@ MEASURED = Profile(
     peer_link=Link(10, 50.0),
     taken=TAKEN,
     factors=(0.95, 1.0, 1.12),
-    contention=Contention(0.031, 4.2),
+    contention=(0.95, 0.95, 0.96, 1.0, 1.0, 1.045),
 )
 PATIENCE = Patience(0.02, 3, 8)
 
@@ -169,10 +169,9 @@ def test_a_stage_has_a_row_with_all_that_it_costs() -> None:
 
 def test_below_the_table_stands_in_words_what_else_was_found() -> None:
     text = describe_profile(Rehearsed(MEASURED, 4, 0.012, True), PATIENCE, Shape(3, 2, 6), Path("p.json"))
-    crowd = "4.2 others computed at the same time, on average"
     assert text.splitlines()[4:] == [
         "links       to other stages 20 µs and 95.4 MiB/s; to peers 10 µs and 47.7 MiB/s",
-        f"contention  an op takes 3.1% longer for each other worker that computes; {crowd}",
+        "contention  an op takes 10.0% longer while 5 others compute than alone, and half of that more from 3 on",
         "workers     the slowest took 1.12 times as long as the median, the fastest 0.95; durations of one worker vary by 1.4%",
         f"taken on    NVIDIA H200 (cuda), torch 2.11: 3 pipelines of 2 samples a micro-batch; {TAKEN.model}",
         "rest        medians moved by 1.2% in the last of 4 rounds",
@@ -181,12 +180,12 @@ def test_below_the_table_stands_in_words_what_else_was_found() -> None:
 
 
 def test_what_there_is_not_is_not_given_a_number() -> None:
-    alone = replace(MEASURED, stages=(STAGE,), factors=(), contention=Contention())
+    alone = replace(MEASURED, stages=(STAGE,), factors=(), contention=())
     text = describe_profile(Rehearsed(alone, 3, 0.0, True), PATIENCE, Shape(1, 1, 6), Path("p.json"))
     assert "links       to other stages none; to peers none" in text
     assert "contention  none: nobody else computed" in text
     assert unevenness(alone) == "durations of one worker vary by 1.4%"
-    assert contention_text(Contention(0, 3)) == "none found, though 3.0 others computed at the same time, on average"
+    assert contention_text(replace(alone, contention=(1.0, 1.0, 1.0))) == "none found: as fast with 2 others as alone"
 
 
 def test_medians_that_still_move_are_to_be_taken_with_care() -> None:

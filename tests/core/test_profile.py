@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.op import Kind
-from recycle.core.profile import FORMAT, VERSION, Contention, Link, Profile, Spread, StageProfile, Taken
+from recycle.core.profile import FORMAT, VERSION, Link, Profile, Spread, StageProfile, Taken
 
 MICROS, BYTES = st.integers(1, 10**7), st.integers(0, 10**12)
 
@@ -45,7 +45,7 @@ PROFILES = st.builds(
     st.text(),
     st.none() | TAKEN,
     st.lists(st.floats(0.1, 10), max_size=4).map(tuple),
-    st.builds(Contention, st.floats(0, 5), st.floats(0, 100)),
+    st.lists(st.floats(0.1, 10), max_size=4).map(tuple),
 )
 
 
@@ -154,10 +154,10 @@ def broken(change):
         (lambda data: data["stages"][1].update(spread={"forward_us": -1}), "stage 1: the spread forward_us is -1"),
         (lambda data: data["stages"][1].update(spread={"forwards_us": 1}), "stage 1: its spread is malformed.*forwards_us"),
         (lambda data: data["stages"][1].update(spread=7), "stage 1: its spread is malformed"),
-        (lambda data: data.update(contention={"share": -0.1}), "a contention of -0.1 with 0.0 others"),
-        (lambda data: data.update(contention=[0.1]), "contention is malformed"),
-        (lambda data: data.update(factors=[1.0, 0]), "factors are malformed: each must be a finite number above 0"),
-        (lambda data: data.update(factors=1.0), "factors are malformed: give a list of numbers"),
+        (lambda data: data.update(contention=[0.9, -0.1]), "contention cannot be read: each must be a finite number above 0"),
+        (lambda data: data.update(contention={"share": 0.1}), "contention cannot be read: give a list of numbers"),
+        (lambda data: data.update(factors=[1.0, 0]), "factors cannot be read: each must be a finite number above 0"),
+        (lambda data: data.update(factors=1.0), "factors cannot be read: give a list of numbers"),
         (lambda data: data.update(taken={"device": "cpu"}), "what it was taken on are malformed.*machine"),
         (lambda data: data.update(taken={**JSON_TAKEN, "pipelines": 0}), "taken with 0 pipelines"),
         (lambda data: data.update(taken={**JSON_TAKEN, "model": 3}), "taken on a model of 3"),
@@ -189,9 +189,7 @@ def test_jitter_is_the_deviation_of_a_normal_distribution_with_the_median_spread
     assert Profile.uniform(2, 1, 1, 1).jitter == 0
 
 
-def test_ops_take_as_long_as_measured_among_as_many_others_and_less_among_fewer():
-    contention = Contention(share=0.1, others=5)
-    assert contention.factor(5) == 1
-    assert contention.factor(0) == pytest.approx(1 / 1.5)
-    assert contention.factor(10) == pytest.approx(2 / 1.5)
-    assert Contention().factor(7) == 1
+def test_ops_take_longer_the_more_others_compute_and_no_more_than_with_the_most_that_were_seen():
+    profile = replace(Profile.uniform(2, 1, 1, 1), contention=(0.9, 1.0, 1.2))
+    assert [profile.held_up(num) for num in range(5)] == [0.9, 1.0, 1.2, 1.2, 1.2]
+    assert Profile.uniform(2, 1, 1, 1).held_up(7) == 1

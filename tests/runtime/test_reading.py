@@ -1,17 +1,16 @@
 """What is read from the spans of workers: durations to the microsecond, links, how uneven and how crowded they were."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.op import Kind
-from recycle.core.profile import Contention, Link, Profile, Spread, Taken
+from recycle.core.profile import Link, Profile, Spread, Taken
 from recycle.core.record import OPTIMIZER, REDUCE
+from recycle.runtime.crowd import Timed
 from recycle.runtime.executor import Span
 from recycle.runtime.measure import StageBytes
 from recycle.runtime.player import Played, State
-from recycle.runtime.reading import Crowd, Reading
+from recycle.runtime.reading import Over, Reading
 
 pytestmark = pytest.mark.timeout(60)
 TAKEN = Taken("cpu", "a machine", "2.11", 2, 3, "GPT")
@@ -36,7 +35,7 @@ LAST = spans("1F0@0 90 165 205", "1B0@0 210 210 280", f"{REDUCE} 285 300", f"{OP
 
 
 def read(num_pipelines, played, first=0):
-    reading = Reading(Shape(num_pipelines, 2, 1))
+    reading = Reading(Shape(num_pipelines, 2, 1), 2 * num_pipelines - 1)
     reading.add({Worker.parse(name): Played(told) for name, told in played.items()}, first)
     return reading
 
@@ -72,7 +71,7 @@ def test_a_message_that_was_there_a_little_before_says_nothing():
 
 def test_a_step_takes_from_the_end_of_the_reduction_until_the_worker_is_free_for_the_next_iteration():
     # 0F0 is asked for at 400, 20 µs after the reduction; 1F0 at 390, 90 µs after its own.
-    assert dict(one_pipeline().steps) == {0: [20], 1: [90]}
+    assert dict(one_pipeline().steps) == {Worker(0, 0): [20], Worker(0, 1): [90]}
 
 
 def test_a_reduction_begins_when_its_last_peer_is_there():
@@ -91,61 +90,45 @@ def test_the_first_iterations_do_not_count():
 
 
 def test_while_one_computes_those_who_compute_at_the_same_time_are_counted():
-    assert one_pipeline().mean_others() == 0  # stages of one micro-batch take turns
+    # Stages of one micro-batch take turns, but when 0B0 begins at 300, stage 1 has reduced and steps until 320: 20 of 60 µs.
+    assert [op.shares for op in read(1, {"W0_0": [FIRST], "W0_1": [LAST]}).all_ops()] == [
+        pytest.approx(shares) for shares in ([1, 0], [40 / 60, 20 / 60], [1, 0], [1, 0])
+    ]
     twice = {name: [told] for name, told in (("W0_0", FIRST), ("W0_1", LAST), ("W1_0", FIRST), ("W1_1", LAST))}
-    assert read(2, twice).others == [[1, 1]] * 4
-
-
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=8), st.data())
-def test_a_crowd_counts_as_one_would_microsecond_by_microsecond(given_spans, data):
-    busy = [(start, start + length) for start, length in given_spans]
-    start, end = data.draw(st.sampled_from(busy))
-    until = data.draw(st.integers(start + 1, end))
-    counted = sum(sum(begin <= at < stop for begin, stop in busy) - 1 for at in range(start, until))
-    assert Crowd(busy).others(start, until) == pytest.approx(counted / (until - start))
-    assert Crowd(busy).others(start, start) == 0
+    (forward, backward), *_ = read(2, twice).ops
+    assert forward.shares == [0, 1, 0, 0]
+    assert backward.shares == pytest.approx([0, 40 / 60, 0, 20 / 60])
 
 
 # Of durations that are given.
 
 
-def durations(*workers, num_pipelines=2, others=()):
-    """A reading of these durations, a list for each worker: {(stage, kind): [µs, ...]}."""
-    listed = [[(what, took_us) for what, times in own.items() for took_us in times] for own in workers]
-    return Reading(Shape(num_pipelines, 2, 1), listed, [list(others)])
+def durations(*workers, num_pipelines=2):
+    """A reading of these durations, a list for each worker: {(stage, kind): [µs, ...]}, all of them with one other at work."""
+    shares = [0.0, 1.0, 0.0, 0.0]
+    listed = [[Timed(what, took_us, shares) for what, times in own.items() for took_us in times] for own in workers]
+    return Reading(Shape(num_pipelines, 2, 1), 3, listed)
 
 
 def test_a_worker_that_takes_longer_for_everything_has_a_factor_and_no_spread():
     reading = durations(*({(0, F): [5 * n, 5 * n], (0, W): [10 * n]} for n in (10, 12, 15)))
     assert reading.medians() == {(0, F): 60, (0, W): 120}
-    assert reading.factors() == pytest.approx([10 / 12, 1, 15 / 12])
-    assert reading.spreads() == {(0, F): 0, (0, W): 0}
+    over = Over(reading.ops, reading.medians(), [1, 1, 1, 1])
+    assert over.factors == pytest.approx([10 / 12, 1, 15 / 12])
+    assert over.spreads() == {(0, F): 0, (0, W): 0}
 
 
 def test_the_spread_is_half_of_what_is_between_the_quartiles():
-    assert durations({(0, F): [60, 80, 100, 120, 140, 160, 180]}).spreads() == {(0, F): 40}  # quartiles 80 and 160
+    reading = durations({(0, F): [60, 80, 100, 120, 140, 160, 180]})  # quartiles 80 and 160
+    assert Over(reading.ops, reading.medians(), [1, 1, 1, 1]).spreads() == {(0, F): 40}
 
 
-@pytest.mark.parametrize(
-    ("alone_us", "num_few", "share"),
-    [
-        (100, 0, 0.1),  # 1 + 5 x 0.1 is 1.5
-        (110, 1, 0.1),  # 1.5 over 1.1
-        (150, 0, 0),  # no slower in a crowd
-        (200, 0, 0),  # faster in a crowd: chance
-        (100, 4, 0),  # half as long again for one more than four: more than any share would explain
-    ],
-)
-def test_contention_is_the_share_by_which_each_other_worker_slows_an_op(alone_us, num_few, share):
-    many = durations({(0, F): [150]}, others=[4, 6])
-    few = durations({(0, F): [alone_us]}, num_pipelines=1, others=[num_few])
-    assert many.contention(few) == Contention(share, 5)
-
-
-def test_one_pipeline_says_nothing_about_contention_because_it_is_held_against_itself():
-    one = durations({(0, F): [102]}, num_pipelines=1, others=[1.52])
-    again = durations({(0, F): [100]}, num_pipelines=1, others=[1.48])
-    assert one.contention(again) == Contention(0, 1.52)
+def test_what_the_crowd_explains_is_neither_a_factor_nor_a_spread():
+    what = (0, F)
+    ops = [[Timed(what, 100, [1, 0]), Timed(what, 150, [0, 1]), Timed(what, 125, [0.5, 0.5])] for _ in range(3)]
+    over = Over(ops, {what: 100}, [1, 1.5])
+    assert over.factors == pytest.approx([1, 1, 1])
+    assert over.spreads() == {what: 0}
 
 
 def test_unrest_is_the_share_by_which_the_most_restless_median_moved():
@@ -163,11 +146,12 @@ def measured(num_pipelines=2):
     """A profile of two stages of which stage 1 takes twice as long."""
     usual = {F: 100, I: 120, W: 40, B: 150}
     both = {(stage, kind): [took_us * (stage + 1)] * 3 for stage in (0, 1) for kind, took_us in usual.items()}
-    reading = durations(both, num_pipelines=num_pipelines, others=[3])
+    reading = durations(both, num_pipelines=num_pipelines)
     reading.receives, reading.ways = [4, 5, 6], [15, 15, 99]
     reading.reductions.update({0: [20, 20], 1: [20, 24]})
-    reading.steps.update({0: [33, 35], 1: [50]})
-    return reading.profile(SIZES, STATES, 4.0, TAKEN, durations({(0, F): [100]}, num_pipelines=1, others=[1]))
+    # One of the first stage's workers speaks for both, and takes longer.
+    reading.steps.update({Worker(0, 0): [33, 35], Worker(1, 0): [20, 99, 21], Worker(0, 1): [50]})
+    return reading.profile(SIZES, STATES, 4.0, TAKEN)
 
 
 def test_ops_that_take_a_message_pay_for_taking_it():
@@ -183,7 +167,7 @@ def test_a_profile_has_the_sizes_and_says_what_it_was_taken_on():
     first = profile.stages[0]
     assert (first.activation_bytes, first.weight_held_bytes, first.output_bytes) == (50, 30, 600)
     assert (first.static_bytes, first.gradient_bytes, first.spread) == (1000, 1200, Spread())
-    assert (profile.taken, profile.factors, profile.contention) == (TAKEN, (1.0,), Contention(0, 3))
+    assert (profile.taken, profile.factors, profile.contention) == (TAKEN, (1.0,), (1.0, 1.0, 1.0, 1.0))
     assert profile.name == "GPT, measured with 4 workers on a machine"
     assert Profile.from_json(profile.to_json()) == profile
 
@@ -207,10 +191,10 @@ def test_one_pipeline_has_no_peers_and_its_reductions_take_no_time():
 
 def test_of_many_factors_as_many_are_kept_as_one_can_read_with_both_ends():
     everything = [(stage, kind) for stage in (0, 1) for kind in Kind]
-    reading = durations(*({what: [100 + n] for what in everything} for n in range(-50, 51)), others=[3])
+    reading = durations(*({what: [100 + n] for what in everything} for n in range(-50, 51)))
     reading.reductions.update({0: [20], 1: [20]})
-    reading.steps.update({0: [33], 1: [50]})
-    factors = reading.profile(SIZES, STATES, 4.0, TAKEN, durations({(0, F): [100]}, num_pipelines=1, others=[1])).factors
+    reading.steps.update({Worker(0, 0): [33], Worker(0, 1): [50]})
+    factors = reading.profile(SIZES, STATES, 4.0, TAKEN).factors
     assert len(factors) == 25
     assert (factors[0], factors[12], factors[-1]) == (0.5, 1.0, 1.5)
     assert list(factors) == sorted(factors)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from recycle.core.plan import Plan
-from recycle.core.profile import Contention, Link, Profile, Spread
-from recycle.sim.replay.expect import expected, num_others
+from recycle.core.profile import Link, Profile, Spread
+from recycle.sim.replay.expect import expected, held_up
 from recycle.sim.replay.play import Conditions, replay
 from recycle.sim.replay.result import Replay
 from tests.plans import costly_profile, make_1f1b_plan, make_split_plan
@@ -73,28 +73,52 @@ def test_ops_that_vary_cost_time_because_everybody_waits_for_the_longest() -> No
 
 
 def test_a_plan_in_which_more_compute_at_once_than_when_it_was_measured_takes_longer() -> None:
-    others = num_others(replay(PLAN, Conditions(8, eager=True)))
-    for measured_with, share in ((others - 0.5, 0.1), (others, 0.0), (others + 0.5, -0.1)):
-        found = expected(with_profile(PLAN, contention=Contention(0.2, measured_with)))
-        assert (found.crowded_us > found.links_us) == (share > 0)
-        assert (found.crowded_us < found.links_us) == (share < 0)
+    for level, is_slower in ((1.2, True), (1.0, False), (0.8, False)):
+        found = expected(with_profile(PLAN, contention=(level,)))
+        assert (found.crowded_us > found.links_us) == is_slower
+        assert (found.crowded_us < found.links_us) == (level < 1)
 
 
-def slow_num_others(played: Replay) -> float:
-    """The same number by looking at every pair of ops of the steady iterations."""
-    begin, end = played.completions_us[played.num_iterations // 2 - 1], played.completions_us[-1]
-    pairs = zip(played.starts_us.ravel().tolist(), played.ends_us.ravel().tolist(), strict=True)
-    spans = [(max(begin, start), min(end, stop)) for start, stop in pairs if start < end and stop > begin]
-    shared = sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in spans for b in spans)  # each with itself, too
-    return shared / sum(stop - start for start, stop in spans) - 1
+def test_where_everybody_is_held_up_alike_ops_take_longer_and_nothing_else_does() -> None:
+    free = with_profile(PLAN, stage_link=Link(bytes_per_us=1e9), peer_link=Link(bytes_per_us=1e9))
+    found, step_us = expected(with_profile(free, contention=(1.5,))), free.problem.profile.stages[0].optimizer_us
+    assert found.crowded_us - step_us == pytest.approx(1.5 * (found.links_us - step_us), rel=0.002)
+
+
+def test_only_the_crowd_of_the_moment_holds_up() -> None:
+    # In one pipeline with one micro-batch nobody ever computes beside another.
+    lone = make_1f1b_plan(1, 3, 1, profile=costly_profile(3))
+    found = expected(with_profile(lone, contention=(1.0, 5.0, 9.0)))
+    assert found.crowded_us == found.links_us
+    # In two of them both do the same at the same time.
+    both = make_1f1b_plan(2, 3, 1, profile=costly_profile(3))
+    assert expected(with_profile(both, contention=(1.0, 2.0, 9.0))).crowded_us > 1.5 * expected(both).links_us
+
+
+def slowly_held_up(played: Replay, profile: Profile) -> list[float]:
+    """The same by looking, for every op, at every microsecond of it and at everybody who is busy in it."""
+    stages = [row.worker.stage for row in played.plan.rows]
+    ops = list(zip(played.starts_us.ravel().tolist(), played.ends_us.ravel().tolist(), strict=True))
+    finishes = [
+        (int(starts[iteration, stage]), int(ends[iteration, stage]))
+        for starts, ends in ((played.reduce_starts_us, played.reduce_ends_us), (played.step_starts_us, played.step_ends_us))
+        for iteration in range(played.num_iterations)
+        for stage in stages
+    ]
+    busy = [*ops, *finishes]
+
+    def level(at: int) -> float:
+        return profile.held_up(sum(start <= at < end for start, end in busy) - 1)
+
+    return [sum(map(level, range(start, end))) / (end - start) for start, end in ops]
 
 
 @QUICK
 @given(plan=legal_plans())
-def test_how_many_others_compute_is_what_one_finds_pair_by_pair(plan: Plan) -> None:
-    played = replay(plan, Conditions(2, eager=True))
-    assert num_others(played) == pytest.approx(slow_num_others(played), abs=1e-9)
-
-
-def test_one_worker_is_alone() -> None:
-    assert num_others(replay(make_1f1b_plan(1, 1, 3, profile=Profile.uniform(1, 5, 5, 5)), Conditions(4, eager=True))) == 0
+def test_what_holds_up_an_op_is_what_one_finds_microsecond_by_microsecond(plan: Plan) -> None:
+    crowded = with_profile(plan, contention=(0.9, 1.0, 1.3, 1.4))
+    played = replay(crowded, Conditions(2, eager=True))
+    if max(played.completions_us) > 400:
+        return
+    by_hand = slowly_held_up(played, crowded.problem.profile)
+    assert held_up(played, crowded.problem.profile).ravel().tolist() == pytest.approx(by_hand)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from recycle.bench.awake import awake_cores, is_virtual
 from recycle.bench.race import Heat, run_race
 from recycle.bench.recoveries import DEATHS, measure_recoveries
 from recycle.bench.setup import Setup
@@ -56,7 +57,7 @@ def read_setup(folder: Path) -> Setup:
 def hardware(setup: Setup) -> Iterator[None]:
     """What the setup computes on, for all of its parts: processes are forked from a server that starts in here, and once."""
     refuse_absent(setup.device)
-    with slices(setup.num_workers) if setup.is_gpu else nullcontext():
+    with slices(setup.num_workers) if setup.is_gpu else awake_cores() if is_virtual() else nullcontext():
         yield
 
 

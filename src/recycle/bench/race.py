@@ -13,9 +13,9 @@ from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
-from recycle.bench.rehearsals import rehearse_round, round_path
+from recycle.bench.rehearsals import Rehearsal, round_path
 from recycle.bench.setup import Setup
 from recycle.bench.sides import Racer, Ran, Turn
 from recycle.bench.variants import Variant
@@ -30,6 +30,8 @@ from recycle.runtime.executor import Span
 
 WARM_UP = 2
 MEASURED, PLANS, SPANS = "measured.jsonl", "plans", "spans"
+_One = TypeVar("_One")
+_Other = TypeVar("_Other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +62,43 @@ def run_race(
     progress: Progress,
     profile: Profile | None = None,
 ) -> None:
-    """Run what is missing of so many rounds; with a profile, rehearse at the start of each."""
+    """Run what is missing of so many rounds; with a profile, rehearse in each of them."""
     plans = {one.name: _plan(folder, setup, one) for one in variants if not one.is_torch}
     missing = _missing(folder, variants, num_rounds)
-    if not missing:
+    num_turns, num_done = num_rounds * len(variants), num_rounds * len(variants) - sum(map(len, missing.values()))
+    if num_done == num_turns:
         return
     parcels = setup.job(next(iter(plans.values()))).parcels()
-    num_turns = num_rounds * len(variants)
     (folder / SPANS).mkdir(exist_ok=True)
     with crew_of(list(setup.shape.workers()), partial(Racer, setup, parcels), ["torch.distributed.pipelining"]) as crew:
         numbers = count(1)  # what tells one turn's links from another's
-        for place, (number, variant) in enumerate(missing):
+        for number, todo in missing.items():
+            rehearsal = None
             if profile is not None and not round_path(folder, number).exists():
-                rehearse_round(folder, setup, crew, number, numbers, profile)
-            turn = Turn(next(numbers), variant.name, WARM_UP + num_iterations, plans.get(variant.name), variant.pipelines(setup))
-            heat, ran = _heat(crew, turn, number)
-            if number == num_rounds - 1:
-                _keep_spans(folder / SPANS / f"{variant.name}.json.gz", ran)
-            _append(folder / MEASURED, heat)
-            progress(heat, num_turns - len(missing) + place + 1, num_turns)
+                rehearsal = Rehearsal(folder, setup, number, profile)
+            for step in woven(todo, rehearsal.plays if rehearsal else []):
+                if not isinstance(step, Variant):
+                    assert rehearsal is not None
+                    rehearsal.play(step, crew, next(numbers))
+                    continue
+                turn = Turn(next(numbers), step.name, WARM_UP + num_iterations, plans.get(step.name), step.pipelines(setup))
+                heat, ran = _heat(crew, turn, number)
+                if number == num_rounds - 1:
+                    _keep_spans(folder / SPANS / f"{step.name}.json.gz", ran)
+                _append(folder / MEASURED, heat)
+                num_done += 1
+                progress(heat, num_done, num_turns)
+
+
+def woven(turns: Sequence[_One], plays: Sequence[_Other]) -> Iterator[_One | _Other]:
+    """Both in one row: plays evenly between the turns, the first before all of them."""
+    place = 0
+    for number, turn in enumerate(turns):
+        while place < len(plays) and place * len(turns) <= number * len(plays):
+            yield plays[place]
+            place += 1
+        yield turn
+    yield from plays[place:]
 
 
 def plan_path(folder: Path, variant: Variant) -> Path:
@@ -97,9 +117,11 @@ def _plan(folder: Path, setup: Setup, variant: Variant) -> Plan:
     return plan
 
 
-def _missing(folder: Path, variants: Sequence[Variant], num_rounds: int) -> list[tuple[int, Variant]]:
+def _missing(folder: Path, variants: Sequence[Variant], num_rounds: int) -> dict[int, list[Variant]]:
+    """The turns that are missing, by round."""
     done = {(heat.round, heat.variant) for heat in read_heats(folder)}
-    return [(number, one) for number in range(num_rounds) for one in variants if (number, one.name) not in done]
+    missing = {number: [one for one in variants if (number, one.name) not in done] for number in range(num_rounds)}
+    return {number: todo for number, todo in missing.items() if todo}
 
 
 def _heat(crew: Crew, turn: Turn, number: int) -> tuple[Heat, Mapping[Worker, Ran]]:

@@ -1,22 +1,20 @@
-"""What ops cost while a race goes on: its workers rehearse at the start of each round.
+"""What ops cost while a race goes on: its workers rehearse in each round, between the turns that count.
 
-So a slow hour of the machine is not taken for a slow plan.
+So a slow hour of the machine is not taken for a slow plan, and a slow minute not for a slow hour.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 from recycle.bench.setup import Setup
 from recycle.bench.sides import Turn
-from recycle.core.cluster import Worker
 from recycle.core.files import write_text
-from recycle.core.plan import Plan
 from recycle.core.profile import Profile
 from recycle.runtime.crew import Crew
 from recycle.runtime.measure import StageBytes
-from recycle.runtime.player import Played, State
-from recycle.runtime.rehearsal import Readings
+from recycle.runtime.player import State
+from recycle.runtime.rehearsal import Readings, RehearsalPlay
 
 ROUNDS = "rounds"
 
@@ -25,21 +23,33 @@ def round_path(folder: Path, number: int) -> Path:
     return folder / ROUNDS / f"profile-{number}.json"
 
 
-def rehearse_round(folder: Path, setup: Setup, crew: Crew, number: int, turns: Iterator[int], known: Profile) -> None:
-    """Rehearse, in the next of all turns, and keep the profile of this round; sizes are as they are known."""
-    readings = Readings(setup.shape)
+class Rehearsal:
+    """The rehearsal of one round: plays that are done one by one, and a profile when all are. Sizes are as they are known."""
 
-    def play(plan: Plan, num_iterations: int) -> dict[Worker, Played]:
-        pipelines = range(plan.problem.shape.num_pipelines)
-        ran = crew.ask(Turn(next(turns), "rehearsal", num_iterations, plan, pipelines))
-        return {worker: told.played for worker, told in ran.items()}
+    def __init__(self, folder: Path, setup: Setup, number: int, known: Profile) -> None:
+        self._path, self._known = round_path(folder, number), known
+        self._readings, self._num_done = Readings(setup.shape), 0
 
-    readings.add_round(play)
-    assert known.taken is not None, "a profile that was measured knows on what"
-    sizes = [StageBytes(one.activation_bytes, one.weight_held_bytes, one.output_bytes) for one in known.stages]
-    states = {stage: State(one.static_bytes, one.gradient_bytes) for stage, one in enumerate(known.stages)}
-    made = readings.profile(sizes, states, known.stage_link.latency_us, known.taken)
-    write_text(round_path(folder, number), json.dumps(made.to_json(), indent=1) + "\n")
+    @property
+    def plays(self) -> Sequence[RehearsalPlay]:
+        return self._readings.plays
+
+    def play(self, play: RehearsalPlay, crew: Crew, turn: int) -> None:
+        """Have one of the plays done, as a turn of its own; after the last one, write the profile."""
+        pipelines = range(play.plan.problem.shape.num_pipelines)
+        ran = crew.ask(Turn(turn, "rehearsal", play.num_iterations, play.plan, pipelines))
+        play.add({worker: told.played for worker, told in ran.items()})
+        self._num_done += 1
+        if self._num_done == len(self.plays):
+            self._write()
+
+    def _write(self) -> None:
+        known = self._known
+        assert known.taken is not None, "a profile that was measured knows on what"
+        sizes = [StageBytes(one.activation_bytes, one.weight_held_bytes, one.output_bytes) for one in known.stages]
+        states = {stage: State(one.static_bytes, one.gradient_bytes) for stage, one in enumerate(known.stages)}
+        made = self._readings.profile(sizes, states, known.stage_link.latency_us, known.taken)
+        write_text(self._path, json.dumps(made.to_json(), indent=1) + "\n")
 
 
 def round_profiles(folder: Path) -> dict[int, Profile]:

@@ -12,6 +12,7 @@ from recycle.bench.recoveries import PARTS, Recovery, read_recoveries
 from recycle.bench.rehearsals import round_profiles
 from recycle.bench.setup import Setup
 from recycle.bench.variants import ADAPTIVE, DECOUPLED, FAULT_FREE, ONE_F_ONE_B, STAGGERED, Variant
+from recycle.cli.profile_text import contention_text
 from recycle.core.errors import FileProblem
 from recycle.core.files import write_bytes, write_text
 from recycle.core.plan import Plan
@@ -140,7 +141,7 @@ def _page(
     yield f"Made by `{command}`, {torch}. {setup.pipelines} pipelines of {setup.stages} stages, {setup.microbatches}"
     yield f"micro-batches each of {setup.samples} samples; {setup.model}. All variants in turns by the same"
     yield f"processes, {num_rounds} rounds; times are medians over rounds, shares medians of each round's own.\n"
-    yield "The profile from which a round is predicted is rehearsed at its start, by the same processes.\n"
+    yield "The profile from which a round is predicted is rehearsed between its turns, by the same processes.\n"
     if setup.is_gpu:
         yield "All messages and sums stay in the GPU's memory; torch's schedules use our links for that, because gloo knows host"
         yield "memory only, and NCCL refuses two processes on one GPU.\n"
@@ -159,11 +160,7 @@ def _about_profile(profile: Profile) -> Iterator[str]:
         f"Links: a message to the next stage takes {profile.comm_us(0)} µs after its sender is free, a reduction over "
         f"{num_peers} peers {profile.reduce_us(0, num_peers)} µs."
     )
-    crowd = profile.contention
-    yield (
-        f"Crowd: with each other worker that computes, an op takes {crowd.share:.2%} longer; costs were measured while "
-        f"{crowd.others:.1f} others did."
-    )
+    yield f"Crowd: {contention_text(profile)}."
     if profile.factors:
         yield (
             f"Uneven workers: the slowest took {profile.factors[-1]:.3f} of the median, the fastest {profile.factors[0]:.3f}; "

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from recycle.cli.train_config import TrainConfig
 from recycle.core.cluster import Shape
-from recycle.core.profile import Contention, Link, Profile, Taken
+from recycle.core.profile import Link, Profile, Taken
 from recycle.core.units import format_bytes, format_us
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _HEAD = ("stage", "F", "I", "W", "B", "after F", "after I", "static", "gradients", "send", "reduce", "step")
 # A link that nothing was measured on is written with a bandwidth of this many bytes/µs: messages cost nothing over it.
 _FREE_BYTES_PER_US = 1e9
+# A contention of less than this share is none.
+_LEAST_SHARE = 0.001
 
 
 def describe_profile(found: "Rehearsed", patience: "Patience", shape: Shape, out: Path) -> str:
@@ -28,7 +30,7 @@ def describe_profile(found: "Rehearsed", patience: "Patience", shape: Shape, out
             *stage_table(profile, shape.num_pipelines),
             "",
             f"links       to other stages {stages}; to peers {peers}",
-            f"contention  {contention_text(profile.contention)}",
+            f"contention  {contention_text(profile)}",
             f"workers     {unevenness(profile)}",
             *([f"taken on    {taken_text(profile.taken)}"] if profile.taken else []),
             f"rest        {at_rest(found, patience)}",
@@ -70,12 +72,16 @@ def _link(link: Link) -> str:
     return f"{format_us(link.latency_us)} and {format_bytes(round(link.bytes_per_us * 1e6))}/s"
 
 
-def contention_text(contention: Contention) -> str:
+def contention_text(profile: Profile) -> str:
     """How workers hold each other up."""
-    others = f"{contention.others:.1f} others computed at the same time, on average"
-    if not contention.share:
-        return f"none found, though {others}" if contention.others else "none: nobody else computed"
-    return f"an op takes {contention.share:.1%} longer for each other worker that computes; {others}"
+    levels = profile.contention
+    if len(levels) < 2:
+        return "none: nobody else computed"
+    share, others = levels[-1] / levels[0] - 1, f"{len(levels) - 1} others"
+    if share < _LEAST_SHARE:
+        return f"none found: as fast with {others} as alone"
+    half = next(num for num, level in enumerate(levels) if level >= (levels[0] + levels[-1]) / 2)
+    return f"an op takes {share:.1%} longer while {others} compute than alone, and half of that more from {half} on"
 
 
 def unevenness(profile: Profile) -> str:

@@ -103,25 +103,6 @@ class StageProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class Contention:
-    """How workers that share a machine hold each other up: for each other one that computes, an op takes this share longer.
-
-    Costs were measured while `others` of them computed, on average.
-    """
-
-    share: float = 0.0
-    others: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not all(isinstance(value, int | float) and 0 <= value < math.inf for value in (self.share, self.others)):
-            raise UserError(f"a contention of {self.share!r} with {self.others!r} others is none: both are numbers of at least 0")
-
-    def factor(self, others: float) -> float:
-        """By how much ops take longer than the costs say, while so many others compute."""
-        return (1 + self.share * others) / (1 + self.share * self.others)
-
-
-@dataclass(frozen=True, slots=True)
 class Taken:
     """What a profile was measured on: the device and its name, the model, and how many pipelines computed at the same time."""
 
@@ -146,7 +127,9 @@ class Taken:
 class Profile:
     """Every stage's costs, the links between stages and between peers, and a device's memory if known.
 
-    `taken` says what it was measured on, if it was; `factors` then are how much slower than the median workers were, in order.
+    `taken` says what it was measured on, if it was; `factors` then are how much slower than the median workers were, in order,
+    and `contention` is what ops take while others compute on the same machine, over what is said here: with nobody else, with
+    one other, and so on.
     """
 
     stages: tuple[StageProfile, ...]
@@ -156,11 +139,12 @@ class Profile:
     name: str = "given"
     taken: Taken | None = None
     factors: tuple[float, ...] = ()
-    contention: Contention = Contention()
+    contention: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if any(not (isinstance(factor, int | float) and 0 < factor < math.inf) for factor in self.factors):
-            raise UserError("the profile's factors are malformed: each must be a finite number above 0")
+        for name in ("factors", "contention"):
+            if not all(_is_above_zero(one) for one in getattr(self, name)):
+                raise UserError(f"the profile's {name} cannot be read: each must be a finite number above 0")
         if not self.stages:
             raise UserError("the profile has no stage: give at least one")
         if self.device_bytes is not None and (not isinstance(self.device_bytes, int) or not 1 <= self.device_bytes <= _MOST):
@@ -185,6 +169,10 @@ class Profile:
         steps = 2 * (num_live - 1)
         return steps * self.peer_link.latency_us + math.ceil(steps * share / self.peer_link.bytes_per_us)
 
+    def held_up(self, num_others: int) -> float:
+        """What an op takes while so many others compute, over what it costs; as with the most that were seen, if more do."""
+        return self.contention[min(num_others, len(self.contention) - 1)] if self.contention else 1.0
+
     @property
     def jitter(self) -> float:
         """The deviation of an op's duration on one worker, as a share of it, as if it were normal; 0 if none was measured."""
@@ -199,7 +187,7 @@ class Profile:
             del made["taken"]
         if not self.factors:
             del made["factors"]
-        if self.contention == Contention():
+        if not self.contention:
             del made["contention"]
         for stage, written in zip(self.stages, made["stages"], strict=True):
             if stage.spread == Spread():
@@ -212,9 +200,6 @@ class Profile:
         if not isinstance(stages, list | tuple):
             raise UserError("the profile has no list of stages: give one object for each stage under 'stages'")
         made = tuple(_stage_from_json(number, stage) for number, stage in enumerate(stages))
-        factors = data.get("factors", [])
-        if not isinstance(factors, list | tuple):
-            raise UserError("the profile's factors are malformed: give a list of numbers")
         return Profile(
             made,
             stage_link=_part(Link, data.get("stage_link", {}), "links are"),
@@ -222,8 +207,8 @@ class Profile:
             device_bytes=data.get("device_bytes"),
             name=str(data.get("name", "given")),
             taken=_part(Taken, data["taken"], "notes on what it was taken on are") if data.get("taken") is not None else None,
-            factors=tuple(factors),
-            contention=_part(Contention, data.get("contention", {}), "contention is"),
+            factors=_numbers(data.get("factors", []), "factors"),
+            contention=_numbers(data.get("contention", []), "contention"),
         )
 
     @staticmethod
@@ -232,6 +217,16 @@ class Profile:
             return Profile.from_json(read_json(path, FORMAT, VERSION))
         except UserError as problem:
             raise type(problem)(f"profile {path}: {problem}") from None
+
+
+def _is_above_zero(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _numbers(data: Any, what: str) -> tuple[float, ...]:
+    if not isinstance(data, list | tuple):
+        raise UserError(f"the profile's {what} cannot be read: give a list of numbers")
+    return tuple(data)
 
 
 def _part(kind: Callable[..., _Part], data: Any, what: str) -> _Part:

@@ -3,24 +3,27 @@
 - An op takes from its start until its worker is free for the next one: sending what it made is part of it, waiting is not.
   Taking a message that is there already is part of it, too.
 - A message takes from the moment its sender is free to the start of the op that waited for it.
-- While others compute, an op takes longer: by how much is read from one pipeline by itself.
+- While others compute, an op takes longer (`crowd`): so it costs what it takes in the usual crowd, that of all pipelines. Those
+  who reduce and step count among the others.
 - Workers need not be equally fast, though they do the same: each has a factor of its own, as long as a play lasts.
-- A reduction takes from its last peer's arrival to its end; a step from there until the worker is free for the next iteration.
+- A reduction takes from its last peer's arrival to its end; a step from there until the worker is free for the next iteration. It
+  is that of the slowest peer: one of them has more to do, because it speaks for all.
 """
 
 import math
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from statistics import fmean, median, quantiles
+from operator import mul
+from statistics import median, quantiles
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.op import Kind, Op
-from recycle.core.profile import Contention, Link, Profile, Spread, StageProfile, Taken
+from recycle.core.profile import Link, Profile, Spread, StageProfile, Taken
 from recycle.core.record import REDUCE
 from recycle.core.rules import needs
+from recycle.runtime.crowd import Crowd, Timed, What, costs_and_levels
 from recycle.runtime.executor import Span
 from recycle.runtime.measure import StageBytes
 from recycle.runtime.player import Played, State
@@ -30,9 +33,6 @@ _LONG_US = 50_000
 _FREE = Link(bytes_per_us=1e9)
 # So many factors of workers are kept: enough to draw from, and few enough to read.
 _NUM_FACTORS = 25
-
-What = tuple[int, Kind]
-"""A stage and a kind of op."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,56 +47,36 @@ class _Ran:
         return self.free_us - self.span.start_us
 
 
-class Crowd:
-    """How many workers computed when, from the spans of all of them."""
-
-    def __init__(self, spans_us: Sequence[tuple[int, int]]) -> None:
-        changes = sorted([*((start, 1) for start, _ in spans_us), *((end, -1) for _, end in spans_us)])
-        self._times, self._nums, self._sums = list[int](), list[int](), list[int]()
-        num = total = 0
-        for at_us, change in changes:
-            total += num * (at_us - self._times[-1]) if self._times else 0
-            num += change
-            self._times.append(at_us)
-            self._nums.append(num)
-            self._sums.append(total)
-
-    def others(self, start_us: int, end_us: int) -> float:
-        """How many others computed while somebody did, from `start_us` to `end_us`."""
-        if end_us <= start_us:
-            return 0.0
-        return (self._until(end_us) - self._until(start_us)) / (end_us - start_us) - 1
-
-    def _until(self, at_us: int) -> int:
-        place = bisect_right(self._times, at_us) - 1
-        return self._sums[place] + self._nums[place] * (at_us - self._times[place])
-
-
 @dataclass(slots=True)
 class Reading:
-    """Durations in µs, of all workers of a shape. `ops` and `others` have one list for each worker in each play."""
+    """Durations in µs, of all workers of a shape; beside one, at most `most_others` compute. `ops` are by worker and play."""
 
     shape: Shape
-    ops: list[list[tuple[What, int]]] = field(default_factory=list)
-    others: list[list[float]] = field(default_factory=list)
+    most_others: int
+    ops: list[list[Timed]] = field(default_factory=list)
     receives: list[int] = field(default_factory=list)
     ways: list[int] = field(default_factory=list)
     reductions: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    steps: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    steps: defaultdict[Worker, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, played: Mapping[Worker, Played], first: int) -> None:
         """Read the iterations from number `first` on."""
         ran = {worker: [pair for spans in told.spans[first:] for pair in _ran(spans)] for worker, told in played.items()}
-        crowd = Crowd([(one.span.start_us, one.free_us) for own in ran.values() for _, one in own])
-        for worker, told in played.items():
-            for before, after in pairwise(told.spans[first:]):
-                self.steps[worker.stage].append(after[0].asked_us - _reduction(before).end_us)
-            self.ops.append([((op.stage, op.kind), one.took_us) for op, one in ran[worker]])
-            self.others.append([crowd.others(one.span.start_us, one.free_us) for _, one in ran[worker]])
+        busy_us = [(one.span.start_us, one.free_us) for own in ran.values() for _, one in own]
         for iteration in range(first, min(len(told.spans) for told in played.values())):
             spans = {worker: told.spans[iteration] for worker, told in played.items()}
             self._add_ways({op: one for own in spans.values() for op, one in _ran(own)})
-            self._add_reductions(spans)
+            busy_us += self._add_reductions(spans)
+        crowd = Crowd(busy_us)
+        for worker, told in played.items():
+            for before, after in pairwise(told.spans[first:]):
+                self.steps[worker].append(after[0].asked_us - _reduction(before).end_us)
+            self.ops.append(
+                [
+                    Timed((op.stage, op.kind), one.took_us, crowd.shares(one.span.start_us, one.free_us, self.most_others))
+                    for op, one in ran[worker]
+                ]
+            )
 
     def _add_ways(self, ran: Mapping[Op, _Ran]) -> None:
         for op, one in ran.items():
@@ -110,68 +90,51 @@ class Reading:
                 elif asked_us > made.span.end_us + _LONG_US:
                     self.receives.append(start_us - asked_us)
 
-    def _add_reductions(self, spans: Mapping[Worker, Sequence[Span]]) -> None:
+    def _add_reductions(self, spans: Mapping[Worker, Sequence[Span]]) -> Iterator[tuple[int, int]]:
+        """Read the reductions, and give out when workers were busy with them and with their steps."""
         for stage in range(self.shape.num_stages):
-            own = [_reduction(spans[worker]) for worker in spans if worker.stage == stage]
-            last_us = max(span.start_us for span in own)
-            self.reductions[stage] += [span.end_us - last_us for span in own]
+            own = [told for worker, told in spans.items() if worker.stage == stage]
+            last_us = max(_reduction(told).start_us for told in own)
+            self.reductions[stage] += [_reduction(told).end_us - last_us for told in own]
+            yield from ((last_us, told[-1].end_us) for told in own)
 
     def medians(self) -> dict[What, float]:
-        """What ops take, whoever runs them."""
+        """What ops take, whoever runs them, and in whatever crowd."""
         times: defaultdict[What, list[int]] = defaultdict(list)
-        for own in self.ops:
-            for what, took_us in own:
-                times[what].append(took_us)
+        for op in self.all_ops():
+            times[op.what].append(op.took_us)
         return {what: median(took) for what, took in times.items()}
 
-    def factors(self) -> list[float]:
-        """How much slower each worker was in each play than the median: a machine need not treat all alike."""
-        usual = self.medians()
-        return [median(took_us / usual[what] for what, took_us in own) for own in self.ops]
-
-    def spreads(self) -> dict[What, int]:
-        """How far the durations of one worker lie apart: half of what is between their quartiles."""
-        times: defaultdict[What, list[float]] = defaultdict(list)
-        for own, factor in zip(self.ops, self.factors(), strict=True):
-            for what, took_us in own:
-                times[what].append(took_us / factor)
-        quartiles = {what: quantiles(took, n=4) for what, took in times.items() if len(took) > 1}
-        return {what: round((high - low) / 2) for what, (low, _, high) in quartiles.items()}
-
-    def mean_others(self) -> float:
-        """How many others computed while one did, on average."""
-        return fmean(num for own in self.others for num in own)
-
-    def contention(self, alone: "Reading") -> Contention:
-        """How much each worker that computes holds up the others, from a reading of fewer of them at work."""
-        if self.shape.num_pipelines == 1:  # then both readings are of the same, and their difference is chance
-            return Contention(0.0, round(self.mean_others(), 3))
-        usual, before = self.medians(), alone.medians()
-        slower = median(usual[what] / took_us for what, took_us in before.items())
-        many, few = self.mean_others(), alone.mean_others()
-        # slower = (1 + share * many) / (1 + share * few)
-        share = (slower - 1) / (many - slower * few) if many > slower * few else 0.0
-        return Contention(round(max(0.0, share), 5), round(many, 3))
+    def all_ops(self) -> list[Timed]:
+        return [op for own in self.ops for op in own]
 
     def unrest(self, before: Mapping[What, float]) -> float:
         """By how much medians have moved since at most, as a share."""
         return max(abs(now / before[what] - 1) if what in before else 1.0 for what, now in self.medians().items())
 
     def profile(
-        self, sizes: Sequence[StageBytes], states: Mapping[int, State], ping_us: float, taken: Taken, alone: "Reading"
+        self,
+        sizes: Sequence[StageBytes],
+        states: Mapping[int, State],
+        ping_us: float,
+        taken: Taken,
+        others: Sequence["Reading"] = (),
     ) -> Profile:
-        """The profile; `ping_us` is what the smallest message takes, `alone` is a reading of one pipeline by itself."""
+        """The profile; `ping_us` is what the smallest message takes, `others` are readings of fewer pipelines at work."""
         receive_us = median(self.receives) if self.receives else 0.0
-        usual, spreads = self.medians(), self.spreads()
-        stages = tuple(self._stage(stage, own, states[stage], usual, spreads, receive_us) for stage, own in enumerate(sizes))
+        ops = [op for reading in (self, *others) for op in reading.all_ops()]
+        costs, levels = costs_and_levels(ops, self.all_ops())
+        over = Over(self.ops, costs, levels)
+        spreads = over.spreads()
+        stages = tuple(self._stage(stage, own, states[stage], costs, spreads, receive_us) for stage, own in enumerate(sizes))
         return Profile(
             stages,
             stage_link=self._stage_link(stages, ping_us, receive_us),
             peer_link=self._peer_link(stages, ping_us),
             name=f"{taken.model}, measured with {self.shape.num_workers} workers on {taken.machine}",
             taken=taken,
-            contention=self.contention(alone),
-            factors=tuple(round(factor, 4) for factor in _thinned(sorted(self.factors()))),
+            contention=tuple(round(level, 4) for level in levels),
+            factors=tuple(round(factor, 4) for factor in _thinned(sorted(over.factors))),
         )
 
     def _stage(
@@ -179,13 +142,13 @@ class Reading:
         stage: int,
         sizes: StageBytes,
         state: State,
-        usual: Mapping[What, float],
+        costs: Mapping[What, float],
         spreads: Mapping[What, int],
         receive_us: float,
     ) -> StageProfile:
         def took_us(kind: Kind) -> int:
             takes = {Kind.F: stage > 0, Kind.W: False}.get(kind, stage < self.shape.num_stages - 1)
-            return max(1, round(usual[stage, kind] + receive_us * takes))
+            return max(1, round(costs[stage, kind] + receive_us * takes))
 
         input_us = took_us(Kind.I)
         return StageProfile(
@@ -193,7 +156,7 @@ class Reading:
             input_us=input_us,
             weight_us=took_us(Kind.W),
             fused_us=max(input_us, took_us(Kind.B)),
-            optimizer_us=round(median(self.steps[stage])),
+            optimizer_us=round(max(median(took) for worker, took in self.steps.items() if worker.stage == stage)),
             activation_bytes=sizes.activation_bytes,
             weight_held_bytes=sizes.weight_held_bytes,
             static_bytes=state.static_bytes,
@@ -216,6 +179,29 @@ class Reading:
         num_steps = 2 * (num_peers - 1)
         took_us = median(median(times) for times in self.reductions.values())
         return _link(took_us / num_steps, ping_us, median(stage.gradient_bytes for stage in stages) / num_peers)
+
+
+class Over:
+    """What ops took over what they cost in their crowd: `factors` are how much slower each worker was in each play.
+
+    A machine need not treat all alike.
+    """
+
+    def __init__(self, ops: Sequence[Sequence[Timed]], costs: Mapping[What, float], levels: Sequence[float]) -> None:
+        self._costs = costs
+        self._ratios = [
+            [(op.what, op.took_us / costs[op.what] / sum(map(mul, op.shares, levels))) for op in own] for own in ops if own
+        ]
+        self.factors = [median(ratio for _, ratio in own) for own in self._ratios]
+
+    def spreads(self) -> dict[What, int]:
+        """How far the durations of one worker lie apart: half of what is between their quartiles."""
+        ratios: defaultdict[What, list[float]] = defaultdict(list)
+        for own, factor in zip(self._ratios, self.factors, strict=True):
+            for what, ratio in own:
+                ratios[what].append(ratio / factor)
+        quartiles = {what: quantiles(own, n=4) if len(own) > 1 else (1, 1, 1) for what, own in ratios.items()}
+        return {what: round((high - low) / 2 * self._costs[what]) for what, (low, _, high) in quartiles.items()}
 
 
 def _link(took_us: float, ping_us: float, size_bytes: float) -> Link:

@@ -2,7 +2,7 @@
 
 Ops that are measured one after the other in one process are too fast: in a cluster on one machine all workers want its memory at
 the same time, and each op also packs up what it sends. So the workers play 1F1B, once with whole and once with split backward
-passes, and one pipeline by itself, until the medians stand still; `reading` makes a profile of what they did.
+passes, and then fewer pipelines, until the medians stand still; `reading` makes a profile of what they did.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -106,25 +106,35 @@ def _end(ends: Mapping[Op, int], op: Op) -> int | None:
 
 
 class Readings:
-    """What is read from rounds: of all pipelines together, with whole and with split passes, and of one by itself."""
+    """What is read from rounds: of all pipelines together, with whole and with split passes, and of fewer of them.
+
+    A round is `plays`, in this order; each is told what came of it.
+    """
 
     def __init__(self, shape: Shape) -> None:
-        lone = Shape(1, shape.num_stages, shape.num_microbatches)
-        self.together, self.alone = Reading(shape), Reading(lone)
-        self._plays = (
-            (self.together, rehearsal_plan(shape, is_split=False)),
-            (self.together, rehearsal_plan(shape, is_split=True)),
-            (self.alone, rehearsal_plan(lone, is_split=True)),
-        )
-
-    def add_round(self, play: Callable[[Plan, int], Mapping[Worker, Played]]) -> None:
-        """Have every plan played for some iterations, and read what was done; who has no part in one did nothing."""
-        for reading, plan in self._plays:
-            played = play(plan, _WARM_UP + _PER_ROUND)
-            reading.add({worker: told for worker, told in played.items() if told.spans}, _WARM_UP)
+        most_others = shape.num_workers - 1
+        self.together = Reading(shape, most_others)
+        numbers = sorted({1, (shape.num_pipelines + 1) // 2} - {shape.num_pipelines})
+        self._fewer = [Reading(Shape(num, shape.num_stages, shape.num_microbatches), most_others) for num in numbers]
+        self.plays = [RehearsalPlay(self.together, is_split=False), RehearsalPlay(self.together, is_split=True)]
+        self.plays += [RehearsalPlay(reading, is_split=True) for reading in self._fewer]
 
     def profile(self, sizes: Sequence[StageBytes], states: Mapping[int, State], ping_us: float, taken: Taken) -> Profile:
-        return self.together.profile(sizes, states, ping_us, taken, self.alone)
+        return self.together.profile(sizes, states, ping_us, taken, self._fewer)
+
+
+class RehearsalPlay:
+    """A plan that is played for some iterations, and who reads what was done."""
+
+    num_iterations = _WARM_UP + _PER_ROUND
+
+    def __init__(self, reading: Reading, is_split: bool) -> None:
+        self.plan = rehearsal_plan(reading.shape, is_split)
+        self._reading = reading
+
+    def add(self, played: Mapping[Worker, Played]) -> None:
+        """Read it; who has no part in the plan did nothing."""
+        self._reading.add({worker: told for worker, told in played.items() if told.spans}, _WARM_UP)
 
 
 def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Progress = lambda rounds, unrest: None) -> Rehearsed:
@@ -138,7 +148,8 @@ def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Pro
         pings_us = [ping for told in crew.ask(Ping()).values() for ping in told]
         for number in range(patience.most_rounds):
             before = readings.together.medians()
-            readings.add_round(lambda plan, num_iterations: crew.ask(Play(next(numbers), plan, num_iterations)))
+            for play in readings.plays:
+                play.add(crew.ask(Play(next(numbers), play.plan, play.num_iterations)))
             unrest = readings.together.unrest(before)
             progress(number + 1, unrest)
             if number + 1 >= patience.least_rounds and unrest <= patience.share:

@@ -76,9 +76,14 @@ def replay(plan: Plan, conditions: Conditions | None = None, progress: Progress 
             f"their product must be at most {MOST_OPS}; give at most --iterations {max(1, MOST_OPS // plan.num_ops)}"
         )
     try:
-        return _Player(compile_plan(plan), chosen, progress or (lambda _: None)).play()
+        return replay_program(compile_plan(plan), chosen, progress)
     except OverflowError:
         raise UserError("the times of this replay outgrow the clock, 64 bits of µs: use smaller costs or factors") from None
+
+
+def replay_program(program: Program, conditions: Conditions, progress: Progress | None = None) -> Replay:
+    """Play a plan that is compiled; its ops may take other times than the plan says."""
+    return _Player(program, conditions, progress or (lambda _: None)).play()
 
 
 def _refuse_unknown_workers(plan: Plan, conditions: Conditions) -> None:

@@ -1,0 +1,65 @@
+"""Cores that are kept awake: by as many as there are cores, at the lowest priority, for no longer than is asked."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from recycle.bench import awake
+from recycle.bench.awake import awake_cores, is_virtual
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def children(pid):
+    return [int(own) for own in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_until(is_so):
+    for _ in range(400):
+        if is_so():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def is_spinning(pid):
+    return os.sched_getscheduler(pid) == os.SCHED_IDLE
+
+
+def test_every_core_has_somebody_of_the_lowest_priority_who_goes_when_it_is_over():
+    before = set(children(os.getpid()))
+    with awake_cores():
+        spinners = set(children(os.getpid())) - before
+        assert len(spinners) == len(os.sched_getaffinity(0))
+        assert wait_until(lambda: all(map(is_spinning, spinners)))
+        assert {core for pid in spinners for core in os.sched_getaffinity(pid)} == os.sched_getaffinity(0)
+    assert not set(children(os.getpid())) & spinners
+
+
+def test_they_go_with_a_parent_that_is_killed():
+    code = (
+        "import time\nfrom recycle.bench.awake import awake_cores\nwith awake_cores(): print('here', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "here\n"
+        spinners = children(parent.pid)
+        assert wait_until(lambda: all(map(is_spinning, spinners)))
+        parent.kill()
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in spinners))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [("flags\t: fpu hypervisor lahf_lm\n", True), ("flags\t: fpu lahf_lm\n", False), (None, False)],
+)
+def test_a_machine_is_virtual_if_its_cores_say_so(text, is_one, tmp_path, monkeypatch):
+    path = tmp_path / "cpuinfo"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr(awake, "_CPU_INFO", path)
+    assert is_virtual() == is_one
