@@ -11,6 +11,7 @@ from recycle.bench.race import SPANS, plan_path, read_heats
 from recycle.bench.recoveries import PARTS, Recovery, read_recoveries
 from recycle.bench.rehearsals import round_profiles
 from recycle.bench.setup import Setup
+from recycle.bench.torch_side import TORCH_1F1B
 from recycle.bench.variants import ADAPTIVE, DECOUPLED, FAULT_FREE, ONE_F_ONE_B, STAGGERED, Variant
 from recycle.cli.profile_text import contention_text
 from recycle.core.errors import FileProblem
@@ -46,7 +47,7 @@ def read_lines(folder: Path, setup: Setup, variants: Sequence[Variant]) -> list[
         own = [heat for heat in heats if heat.variant == variant.name]
         if not own:
             continue
-        times_us = {heat.round: heat.iteration_us for heat in own}
+        times_us = {heat.round: heat.iterations_us for heat in own}
         made = {} if variant.is_torch else _predictions(Plan.load(plan_path(folder, variant)), profiles, list(times_us))
         lines.append(Line(variant.name, variant.title, variant.dead, times_us, variant.num_samples(setup), own[-1].losses, made))
     if ONE_F_ONE_B not in {line.name for line in lines}:
@@ -76,7 +77,7 @@ def write_results(folder: Path, setup: Setup, variants: Sequence[Variant], profi
     facts = {
         "setup": setup.to_json(),
         "machine": machine,
-        "lines": [{**asdict(line), "median_us": line.median_us, "share": line.share_of(yardstick)} for line in lines],
+        "lines": [{**asdict(line), "typical_us": line.typical_us, "share": line.share_of(yardstick)} for line in lines],
         "asked": [asdict(one) for one in asked],
     }
     write_text(folder / f"{RESULTS}.md", page)
@@ -101,6 +102,9 @@ def _kept(by_name: dict[str, Line], yardstick: Line) -> Iterator[Asked]:
         shares = [line.share_of(yardstick) for line in steps]
         yield Asked("one dead, all techniques, of fault-free 1F1B", f"≥ {KEPT:.0%}", f"{shares[-1]:.1%}", shares[-1] >= KEPT)
         told = " < ".join(f"{share:.1%}" for share in shares)
+        if TORCH_1F1B in by_name:
+            beside = steps[-1].share_of(by_name[TORCH_1F1B])
+            yield Asked("the same, of torch's fault-free 1F1B", f"≥ {KEPT:.0%}", f"{beside:.1%}", beside >= KEPT)
         yield Asked("each technique adds to the one before", "rising", told, shares == sorted(set(shares)))
 
 
@@ -140,7 +144,7 @@ def _page(
     yield f"# {title}\n"
     yield f"Made by `{command}`, {torch}. {setup.pipelines} pipelines of {setup.stages} stages, {setup.microbatches}"
     yield f"micro-batches each of {setup.samples} samples; {setup.model}. All variants in turns by the same"
-    yield f"processes, {num_rounds} rounds; times are medians over rounds, shares medians of each round's own.\n"
+    yield f"processes, {num_rounds} rounds; times are means of the middle half of all iterations, beside their quartiles.\n"
     yield "The profile from which a round is predicted is rehearsed between its turns, by the same processes.\n"
     if setup.is_gpu:
         yield "All messages and sums stay in the GPU's memory; torch's schedules use our links for that, because gloo knows host"

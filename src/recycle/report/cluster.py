@@ -1,9 +1,9 @@
 """A measured cluster in tables: what an iteration took by each variant, what was predicted, and whether it is what was asked."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from statistics import median
+from statistics import fmean, median, quantiles
 
 Rows = list[list[str]]
 
@@ -33,23 +33,27 @@ BEST: How = WAYS["+ uneven workers"]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One variant: what an iteration took in each round, how many samples it trains on, its losses, and what was predicted."""
+    """One variant: what iterations took in each round, how many samples one trains on, its losses, and what was predicted."""
 
     name: str
     title: str
     dead: str
-    times_us: Mapping[int, float]
+    times_us: Mapping[int, Sequence[float]]
     num_samples: int
     losses: Sequence[float]
     predictions: Mapping[int, Prediction] = field(default_factory=dict)
 
     @property
-    def median_us(self) -> float:
-        return median(self.times_us.values())
+    def typical_us(self) -> float:
+        return middle_mean(self.iterations_us(self.times_us))
 
     @property
     def samples_per_s(self) -> float:
-        return self.num_samples / self.median_us * 1e6
+        return self.num_samples / self.typical_us * 1e6
+
+    def iterations_us(self, rounds: Iterable[int]) -> list[float]:
+        """What its iterations took in these rounds, one by one."""
+        return [took_us for number in rounds for took_us in self.times_us[number]]
 
     @property
     def is_predicted(self) -> bool:
@@ -60,34 +64,45 @@ class Line:
         return median(how(made) for made in self.predictions.values())
 
     def error(self, how: How) -> float:
-        """By how much predictions were too high, as a share of what was measured: the median over rounds, each beside its own."""
-        return median(how(made) / self.times_us[number] for number, made in self.predictions.items()) - 1
+        """By how much the prediction was too high, as a share of what was measured."""
+        return self.predicted_us(how) / self.typical_us - 1
 
     def share_of(self, other: "Line") -> float:
-        """Its throughput over another one's: the median over rounds, since a round's turns lie next to each other in time."""
+        """Its throughput over another one's, in the rounds that both have: a slow one must not be that of one of them alone."""
         common = sorted(set(self.times_us) & set(other.times_us))
-        ratios = (other.times_us[number] / self.times_us[number] for number in common)
-        return median(ratios) * self.num_samples / other.num_samples
+        own_us, others_us = (middle_mean(line.iterations_us(common)) for line in (self, other))
+        return others_us / own_us * self.num_samples / other.num_samples
+
+
+def middle_mean(values: Iterable[float]) -> float:
+    """The mean of the middle half: what a mean is without the few that something else held up.
+
+    A median would take sides where long and short iterations alternate, as they do in some schedules.
+    """
+    ordered = sorted(values)
+    cut = len(ordered) // 4
+    return fmean(ordered[cut : len(ordered) - cut])
 
 
 def throughput_table(lines: Sequence[Line], yardstick: Line) -> Rows:
     """What each variant took, beside what was predicted."""
-    head = ["variant", "dead", "iteration ms", "range", "samples/s", f"of {yardstick.title}", "predicted ms", "error"]
+    head = ["variant", "dead", "iteration ms", "quartiles", "samples/s", f"of {yardstick.title}", "predicted ms", "error"]
     return [head, *(_row(line, yardstick) for line in lines)]
 
 
 def _row(line: Line, yardstick: Line) -> list[str]:
-    times_us = line.times_us.values()
-    spread = f"{min(times_us) / 1e3:.0f} – {max(times_us) / 1e3:.0f}"
+    times_us = line.iterations_us(line.times_us)
+    low_us, _, high_us = quantiles(times_us, n=4, method="inclusive") if len(times_us) > 1 else times_us * 3
+    spread = f"{low_us / 1e3:.0f} – {high_us / 1e3:.0f}"
     told = [f"{line.predicted_us(BEST) / 1e3:.1f}", f"{line.error(BEST):+.1%}"] if line.is_predicted else ["–", "–"]
     share = f"{line.share_of(yardstick):.1%}"
-    return [line.title, line.dead or "nobody", f"{line.median_us / 1e3:.1f}", spread, f"{line.samples_per_s:.1f}", share, *told]
+    return [line.title, line.dead or "nobody", f"{line.typical_us / 1e3:.1f}", spread, f"{line.samples_per_s:.1f}", share, *told]
 
 
 def prediction_table(lines: Sequence[Line]) -> Rows:
     """How the prediction comes about: each column knows one thing more, with its error."""
     rows = [
-        [line.title, *(_with_error(how, line) for how in WAYS.values()), f"{line.median_us / 1e3:.1f}"]
+        [line.title, *(_with_error(how, line) for how in WAYS.values()), f"{line.typical_us / 1e3:.1f}"]
         for line in lines
         if line.is_predicted
     ]

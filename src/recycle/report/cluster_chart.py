@@ -23,7 +23,7 @@ def draw_cluster(lines: Sequence[Line], yardstick: Line, title: str) -> bytes:
         share, kind = line.share_of(yardstick), _kind(line)
         axes.barh(place, share, 0.66, color=_COLOURS[kind], label=_MEANINGS[kind] if kind not in seen else None)
         seen.add(kind)
-        axes.text(0.01, place, f"{share:.0%}  {line.median_us / 1e3:.0f} ms", va="center", fontsize=8, color=_ink(kind))
+        axes.text(0.01, place, f"{share:.0%}  {line.typical_us / 1e3:.0f} ms", va="center", fontsize=8, color=_ink(kind))
         if line.is_predicted:
             at = share / (1 + line.error(BEST))
             mark = "predicted from the profile" if "mark" not in seen else None
