@@ -1,0 +1,59 @@
+"""What docs/results shows is what was measured: its numbers come from the records that lie beside them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from recycle.bench.cluster import read_setup
+from recycle.bench.race import plan_path, read_heats
+from recycle.bench.recoveries import read_recoveries
+from recycle.bench.rehearsals import round_profiles
+from recycle.bench.variants import variants
+from recycle.cli.bench_results import judged
+from recycle.core.plan import Plan
+from recycle.core.rules import check
+from recycle.report.cluster import Line, Prediction, asked_table, throughput_table
+from recycle.report.tables import markdown
+
+FOLDERS = [path.parent for path in sorted((Path(__file__).parents[1] / "docs/results").glob("*/results.md"))]
+pytestmark = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+
+
+def shown(folder):
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
+
+
+def lines(folder):
+    """The variants as they were measured, with the predictions that are shown: making them again takes a while."""
+    setup, heats = read_setup(folder), list(read_heats(folder))
+    titles = {variant.name: variant for variant in variants(setup)}
+    made = []
+    for line in shown(folder)["lines"]:
+        variant, own = titles[line["name"]], [heat for heat in heats if heat.variant == line["name"]]
+        predictions = {int(number): Prediction(**told) for number, told in line["predictions"].items()}
+        times_us = {heat.round: heat.iterations_us for heat in own}
+        samples = variant.num_samples(setup)
+        made.append(Line(variant.name, variant.title, variant.dead, times_us, samples, own[-1].losses, predictions))
+    return made
+
+
+def test_tables_are_of_what_was_measured(folder):
+    page, setup, found = (folder / "results.md").read_text(encoding="utf-8"), read_setup(folder), lines(folder)
+    assert {line.name for line in found} == {variant.name for variant in variants(setup)}
+    assert markdown(throughput_table(found, found[0])) in page
+    assert markdown(asked_table(judged(found, setup))) in page
+
+
+def test_predictions_are_of_legal_plans_and_of_profiles_that_are_kept(folder):
+    setup, profiles = read_setup(folder), round_profiles(folder)
+    for variant, line in zip(variants(setup), shown(folder)["lines"], strict=True):
+        assert set(map(int, line["predictions"])) <= set(profiles)
+        if not variant.is_torch:
+            assert check(Plan.load(plan_path(folder, variant))) == []
+
+
+def test_at_least_twenty_workers_were_killed_and_came_back(folder):
+    recoveries = read_recoveries(folder)
+    assert sum(not one.joins for one in recoveries) >= 20
+    assert sum(bool(one.joins) for one in recoveries) >= 20
