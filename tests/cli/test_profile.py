@@ -171,7 +171,7 @@ def test_below_the_table_stands_in_words_what_else_was_found() -> None:
     text = describe_profile(Rehearsed(MEASURED, 4, 0.012, True), PATIENCE, Shape(3, 2, 6), Path("p.json"))
     assert text.splitlines()[4:] == [
         "links       to other stages 20 µs and 95.4 MiB/s; to peers 10 µs and 47.7 MiB/s",
-        "contention  an op takes 10.0% longer while 5 others compute than alone, and half of that more from 3 on",
+        "contention  ops take 0.950 of these times alone, 0.950 with 1 other, 1.000 with 3 others, 1.045 with all 5",
         "workers     the slowest took 1.12 times as long as the median, the fastest 0.95; durations of one worker vary by 1.4%",
         f"taken on    NVIDIA H200 (cuda), torch 2.11: 3 pipelines of 2 samples a micro-batch; {TAKEN.model}",
         "rest        medians moved by 1.2% in the last of 4 rounds",
@@ -185,7 +185,7 @@ def test_what_there_is_not_is_not_given_a_number() -> None:
     assert "links       to other stages none; to peers none" in text
     assert "contention  none: nobody else computed" in text
     assert unevenness(alone) == "durations of one worker vary by 1.4%"
-    assert contention_text(replace(alone, contention=(1.0, 1.0, 1.0))) == "none found: as fast with 2 others as alone"
+    assert contention_text(replace(alone, contention=(1.0, 1.0, 1.0))) == "none found: ops are as fast with 2 others as alone"
 
 
 def test_medians_that_still_move_are_to_be_taken_with_care() -> None:

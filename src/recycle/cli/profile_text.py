@@ -77,11 +77,12 @@ def contention_text(profile: Profile) -> str:
     levels = profile.contention
     if len(levels) < 2:
         return "none: nobody else computed"
-    share, others = levels[-1] / levels[0] - 1, f"{len(levels) - 1} others"
-    if share < _LEAST_SHARE:
-        return f"none found: as fast with {others} as alone"
-    half = next(num for num, level in enumerate(levels) if level >= (levels[0] + levels[-1]) / 2)
-    return f"an op takes {share:.1%} longer while {others} compute than alone, and half of that more from {half} on"
+    most = len(levels) - 1
+    if levels[-1] / levels[0] - 1 < _LEAST_SHARE:
+        return f"none found: ops are as fast with {most} others as alone"
+    some = [num for num in (most // 3, 2 * most // 3) if 0 < num < most]
+    told = [f"{levels[num]:.3f} with {num} other{'s' * (num > 1)}" for num in some]
+    return f"ops take {', '.join([f'{levels[0]:.3f} of these times alone', *told, f'{levels[-1]:.3f} with all {most}'])}"
 
 
 def unevenness(profile: Profile) -> str:
