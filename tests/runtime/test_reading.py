@@ -1,5 +1,9 @@
 """What is read from the spans of workers: durations to the microsecond, links, how uneven and how crowded they were."""
 
+import math
+import random
+from statistics import pstdev
+
 import pytest
 
 from recycle.core.cluster import Shape, Worker
@@ -116,6 +120,22 @@ def test_a_worker_that_takes_longer_for_everything_has_a_factor_and_no_spread():
     over = Over(reading.ops, reading.medians(), [1, 1, 1, 1])
     assert over.factors == pytest.approx([10 / 12, 1, 15 / 12])
     assert over.spreads() == {(0, F): 0, (0, W): 0}
+
+
+def test_workers_that_differ_by_no_more_than_their_ops_do_are_equally_fast():
+    chance = random.Random(1)
+    equal = [[Timed((0, F), round(1000 * chance.gauss(1, 0.1)), [1.0]) for _ in range(50)] for _ in range(40)]
+    over = Over(equal, {(0, F): 1000}, [1.0])
+    raw, lasting = pstdev(over.factors), pstdev(over.lasting_factors())
+    assert raw == pytest.approx(0.1 * math.sqrt(math.pi / 2 / 50), rel=0.3)  # that of a median of 50
+    assert lasting < 0.6 * raw
+    # Of a slow one among them, nearly all is left.
+    slow = [
+        [Timed((0, F), round(1.4 * op.took_us), [1.0]) for op in own] if place < 4 else own for place, own in enumerate(equal)
+    ]
+    found = sorted(Over(slow, {(0, F): 1000}, [1.0]).lasting_factors())
+    assert found[-4] > 1.35
+    assert Over([], {}, [1.0]).lasting_factors() == []
 
 
 def test_the_spread_is_half_of_what_is_between_the_quartiles():

@@ -17,7 +17,7 @@ from recycle.core.op import Kind
 
 FORMAT, VERSION = "recycle-profile", 1
 _Part = TypeVar("_Part")
-_QUARTILE = 0.6745  # of a normal distribution, in deviations
+QUARTILE = 0.6745  # of a normal distribution, in deviations
 _MOST = 10**15  # µs are 30 years, bytes a petabyte: more is a slip, and would outgrow 64 bits when added up
 
 
@@ -179,7 +179,7 @@ class Profile:
         pairs = (
             (getattr(stage.spread, field.name), getattr(stage, field.name)) for stage in self.stages for field in fields(Spread)
         )
-        return float(median(spread / took for spread, took in pairs)) / _QUARTILE
+        return float(median(spread / took for spread, took in pairs)) / QUARTILE
 
     def to_json(self) -> dict[str, Any]:
         made = {"format": FORMAT, "version": VERSION, **asdict(self)}

@@ -5,7 +5,8 @@
 - A message takes from the moment its sender is free to the start of the op that waited for it.
 - While others compute, an op takes longer (`crowd`): so it costs what it takes in the usual crowd, that of all pipelines. Those
   who reduce and step count among the others.
-- Workers need not be equally fast, though they do the same: each has a factor of its own, as long as a play lasts.
+- Workers need not be equally fast, though they do the same: each has a factor of its own, as long as a play lasts. What of their
+  differences the variation of single ops explains is no factor.
 - A reduction takes from its last peer's arrival to its end; a step from there until the worker is free for the next iteration. It
   is that of the slowest peer: one of them has more to do, because it speaks for all.
 """
@@ -16,11 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import mul
-from statistics import median, quantiles
+from statistics import fmean, median, pvariance, quantiles
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.op import Kind, Op
-from recycle.core.profile import Link, Profile, Spread, StageProfile, Taken
+from recycle.core.profile import QUARTILE, Link, Profile, Spread, StageProfile, Taken
 from recycle.core.record import REDUCE
 from recycle.core.rules import needs
 from recycle.runtime.crowd import Crowd, Timed, What, costs_and_levels
@@ -134,7 +135,7 @@ class Reading:
             name=f"{taken.model}, measured with {self.shape.num_workers} workers on {taken.machine}",
             taken=taken,
             contention=tuple(round(level, 4) for level in levels),
-            factors=tuple(round(factor, 4) for factor in _thinned(sorted(over.factors))),
+            factors=tuple(round(factor, 4) for factor in _thinned(sorted(over.lasting_factors()))),
         )
 
     def _stage(
@@ -193,6 +194,17 @@ class Over:
             [(op.what, op.took_us / costs[op.what] / sum(map(mul, op.shares, levels))) for op in own] for own in ops if own
         ]
         self.factors = [median(ratio for _, ratio in own) for own in self._ratios]
+
+    def lasting_factors(self) -> list[float]:
+        """The factors without what they owe to chance: even equal workers have different medians of ops that vary."""
+        variance = pvariance(self.factors, 1.0) if self.factors else 0.0
+        if not variance:
+            return self.factors
+        beside = [abs(ratio / factor - 1) for own, factor in zip(self._ratios, self.factors, strict=True) for _, ratio in own]
+        # So much a median of as many values varies, if they are normal.
+        chance = math.pi / 2 * (median(beside) / QUARTILE) ** 2 / fmean(map(len, self._ratios))
+        share = math.sqrt(max(0.0, 1 - chance / variance))
+        return [1 + share * (factor - 1) for factor in self.factors]
 
     def spreads(self) -> dict[What, int]:
         """How far the durations of one worker lie apart: half of what is between their quartiles."""
