@@ -32,6 +32,14 @@ def test_a_slice_of_a_gpu_has_the_larger_model_and_half_the_precision():
     assert gpu.shape == core.shape
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_small_one_is_of_the_same_shape_and_computes_less(backend):
+    usual, small = Setup.usual(backend), Setup.usual(backend, is_small=True)
+    assert (usual.is_small, small.is_small) == (False, True)
+    assert (small.shape, small.layers) == (usual.shape, usual.layers)
+    assert small.width * small.context * small.samples <= usual.width * usual.context * usual.samples / 10
+
+
 @pytest.mark.parametrize("num_workers", [0, 4, 7, 9, 10, 13, -8])
 def test_workers_that_do_not_fill_two_pipelines_are_refused(num_workers):
     with pytest.raises(

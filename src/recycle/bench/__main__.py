@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--backend", choices=BACKENDS, help="of a folder that is new")
     parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--small", action="store_true", help="a small model, for a folder that is new")
     parser.add_argument("--rounds", type=int, default=DEFAULT_ROUNDS)
     parser.add_argument("--iterations", type=int, default=DEFAULT_ITERATIONS)
     parser.add_argument("--kills", type=int, default=DEFAULT_KILLS)
@@ -51,7 +52,7 @@ def _measure(args: argparse.Namespace) -> None:
         if getattr(args, name) < 1:
             raise UserError(f"--{name} is {getattr(args, name)}, but it must be at least 1")
     if args.backend:
-        begin(args.folder, Setup.usual(args.backend, args.workers))
+        begin(args.folder, Setup.usual(args.backend, args.workers, args.small))
     setup = read_setup(args.folder)
     with hardware(setup):
         if args.part == "profile":

@@ -1,6 +1,6 @@
 """What a cluster is measured with: how many workers, what computes, and the GPT that they train."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,9 @@ from recycle.runtime.train import make_job
 
 CPU_CORES, GPU_SLICES = "cpu-cores", "gpu-slices"
 BACKENDS = (CPU_CORES, GPU_SLICES)
+# What is not as it is by default.
+_USUAL: dict[str, dict[str, int]] = {CPU_CORES: {}, GPU_SLICES: {"width": 1024, "heads": 8, "context": 2048}}
+_SMALL = {CPU_CORES: {"width": 64, "context": 64, "samples": 2}, GPU_SLICES: {"width": 256, "heads": 8, "context": 512}}
 SEED = 1
 # Low enough that rounding does not grow within a few steps: all variants must come to the same losses.
 _RATE = 1e-4
@@ -55,15 +58,20 @@ class Setup:
             raise UserError(f"{self.pipelines} pipeline has no peers that could take over: give at least 2")
 
     @staticmethod
-    def usual(backend: str, num_workers: int = 12) -> "Setup":
-        """The sizes at which computing dominates: ops of 20 to 60 ms on a core, of 5 to 30 ms on a twelfth of an H200."""
+    def usual(backend: str, num_workers: int = 12, is_small: bool = False) -> "Setup":
+        """The sizes at which computing dominates: ops of 20 to 60 ms on a core, of 5 to 30 ms on a twelfth of an H200.
+
+        Small ones are for machines on which workers share cores, or a GPU that is not an H200.
+        """
         stages = 4
         if num_workers % stages or num_workers < 2 * stages:
             raise UserError(f"{num_workers} workers are no pipelines of {stages} stages: give a multiple of {stages}, at least 8")
-        small = Setup(backend, pipelines=num_workers // stages)
-        if backend == CPU_CORES:
-            return small
-        return Setup(backend, small.pipelines, width=1024, heads=8, context=2048)
+        plain = Setup(backend, pipelines=num_workers // stages)
+        return replace(plain, **(_SMALL if is_small else _USUAL)[backend])
+
+    @property
+    def is_small(self) -> bool:
+        return all(getattr(self, name) == size for name, size in _SMALL[self.backend].items())
 
     @property
     def is_gpu(self) -> bool:

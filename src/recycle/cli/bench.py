@@ -22,6 +22,7 @@ parts, in this order; what is done already is not done again:
 examples:
   recycle bench cluster --workers 12 --backend cpu-cores --out build/cores
   recycle bench cluster --workers 12 --backend gpu-slices --out build/slices      one NVIDIA GPU, shared by all
+  recycle bench cluster --small --rounds 4 --out build/laptop                     on two cores in a quarter of an hour
   recycle bench cluster --out build/cores --only report                           once more, from what is there
 
 On a machine that has torch and nothing else, PYTHONPATH=src python -m recycle.bench does the parts that need its hardware."""
@@ -38,6 +39,7 @@ def add_bench_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentPa
     parser.add_argument("what", choices=("cluster",), help="what is measured")
     parser.add_argument("--workers", type=int, metavar="N", help="workers, a multiple of 4 (default: 12)")
     parser.add_argument("--backend", metavar="cpu-cores|gpu-slices", help="what they compute on (default: cpu-cores)")
+    parser.add_argument("--small", action="store_true", help="a GPT that is small enough for workers that share cores")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where everything goes, and goes on from")
     parser.add_argument("--only", default=",".join(_PARTS), metavar="LIST", help=f"some of {','.join(_PARTS)} (default: all)")
     parser.add_argument(
@@ -69,10 +71,10 @@ def run_bench(args: argparse.Namespace) -> int:
     for name in ("rounds", "iterations", "kills"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name} is {getattr(args, name)}, but it must be at least 1")
-    if (args.out / cluster.SETUP).exists() and args.backend is None and args.workers is None:
+    if (args.out / cluster.SETUP).exists() and args.backend is None and args.workers is None and not args.small:
         setup = cluster.read_setup(args.out)
     else:
-        setup = Setup.usual(args.backend or CPU_CORES, 12 if args.workers is None else args.workers)
+        setup = Setup.usual(args.backend or CPU_CORES, 12 if args.workers is None else args.workers, args.small)
     cluster.begin(args.out, setup)
     chosen = variants(setup)
     with cluster.hardware(setup) if set(parts) & {"profile", "race", "deaths"} else nullcontext():
@@ -87,7 +89,7 @@ def run_bench(args: argparse.Namespace) -> int:
         if "deaths" in parts:
             cluster.measure_deaths(args.out, setup, args.kills, _say)
     if "report" in parts:
-        command = f"recycle bench cluster --workers {setup.num_workers} --backend {setup.backend}"
+        command = f"recycle bench cluster --workers {setup.num_workers} --backend {setup.backend}{' --small' * setup.is_small}"
         print(write_results(args.out, setup, chosen, Profile.load(args.out / cluster.PROFILE), command))
         _say(f"wrote {args.out / RESULTS}.md and {args.out / PICTURE}")
     return 0
