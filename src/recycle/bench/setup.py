@@ -1,6 +1,6 @@
 """What a cluster is measured with: how many workers, what computes, and the GPT that they train."""
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -66,8 +66,7 @@ class Setup:
         stages = 4
         if num_workers % stages or num_workers < 2 * stages:
             raise UserError(f"{num_workers} workers are no pipelines of {stages} stages: give a multiple of {stages}, at least 8")
-        plain = Setup(backend, pipelines=num_workers // stages)
-        return replace(plain, **(_SMALL if is_small else _USUAL)[backend])
+        return Setup(backend, num_workers // stages, **(_SMALL if is_small else _USUAL).get(backend, {}))
 
     @property
     def is_small(self) -> bool:
