@@ -2,6 +2,8 @@
 
 import os
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,20 @@ def test_a_command_that_fails_inside_is_not_taken_for_the_services(install):
     with pytest.raises(subprocess.CalledProcessError), slices(4):
         subprocess.run(["false"], check=True)
     assert lines(notes) == [STARTED, QUIT]
+
+
+def test_it_is_told_to_quit_when_whoever_uses_them_is_killed(install):
+    notes = install(NOTES)
+    code = "import time\nfrom recycle.bench.slices import slices\nwith slices(4): print('here', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as user:
+        assert user.stdout is not None
+        assert user.stdout.readline() == "here\n"
+        user.kill()
+    for _ in range(400):
+        if lines(notes) == [STARTED, QUIT]:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"only {lines(notes)}")
 
 
 @pytest.mark.parametrize("before", [{}, {PIPES: "/of/the/user", SHARE: "50"}])

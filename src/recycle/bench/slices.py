@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,13 @@ from recycle.core.scratch import scratch
 _CONTROL = "nvidia-cuda-mps-control"
 _PIPES, _LOGS, _SHARE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _PATIENCE_S = 30
+# What it reads ends when it is told, or when whoever started it is gone.
+_STOP = """
+import subprocess, sys
+sys.stdin.read()
+control, patience_s = sys.argv[1:]
+subprocess.run([control], input=b"quit\\n", timeout=float(patience_s), capture_output=True)
+"""
 
 
 @contextmanager
@@ -28,16 +36,25 @@ def slices(num: int) -> Iterator[None]:
         os.environ.update(added)
         try:
             _start()
-            try:
+            with _guard():
                 yield
-            finally:
-                subprocess.run([_CONTROL], input="quit\n", timeout=_PATIENCE_S, capture_output=True, text=True, check=False)
         finally:
             for name, value in before.items():
                 if value is None:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
+
+
+@contextmanager
+def _guard() -> Iterator[None]:
+    """Have the service stopped afterwards, by somebody who outlives this process if it is killed."""
+    command = [sys.executable, "-S", "-c", _STOP, _CONTROL, str(_PATIENCE_S)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as guard:
+        try:
+            yield
+        finally:
+            guard.communicate()
 
 
 def _start() -> None:
