@@ -10,7 +10,7 @@ from recycle.bench.race import plan_path, read_heats
 from recycle.bench.recoveries import read_recoveries
 from recycle.bench.rehearsals import round_profiles
 from recycle.bench.variants import variants
-from recycle.cli.bench_results import judged
+from recycle.cli.bench_results import judged, whole_rounds
 from recycle.core.plan import Plan
 from recycle.core.rules import check
 from recycle.report.cluster import Line, Prediction, asked_table, throughput_table
@@ -26,7 +26,7 @@ def shown(folder):
 
 def lines(folder):
     """The variants as they were measured, with the predictions that are shown: making them again takes a while."""
-    setup, heats = read_setup(folder), list(read_heats(folder))
+    setup, heats = read_setup(folder), whole_rounds(list(read_heats(folder)))
     titles = {variant.name: variant for variant in variants(setup)}
     made = []
     for line in shown(folder)["lines"]:

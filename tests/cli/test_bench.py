@@ -5,10 +5,11 @@ import json
 import pytest
 
 from recycle.bench.cluster import begin
-from recycle.bench.race import read_heats
+from recycle.bench.race import Heat, read_heats
 from recycle.bench.recoveries import read_recoveries
 from recycle.bench.rehearsals import round_profiles
 from recycle.bench.variants import variants
+from recycle.cli.bench_results import whole_rounds
 from recycle.core.profile import Profile
 from tests.bench.tiny import TINY
 from tests.cli.test_profile import run
@@ -105,3 +106,13 @@ def test_a_folder_of_something_else_is_refused(measured):
     code, _, err = run(f"bench cluster --out {folder} --workers 12")
     assert code == 2
     assert "holds a measurement of something else: name another folder" in err
+
+
+def test_a_round_that_was_cut_off_does_not_count_unless_there_is_no_other():
+    def heats(*numbered):
+        return [Heat(number, name, [1], [1.0], {}) for number, names in numbered for name in names]
+
+    assert whole_rounds(heats((0, "ab"), (1, "ab"), (2, "a"))) == heats((0, "ab"), (1, "ab"))
+    assert whole_rounds(heats((0, "a"))) == heats((0, "a"))
+    assert whole_rounds(heats((0, "a"), (1, "b"))) == heats((0, "a"), (1, "b"))
+    assert whole_rounds([]) == []

@@ -171,7 +171,7 @@ def test_below_the_table_stands_in_words_what_else_was_found() -> None:
     text = describe_profile(Rehearsed(MEASURED, 4, 0.012, True), PATIENCE, Shape(3, 2, 6), Path("p.json"))
     assert text.splitlines()[4:] == [
         "links       to other stages 20 µs and 95.4 MiB/s; to peers 10 µs and 47.7 MiB/s",
-        "contention  ops take 0.950 of these times alone, 0.950 with 1 other, 1.000 with 3 others, 1.045 with all 5",
+        "contention  alone, ops take 0.950 of what they cost, 0.950 with 1 other, 1.000 with 3 others, 1.045 with all 5",
         "workers     the slowest took 1.12 times as long as the median, the fastest 0.95; durations of one worker vary by 1.4%",
         f"taken on    NVIDIA H200 (cuda), torch 2.11: 3 pipelines of 2 samples a micro-batch; {TAKEN.model}",
         "rest        medians moved by 1.2% in the last of 4 rounds",

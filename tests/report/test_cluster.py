@@ -42,10 +42,6 @@ def test_a_share_is_of_what_is_typical_for_each():
     assert yardstick.share_of(yardstick) == 1
 
 
-def test_rounds_that_only_one_has_do_not_count():
-    assert line("b", [50]).share_of(line("a", [100, 300])) == pytest.approx(2.0)
-
-
 def test_throughput_counts_samples():
     # As long an iteration, but of two thirds of the samples.
     small = line("small", [100], num_samples=36)

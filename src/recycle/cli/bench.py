@@ -22,7 +22,7 @@ parts, in this order; what is done already is not done again:
 examples:
   recycle bench cluster --workers 12 --backend cpu-cores --out build/cores
   recycle bench cluster --workers 12 --backend gpu-slices --out build/slices      one NVIDIA GPU, shared by all
-  recycle bench cluster --small --rounds 4 --out build/laptop                     on two cores in a quarter of an hour
+  recycle bench cluster --small --rounds 4 --out build/laptop                     on two cores in ten minutes
   recycle bench cluster --out build/cores --only report                           once more, from what is there
 
 On a machine that has torch and nothing else, PYTHONPATH=src python -m recycle.bench does the parts that need its hardware."""

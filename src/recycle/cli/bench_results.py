@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from recycle.bench.race import SPANS, plan_path, read_heats
+from recycle.bench.race import SPANS, Heat, plan_path, read_heats
 from recycle.bench.recoveries import PARTS, Recovery, read_recoveries
 from recycle.bench.rehearsals import round_profiles
 from recycle.bench.setup import Setup
@@ -42,7 +42,7 @@ _ROUNDING = {"cpu": 1e-4, "cuda": 2e-2}
 
 def read_lines(folder: Path, setup: Setup, variants: Sequence[Variant]) -> list[Line]:
     """Every variant that was measured, with what is expected of its plan."""
-    heats, profiles, lines = list(read_heats(folder)), round_profiles(folder), list[Line]()
+    heats, profiles, lines = whole_rounds(list(read_heats(folder))), round_profiles(folder), list[Line]()
     for variant in variants:
         own = [heat for heat in heats if heat.variant == variant.name]
         if not own:
@@ -53,6 +53,13 @@ def read_lines(folder: Path, setup: Setup, variants: Sequence[Variant]) -> list[
     if ONE_F_ONE_B not in {line.name for line in lines}:
         raise FileProblem(f"{folder} has no measurement of 1F1B, beside which all others are set: run the race first")
     return lines
+
+
+def whole_rounds(heats: Sequence[Heat]) -> list[Heat]:
+    """Without rounds in which a variant is missing, so that a slow one is not that of the others alone; all, if all are such."""
+    names = {heat.variant for heat in heats}
+    whole = [heat for heat in heats if {other.variant for other in heats if other.round == heat.round} == names]
+    return whole or list(heats)
 
 
 def _predictions(plan: Plan, profiles: Mapping[int, Profile], rounds: Sequence[int]) -> dict[int, Prediction]:
@@ -101,7 +108,7 @@ def _kept(by_name: dict[str, Line], yardstick: Line) -> Iterator[Asked]:
     if len(steps) == 3:
         shares = [line.share_of(yardstick) for line in steps]
         yield Asked("one dead, all techniques, of fault-free 1F1B", f"≥ {KEPT:.0%}", f"{shares[-1]:.1%}", shares[-1] >= KEPT)
-        told = " < ".join(f"{share:.1%}" for share in shares)
+        told = ", ".join(f"{share:.1%}" for share in shares)
         if TORCH_1F1B in by_name:
             beside = steps[-1].share_of(by_name[TORCH_1F1B])
             yield Asked("the same, of torch's fault-free 1F1B", f"≥ {KEPT:.0%}", f"{beside:.1%}", beside >= KEPT)
@@ -142,10 +149,13 @@ def _page(
     num_rounds = max(len(line.times_us) for line in lines)
     torch = f"torch {profile.taken.torch}" if profile.taken else ""
     yield f"# {title}\n"
-    yield f"Made by `{command}`, {torch}. {setup.pipelines} pipelines of {setup.stages} stages, {setup.microbatches}"
-    yield f"micro-batches each of {setup.samples} samples; {setup.model}. All variants in turns by the same"
-    yield f"processes, {num_rounds} rounds; times are means of the middle half of all iterations, beside their quartiles.\n"
-    yield "The profile from which a round is predicted is rehearsed between its turns, by the same processes.\n"
+    options = f"--rounds {num_rounds} --iterations {len(lines[0].iterations_us) // num_rounds} --out FOLDER"
+    yield f"Made by `{command} {options}`, {torch}.\n"
+    shape = f"{setup.pipelines} pipelines of {setup.stages} stages, {setup.microbatches} micro-batches each of {setup.samples}"
+    yield f"{shape} samples; {setup.model}."
+    yield f"All variants in turns by the same processes, {num_rounds} rounds;"
+    yield "times are means of the middle half of all iterations, beside their quartiles.\n"
+    yield "The profile from which a round is predicted is rehearsed in that round, by the same processes.\n"
     if setup.is_gpu:
         yield "All messages and sums stay in the GPU's memory; torch's schedules use our links for that, because gloo knows host"
         yield "memory only, and NCCL refuses two processes on one GPU.\n"

@@ -82,7 +82,7 @@ def contention_text(profile: Profile) -> str:
         return f"none found: ops are as fast with {most} others as alone"
     some = [num for num in (most // 3, 2 * most // 3) if 0 < num < most]
     told = [f"{levels[num]:.3f} with {num} other{'s' * (num > 1)}" for num in some]
-    return f"ops take {', '.join([f'{levels[0]:.3f} of these times alone', *told, f'{levels[-1]:.3f} with all {most}'])}"
+    return ", ".join([f"alone, ops take {levels[0]:.3f} of what they cost", *told, f"{levels[-1]:.3f} with all {most}"])
 
 
 def unevenness(profile: Profile) -> str:

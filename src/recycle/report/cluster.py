@@ -45,15 +45,16 @@ class Line:
 
     @property
     def typical_us(self) -> float:
-        return middle_mean(self.iterations_us(self.times_us))
+        return middle_mean(self.iterations_us)
 
     @property
     def samples_per_s(self) -> float:
         return self.num_samples / self.typical_us * 1e6
 
-    def iterations_us(self, rounds: Iterable[int]) -> list[float]:
-        """What its iterations took in these rounds, one by one."""
-        return [took_us for number in rounds for took_us in self.times_us[number]]
+    @property
+    def iterations_us(self) -> list[float]:
+        """What its iterations took, one by one."""
+        return [took_us for times_us in self.times_us.values() for took_us in times_us]
 
     @property
     def is_predicted(self) -> bool:
@@ -68,10 +69,8 @@ class Line:
         return self.predicted_us(how) / self.typical_us - 1
 
     def share_of(self, other: "Line") -> float:
-        """Its throughput over another one's, in the rounds that both have: a slow one must not be that of one of them alone."""
-        common = sorted(set(self.times_us) & set(other.times_us))
-        own_us, others_us = (middle_mean(line.iterations_us(common)) for line in (self, other))
-        return others_us / own_us * self.num_samples / other.num_samples
+        """Its throughput over another one's."""
+        return self.samples_per_s / other.samples_per_s
 
 
 def middle_mean(values: Iterable[float]) -> float:
@@ -91,7 +90,7 @@ def throughput_table(lines: Sequence[Line], yardstick: Line) -> Rows:
 
 
 def _row(line: Line, yardstick: Line) -> list[str]:
-    times_us = line.iterations_us(line.times_us)
+    times_us = line.iterations_us
     low_us, _, high_us = quantiles(times_us, n=4, method="inclusive") if len(times_us) > 1 else times_us * 3
     spread = f"{low_us / 1e3:.0f} – {high_us / 1e3:.0f}"
     told = [f"{line.predicted_us(BEST) / 1e3:.1f}", f"{line.error(BEST):+.1%}"] if line.is_predicted else ["–", "–"]
