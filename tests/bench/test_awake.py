@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recycle.bench import awake
-from recycle.bench.awake import awake_cores, is_virtual
+from recycle.bench.awake import are_moved_about, awake_cores
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -54,12 +54,19 @@ def test_they_go_with_a_parent_that_is_killed():
 
 
 @pytest.mark.parametrize(
-    ("text", "is_one"),
-    [("flags\t: fpu hypervisor lahf_lm\n", True), ("flags\t: fpu lahf_lm\n", False), (None, False)],
+    ("cores", "quota", "are"),
+    [
+        ("flags\t: fpu hypervisor lahf_lm\n", None, True),
+        ("flags\t: fpu hypervisor lahf_lm\n", "max 100000\n", True),
+        ("flags\t: fpu hypervisor lahf_lm\n", "200000 100000\n", False),  # what spins would use up the time of those who compute
+        ("flags\t: fpu lahf_lm\n", None, False),
+        (None, None, False),
+    ],
 )
-def test_a_machine_is_virtual_if_its_cores_say_so(text, is_one, tmp_path, monkeypatch):
-    path = tmp_path / "cpuinfo"
-    if text is not None:
-        path.write_text(text)
-    monkeypatch.setattr(awake, "_CPU_INFO", path)
-    assert is_virtual() == is_one
+def test_cores_are_moved_about_if_they_say_that_they_are_a_hypervisors(cores, quota, are, tmp_path, monkeypatch):
+    for name, text in (("_CPU_INFO", cores), ("_QUOTA", quota)):
+        path = tmp_path / name
+        if text is not None:
+            path.write_text(text)
+        monkeypatch.setattr(awake, name, path)
+    assert are_moved_about() == are

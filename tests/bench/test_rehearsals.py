@@ -59,3 +59,11 @@ def test_without_a_profile_nobody_rehearses(raced, tmp_path):
     save_plans(tmp_path)
     run_race(tmp_path, TINY, variants(TINY)[:1], 1, 1, lambda heat, done, of: None)
     assert round_profiles(tmp_path) == {}
+
+
+def test_a_round_of_which_only_the_rehearsal_is_missing_gets_it(raced):
+    round_path(raced, 1).unlink()
+    turns = []
+    run_race(raced, TINY, variants(TINY)[:1], 2, 1, lambda heat, done, of: turns.append(heat), KNOWN)
+    assert round_path(raced, 1).exists()
+    assert turns == []

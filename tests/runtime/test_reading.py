@@ -87,7 +87,7 @@ def test_a_reduction_begins_when_its_last_peer_is_there():
 
 def test_the_first_iterations_do_not_count():
     slow = spans("0F0@0 100 100 9999", "0B0@0 9999 9999 9999", f"{REDUCE} 9999 9999")
-    reading = read(1, {"W0_0": [slow, FIRST], "W0_1": [moved(LAST, -7), LAST]}, first=1)
+    reading = read(1, {"W0_0": [slow, moved(FIRST, 10_000)], "W0_1": [moved(LAST, -7), moved(LAST, 10_000)]}, first=1)
     assert reading.medians() == {(0, F): 50, (0, B): 60, (1, F): 45, (1, B): 75}
     assert dict(reading.steps) == {}
     assert len(reading.reductions[0]) == 1

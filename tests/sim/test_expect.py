@@ -60,17 +60,10 @@ def test_the_same_seed_draws_the_same_workers() -> None:
     assert expected(uneven, seed=3) == expected(uneven, seed=3)
 
 
-def test_a_plan_in_which_more_compute_at_once_than_when_it_was_measured_takes_longer() -> None:
-    for level, is_slower in ((1.2, True), (1.0, False), (0.8, False)):
-        found = expected(with_profile(PLAN, contention=(level,)))
-        assert (found.crowded_us > found.links_us) == is_slower
-        assert (found.crowded_us < found.links_us) == (level < 1)
-
-
 def test_where_everybody_is_held_up_alike_ops_take_longer_and_nothing_else_does() -> None:
     free = with_profile(PLAN, stage_link=Link(bytes_per_us=1e9), peer_link=Link(bytes_per_us=1e9))
     found, step_us = expected(with_profile(free, contention=(1.5,))), free.problem.profile.stages[0].optimizer_us
-    assert found.crowded_us - step_us == pytest.approx(1.5 * (found.links_us - step_us), rel=0.002)
+    assert found.crowded_us - step_us == pytest.approx(1.5 * (found.links_us - step_us), rel=0.0005)
 
 
 def test_only_the_crowd_of_the_moment_holds_up() -> None:

@@ -3,7 +3,7 @@
 setup.json      what is measured
 profile.json    what ops, messages, reductions and steps cost with all workers at once
 plans/          a plan for each variant, made from the profile
-rounds/         a profile for each round, from a rehearsal at its start
+rounds/         a profile for each round, from a rehearsal between its turns
 measured.jsonl  what each turn of each variant took
 spans/          who ran what when, in the last round
 deaths/         plans for whoever may die
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from recycle.bench.awake import awake_cores, is_virtual
+from recycle.bench.awake import are_moved_about, awake_cores
 from recycle.bench.race import Heat, run_race
 from recycle.bench.recoveries import DEATHS, measure_recoveries
 from recycle.bench.setup import Setup
@@ -57,7 +57,7 @@ def read_setup(folder: Path) -> Setup:
 def hardware(setup: Setup) -> Iterator[None]:
     """What the setup computes on, for all of its parts: processes are forked from a server that starts in here, and once."""
     refuse_absent(setup.device)
-    with slices(setup.num_workers) if setup.is_gpu else awake_cores() if is_virtual() else nullcontext():
+    with slices(setup.num_workers) if setup.is_gpu else awake_cores() if are_moved_about() else nullcontext():
         yield
 
 

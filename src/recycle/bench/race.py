@@ -64,10 +64,10 @@ def run_race(
 ) -> None:
     """Run what is missing of so many rounds; with a profile, rehearse in each of them."""
     plans = {one.name: _plan(folder, setup, one) for one in variants if not one.is_torch}
-    missing = _missing(folder, variants, num_rounds)
-    num_turns, num_done = num_rounds * len(variants), num_rounds * len(variants) - sum(map(len, missing.values()))
-    if num_done == num_turns:
+    missing = _missing(folder, variants, num_rounds, is_rehearsed=profile is not None)
+    if not missing:
         return
+    num_turns, num_done = num_rounds * len(variants), num_rounds * len(variants) - sum(map(len, missing.values()))
     parcels = setup.job(next(iter(plans.values()))).parcels()
     (folder / SPANS).mkdir(exist_ok=True)
     with crew_of(list(setup.shape.workers()), partial(Racer, setup, parcels), ["torch.distributed.pipelining"]) as crew:
@@ -117,11 +117,13 @@ def _plan(folder: Path, setup: Setup, variant: Variant) -> Plan:
     return plan
 
 
-def _missing(folder: Path, variants: Sequence[Variant], num_rounds: int) -> dict[int, list[Variant]]:
-    """The turns that are missing, by round."""
+def _missing(folder: Path, variants: Sequence[Variant], num_rounds: int, is_rehearsed: bool) -> dict[int, list[Variant]]:
+    """The turns that are missing, by round; a round may miss its rehearsal alone."""
     done = {(heat.round, heat.variant) for heat in read_heats(folder)}
     missing = {number: [one for one in variants if (number, one.name) not in done] for number in range(num_rounds)}
-    return {number: todo for number, todo in missing.items() if todo}
+    return {
+        number: todo for number, todo in missing.items() if todo or (is_rehearsed and not round_path(folder, number).exists())
+    }
 
 
 def _heat(crew: Crew, turn: Turn, number: int) -> tuple[Heat, Mapping[Worker, Ran]]:

@@ -63,11 +63,13 @@ class Reading:
     def add(self, played: Mapping[Worker, Played], first: int) -> None:
         """Read the iterations from number `first` on."""
         ran = {worker: [pair for spans in told.spans[first:] for pair in _ran(spans)] for worker, told in played.items()}
-        busy_us = [(one.span.start_us, one.free_us) for own in ran.values() for _, one in own]
-        for iteration in range(first, min(len(told.spans) for told in played.values())):
+        busy_us = list[tuple[int, int]]()
+        for iteration in range(min(len(told.spans) for told in played.values())):
             spans = {worker: told.spans[iteration] for worker, told in played.items()}
-            self._add_ways({op: one for own in spans.values() for op, one in _ran(own)})
-            busy_us += self._add_reductions(spans)
+            busy_us += self._busy_us(spans)  # also before the first: some are still in it while others go on
+            if iteration >= first:
+                self._add_ways({op: one for own in spans.values() for op, one in _ran(own)})
+                self._add_reductions(spans)
         crowd = Crowd(busy_us)
         for worker, told in played.items():
             for before, after in pairwise(told.spans[first:]):
@@ -91,13 +93,20 @@ class Reading:
                 elif asked_us > made.span.end_us + _LONG_US:
                     self.receives.append(start_us - asked_us)
 
-    def _add_reductions(self, spans: Mapping[Worker, Sequence[Span]]) -> Iterator[tuple[int, int]]:
-        """Read the reductions, and give out when workers were busy with them and with their steps."""
+    def _add_reductions(self, spans: Mapping[Worker, Sequence[Span]]) -> None:
+        for stage in range(self.shape.num_stages):
+            own = [_reduction(told) for worker, told in spans.items() if worker.stage == stage]
+            last_us = max(span.start_us for span in own)
+            self.reductions[stage] += [span.end_us - last_us for span in own]
+
+    def _busy_us(self, spans: Mapping[Worker, Sequence[Span]]) -> Iterator[tuple[int, int]]:
+        """When workers were busy in an iteration: with ops, and from the arrival of the last peer on with reduction and step."""
         for stage in range(self.shape.num_stages):
             own = [told for worker, told in spans.items() if worker.stage == stage]
             last_us = max(_reduction(told).start_us for told in own)
-            self.reductions[stage] += [_reduction(told).end_us - last_us for told in own]
-            yield from ((last_us, told[-1].end_us) for told in own)
+            for told in own:
+                yield from ((one.span.start_us, one.free_us) for _, one in _ran(told))
+                yield last_us, told[-1].end_us
 
     def medians(self) -> dict[What, float]:
         """What ops take, whoever runs them, and in whatever crowd."""

@@ -50,7 +50,7 @@ def norm_squared(gradients: Iterable[Tensor | None]) -> float:
     given = [gradient for gradient in gradients if gradient is not None]
     if not given:
         return 0.0
-    # All in one go, and without copies in double precision: they would take longer than the step.
+    # Without a copy of all in double precision, which would take longer than the step: a GPU needs none, a CPU one at a time.
     return float(torch.stack(torch._foreach_norm(given, 2, dtype=torch.float64)).square().sum())
 
 

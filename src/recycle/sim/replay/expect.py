@@ -1,7 +1,7 @@
 """What an iteration is expected to take on the machine that a profile was measured on: its links, its crowd, its unevenness.
 
 Workers that share a machine hold each other up, by how many of them compute at the same moment. So a plan is played, what each
-of its ops takes is set by who computed beside it, and it is played again, until nothing changes any more.
+of its ops takes is set by who computed beside it, and it is played again, a dozen times, by when hardly anything changes.
 
 And medians alone promise too much: where some workers are slower than others, an iteration waits for the slowest of them. So it
 is played many times, each time with workers as fast as some that were measured, and the median is taken. That single ops vary,
@@ -24,7 +24,7 @@ from recycle.sim.replay.result import Replay
 _NUM_PLAYS, _NUM_ITERATIONS = 25, 8
 # The first iterations are still those of the plan's own costs, and in the last one there is nobody of the next beside.
 _STEADY = slice(2, -1)
-_NUM_TURNS = 8
+_NUM_TURNS = 12
 _FREE = Link(bytes_per_us=1e9)
 
 
