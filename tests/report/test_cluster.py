@@ -64,9 +64,9 @@ def test_each_way_of_predicting_has_its_column_and_its_error():
 def test_a_row_says_what_was_measured_beside_what_was_predicted():
     yardstick = line("a", [100, 110, 120], predicted_ms=[99, 110, 121])
     rows = throughput_table([yardstick, line("torch", [50, 55, 60]), line("b", [220], dead="W1_2")], yardstick)
-    assert rows[0][5] == "of A"
-    assert rows[1] == ["A", "nobody", "110.0", "105 – 115", "490.9", "100.0%", "110.0", "+0.0%"]
-    assert rows[2] == ["TORCH", "nobody", "55.0", "52 – 58", "981.8", "200.0%", "–", "–"]
+    assert rows[0][6] == "of A"
+    assert rows[1] == ["A", "nobody", "110.0", "110.0", "105 – 115", "490.9", "100.0%", "110.0", "+0.0%"]
+    assert rows[2] == ["TORCH", "nobody", "55.0", "55.0", "52 – 58", "981.8", "200.0%", "–", "–"]
     assert rows[3][1:3] == ["W1_2", "220.0"]
 
 

@@ -154,7 +154,7 @@ def _page(
     shape = f"{setup.pipelines} pipelines of {setup.stages} stages, {setup.microbatches} micro-batches each of {setup.samples}"
     yield f"{shape} samples; {setup.model}."
     yield f"All variants in turns by the same processes, {num_rounds} rounds;"
-    yield "times are means of the middle half of all iterations, beside their quartiles.\n"
+    yield "times are means of the middle half of all iterations, beside their median and quartiles.\n"
     yield "The profile from which a round is predicted is rehearsed in that round, by the same processes.\n"
     if setup.is_gpu:
         yield "All messages and sums stay in the GPU's memory; torch's schedules use our links for that, because gloo knows host"

@@ -85,17 +85,18 @@ def middle_mean(values: Iterable[float]) -> float:
 
 def throughput_table(lines: Sequence[Line], yardstick: Line) -> Rows:
     """What each variant took, beside what was predicted."""
-    head = ["variant", "dead", "iteration ms", "quartiles", "samples/s", f"of {yardstick.title}", "predicted ms", "error"]
+    times = ["iteration ms", "median", "quartiles"]
+    head = ["variant", "dead", *times, "samples/s", f"of {yardstick.title}", "predicted ms", "error"]
     return [head, *(_row(line, yardstick) for line in lines)]
 
 
 def _row(line: Line, yardstick: Line) -> list[str]:
     times_us = line.iterations_us
-    low_us, _, high_us = quantiles(times_us, n=4, method="inclusive") if len(times_us) > 1 else times_us * 3
-    spread = f"{low_us / 1e3:.0f} – {high_us / 1e3:.0f}"
+    low_us, middle_us, high_us = quantiles(times_us, n=4, method="inclusive") if len(times_us) > 1 else times_us * 3
+    spread = [f"{middle_us / 1e3:.1f}", f"{low_us / 1e3:.0f} – {high_us / 1e3:.0f}"]
     told = [f"{line.predicted_us(BEST) / 1e3:.1f}", f"{line.error(BEST):+.1%}"] if line.is_predicted else ["–", "–"]
     share = f"{line.share_of(yardstick):.1%}"
-    return [line.title, line.dead or "nobody", f"{line.typical_us / 1e3:.1f}", spread, f"{line.samples_per_s:.1f}", share, *told]
+    return [line.title, line.dead or "nobody", f"{line.typical_us / 1e3:.1f}", *spread, f"{line.samples_per_s:.1f}", share, *told]
 
 
 def prediction_table(lines: Sequence[Line]) -> Rows:
