@@ -35,8 +35,9 @@ def lines(folder):
         variant, own = titles[line["name"]], [heat for heat in heats if heat.variant == line["name"]]
         predictions = {int(number): Prediction(**told) for number, told in line["predictions"].items()}
         times_us = {heat.round: heat.iterations_us for heat in own}
+        beforehand = Prediction(**line["beforehand"]) if line["beforehand"] else None
         samples = variant.num_samples(setup)
-        made.append(Line(variant.name, variant.title, variant.dead, times_us, samples, own[-1].losses, predictions))
+        made.append(Line(variant.name, variant.title, variant.dead, times_us, samples, own[-1].losses, predictions, beforehand))
     return made
 
 
@@ -55,6 +56,7 @@ def test_predictions_are_those_of_legal_plans_by_the_profiles_that_are_kept(fold
         if not variant.is_torch:
             plan = Plan.load(plan_path(folder, variant))
             assert check(plan) == []
+            assert line["beforehand"] == pytest.approx(asdict(expected(plan)))
             # The first round's again; all of them would take half a minute.
             plan = replace(plan, problem=replace(plan.problem, profile=profiles[0]))
             assert line["predictions"]["0"] == pytest.approx(asdict(expected(plan)))

@@ -1,7 +1,11 @@
 """`python -m recycle.bench`: what is wrong is one sentence and an exit code, as with every command of ours."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 
 import pytest
 
@@ -45,3 +49,45 @@ def test_less_than_one_of_anything_is_refused(run, tmp_path, part, name, value):
         2,
         f"python -m recycle.bench: --{name} is {value}, but it must be at least 1\n",
     )
+
+
+def is_there(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.timeout(120)
+def test_interrupted_it_says_how_to_go_on_and_leaves_nobody(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "recycle.bench",
+        "profile",
+        str(tmp_path),
+        "--backend",
+        "cpu-cores",
+        "--small",
+        "--workers",
+        "8",
+    ]
+    started = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        while not (tmp_path / "setup.json").exists():
+            assert started.poll() is None
+            time.sleep(0.1)
+        time.sleep(3)  # somewhere in the middle of starting workers, or of their rehearsal
+        os.killpg(started.pid, signal.SIGINT)  # as a terminal does: to all of them
+        said = started.communicate(timeout=60)[1]
+        assert said == "\npython -m recycle.bench: interrupted; the same command goes on with what is missing\n"
+        assert started.returncode == 128 + signal.SIGINT
+        until = time.monotonic() + 10
+        while is_there(started.pid):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+    finally:
+        if is_there(started.pid):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()

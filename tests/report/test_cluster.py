@@ -1,8 +1,11 @@
 """A measured cluster in tables and as a picture."""
 
+from dataclasses import replace
+
 import pytest
 
 from recycle.report.cluster import (
+    BEFOREHAND,
     BEST,
     WAYS,
     Asked,
@@ -10,8 +13,10 @@ from recycle.report.cluster import (
     Prediction,
     asked_table,
     errors_asked,
+    errors_beforehand,
     middle_mean,
     prediction_table,
+    share_text,
     throughput_table,
     times_table,
 )
@@ -57,8 +62,28 @@ def test_an_error_is_the_median_prediction_beside_what_is_typical():
 
 def test_each_way_of_predicting_has_its_column_and_its_error():
     head, row = prediction_table([line("a", [100], predicted_ms=[101]), line("torch", [90])])
-    assert head == ["variant", *WAYS, "measured ms"]
-    assert row == ["A", "101.0 (+1.0%)", "101.0 (+1.0%)", "101.0 (+1.0%)", "101.0 (+1.0%)", "100.0"]
+    assert head == ["variant", *WAYS, BEFOREHAND, "measured ms"]
+    assert row == ["A", "101.0 (+1.0%)", "101.0 (+1.0%)", "101.0 (+1.0%)", "101.0 (+1.0%)", "–", "100.0"]
+
+
+def test_what_was_known_beforehand_is_beside_what_was_rehearsed_in_between():
+    known = replace(line("a", [100], predicted_ms=[101]), beforehand=Prediction(70e3, 80e3, 85e3, 94e3))
+    assert prediction_table([known])[1][-2:] == ["94.0 (-6.0%)", "100.0"]
+    assert errors_beforehand([known, line("torch", [90])]) == [pytest.approx(0.06)]
+
+
+def test_a_share_lies_between_those_of_the_rounds_drawn():
+    yardstick, same, other = line("a", [100, 120]), line("same", [50, 60]), line("b", [80, 150])
+    # Both rounds have the same share: whichever are drawn, it is that.
+    assert same.share_between(yardstick) == pytest.approx((2, 2))
+    assert share_text(same, yardstick) == "200.0% (200.0% – 200.0%)"
+    # A quarter of all draws have the first round alone, a quarter the second one.
+    assert other.share_between(yardstick) == pytest.approx((120 / 150, 100 / 80))
+
+
+def test_a_single_round_says_nothing_of_what_lies_by_chance():
+    assert line("b", [80]).share_between(line("a", [100])) is None
+    assert share_text(line("b", [80]), line("a", [100])) == "125.0%"
 
 
 def test_a_row_says_what_was_measured_beside_what_was_predicted():
@@ -66,7 +91,7 @@ def test_a_row_says_what_was_measured_beside_what_was_predicted():
     rows = throughput_table([yardstick, line("torch", [50, 55, 60]), line("b", [220], dead="W1_2")], yardstick)
     assert rows[0][6] == "of A"
     assert rows[1] == ["A", "nobody", "110.0", "110.0", "105 – 115", "490.9", "100.0%", "110.0", "+0.0%"]
-    assert rows[2] == ["TORCH", "nobody", "55.0", "55.0", "52 – 58", "981.8", "200.0%", "–", "–"]
+    assert rows[2] == ["TORCH", "nobody", "55.0", "55.0", "52 – 58", "981.8", "200.0% (200.0% – 200.0%)", "–", "–"]
     assert rows[3][1:3] == ["W1_2", "220.0"]
 
 

@@ -6,6 +6,7 @@ PYTHONPATH=src python -m recycle.bench deaths FOLDER
 """
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -31,6 +32,9 @@ def main() -> int:
     except UserError as problem:
         print(f"{_NAME}: {problem}", file=sys.stderr)
         return problem.exit_code
+    except KeyboardInterrupt:
+        print(f"\n{_NAME}: interrupted; the same command goes on with what is missing", file=sys.stderr)
+        return 128 + signal.SIGINT
     return 0
 
 

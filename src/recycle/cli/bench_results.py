@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from recycle.bench.race import SPANS, Heat, plan_path, read_heats
@@ -25,7 +26,9 @@ from recycle.report.cluster import (
     Prediction,
     asked_table,
     errors_asked,
+    errors_beforehand,
     prediction_table,
+    share_text,
     throughput_table,
     times_table,
 )
@@ -48,8 +51,11 @@ def read_lines(folder: Path, setup: Setup, variants: Sequence[Variant]) -> list[
         if not own:
             continue
         times_us = {heat.round: heat.iterations_us for heat in own}
-        made = {} if variant.is_torch else _predictions(Plan.load(plan_path(folder, variant)), profiles, list(times_us))
-        lines.append(Line(variant.name, variant.title, variant.dead, times_us, variant.num_samples(setup), own[-1].losses, made))
+        line = Line(variant.name, variant.title, variant.dead, times_us, variant.num_samples(setup), own[-1].losses)
+        if not variant.is_torch:
+            plan = Plan.load(plan_path(folder, variant))
+            line = replace(line, predictions=_predictions(plan, profiles, list(times_us)), beforehand=_prediction(plan))
+        lines.append(line)
     if ONE_F_ONE_B not in {line.name for line in lines}:
         raise FileProblem(f"{folder} has no measurement of 1F1B, beside which all others are set: run the race first")
     return lines
@@ -67,8 +73,12 @@ def _predictions(plan: Plan, profiles: Mapping[int, Profile], rounds: Sequence[i
     made: dict[int, Prediction] = {}
     for number in rounds:
         profile = profiles.get(number, plan.problem.profile)
-        made[number] = Prediction(**asdict(expected(replace(plan, problem=replace(plan.problem, profile=profile)))))
+        made[number] = _prediction(replace(plan, problem=replace(plan.problem, profile=profile)))
     return made
+
+
+def _prediction(plan: Plan) -> Prediction:
+    return Prediction(**asdict(expected(plan)))
 
 
 def write_results(folder: Path, setup: Setup, variants: Sequence[Variant], profile: Profile, command: str) -> str:
@@ -107,11 +117,13 @@ def _kept(by_name: dict[str, Line], yardstick: Line) -> Iterator[Asked]:
     steps = [by_name[name] for name in (ADAPTIVE, DECOUPLED, STAGGERED) if name in by_name]
     if len(steps) == 3:
         shares = [line.share_of(yardstick) for line in steps]
-        yield Asked("one dead, all techniques, of fault-free 1F1B", f"≥ {KEPT:.0%}", f"{shares[-1]:.1%}", shares[-1] >= KEPT)
+        found = share_text(steps[-1], yardstick)
+        yield Asked("one dead, all techniques, of fault-free 1F1B", f"≥ {KEPT:.0%}", found, shares[-1] >= KEPT)
         told = ", ".join(f"{share:.1%}" for share in shares)
         if TORCH_1F1B in by_name:
-            beside = steps[-1].share_of(by_name[TORCH_1F1B])
-            yield Asked("the same, of torch's fault-free 1F1B", f"≥ {KEPT:.0%}", f"{beside:.1%}", beside >= KEPT)
+            theirs = by_name[TORCH_1F1B]
+            is_kept = steps[-1].share_of(theirs) >= KEPT
+            yield Asked("the same, of torch's fault-free 1F1B", f"≥ {KEPT:.0%}", share_text(steps[-1], theirs), is_kept)
         yield Asked("each technique adds to the one before", "rising", told, shares == sorted(set(shares)))
 
 
@@ -119,13 +131,13 @@ def _fault_free(by_name: dict[str, Line], yardstick: Line) -> Iterator[Asked]:
     if FAULT_FREE not in by_name:
         return
     ours = by_name[FAULT_FREE]
-    share = ours.share_of(yardstick)
-    yield Asked("fault-free, all techniques, of 1F1B", "> 100%", f"{share:.1%}", share > 1)
+    is_faster = ours.share_of(yardstick) > 1
+    yield Asked("fault-free, all techniques, of 1F1B", "> 100%", share_text(ours, yardstick), is_faster)
     theirs = [line for line in by_name.values() if not line.is_predicted]
     if theirs:
         fastest = max(theirs, key=lambda line: line.share_of(yardstick))
-        beside = ours.share_of(fastest)
-        yield Asked(f"the same, of the fastest of torch's ({fastest.title})", "≥ 100%", f"{beside:.1%}", beside >= 1)
+        what = f"the same, of the fastest of torch's ({fastest.title})"
+        yield Asked(what, "≥ 100%", share_text(ours, fastest), ours.share_of(fastest) >= 1)
 
 
 def _same_losses(lines: Sequence[Line], setup: Setup) -> Asked:
@@ -154,7 +166,8 @@ def _page(
     shape = f"{setup.pipelines} pipelines of {setup.stages} stages, {setup.microbatches} micro-batches each of {setup.samples}"
     yield f"{shape} samples; {setup.model}."
     yield f"All variants in turns by the same processes, {num_rounds} rounds;"
-    yield "times are means of the middle half of all iterations, beside their median and quartiles.\n"
+    yield "times are means of the middle half of all iterations, beside their median and quartiles. A share is of these means; it"
+    yield "lies between those in brackets in nine of ten cases if as many rounds are drawn from these by chance (bootstrap).\n"
     yield "The profile from which a round is predicted is rehearsed in that round, by the same processes.\n"
     if setup.is_gpu:
         yield "All messages and sums stay in the GPU's memory; torch's schedules use our links for that, because gloo knows host"
@@ -163,7 +176,7 @@ def _page(
     yield f"## What an iteration takes\n\n{markdown(throughput_table(lines, yardstick))}\n"
     yield f"## What was asked\n\n{markdown(asked_table(asked))}\n"
     yield f"## How the prediction comes about\n\n{markdown(prediction_table(lines))}\n"
-    yield "\n".join(f"- {sentence}" for sentence in _about_profile(profile)) + "\n"
+    yield "\n".join(f"- {sentence}" for sentence in [*_about_profile(profile), *_about_beforehand(lines)]) + "\n"
     if recoveries:
         yield f"## Killed and back\n\n{markdown(times_table(_times_us(recoveries)))}\n"
 
@@ -179,6 +192,14 @@ def _about_profile(profile: Profile) -> Iterator[str]:
         yield (
             f"Uneven workers: the slowest took {profile.factors[-1]:.3f} of the median, the fastest {profile.factors[0]:.3f}; "
             f"ops of one worker vary by {profile.jitter:.1%}."
+        )
+
+
+def _about_beforehand(lines: Sequence[Line]) -> Iterator[str]:
+    if errors := errors_beforehand(lines):
+        yield (
+            "Beforehand: by the profile that plans were made from, taken once before the race, predictions are "
+            f"{median(errors):.1%} off at the median and {max(errors):.1%} at worst."
         )
 
 

@@ -1,13 +1,12 @@
 """Processes that work for this one and never outlive it, whatever ends it: an interrupt, a termination, a kill."""
 
 import multiprocessing
-import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
-from recycle.core.parent import end_with_parent
+from recycle.core.parent import end_with_parent, interrupts_held
 
 _Given = ParamSpec("_Given")
 _Answer = TypeVar("_Answer")
@@ -38,15 +37,5 @@ def submit(
     pool: ProcessPoolExecutor, function: Callable[_Given, _Answer], *args: _Given.args, **kwargs: _Given.kwargs
 ) -> "Future[_Answer]":
     """Ask the pool. Processes started by it never see an interrupt: they are ended by us."""
-    with _interrupts_held():
+    with interrupts_held():
         return pool.submit(function, *args, **kwargs)
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold an interrupt back until the end of the block; processes started in it keep it held."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

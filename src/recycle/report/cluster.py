@@ -1,5 +1,6 @@
 """A measured cluster in tables: what an iteration took by each variant, what was predicted, and whether it is what was asked."""
 
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -29,11 +30,16 @@ WAYS: Mapping[str, How] = {
     "+ uneven workers": attrgetter("uneven_us"),
 }
 BEST: How = WAYS["+ uneven workers"]
+BEFOREHAND = "as was known beforehand"
+_NUM_DRAWS, _CHANCE = 1000, 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One variant: what iterations took in each round, how many samples one trains on, its losses, and what was predicted."""
+    """One variant: what iterations took in each round, how many samples one trains on, its losses, and what was predicted.
+
+    Predictions are by what was rehearsed in each round; the one beforehand is by the profile that its plan was made from.
+    """
 
     name: str
     title: str
@@ -42,6 +48,7 @@ class Line:
     num_samples: int
     losses: Sequence[float]
     predictions: Mapping[int, Prediction] = field(default_factory=dict)
+    beforehand: Prediction | None = None
 
     @property
     def typical_us(self) -> float:
@@ -66,11 +73,28 @@ class Line:
 
     def error(self, how: How) -> float:
         """By how much the prediction was too high, as a share of what was measured."""
-        return self.predicted_us(how) / self.typical_us - 1
+        return self.error_of(self.predicted_us(how))
+
+    def error_of(self, predicted_us: float) -> float:
+        return predicted_us / self.typical_us - 1
 
     def share_of(self, other: "Line") -> float:
         """Its throughput over another one's."""
         return self.samples_per_s / other.samples_per_s
+
+    def share_between(self, other: "Line") -> tuple[float, float] | None:
+        """Between what that share lies nine times in ten if rounds are drawn by chance from these; None if there is but one."""
+        rounds = sorted(set(self.times_us) & set(other.times_us))
+        if len(rounds) < 2 or self is other:
+            return None
+        chance, shares = random.Random(1), list[float]()
+        for _ in range(_NUM_DRAWS):
+            drawn = chance.choices(rounds, k=len(rounds))
+            own_us, other_us = (middle_mean(took for number in drawn for took in line.times_us[number]) for line in (self, other))
+            shares.append(self.num_samples / own_us * other_us / other.num_samples)
+        shares.sort()
+        cut = round((1 - _CHANCE) / 2 * _NUM_DRAWS)
+        return shares[cut], shares[-1 - cut]
 
 
 def middle_mean(values: Iterable[float]) -> float:
@@ -95,22 +119,31 @@ def _row(line: Line, yardstick: Line) -> list[str]:
     low_us, middle_us, high_us = quantiles(times_us, n=4, method="inclusive") if len(times_us) > 1 else times_us * 3
     spread = [f"{middle_us / 1e3:.1f}", f"{low_us / 1e3:.0f} – {high_us / 1e3:.0f}"]
     told = [f"{line.predicted_us(BEST) / 1e3:.1f}", f"{line.error(BEST):+.1%}"] if line.is_predicted else ["–", "–"]
-    share = f"{line.share_of(yardstick):.1%}"
-    return [line.title, line.dead or "nobody", f"{line.typical_us / 1e3:.1f}", *spread, f"{line.samples_per_s:.1f}", share, *told]
+    times = [f"{line.typical_us / 1e3:.1f}", *spread, f"{line.samples_per_s:.1f}"]
+    return [line.title, line.dead or "nobody", *times, share_text(line, yardstick), *told]
+
+
+def share_text(line: Line, other: Line) -> str:
+    """Its throughput over another one's, and between what that lies by chance."""
+    between = line.share_between(other)
+    return f"{line.share_of(other):.1%}" + (f" ({between[0]:.1%} – {between[1]:.1%})" if between else "")
 
 
 def prediction_table(lines: Sequence[Line]) -> Rows:
-    """How the prediction comes about: each column knows one thing more, with its error."""
-    rows = [
-        [line.title, *(_with_error(how, line) for how in WAYS.values()), f"{line.typical_us / 1e3:.1f}"]
-        for line in lines
-        if line.is_predicted
-    ]
-    return [["variant", *WAYS, "measured ms"], *rows]
+    """How the prediction comes about: each column knows one thing more, with its error; beside it, what was known beforehand."""
+    rows = [[line.title, *_told(line), f"{line.typical_us / 1e3:.1f}"] for line in lines if line.is_predicted]
+    return [["variant", *WAYS, BEFOREHAND, "measured ms"], *rows]
 
 
-def _with_error(how: How, line: Line) -> str:
-    return f"{line.predicted_us(how) / 1e3:.1f} ({line.error(how):+.1%})"
+def _told(line: Line) -> list[str]:
+    times_us = [line.predicted_us(how) for how in WAYS.values()] + ([BEST(line.beforehand)] if line.beforehand else [])
+    told = [f"{time_us / 1e3:.1f} ({line.error_of(time_us):+.1%})" for time_us in times_us]
+    return told if line.beforehand else [*told, "–"]
+
+
+def errors_beforehand(lines: Iterable[Line]) -> list[float]:
+    """How far off they were, from what was known before the race alone."""
+    return [abs(line.error_of(BEST(line.beforehand))) for line in lines if line.beforehand]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import WorkerFailed
-from recycle.core.parent import end_with_parent
+from recycle.core.parent import end_with_parent, interrupts_held
 from recycle.runtime.forkserver import forking
 from recycle.runtime.kit import packed
 from recycle.runtime.links import LinksBroken
@@ -101,20 +101,21 @@ class Crew:
 @contextmanager
 def crew_of(workers: Sequence[Worker], make: MakeMember, preload: Sequence[str] = ()) -> Iterator[Crew]:
     """A crew of these workers; its processes are gone when the context is left."""
-    store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-    context = forking(preload)
     sent = packed(make)
     pipes: dict[Worker, Connection] = {}
     processes: dict[Worker, BaseProcess] = {}
     try:
-        for worker in workers:
-            pipes[worker], other = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(sent, worker, list(workers), store.port, other), daemon=True, name=str(worker)
-            )
-            process.start()
-            other.close()
-            processes[worker] = process
+        with interrupts_held():
+            store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+            context = forking(preload)
+            for worker in workers:
+                pipes[worker], other = context.Pipe()
+                process = context.Process(
+                    target=_serve, args=(sent, worker, list(workers), store.port, other), daemon=True, name=str(worker)
+                )
+                process.start()
+                other.close()
+                processes[worker] = process
         yield Crew(pipes, processes)
     finally:
         for started in processes.values():

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from multiprocessing import forkserver, get_context
 from multiprocessing.context import ForkServerContext
 
+from recycle.core.parent import interrupts_held
+
 # Of mimalloc, which torch brings along on some platforms, and of glibc, which it uses on others. Both read them as they load.
 _KEEP_MEMORY = {
     "MIMALLOC_PURGE_DELAY": "-1",
@@ -28,7 +30,7 @@ def forking(preload: Sequence[str]) -> ForkServerContext:
     """A context whose processes start with these modules loaded; the first one asked for decides, for there is one server."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["recycle.runtime.preload", *preload])
-    with _environment({**_KEEP_MEMORY, **_SAY_LITTLE}):
+    with _environment({**_KEEP_MEMORY, **_SAY_LITTLE}), interrupts_held():
         forkserver.ensure_running()
     return context
 

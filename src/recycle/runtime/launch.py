@@ -23,6 +23,7 @@ from recycle.control.server import listen
 from recycle.control.wire import new_name, new_token
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, WorkerFailed
+from recycle.core.parent import interrupts_held
 from recycle.core.plan_source import PlanSource
 from recycle.core.record import Event, OpRan, Stepped
 from recycle.core.scratch import scratch
@@ -169,10 +170,12 @@ class _Launcher:
             before = self._events
             self._brief = replace(self._brief, injections=self._brief.injections[1:])
         self._num_coordinators += 1
-        self._coordinator = self._context.Process(
+        process = self._context.Process(
             target=coordinate, args=(self._brief, self._listener, mouth, before), daemon=False, name="coordinator"
         )
-        self._coordinator.start()
+        with interrupts_held():
+            process.start()
+            self._coordinator = process
         mouth.close()
         return ear
 
@@ -184,12 +187,13 @@ class _Launcher:
         )
         self._drop_dead()
         try:
-            process.start()
+            with interrupts_held():
+                process.start()
+                self._workers.append(process)
         except OSError:  # it was killed while it loaded, which is one more death, and no reason to end the others
             if not self._has_formed:
                 raise
             return
-        self._workers.append(process)
 
     def _drop_dead(self) -> None:
         """Let go of processes that are gone, once the job runs without them: each holds on to two files."""
