@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs/results"
 FOLDERS = [RESULTS / "cpu-cores", RESULTS / "gpu-slices"]
 STEPS, TORCHS = ("adaptive", "decoupled", "staggered"), ("torch-1f1b", "torch-zero-bubble", "torch-zbv")
-ERRORS, KILLS = "predicted against measured: median error, worst", "median, worst of 20"
+ERRORS = "predicted against measured: median error, worst"
 
 
 def facts(folder):
@@ -44,15 +44,17 @@ README_ROWS = {
     "W1_2 dead, its pipeline dropped": lambda folder: shares(folder, "dropped"),
     "W1_2 dead: adaptive, + decoupled, + staggered": lambda folder: shares(folder, *STEPS),
     "one dead in every stage": lambda folder: shares(folder, "every-stage"),
+    "W1_2 dead, of fault-free with all techniques": lambda folder: beside(folder, "staggered", "all"),
     ERRORS: errors,
-    f"SIGKILL to the first op after it: {KILLS}": kills,
+    "SIGKILL to the first op after it: median, worst of 20": kills,
 }
 RESULTS_ROWS = {
     "one of twelve dead, all techniques, of fault-free 1F1B": lambda folder: shares(folder, "staggered"),
     "the same, of torch's own fault-free 1F1B": lambda folder: beside(folder, "staggered", "torch-1f1b"),
-    "adaptive, + decoupled, + staggered": lambda folder: shares(folder, *STEPS),
+    "the same, of ReCycle's own fault-free plan": lambda folder: beside(folder, "staggered", "all"),
+    "adaptive, + decoupled, + staggered, of fault-free 1F1B": lambda folder: shares(folder, *STEPS),
     "two dead; one dead in every stage": lambda folder: shares(folder, "two-dead", "every-stage"),
-    "its whole pipeline dropped instead": lambda folder: shares(folder, "dropped"),
+    "its whole pipeline dropped instead, 1F1B by the others": lambda folder: shares(folder, "dropped"),
     "fault-free, all techniques, of 1F1B": lambda folder: shares(folder, "all"),
     "the same, of the fastest of torch's schedules": lambda folder: beside(folder, "all", "torch-zbv"),
     ERRORS: errors,

@@ -37,7 +37,8 @@ def lines(folder):
         times_us = {heat.round: heat.iterations_us for heat in own}
         beforehand = Prediction(**line["beforehand"]) if line["beforehand"] else None
         samples = variant.num_samples(setup)
-        made.append(Line(variant.name, variant.title, variant.dead, times_us, samples, own[-1].losses, predictions, beforehand))
+        losses = {heat.round: heat.losses for heat in own}
+        made.append(Line(variant.name, variant.title, variant.dead, times_us, samples, losses, predictions, beforehand))
     return made
 
 

@@ -60,7 +60,8 @@ def is_there(group):
 
 
 @pytest.mark.timeout(120)
-def test_interrupted_it_says_how_to_go_on_and_leaves_nobody(tmp_path):
+@pytest.mark.parametrize("after_s", [0.5, 4])  # while workers are started, and while they rehearse
+def test_interrupted_it_says_how_to_go_on_and_leaves_nobody(tmp_path, after_s):
     command = [
         sys.executable,
         "-m",
@@ -78,10 +79,10 @@ def test_interrupted_it_says_how_to_go_on_and_leaves_nobody(tmp_path):
         while not (tmp_path / "setup.json").exists():
             assert started.poll() is None
             time.sleep(0.1)
-        time.sleep(3)  # somewhere in the middle of starting workers, or of their rehearsal
+        time.sleep(after_s)
         os.killpg(started.pid, signal.SIGINT)  # as a terminal does: to all of them
         said = started.communicate(timeout=60)[1]
-        assert said == "\npython -m recycle.bench: interrupted; the same command goes on with what is missing\n"
+        assert said == "\npython -m recycle.bench: interrupted; the same command begins again\n"
         assert started.returncode == 128 + signal.SIGINT
         until = time.monotonic() + 10
         while is_there(started.pid):

@@ -10,6 +10,7 @@ import pytest
 
 from recycle.bench.slices import slices
 from recycle.core.errors import UserError
+from recycle.core.scratch import sweep
 
 pytestmark = pytest.mark.timeout(60)
 NAME = "nvidia-cuda-mps-control"
@@ -79,16 +80,21 @@ def test_a_command_that_fails_inside_is_not_taken_for_the_services(install):
 
 def test_it_is_told_to_quit_when_whoever_uses_them_is_killed(install):
     notes = install(NOTES)
-    code = "import time\nfrom recycle.bench.slices import slices\nwith slices(4): print('here', flush=True); time.sleep(60)"
+    code = (
+        "import os, time\nfrom recycle.bench.slices import slices\n"
+        f"with slices(4): print(os.environ['{PIPES}'], flush=True); time.sleep(60)"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as user:
         assert user.stdout is not None
-        assert user.stdout.readline() == "here\n"
+        folder = Path(user.stdout.readline().strip()).parent
+        assert folder.is_dir()
         user.kill()
+        sweep()  # as anybody does who makes a temporary folder, at whatever moment
     for _ in range(400):
-        if lines(notes) == [STARTED, QUIT]:
+        if lines(notes) == [STARTED, QUIT] and not folder.exists():
             return
         time.sleep(0.05)
-    pytest.fail(f"only {lines(notes)}")
+    pytest.fail(f"only {lines(notes)}, and its folder is {'there' if folder.exists() else 'gone'}")
 
 
 @pytest.mark.parametrize("before", [{}, {PIPES: "/of/the/user", SHARE: "50"}])

@@ -9,7 +9,12 @@ import time
 
 import pytest
 
-from recycle.core.parent import interrupts_held
+from recycle.core.parent import children_uninterrupted, interrupts_held
+
+
+def interrupts():
+    """What happens to them: who handles them, and what this thread holds back."""
+    return signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 @pytest.fixture
@@ -58,33 +63,106 @@ except KeyboardInterrupt:
     )
 
 
-def test_without_an_interrupt_nothing_is_changed():
-    handler, mask = signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    with interrupts_held():
-        pass
-    assert signal.getsignal(signal.SIGINT) is handler
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
+def test_the_second_interrupt_comes_through():
+    passed = []
+
+    def interrupted():
+        with interrupts_held():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+            passed.append("once")
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+            passed.append("twice")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert passed == ["once"]
 
 
-def test_another_thread_may_hold_them_for_what_it_starts():
-    masks = []
+def test_in_each_other_the_outer_block_is_whole():
+    passed = []
+
+    def interrupted():
+        with interrupts_held():
+            with interrupts_held():
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.1)
+            passed.append("between")
+        passed.append("after both")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert passed == ["between"]
+
+
+@pytest.mark.parametrize("block", [interrupts_held, children_uninterrupted])
+def test_all_is_as_before_when_a_block_is_left_by_an_error(block):
+    before = interrupts()
+    with pytest.raises(ZeroDivisionError), block():
+        raise ZeroDivisionError
+    assert interrupts() == before
+
+
+@pytest.mark.parametrize("block", [interrupts_held, children_uninterrupted])
+def test_who_ignores_interrupts_goes_on_ignoring_them(block):
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        before = interrupts()
+        with block():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+        assert interrupts() == before
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.parametrize("block", [interrupts_held, children_uninterrupted])
+def test_another_thread_may_use_them(block):
+    found = []
 
     def start():
-        with interrupts_held():
-            masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        before = interrupts()
+        with block():
+            found.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        found.append(interrupts() == before)
 
     thread = threading.Thread(target=start)
     thread.start()
     thread.join()
-    assert signal.SIGINT in masks[0]
+    assert found == [block is children_uninterrupted, True]
 
 
 def test_a_process_that_is_started_in_the_block_is_not_interrupted():
     script = "import time; print('up', flush=True); time.sleep(0.5); print('done')"
-    with interrupts_held():
+    with children_uninterrupted():
         started = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None
     assert started.stdout.readline() == "up\n"
     started.send_signal(signal.SIGINT)
     assert started.communicate(timeout=60)[0] == "done\n"
     assert started.returncode == 0
+
+
+def test_neither_is_the_first_process_of_pythons_own(tmp_path):
+    """Python starts a helper of its own along with it, and thereby lets interrupts through."""
+    script = """
+import multiprocessing, signal
+from recycle.core.parent import children_uninterrupted
+
+def told(pipe):
+    pipe.send(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    with children_uninterrupted():
+        process = context.Process(target=told, args=(theirs,))
+        process.start()
+    print(ours.recv())
+    process.join()
+"""
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    ran = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "True\n"

@@ -14,6 +14,7 @@ from recycle.report.cluster import (
     asked_table,
     errors_asked,
     errors_beforehand,
+    errors_by_round,
     middle_mean,
     prediction_table,
     share_text,
@@ -29,7 +30,8 @@ def line(name, times_ms, num_samples=54, predicted_ms=(), dead=""):
         number: Prediction(took * 1e3 - 30, took * 1e3 - 20, took * 1e3 - 10, took * 1e3)
         for number, took in enumerate(predicted_ms)
     }
-    return Line(name, name.upper(), dead, times_us, num_samples, [4.0, 3.5], predictions)
+    losses = {number: [4.0, 3.5] for number in times_us}
+    return Line(name, name.upper(), dead, times_us, num_samples, losses, predictions)
 
 
 def test_what_is_typical_is_the_mean_of_the_middle_half():
@@ -70,6 +72,11 @@ def test_what_was_known_beforehand_is_beside_what_was_rehearsed_in_between():
     known = replace(line("a", [100], predicted_ms=[101]), beforehand=Prediction(70e3, 80e3, 85e3, 94e3))
     assert prediction_table([known])[1][-2:] == ["94.0 (-6.0%)", "100.0"]
     assert errors_beforehand([known, line("torch", [90])]) == [pytest.approx(0.06)]
+
+
+def test_errors_round_by_round_are_of_each_rounds_own_turn():
+    # The median prediction is right; each round's own is not.
+    assert errors_by_round([line("a", [100, 110], predicted_ms=[110, 99]), line("torch", [90])]) == pytest.approx([0.1, 0.1])
 
 
 def test_a_share_lies_between_those_of_the_rounds_drawn():

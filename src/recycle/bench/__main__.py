@@ -33,7 +33,8 @@ def main() -> int:
         print(f"{_NAME}: {problem}", file=sys.stderr)
         return problem.exit_code
     except KeyboardInterrupt:
-        print(f"\n{_NAME}: interrupted; the same command goes on with what is missing", file=sys.stderr)
+        later = "goes on with what is missing" if args.part == "race" else "begins again"
+        print(f"\n{_NAME}: interrupted; the same command {later}", file=sys.stderr)
         return 128 + signal.SIGINT
     return 0
 

@@ -4,21 +4,25 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from recycle.core.errors import UserError
-from recycle.core.scratch import scratch
 
 _CONTROL = "nvidia-cuda-mps-control"
 _PIPES, _LOGS, _SHARE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-_PATIENCE_S = 30
+_PATIENCE_S, _PREFIX = 30, "recycle-slices-"
 # What it reads ends when it is told, or when whoever started it is gone.
 _STOP = """
-import subprocess, sys
+import shutil, subprocess, sys
 sys.stdin.read()
-control, patience_s = sys.argv[1:]
-subprocess.run([control], input=b"quit\\n", timeout=float(patience_s), capture_output=True)
+control, patience_s, folder = sys.argv[1:]
+try:
+    subprocess.run([control], input=b"quit\\n", timeout=float(patience_s), capture_output=True)
+finally:
+    shutil.rmtree(folder, ignore_errors=True)
 """
 
 
@@ -28,28 +32,29 @@ def slices(num: int) -> Iterator[None]:
     if shutil.which(_CONTROL) is None:
         raise UserError(f"slices of a GPU need {_CONTROL}, which comes with NVIDIA's driver, and it is not here")
     share = max(1, 100 // num)
-    with scratch() as folder:
-        added = {_PIPES: str(folder / "pipe"), _LOGS: str(folder / "log"), _SHARE: str(share)}
-        for name in (_PIPES, _LOGS):
-            os.makedirs(added[name])
-        before = {name: os.environ.get(name) for name in added}
-        os.environ.update(added)
-        try:
+    # Not a scratch folder, which anybody may remove when this process is dead: the service is told to quit there after that.
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    added = {_PIPES: str(folder / "pipe"), _LOGS: str(folder / "log"), _SHARE: str(share)}
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        with _guard(folder):
+            for name in (_PIPES, _LOGS):
+                os.makedirs(added[name])
             _start()
-            with _guard():
-                yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+            yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
-def _guard() -> Iterator[None]:
-    """Have the service stopped afterwards, by somebody who outlives this process if it is killed."""
-    command = [sys.executable, "-S", "-c", _STOP, _CONTROL, str(_PATIENCE_S)]
+def _guard(folder: Path) -> Iterator[None]:
+    """Have the service stopped and its folder removed afterwards, by somebody who outlives this process if it is killed."""
+    command = [sys.executable, "-S", "-c", _STOP, _CONTROL, str(_PATIENCE_S), str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as guard:
         try:
             yield

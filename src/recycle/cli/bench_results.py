@@ -4,6 +4,7 @@ import gzip
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,6 +28,7 @@ from recycle.report.cluster import (
     asked_table,
     errors_asked,
     errors_beforehand,
+    errors_by_round,
     prediction_table,
     share_text,
     throughput_table,
@@ -51,7 +53,8 @@ def read_lines(folder: Path, setup: Setup, variants: Sequence[Variant]) -> list[
         if not own:
             continue
         times_us = {heat.round: heat.iterations_us for heat in own}
-        line = Line(variant.name, variant.title, variant.dead, times_us, variant.num_samples(setup), own[-1].losses)
+        losses = {heat.round: heat.losses for heat in own}
+        line = Line(variant.name, variant.title, variant.dead, times_us, variant.num_samples(setup), losses)
         if not variant.is_torch:
             plan = Plan.load(plan_path(folder, variant))
             line = replace(line, predictions=_predictions(plan, profiles, list(times_us)), beforehand=_prediction(plan))
@@ -94,7 +97,7 @@ def write_results(folder: Path, setup: Setup, variants: Sequence[Variant], profi
     facts = {
         "setup": setup.to_json(),
         "machine": machine,
-        "lines": [{**asdict(line), "typical_us": line.typical_us, "share": line.share_of(yardstick)} for line in lines],
+        "lines": [_facts(line, yardstick) for line in lines],
         "asked": [asdict(one) for one in asked],
     }
     write_text(folder / f"{RESULTS}.md", page)
@@ -103,6 +106,11 @@ def write_results(folder: Path, setup: Setup, variants: Sequence[Variant], profi
     if (drawn := _timeline(folder, variants)) is not None:
         write_text(folder / TIMELINE, drawn)
     return page
+
+
+def _facts(line: Line, yardstick: Line) -> dict[str, Any]:
+    shares = {"share": line.share_of(yardstick), "share_between": line.share_between(yardstick)}
+    return {**asdict(line), "typical_us": line.typical_us, **shares}
 
 
 def judged(lines: Sequence[Line], setup: Setup) -> list[Asked]:
@@ -119,12 +127,12 @@ def _kept(by_name: dict[str, Line], yardstick: Line) -> Iterator[Asked]:
         shares = [line.share_of(yardstick) for line in steps]
         found = share_text(steps[-1], yardstick)
         yield Asked("one dead, all techniques, of fault-free 1F1B", f"≥ {KEPT:.0%}", found, shares[-1] >= KEPT)
-        told = ", ".join(f"{share:.1%}" for share in shares)
         if TORCH_1F1B in by_name:
             theirs = by_name[TORCH_1F1B]
             is_kept = steps[-1].share_of(theirs) >= KEPT
             yield Asked("the same, of torch's fault-free 1F1B", f"≥ {KEPT:.0%}", share_text(steps[-1], theirs), is_kept)
-        yield Asked("each technique adds to the one before", "rising", told, shares == sorted(set(shares)))
+        told = [f"{shares[0]:.1%}", *(f"× {share_text(after, before)}" for before, after in pairwise(steps))]
+        yield Asked("each technique adds to the one before", "> 100% each", " ".join(told), shares == sorted(set(shares)))
 
 
 def _fault_free(by_name: dict[str, Line], yardstick: Line) -> Iterator[Asked]:
@@ -142,10 +150,10 @@ def _fault_free(by_name: dict[str, Line], yardstick: Line) -> Iterator[Asked]:
 
 def _same_losses(lines: Sequence[Line], setup: Setup) -> Asked:
     """Every turn trains on the same samples from the same weights."""
-    first = lines[0].losses
-    worst = max(abs(one / other - 1) for line in lines for one, other in zip(line.losses, first, strict=False))
+    turns = [losses for line in lines for losses in line.losses.values()]
+    worst = max(abs(one / other - 1) for losses in turns for one, other in zip(losses, turns[0], strict=True))
     most = _ROUNDING[setup.device]
-    return Asked("losses of all variants, largest difference", f"≤ {most:g}", f"{worst:.1e}", worst <= most)
+    return Asked("losses of all turns, largest relative difference", f"≤ {most:g}", f"{worst:.1e}", worst <= most)
 
 
 def _page(
@@ -176,9 +184,12 @@ def _page(
     yield f"## What an iteration takes\n\n{markdown(throughput_table(lines, yardstick))}\n"
     yield f"## What was asked\n\n{markdown(asked_table(asked))}\n"
     yield f"## How the prediction comes about\n\n{markdown(prediction_table(lines))}\n"
+    yield f"{_about_rounds(lines)}\n"
+    yield "Beforehand, there was one profile, taken before the race; plans were made from it:\n"
     yield "\n".join(f"- {sentence}" for sentence in [*_about_profile(profile), *_about_beforehand(lines)]) + "\n"
     if recoveries:
         yield f"## Killed and back\n\n{markdown(times_table(_times_us(recoveries)))}\n"
+        yield f"{_about_redone(recoveries, setup)}\n"
 
 
 def _about_profile(profile: Profile) -> Iterator[str]:
@@ -195,12 +206,27 @@ def _about_profile(profile: Profile) -> Iterator[str]:
         )
 
 
+def _about_rounds(lines: Sequence[Line]) -> str:
+    errors = errors_by_round(lines)
+    return (
+        "A prediction is the median over rounds, beside what is typical of all iterations. Round by round, predictions are "
+        f"{median(errors):.1%} off at the median and {max(errors):.1%} at worst."
+    )
+
+
 def _about_beforehand(lines: Sequence[Line]) -> Iterator[str]:
     if errors := errors_beforehand(lines):
-        yield (
-            "Beforehand: by the profile that plans were made from, taken once before the race, predictions are "
-            f"{median(errors):.1%} off at the median and {max(errors):.1%} at worst."
-        )
+        yield f"By it alone, predictions are {median(errors):.1%} off at the median and {max(errors):.1%} at worst."
+
+
+def _about_redone(recoveries: Sequence[Recovery], setup: Setup) -> str:
+    """What comes on top of the time to the first op: the iteration that was under way is done again."""
+    redone = [one.redone_ops for one in recoveries if not one.joins]
+    most = 3 * setup.num_workers * setup.microbatches  # F, I and W
+    return (
+        f"After a kill, what had been done of the iteration under way is done again: {median(redone):.0f} ops at the median, "
+        f"{max(redone)} at most, where an iteration has up to {most}."
+    )
 
 
 def _times_us(recoveries: Sequence[Recovery]) -> dict[str, list[float]]:

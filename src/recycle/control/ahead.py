@@ -6,7 +6,6 @@ for one plan at most, and nothing has to be taken back when others become the ne
 
 import atexit
 import os
-import signal
 import threading
 from collections import deque
 from concurrent.futures import CancelledError, Future
@@ -17,7 +16,7 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import Any
 
 from recycle.core.cluster import Shape, Worker
-from recycle.core.parent import end_with_parent
+from recycle.core.parent import children_uninterrupted, end_with_parent
 from recycle.core.plan_source import Answer, PlanSource
 
 Dead = frozenset[Worker]
@@ -110,8 +109,6 @@ class Ahead:
     # What follows runs in our own thread.
 
     def _work(self) -> None:
-        # Processes inherit this: an interrupt is for whoever started us, and ours is ended by `close`.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             while (question := self._next()) is not None:
                 self._settle(question, self._outcome(question))
@@ -196,7 +193,8 @@ class _Planning:
         self._pipe, theirs = context.Pipe()
         try:
             self._process = context.Process(target=_serve, args=(theirs,), name="plans ahead", daemon=True)
-            self._process.start()
+            with children_uninterrupted():
+                self._process.start()
         except BaseException:
             self._pipe.close()
             raise

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from types import FrameType
 
 
 def end_with_parent() -> None:
@@ -22,24 +23,40 @@ def _wait_for_parent() -> None:
 
 
 @contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Hold an interrupt back until the end of the block, so that no process is started by half.
-
-    Those started in it keep it held: a terminal tells everybody, and it is the parent that ends its children.
-    """
+def children_uninterrupted() -> Iterator[None]:
+    """Let processes that this thread starts in the block never see an interrupt: a terminal tells all, and we end our own."""
     resource_tracker.ensure_running()  # which Python else does with the first process, and lets interrupts through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    # Another thread may still take it, and Python then interrupts this one all the same: but the handler is ours.
-    came: list[int] = []
-    is_ours = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGINT, lambda number, _: came.append(number)) if is_ours else None
     try:
         yield
     finally:
-        if is_ours:
-            signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if came:
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Hold an interrupt back until the end of the block, so that no process is started by half. The second one comes through.
+
+    Only the main thread is ever interrupted, so in others there is nothing to hold, and neither is there where no handler of
+    Python's is.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    came: list[int] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) > 1:
+            handler(number, frame)
+
+    try:
+        signal.signal(signal.SIGINT, hold)
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if len(came) == 1:
             signal.raise_signal(signal.SIGINT)
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
-from recycle.core.parent import end_with_parent, interrupts_held
+from recycle.core.parent import children_uninterrupted, end_with_parent
 
 _Given = ParamSpec("_Given")
 _Answer = TypeVar("_Answer")
@@ -37,5 +37,5 @@ def submit(
     pool: ProcessPoolExecutor, function: Callable[_Given, _Answer], *args: _Given.args, **kwargs: _Given.kwargs
 ) -> "Future[_Answer]":
     """Ask the pool. Processes started by it never see an interrupt: they are ended by us."""
-    with interrupts_held():
+    with children_uninterrupted():
         return pool.submit(function, *args, **kwargs)

@@ -31,12 +31,12 @@ WAYS: Mapping[str, How] = {
 }
 BEST: How = WAYS["+ uneven workers"]
 BEFOREHAND = "as was known beforehand"
-_NUM_DRAWS, _CHANCE = 1000, 0.9
+_NUM_DRAWS, _COVERED = 1000, 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One variant: what iterations took in each round, how many samples one trains on, its losses, and what was predicted.
+    """One variant: what iterations took in each round, how many samples one trains on, its losses in each, what was predicted.
 
     Predictions are by what was rehearsed in each round; the one beforehand is by the profile that its plan was made from.
     """
@@ -46,7 +46,7 @@ class Line:
     dead: str
     times_us: Mapping[int, Sequence[float]]
     num_samples: int
-    losses: Sequence[float]
+    losses: Mapping[int, Sequence[float]]
     predictions: Mapping[int, Prediction] = field(default_factory=dict)
     beforehand: Prediction | None = None
 
@@ -56,7 +56,11 @@ class Line:
 
     @property
     def samples_per_s(self) -> float:
-        return self.num_samples / self.typical_us * 1e6
+        return self.samples_per_s_in(self.times_us)
+
+    def samples_per_s_in(self, rounds: Iterable[int]) -> float:
+        """By these rounds, of which one may be named more than once."""
+        return self.num_samples / middle_mean(took_us for number in rounds for took_us in self.times_us[number]) * 1e6
 
     @property
     def iterations_us(self) -> list[float]:
@@ -87,13 +91,10 @@ class Line:
         rounds = sorted(set(self.times_us) & set(other.times_us))
         if len(rounds) < 2 or self is other:
             return None
-        chance, shares = random.Random(1), list[float]()
-        for _ in range(_NUM_DRAWS):
-            drawn = chance.choices(rounds, k=len(rounds))
-            own_us, other_us = (middle_mean(took for number in drawn for took in line.times_us[number]) for line in (self, other))
-            shares.append(self.num_samples / own_us * other_us / other.num_samples)
-        shares.sort()
-        cut = round((1 - _CHANCE) / 2 * _NUM_DRAWS)
+        chance = random.Random(1)
+        draws = (chance.choices(rounds, k=len(rounds)) for _ in range(_NUM_DRAWS))
+        shares = sorted(self.samples_per_s_in(drawn) / other.samples_per_s_in(drawn) for drawn in draws)
+        cut = round((1 - _COVERED) / 2 * _NUM_DRAWS)
         return shares[cut], shares[-1 - cut]
 
 
@@ -136,14 +137,21 @@ def prediction_table(lines: Sequence[Line]) -> Rows:
 
 
 def _told(line: Line) -> list[str]:
-    times_us = [line.predicted_us(how) for how in WAYS.values()] + ([BEST(line.beforehand)] if line.beforehand else [])
-    told = [f"{time_us / 1e3:.1f} ({line.error_of(time_us):+.1%})" for time_us in times_us]
-    return told if line.beforehand else [*told, "–"]
+    known = BEST(line.beforehand) if line.beforehand else None
+    times_us = [*(line.predicted_us(how) for how in WAYS.values()), known]
+    return [f"{time_us / 1e3:.1f} ({line.error_of(time_us):+.1%})" if time_us else "–" for time_us in times_us]
 
 
 def errors_beforehand(lines: Iterable[Line]) -> list[float]:
-    """How far off they were, from what was known before the race alone."""
+    """How far off predictions were, from what was known before the race alone."""
     return [abs(line.error_of(BEST(line.beforehand))) for line in lines if line.beforehand]
+
+
+def errors_by_round(lines: Iterable[Line]) -> list[float]:
+    """How far off each round's prediction was of that round's turn."""
+    return [
+        abs(BEST(made) / middle_mean(line.times_us[number]) - 1) for line in lines for number, made in line.predictions.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)

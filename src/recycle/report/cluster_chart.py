@@ -26,7 +26,7 @@ def draw_cluster(lines: Sequence[Line], yardstick: Line, title: str) -> bytes:
         axes.text(0.01, place, f"{share:.0%}  {line.typical_us / 1e3:.0f} ms", va="center", fontsize=8, color=_ink(kind))
         if line.is_predicted:
             at = share / (1 + line.error(BEST))
-            mark = "predicted from the profile" if "mark" not in seen else None
+            mark = "predicted from rehearsals in between" if "mark" not in seen else None
             axes.plot([at, at], [place - 0.38, place + 0.38], color=palette.INK, linewidth=2, label=mark)
             seen.add("mark")
     axes.axvline(1, color=palette.FAINT_INK, linewidth=0.8, linestyle="--")

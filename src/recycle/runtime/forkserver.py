@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from multiprocessing import forkserver, get_context
 from multiprocessing.context import ForkServerContext
 
-from recycle.core.parent import interrupts_held
+from recycle.core.parent import children_uninterrupted
 
 # Of mimalloc, which torch brings along on some platforms, and of glibc, which it uses on others. Both read them as they load.
 _KEEP_MEMORY = {
@@ -30,7 +30,7 @@ def forking(preload: Sequence[str]) -> ForkServerContext:
     """A context whose processes start with these modules loaded; the first one asked for decides, for there is one server."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["recycle.runtime.preload", *preload])
-    with _environment({**_KEEP_MEMORY, **_SAY_LITTLE}), interrupts_held():
+    with _environment({**_KEEP_MEMORY, **_SAY_LITTLE}), children_uninterrupted():
         forkserver.ensure_running()
     return context
 

@@ -193,7 +193,6 @@ class _Launcher:
         except OSError:  # it was killed while it loaded, which is one more death, and no reason to end the others
             if not self._has_formed:
                 raise
-            return
 
     def _drop_dead(self) -> None:
         """Let go of processes that are gone, once the job runs without them: each holds on to two files."""
