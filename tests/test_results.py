@@ -1,45 +1,24 @@
 """What docs/results shows is what was measured: its numbers come from the records that lie beside them."""
 
-import json
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 
 from recycle.bench.cluster import read_setup
-from recycle.bench.race import plan_path, read_heats
+from recycle.bench.race import plan_path
 from recycle.bench.recoveries import read_recoveries
 from recycle.bench.rehearsals import round_profiles
 from recycle.bench.variants import variants
-from recycle.cli.bench_results import judged, whole_rounds
+from recycle.cli.bench_results import judged
 from recycle.core.plan import Plan
 from recycle.core.rules import check
-from recycle.report.cluster import Line, Prediction, asked_table, prediction_table, throughput_table
+from recycle.report.cluster import asked_table, prediction_table, throughput_table
 from recycle.report.tables import markdown
 from recycle.sim.replay.expect import expected
+from tests.measured_pages import RESULTS, lines, shown
 
-FOLDERS = [path.parent for path in sorted((Path(__file__).parents[1] / "docs/results").glob("*/results.md"))]
+FOLDERS = [path.parent for path in sorted(RESULTS.glob("*/results.md"))]
 pytestmark = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-
-
-def shown(folder):
-    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
-
-
-def lines(folder):
-    """The variants as they were measured, with the predictions that are shown: making them again takes a while."""
-    setup, heats = read_setup(folder), whole_rounds(list(read_heats(folder)))
-    titles = {variant.name: variant for variant in variants(setup)}
-    made = []
-    for line in shown(folder)["lines"]:
-        variant, own = titles[line["name"]], [heat for heat in heats if heat.variant == line["name"]]
-        predictions = {int(number): Prediction(**told) for number, told in line["predictions"].items()}
-        times_us = {heat.round: heat.iterations_us for heat in own}
-        beforehand = Prediction(**line["beforehand"]) if line["beforehand"] else None
-        samples = variant.num_samples(setup)
-        losses = {heat.round: heat.losses for heat in own}
-        made.append(Line(variant.name, variant.title, variant.dead, times_us, samples, losses, predictions, beforehand))
-    return made
 
 
 def test_tables_are_of_what_was_measured(folder):
