@@ -6,7 +6,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -23,6 +24,14 @@ TOKEN, JOB, LEASE_S, PATIENCE_S = "the job's own secret", "a1b2c3d4", 2.0, 10.0
 def num_open() -> int:
     """How many files and sockets this process holds."""
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@contextmanager
+def closed_door() -> Iterator[Door]:
+    """A door that nobody opens, at a port that nobody else gets meanwhile."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        yield Door("127.0.0.1", nobody.getsockname()[1], TOKEN, JOB)
 
 
 class Porter:

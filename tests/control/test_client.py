@@ -17,7 +17,7 @@ from recycle.control.knock import Door, TurnedAway, this_host
 from recycle.control.messages import Challenge, End, Hello, Pause, Refused, Renew, Share, Stop, Welcome
 from recycle.control.wire import framed, new_nonce
 from recycle.core.release import RELEASE
-from tests.control.port import JOB, LEASE_S, PATIENCE_S, TOKEN, Guest, Porter, Post, num_open
+from tests.control.port import JOB, LEASE_S, PATIENCE_S, TOKEN, Guest, Porter, Post, closed_door, num_open
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -101,10 +101,8 @@ def test_a_worker_knocks_until_somebody_opens() -> None:
 
 
 def test_a_worker_gives_up_when_nobody_opens_for_too_long() -> None:
-    absences = Absences()
-    absences.go_away()
-    with pytest.raises(OSError, match="refused"):
-        Guest(absences.post.door()).client.join(0.2)
+    with closed_door() as door, pytest.raises(OSError, match="refused"):
+        Guest(door).client.join(0.2)
 
 
 @pytest.mark.parametrize("token", ["", "another secret"])

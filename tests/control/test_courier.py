@@ -2,7 +2,6 @@
 
 import os
 import resource
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,12 +12,12 @@ import pytest
 
 from recycle.control import courier
 from recycle.control.courier import ERRAND, Courier
-from recycle.control.knock import Door, knock
+from recycle.control.knock import knock
 from recycle.control.messages import Bring, Fetch, File, Hello, Message, Refused
 from recycle.control.server import Errand
 from recycle.control.wire import framed
 from recycle.core.errors import FileProblem
-from tests.control.port import JOB, PATIENCE_S, TOKEN, Porter, Post
+from tests.control.port import PATIENCE_S, Porter, Post, closed_door
 
 pytestmark = pytest.mark.timeout(60)
 BYTES = os.urandom((3 << 20) + 7)
@@ -135,14 +134,9 @@ def wait_for_files(folder: Path, number: int) -> None:
         time.sleep(0.005)
 
 
-def nobody_there() -> Door:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return Door("127.0.0.1", probe.getsockname()[1], TOKEN, JOB)
-
-
 def test_a_coordinator_that_is_away_is_waited_for(own: Path, kept: Path) -> None:
-    door = nobody_there()
+    with closed_door() as door:
+        pass  # it is opened later
     made: list[Post] = []
     timer = threading.Timer(0.3, lambda: made.append(Post(door.port, Keeper(kept))))
     timer.start()
@@ -153,8 +147,8 @@ def test_a_coordinator_that_is_away_is_waited_for(own: Path, kept: Path) -> None
 
 
 def test_but_not_for_ever(own: Path) -> None:
-    door = nobody_there()
-    with pytest.raises(FileProblem, match="cannot bring a/file to the coordinator: Connection refused"):
+    reason = "cannot bring a/file to the coordinator: Connection refused"
+    with closed_door() as door, pytest.raises(FileProblem, match=reason):
         Courier(door, patience_s=0.0).bring(own, "a/file")
 
 
