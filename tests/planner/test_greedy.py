@@ -77,3 +77,31 @@ def test_a_time_limit_ends_the_search() -> None:
     plan = recycle.solve(problem, "greedy", time_limit_s=0.5)
     assert time.monotonic() - began < 10
     assert check(plan) == []
+
+
+def test_once_loaded_nothing_is_compiled_amid_a_search() -> None:
+    """In a process of its own, in which nothing was loaded before."""
+    script = """
+from numba.core.dispatcher import Dispatcher
+import recycle
+from recycle.planner import greedy, kernel, keyed
+
+def compiled():
+    # What begins with _ is compiled into those that call it.
+    parts = {name: part for module in (kernel, keyed) for name, part in vars(module).items() if name[0] != "_"}
+    return {name: part.signatures for name, part in parts.items() if isinstance(part, Dispatcher)}
+
+assert not any(compiled().values())
+greedy.load()
+loaded = compiled()
+assert all(loaded.values()), loaded
+for techniques in ("adaptive,decoupled,staggered", "adaptive,decoupled", "adaptive,staggered", "adaptive"):
+    for memory in (6, "unlimited"):
+        for fail in ("", "W2_0", "W1_2,W0_1", "W0_0,W1_1,W2_2,W0_3"):
+            problem = recycle.problem(3, 4, 6, fail=fail, costs=(10, 13, 9), comm=1, memory=memory, techniques=techniques)
+            recycle.solve(problem, "greedy", effort=20_000)
+assert compiled() == loaded
+print("nothing more")
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (ran.stdout, ran.stderr) == ("nothing more\n", "")

@@ -19,6 +19,7 @@ from recycle.core.plan_source import PlanSource
 from recycle.core.record import Event, Recovered, Spell, Stepped
 from recycle.core.script import Action, Injection, Script
 from recycle.planner.describe import problem
+from recycle.planner.greedy import load
 from recycle.planner.solve import solve
 from recycle.planner.source import Planner
 
@@ -217,6 +218,7 @@ def rehearse(setting: Setting) -> Rehearsed:
         ) from None
     shape = setting.shape
     wanted = problem(shape.num_pipelines, shape.num_stages, shape.num_microbatches, costs=_COSTS)
+    load()  # here, where nobody trains yet: the first time on a machine it takes a while
     plan = solve(wanted, "greedy", _PLAN_S)
     # Nobody changes stage, so that who comes back finds the seat that it left: easier to follow on the screen.
     source = Planner(wanted, may_move=False, given=plan)

@@ -7,11 +7,14 @@ same plan on every machine.
 """
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import islice
 
 import numpy as np
 
-from recycle.core.problem import Problem
+from recycle.core.cluster import Cluster, Shape
+from recycle.core.problem import Problem, Techniques
+from recycle.core.profile import Profile
 from recycle.planner.improve import changed
 from recycle.planner.portfolio import portfolio
 from recycle.planner.schedule import Schedule
@@ -26,6 +29,8 @@ _MOST_RUNS, _LARGE_OPS = 2000, 400_000
 # The portfolio gets this share of the runs at most. So many of its schedules are swung, and so many are improved step by step,
 # because a single one often gets stuck.
 _PORTFOLIO_SHARE, _NUM_SWUNG, _NUM_STARTS = 0.5, 8, 4
+# In so many runs every step of a search occurs.
+_RUNS_OF_ALL = 100
 
 
 def solve(
@@ -52,6 +57,18 @@ def solve(
             break
     assert best is not None
     return search.schedule(best.starts)
+
+
+@cache
+def load() -> None:
+    """Compile all that a search may come to, or read what was compiled before.
+
+    Else that happens amid the first search that needs it: a quarter of a minute, once on a machine, in which nobody gets a plan.
+    """
+    for is_decoupled in (True, False):
+        small = Problem(Cluster(Shape(2, 2, 2)), Profile.uniform(2, 1, 1, 1), techniques=Techniques(decoupled=is_decoupled))
+        # A bound that no schedule reaches, so that everything is tried.
+        solve(small, bound_us=0, effort=_RUNS_OF_ALL * Search.of(small, 0).num_ops)
 
 
 def _schedules(search: Search, num_runs: int) -> Iterator[tuple[int, Found | Swing]]:

@@ -17,6 +17,7 @@ from recycle.core.plan_source import Answer, num_live_at, seats_for
 from recycle.core.problem import Problem
 from recycle.core.rules import check
 from recycle.planner.bound import Bounds, lower_bound
+from recycle.planner.greedy import load
 from recycle.planner.normalize import Distribution, Judgement, Move, Takeover, best_distribution, judge, move_time_us
 from recycle.planner.solve import solve
 
@@ -54,6 +55,7 @@ class Planner:
             raise ForeignPlan("the plan was made for another shape, profile, memory or techniques than this job has: plan again")
 
     def answer(self, failed: frozenset[Worker]) -> Answer:
+        load()  # with the first question, when nobody is in a hurry yet, rather than with the first that is hard
         num_live = num_live_at(self.problem.shape, failed)
         if self.given is not None and self.given.problem.cluster.failed == failed:
             return _answer(self.given, failed, "the plan that the job was given")
