@@ -89,8 +89,8 @@ def test_a_report_by_itself_needs_no_hardware(measured):
         ("--workers 0", "0 workers are no pipelines of 4 stages: give a multiple of 4, at least 8"),
         ("--only tea", "--only names 'tea', but the parts are profile, plan, race, deaths, report"),
         ("--rounds 0", "--rounds is 0, but it must be at least 1"),
-        ("--only report", "cannot read"),
-        ("--only plan", "cannot read"),
+        ("--only report", "to plan from or to report on: run the part profile first"),
+        ("--only plan,report", "to plan from or to report on: run the part profile first"),
     ],
 )
 def test_wrong_input_gets_one_sentence(tmp_path, words, sentence):

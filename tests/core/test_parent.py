@@ -17,6 +17,12 @@ def interrupts():
     return signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
+def interrupt():
+    """As a terminal does, and time for it to come."""
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.1)
+
+
 @pytest.fixture
 def another_thread():
     """A thread that takes signals, too: a process's interrupt goes to any thread that does not hold it back."""
@@ -34,8 +40,7 @@ def test_an_interrupt_comes_after_the_block():
 
     def interrupted():
         with interrupts_held():
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.1)
+            interrupt()
             passed.append("in the block")
         passed.append("after it")
 
@@ -57,10 +62,8 @@ try:
 except KeyboardInterrupt:
     print("interrupted")
 """
-    assert (
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60).stdout
-        == "whole\ninterrupted\n"
-    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "whole\ninterrupted\n"
 
 
 def test_the_second_interrupt_comes_through():
@@ -68,11 +71,9 @@ def test_the_second_interrupt_comes_through():
 
     def interrupted():
         with interrupts_held():
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.1)
+            interrupt()
             passed.append("once")
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.1)
+            interrupt()
             passed.append("twice")
 
     with pytest.raises(KeyboardInterrupt):
@@ -86,8 +87,7 @@ def test_in_each_other_the_outer_block_is_whole():
     def interrupted():
         with interrupts_held():
             with interrupts_held():
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(0.1)
+                interrupt()
             passed.append("between")
         passed.append("after both")
 
@@ -110,8 +110,7 @@ def test_who_ignores_interrupts_goes_on_ignoring_them(block):
     try:
         before = interrupts()
         with block():
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.1)
+            interrupt()
         assert interrupts() == before
     finally:
         signal.signal(signal.SIGINT, handler)

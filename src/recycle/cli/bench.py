@@ -75,6 +75,8 @@ def run_bench(args: argparse.Namespace) -> int:
         setup = cluster.read_setup(args.out)
     else:
         setup = Setup.usual(args.backend or CPU_CORES, 12 if args.workers is None else args.workers, args.small)
+    if "profile" not in parts and set(parts) & {"plan", "report"} and not (args.out / cluster.PROFILE).exists():
+        raise UserError(f"there is no profile in {args.out} to plan from or to report on: run the part profile first")
     cluster.begin(args.out, setup)
     chosen = variants(setup)
     with cluster.hardware(setup) if set(parts) & {"profile", "race", "deaths"} else nullcontext():
