@@ -21,7 +21,7 @@ from recovery_strikes import Holdings, Rhythm, Struck, num_processes, strike_all
 from runtime_cases import TWELVE, Sizes
 from sheet import NO, UNJUDGED, YES, Case, Row, Script, Section
 
-from recycle.core.routes import Routes
+from recycle.core.plans.routes import Routes
 from recycle.runtime.warm_up import warm_ups
 
 ASKED_MEDIAN_MS, ASKED_WORST_MS, LEASE_MS = 500, 2000, 2000

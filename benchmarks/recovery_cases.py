@@ -18,8 +18,8 @@ from torch import Tensor
 
 import recycle
 from recycle.core.cluster import Worker
-from recycle.core.record import Changed, Event, OpRan, Recovered, Saved, Spell, Stepped
-from recycle.core.script import Action, Injection, Script
+from recycle.core.events.failure_script import Action, Injection, Script
+from recycle.core.events.record import Changed, Event, OpRan, Recovered, Saved, Spell, Stepped
 from recycle.models.text import Text
 from recycle.planner.source import Planner
 from recycle.runtime.books import Trained

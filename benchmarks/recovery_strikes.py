@@ -16,8 +16,8 @@ from recovery_cases import Diary, Enough, Overdue, names, train
 from runtime_cases import SEED, Sizes
 
 import recycle
-from recycle.core.record import Recovered
-from recycle.core.trace import Change, Trace
+from recycle.core.events.record import Recovered
+from recycle.core.events.trace import Change, Trace
 from recycle.runtime.executor import now_us
 
 # A run that is struck never comes to its last step: it is ended when enough is known.

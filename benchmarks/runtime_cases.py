@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import recycle
 from recycle.core.cluster import Worker
-from recycle.core.record import Event, Stepped
+from recycle.core.events.record import Event, Stepped
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
 from recycle.runtime.batches import Batches

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import recycle
-from recycle.core.record import Event, Stepped
+from recycle.core.events.record import Event, Stepped
 from recycle.models.text import Text
 from recycle.runtime.books import Trained
 

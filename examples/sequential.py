@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import recycle
-from recycle.core.record import Event, Stepped
+from recycle.core.events.record import Event, Stepped
 from recycle.runtime.books import Trained
 
 SIDE, NUM_CLASSES = 12, 4

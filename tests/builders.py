@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.op import Kind, MicroBatch, Op
-from recycle.core.plan import Plan, Quality, make_row
+from recycle.core.plans.plan import Plan, Quality, make_row
 from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Profile
 

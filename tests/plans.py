@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.op import Kind, MicroBatch, Op
-from recycle.core.plan import Plan, Quality, Row, make_row
+from recycle.core.plans.plan import Plan, Quality, Row, make_row
+from recycle.core.plans.rules import lag_us, needs, period_us
 from recycle.core.problem import Problem, Techniques
 from recycle.core.profile import Link, Profile, StageProfile
-from recycle.core.rules import lag_us, needs, period_us
 
 CLASSIC = Techniques(adaptive=False, decoupled=False, staggered=False)
 

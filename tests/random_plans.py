@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.op import Kind, MicroBatch, Op
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
 from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Link, Profile, StageProfile
 from tests.builders import Timed, plan_of, ready_us

@@ -3,9 +3,9 @@ and joins again, so that it has three epochs and two plans."""
 
 from dataclasses import replace
 
-from recycle.core.plan import Plan
+from recycle.core.events.record import Changed, Event, Joining, OpRan, Recovered, Spell, Started, Stepped
+from recycle.core.plans.plan import Plan
 from recycle.core.problem import Techniques
-from recycle.core.record import Changed, Event, Joining, OpRan, Recovered, Spell, Started, Stepped
 from recycle.sim.replay.play import Conditions, replay
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from recycle.core.plan import Plan
-from recycle.core.record import Event, Held, OpRan, Saved, Spell, Started, Stepped, Warned
+from recycle.core.events.record import Event, Held, OpRan, Saved, Spell, Started, Stepped, Warned
+from recycle.core.plans.plan import Plan
 from recycle.sim.replay.play import Conditions, replay
 
 START_US = 50_000  # how long the workers took to start

@@ -1,6 +1,6 @@
 """A second judge of plans, written from the prose of the design, one slot and one event at a time.
 
-It shares nothing with `recycle.core.rules`: it follows each micro-batch down the stages and back, plays each worker's
+It shares nothing with `recycle.core.plans.rules`: it follows each micro-batch down the stages and back, plays each worker's
 memory on a time line, and compares every slot of a worker with every other. It is slow, and meant to be.
 """
 
@@ -9,7 +9,7 @@ from itertools import combinations
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind, Op
-from recycle.core.plan import Plan, Slot, microbatch_of
+from recycle.core.plans.plan import Plan, Slot, microbatch_of
 
 
 def broken_rules(plan: Plan) -> set[str]:

@@ -10,8 +10,8 @@ from recycle.bench.recoveries import read_recoveries
 from recycle.bench.rehearsals import round_profiles
 from recycle.bench.variants import variants
 from recycle.cli.bench_results import judged
-from recycle.core.plan import Plan
-from recycle.core.rules import check
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import check
 from recycle.report.cluster import asked_table, prediction_table, throughput_table
 from recycle.report.tables import markdown
 from recycle.sim.replay.expect import expected

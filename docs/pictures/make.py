@@ -8,8 +8,8 @@ from pathlib import Path
 
 import recycle
 from recycle.cli.main import main as main_command
-from recycle.core.plan import Plan
-from recycle.core.record import RECORD, Recovered, read_record, write_record
+from recycle.core.events.record import RECORD, Recovered, read_record, write_record
+from recycle.core.plans.plan import Plan
 from recycle.report.failure import events_around, read_failure
 from recycle.report.failure_svg import draw_failure
 from recycle.report.svg import draw_svg

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import UserError
-from recycle.core.library import Library
-from recycle.core.plan import Plan
+from recycle.core.events.trace import Trace
+from recycle.core.plans.library import Library
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import check
 from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Profile
 from recycle.core.release import RELEASE as __version__
-from recycle.core.rules import check
-from recycle.core.trace import Trace
 
 if TYPE_CHECKING:
     from recycle.planner.build import build

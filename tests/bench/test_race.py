@@ -16,9 +16,9 @@ from recycle.bench.setup import SEED
 from recycle.bench.torch_side import TORCH, TorchSide
 from recycle.bench.variants import variants
 from recycle.core.errors import FileProblem
+from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
-from recycle.core.plan import Plan
-from recycle.core.record import OPTIMIZER, REDUCE
+from recycle.core.plans.plan import Plan
 from recycle.models.gpt import next_byte_loss
 from recycle.runtime.batches import Batches
 from recycle.runtime.crew import crew_of

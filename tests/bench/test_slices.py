@@ -10,7 +10,7 @@ import pytest
 
 from recycle.bench.slices import slices
 from recycle.core.errors import UserError
-from recycle.core.scratch import sweep
+from recycle.host.scratch import sweep
 
 pytestmark = pytest.mark.timeout(60)
 NAME = "nvidia-cuda-mps-control"

@@ -8,7 +8,7 @@ from recycle.bench.recoveries import DEATHS
 from recycle.bench.setup import CPU_CORES, Setup
 from recycle.bench.variants import variants
 from recycle.core.cluster import Worker
-from recycle.core.plan_source import PlanFolder, names_of
+from recycle.core.plans.plan_source import PlanFolder, names_of
 
 # Four layers, because torch's ZBV cuts the model into two pieces for each of two workers.
 TINY = Setup(CPU_CORES, pipelines=2, stages=2, microbatches=2, width=16, layers=4, heads=2, context=16, samples=1)

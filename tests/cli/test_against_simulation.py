@@ -16,11 +16,11 @@ from recycle.cli.against_simulation import against_simulation, read_constants
 from recycle.cli.report import add_report_parser
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
-from recycle.core.library import without_failures
-from recycle.core.plan import Plan
-from recycle.core.plan_source import Answer
+from recycle.core.events.record import Event, OpRan, Recovered, Spell, Started, write_record
+from recycle.core.plans.library import without_failures
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.plan_source import Answer
 from recycle.core.profile import Profile
-from recycle.core.record import Event, OpRan, Recovered, Spell, Started, write_record
 from recycle.planner.solve import solve
 from recycle.planner.source import Planner
 from recycle.report.run_columns import read_run

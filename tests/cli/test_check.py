@@ -9,8 +9,8 @@ import pytest
 
 from recycle.cli.check import add_check_parser
 from recycle.core.errors import FileProblem
-from recycle.core.plan import Plan
-from recycle.core.rules import check
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import check
 from tests.plans import make_1f1b_plan, make_rerouted_plan
 
 

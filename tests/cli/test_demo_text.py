@@ -11,7 +11,7 @@ from recycle.cli.demo_failures import FULL, Log, Outcome, Phase, Twins, phases
 from recycle.cli.demo_text import describe_cores, describe_recoveries, describe_setting, describe_twins, phase_table
 from recycle.cli.main import make_parser
 from recycle.core.cluster import Shape, Worker
-from recycle.core.record import OpRan, Recovered, Spell, Stepped
+from recycle.core.events.record import OpRan, Recovered, Spell, Stepped
 
 SAME, OTHER = "ab" * 32, "cd" * 32
 TWINS = Twins((5.5, 4.25, 3.125), (5.5, 4.25, 3.125), SAME, SAME)

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from recycle.cli.main import main
-from recycle.core.library import Library
-from recycle.core.plan import Plan
-from recycle.core.rules import check
+from recycle.core.plans.library import Library
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import check
 
 SMALL = "plan --library --pipelines 2 --stages 2 --microbatches 2 --costs 1,1,1 --max-failures 2 --jobs 1 --method greedy"
 # Too little memory to reach the bound, so that every plan takes all the search it may: about a second for each of seven.

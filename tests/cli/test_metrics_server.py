@@ -10,7 +10,7 @@ import pytest
 
 from recycle.cli.metrics_server import MetricsServer
 from recycle.core.errors import PortInUse, UserError
-from recycle.core.record import Stepped
+from recycle.core.events.record import Stepped
 from recycle.report.prometheus import Gauges
 
 pytestmark = pytest.mark.timeout(60)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from recycle.cli.main import main
-from recycle.core.plan import Plan
-from recycle.core.rules import check
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import check
 
 EXAMPLE = "plan --pipelines 3 --stages 4 --microbatches 6 --fail W1_2 --costs 1,1,1 --memory 6"
 ANY_TWO = "plan --pipelines 3 --stages 4 --microbatches 6 --failures 2 --costs 1,1,1 --memory 8"

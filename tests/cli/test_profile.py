@@ -16,7 +16,7 @@ from recycle.cli.profile import without_clipping
 from recycle.cli.profile_text import at_rest, contention_text, crowding, describe_profile, remark, stage_table, unevenness
 from recycle.cli.train_config import parse_config
 from recycle.core.cluster import Shape
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
 from recycle.core.profile import Link, Profile, Spread, StageProfile, Taken
 from recycle.runtime.rehearsal import Patience, Rehearsed
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from recycle.cli.render import PIPED_WIDTH, chart_width, print_lines, styles
 from recycle.cli.show import add_show_parser
 from recycle.core.errors import FileProblem, UserError
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
 from recycle.report.chart import REROUTED, draw_chart
 from recycle.report.palette import PAINTS
 from tests.plans import make_1f1b_plan, make_rerouted_plan

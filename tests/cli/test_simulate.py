@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from recycle.cli.main import main
-from recycle.core.record import Started, read_record
+from recycle.core.events.record import Started, read_record
 from recycle.report.metrics import measure
 from recycle.sim import timings
 from recycle.sim.lineup import SYSTEMS

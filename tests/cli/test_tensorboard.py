@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from recycle.cli.tensorboard import TensorBoardLog
 from recycle.core.errors import FileProblem
-from recycle.core.record import Event, Held, OpRan, Saved, Spell, Started, Stepped, Warned
+from recycle.core.events.record import Event, Held, OpRan, Saved, Spell, Started, Stepped, Warned
 
 pytestmark = pytest.mark.timeout(120)
 SECOND = 1_000_000

@@ -11,7 +11,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 from recycle.cli.main import main
-from recycle.core.trace import Trace
+from recycle.core.events.trace import Trace
 from recycle.report.palette import PAINTS
 from recycle.report.trace_chart import draw_strip, draw_trace_png, levels, ticks
 

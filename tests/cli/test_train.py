@@ -19,12 +19,12 @@ import torch
 
 import recycle
 from recycle.cli.main import main
-from recycle.core.library import Library
+from recycle.core.events.record import Event, Held, OpRan, Spell, Started, Stepped, read_record
 from recycle.core.op import Op
-from recycle.core.plan import Plan
+from recycle.core.plans.library import Library
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import needs
 from recycle.core.profile import Profile
-from recycle.core.record import Event, Held, OpRan, Spell, Started, Stepped, read_record
-from recycle.core.rules import needs
 from recycle.models.text import Text
 
 pytestmark = pytest.mark.timeout(240)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from recycle.cli.train_failures import add_failure_arguments, read_failures
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import FileProblem, UserError
-from recycle.core.script import Action, Injection, Script
-from recycle.core.trace import Trace
+from recycle.core.events.failure_script import Action, Injection, Script
+from recycle.core.events.trace import Trace
 
 SHAPE = Shape(2, 2, 4)
 EVERYBODY = "0,add,W0_0\n0,add,W0_1\n0,add,W1_0\n0,add,W1_1\n"

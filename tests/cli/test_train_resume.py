@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from recycle.core.record import Spell, Stepped, Warned, read_record
+from recycle.core.events.record import Spell, Stepped, Warned, read_record
 from tests.cli.test_train import SMALL, Run, contents, refusal, run, trained
 from tests.processes import until
 

@@ -13,8 +13,8 @@ from recycle.control.messages import Begun, Go, Message, Renew, Standing, Stoppe
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.op import Kind, MicroBatch, Op
-from recycle.core.plan import Plan
-from recycle.core.plan_source import Answer, num_live_at, seats_for
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.plan_source import Answer, num_live_at, seats_for
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile
 from tests.plans import plan_from_orders

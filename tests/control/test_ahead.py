@@ -17,11 +17,11 @@ from recycle.control.ahead import Ahead, next_questions
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem
 from recycle.core.op import Kind, MicroBatch, Op
-from recycle.core.plan import Plan
-from recycle.core.plan_source import Answer, NoWorkerLeft, PlanFolder, num_live_at, seats_for
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.plan_source import Answer, NoWorkerLeft, PlanFolder, num_live_at, seats_for
+from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile
-from recycle.core.rules import check
 from recycle.planner.source import Planner
 from tests.builders import as_early_as_possible, plan_of
 from tests.processes import ends_with, is_there, until

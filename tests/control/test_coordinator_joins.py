@@ -5,7 +5,7 @@ import pytest
 from recycle.control.coordinator import Phase
 from recycle.control.messages import Pause, Standing, Stop
 from recycle.core.cluster import Cluster, Shape
-from recycle.core.plan_source import Answer
+from recycle.core.plans.plan_source import Answer
 from tests.control.office import W0_0, W0_1, W1_0, W1_1, Office, dead, plan_for, with_a_place_free
 
 pytestmark = pytest.mark.timeout(60)

@@ -15,7 +15,7 @@ from recycle.control.coordinator import Coordinator, Phase
 from recycle.control.members import Member
 from recycle.control.messages import Begun, Go, Message, Pause, Renew, Stop, Stopped
 from recycle.core.cluster import Shape, Worker
-from recycle.core.plan_source import Answer
+from recycle.core.plans.plan_source import Answer
 from tests.control.office import Office, answer_for, evened
 from tests.control.test_agreement import Crew, Walker
 

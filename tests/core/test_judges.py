@@ -6,9 +6,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from recycle.core.op import Kind
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import check
 from recycle.core.problem import Memory
-from recycle.core.rules import check
 from tests.builders import Timed, plan_of, timed_of, with_memory, with_techniques
 from tests.random_plans import legal_plans
 from tests.slow_check import broken_rules, peak_held

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from recycle.core.parent import children_uninterrupted, interrupts_held
+from recycle.host.process_lifetime import children_uninterrupted, interrupts_held
 
 
 def interrupts():
@@ -52,7 +52,7 @@ def test_an_interrupt_comes_after_the_block():
 def test_it_comes_after_the_block_also_if_there_is_no_other_thread():
     script = """
 import os, signal, time
-from recycle.core.parent import interrupts_held
+from recycle.host.process_lifetime import interrupts_held
 try:
     with interrupts_held():
         os.kill(os.getpid(), signal.SIGINT)
@@ -147,7 +147,7 @@ def test_neither_is_the_first_process_of_pythons_own(tmp_path):
     """Python starts a helper of its own along with it, and thereby lets interrupts through."""
     script = """
 import multiprocessing, signal
-from recycle.core.parent import children_uninterrupted
+from recycle.host.process_lifetime import children_uninterrupted
 
 def told(pipe):
     pipe.send(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))

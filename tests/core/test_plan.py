@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.op import MicroBatch, Op
-from recycle.core.plan import Plan, chain_of, make_row, microbatch_of
-from recycle.core.rules import check
+from recycle.core.plans.plan import Plan, chain_of, make_row, microbatch_of
+from recycle.core.plans.rules import check
 from tests.builders import make_plan, make_problem, one_f_one_b
 from tests.random_plans import legal_plans
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recycle.core.errors import FileProblem
-from recycle.core.record import (
+from recycle.core.events.record import (
     ROLLED_BACK,
     Changed,
     Joining,

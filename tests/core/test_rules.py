@@ -7,10 +7,10 @@ import pytest
 
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.op import Op
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import Violation, check, lag_us, makespan_us, needs, peak_in_flight, period_us, stage_windows
 from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Link, Profile, StageProfile
-from recycle.core.rules import Violation, check, lag_us, makespan_us, needs, peak_in_flight, period_us, stage_windows
 from tests.builders import (
     make_plan,
     make_problem,

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from recycle.core.scratch import scratch
+from recycle.host.scratch import scratch
 
 pytestmark = pytest.mark.timeout(60)
 LIVES_ON = """
 import time
-from recycle.core.scratch import scratch
+from recycle.host.scratch import scratch
 with scratch() as folder:
     (folder / "something").write_text("large")
     print(folder, flush=True)

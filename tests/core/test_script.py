@@ -8,8 +8,20 @@ from hypothesis import strategies as st
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
+from recycle.core.events.failure_script import (
+    CHECKPOINT,
+    FIRST,
+    LAST,
+    MIDDLE,
+    NOTHING,
+    RECOVERY,
+    REDUCE,
+    STEP,
+    Action,
+    Injection,
+    Script,
+)
 from recycle.core.op import Kind, MicroBatch, Op
-from recycle.core.script import CHECKPOINT, FIRST, LAST, MIDDLE, NOTHING, RECOVERY, REDUCE, STEP, Action, Injection, Script
 
 SHAPE, STEPS = Shape(3, 4, 6), 20
 W1_2 = Worker(1, 2)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recycle.core.errors import FileProblem, UserError
-from recycle.core.trace import Change, Trace, live_counts
+from recycle.core.events.trace import Change, Trace, live_counts
 
 TEXT = """\
 # two nodes, one of which is away for a minute

@@ -20,7 +20,7 @@ import recycle
 from examples import hugging_face, sequential
 from recycle.core import errors
 from recycle.core.cluster import Shape
-from recycle.core.record import Saved, Stepped, read_record
+from recycle.core.events.record import Saved, Stepped, read_record
 from recycle.models.text import Text
 from recycle.runtime.batches import Batches
 from recycle.runtime.split_backward import Tape, defer_weights

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, event, given, settings
 
 import recycle
 from recycle import Plan, Problem
-from recycle.core.rules import check
+from recycle.core.plans.rules import check
 from recycle.planner import cpsat
 from recycle.planner.bound import lower_bound
 from recycle.planner.solve import METHODS

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from recycle.core.cluster import Cluster, Shape, Worker
-from recycle.core.plan import Plan, Quality
+from recycle.core.plans.plan import Plan, Quality
+from recycle.core.plans.rules import check
 from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Link, Profile, StageProfile
-from recycle.core.rules import check
 from recycle.planner import cpsat, milp
 from recycle.planner.exact import Exact, canonical, serial
 from recycle.planner.schedule import Schedule

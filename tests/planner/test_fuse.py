@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, event, given, settings
 import recycle
 from recycle import Plan, Problem
 from recycle.core.op import Kind, MicroBatch
-from recycle.core.plan import Slot
+from recycle.core.plans.plan import Slot
 from recycle.core.profile import StageProfile
 from tests.planner.strategies import problems
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 import recycle
 from recycle import Plan, Problem
-from recycle.core.rules import check
+from recycle.core.plans.rules import check
 from tests.planner.strategies import problems
 
 QUICK = settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -12,7 +12,7 @@ import recycle
 from recycle import Library, Memory, Problem, Profile, Shape, Techniques
 from recycle.core.cluster import Cluster
 from recycle.core.errors import FileProblem, UserError
-from recycle.core.rules import check
+from recycle.core.plans.rules import check
 from recycle.planner.build import Built
 
 MOST = 3

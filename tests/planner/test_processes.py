@@ -11,7 +11,7 @@ from tests.processes import ends_with
 
 SCRIPT = """
 import os, sys, time
-from recycle.sim.parallel import spread
+from recycle.host.parallel_map import spread
 
 def wait(number):
     with open(sys.argv[1], "a") as stream:

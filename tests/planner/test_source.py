@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 import recycle
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem, ForeignPlan, UserError
-from recycle.core.library import Library, without_failures
-from recycle.core.plan import Plan
-from recycle.core.plan_source import Answer, FixedPlans, NoWorkerLeft, PlanFolder, PlanSource, seats_for
+from recycle.core.plans.library import Library, without_failures
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.plan_source import Answer, FixedPlans, NoWorkerLeft, PlanFolder, PlanSource, seats_for
+from recycle.core.plans.rules import check
 from recycle.core.problem import Problem, Techniques
 from recycle.core.profile import Link, Profile, StageProfile
-from recycle.core.rules import check
 from recycle.planner.source import Planner, renamed
 from tests.planner.strategies import problems
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 import recycle
 from recycle import Plan, Problem
-from recycle.core.plan import Quality
-from recycle.core.rules import check
+from recycle.core.plans.plan import Quality
+from recycle.core.plans.rules import check
 from recycle.planner.bound import lower_bound
 from recycle.planner.normalize import normalized_problem
 from recycle.planner.portfolio import portfolio

@@ -4,7 +4,7 @@ import pytest
 
 import recycle
 from recycle import Plan
-from recycle.core.rules import check
+from recycle.core.plans.rules import check
 from recycle.planner import cpsat
 
 TIGHT = "4,3,2,1"  # what 1F1B keeps in flight

@@ -3,7 +3,7 @@
 import pytest
 
 import recycle
-from recycle.core.rules import check
+from recycle.core.plans.rules import check
 
 SIZES = [(4, 8), (8, 16), (16, 64)]
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from recycle.core.cluster import Worker
-from recycle.core.record import Event, OpRan, Recovered, Spell, Stepped
+from recycle.core.events.record import Event, OpRan, Recovered, Spell, Stepped
 from recycle.report.against import Comparison, Epoch, Pace, Pause, Stretch, late_recoveries, split_epochs
 from recycle.report.run_columns import read_run
 from tests.recovery_records import EPOCHS, START_US, degraded_plan, played, recovery_record, whole_plan

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from recycle.core.record import Changed, Event, Spell
+from recycle.core.events.record import Changed, Event, Spell
 from recycle.report.campaign import LINES, draw_campaign
 from recycle.sim.lineup import SYSTEMS
 

@@ -3,7 +3,7 @@
 import pytest
 
 from recycle.core.cluster import Cluster, Shape, Worker
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
 from recycle.report.chart import BUBBLE, DEAD, MOST_WORKERS, NOTE, Line, draw_chart, select_workers
 from recycle.report.palette import PAINTS
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan, make_split_plan

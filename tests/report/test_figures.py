@@ -7,7 +7,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
 from recycle.report import palette
 from recycle.report.figures import draw_png
 from recycle.report.palette import PAINTS

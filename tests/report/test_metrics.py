@@ -2,7 +2,7 @@
 
 import pytest
 
-from recycle.core.record import Changed, OpRan, Spell
+from recycle.core.events.record import Changed, OpRan, Spell
 from recycle.report.metrics import measure, throughput_over_time
 
 SECOND = 1_000_000

@@ -1,6 +1,6 @@
 """The hand-made plans that the other tests draw are what they say."""
 
-from recycle.core.rules import check
+from recycle.core.plans.rules import check
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan, make_split_plan
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recycle.core.record import Changed, Event, Held, OpRan, Recovered, Saved, Spell, Started, Stepped, Warned
+from recycle.core.events.record import Changed, Event, Held, OpRan, Recovered, Saved, Spell, Started, Stepped, Warned
 from recycle.report.prometheus import Gauges
 
 SECOND = 1_000_000

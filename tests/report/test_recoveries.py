@@ -10,8 +10,8 @@ import pytest
 from matplotlib.image import imread
 
 from recycle.core.errors import ForeignPlan, UserError
-from recycle.core.plan import Plan
-from recycle.core.record import Changed, Event, OpRan, Recovered, Spell
+from recycle.core.events.record import Changed, Event, OpRan, Recovered, Spell
+from recycle.core.plans.plan import Plan
 from recycle.report.metrics import measure
 from recycle.report.perfetto import draw_run_trace
 from recycle.report.plan_timeline import plan_timeline

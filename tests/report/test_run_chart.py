@@ -11,8 +11,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 from recycle.core.cluster import Worker
-from recycle.core.plan import Plan
-from recycle.core.record import Event, Held, OpRan, Spell, Stepped
+from recycle.core.events.record import Event, Held, OpRan, Spell, Stepped
+from recycle.core.plans.plan import Plan
 from recycle.report.palette import PAINTS
 from recycle.report.perfetto import draw_run_trace
 from recycle.report.plan_timeline import plan_timeline

@@ -7,8 +7,8 @@ import pytest
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import ForeignPlan, UserError
-from recycle.core.plan import Plan
-from recycle.core.record import Event, Held, OpRan, Saved, Spell, Started, Stepped, Warned
+from recycle.core.events.record import Event, Held, OpRan, Saved, Spell, Started, Stepped, Warned
+from recycle.core.plans.plan import Plan
 from recycle.report.executed import Executed, bubble_share, planned_shares
 from recycle.report.run_columns import read_run
 from recycle.report.run_summary import Summary, Times, fullest_by_stage, memory_ratio

@@ -9,9 +9,9 @@ import pytest
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
-from recycle.core.plan import Plan
+from recycle.core.events.record import OpRan
+from recycle.core.plans.plan import Plan
 from recycle.core.problem import Memory, Problem
-from recycle.core.record import OpRan
 from recycle.report.chart import draw_chart
 from recycle.report.figures import draw_png
 from recycle.report.perfetto import draw_run_trace

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
 from recycle.report.palette import PAINTS
 from recycle.report.picture import MOST_SLOTS, Picture
 from recycle.report.svg import draw_svg

@@ -1,6 +1,6 @@
 """Tables for a terminal and for Markdown."""
 
-from recycle.core.record import Spell
+from recycle.core.events.record import Spell
 from recycle.report.metrics import measure
 from recycle.report.tables import aligned, campaign_table, markdown, pause_table
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recycle.core.errors import UserError
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
 from recycle.report.torch_csv import draw_torch_csv
 from tests.plans import make_1f1b_plan, make_rerouted_plan, make_split_plan
 

@@ -7,7 +7,7 @@ import pytest
 
 import recycle
 from recycle.core.cluster import Worker
-from recycle.core.record import OpRan, Recovered, Spell, Stepped, Warned, in_hindsight
+from recycle.core.events.record import OpRan, Recovered, Spell, Stepped, Warned, in_hindsight
 from recycle.report.metrics import measure
 from recycle.runtime.books import Books
 from recycle.runtime.executor import Span

@@ -10,7 +10,7 @@ import pytest
 
 import recycle
 from recycle.core.cluster import Worker
-from recycle.core.script import Action, Injection
+from recycle.core.events.failure_script import Action, Injection
 from recycle.runtime.executor import now_us
 from recycle.runtime.inject import Injector, death_us
 from recycle.runtime.seat import part_of

@@ -13,8 +13,8 @@ import pytest
 
 import recycle
 from recycle.core.errors import PortInUse, WorkerFailed
+from recycle.core.events.record import OpRan, Stepped
 from recycle.core.op import Kind
-from recycle.core.record import OpRan, Stepped
 from recycle.runtime.job import Job, Settings
 from recycle.runtime.launch import launch
 from recycle.runtime.solo import Solo
@@ -179,7 +179,7 @@ def test_a_port_that_is_taken_is_named():
 SCRIPT = """
 import multiprocessing, sys
 import recycle
-from recycle.core.record import Stepped
+from recycle.core.events.record import Stepped
 from recycle.runtime.job import Job, Settings
 from tests.runtime.jobs import Numbers, adamw, loss, make_stages
 from tests.runtime.test_launch import launched

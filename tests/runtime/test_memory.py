@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from recycle.core.cluster import Worker
-from recycle.core.plan import Row
+from recycle.core.plans.plan import Row
 from recycle.core.profile import StageProfile
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.runtime.gradients import make_sums

@@ -7,9 +7,9 @@ from statistics import pstdev
 import pytest
 
 from recycle.core.cluster import Shape, Worker
+from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
 from recycle.core.profile import Link, Profile, Spread, Taken
-from recycle.core.record import OPTIMIZER, REDUCE
 from recycle.runtime.crowd import Timed
 from recycle.runtime.executor import Span
 from recycle.runtime.measure import StageBytes

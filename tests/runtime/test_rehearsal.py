@@ -6,8 +6,8 @@ import pytest
 
 import recycle
 from recycle.core.cluster import Shape
+from recycle.core.plans.rules import check
 from recycle.core.profile import Profile
-from recycle.core.rules import check
 from recycle.runtime.job import Job, Settings
 from recycle.runtime.measure import measure_bytes
 from recycle.runtime.rehearsal import Patience, rehearsal_plan, rehearse

@@ -7,8 +7,7 @@ import pytest
 import recycle
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, ForeignRun, NoCheckpoint
-from recycle.core.plan import Plan
-from recycle.core.record import (
+from recycle.core.events.record import (
     Changed,
     Held,
     OpRan,
@@ -22,6 +21,7 @@ from recycle.core.record import (
     later_plans,
     read_record,
 )
+from recycle.core.plans.plan import Plan
 from recycle.runtime.books import Books
 from recycle.runtime.executor import Span
 from recycle.runtime.job import Job, Settings

@@ -19,7 +19,7 @@ from recycle.core.errors import (
     UserError,
     WorkerFailed,
 )
-from recycle.core.record import Spell, Stepped, read_record
+from recycle.core.events.record import Spell, Stepped, read_record
 from recycle.runtime.batches import Batches
 from recycle.runtime.checkpoint.tensor_file import load_tensors
 from recycle.runtime.schedules import NAMES, WarmUpThen

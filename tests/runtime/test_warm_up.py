@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 import recycle
 from recycle.core.op import Kind
-from recycle.core.plan import chain_of
-from recycle.core.routes import Routes
-from recycle.core.rules import check, needs
+from recycle.core.plans.plan import chain_of
+from recycle.core.plans.routes import Routes
+from recycle.core.plans.rules import check, needs
 from recycle.runtime.turns import make_turns
 from recycle.runtime.warm_up import warm_ups
 from tests.builders import make_plan, make_problem, one_f_one_b

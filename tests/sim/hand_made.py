@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from recycle.core.cluster import Shape
-from recycle.core.record import Spell
-from recycle.core.trace import Change, Trace
+from recycle.core.events.record import Spell
+from recycle.core.events.trace import Change, Trace
 from recycle.sim.course import follow
 from recycle.sim.timings import Timing
 

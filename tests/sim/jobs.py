@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from recycle.core.cluster import Shape
-from recycle.core.trace import Change, Trace
+from recycle.core.events.trace import Change, Trace
 from recycle.sim.job import Job
 
 SMALL = "layers=6,hidden=2048,heads=16,sequence=2048,vocabulary=1"

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle.core.cluster import Shape, Worker
+from recycle.core.events.record import Spell
+from recycle.core.events.trace import Change, Trace
 from recycle.core.profile import Link, Profile, StageProfile
-from recycle.core.record import Spell
-from recycle.core.trace import Change, Trace
 from recycle.sim import failures, seats
 from recycle.sim.course import follow
 from recycle.sim.job import Job

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from recycle.core.record import Changed, Spell
-from recycle.core.trace import Change, Trace
+from recycle.core.events.record import Changed, Spell
+from recycle.core.events.trace import Change, Trace
 from recycle.report.metrics import measure
 from recycle.sim import campaign, failures, timings
 from recycle.sim.campaign import Case, run

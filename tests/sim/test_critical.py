@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recycle.core.op import Op
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
 from recycle.core.profile import Link, Profile, StageProfile
 from recycle.sim.replay.critical import critical_path
 from recycle.sim.replay.play import Conditions, replay

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
 from recycle.core.profile import Link, Profile
 from recycle.sim.replay.expect import expected, held_up
 from recycle.sim.replay.play import Conditions, replay

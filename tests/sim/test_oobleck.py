@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
-from recycle.core.record import Spell
-from recycle.core.trace import Change, Trace
+from recycle.core.events.record import Spell
+from recycle.core.events.trace import Change, Trace
 from recycle.planner.catalog import ModelSpec, parse_gpu
 from recycle.sim import seats
 from recycle.sim.course import follow

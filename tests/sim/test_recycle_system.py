@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle.core.cluster import Shape, Worker
-from recycle.core.record import Spell
-from recycle.core.trace import Change, Trace
+from recycle.core.events.record import Spell
+from recycle.core.events.trace import Change, Trace
 from recycle.sim.constants import RecycleConstants
 from recycle.sim.course import follow
 from recycle.sim.policy import Event, Loss, Members

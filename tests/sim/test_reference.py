@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recycle.core.errors import UserError
-from recycle.core.trace import Change, Trace
+from recycle.core.events.trace import Change, Trace
 from recycle.sim.reference.average import NO_QUIRKS, reference_average
 
 DATA = Path(os.environ.get("RECYCLE_PEERS_DATA") or Path(__file__).parents[2].parent / "shared" / "data")

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 import recycle
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
+from recycle.core.events.record import OpRan
 from recycle.core.op import Op
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
 from recycle.core.problem import Memory, Problem
 from recycle.core.profile import Link, Profile, StageProfile
-from recycle.core.record import OpRan
 from recycle.sim.replay.clock import Clock
 from recycle.sim.replay.measure import memory_curve, peak_memory, shares, windows_us
 from recycle.sim.replay.play import Conditions, replay

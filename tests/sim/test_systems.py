@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle.core.cluster import Shape
-from recycle.core.record import Changed, Spell
-from recycle.core.trace import Change, Trace
+from recycle.core.events.record import Changed, Spell
+from recycle.core.events.trace import Change, Trace
 from recycle.report.metrics import measure
 from recycle.sim import timings
 from recycle.sim.constants import Constants

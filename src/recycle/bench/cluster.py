@@ -23,7 +23,7 @@ from recycle.bench.slices import slices
 from recycle.bench.variants import variants
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import read_json, write_text
-from recycle.core.plan_source import PlanFolder
+from recycle.core.plans.plan_source import PlanFolder
 from recycle.core.profile import Profile
 from recycle.runtime.job import refuse_absent
 from recycle.runtime.rehearsal import rehearsal_plan, rehearse

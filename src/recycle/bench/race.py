@@ -22,9 +22,9 @@ from recycle.bench.variants import Variant
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem
 from recycle.core.op import Op
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import check
 from recycle.core.profile import Profile
-from recycle.core.rules import check
 from recycle.runtime.crew import Crew, crew_of
 from recycle.runtime.executor import Span
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from recycle.bench.setup import Setup
 from recycle.core.errors import FileProblem
+from recycle.core.events.failure_script import Action, Injection, Script
+from recycle.core.events.record import Event, Recovered
 from recycle.core.files import write_text
-from recycle.core.plan_source import PlanFolder
-from recycle.core.record import Event, Recovered
-from recycle.core.script import Action, Injection, Script
+from recycle.core.plans.plan_source import PlanFolder
 from recycle.runtime.train import train
 
 RECOVERIES, DEATHS = "recoveries.json", "deaths"

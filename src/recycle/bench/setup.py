@@ -9,7 +9,7 @@ from torch import nn
 
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
 from recycle.runtime.job import Job

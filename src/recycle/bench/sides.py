@@ -8,7 +8,7 @@ import torch.distributed as dist
 from recycle.bench.setup import Setup
 from recycle.bench.torch_side import TorchSide
 from recycle.core.cluster import Shape, Worker
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
 from recycle.runtime.crew import Station
 from recycle.runtime.kit import CopiedStages, Kit, kit_of
 from recycle.runtime.links import Parcel

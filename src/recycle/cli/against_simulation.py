@@ -16,12 +16,12 @@ import numpy as np
 
 from recycle.core.cluster import Cluster, Worker
 from recycle.core.errors import UserError
-from recycle.core.library import without_failures
+from recycle.core.events.record import Recovered
 from recycle.core.op import Op
-from recycle.core.plan import Plan, Quality, make_row
+from recycle.core.plans.library import without_failures
+from recycle.core.plans.plan import Plan, Quality, make_row
 from recycle.core.problem import Problem
 from recycle.core.profile import Link, Profile
-from recycle.core.record import Recovered
 from recycle.planner.normalize import Move, Takeover, move_time_us
 from recycle.planner.source import Planner
 from recycle.report.against import Comparison, Epoch, Pace, Pause, Stretch, in_flight_us, late_recoveries, split_epochs

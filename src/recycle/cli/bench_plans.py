@@ -9,8 +9,8 @@ from recycle.bench.recoveries import DEATHS
 from recycle.bench.setup import Setup
 from recycle.bench.variants import Variant
 from recycle.core.cluster import Worker
-from recycle.core.plan import Plan
-from recycle.core.plan_source import PlanFolder
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.plan_source import PlanFolder
 from recycle.core.profile import Profile
 from recycle.planner.describe import problem
 from recycle.planner.solve import solve

@@ -17,10 +17,10 @@ from recycle.bench.torch_side import TORCH_1F1B
 from recycle.bench.variants import ADAPTIVE, DECOUPLED, FAULT_FREE, ONE_F_ONE_B, STAGGERED, Variant
 from recycle.cli.profile_text import contention_text
 from recycle.core.errors import FileProblem
+from recycle.core.events.record import OpRan
 from recycle.core.files import write_bytes, write_text
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
 from recycle.core.profile import Profile
-from recycle.core.record import OpRan
 from recycle.report.cluster import (
     Asked,
     Line,

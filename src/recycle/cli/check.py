@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recycle.core.plan import Plan
-from recycle.core.rules import Violation, check
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import Violation, check
 from recycle.core.units import format_us
 
 MOST_SHOWN = 20

@@ -16,10 +16,10 @@ from recycle.control.server import listen
 from recycle.control.wire import new_name, new_token
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, UserError, WorkerFailed
+from recycle.core.events.record import SUMMARY
 from recycle.core.files import write_text
-from recycle.core.plan import Plan
-from recycle.core.record import SUMMARY
-from recycle.core.scratch import scratch
+from recycle.core.plans.plan import Plan
+from recycle.host.scratch import scratch
 
 if TYPE_CHECKING:
     from recycle.control.knock import Door

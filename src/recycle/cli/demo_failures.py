@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from recycle.cli.live import LiveView
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
-from recycle.core.plan_source import PlanSource
-from recycle.core.record import Event, Recovered, Spell, Stepped
-from recycle.core.script import Action, Injection, Script
+from recycle.core.events.failure_script import Action, Injection, Script
+from recycle.core.events.record import Event, Recovered, Spell, Stepped
+from recycle.core.plans.plan_source import PlanSource
 from recycle.planner.describe import problem
 from recycle.planner.greedy import load
 from recycle.planner.solve import solve

@@ -10,7 +10,7 @@ from rich.live import Live
 from recycle.cli.live_grid import draw
 from recycle.cli.live_state import after, begin, describe_change, describe_step
 from recycle.core.cluster import Shape, Worker
-from recycle.core.record import Event, Stepped, Warned
+from recycle.core.events.record import Event, Stepped, Warned
 
 _FRAMES_PER_S = 5
 

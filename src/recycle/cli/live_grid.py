@@ -13,7 +13,7 @@ from rich.text import Text
 
 from recycle.cli.live_state import ALIVE, DEAD, JOINING, SUSPECTED, Pace, State, describe_step
 from recycle.core.cluster import Worker
-from recycle.core.record import Recovered
+from recycle.core.events.record import Recovered
 from recycle.core.units import format_us
 from recycle.report.palette import PAINTS
 from recycle.report.recoveries import PART_LETTERS, PART_LOOKS, describe_rest, format_ms, who

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from recycle.core.cluster import Shape, Worker
-from recycle.core.record import Changed, Event, Joining, Recovered, Saved, Spell, Stepped, Suspected
+from recycle.core.events.record import Changed, Event, Joining, Recovered, Saved, Spell, Stepped, Suspected
 from recycle.core.units import format_us
 from recycle.report.recoveries import describe_parts, describe_rest, who
 

@@ -13,10 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from recycle.cli.profile_text import remark
 from recycle.core.errors import UserError
 from recycle.core.files import refuse_unwritable
-from recycle.core.library import without_failures
-from recycle.core.plan import Plan
+from recycle.core.plans.library import without_failures
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import makespan_us, peak_in_flight
 from recycle.core.problem import Problem, Techniques
-from recycle.core.rules import makespan_us, peak_in_flight
 from recycle.core.units import format_us, parse_share_or_count
 from recycle.planner.build import DEFAULT_TIME_LIMIT_S, Built, build
 from recycle.planner.describe import problem as describe

@@ -13,10 +13,10 @@ from recycle.cli.render import Terminal, chart_width, print_lines
 from recycle.cli.replay_text import facts, rating, summary
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
+from recycle.core.events.record import write_record
 from recycle.core.files import refuse_unwritable, write_bytes, write_text
-from recycle.core.plan import Plan
-from recycle.core.record import write_record
-from recycle.core.rules import check
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import check
 from recycle.report.chart import MOST_WORKERS, draw_chart, select_workers
 from recycle.report.perfetto import draw_run_trace
 from recycle.report.run_timeline import run_timeline

@@ -14,8 +14,8 @@ from recycle.cli.report_plans import Plans, load_plan, summarize
 from recycle.cli.report_text import executed_rating, planned_title, report_lines
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, UserError
+from recycle.core.events.record import PLAN, PLANS, RECORD, SUMMARY, later_plans, read_record
 from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_bytes, write_text
-from recycle.core.record import PLAN, PLANS, RECORD, SUMMARY, later_plans, read_record
 from recycle.report.against import Comparison
 from recycle.report.chart import MOST_WORKERS, PLAIN, Cell, draw_chart, select_workers
 from recycle.report.perfetto import draw_run_trace

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recycle.core.errors import FileProblem
-from recycle.core.plan import Plan
-from recycle.core.rules import check
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import check
 from recycle.report.against import whole_ends_us
 from recycle.report.run_columns import Run
 from recycle.report.run_summary import Summary

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from recycle.core.record import Held
+from recycle.core.events.record import Held
 from recycle.core.units import format_bytes, format_duration, format_us
 from recycle.report.recoveries import format_ms, recovery_lines
 from recycle.report.run_summary import Summary, fullest_by_stage, memory_ratio

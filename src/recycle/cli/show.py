@@ -8,8 +8,8 @@ from typing import Any
 from recycle.cli.render import Terminal, chart_width, print_lines
 from recycle.core.errors import UserError
 from recycle.core.files import write_bytes, write_text
-from recycle.core.plan import Plan
-from recycle.core.rules import check
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import check
 from recycle.report.chart import draw_chart
 from recycle.report.perfetto import draw_trace
 from recycle.report.svg import draw_svg

@@ -10,9 +10,9 @@ from typing import Any
 from recycle.cli.render import progress_bar
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
+from recycle.core.events.record import Event, Started, write_record
+from recycle.core.events.trace import Trace
 from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_bytes
-from recycle.core.record import Event, Started, write_record
-from recycle.core.trace import Trace
 from recycle.core.units import format_duration, parse_duration_us
 from recycle.report.metrics import Metrics, measure
 from recycle.report.tables import aligned, campaign_table, down_notes, pause_table

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle.core.errors import FileProblem, UserError
-from recycle.core.record import Event, Spell, Stepped
+from recycle.core.events.record import Event, Spell, Stepped
 from recycle.report.prometheus import iteration_us, samples_per_s
 
 LOSS, NORM = "train/loss", "train/gradient_norm"

@@ -10,8 +10,8 @@ from typing import Any
 
 from recycle.cli.render import Terminal, chart_width, print_lines
 from recycle.core.errors import UserError
+from recycle.core.events.trace import Trace, live_counts
 from recycle.core.files import refuse_unwritable, write_bytes
-from recycle.core.trace import Trace, live_counts
 from recycle.core.units import format_duration, parse_duration_us, parse_share_or_count
 from recycle.report.trace_chart import draw_strip, draw_trace_png
 from recycle.sim.failures import LONGEST_US, bursts, every, node_names, poisson, racks, worker_names

@@ -14,9 +14,9 @@ from recycle.cli.train_failures import add_failure_arguments, read_failures
 from recycle.cli.train_parts import CONFIG, Parts, is_free
 from recycle.cli.train_plan import choose_plan, seats_taken
 from recycle.core.errors import FileProblem, ForeignRun, UserError
+from recycle.core.events.record import CHECKPOINTS, SUMMARY, Event
 from recycle.core.files import refuse_unwritable
-from recycle.core.plan import Plan
-from recycle.core.record import CHECKPOINTS, SUMMARY, Event
+from recycle.core.plans.plan import Plan
 from recycle.core.units import format_bytes, format_us
 
 if TYPE_CHECKING:

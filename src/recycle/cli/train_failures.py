@@ -9,8 +9,8 @@ from pathlib import Path
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
-from recycle.core.script import NOTHING, Action, Injection, Script
-from recycle.core.trace import Trace
+from recycle.core.events.failure_script import NOTHING, Action, Injection, Script
+from recycle.core.events.trace import Trace
 
 _DESCRIPTION = """\
 A PLACE is W1_2@5 (worker, step; before the middle op of its row), W1_2@5:first or W1_2@5:last, W1_2@5:2F0@1 (before that op),

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from recycle.cli.train_config import TrainConfig
 from recycle.cli.train_plan import choose_source
 from recycle.core.errors import UserError
-from recycle.core.plan import Plan
-from recycle.core.record import Event
-from recycle.core.script import NOTHING, Script
-from recycle.core.trace import Trace
+from recycle.core.events.failure_script import NOTHING, Script
+from recycle.core.events.record import Event
+from recycle.core.events.trace import Trace
+from recycle.core.plans.plan import Plan
 
 if TYPE_CHECKING:
     from recycle.core.profile import Profile

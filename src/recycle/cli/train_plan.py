@@ -5,8 +5,8 @@ from pathlib import Path
 from recycle.cli.train_config import ClusterSection
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import ForeignPlan, UserError
-from recycle.core.library import Library, without_failures
-from recycle.core.plan import Plan
+from recycle.core.plans.library import Library, without_failures
+from recycle.core.plans.plan import Plan
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile
 from recycle.planner.describe import problem as describe

@@ -16,8 +16,8 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import Any
 
 from recycle.core.cluster import Shape, Worker
-from recycle.core.parent import children_uninterrupted, end_with_parent
-from recycle.core.plan_source import Answer, PlanSource
+from recycle.core.plans.plan_source import Answer, PlanSource
+from recycle.host.process_lifetime import children_uninterrupted, end_with_parent
 
 Dead = frozenset[Worker]
 

@@ -16,7 +16,7 @@ from recycle.control.members import Member, Recovery, World
 from recycle.control.membership import Facts, State, judge
 from recycle.control.messages import Begun, End, Go, Message, Pause, Renew, Share, Stop, Stopped
 from recycle.core.cluster import Shape, Worker
-from recycle.core.plan_source import Answer
+from recycle.core.plans.plan_source import Answer
 
 
 class Phase(StrEnum):

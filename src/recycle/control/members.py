@@ -6,7 +6,7 @@ from typing import Protocol
 
 from recycle.control.messages import Go, Message, Standing
 from recycle.core.cluster import Worker
-from recycle.core.plan_source import Answer
+from recycle.core.plans.plan_source import Answer
 
 
 @dataclass(slots=True)

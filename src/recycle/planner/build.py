@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recycle.core.errors import UserError
-from recycle.core.library import Library
+from recycle.core.plans.library import Library
 from recycle.core.problem import Problem
+from recycle.host.process_pool import BROKEN, process_pool, submit
 from recycle.planner.normalize import least_bound, most_failures
-from recycle.planner.processes import BROKEN, process_pool, submit
 from recycle.planner.solve import refuse_misuse, solve_normalized
 
 # Placed ops and seconds a plan: a library is many plans, so each gets less search than a single one.

@@ -9,7 +9,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from recycle.core.op import Kind, Op
-from recycle.core.plan import chain_of
+from recycle.core.plans.plan import chain_of
 from recycle.core.problem import Problem
 from recycle.planner.exact import (
     Exact,

@@ -13,9 +13,9 @@ import numpy as np
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind, MicroBatch, Op
-from recycle.core.plan import chain_of
+from recycle.core.plans.plan import chain_of
+from recycle.core.plans.rules import lag_us, needs
 from recycle.core.problem import Problem
-from recycle.core.rules import lag_us, needs
 from recycle.planner.schedule import Schedule
 
 

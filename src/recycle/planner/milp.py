@@ -17,7 +17,7 @@ from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import csr_array
 
 from recycle.core.op import Kind, Op
-from recycle.core.plan import chain_of
+from recycle.core.plans.plan import chain_of
 from recycle.core.problem import Problem
 from recycle.planner.exact import (
     Exact,

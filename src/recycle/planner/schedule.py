@@ -8,9 +8,9 @@ import numpy.typing as npt
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
-from recycle.core.plan import Plan, Row
+from recycle.core.plans.plan import Plan, Row
+from recycle.core.plans.rules import period_from
 from recycle.core.problem import Problem
-from recycle.core.rules import period_from
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

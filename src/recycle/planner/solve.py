@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from recycle.core.errors import UserError
-from recycle.core.plan import Plan, Quality
+from recycle.core.plans.plan import Plan, Quality
+from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
-from recycle.core.rules import check
 from recycle.planner import greedy
 from recycle.planner.bound import lower_bound
 from recycle.planner.exact import Exact

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem, ForeignPlan, UserError
-from recycle.core.library import Library, without_failures
-from recycle.core.plan import Plan, Row
-from recycle.core.plan_source import Answer, num_live_at, seats_for
+from recycle.core.plans.library import Library, without_failures
+from recycle.core.plans.plan import Plan, Row
+from recycle.core.plans.plan_source import Answer, num_live_at, seats_for
+from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
-from recycle.core.rules import check
 from recycle.planner.bound import Bounds, lower_bound
 from recycle.planner.greedy import load
 from recycle.planner.normalize import Distribution, Judgement, Move, Takeover, best_distribution, judge, move_time_us

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from recycle.core.plan import chain_of
+from recycle.core.plans.plan import chain_of
 from recycle.core.problem import Problem
 from recycle.planner.exact import Arc, arcs, kinds_of, lengths_us, ops_of
 from recycle.planner.schedule import Bools, Ints

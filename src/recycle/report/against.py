@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from recycle.core.cluster import Shape, Worker
+from recycle.core.events.record import OPTIMIZER, REDUCE, ROLLED_BACK, Recovered
 from recycle.core.op import Op
-from recycle.core.record import OPTIMIZER, REDUCE, ROLLED_BACK, Recovered
 from recycle.core.units import format_us
 from recycle.report.recoveries import format_ms, who
 from recycle.report.run_columns import Bools, Ints, Ops, Run

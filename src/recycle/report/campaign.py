@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from recycle.core.record import Changed, Event, Spell
+from recycle.core.events.record import Changed, Event, Spell
 from recycle.report import palette
 from recycle.report.metrics import measure, throughput_over_time
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import ForeignPlan, UserError
+from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.core.op import Kind, Op
-from recycle.core.plan import Plan, Row, microbatch_of
-from recycle.core.record import OPTIMIZER, REDUCE
+from recycle.core.plans.plan import Plan, Row, microbatch_of
 from recycle.report.run_columns import Bools, Ints, Ops
 from recycle.report.timeline import Span
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
-from recycle.core.record import Event, OpRan, Recovered
+from recycle.core.events.record import Event, OpRan, Recovered
 from recycle.report.run_timeline import read_blocks
 from recycle.report.timeline import Block, Span
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 from recycle.core.cluster import Worker
-from recycle.core.record import PARTS, Recovered
+from recycle.core.events.record import PARTS, Recovered
 from recycle.core.units import format_us
 from recycle.report import palette
 from recycle.report.failure import Deeds, Failure

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from recycle.core.record import Changed, Event, Spell
+from recycle.core.events.record import Changed, Event, Spell
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from recycle.core.cluster import Worker
+from recycle.core.events.record import PARTS, OpRan, Recovered
 from recycle.core.op import Kind, Op
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import needs
 from recycle.core.problem import Problem
-from recycle.core.record import PARTS, OpRan, Recovered
-from recycle.core.rules import needs
 from recycle.report.palette import PAINTS
 from recycle.report.plan_timeline import PlanBlocks, plan_timeline
 from recycle.report.recoveries import describe_rest, who

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
+from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
-from recycle.core.plan import Plan, Row
+from recycle.core.plans.plan import Plan, Row
+from recycle.core.plans.rules import stage_windows
 from recycle.core.problem import Problem
-from recycle.core.record import OPTIMIZER, REDUCE
-from recycle.core.rules import stage_windows
 from recycle.core.units import format_us
 from recycle.report.timeline import Block, Lane, Span, Timeline
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from recycle.core.record import PARTS, Changed, Event, Held, Recovered, Saved, Spell, Stepped, Warned
+from recycle.core.events.record import PARTS, Changed, Event, Held, Recovered, Saved, Spell, Stepped, Warned
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from recycle.core.record import PARTS, Recovered
+from recycle.core.events.record import PARTS, Recovered
 from recycle.report.tables import aligned
 
 # By part: the look of the palette that it is drawn with, and its letter where there is no colour.

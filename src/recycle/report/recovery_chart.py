@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from recycle.core.record import PARTS, Recovered
+from recycle.core.events.record import PARTS, Recovered
 from recycle.report import palette
 from recycle.report.palette import PAINTS
 from recycle.report.recoveries import PART_LOOKS, describe_rest, format_ms, who

@@ -10,7 +10,19 @@ from numpy.typing import NDArray
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
-from recycle.core.record import Changed, Event, Held, OpRan, Recovered, Saved, Spell, Started, Stepped, Warned, in_hindsight
+from recycle.core.events.record import (
+    Changed,
+    Event,
+    Held,
+    OpRan,
+    Recovered,
+    Saved,
+    Spell,
+    Started,
+    Stepped,
+    Warned,
+    in_hindsight,
+)
 from recycle.report.metrics import Metrics, measure
 
 Ints = NDArray[np.int64]

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from recycle.core.plan import Plan
-from recycle.core.record import PARTS, Held, Recovered, Spell, Stepped
+from recycle.core.events.record import PARTS, Held, Recovered, Spell, Stepped
+from recycle.core.plans.plan import Plan
 from recycle.report.executed import Executed, Share, bubble_share, planned_shares
 from recycle.report.run_columns import Run
 

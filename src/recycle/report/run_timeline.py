@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
+from recycle.core.events.record import OPTIMIZER, REDUCE, OpRan
 from recycle.core.op import Op
 from recycle.core.problem import Problem
-from recycle.core.record import OPTIMIZER, REDUCE, OpRan
 from recycle.report.plan_timeline import about
 from recycle.report.timeline import Block, Lane, Span, Timeline
 

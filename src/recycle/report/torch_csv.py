@@ -6,8 +6,8 @@ time: a column is a step, and an empty cell says that the stage waits for anothe
 
 from recycle.core.errors import UserError
 from recycle.core.op import Kind, Op
-from recycle.core.plan import Plan, Slot
-from recycle.core.rules import needs
+from recycle.core.plans.plan import Plan, Slot
+from recycle.core.plans.rules import needs
 
 
 def draw_torch_csv(plan: Plan, pipeline: int = 0) -> str:

@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from recycle.core.trace import Trace, live_counts
+from recycle.core.events.trace import Trace, live_counts
 from recycle.core.units import format_duration
 from recycle.report import palette
 from recycle.report.chart import AXIS, LABEL, NOTE, PLAIN, Cell, Line

@@ -10,9 +10,9 @@ from statistics import fmean, median
 from typing import Any
 
 from recycle.core.cluster import Worker
-from recycle.core.plan import Plan
+from recycle.core.events.record import OPTIMIZER, REDUCE, Changed, Event, Held, OpRan, Recovered, Saved, Spell, Stepped, Warned
+from recycle.core.plans.plan import Plan
 from recycle.core.profile import StageProfile
-from recycle.core.record import OPTIMIZER, REDUCE, Changed, Event, Held, OpRan, Recovered, Saved, Spell, Stepped, Warned
 from recycle.runtime.checkpoint import Checkpoints, NotSaved, StageNotSaved, StageSaved, Whole
 from recycle.runtime.digest import whole_digest
 from recycle.runtime.executor import Span, now_us

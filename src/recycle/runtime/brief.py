@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from recycle.control.knock import Door
 from recycle.core.errors import UserError
-from recycle.core.plan_source import Answer, PlanSource
+from recycle.core.events.failure_script import Injection
+from recycle.core.events.record import Event
+from recycle.core.plans.plan_source import Answer, PlanSource
 from recycle.core.profile import StageProfile
-from recycle.core.record import Event
-from recycle.core.script import Injection
 from recycle.runtime.books import Trained
 from recycle.runtime.job import Job
 from recycle.runtime.run_folder import Plot

@@ -26,11 +26,11 @@ from recycle.control.server import Errand, Server
 from recycle.control.wire import framed
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError, WorkerFailed
-from recycle.core.parent import end_with_parent, process_state
-from recycle.core.plan import Plan
-from recycle.core.plan_source import Answer, NoWorkerLeft
-from recycle.core.record import Event, Joining, Recovered, Suspected
-from recycle.core.script import RECOVERY
+from recycle.core.events.failure_script import RECOVERY
+from recycle.core.events.record import Event, Joining, Recovered, Suspected
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.plan_source import Answer, NoWorkerLeft
+from recycle.host.process_lifetime import end_with_parent, process_state
 from recycle.runtime.books import Books
 from recycle.runtime.brief import Brief, Done, Failed, Formed, Happened, Lost, Mouth, Said, Waiting
 from recycle.runtime.checkpoint.files import is_to_be_read, is_to_be_written

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import WorkerFailed
-from recycle.core.parent import end_with_parent, interrupts_held
+from recycle.host.process_lifetime import end_with_parent, interrupts_held
 from recycle.runtime.forkserver import forking
 from recycle.runtime.kit import packed
 from recycle.runtime.links import LinksBroken

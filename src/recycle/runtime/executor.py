@@ -12,8 +12,8 @@ from typing import Protocol
 from torch import Tensor
 
 from recycle.core.cluster import Worker
+from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
-from recycle.core.record import OPTIMIZER, REDUCE
 from recycle.runtime.seeds import seed_of
 from recycle.runtime.stage import Stage
 from recycle.runtime.turns import Message, Turn

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from multiprocessing import forkserver, get_context
 from multiprocessing.context import ForkServerContext
 
-from recycle.core.parent import children_uninterrupted
+from recycle.host.process_lifetime import children_uninterrupted
 
 # Of mimalloc, which torch brings along on some platforms, and of glibc, which it uses on others. Both read them as they load.
 _KEEP_MEMORY = {

@@ -7,8 +7,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from recycle.core import record, script
-from recycle.core.script import RECOVERY, Action, Injection
+from recycle.core.events import failure_script as script
+from recycle.core.events import record
+from recycle.core.events.failure_script import RECOVERY, Action, Injection
 from recycle.runtime.executor import now_us
 from recycle.runtime.turns import Turn
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from recycle.core.errors import ForeignPlan, UserError
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import check
 from recycle.core.profile import StageProfile
-from recycle.core.rules import check
 from recycle.runtime.executor import Samples
 from recycle.runtime.links import Parcel
 from recycle.runtime.measure import measure_bytes

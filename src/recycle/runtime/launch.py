@@ -23,12 +23,12 @@ from recycle.control.server import listen
 from recycle.control.wire import new_name, new_token
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, WorkerFailed
-from recycle.core.parent import interrupts_held
-from recycle.core.plan_source import PlanSource
-from recycle.core.record import Event, OpRan, Stepped
-from recycle.core.scratch import scratch
-from recycle.core.script import NOTHING, Injection, Script
-from recycle.core.trace import Trace
+from recycle.core.events.failure_script import NOTHING, Injection, Script
+from recycle.core.events.record import Event, OpRan, Stepped
+from recycle.core.events.trace import Trace
+from recycle.core.plans.plan_source import PlanSource
+from recycle.host.process_lifetime import interrupts_held
+from recycle.host.scratch import scratch
 from recycle.runtime.books import Trained
 from recycle.runtime.brief import JOURNAL, Brief, Done, Failed, Formed, Happened, Lost, Said, Waiting, brief_of
 from recycle.runtime.coordinate import coordinate

@@ -20,7 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from recycle.core.cluster import Cluster, Shape
 from recycle.core.op import Kind
-from recycle.core.plan import Row
+from recycle.core.plans.plan import Row
 from recycle.core.problem import Memory, Problem
 from recycle.core.profile import Profile, StageProfile
 from recycle.runtime.split_backward import Tape

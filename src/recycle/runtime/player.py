@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import WorkerFailed
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
 from recycle.runtime.crew import TIMEOUT
 from recycle.runtime.executor import Span, now_us
 from recycle.runtime.kit import Kit

@@ -20,10 +20,10 @@ from operator import mul
 from statistics import fmean, median, pvariance, quantiles
 
 from recycle.core.cluster import Shape, Worker
+from recycle.core.events.record import REDUCE
 from recycle.core.op import Kind, Op
+from recycle.core.plans.rules import needs
 from recycle.core.profile import QUARTILE, Link, Profile, Spread, StageProfile, Taken
-from recycle.core.record import REDUCE
-from recycle.core.rules import needs
 from recycle.runtime.crowd import Crowd, Timed, What, costs_and_levels
 from recycle.runtime.executor import Span
 from recycle.runtime.measure import StageBytes

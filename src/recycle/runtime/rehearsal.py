@@ -16,10 +16,10 @@ import torch
 
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.op import Kind, Op
-from recycle.core.plan import Plan, Quality, Row, make_row, microbatch_of
+from recycle.core.plans.plan import Plan, Quality, Row, make_row, microbatch_of
+from recycle.core.plans.rules import needs, period_us
 from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Profile, StageProfile, Taken
-from recycle.core.rules import needs, period_us
 from recycle.runtime.crew import Station, crew_of
 from recycle.runtime.job import Job
 from recycle.runtime.kit import CopiedStages, Kit, kit_of

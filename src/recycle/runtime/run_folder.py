@@ -9,9 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from recycle.core.errors import FileProblem, UserError
-from recycle.core.files import refuse_unwritable, write_text
-from recycle.core.plan import Plan, Row
-from recycle.core.record import (
+from recycle.core.events.record import (
     CHECKPOINTS,
     PLAN,
     RECORD,
@@ -28,6 +26,8 @@ from recycle.core.record import (
     plan_file,
     read_record,
 )
+from recycle.core.files import refuse_unwritable, write_text
+from recycle.core.plans.plan import Plan, Row
 from recycle.runtime.books import Trained
 from recycle.runtime.checkpoint import Checkpoint, Checkpoints, latest
 from recycle.runtime.checkpoint.files import find, is_whole

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from recycle.core.cluster import Worker
-from recycle.core.plan import Plan
-from recycle.core.routes import Routes
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.routes import Routes
 from recycle.runtime.executor import Executor, Reached
 from recycle.runtime.footing import Footing
 from recycle.runtime.gradients import make_sums

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from recycle.core.cluster import Worker
-from recycle.core.plan import Plan
-from recycle.core.routes import Routes
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.routes import Routes
 from recycle.runtime.digest import digest, whole_digest
 from recycle.runtime.executor import Executor, Samples
 from recycle.runtime.gradients import make_sums

@@ -14,11 +14,11 @@ from torch import nn
 
 from recycle.control.membership import DEFAULT_LEASE_S
 from recycle.core.errors import Uncuttable, UserError
-from recycle.core.plan import Plan
-from recycle.core.plan_source import PlanSource
-from recycle.core.record import Event
-from recycle.core.script import NOTHING, Script
-from recycle.core.trace import Trace
+from recycle.core.events.failure_script import NOTHING, Script
+from recycle.core.events.record import Event
+from recycle.core.events.trace import Trace
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.plan_source import PlanSource
 from recycle.runtime.batches import Batches
 from recycle.runtime.batches import Samples as Dataset
 from recycle.runtime.books import Trained

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recycle.control.messages import Ballot
 from recycle.core.cluster import Shape
-from recycle.core.record import OPTIMIZER, REDUCE
+from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.runtime.executor import Executor, Span, now_us
 from recycle.runtime.footing import Footing, Report
 from recycle.runtime.links import Address, GlooLinks

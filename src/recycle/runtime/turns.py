@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind, MicroBatch, Op
-from recycle.core.plan import Plan, microbatch_of
-from recycle.core.routes import Routes
+from recycle.core.plans.plan import Plan, microbatch_of
+from recycle.core.plans.routes import Routes
 
 
 @dataclass(frozen=True, slots=True)

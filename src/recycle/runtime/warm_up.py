@@ -12,9 +12,9 @@ import math
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind, Op
-from recycle.core.plan import Plan, chain_of, microbatch_of
-from recycle.core.routes import Routes
-from recycle.core.rules import needs
+from recycle.core.plans.plan import Plan, chain_of, microbatch_of
+from recycle.core.plans.routes import Routes
+from recycle.core.plans.rules import needs
 
 _NEVER = math.inf
 

@@ -24,9 +24,9 @@ from recycle.control.knock import Door, TurnedAway
 from recycle.control.messages import Begun, End, Go, Message, Pause, Renew, Share, Stop, Stopped, Welcome
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
-from recycle.core.parent import end_with_parent
-from recycle.core.plan import Plan
-from recycle.core.script import CHECKPOINT, Injection
+from recycle.core.events.failure_script import CHECKPOINT, Injection
+from recycle.core.plans.plan import Plan
+from recycle.host.process_lifetime import end_with_parent
 from recycle.runtime import transfer
 from recycle.runtime.checkpoint import StageWriter, fetch_stage, load_stage
 from recycle.runtime.checkpoint.files import read_checkpoint, step_folder

@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from recycle.core.errors import FileProblem
-from recycle.core.record import Event, Spell, read_record, write_record
+from recycle.core.events.record import Event, Spell, read_record, write_record
+from recycle.core.events.trace import Trace, live_counts
 from recycle.core.release import source_digest
-from recycle.core.trace import Trace, live_counts
+from recycle.host.parallel_map import spread
 from recycle.sim.constants import Constants
 from recycle.sim.course import follow
 from recycle.sim.job import Job
 from recycle.sim.lineup import SYSTEMS, Setting, parse_systems
-from recycle.sim.parallel import spread
 from recycle.sim.seats import events
 
 

@@ -7,8 +7,8 @@ to compute as its changes, not as its steps. Every microsecond ends up in exactl
 from collections.abc import Iterator
 
 from recycle.core.cluster import Shape
-from recycle.core.record import Changed, Event, Spell
-from recycle.core.trace import Trace
+from recycle.core.events.record import Changed, Event, Spell
+from recycle.core.events.trace import Trace
 from recycle.sim import seats
 from recycle.sim.policy import DOWN, Loss, Pause, System, Verdict
 

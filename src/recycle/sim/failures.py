@@ -14,7 +14,7 @@ from numpy.random import PCG64, SeedSequence
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
-from recycle.core.trace import Change, Trace
+from recycle.core.events.trace import Change, Trace
 from recycle.core.units import format_duration
 
 MOST_CHANGES = 1_000_000

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
-from recycle.core.trace import Change, Trace
+from recycle.core.events.trace import Change, Trace
 from recycle.sim.policy import Event, Members
 
 

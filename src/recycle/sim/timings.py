@@ -17,13 +17,13 @@ from recycle.core.cluster import Cluster, Shape
 from recycle.core.errors import FileProblem
 from recycle.core.files import read_json, write_text
 from recycle.core.op import Kind
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import makespan_us
 from recycle.core.problem import Problem, Techniques
 from recycle.core.release import source_digest
-from recycle.core.rules import makespan_us
+from recycle.host.parallel_map import spread
 from recycle.planner.normalize import Distribution, most_failures, normalized_problem
 from recycle.planner.solve import solve, solve_normalized
-from recycle.sim.parallel import spread
 
 FORMAT, VERSION = "recycle-timings", 1
 ONE_F_ONE_B = Techniques(adaptive=False, decoupled=False, staggered=False)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from recycle.core.errors import UserError
-from recycle.core.trace import Trace
+from recycle.core.events.trace import Trace
 from recycle.sim.peers import COSTS, Costs
 from recycle.sim.reference.run import ALL_QUIRKS, DEPTH, NO_QUIRKS, Kind, Quirks, Run
 from recycle.sim.systems.bamboo import FATAL_US, SLOWDOWN, take_over, wants_rebalance

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from recycle.core.trace import Trace
+from recycle.core.events.trace import Trace
 from recycle.sim.peers import Costs
 
 DEPTH = 12

@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
 from recycle.core.profile import Link, Profile
 from recycle.sim.replay.play import Conditions, replay_program
 from recycle.sim.replay.program import Program, compile_plan

@@ -26,8 +26,8 @@ import numpy as np
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
-from recycle.core.plan import Plan
-from recycle.core.rules import stage_windows
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import stage_windows
 from recycle.sim.replay.clock import Clock
 from recycle.sim.replay.noise import durations_us
 from recycle.sim.replay.program import ABSENT, Ints, Program, compile_plan

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from recycle.core.errors import UserError
 from recycle.core.op import Kind, MicroBatch, Op
-from recycle.core.plan import Plan, microbatch_of
+from recycle.core.plans.plan import Plan, microbatch_of
+from recycle.core.plans.rules import lag_us, needs
 from recycle.core.problem import Problem
-from recycle.core.rules import lag_us, needs
 
 Ints = NDArray[np.int64]
 ABSENT = -1

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from recycle.core.cluster import Worker
-from recycle.core.plan import Plan
+from recycle.core.events.record import OpRan, Started
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import makespan_us, stage_windows
 from recycle.core.problem import Problem
-from recycle.core.record import OpRan, Started
-from recycle.core.rules import makespan_us, stage_windows
 from recycle.sim.replay.program import Ints, Program
 
 NOTHING = -1  # an op that waited for nothing: the first of a row in the first iteration

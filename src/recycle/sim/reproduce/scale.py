@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import mean
 
 from recycle.core.cluster import Shape
-from recycle.core.record import Spell
+from recycle.core.events.record import Spell
 from recycle.sim import failures
 from recycle.sim.campaign import Case, run
 from recycle.sim.constants import Constants

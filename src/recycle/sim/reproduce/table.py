@@ -10,13 +10,13 @@ from pathlib import Path
 from statistics import mean
 
 from recycle.core.cluster import Shape
-from recycle.core.record import Event, Spell
-from recycle.core.trace import Trace
+from recycle.core.events.record import Event, Spell
+from recycle.core.events.trace import Trace
+from recycle.host.parallel_map import spread
 from recycle.sim import failures
 from recycle.sim.constants import Constants
 from recycle.sim.course import follow
 from recycle.sim.job import Job
-from recycle.sim.parallel import spread
 from recycle.sim.policy import Members, System
 from recycle.sim.reproduce.published import INTERVALS_H, TABLE, Row
 from recycle.sim.reproduce.result import Bars, Result, Table

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
-from recycle.core.parent import children_uninterrupted, end_with_parent
+from recycle.host.process_lifetime import children_uninterrupted, end_with_parent
 
 _Given = ParamSpec("_Given")
 _Answer = TypeVar("_Answer")

@@ -7,7 +7,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from recycle.core.errors import UserError
-from recycle.planner.processes import BROKEN, process_pool, submit
+from recycle.host.process_pool import BROKEN, process_pool, submit
 
 _Question = TypeVar("_Question")
 _Answer = TypeVar("_Answer")

@@ -13,7 +13,7 @@ from operator import add, gt
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind, MicroBatch, Op
-from recycle.core.plan import Plan, Row, microbatch_of
+from recycle.core.plans.plan import Plan, Row, microbatch_of
 from recycle.core.problem import Problem
 
 _ABSENT = -1

@@ -11,9 +11,9 @@ from pathlib import Path
 from recycle.core.cluster import Cluster
 from recycle.core.errors import FileProblem
 from recycle.core.files import read_json, write_text
-from recycle.core.plan import FORMAT as PLAN_FORMAT
-from recycle.core.plan import VERSION as PLAN_VERSION
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import FORMAT as PLAN_FORMAT
+from recycle.core.plans.plan import VERSION as PLAN_VERSION
+from recycle.core.plans.plan import Plan
 from recycle.core.problem import Problem
 from recycle.core.release import RELEASE
 

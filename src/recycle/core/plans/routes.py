@@ -1,7 +1,7 @@
 """Routes of a plan: which worker runs a micro-batch at a stage, and so who sends what to whom."""
 
 from recycle.core.cluster import Worker
-from recycle.core.plan import Plan
+from recycle.core.plans.plan import Plan
 
 
 class Routes:

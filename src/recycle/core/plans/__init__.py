@@ -1,0 +1,3 @@
+"""Plans and what makes them legal: rows, rules, routes, libraries of plans, and the protocol that supplies plans to a running job.
+
+Imports the nouns of core only."""

@@ -1,0 +1,1 @@
+"""Process services: the lifetime of child processes, scratch folders, process pools. Imports core."""
