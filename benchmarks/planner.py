@@ -36,7 +36,7 @@ from sheet import (
 )
 
 import recycle
-from recycle.planner.normalize import least_bound
+from recycle.planner.failure_normalization import least_bound
 
 ALL = "adaptive,decoupled,staggered"
 

@@ -21,7 +21,7 @@ from recycle.core.cluster import Worker
 from recycle.core.events.failure_script import Action, Injection, Script
 from recycle.core.events.record import Changed, Event, OpRan, Recovered, Saved, Spell, Stepped
 from recycle.models.text import Text
-from recycle.planner.source import Planner
+from recycle.planner.live_planner import Planner
 from recycle.runtime.books import Trained
 from recycle.runtime.checkpoint import load
 from recycle.runtime.digest import digest, whole_digest

@@ -89,7 +89,7 @@ def test_a_file_is_short_and_says_what_it_is(file):
     ("file", "code"),
     [
         ("core/plan.py", "import numpy"),
-        ("core/plan.py", "from recycle.planner.schedule import Schedule"),
+        ("core/plan.py", "from recycle.planner.model.schedule import Schedule"),
         ("core/plan.py", "def f():\n    import numpy as np"),
         ("planner/greedy.py", "from ortools.sat.python import cp_model"),
         ("planner/exact/cpsat.py", "import scipy.optimize"),

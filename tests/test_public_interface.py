@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import recycle
-from recycle.planner.catalog import GPUS, MODELS
+from recycle.planner.profiles.catalog import GPUS, MODELS
 
 HEAVY = {"torch", "numba", "numpy", "ortools", "scipy", "matplotlib", "rich"}
 

@@ -18,11 +18,11 @@ from recycle.core.profile import Profile
 from recycle.core.release import RELEASE as __version__
 
 if TYPE_CHECKING:
-    from recycle.planner.build import build
-    from recycle.planner.describe import problem
-    from recycle.planner.estimate import estimate
+    from recycle.planner.build_library import build
+    from recycle.planner.live_planner import Planner
+    from recycle.planner.problem_from_text import problem
+    from recycle.planner.profiles.estimate import estimate
     from recycle.planner.solve import solve, solve_normalized
-    from recycle.planner.source import Planner
     from recycle.report.metrics import measure
     from recycle.runtime.checkpoint import load
     from recycle.runtime.train import cut, train
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from recycle.sim.replay.play import Conditions, replay
 
 _FOUND_IN = {
-    "build": "planner.build",
+    "build": "planner.build_library",
     "cut": "runtime.train",
-    "problem": "planner.describe",
-    "estimate": "planner.estimate",
+    "problem": "planner.problem_from_text",
+    "estimate": "planner.profiles.estimate",
     "solve": "planner.solve",
     "solve_normalized": "planner.solve",
     "measure": "report.metrics",
@@ -42,7 +42,7 @@ _FOUND_IN = {
     "job": "sim.job",
     "load": "runtime.checkpoint",
     "Conditions": "sim.replay.play",
-    "Planner": "planner.source",
+    "Planner": "planner.live_planner",
     "replay": "sim.replay.play",
     "train": "runtime.train",
 }

@@ -21,8 +21,8 @@ from recycle.core.plans.library import without_failures
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import Answer
 from recycle.core.profile import Profile
+from recycle.planner.live_planner import Planner
 from recycle.planner.solve import solve
-from recycle.planner.source import Planner
 from recycle.report.run_columns import read_run
 from recycle.sim.constants import RecycleConstants
 from recycle.sim.replay.play import Conditions, replay

@@ -22,7 +22,7 @@ from recycle.core.plans.plan_source import Answer, NoWorkerLeft, PlanFolder, num
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile
-from recycle.planner.source import Planner
+from recycle.planner.live_planner import Planner
 from tests.builders import as_early_as_possible, plan_of
 from tests.processes import ends_with, is_there, until
 

@@ -10,7 +10,7 @@ import recycle
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Link, Profile, StageProfile
-from recycle.planner.bound import lower_bound
+from recycle.planner.model.lower_bound import lower_bound
 from tests.planner.strategies import problems
 
 MANY = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, event, given, settings
 import recycle
 from recycle import Plan, Problem
 from recycle.core.plans.rules import check
-from recycle.planner import cpsat
-from recycle.planner.bound import lower_bound
+from recycle.planner.exact import cpsat
+from recycle.planner.model.lower_bound import lower_bound
 from recycle.planner.solve import METHODS
 from tests.planner.brute import best_period_us
 from tests.planner.strategies import problems, tiny_shapes

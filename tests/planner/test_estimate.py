@@ -14,8 +14,8 @@ from recycle.core.layers import split_layers
 from recycle.core.op import Kind
 from recycle.core.problem import Memory, Problem
 from recycle.core.profile import Link, Profile
-from recycle.planner.catalog import GPUS, MODELS, GpuSpec, ModelSpec, parse_gpu, parse_model
-from recycle.planner.estimate import estimate
+from recycle.planner.profiles.catalog import GPUS, MODELS, GpuSpec, ModelSpec, parse_gpu, parse_model
+from recycle.planner.profiles.estimate import estimate
 
 H200 = GPUS["h200"]
 

@@ -14,9 +14,9 @@ from recycle.core.plans.plan import Plan, Quality
 from recycle.core.plans.rules import check
 from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Link, Profile, StageProfile
-from recycle.planner import cpsat, milp
-from recycle.planner.exact import Exact, canonical, serial
-from recycle.planner.schedule import Schedule
+from recycle.planner.exact import cpsat, milp
+from recycle.planner.exact.exact_model import Exact, canonical, serial
+from recycle.planner.model.schedule import Schedule
 from tests.planner.brute import best_period_us
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

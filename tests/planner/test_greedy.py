@@ -84,7 +84,9 @@ def test_once_loaded_nothing_is_compiled_amid_a_search() -> None:
     script = """
 from numba.core.dispatcher import Dispatcher
 import recycle
-from recycle.planner import greedy, kernel, keyed
+from recycle.planner.heuristic import greedy
+from recycle.planner.heuristic import list_scheduling_kernel as kernel
+from recycle.planner.heuristic import priority_kernel as keyed
 
 def compiled():
     # What begins with _ is compiled into those that call it.

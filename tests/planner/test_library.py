@@ -13,7 +13,7 @@ from recycle import Library, Memory, Problem, Profile, Shape, Techniques
 from recycle.core.cluster import Cluster
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.plans.rules import check
-from recycle.planner.build import Built
+from recycle.planner.build_library import Built
 
 MOST = 3
 PROBLEM = recycle.problem(3, 2, 3, costs=(2, 3, 2), memory=4)

@@ -13,8 +13,7 @@ from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.problem import Problem
 from recycle.core.profile import Link, Profile, StageProfile
-from recycle.planner.bound import lower_bound
-from recycle.planner.normalize import (
+from recycle.planner.failure_normalization import (
     Distribution,
     best_distribution,
     distributions,
@@ -25,6 +24,7 @@ from recycle.planner.normalize import (
     normalized_cluster,
     normalized_problem,
 )
+from recycle.planner.model.lower_bound import lower_bound
 from tests.planner.strategies import failures, problems
 
 QUICK = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

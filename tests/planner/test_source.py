@@ -18,7 +18,7 @@ from recycle.core.plans.plan_source import Answer, FixedPlans, NoWorkerLeft, Pla
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem, Techniques
 from recycle.core.profile import Link, Profile, StageProfile
-from recycle.planner.source import Planner, renamed
+from recycle.planner.live_planner import Planner, renamed
 from tests.planner.strategies import problems
 
 pytestmark = pytest.mark.timeout(120)

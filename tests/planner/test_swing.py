@@ -8,11 +8,11 @@ import recycle
 from recycle import Plan, Problem
 from recycle.core.plans.plan import Quality
 from recycle.core.plans.rules import check
-from recycle.planner.bound import lower_bound
-from recycle.planner.normalize import normalized_problem
-from recycle.planner.portfolio import portfolio
-from recycle.planner.search import Search
-from recycle.planner.swing import Swing, can_swing, swung
+from recycle.planner.failure_normalization import normalized_problem
+from recycle.planner.heuristic.forward_backward import Swing, can_swing, swung
+from recycle.planner.heuristic.portfolio import portfolio
+from recycle.planner.heuristic.search import Search
+from recycle.planner.model.lower_bound import lower_bound
 from tests.planner.strategies import problems
 
 MANY = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -5,7 +5,7 @@ import pytest
 import recycle
 from recycle import Plan
 from recycle.core.plans.rules import check
-from recycle.planner import cpsat
+from recycle.planner.exact import cpsat
 
 TIGHT = "4,3,2,1"  # what 1F1B keeps in flight
 SYNCHRONOUS, ALL = "adaptive,decoupled", "adaptive,decoupled,staggered"

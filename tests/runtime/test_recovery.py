@@ -15,7 +15,7 @@ from recycle.cli.main import main
 from recycle.core.events.failure_script import Action, Injection, Script
 from recycle.core.events.record import Changed, Recovered, Spell, Stepped, Suspected, Warned, read_record
 from recycle.core.plans.routes import Routes
-from recycle.planner.source import Planner
+from recycle.planner.live_planner import Planner
 from recycle.report.run_columns import read_run
 from recycle.runtime.job import Job, Settings
 from recycle.runtime.launch import Failures, launch

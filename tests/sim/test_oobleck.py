@@ -8,7 +8,7 @@ from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.events.record import Spell
 from recycle.core.events.trace import Change, Trace
-from recycle.planner.catalog import ModelSpec, parse_gpu
+from recycle.planner.profiles.catalog import ModelSpec, parse_gpu
 from recycle.sim import seats
 from recycle.sim.course import follow
 from recycle.sim.job import Job

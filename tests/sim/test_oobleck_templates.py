@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from recycle.core.cluster import Shape
 from recycle.core.profile import Link
-from recycle.planner.catalog import ModelSpec, parse_gpu
-from recycle.planner.estimate import LayerCost
+from recycle.planner.profiles.catalog import ModelSpec, parse_gpu
+from recycle.planner.profiles.estimate import LayerCost
 from recycle.sim.job import Job
 from recycle.sim.systems.oobleck_instances import Costs, Instances, instances, slowest_ns
 from recycle.sim.systems.oobleck_multisets import exchanges, multisets, num_multisets, of_two_sizes

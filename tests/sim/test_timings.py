@@ -1,8 +1,8 @@
 """Timings come from the planner, are kept, and are never better than what was planned."""
 
 from recycle.core.profile import Link, Profile, StageProfile
-from recycle.planner.describe import problem as describe
-from recycle.planner.normalize import least_bound
+from recycle.planner.failure_normalization import least_bound
+from recycle.planner.problem_from_text import problem as describe
 from recycle.planner.solve import solve_normalized
 from recycle.sim import timings as module
 from recycle.sim.timings import Timings, one_f_one_b

@@ -22,8 +22,8 @@ from recycle.core.plans.library import without_failures
 from recycle.core.plans.plan import Plan, Quality, make_row
 from recycle.core.problem import Problem
 from recycle.core.profile import Link, Profile
-from recycle.planner.normalize import Move, Takeover, move_time_us
-from recycle.planner.source import Planner
+from recycle.planner.failure_normalization import Move, Takeover, move_time_us
+from recycle.planner.live_planner import Planner
 from recycle.report.against import Comparison, Epoch, Pace, Pause, Stretch, in_flight_us, late_recoveries, split_epochs
 from recycle.report.run_columns import Run
 from recycle.sim.constants import Constants, RecycleConstants

@@ -12,7 +12,7 @@ from recycle.core.cluster import Worker
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import PlanFolder
 from recycle.core.profile import Profile
-from recycle.planner.describe import problem
+from recycle.planner.problem_from_text import problem
 from recycle.planner.solve import solve
 
 ALL = "adaptive,decoupled,staggered"

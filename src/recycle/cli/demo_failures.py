@@ -18,10 +18,10 @@ from recycle.core.errors import UserError
 from recycle.core.events.failure_script import Action, Injection, Script
 from recycle.core.events.record import Event, Recovered, Spell, Stepped
 from recycle.core.plans.plan_source import PlanSource
-from recycle.planner.describe import problem
-from recycle.planner.greedy import load
+from recycle.planner.heuristic.greedy import load
+from recycle.planner.live_planner import Planner
+from recycle.planner.problem_from_text import problem
 from recycle.planner.solve import solve
-from recycle.planner.source import Planner
 
 if TYPE_CHECKING:
     from recycle.runtime.books import Trained

@@ -4,7 +4,7 @@ from rich.console import Console
 
 from recycle.cli.render import Terminal, chart_width, print_lines
 from recycle.core.plans.plan import Plan
-from recycle.planner.describe import problem
+from recycle.planner.problem_from_text import problem
 from recycle.planner.solve import solve
 from recycle.report.chart import draw_chart
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from recycle.core.files import refuse_unwritable, write_text
 from recycle.core.profile import Profile
 from recycle.core.units import format_bytes, format_us
-from recycle.planner.catalog import GPUS, MODELS
-from recycle.planner.estimate import estimate
+from recycle.planner.profiles.catalog import GPUS, MODELS
+from recycle.planner.profiles.estimate import estimate
 
 _EXAMPLES = f"""\
 models: {", ".join(MODELS)}

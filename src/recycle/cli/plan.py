@@ -18,9 +18,9 @@ from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import makespan_us, peak_in_flight
 from recycle.core.problem import Problem, Techniques
 from recycle.core.units import format_us, parse_share_or_count
-from recycle.planner.build import DEFAULT_TIME_LIMIT_S, Built, build
-from recycle.planner.describe import problem as describe
-from recycle.planner.normalize import Distribution, least_bound, most_failures
+from recycle.planner.build_library import DEFAULT_TIME_LIMIT_S, Built, build
+from recycle.planner.failure_normalization import Distribution, least_bound, most_failures
+from recycle.planner.problem_from_text import problem as describe
 from recycle.planner.solve import METHODS, solve, solve_normalized
 
 _EXAMPLES = """\

@@ -19,7 +19,7 @@ from recycle.core.errors import FileProblem, UserError
 from recycle.core.problem import Techniques
 from recycle.core.profile import Profile
 from recycle.core.units import is_bytes, parse_bytes
-from recycle.planner.describe import parse_costs, parse_memory
+from recycle.planner.problem_from_text import parse_costs, parse_memory
 
 _MOST = 10**9
 _T = TypeVar("_T")

@@ -9,9 +9,9 @@ from recycle.core.plans.library import Library, without_failures
 from recycle.core.plans.plan import Plan
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile
-from recycle.planner.describe import problem as describe
+from recycle.planner.live_planner import Planner
+from recycle.planner.problem_from_text import problem as describe
 from recycle.planner.solve import solve
-from recycle.planner.source import Planner
 
 _PLAN_S = 10.0
 

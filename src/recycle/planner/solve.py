@@ -13,18 +13,18 @@ from recycle.core.errors import UserError
 from recycle.core.plans.plan import Plan, Quality
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
-from recycle.planner import greedy
-from recycle.planner.bound import lower_bound
-from recycle.planner.exact import Exact
-from recycle.planner.fuse import fuse, split_where_cheaper
-from recycle.planner.normalize import (
+from recycle.planner.exact.exact_model import Exact
+from recycle.planner.failure_normalization import (
     Distribution,
     distributions,
     least_bound,
     most_promising_distribution,
     normalized_problem,
 )
-from recycle.planner.schedule import Schedule
+from recycle.planner.heuristic import greedy
+from recycle.planner.heuristic.fuse_backward import fuse, split_where_cheaper
+from recycle.planner.model.lower_bound import lower_bound
+from recycle.planner.model.schedule import Schedule
 
 METHODS = ("auto", "greedy", "cpsat", "milp")
 
@@ -96,12 +96,12 @@ def _exact_method(
     if method == "greedy":
         return None
     if method == "milp":
-        from recycle.planner import milp  # here, because importing a solver costs a second that greedy need not pay
+        from recycle.planner.exact import milp
 
         return milp.solve
     num_ops = schedule.pipeline.size * (3 if problem.techniques.decoupled else 2)
     if method == "cpsat" or (schedule.period_us(problem) > bound and num_ops <= MOST_OPS_FOR_EXACT):
-        from recycle.planner import cpsat
+        from recycle.planner.exact import cpsat
 
         return cpsat.solve
     return None

@@ -7,8 +7,8 @@ from recycle.core.cluster import Cluster, Shape
 from recycle.core.errors import MemoryTooSmall, UserError
 from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Profile
-from recycle.planner.catalog import GpuSpec, ModelSpec, parse_gpu, parse_model
-from recycle.planner.estimate import LayerCost, estimate, layer_costs
+from recycle.planner.profiles.catalog import GpuSpec, ModelSpec, parse_gpu, parse_model
+from recycle.planner.profiles.estimate import LayerCost, estimate, layer_costs
 
 BYTES_PER_PARAMETER = 18  # bf16 weight, fp32 gradient, fp32 master weight and Adam's two moments
 

@@ -22,7 +22,7 @@ from recycle.core.plans.rules import makespan_us
 from recycle.core.problem import Problem, Techniques
 from recycle.core.release import source_digest
 from recycle.host.parallel_map import spread
-from recycle.planner.normalize import Distribution, most_failures, normalized_problem
+from recycle.planner.failure_normalization import Distribution, most_failures, normalized_problem
 from recycle.planner.solve import solve, solve_normalized
 
 FORMAT, VERSION = "recycle-timings", 1

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from recycle.core.cluster import Cluster, Shape
 from recycle.core.problem import Memory, Problem
 from recycle.core.profile import Profile
-from recycle.planner.build import build
+from recycle.planner.build_library import build
 from recycle.sim.reproduce.published import PLANNER_SECONDS
 from recycle.sim.reproduce.result import Bars, Result, Table
 

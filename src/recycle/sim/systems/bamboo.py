@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 from recycle.core.cluster import Worker
 from recycle.core.profile import Profile
 from recycle.core.units import format_bytes
-from recycle.planner.estimate import estimate
+from recycle.planner.profiles.estimate import estimate
 from recycle.sim.job import BYTES_PER_PARAMETER, Job
 from recycle.sim.pipeline import latencies_us, pipeline_us
 from recycle.sim.policy import DOWN, Event, Loss, Members, Regime, Verdict, pauses

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from recycle.planner.estimate import LayerCost
+from recycle.planner.profiles.estimate import LayerCost
 
 FP32_BYTES = 4
 _STATE_COPIES = 6  # of the parameters, by Oobleck's rule: weights, gradients, optimizer state and room to work

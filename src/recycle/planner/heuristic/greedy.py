@@ -15,11 +15,11 @@ import numpy as np
 from recycle.core.cluster import Cluster, Shape
 from recycle.core.problem import Problem, Techniques
 from recycle.core.profile import Profile
-from recycle.planner.improve import changed
-from recycle.planner.portfolio import portfolio
-from recycle.planner.schedule import Schedule
-from recycle.planner.search import Found, Search
-from recycle.planner.swing import Swing, can_swing, swung
+from recycle.planner.heuristic.forward_backward import Swing, can_swing, swung
+from recycle.planner.heuristic.improve import changed
+from recycle.planner.heuristic.portfolio import portfolio
+from recycle.planner.heuristic.search import Found, Search
+from recycle.planner.model.schedule import Schedule
 
 DEFAULT_EFFORT = 60_000_000
 # Beyond this share of the effort a search goes on only while its best schedule is not this close to the bound.

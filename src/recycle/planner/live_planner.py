@@ -16,9 +16,9 @@ from recycle.core.plans.plan import Plan, Row
 from recycle.core.plans.plan_source import Answer, num_live_at, seats_for
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
-from recycle.planner.bound import Bounds, lower_bound
-from recycle.planner.greedy import load
-from recycle.planner.normalize import Distribution, Judgement, Move, Takeover, best_distribution, judge, move_time_us
+from recycle.planner.failure_normalization import Distribution, Judgement, Move, Takeover, best_distribution, judge, move_time_us
+from recycle.planner.heuristic.greedy import load
+from recycle.planner.model.lower_bound import Bounds, lower_bound
 from recycle.planner.solve import solve
 
 # The search for one plan, in placed ops and in runs of the list scheduler: tens of milliseconds for a dozen workers, within a per

@@ -7,9 +7,9 @@ import numpy as np
 from recycle.core.errors import UserError
 from recycle.core.op import Kind
 from recycle.core.problem import Problem
-from recycle.planner import kernel
-from recycle.planner.route import balanced_routes, ranks
-from recycle.planner.schedule import Bools, Ints, Schedule, comms_of, costs_of
+from recycle.planner.heuristic import list_scheduling_kernel as kernel
+from recycle.planner.model.routing import balanced_routes, ranks
+from recycle.planner.model.schedule import Bools, Ints, Schedule, comms_of, costs_of
 
 UNLIMITED = 1 << 40
 

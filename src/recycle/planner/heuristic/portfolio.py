@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from recycle.core.problem import Problem
-from recycle.planner import kernel
-from recycle.planner.schedule import Bools, Ints
-from recycle.planner.search import UNLIMITED, Setting
+from recycle.planner.heuristic import list_scheduling_kernel as kernel
+from recycle.planner.heuristic.search import UNLIMITED, Setting
+from recycle.planner.model.schedule import Bools, Ints
 
 
 class _Entry(NamedTuple):

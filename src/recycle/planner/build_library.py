@@ -14,7 +14,7 @@ from recycle.core.errors import UserError
 from recycle.core.plans.library import Library
 from recycle.core.problem import Problem
 from recycle.host.process_pool import BROKEN, process_pool, submit
-from recycle.planner.normalize import least_bound, most_failures
+from recycle.planner.failure_normalization import least_bound, most_failures
 from recycle.planner.solve import refuse_misuse, solve_normalized
 
 # Placed ops and seconds a plan: a library is many plans, so each gets less search than a single one.

@@ -12,7 +12,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from recycle.planner.schedule import Bools, Ints
+from recycle.planner.model.schedule import Bools, Ints
 
 # Kinds as the kernel counts them; a start is out[kind, stage, chain].
 F, I, W = 0, 1, 2  # noqa: E741

@@ -22,7 +22,7 @@ from recycle.core.errors import UserError
 from recycle.core.layers import split_layers
 from recycle.core.op import Kind
 from recycle.core.profile import Profile, StageProfile
-from recycle.planner.catalog import GpuSpec, ModelSpec, parse_gpu, parse_model
+from recycle.planner.profiles.catalog import GpuSpec, ModelSpec, parse_gpu, parse_model
 
 _SPLIT = (Kind.F, Kind.I, Kind.W)
 

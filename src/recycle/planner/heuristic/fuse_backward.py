@@ -10,9 +10,9 @@ import numpy as np
 
 from recycle.core.op import Kind
 from recycle.core.problem import Problem
-from recycle.planner import kernel
-from recycle.planner.schedule import Bools, Ints, Schedule, comms_of, costs_of
-from recycle.planner.search import cost_table
+from recycle.planner.heuristic import list_scheduling_kernel as kernel
+from recycle.planner.heuristic.search import cost_table
+from recycle.planner.model.schedule import Bools, Ints, Schedule, comms_of, costs_of
 
 
 def fuse(problem: Problem, schedule: Schedule) -> Schedule:

@@ -9,8 +9,8 @@ import numpy as np
 
 from recycle.core.plans.plan import chain_of
 from recycle.core.problem import Problem
-from recycle.planner.exact import Arc, arcs, kinds_of, lengths_us, ops_of
-from recycle.planner.schedule import Bools, Ints
+from recycle.planner.exact.exact_model import Arc, arcs, kinds_of, lengths_us, ops_of
+from recycle.planner.model.schedule import Bools, Ints
 
 
 class Timing:

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from recycle.planner import kernel
-from recycle.planner.schedule import Bools, Ints
-from recycle.planner.search import Found, Search, Setting
+from recycle.planner.heuristic import list_scheduling_kernel as kernel
+from recycle.planner.heuristic.search import Found, Search, Setting
+from recycle.planner.model.schedule import Bools, Ints
 
 
 def changed(rng: np.random.Generator, search: Search, best: Found) -> Setting:

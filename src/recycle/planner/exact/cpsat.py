@@ -11,7 +11,7 @@ from ortools.sat.python import cp_model
 from recycle.core.op import Kind, Op
 from recycle.core.plans.plan import chain_of
 from recycle.core.problem import Problem
-from recycle.planner.exact import (
+from recycle.planner.exact.exact_model import (
     Exact,
     Fusing,
     arcs,
@@ -25,7 +25,7 @@ from recycle.planner.exact import (
     routes_of,
     serial,
 )
-from recycle.planner.schedule import Schedule
+from recycle.planner.model.schedule import Schedule
 
 MAX_OPS = 20_000
 """At 19,200 ops the model takes 4 s to build, and 20 s find neither a schedule nor a bound; beyond, it is not built."""

@@ -16,7 +16,7 @@ from recycle.core.op import Kind, MicroBatch, Op
 from recycle.core.plans.plan import chain_of
 from recycle.core.plans.rules import lag_us, needs
 from recycle.core.problem import Problem
-from recycle.planner.schedule import Schedule
+from recycle.planner.model.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from recycle.planner import kernel
-from recycle.planner.keyed import keyed_schedule
-from recycle.planner.schedule import Ints
-from recycle.planner.search import Found, Search
+from recycle.planner.heuristic import list_scheduling_kernel as kernel
+from recycle.planner.heuristic.priority_kernel import keyed_schedule
+from recycle.planner.heuristic.search import Found, Search
+from recycle.planner.model.schedule import Ints
 
 # How far, in longest ops, keys are shifted at most.
 _FARTHEST_SHIFT = 5

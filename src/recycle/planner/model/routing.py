@@ -8,7 +8,7 @@ the last failed stage, so that the traffic of a dead worker runs in lanes instea
 import numpy as np
 
 from recycle.core.problem import Problem
-from recycle.planner.schedule import Ints
+from recycle.planner.model.schedule import Ints
 
 
 def ranks(problem: Problem) -> Ints:

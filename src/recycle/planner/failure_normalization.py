@@ -14,7 +14,7 @@ from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.problem import Problem
 from recycle.core.units import format_us
-from recycle.planner.bound import Bounds
+from recycle.planner.model.lower_bound import Bounds
 
 Distribution = tuple[int, ...]
 _IMPOSSIBLE = 1 << 60

@@ -19,7 +19,7 @@ from scipy.sparse import csr_array
 from recycle.core.op import Kind, Op
 from recycle.core.plans.plan import chain_of
 from recycle.core.problem import Problem
-from recycle.planner.exact import (
+from recycle.planner.exact.exact_model import (
     Exact,
     Fusing,
     fusing,
@@ -31,8 +31,8 @@ from recycle.planner.exact import (
     routes_of,
     serial,
 )
-from recycle.planner.schedule import Bools, Ints, Schedule
-from recycle.planner.timing import Timing, limits_of, whole_times
+from recycle.planner.exact.op_times import Timing, limits_of, whole_times
+from recycle.planner.model.schedule import Bools, Ints, Schedule
 
 MAX_ORDER_BITS = 2_000
 """Pairs of ops whose order is open. HiGHS proves little beyond some hundred; beyond this it is not even asked."""

@@ -7,8 +7,20 @@ place in memory with its W and gives it back with its F.
 
 import numpy as np
 
-from recycle.planner.kernel import CAPACITY, COMM_US, KEPT, TAKEN, F, I, W, _compiled, _pop, _push, _uncounted
-from recycle.planner.schedule import Ints
+from recycle.planner.heuristic.list_scheduling_kernel import (
+    CAPACITY,
+    COMM_US,
+    KEPT,
+    TAKEN,
+    F,
+    I,
+    W,
+    _compiled,
+    _pop,
+    _push,
+    _uncounted,
+)
+from recycle.planner.model.schedule import Ints
 
 # Columns of the state, a row a worker (stage * D + pipeline): how many F's, I's and W's wait (where F, I, W point), what is held,
 # whether it is busy, when the most pressing op that is on its way arrives and its key, where its queues begin.
