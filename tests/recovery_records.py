@@ -6,7 +6,7 @@ from dataclasses import replace
 from recycle.core.events.record import Changed, Event, Joining, OpRan, Recovered, Spell, Started, Stepped
 from recycle.core.plans.plan import Plan
 from recycle.core.problem import Techniques
-from recycle.sim.replay.play import Conditions, replay
+from recycle.sim.replay.replay import Conditions, replay
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan
 
 # Of 12 workers one dies, and comes back.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from recycle.core.events.record import Event, Held, OpRan, Saved, Spell, Started, Stepped, Warned
 from recycle.core.plans.plan import Plan
-from recycle.sim.replay.play import Conditions, replay
+from recycle.sim.replay.replay import Conditions, replay
 
 START_US = 50_000  # how long the workers took to start
 DELAY_US = 12_000  # how much later all goes on after a step that was taken back

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from recycle.report.metrics import measure
     from recycle.runtime.checkpoint import load
     from recycle.runtime.train import cut, train
-    from recycle.sim.campaign import simulate
+    from recycle.sim.campaign.campaign import simulate
     from recycle.sim.job import job
-    from recycle.sim.replay.play import Conditions, replay
+    from recycle.sim.replay.replay import Conditions, replay
 
 _FOUND_IN = {
     "build": "planner.build_library",
@@ -38,12 +38,12 @@ _FOUND_IN = {
     "solve": "planner.solve",
     "solve_normalized": "planner.solve",
     "measure": "report.metrics",
-    "simulate": "sim.campaign",
+    "simulate": "sim.campaign.campaign",
     "job": "sim.job",
     "load": "runtime.checkpoint",
-    "Conditions": "sim.replay.play",
+    "Conditions": "sim.replay.replay",
     "Planner": "planner.live_planner",
-    "replay": "sim.replay.play",
+    "replay": "sim.replay.replay",
     "train": "runtime.train",
 }
 

@@ -24,8 +24,8 @@ from recycle.core.profile import Profile
 from recycle.planner.live_planner import Planner
 from recycle.planner.solve import solve
 from recycle.report.run_columns import read_run
-from recycle.sim.constants import RecycleConstants
-from recycle.sim.replay.play import Conditions, replay
+from recycle.sim.replay.replay import Conditions, replay
+from recycle.sim.systems.constants import RecycleConstants
 from tests.builders import make_problem
 from tests.plans import costly_profile, make_1f1b_plan
 from tests.random_plans import legal_plans

@@ -16,7 +16,7 @@ from recycle.cli.report_text import curve
 from recycle.core.errors import UserError
 from recycle.core.events.record import Event, Held, OpRan, Recovered, Spell, Started, Stepped, plan_file, write_record
 from recycle.core.plans.plan import Plan
-from recycle.sim.replay.play import Conditions, replay
+from recycle.sim.replay.replay import Conditions, replay
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan
 from tests.recovery_records import SAMPLES, degraded_plan, played, recovery_record, whole_plan
 from tests.run_records import Training, training_record

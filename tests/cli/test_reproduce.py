@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from recycle.cli.main import main
-from recycle.sim.reproduce import table
+from recycle.sim.reproduce import throughput_table as table
 from tests.cli.test_simulate import PNG, refusal, said
 from tests.sim.small_reproduction import shrink
 

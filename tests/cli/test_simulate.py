@@ -14,8 +14,8 @@ import pytest
 from recycle.cli.main import main
 from recycle.core.events.record import Started, read_record
 from recycle.report.metrics import measure
-from recycle.sim import timings
-from recycle.sim.lineup import SYSTEMS
+from recycle.sim import iteration_times as timings
+from recycle.sim.systems.registry import SYSTEMS
 
 # Steps take some milliseconds; nothing here takes long to plan.
 JOB = "--model layers=6,hidden=512,heads=8,sequence=512,vocabulary=1000 --gpu a100-80 --pipelines 3 --stages 2 --microbatches 4"

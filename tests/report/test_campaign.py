@@ -9,7 +9,7 @@ from matplotlib.image import imread
 
 from recycle.core.events.record import Changed, Event, Spell
 from recycle.report.campaign import LINES, draw_campaign
-from recycle.sim.lineup import SYSTEMS
+from recycle.sim.systems.registry import SYSTEMS
 
 HOUR = 3_600_000_000
 # 10 samples a second for an hour, then a worker leaves and it is half of that.

@@ -13,7 +13,7 @@ from recycle.report.executed import Executed, bubble_share, planned_shares
 from recycle.report.run_columns import read_run
 from recycle.report.run_summary import Summary, Times, fullest_by_stage, memory_ratio
 from recycle.report.run_timeline import run_timeline
-from recycle.sim.replay.play import Conditions, replay
+from recycle.sim.replay.replay import Conditions, replay
 from tests.builders import make_plan, make_problem
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan, make_split_plan
 from tests.run_records import Training, training_record

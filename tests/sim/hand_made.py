@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from recycle.core.cluster import Shape
 from recycle.core.events.record import Spell
 from recycle.core.events.trace import Change, Trace
-from recycle.sim.course import follow
-from recycle.sim.timings import Timing
+from recycle.sim.campaign.trace_simulation import follow
+from recycle.sim.iteration_times import Timing
 
 SECOND = 1_000_000
 

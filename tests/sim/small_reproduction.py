@@ -3,9 +3,11 @@
 import pytest
 
 from recycle.core.cluster import Shape
-from recycle.sim import timings
-from recycle.sim.reproduce import ablation, planner, scale, table
-from recycle.sim.reproduce.published import Row
+from recycle.sim import iteration_times as timings
+from recycle.sim.reproduce import ablation, scale
+from recycle.sim.reproduce import planning_time as planner
+from recycle.sim.reproduce import throughput_table as table
+from recycle.sim.reproduce.published_numbers import Row
 
 ROW = Row("gpt3-medium", 2, 2, 27.58, {"bamboo": (19.47, 18.98, 15.24), "oobleck": (27.26, 25.37, 19.47), "recycle": None})
 

@@ -8,13 +8,14 @@ from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import Spell
 from recycle.core.events.trace import Change, Trace
 from recycle.core.profile import Link, Profile, StageProfile
-from recycle.sim import failures, seats
-from recycle.sim.course import follow
+from recycle.sim import failure_traces as failures
+from recycle.sim.campaign import placement as seats
+from recycle.sim.campaign.trace_simulation import follow
+from recycle.sim.iteration_times import one_f_one_b
 from recycle.sim.job import Job
 from recycle.sim.policy import Loss, Members
 from recycle.sim.systems.bamboo import Bamboo, step_time_us, take_over, wants_rebalance
 from recycle.sim.systems.ideal import Ideal
-from recycle.sim.timings import one_f_one_b
 from tests.sim.jobs import SMALL, small_job, traces
 
 SECOND, HOUR = 1_000_000, 3_600_000_000

@@ -7,10 +7,12 @@ import pytest
 from recycle.core.events.record import Changed, Spell
 from recycle.core.events.trace import Change, Trace
 from recycle.report.metrics import measure
-from recycle.sim import campaign, failures, timings
-from recycle.sim.campaign import Case, run
-from recycle.sim.constants import Constants
-from recycle.sim.lineup import SYSTEMS, Setting
+from recycle.sim import failure_traces as failures
+from recycle.sim import iteration_times as timings
+from recycle.sim.campaign import campaign
+from recycle.sim.campaign.campaign import Case, run
+from recycle.sim.systems.constants import Constants
+from recycle.sim.systems.registry import SYSTEMS, Setting
 from tests.sim.jobs import small_job
 
 SECOND = 1_000_000

@@ -2,9 +2,9 @@
 
 import pytest
 
-from recycle.sim.constants import Constants
-from recycle.sim.lineup import Setting
 from recycle.sim.systems.checkpoint_restart import CheckpointRestart
+from recycle.sim.systems.constants import Constants
+from recycle.sim.systems.registry import Setting
 from tests.sim.hand_made import SECOND, HandMade, spells, told, trace
 
 # Two pipelines of two stages: a step takes 1 s and adds 8 samples; after five steps a checkpoint of 2 s; a restart of 10 s.

@@ -3,7 +3,7 @@
 import pytest
 
 from recycle.core.errors import UserError
-from recycle.sim.constants import Constants
+from recycle.sim.systems.constants import Constants
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from recycle.core.cluster import Shape
 from recycle.core.events.record import Spell
 from recycle.core.events.trace import Change, Trace
-from recycle.sim.course import follow
+from recycle.sim.campaign.trace_simulation import follow
 from recycle.sim.policy import DOWN, Event, Loss, Members, Pause, Regime, Verdict
 
 SHAPE = Shape(2, 2, 4)

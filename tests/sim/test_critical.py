@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from recycle.core.op import Op
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import Link, Profile, StageProfile
-from recycle.sim.replay.critical import critical_path
-from recycle.sim.replay.play import Conditions, replay
+from recycle.sim.replay.critical_path import critical_path
+from recycle.sim.replay.replay import Conditions, replay
 from tests.builders import make_plan, make_problem
 from tests.plans import make_1f1b_plan
 from tests.random_plans import legal_plans

@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import Link, Profile
-from recycle.sim.replay.expect import expected, held_up
-from recycle.sim.replay.play import Conditions, replay
-from recycle.sim.replay.result import Replay
+from recycle.sim.replay.expected_iteration import expected, held_up
+from recycle.sim.replay.replay import Conditions, replay
+from recycle.sim.replay.replay_result import Replay
 from tests.plans import costly_profile, make_1f1b_plan, make_split_plan
 from tests.random_plans import legal_plans
 

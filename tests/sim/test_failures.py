@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recycle.core.errors import UserError
 from recycle.core.events.trace import Trace, live_counts
-from recycle.sim.failures import bursts, every, node_names, poisson, racks, worker_names
+from recycle.sim.failure_traces import bursts, every, node_names, poisson, racks, worker_names
 
 MS, S, MIN, H, D = 1000, 10**6, 60 * 10**6, 3600 * 10**6, 86400 * 10**6
 NODES = worker_names(4, 8)

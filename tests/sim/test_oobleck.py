@@ -9,13 +9,13 @@ from recycle.core.errors import UserError
 from recycle.core.events.record import Spell
 from recycle.core.events.trace import Change, Trace
 from recycle.planner.profiles.catalog import ModelSpec, parse_gpu
-from recycle.sim import seats
-from recycle.sim.course import follow
+from recycle.sim.campaign import placement as seats
+from recycle.sim.campaign.trace_simulation import follow
+from recycle.sim.iteration_times import Timing
 from recycle.sim.job import Job
 from recycle.sim.policy import DOWN, Event, Loss, Members, Pause, Regime
 from recycle.sim.systems.ideal import Ideal
-from recycle.sim.systems.oobleck import Layout, Oobleck, OobleckByTable, repair
-from recycle.sim.timings import Timing
+from recycle.sim.systems.oobleck.policy import Layout, Oobleck, OobleckByTable, repair
 from tests.sim.jobs import traces
 
 SECOND = 1_000_000

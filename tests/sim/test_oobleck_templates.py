@@ -12,9 +12,9 @@ from recycle.core.profile import Link
 from recycle.planner.profiles.catalog import ModelSpec, parse_gpu
 from recycle.planner.profiles.estimate import LayerCost
 from recycle.sim.job import Job
-from recycle.sim.systems.oobleck_instances import Costs, Instances, instances, slowest_ns
-from recycle.sim.systems.oobleck_multisets import exchanges, multisets, num_multisets, of_two_sizes
-from recycle.sim.systems.oobleck_templates import (
+from recycle.sim.systems.oobleck.instances import Costs, Instances, instances, slowest_ns
+from recycle.sim.systems.oobleck.multisets import exchanges, multisets, num_multisets, of_two_sizes
+from recycle.sim.systems.oobleck.templates import (
     Template,
     bearable_faults,
     cut,

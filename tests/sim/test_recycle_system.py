@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import Spell
 from recycle.core.events.trace import Change, Trace
-from recycle.sim.constants import RecycleConstants
-from recycle.sim.course import follow
+from recycle.sim.campaign.trace_simulation import follow
+from recycle.sim.iteration_times import Timings, one_f_one_b
 from recycle.sim.policy import Event, Loss, Members
+from recycle.sim.systems.constants import RecycleConstants
 from recycle.sim.systems.ideal import Ideal
 from recycle.sim.systems.recycle import Recycle
-from recycle.sim.timings import Timings, one_f_one_b
 from tests.sim.jobs import small_job, traces
 
 JOB = small_job()

@@ -17,10 +17,10 @@ from recycle.core.op import Op
 from recycle.core.plans.plan import Plan
 from recycle.core.problem import Memory, Problem
 from recycle.core.profile import Link, Profile, StageProfile
-from recycle.sim.replay.clock import Clock
-from recycle.sim.replay.measure import memory_curve, peak_memory, shares, windows_us
-from recycle.sim.replay.play import Conditions, replay
-from recycle.sim.replay.result import Replay
+from recycle.sim.replay.event_queue import Clock
+from recycle.sim.replay.replay import Conditions, replay
+from recycle.sim.replay.replay_result import Replay
+from recycle.sim.replay.time_shares import memory_curve, peak_memory, shares, windows_us
 from tests.builders import make_plan, make_problem, moved, plan_of, timed_of, without
 from tests.planner.strategies import problems
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan

@@ -2,9 +2,11 @@
 
 import pytest
 
-from recycle.sim.lineup import SYSTEMS
-from recycle.sim.reproduce import ablation, planner, scale, table
-from recycle.sim.reproduce.published import INTERVALS_H, TABLE
+from recycle.sim.reproduce import ablation, scale
+from recycle.sim.reproduce import planning_time as planner
+from recycle.sim.reproduce import throughput_table as table
+from recycle.sim.reproduce.published_numbers import INTERVALS_H, TABLE
+from recycle.sim.systems.registry import SYSTEMS
 from tests.sim.small_reproduction import ROW, shrink
 
 MODELS = ("gpt3-medium", "gpt3-3.35b", "gpt3-6.7b")

@@ -5,7 +5,7 @@ import pytest
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.events.trace import Change, Trace
-from recycle.sim.seats import Seats, effective, events
+from recycle.sim.campaign.placement import Seats, effective, events
 
 SHAPE = Shape(2, 2, 4)
 

@@ -12,11 +12,11 @@ from recycle.core.cluster import Shape
 from recycle.core.events.record import Changed, Spell
 from recycle.core.events.trace import Change, Trace
 from recycle.report.metrics import measure
-from recycle.sim import timings
-from recycle.sim.constants import Constants
-from recycle.sim.course import follow
-from recycle.sim.lineup import SYSTEMS, Setting, parse_systems
+from recycle.sim import iteration_times as timings
+from recycle.sim.campaign.trace_simulation import follow
+from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.ideal import FaultScaled, Ideal
+from recycle.sim.systems.registry import SYSTEMS, Setting, parse_systems
 from tests.sim.hand_made import HandMade, spells, told, trace
 from tests.sim.jobs import small_job
 

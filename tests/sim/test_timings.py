@@ -4,8 +4,8 @@ from recycle.core.profile import Link, Profile, StageProfile
 from recycle.planner.failure_normalization import least_bound
 from recycle.planner.problem_from_text import problem as describe
 from recycle.planner.solve import solve_normalized
-from recycle.sim import timings as module
-from recycle.sim.timings import Timings, one_f_one_b
+from recycle.sim import iteration_times as module
+from recycle.sim.iteration_times import Timings, one_f_one_b
 from tests.sim.jobs import small_job
 
 JOB = small_job(num_pipelines=4, num_stages=3, num_microbatches=6)

@@ -11,13 +11,13 @@ from recycle.core.cluster import Shape
 from recycle.core.events.record import Spell
 from recycle.core.events.trace import Change, Trace
 from recycle.core.profile import Link, Profile, StageProfile
-from recycle.sim import seats
-from recycle.sim.course import follow
+from recycle.sim.campaign import placement as seats
+from recycle.sim.campaign.trace_simulation import follow
+from recycle.sim.iteration_times import one_f_one_b
 from recycle.sim.job import Job
-from recycle.sim.pipeline import most_bytes, pipeline_us
+from recycle.sim.one_f_one_b import most_bytes, pipeline_us
 from recycle.sim.systems.ideal import Ideal
 from recycle.sim.systems.varuna import Varuna, best_layout, depths
-from recycle.sim.timings import one_f_one_b
 from tests.sim.jobs import SMALL, small_job, traces
 
 SECOND = 1_000_000

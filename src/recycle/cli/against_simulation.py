@@ -26,9 +26,9 @@ from recycle.planner.failure_normalization import Move, Takeover, move_time_us
 from recycle.planner.live_planner import Planner
 from recycle.report.against import Comparison, Epoch, Pace, Pause, Stretch, in_flight_us, late_recoveries, split_epochs
 from recycle.report.run_columns import Run
-from recycle.sim.constants import Constants, RecycleConstants
-from recycle.sim.replay.play import Conditions, replay
-from recycle.sim.replay.program import ABSENT, KINDS, Ints, Program, compile_plan
+from recycle.sim.replay.op_graph import ABSENT, KINDS, Ints, Program, compile_plan
+from recycle.sim.replay.replay import Conditions, replay
+from recycle.sim.systems.constants import Constants, RecycleConstants
 
 # Iterations to play, and the ops in all of them; those after are taken to be like the last of them.
 _MOST_PLAYED, _MOST_OPS = 60, 2_000_000

@@ -37,7 +37,7 @@ from recycle.report.cluster import (
 from recycle.report.run_timeline import run_timeline
 from recycle.report.svg import draw_svg
 from recycle.report.tables import markdown
-from recycle.sim.replay.expect import expected
+from recycle.sim.replay.expected_iteration import expected
 
 KEPT, MEDIAN_ERROR, WORST_ERROR = 0.97, 0.03, 0.08
 RESULTS, PICTURE, TIMELINE = "results", "throughput.png", "timeline.svg"

@@ -22,9 +22,9 @@ from recycle.report.perfetto import draw_run_trace
 from recycle.report.run_timeline import run_timeline
 from recycle.report.svg import draw_svg
 from recycle.report.timeline import Timeline
-from recycle.sim.replay.measure import counted, windows_us
-from recycle.sim.replay.play import Conditions, replay
-from recycle.sim.replay.result import Replay
+from recycle.sim.replay.replay import Conditions, replay
+from recycle.sim.replay.replay_result import Replay
+from recycle.sim.replay.time_shares import counted, windows_us
 
 _LONG = 300_000  # ops: from here on it takes more than a second
 _MOST_TRACED = 300_000  # ops in a trace: beyond, the viewer and the disk ask for less

@@ -3,10 +3,10 @@
 from typing import Any
 
 from recycle.core.units import format_bytes, format_us
-from recycle.sim.replay.critical import CriticalPath, critical_path
-from recycle.sim.replay.measure import Share, memory_curve, peak_memory, shares
-from recycle.sim.replay.play import Conditions
-from recycle.sim.replay.result import Replay
+from recycle.sim.replay.critical_path import CriticalPath, critical_path
+from recycle.sim.replay.replay import Conditions
+from recycle.sim.replay.replay_result import Replay
+from recycle.sim.replay.time_shares import Share, memory_curve, peak_memory, shares
 
 MOST_OPS = 50
 _MOST_WORKERS = 16

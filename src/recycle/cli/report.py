@@ -25,7 +25,7 @@ from recycle.report.run_summary import Summary
 from recycle.report.run_timeline import run_timeline
 from recycle.report.svg import draw_svg
 from recycle.report.timeline import Timeline
-from recycle.sim.replay.measure import counted
+from recycle.sim.replay.time_shares import counted
 
 _LONG_BYTES = 5_000_000  # of a record: from here on reading takes about a second
 _MOST_TRACED = 300_000  # ops in a trace: beyond, the viewer and the disk ask for less

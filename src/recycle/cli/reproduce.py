@@ -10,10 +10,10 @@ from recycle.cli.simulate import cache_folder
 from recycle.core.files import refuse_unwritable, write_bytes, write_text
 from recycle.report.tables import document
 from recycle.sim.reproduce.ablation import ablation
-from recycle.sim.reproduce.planner import planner
-from recycle.sim.reproduce.result import Result
+from recycle.sim.reproduce.experiment import Result
+from recycle.sim.reproduce.planning_time import planner
 from recycle.sim.reproduce.scale import scale
-from recycle.sim.reproduce.table import table
+from recycle.sim.reproduce.throughput_table import table
 
 _EXAMPLES = """\
 experiments:

@@ -16,11 +16,11 @@ from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_byt
 from recycle.core.units import format_duration, parse_duration_us
 from recycle.report.metrics import Metrics, measure
 from recycle.report.tables import aligned, campaign_table, down_notes, pause_table
-from recycle.sim import failures
-from recycle.sim.campaign import Case, run
-from recycle.sim.constants import Constants
+from recycle.sim import failure_traces as failures
+from recycle.sim.campaign.campaign import Case, run
 from recycle.sim.job import Job
-from recycle.sim.lineup import SYSTEMS, Setting, parse_systems
+from recycle.sim.systems.constants import Constants
+from recycle.sim.systems.registry import SYSTEMS, Setting, parse_systems
 
 _EXAMPLES = f"""\
 systems: {", ".join(SYSTEMS)}

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 from recycle.core.errors import UserError
 from recycle.core.events.trace import Trace
-from recycle.sim.peers import COSTS, Costs
 from recycle.sim.reference.run import ALL_QUIRKS, DEPTH, NO_QUIRKS, Kind, Quirks, Run
 from recycle.sim.systems.bamboo import FATAL_US, SLOWDOWN, take_over, wants_rebalance
+from recycle.sim.systems.published_costs import COSTS, Costs
 
 __all__ = ["ALL_QUIRKS", "COSTS", "NO_QUIRKS", "Costs", "Quirks", "reference_average"]
 

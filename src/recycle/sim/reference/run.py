@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from recycle.core.events.trace import Trace
-from recycle.sim.peers import Costs
+from recycle.sim.systems.published_costs import Costs
 
 DEPTH = 12
 READY_MS = 45_000

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from recycle.core.cluster import Shape
 from recycle.core.problem import Techniques
+from recycle.sim.iteration_times import Timings, one_f_one_b
 from recycle.sim.job import Job
-from recycle.sim.reproduce.published import TABLE
-from recycle.sim.reproduce.result import Bars, Result, Table
-from recycle.sim.reproduce.table import GPU, NUM_MICROBATCHES, model_text
-from recycle.sim.timings import Timings, one_f_one_b
+from recycle.sim.reproduce.experiment import Bars, Result, Table
+from recycle.sim.reproduce.published_numbers import TABLE
+from recycle.sim.reproduce.throughput_table import GPU, NUM_MICROBATCHES, model_text
 
 MOST_FAILURES = 4
 STEPS = {

@@ -6,13 +6,13 @@ from statistics import mean
 
 from recycle.core.cluster import Shape
 from recycle.core.events.record import Spell
-from recycle.sim import failures
-from recycle.sim.campaign import Case, run
-from recycle.sim.constants import Constants
+from recycle.sim import failure_traces as failures
+from recycle.sim.campaign.campaign import Case, run
 from recycle.sim.job import Job
-from recycle.sim.lineup import SYSTEMS, Setting
 from recycle.sim.policy import Members
-from recycle.sim.reproduce.result import Bars, Result, Table
+from recycle.sim.reproduce.experiment import Bars, Result, Table
+from recycle.sim.systems.constants import Constants
+from recycle.sim.systems.registry import SYSTEMS, Setting
 
 GPU = "a100-80"
 TENSOR_PARALLEL = 8

@@ -33,7 +33,7 @@ from recycle.core.profile import Profile
 from recycle.core.units import format_bytes
 from recycle.planner.profiles.estimate import estimate
 from recycle.sim.job import BYTES_PER_PARAMETER, Job
-from recycle.sim.pipeline import latencies_us, pipeline_us
+from recycle.sim.one_f_one_b import latencies_us, pipeline_us
 from recycle.sim.policy import DOWN, Event, Loss, Members, Regime, Verdict, pauses
 
 FATAL_US = 30_000_000

@@ -9,9 +9,9 @@ filled changes nothing.
 from dataclasses import dataclass
 from typing import Any
 
+from recycle.sim.iteration_times import Timing
 from recycle.sim.job import Job
 from recycle.sim.policy import Event, Loss, Members, Regime, Verdict, pauses
-from recycle.sim.timings import Timing
 
 _WAITS = "the job waits until every place is filled again"
 

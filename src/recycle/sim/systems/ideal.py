@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from recycle.sim.iteration_times import Timing
 from recycle.sim.job import Job
 from recycle.sim.policy import DOWN, Event, Members, Regime, Verdict
-from recycle.sim.timings import Timing
 
 # With a few workers an iteration takes long; one that began before others joined must not keep them waiting.
 _STEP_US = 10_000

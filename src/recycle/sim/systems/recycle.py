@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recycle.core.cluster import Worker
-from recycle.sim.constants import RecycleConstants
+from recycle.sim.iteration_times import Timing, Timings
 from recycle.sim.job import Job
 from recycle.sim.policy import Event, Loss, Members, Regime, Verdict, pauses
-from recycle.sim.timings import Timing, Timings
+from recycle.sim.systems.constants import RecycleConstants
 
 
 @dataclass(frozen=True, slots=True)

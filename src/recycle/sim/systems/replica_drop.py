@@ -9,9 +9,9 @@ next step. Spare nodes fill empty places as they come.
 from dataclasses import dataclass
 from typing import Any
 
+from recycle.sim.iteration_times import Timing
 from recycle.sim.job import Job
 from recycle.sim.policy import DOWN, Event, Loss, Members, Regime, Verdict, pauses
-from recycle.sim.timings import Timing
 
 _NONE_WHOLE = "every pipeline misses a worker: the job waits"
 

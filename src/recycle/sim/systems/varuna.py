@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recycle.sim.job import Job
-from recycle.sim.pipeline import latencies_us, most_bytes, pipeline_us
+from recycle.sim.one_f_one_b import latencies_us, most_bytes, pipeline_us
 from recycle.sim.policy import Event, Loss, Members, Regime, Verdict, pauses
 
 

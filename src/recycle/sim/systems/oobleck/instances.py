@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from recycle.core.profile import Link
 from recycle.sim.job import Job
-from recycle.sim.systems.oobleck_multisets import MOST_LAYOUTS, Counts, as_sizes, candidates, exchanges, num_pipelines
-from recycle.sim.systems.oobleck_templates import (
+from recycle.sim.systems.oobleck.multisets import MOST_LAYOUTS, Counts, as_sizes, candidates, exchanges, num_pipelines
+from recycle.sim.systems.oobleck.templates import (
     Template,
     bearable_faults,
     fewest_nodes,

@@ -15,7 +15,7 @@ from typing import Any
 
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.units import parse_duration_us
-from recycle.sim.peers import COSTS
+from recycle.sim.systems.published_costs import COSTS
 
 _SECOND = 1_000_000
 # Billions of parameters of the models between which the peers' costs are interpolated.

@@ -13,17 +13,17 @@ from recycle.core.cluster import Shape
 from recycle.core.events.record import Event, Spell
 from recycle.core.events.trace import Trace
 from recycle.host.parallel_map import spread
-from recycle.sim import failures
-from recycle.sim.constants import Constants
-from recycle.sim.course import follow
+from recycle.sim import failure_traces as failures
+from recycle.sim.campaign.trace_simulation import follow
+from recycle.sim.iteration_times import Timings, one_f_one_b
 from recycle.sim.job import Job
 from recycle.sim.policy import Members, System
-from recycle.sim.reproduce.published import INTERVALS_H, TABLE, Row
-from recycle.sim.reproduce.result import Bars, Result, Table
+from recycle.sim.reproduce.experiment import Bars, Result, Table
+from recycle.sim.reproduce.published_numbers import INTERVALS_H, TABLE, Row
 from recycle.sim.systems.bamboo import Bamboo
-from recycle.sim.systems.oobleck import Oobleck
+from recycle.sim.systems.constants import Constants
+from recycle.sim.systems.oobleck.policy import Oobleck
 from recycle.sim.systems.recycle import Recycle
-from recycle.sim.timings import Timings, one_f_one_b
 
 GPU = "a100-80"
 NUM_MICROBATCHES = 128

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recycle.core.errors import UserError
-from recycle.sim.constants import Constants, young_us
+from recycle.sim.iteration_times import Timing, Timings, one_f_one_b
 from recycle.sim.job import Job
 from recycle.sim.policy import System
 from recycle.sim.systems.bamboo import Bamboo
 from recycle.sim.systems.checkpoint_restart import CheckpointRestart
+from recycle.sim.systems.constants import Constants, young_us
 from recycle.sim.systems.ideal import FaultScaled, Ideal
-from recycle.sim.systems.oobleck import Oobleck
+from recycle.sim.systems.oobleck.policy import Oobleck
 from recycle.sim.systems.recycle import Recycle
 from recycle.sim.systems.replica_drop import ReplicaDrop
 from recycle.sim.systems.varuna import Varuna, best_layout
-from recycle.sim.timings import Timing, Timings, one_f_one_b
 
 DAY_US = 86_400_000_000
 

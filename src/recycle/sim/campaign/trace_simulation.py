@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from recycle.core.cluster import Shape
 from recycle.core.events.record import Changed, Event, Spell
 from recycle.core.events.trace import Trace
-from recycle.sim import seats
+from recycle.sim.campaign import placement as seats
 from recycle.sim.policy import DOWN, Loss, Pause, System, Verdict
 
 

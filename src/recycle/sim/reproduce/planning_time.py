@@ -9,8 +9,8 @@ from recycle.core.cluster import Cluster, Shape
 from recycle.core.problem import Memory, Problem
 from recycle.core.profile import Profile
 from recycle.planner.build_library import build
-from recycle.sim.reproduce.published import PLANNER_SECONDS
-from recycle.sim.reproduce.result import Bars, Result, Table
+from recycle.sim.reproduce.experiment import Bars, Result, Table
+from recycle.sim.reproduce.published_numbers import PLANNER_SECONDS
 
 SHAPES = (Shape(4, 64, 256), Shape(16, 16, 64))
 COSTS, COMM_US = (10, 13, 9), 1

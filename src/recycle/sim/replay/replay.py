@@ -28,10 +28,10 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import stage_windows
-from recycle.sim.replay.clock import Clock
-from recycle.sim.replay.noise import durations_us
-from recycle.sim.replay.program import ABSENT, Ints, Program, compile_plan
-from recycle.sim.replay.result import NOTHING, Replay, step_cause
+from recycle.sim.replay.event_queue import Clock
+from recycle.sim.replay.jitter import durations_us
+from recycle.sim.replay.op_graph import ABSENT, Ints, Program, compile_plan
+from recycle.sim.replay.replay_result import NOTHING, Replay, step_cause
 
 MOST_ITERATIONS = 1000
 MOST_OPS = 20_000_000

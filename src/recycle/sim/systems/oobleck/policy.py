@@ -23,7 +23,7 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.sim.job import Job
 from recycle.sim.policy import DOWN, Event, Loss, Members, Regime, Verdict, pauses
-from recycle.sim.systems.oobleck_instances import best_sizes, instances, iteration_us
+from recycle.sim.systems.oobleck.instances import best_sizes, instances, iteration_us
 
 Pipelines = tuple[tuple[Worker, ...], ...]
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from recycle.core.cluster import Worker
 from recycle.core.problem import Memory, Problem
-from recycle.sim.replay.program import KINDS, Ints
-from recycle.sim.replay.result import Replay
+from recycle.sim.replay.op_graph import KINDS, Ints
+from recycle.sim.replay.replay_result import Replay
 
 _PLENTY_BYTES = 10**15
 

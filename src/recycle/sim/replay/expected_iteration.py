@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import Link, Profile
-from recycle.sim.replay.play import Conditions, replay_program
-from recycle.sim.replay.program import Program, compile_plan
-from recycle.sim.replay.result import Replay
+from recycle.sim.replay.op_graph import Program, compile_plan
+from recycle.sim.replay.replay import Conditions, replay_program
+from recycle.sim.replay.replay_result import Replay
 
 _NUM_PLAYS, _NUM_ITERATIONS = 25, 8
 # The first iterations are still those of the plan's own costs, and in the last one there is nobody of the next beside.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
-from recycle.sim.replay.result import OPTIMIZER, REDUCE, Replay
+from recycle.sim.replay.replay_result import OPTIMIZER, REDUCE, Replay
 
 TRANSFER, WAIT = "transfer", "wait"
 LEG_KINDS = (*(kind.value for kind in Kind), TRANSFER, REDUCE, OPTIMIZER, WAIT)

@@ -7,7 +7,7 @@ the number at its position. So the same op takes the same time whatever else hap
 import numpy as np
 
 from recycle.core.cluster import Worker
-from recycle.sim.replay.program import Ints, Program
+from recycle.sim.replay.op_graph import Ints, Program
 
 _MOST_DEVIATIONS = 3.0
 

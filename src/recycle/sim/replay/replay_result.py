@@ -9,7 +9,7 @@ from recycle.core.events.record import OpRan, Started
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import makespan_us, stage_windows
 from recycle.core.problem import Problem
-from recycle.sim.replay.program import Ints, Program
+from recycle.sim.replay.op_graph import Ints, Program
 
 NOTHING = -1  # an op that waited for nothing: the first of a row in the first iteration
 REDUCE, OPTIMIZER = "reduce", "optimizer"

@@ -15,11 +15,11 @@ from recycle.core.events.record import Event, Spell, read_record, write_record
 from recycle.core.events.trace import Trace, live_counts
 from recycle.core.release import source_digest
 from recycle.host.parallel_map import spread
-from recycle.sim.constants import Constants
-from recycle.sim.course import follow
+from recycle.sim.campaign.placement import events
+from recycle.sim.campaign.trace_simulation import follow
 from recycle.sim.job import Job
-from recycle.sim.lineup import SYSTEMS, Setting, parse_systems
-from recycle.sim.seats import events
+from recycle.sim.systems.constants import Constants
+from recycle.sim.systems.registry import SYSTEMS, Setting, parse_systems
 
 
 @dataclass(frozen=True, slots=True)
