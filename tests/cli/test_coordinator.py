@@ -18,8 +18,8 @@ from recycle.cli.main import main
 from recycle.cli.train_config import parse_config
 from recycle.cli.train_parts import Parts
 from recycle.cli.train_plan import choose_plan
-from recycle.control.courier import Courier
-from recycle.control.knock import Door
+from recycle.control.net.file_transfer import Courier
+from recycle.control.net.handshake import Door
 from recycle.core.errors import UserError
 
 pytestmark = pytest.mark.timeout(240)
@@ -116,16 +116,16 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
 # A worker that sees neither the run's folder nor the coordinator's processes: as on a machine of its own.
 ELSEWHERE = """
 import sys
-import recycle.cli.coordinator, recycle.control.knock
+import recycle.cli.coordinator, recycle.control.net.handshake
 from recycle.cli.coordinator import make_kit, tell_of
 from recycle.cli.main import main
 from recycle.cli.train_config import parse_config
 from recycle.cli.train_parts import Parts
 from recycle.cli.train_plan import choose_plan
-from recycle.control.courier import Courier
-from recycle.control.knock import Door
+from recycle.control.net.file_transfer import Courier
+from recycle.control.net.handshake import Door
 from recycle.core.errors import UserError
-recycle.control.knock.this_host = lambda: "elsewhere"
+recycle.control.net.handshake.this_host = lambda: "elsewhere"
 recycle.cli.coordinator._job_in = lambda out: {}
 sys.exit(main(sys.argv[1:]))
 """

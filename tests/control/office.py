@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from recycle.control.coordinator import Coordinator, Phase
-from recycle.control.journal import Journal, MemoryJournal
-from recycle.control.members import Member, Recovery
-from recycle.control.messages import Begun, Go, Message, Renew, Standing, Stopped
+from recycle.control.decide.coordinator import Coordinator, Phase
+from recycle.control.decide.journal import Journal, MemoryJournal
+from recycle.control.decide.members import Member, Recovery
+from recycle.control.decide.messages import Begun, Go, Message, Renew, Standing, Stopped
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.op import Kind, MicroBatch, Op

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 
-from recycle.control.client import Client
-from recycle.control.knock import Door
-from recycle.control.messages import Challenge, Heard, Hello, Message, Refused, Renew, Share, Tell, Welcome
-from recycle.control.server import Server, listen
-from recycle.control.wire import MOST_BYTES, Inbox, proof
+from recycle.control.decide.messages import Challenge, Heard, Hello, Message, Refused, Renew, Share, Tell, Welcome
+from recycle.control.net.client import Client
+from recycle.control.net.handshake import Door
+from recycle.control.net.server import Server, listen
+from recycle.control.net.wire import MOST_BYTES, Inbox, proof
 from recycle.core.release import RELEASE
 
 TOKEN, JOB, LEASE_S, PATIENCE_S = "the job's own secret", "a1b2c3d4", 2.0, 10.0

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from recycle.control.agreement import ABSENT, NoAgreement, Resume, agree
-from recycle.control.messages import Ballot, Standing
+from recycle.control.decide.agreement import ABSENT, NoAgreement, Resume, agree
+from recycle.control.decide.messages import Ballot, Standing
 
 pytestmark = pytest.mark.timeout(60)
 ODD = (0.5, math.nan, 3.25, math.inf, 0.0, 1e-300, 1e300)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import recycle
-from recycle.control.ahead import Ahead, next_questions
+from recycle.control.decide.plan_prefetch import Ahead, next_questions
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem
 from recycle.core.op import Kind, MicroBatch, Op
@@ -253,7 +253,7 @@ def test_a_source_that_cannot_travel_is_reported_and_not_waited_for_in_vain() ->
 
 
 def test_only_so_many_answers_are_kept_and_wanted_ones_first(source: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recycle.control.ahead._MOST_ANSWERS", 5)
+    monkeypatch.setattr("recycle.control.decide.plan_prefetch._MOST_ANSWERS", 5)
     with Ahead(source) as ahead:
         ahead.prepare(frozenset(), SHAPE)
         assert until(lambda: ahead.num_ready == 5, 30)
@@ -267,7 +267,7 @@ def test_only_so_many_answers_are_kept_and_wanted_ones_first(source: Scripted, m
 
 
 def test_of_huge_plans_fewer_are_kept(source: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recycle.control.ahead._MOST_OPS", 2 * 3 * SHAPE.num_chains)
+    monkeypatch.setattr("recycle.control.decide.plan_prefetch._MOST_OPS", 2 * 3 * SHAPE.num_chains)
     with Ahead(source) as ahead:
         ahead.prepare(frozenset(), SHAPE)
         assert until(lambda: ahead.num_ready == 2, 30)
@@ -314,7 +314,7 @@ def test_neither_a_killed_process_nor_a_closed_source_leaves_anything_open(sourc
 SCRIPT = """
 import sys, threading
 from pathlib import Path
-from recycle.control.ahead import Ahead
+from recycle.control.decide.plan_prefetch import Ahead
 from recycle.core.cluster import Shape
 
 class Told:

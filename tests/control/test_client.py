@@ -12,10 +12,10 @@ from itertools import count
 
 import pytest
 
-from recycle.control import knock
-from recycle.control.knock import Door, TurnedAway, this_host
-from recycle.control.messages import Challenge, End, Hello, Pause, Refused, Renew, Share, Stop, Welcome
-from recycle.control.wire import framed, new_nonce
+from recycle.control.decide.messages import Challenge, End, Hello, Pause, Refused, Renew, Share, Stop, Welcome
+from recycle.control.net import handshake as knock
+from recycle.control.net.handshake import Door, TurnedAway, this_host
+from recycle.control.net.wire import framed, new_nonce
 from recycle.core.release import RELEASE
 from tests.control.port import JOB, LEASE_S, PATIENCE_S, TOKEN, Guest, Porter, Post, closed_door, num_open
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from recycle.control.coordinator import Phase
-from recycle.control.messages import Begun, End, Go, Renew, Share, Standing, Stopped
+from recycle.control.decide.coordinator import Phase
+from recycle.control.decide.messages import Begun, End, Go, Renew, Share, Standing, Stopped
 from recycle.core.cluster import Worker
 from tests.control.office import LEASE_S, W0_0, Office, dead, with_a_place_free
 

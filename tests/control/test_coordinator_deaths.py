@@ -2,9 +2,9 @@
 
 import pytest
 
-from recycle.control.agreement import ABSENT
-from recycle.control.coordinator import Phase
-from recycle.control.messages import Ballot, Begun, Standing, Stop
+from recycle.control.decide.agreement import ABSENT
+from recycle.control.decide.coordinator import Phase
+from recycle.control.decide.messages import Ballot, Begun, Standing, Stop
 from recycle.core.cluster import Cluster
 from tests.control.office import SHAPE, Office, answer_for, dead, plan_for
 

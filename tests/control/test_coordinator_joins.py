@@ -2,8 +2,8 @@
 
 import pytest
 
-from recycle.control.coordinator import Phase
-from recycle.control.messages import Pause, Standing, Stop
+from recycle.control.decide.coordinator import Phase
+from recycle.control.decide.messages import Pause, Standing, Stop
 from recycle.core.cluster import Cluster, Shape
 from recycle.core.plans.plan_source import Answer
 from tests.control.office import W0_0, W0_1, W1_0, W1_1, Office, dead, plan_for, with_a_place_free

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from recycle.control.coordinator import Phase
-from recycle.control.journal import FileJournal
-from recycle.control.members import Member
-from recycle.control.messages import Pause, Share, Standing, Stop
+from recycle.control.decide.coordinator import Phase
+from recycle.control.decide.journal import FileJournal
+from recycle.control.decide.members import Member
+from recycle.control.decide.messages import Pause, Share, Standing, Stop
 from tests.control.office import LEASE_S, Office, dead
 
 pytestmark = pytest.mark.timeout(60)

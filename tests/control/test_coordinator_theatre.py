@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from recycle.control.coordinator import Coordinator, Phase
-from recycle.control.members import Member
-from recycle.control.messages import Begun, Go, Message, Pause, Renew, Stop, Stopped
+from recycle.control.decide.coordinator import Coordinator, Phase
+from recycle.control.decide.members import Member
+from recycle.control.decide.messages import Begun, Go, Message, Pause, Renew, Stop, Stopped
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan_source import Answer
 from tests.control.office import Office, answer_for, evened

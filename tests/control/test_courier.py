@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from recycle.control import courier
-from recycle.control.courier import ERRAND, Courier
-from recycle.control.knock import knock
-from recycle.control.messages import Bring, Fetch, File, Hello, Message, Refused
-from recycle.control.server import Errand
-from recycle.control.wire import framed
+from recycle.control.decide.messages import Bring, Fetch, File, Hello, Message, Refused
+from recycle.control.net import file_transfer as courier
+from recycle.control.net.file_transfer import ERRAND, Courier
+from recycle.control.net.handshake import knock
+from recycle.control.net.server import Errand
+from recycle.control.net.wire import framed
 from recycle.core.errors import FileProblem
 from tests.control.port import PATIENCE_S, Porter, Post, closed_door
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle.control.membership import PATIENCE, Facts, State, Verdict, judge
+from recycle.control.decide.membership import PATIENCE, Facts, State, Verdict, judge
 
 LEASE_S = 2.0
 times = st.floats(0, 1e6)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle.control.messages import Ballot, Message, ProtocolError, Standing, Stop, Stopped, Welcome, dumps, loads
+from recycle.control.decide.messages import Ballot, Message, ProtocolError, Standing, Stop, Stopped, Welcome, dumps, loads
 
 texts = st.text(max_size=20)
 numbers = st.integers(-(2**63), 2**63)

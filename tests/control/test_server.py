@@ -10,8 +10,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from recycle.control.messages import End, Renew, Share, Welcome
-from recycle.control.wire import MOST_BYTES
+from recycle.control.decide.messages import End, Renew, Share, Welcome
+from recycle.control.net.wire import MOST_BYTES
 from tests.control.port import LEASE_S, PATIENCE_S, Guest, Post
 
 pytestmark = pytest.mark.timeout(60)

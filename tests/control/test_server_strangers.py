@@ -10,10 +10,11 @@ from queue import SimpleQueue
 
 import pytest
 
-from recycle.control import knock, server
-from recycle.control.knock import TurnedAway
-from recycle.control.messages import Challenge, Stop, Tell, Welcome
-from recycle.control.wire import framed
+from recycle.control.decide.messages import Challenge, Stop, Tell, Welcome
+from recycle.control.net import handshake as knock
+from recycle.control.net import server
+from recycle.control.net.handshake import TurnedAway
+from recycle.control.net.wire import framed
 from recycle.core.release import RELEASE
 from tests.control.port import LEASE_S, PATIENCE_S, Guest, Post, Stranger
 

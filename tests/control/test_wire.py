@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle.control import wire
-from recycle.control.messages import Message, ProtocolError, Renew, Share, Stop, Tell
-from recycle.control.wire import MOST_BYTES_OF_STRANGERS, Inbox, framed, is_proof, new_nonce, new_token, proof
+from recycle.control.decide.messages import Message, ProtocolError, Renew, Share, Stop, Tell
+from recycle.control.net import wire
+from recycle.control.net.wire import MOST_BYTES_OF_STRANGERS, Inbox, framed, is_proof, new_nonce, new_token, proof
 
 SAID: list[Message] = [Renew(1, 2), Share(3, "key", "ü" * 300), Stop(4), Tell(5, {"a": [1, None]})]
 

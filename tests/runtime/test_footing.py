@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from recycle.control.agreement import ABSENT
-from recycle.control.messages import Ballot, Standing
+from recycle.control.decide.agreement import ABSENT
+from recycle.control.decide.messages import Ballot, Standing
 from recycle.core.cluster import Shape
 from recycle.runtime.executor import Span
 from recycle.runtime.job import Settings

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recycle.control.messages import Tell, dumps, loads
+from recycle.control.decide.messages import Tell, dumps, loads
 from recycle.core import errors
 from recycle.core.cluster import Worker
 from recycle.core.errors import Unsendable, UserError

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from recycle.cli.train_config import TrainConfig, add_config_arguments, parse_config, read_config
 from recycle.cli.train_parts import CONFIG, Parts
 from recycle.cli.train_plan import choose_plan, choose_source
-from recycle.control.server import listen
-from recycle.control.wire import new_name, new_token
+from recycle.control.net.server import listen
+from recycle.control.net.wire import new_name, new_token
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, UserError, WorkerFailed
 from recycle.core.events.record import SUMMARY
@@ -22,7 +22,7 @@ from recycle.core.plans.plan import Plan
 from recycle.host.scratch import scratch
 
 if TYPE_CHECKING:
-    from recycle.control.knock import Door
+    from recycle.control.net.handshake import Door
     from recycle.runtime.job import Job
     from recycle.runtime.kit import Kit
 
@@ -87,7 +87,7 @@ def _add_token(parser: argparse.ArgumentParser, about: str) -> None:
 
 def run_coordinator(args: argparse.Namespace) -> int:
     from recycle.cli.train import watching
-    from recycle.control.knock import Door
+    from recycle.control.net.handshake import Door
     from recycle.runtime.brief import JOURNAL, Done, Failed, Happened, Lost, Said, brief_of
     from recycle.runtime.coordinate import serve
     from recycle.runtime.executor import now_us
@@ -144,7 +144,7 @@ def _ended(outcome: list[Any], args: argparse.Namespace) -> int:
 
 
 def run_worker(args: argparse.Namespace) -> int:
-    from recycle.control.knock import Door
+    from recycle.control.net.handshake import Door
     from recycle.runtime.forkserver import settle_in
 
     host, port = _address(args.address)
@@ -178,7 +178,7 @@ def make_kit(door: "Door", folder: Path, about: Any) -> "Kit":
     """What a worker needs, from what the coordinator says of the job; `folder` is for files on their way."""
     import torch
 
-    from recycle.control.courier import Courier
+    from recycle.control.net.file_transfer import Courier
     from recycle.runtime.checkpoint.files import plain
     from recycle.runtime.checkpoint.resume import differing
     from recycle.runtime.kit import CopiedStages, kit_of

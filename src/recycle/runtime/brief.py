@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from recycle.control.knock import Door
+from recycle.control.net.handshake import Door
 from recycle.core.errors import UserError
 from recycle.core.events.failure_script import Injection
 from recycle.core.events.record import Event

@@ -15,15 +15,15 @@ from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 
-from recycle.control import courier
-from recycle.control.ahead import Ahead
-from recycle.control.coordinator import Coordinator, Phase
-from recycle.control.journal import FileJournal
-from recycle.control.knock import this_host
-from recycle.control.members import Member, Recovery
-from recycle.control.messages import Bring, Fetch, Go, Heard, Hello, Message, Refused, Tell, Welcome
-from recycle.control.server import Errand, Server
-from recycle.control.wire import framed
+from recycle.control.decide.coordinator import Coordinator, Phase
+from recycle.control.decide.journal import FileJournal
+from recycle.control.decide.members import Member, Recovery
+from recycle.control.decide.messages import Bring, Fetch, Go, Heard, Hello, Message, Refused, Tell, Welcome
+from recycle.control.decide.plan_prefetch import Ahead
+from recycle.control.net import file_transfer as courier
+from recycle.control.net.handshake import this_host
+from recycle.control.net.server import Errand, Server
+from recycle.control.net.wire import framed
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError, WorkerFailed
 from recycle.core.events.failure_script import RECOVERY

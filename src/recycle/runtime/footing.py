@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from recycle.control.agreement import ABSENT
-from recycle.control.messages import Ballot, Standing
+from recycle.control.decide.agreement import ABSENT
+from recycle.control.decide.messages import Ballot, Standing
 from recycle.core.cluster import Shape
 from recycle.runtime.executor import Span
 from recycle.runtime.stage import Stage

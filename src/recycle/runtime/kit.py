@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from recycle.control.courier import Courier
+from recycle.control.net.file_transfer import Courier
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
 from recycle.runtime.executor import Samples

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from torch import nn
 
-from recycle.control.knock import Door
-from recycle.control.membership import DEFAULT_LEASE_S, refuse_lease
-from recycle.control.server import listen
-from recycle.control.wire import new_name, new_token
+from recycle.control.decide.membership import DEFAULT_LEASE_S, refuse_lease
+from recycle.control.net.handshake import Door
+from recycle.control.net.server import listen
+from recycle.control.net.wire import new_name, new_token
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, WorkerFailed
 from recycle.core.events.failure_script import NOTHING, Injection, Script

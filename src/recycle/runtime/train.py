@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recycle.control.membership import DEFAULT_LEASE_S
+from recycle.control.decide.membership import DEFAULT_LEASE_S
 from recycle.core.errors import Uncuttable, UserError
 from recycle.core.events.failure_script import NOTHING, Script
 from recycle.core.events.record import Event

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recycle.control.messages import Ballot
+from recycle.control.decide.messages import Ballot
 from recycle.core.cluster import Shape
 from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.runtime.executor import Executor, Span, now_us

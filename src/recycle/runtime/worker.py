@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from recycle.control.client import Client
-from recycle.control.knock import Door, TurnedAway
-from recycle.control.messages import Begun, End, Go, Message, Pause, Renew, Share, Stop, Stopped, Welcome
+from recycle.control.decide.messages import Begun, End, Go, Message, Pause, Renew, Share, Stop, Stopped, Welcome
+from recycle.control.net.client import Client
+from recycle.control.net.handshake import Door, TurnedAway
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.events.failure_script import CHECKPOINT, Injection

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from recycle.control.knock import Door, Entered, TurnedAway, knock
-from recycle.control.messages import Bring, Fetch, File, Message, ProtocolError
-from recycle.control.wire import MOST_BYTES_OF_STRANGERS, Inbox, framed
+from recycle.control.decide.messages import Bring, Fetch, File, Message, ProtocolError
+from recycle.control.net.handshake import Door, Entered, TurnedAway, knock
+from recycle.control.net.wire import MOST_BYTES_OF_STRANGERS, Inbox, framed
 from recycle.core.errors import FileProblem
 
 ERRAND = "files"

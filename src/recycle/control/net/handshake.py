@@ -5,8 +5,8 @@ import socket
 import time
 from dataclasses import dataclass
 
-from recycle.control.messages import Challenge, Hello, Message, ProtocolError, Refused, Welcome
-from recycle.control.wire import MOST_BYTES, Inbox, framed, is_proof, new_nonce, proof
+from recycle.control.decide.messages import Challenge, Hello, Message, ProtocolError, Refused, Welcome
+from recycle.control.net.wire import MOST_BYTES, Inbox, framed, is_proof, new_nonce, proof
 from recycle.core.release import RELEASE
 
 _CONNECT_S = 5.0

@@ -9,7 +9,7 @@ import secrets
 import struct
 from collections.abc import Iterator
 
-from recycle.control.messages import Message, ProtocolError, dumps, loads
+from recycle.control.decide.messages import Message, ProtocolError, dumps, loads
 
 _LENGTH = struct.Struct(">I")
 # Before a worker has proved its token, and after.

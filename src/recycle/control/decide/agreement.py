@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recycle.control.messages import Ballot, Standing
+from recycle.control.decide.messages import Ballot, Standing
 
 
 class NoAgreement(Exception):

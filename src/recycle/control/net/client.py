@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from recycle.control.knock import Door, TurnedAway, knock
-from recycle.control.membership import RENEWALS_PER_LEASE
-from recycle.control.messages import Heard, Message, ProtocolError, Renew, Tell, Welcome
-from recycle.control.wire import Inbox, framed
+from recycle.control.decide.membership import RENEWALS_PER_LEASE
+from recycle.control.decide.messages import Heard, Message, ProtocolError, Renew, Tell, Welcome
+from recycle.control.net.handshake import Door, TurnedAway, knock
+from recycle.control.net.wire import Inbox, framed
 
 _KNOCK_S = 0.1
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 from enum import StrEnum
 from itertools import cycle
 
-from recycle.control.agreement import NoAgreement, Resume, agree
-from recycle.control.journal import Entry, Journal
-from recycle.control.members import Member, Recovery, World
-from recycle.control.membership import Facts, State, judge
-from recycle.control.messages import Begun, End, Go, Message, Pause, Renew, Share, Stop, Stopped
+from recycle.control.decide.agreement import NoAgreement, Resume, agree
+from recycle.control.decide.journal import Entry, Journal
+from recycle.control.decide.members import Member, Recovery, World
+from recycle.control.decide.membership import Facts, State, judge
+from recycle.control.decide.messages import Begun, End, Go, Message, Pause, Renew, Share, Stop, Stopped
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan_source import Answer
 

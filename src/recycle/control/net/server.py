@@ -16,8 +16,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from recycle.control.messages import Challenge, Hello, Message, ProtocolError, Refused, Welcome
-from recycle.control.wire import MOST_BYTES, MOST_BYTES_OF_STRANGERS, Inbox, framed, is_proof, new_nonce, proof
+from recycle.control.decide.messages import Challenge, Hello, Message, ProtocolError, Refused, Welcome
+from recycle.control.net.wire import MOST_BYTES, MOST_BYTES_OF_STRANGERS, Inbox, framed, is_proof, new_nonce, proof
 from recycle.core.errors import PortInUse, UserError
 from recycle.core.release import RELEASE
 

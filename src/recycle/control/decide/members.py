@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from recycle.control.messages import Go, Message, Standing
+from recycle.control.decide.messages import Go, Message, Standing
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan_source import Answer
 
