@@ -22,7 +22,7 @@ from runtime_cases import TWELVE, Sizes
 from sheet import NO, UNJUDGED, YES, Case, Row, Script, Section
 
 from recycle.core.plans.routes import Routes
-from recycle.runtime.warm_up import warm_ups
+from recycle.runtime.execute.warm_up import warm_ups
 
 ASKED_MEDIAN_MS, ASKED_WORST_MS, LEASE_MS = 500, 2000, 2000
 MORE_ALLOWED, RSS_ALLOWED = 2, 1.10

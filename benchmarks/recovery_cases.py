@@ -22,10 +22,10 @@ from recycle.core.events.failure_script import Action, Injection, Script
 from recycle.core.events.record import Changed, Event, OpRan, Recovered, Saved, Spell, Stepped
 from recycle.models.text import Text
 from recycle.planner.live_planner import Planner
-from recycle.runtime.books import Trained
 from recycle.runtime.checkpoint import load
-from recycle.runtime.digest import digest, whole_digest
-from recycle.runtime.executor import now_us
+from recycle.runtime.compute.weight_digest import digest, whole_digest
+from recycle.runtime.coordinator.ledger.run_ledger import Trained
+from recycle.runtime.execute.executor import now_us
 
 STAGGERED, SYNCHRONOUS = ALL, "adaptive,decoupled"
 # A worker is back well before the end if so many iterations are left.

@@ -25,14 +25,14 @@ from recycle.core.cluster import Worker
 from recycle.core.events.record import Event, Stepped
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
-from recycle.runtime.batches import Batches
-from recycle.runtime.books import Trained
+from recycle.runtime.compute.activation_memory import Meter
+from recycle.runtime.compute.microbatches import Batches
+from recycle.runtime.coordinator.ledger.run_ledger import Trained
 from recycle.runtime.crew import TIMEOUT, Station, crew_of
 from recycle.runtime.job import Job, Settings
-from recycle.runtime.kit import CopiedStages, Kit, kit_of
-from recycle.runtime.links import Address, GlooLinks
-from recycle.runtime.memory import Meter
-from recycle.runtime.seat import make_footing, make_trainer, part_of
+from recycle.runtime.transport.gloo import Address, GlooLinks
+from recycle.runtime.worker.epoch_setup import make_footing, make_trainer, part_of
+from recycle.runtime.worker.worker_spec import CopiedStages, Kit, kit_of
 
 ALL = "adaptive,decoupled,staggered"
 COSTS = (10, 13, 9)

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from recycle.models.gpt import GptConfig, GptStage
-from recycle.runtime.gradients import FloatSums
-from recycle.runtime.split_backward import Tape, defer_weights
+from recycle.runtime.compute.gradients import FloatSums
+from recycle.runtime.compute.split_backward import Tape, defer_weights
 
 SEQUENCE, REPETITIONS, WARM_UPS = 2048, 20, 5
 TARGET = 0.97

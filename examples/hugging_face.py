@@ -20,7 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import recycle
 from recycle.core.events.record import Event, Stepped
 from recycle.models.text import Text
-from recycle.runtime.books import Trained
+from recycle.runtime.coordinator.ledger.run_ledger import Trained
 
 CONTEXT, WIDTH, NUM_HEADS, NUM_BLOCKS = 64, 64, 4, 6
 # Only then may the mask be left out: torch's own attention knows by itself that no token sees those after it.

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 import recycle
 from recycle.core.events.record import Event, Stepped
-from recycle.runtime.books import Trained
+from recycle.runtime.coordinator.ledger.run_ledger import Trained
 
 SIDE, NUM_CLASSES = 12, 4
 DEAD = "W1_1"

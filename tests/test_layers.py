@@ -96,7 +96,7 @@ def test_a_file_is_short_and_says_what_it_is(file):
         ("planner/solve.py", "import torch"),
         ("planner/solve.py", "from recycle import sim"),
         ("planner/solve.py", "from ..sim import clock"),
-        ("sim/replay.py", "from recycle.runtime.executor import play"),
+        ("sim/replay.py", "from recycle.runtime.execute.executor import play"),
         ("control/client.py", "import rich"),
         ("runtime/worker.py", "from recycle.planner import solve"),
         ("report/figures.py", "if True:\n    from recycle.sim import clock"),

@@ -20,7 +20,7 @@ from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
 from recycle.core.plans.plan import Plan
 from recycle.models.gpt import next_byte_loss
-from recycle.runtime.batches import Batches
+from recycle.runtime.compute.microbatches import Batches
 from recycle.runtime.crew import crew_of
 from tests.bench.tiny import TINY, make_plan, save_plans
 

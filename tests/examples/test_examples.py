@@ -22,9 +22,9 @@ from recycle.core import errors
 from recycle.core.cluster import Shape
 from recycle.core.events.record import Saved, Stepped, read_record
 from recycle.models.text import Text
-from recycle.runtime.batches import Batches
-from recycle.runtime.split_backward import Tape, defer_weights
-from recycle.runtime.ties import find_ties
+from recycle.runtime.compute.microbatches import Batches
+from recycle.runtime.compute.split_backward import Tape, defer_weights
+from recycle.runtime.compute.tied_parameters import find_ties
 
 pytestmark = pytest.mark.timeout(240)
 torch.set_num_threads(1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from recycle.core.errors import UserError
 from recycle.models.gpt import GptConfig, GptStage, balanced_layers, gpt_stages, next_byte_loss
 from recycle.models.text import Text
-from recycle.runtime.ties import Tie, find_ties
+from recycle.runtime.compute.tied_parameters import Tie, find_ties
 
 torch.set_num_threads(1)
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from recycle.runtime.seeds import seed_of
+from recycle.runtime.compute.seeds import seed_of
 
 # Sums inside an op depend on how many threads share it; workers have one each.
 torch.set_num_threads(1)

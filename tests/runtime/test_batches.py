@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
-from recycle.runtime.batches import Batches, shuffled
+from recycle.runtime.compute.microbatches import Batches, shuffled
 
 torch.set_num_threads(1)
 

@@ -9,10 +9,10 @@ import recycle
 from recycle.core.cluster import Worker
 from recycle.core.events.record import OpRan, Recovered, Spell, Stepped, Warned, in_hindsight
 from recycle.report.metrics import measure
-from recycle.runtime.books import Books
-from recycle.runtime.executor import Span
-from recycle.runtime.step import Verdict
-from recycle.runtime.told import Applied, Undone
+from recycle.runtime.compute.optimizer_step import Verdict
+from recycle.runtime.coordinator.ledger.run_ledger import Books
+from recycle.runtime.coordinator.ledger.worker_reports import Applied, Undone
+from recycle.runtime.execute.executor import Span
 
 pytestmark = pytest.mark.timeout(60)
 NAMES = ["W0_0", "W0_1", "W1_0", "W1_1"]

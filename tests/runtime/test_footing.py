@@ -11,12 +11,12 @@ from torch import nn
 from recycle.control.decide.agreement import ABSENT
 from recycle.control.decide.messages import Ballot, Standing
 from recycle.core.cluster import Shape
-from recycle.runtime.executor import Span
+from recycle.runtime.compute.optimizer_step import Verdict
+from recycle.runtime.compute.tied_parameters import Tie
+from recycle.runtime.execute.executor import Span
 from recycle.runtime.job import Settings
-from recycle.runtime.kit import CopiedStages, Kit
-from recycle.runtime.seat import make_footing
-from recycle.runtime.step import Verdict
-from recycle.runtime.ties import Tie
+from recycle.runtime.worker.epoch_setup import make_footing
+from recycle.runtime.worker.worker_spec import CopiedStages, Kit
 from tests.runtime.jobs import Numbers, adamw, loss, sgd
 from tests.runtime.saves import held
 

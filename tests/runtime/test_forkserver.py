@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recycle.runtime.forkserver import forking
+from recycle.runtime.launch.forkserver import forking
 
 pytestmark = pytest.mark.timeout(120)
 BLOCK = 2**20
@@ -46,7 +46,7 @@ def test_a_worker_gets_the_memory_that_it_freed_without_a_fault_for_every_page()
 
 FAULTS = """
 import sys
-from recycle.runtime.forkserver import settle_in
+from recycle.runtime.launch.forkserver import settle_in
 settle_in()
 from multiprocessing import Pipe
 from tests.runtime.test_forkserver import count_faults

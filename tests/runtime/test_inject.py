@@ -11,9 +11,9 @@ import pytest
 import recycle
 from recycle.core.cluster import Worker
 from recycle.core.events.failure_script import Action, Injection
-from recycle.runtime.executor import now_us
-from recycle.runtime.inject import Injector, death_us
-from recycle.runtime.seat import part_of
+from recycle.runtime.execute.executor import now_us
+from recycle.runtime.worker.epoch_setup import part_of
+from recycle.runtime.worker.fault_injection import Injector, death_us
 from tests.processes import is_there, until
 
 pytestmark = pytest.mark.timeout(60)

@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
-from recycle.runtime import ipc_links
-from recycle.runtime.ipc_links import IpcLinks, have_one_gpu
-from recycle.runtime.links import Address, Parcel
-from recycle.runtime.turns import Message
+from recycle.runtime.execute.row_program import Message
+from recycle.runtime.transport import cuda_ipc as ipc_links
+from recycle.runtime.transport.cuda_ipc import IpcLinks, have_one_gpu
+from recycle.runtime.transport.gloo import Address, Parcel
 from tests.runtime.threads import TIMEOUT, at_once
 
 pytestmark = pytest.mark.timeout(60)

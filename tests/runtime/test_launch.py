@@ -16,7 +16,7 @@ from recycle.core.errors import PortInUse, WorkerFailed
 from recycle.core.events.record import OpRan, Stepped
 from recycle.core.op import Kind
 from recycle.runtime.job import Job, Settings
-from recycle.runtime.launch import launch
+from recycle.runtime.launch.local_launcher import launch
 from recycle.runtime.solo import Solo
 from tests.processes import ends_with
 from tests.runtime.jobs import (

@@ -6,9 +6,9 @@ import torch.distributed as dist
 
 from recycle.core.cluster import Worker
 from recycle.runtime.job import Job, Settings
-from recycle.runtime.kit import CopiedStages, kit_of
-from recycle.runtime.linking import make_links
-from recycle.runtime.links import Address, GlooLinks
+from recycle.runtime.transport.gloo import Address, GlooLinks
+from recycle.runtime.transport.select import make_links
+from recycle.runtime.worker.worker_spec import CopiedStages, kit_of
 from tests.plans import make_1f1b_plan
 from tests.runtime.jobs import Numbers, adamw, loss, make_stages
 from tests.runtime.threads import at_once, ends

@@ -13,9 +13,9 @@ from recycle.core.cluster import Shape
 from recycle.core.profile import Profile, StageProfile
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
-from recycle.runtime.batches import Batches
+from recycle.runtime.compute.activation_memory import Meter, planned_peak_bytes
+from recycle.runtime.compute.microbatches import Batches
 from recycle.runtime.measure import measure, measure_bytes
-from recycle.runtime.memory import Meter, planned_peak_bytes
 from recycle.runtime.solo import Solo
 from tests.runtime.jobs import BATCH, WIDTH, Numbers, adamw, loss, make_stages
 

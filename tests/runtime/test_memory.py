@@ -14,10 +14,10 @@ from recycle.core.cluster import Worker
 from recycle.core.plans.plan import Row
 from recycle.core.profile import StageProfile
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
-from recycle.runtime.gradients import make_sums
-from recycle.runtime.memory import Meter, planned_peak_bytes
-from recycle.runtime.split_backward import Tape
-from recycle.runtime.stage import Stage
+from recycle.runtime.compute.activation_memory import Meter, planned_peak_bytes
+from recycle.runtime.compute.gradients import make_sums
+from recycle.runtime.compute.split_backward import Tape
+from recycle.runtime.compute.stage import Stage
 
 torch.set_num_threads(1)
 BATCH, CONTEXT, WIDTH = 2, 24, 32

@@ -11,7 +11,7 @@ from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
 from recycle.core.profile import Link, Profile, Spread, Taken
 from recycle.runtime.crowd import Timed
-from recycle.runtime.executor import Span
+from recycle.runtime.execute.executor import Span
 from recycle.runtime.measure import StageBytes
 from recycle.runtime.player import Played, State
 from recycle.runtime.reading import Over, Reading

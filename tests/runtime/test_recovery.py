@@ -17,11 +17,11 @@ from recycle.core.events.record import Changed, Recovered, Spell, Stepped, Suspe
 from recycle.core.plans.routes import Routes
 from recycle.planner.live_planner import Planner
 from recycle.report.run_columns import read_run
+from recycle.runtime.coordinator.ledger.run_folder import Plot
+from recycle.runtime.execute.warm_up import warm_ups
 from recycle.runtime.job import Job, Settings
-from recycle.runtime.launch import Failures, launch
-from recycle.runtime.run_folder import Plot
+from recycle.runtime.launch.local_launcher import Failures, launch
 from recycle.runtime.solo import Solo
-from recycle.runtime.warm_up import warm_ups
 from tests.runtime.jobs import Numbers, adamw, loss, make_stages
 
 pytestmark = pytest.mark.timeout(240)

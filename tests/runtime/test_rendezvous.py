@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from recycle.core.cluster import Worker
-from recycle.runtime.links import Address, GlooLinks, LinksBroken
-from recycle.runtime.rendezvous import Rendezvous, made_in_time
+from recycle.runtime.transport.gloo import Address, GlooLinks, LinksBroken
+from recycle.runtime.transport.rendezvous import Rendezvous, made_in_time
 from tests.runtime.threads import PATIENCE_S, TIMEOUT, at_once, ends, linked
 
 torch.set_num_threads(1)

@@ -22,12 +22,12 @@ from recycle.core.events.record import (
     read_record,
 )
 from recycle.core.plans.plan import Plan
-from recycle.runtime.books import Books
-from recycle.runtime.executor import Span
+from recycle.runtime.compute.optimizer_step import Verdict
+from recycle.runtime.coordinator.ledger.run_folder import Plot, RunFolder, led_to
+from recycle.runtime.coordinator.ledger.run_ledger import Books
+from recycle.runtime.coordinator.ledger.worker_reports import Applied
+from recycle.runtime.execute.executor import Span
 from recycle.runtime.job import Job, Settings
-from recycle.runtime.run_folder import Plot, RunFolder, led_to
-from recycle.runtime.step import Verdict
-from recycle.runtime.told import Applied
 from tests.runtime.jobs import Numbers, adamw, loss, make_stages
 from tests.runtime.saves import names_in, report_of, save_all, small_stage
 

@@ -11,9 +11,9 @@ from torch import nn
 import recycle
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
-from recycle.runtime.batches import Batches
+from recycle.runtime.compute.microbatches import Batches
+from recycle.runtime.compute.optimizer_step import Stepper, Verdict, judge, norm_squared
 from recycle.runtime.solo import Solo
-from recycle.runtime.step import Stepper, Verdict, judge, norm_squared
 from tests.runtime.jobs import Explodes, Numbers, adamw, loss, make_stages, sgd, tied_stages
 
 torch.set_num_threads(1)

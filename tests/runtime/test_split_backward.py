@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from recycle.runtime.split_backward import Tape, defer_weights
+from recycle.runtime.compute.split_backward import Tape, defer_weights
 
 torch.set_num_threads(1)
 WIDTH = 12

@@ -13,9 +13,9 @@ from recycle.core import errors
 from recycle.core.cluster import Worker
 from recycle.core.errors import Unsendable, UserError
 from recycle.runtime.checkpoint import StageNotSaved, StageSaved
-from recycle.runtime.executor import Span
-from recycle.runtime.step import Verdict
-from recycle.runtime.told import Applied, Finished, LastWords, Undone, from_json, to_json
+from recycle.runtime.compute.optimizer_step import Verdict
+from recycle.runtime.coordinator.ledger.worker_reports import Applied, Finished, LastWords, Undone, from_json, to_json
+from recycle.runtime.execute.executor import Span
 
 pytestmark = pytest.mark.timeout(60)
 KINDS = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, UserError)]

@@ -20,9 +20,9 @@ from recycle.core.errors import (
     WorkerFailed,
 )
 from recycle.core.events.record import Spell, Stepped, read_record
-from recycle.runtime.batches import Batches
 from recycle.runtime.checkpoint.tensor_file import load_tensors
-from recycle.runtime.schedules import NAMES, WarmUpThen
+from recycle.runtime.compute.learning_rate import NAMES, WarmUpThen
+from recycle.runtime.compute.microbatches import Batches
 from tests.runtime.jobs import adamw, loss, sgd
 
 torch.set_num_threads(1)

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from recycle.core.cluster import Worker
-from recycle.runtime.links import LinksBroken
-from recycle.runtime.step import Stepper
-from recycle.runtime.transfer import get, give
+from recycle.runtime.compute.optimizer_step import Stepper
+from recycle.runtime.transport.gloo import LinksBroken
+from recycle.runtime.transport.state_transfer import get, give
 from tests.runtime.jobs import adamw, make_stages, sgd
 from tests.runtime.saves import held
 from tests.runtime.threads import at_once, linked

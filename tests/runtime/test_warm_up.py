@@ -11,8 +11,8 @@ from recycle.core.op import Kind
 from recycle.core.plans.plan import chain_of
 from recycle.core.plans.routes import Routes
 from recycle.core.plans.rules import check, needs
-from recycle.runtime.turns import make_turns
-from recycle.runtime.warm_up import warm_ups
+from recycle.runtime.execute.row_program import make_turns
+from recycle.runtime.execute.warm_up import warm_ups
 from tests.builders import make_plan, make_problem, one_f_one_b
 from tests.random_plans import legal_plans
 

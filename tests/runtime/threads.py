@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from recycle.core.cluster import Worker
-from recycle.runtime.links import Address, GlooLinks
-from recycle.runtime.rendezvous import Rendezvous
+from recycle.runtime.transport.gloo import Address, GlooLinks
+from recycle.runtime.transport.rendezvous import Rendezvous
 
 PATIENCE_S = 30
 TIMEOUT = timedelta(seconds=PATIENCE_S)

@@ -26,7 +26,7 @@ from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.core.profile import Profile
 from recycle.runtime.crew import Crew, crew_of
-from recycle.runtime.executor import Span
+from recycle.runtime.execute.executor import Span
 
 WARM_UP = 2
 MEASURED, PLANS, SPANS = "measured.jsonl", "plans", "spans"

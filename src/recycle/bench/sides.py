@@ -10,9 +10,9 @@ from recycle.bench.torch_side import TorchSide
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan import Plan
 from recycle.runtime.crew import Station
-from recycle.runtime.kit import CopiedStages, Kit, kit_of
-from recycle.runtime.links import Parcel
 from recycle.runtime.player import Played, Player
+from recycle.runtime.transport.gloo import Parcel
+from recycle.runtime.worker.worker_spec import CopiedStages, Kit, kit_of
 
 
 @dataclass(frozen=True, slots=True)

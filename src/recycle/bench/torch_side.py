@@ -16,13 +16,13 @@ from torch.nn import functional
 from recycle.bench.setup import SEED, Setup, make_optimizer
 from recycle.core.cluster import Shape, Worker
 from recycle.core.op import Kind
-from recycle.runtime.batches import Batches
+from recycle.runtime.compute.microbatches import Batches
 from recycle.runtime.crew import TIMEOUT, Station
-from recycle.runtime.executor import now_us
-from recycle.runtime.ipc_links import IpcLinks
-from recycle.runtime.kit import CopiedStages
-from recycle.runtime.links import Address, GlooLinks, Parcel
-from recycle.runtime.turns import Message
+from recycle.runtime.execute.executor import now_us
+from recycle.runtime.execute.row_program import Message
+from recycle.runtime.transport.cuda_ipc import IpcLinks
+from recycle.runtime.transport.gloo import Address, GlooLinks, Parcel
+from recycle.runtime.worker.worker_spec import CopiedStages
 
 TORCH_1F1B, TORCH_ZERO_BUBBLE, TORCH_ZBV = "torch-1f1b", "torch-zero-bubble", "torch-zbv"
 TORCH = (TORCH_1F1B, TORCH_ZERO_BUBBLE, TORCH_ZBV)

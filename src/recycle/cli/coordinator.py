@@ -24,7 +24,7 @@ from recycle.host.scratch import scratch
 if TYPE_CHECKING:
     from recycle.control.net.handshake import Door
     from recycle.runtime.job import Job
-    from recycle.runtime.kit import Kit
+    from recycle.runtime.worker.worker_spec import Kit
 
 _COORDINATOR = """\
 Coordinate a job whose workers are started elsewhere, each with 'recycle worker'. It waits until every place of the plan has its
@@ -88,10 +88,10 @@ def _add_token(parser: argparse.ArgumentParser, about: str) -> None:
 def run_coordinator(args: argparse.Namespace) -> int:
     from recycle.cli.train import watching
     from recycle.control.net.handshake import Door
-    from recycle.runtime.brief import JOURNAL, Done, Failed, Happened, Lost, Said, brief_of
-    from recycle.runtime.coordinate import serve
-    from recycle.runtime.executor import now_us
-    from recycle.runtime.run_folder import Plot
+    from recycle.runtime.coordinator.config import JOURNAL, Done, Failed, Happened, Lost, Said, brief_of
+    from recycle.runtime.coordinator.ledger.run_folder import Plot
+    from recycle.runtime.coordinator.service import serve
+    from recycle.runtime.execute.executor import now_us
 
     config = read_config(args)
     host, port = _address(args.listen)
@@ -129,7 +129,7 @@ def run_coordinator(args: argparse.Namespace) -> int:
 
 def _ended(outcome: list[Any], args: argparse.Namespace) -> int:
     from recycle.cli.train import describe
-    from recycle.runtime.brief import Done, Failed, Lost
+    from recycle.runtime.coordinator.config import Done, Failed, Lost
 
     match outcome:
         case [Done(trained)]:
@@ -145,14 +145,14 @@ def _ended(outcome: list[Any], args: argparse.Namespace) -> int:
 
 def run_worker(args: argparse.Namespace) -> int:
     from recycle.control.net.handshake import Door
-    from recycle.runtime.forkserver import settle_in
+    from recycle.runtime.launch.forkserver import settle_in
 
     host, port = _address(args.address)
     seat = str(Worker.parse(args.seat)) if args.seat else ""
     door = Door(host, port, _token(args.token_file, makes_one=False))
     settle_in()
-    import recycle.runtime.preload  # noqa: F401  before the coordinator waits for signs of life
-    from recycle.runtime.worker import join
+    import recycle.runtime.launch.preload  # noqa: F401  before the coordinator waits for signs of life
+    from recycle.runtime.worker.worker import join
 
     with scratch() as folder:
         join(door, seat, partial(make_kit, door, folder))
@@ -181,9 +181,9 @@ def make_kit(door: "Door", folder: Path, about: Any) -> "Kit":
     from recycle.control.net.file_transfer import Courier
     from recycle.runtime.checkpoint.files import plain
     from recycle.runtime.checkpoint.resume import differing
-    from recycle.runtime.kit import CopiedStages, kit_of
-    from recycle.runtime.links import Parcel
-    from recycle.runtime.run_folder import Plot
+    from recycle.runtime.coordinator.ledger.run_folder import Plot
+    from recycle.runtime.transport.gloo import Parcel
+    from recycle.runtime.worker.worker_spec import CopiedStages, kit_of
 
     config = parse_config(about["config"])
     job = Parts(config).job(Plan.parse(about["plan"]))

@@ -24,7 +24,7 @@ from recycle.planner.problem_from_text import problem
 from recycle.planner.solve import solve
 
 if TYPE_CHECKING:
-    from recycle.runtime.books import Trained
+    from recycle.runtime.coordinator.ledger.run_ledger import Trained
 
 FEWEST_STEPS = 12
 _COSTS = "10,13,9"

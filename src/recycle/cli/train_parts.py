@@ -15,7 +15,7 @@ from recycle.core.plans.plan import Plan
 
 if TYPE_CHECKING:
     from recycle.core.profile import Profile
-    from recycle.runtime.books import Trained
+    from recycle.runtime.coordinator.ledger.run_ledger import Trained
     from recycle.runtime.job import Job
 
 CONFIG = "config.toml"
@@ -68,7 +68,7 @@ class Parts:
 
         from recycle.core.cluster import Shape
         from recycle.models.gpt import next_byte_loss
-        from recycle.runtime.batches import Batches
+        from recycle.runtime.compute.microbatches import Batches
         from recycle.runtime.measure import measure
 
         cluster = self.config.cluster
@@ -93,7 +93,7 @@ class Parts:
     def arguments(self) -> dict[str, Any]:
         """What `recycle.train` and a job are told, apart from the plan and where it runs."""
         from recycle.models.gpt import next_byte_loss
-        from recycle.runtime.schedules import WarmUpThen
+        from recycle.runtime.compute.learning_rate import WarmUpThen
 
         config, training = self.config, self.config.training
         return {

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from recycle.core.errors import Uncuttable, UserError
 from recycle.core.layers import split_layers
-from recycle.runtime.seeds import seed_of
+from recycle.runtime.compute.seeds import seed_of
 
 _DEVIATION = 0.02
 

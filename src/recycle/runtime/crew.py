@@ -20,9 +20,9 @@ import torch.distributed as dist
 from recycle.core.cluster import Worker
 from recycle.core.errors import WorkerFailed
 from recycle.host.process_lifetime import end_with_parent, interrupts_held
-from recycle.runtime.forkserver import forking
-from recycle.runtime.kit import packed
-from recycle.runtime.links import LinksBroken
+from recycle.runtime.launch.forkserver import forking
+from recycle.runtime.transport.gloo import LinksBroken
+from recycle.runtime.worker.worker_spec import packed
 
 TIMEOUT = timedelta(seconds=120)
 _HOST = "127.0.0.1"

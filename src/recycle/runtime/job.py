@@ -14,12 +14,12 @@ from recycle.core.errors import ForeignPlan, UserError
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.core.profile import StageProfile
-from recycle.runtime.executor import Samples
-from recycle.runtime.links import Parcel
+from recycle.runtime.compute.optimizer_step import MakeOptimizer, Schedule, constant
+from recycle.runtime.compute.stage import Loss, cast, refuse_unusable
+from recycle.runtime.compute.tied_parameters import Tie, find_ties
+from recycle.runtime.execute.executor import Samples
 from recycle.runtime.measure import measure_bytes
-from recycle.runtime.stage import Loss, cast, refuse_unusable
-from recycle.runtime.step import MakeOptimizer, Schedule, constant
-from recycle.runtime.ties import Tie, find_ties
+from recycle.runtime.transport.gloo import Parcel
 
 
 @dataclass(frozen=True, slots=True)

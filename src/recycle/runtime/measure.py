@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from recycle.core.errors import UserError
 from recycle.core.op import Kind
 from recycle.core.profile import Link, Profile, StageProfile
-from recycle.runtime.executor import Samples
-from recycle.runtime.gradients import make_sums
-from recycle.runtime.memory import Meter
-from recycle.runtime.seeds import seed_of
-from recycle.runtime.stage import Loss, Stage
-from recycle.runtime.step import MakeOptimizer, Stepper
+from recycle.runtime.compute.activation_memory import Meter
+from recycle.runtime.compute.gradients import make_sums
+from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper
+from recycle.runtime.compute.seeds import seed_of
+from recycle.runtime.compute.stage import Loss, Stage
+from recycle.runtime.execute.executor import Samples
 
 Clock = Callable[[], float]
 """The time in µs, from any moment on."""

@@ -14,13 +14,13 @@ from torch import Tensor
 from recycle.core.cluster import Worker
 from recycle.core.errors import WorkerFailed
 from recycle.core.plans.plan import Plan
+from recycle.runtime.compute.optimizer_step import Verdict
 from recycle.runtime.crew import TIMEOUT
-from recycle.runtime.executor import Span, now_us
-from recycle.runtime.kit import Kit
-from recycle.runtime.linking import make_links
-from recycle.runtime.links import Address, GlooLinks
-from recycle.runtime.seat import make_footing, make_trainer, part_of
-from recycle.runtime.step import Verdict
+from recycle.runtime.execute.executor import Span, now_us
+from recycle.runtime.transport.gloo import Address, GlooLinks
+from recycle.runtime.transport.select import make_links
+from recycle.runtime.worker.epoch_setup import make_footing, make_trainer, part_of
+from recycle.runtime.worker.worker_spec import Kit
 
 _NUM_PINGS = 50
 

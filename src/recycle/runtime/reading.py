@@ -25,7 +25,7 @@ from recycle.core.op import Kind, Op
 from recycle.core.plans.rules import needs
 from recycle.core.profile import QUARTILE, Link, Profile, Spread, StageProfile, Taken
 from recycle.runtime.crowd import Crowd, Timed, What, costs_and_levels
-from recycle.runtime.executor import Span
+from recycle.runtime.execute.executor import Span
 from recycle.runtime.measure import StageBytes
 from recycle.runtime.player import Played, State
 

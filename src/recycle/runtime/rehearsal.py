@@ -22,10 +22,10 @@ from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Profile, StageProfile, Taken
 from recycle.runtime.crew import Station, crew_of
 from recycle.runtime.job import Job
-from recycle.runtime.kit import CopiedStages, Kit, kit_of
 from recycle.runtime.measure import StageBytes, machine, measure_bytes
 from recycle.runtime.player import Played, Player, State
 from recycle.runtime.reading import Reading
+from recycle.runtime.worker.worker_spec import CopiedStages, Kit, kit_of
 
 _WARM_UP, _PER_ROUND = 2, 4
 Progress = Callable[[int, float], None]

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.routes import Routes
-from recycle.runtime.digest import digest, whole_digest
-from recycle.runtime.executor import Executor, Samples
-from recycle.runtime.gradients import make_sums
-from recycle.runtime.stage import Loss, Stage
-from recycle.runtime.step import MakeOptimizer, Stepper, judge, norm_squared
-from recycle.runtime.ties import counted_elsewhere, find_ties
-from recycle.runtime.turns import Message, make_turns
-from recycle.runtime.warm_up import warm_ups
+from recycle.runtime.compute.gradients import make_sums
+from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper, judge, norm_squared
+from recycle.runtime.compute.stage import Loss, Stage
+from recycle.runtime.compute.tied_parameters import counted_elsewhere, find_ties
+from recycle.runtime.compute.weight_digest import digest, whole_digest
+from recycle.runtime.execute.executor import Executor, Samples
+from recycle.runtime.execute.row_program import Message, make_turns
+from recycle.runtime.execute.warm_up import warm_ups
 
 
 class Mailbox:

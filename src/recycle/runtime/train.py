@@ -19,14 +19,14 @@ from recycle.core.events.record import Event
 from recycle.core.events.trace import Trace
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import PlanSource
-from recycle.runtime.batches import Batches
-from recycle.runtime.batches import Samples as Dataset
-from recycle.runtime.books import Trained
+from recycle.runtime.compute.microbatches import Batches
+from recycle.runtime.compute.microbatches import Samples as Dataset
+from recycle.runtime.compute.optimizer_step import MakeOptimizer, Schedule, constant
+from recycle.runtime.compute.stage import Loss
+from recycle.runtime.coordinator.ledger.run_folder import Plot
+from recycle.runtime.coordinator.ledger.run_ledger import Trained
 from recycle.runtime.job import Job, Settings
-from recycle.runtime.launch import Failures, launch
-from recycle.runtime.run_folder import Plot
-from recycle.runtime.stage import Loss
-from recycle.runtime.step import MakeOptimizer, Schedule, constant
+from recycle.runtime.launch.local_launcher import Failures, launch
 
 Watch = Callable[[Event], None]
 

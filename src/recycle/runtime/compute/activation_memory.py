@@ -23,7 +23,7 @@ from recycle.core.op import Kind
 from recycle.core.plans.plan import Row
 from recycle.core.problem import Memory, Problem
 from recycle.core.profile import Profile, StageProfile
-from recycle.runtime.split_backward import Tape
+from recycle.runtime.compute.split_backward import Tape
 
 _PLENTY_BYTES = 10**15
 

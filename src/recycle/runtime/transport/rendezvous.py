@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from recycle.runtime.links import GlooLinks, LinksBroken
+from recycle.runtime.transport.gloo import GlooLinks, LinksBroken
 
 _PATIENCE = timedelta(seconds=60)
 

@@ -11,9 +11,9 @@ from recycle.core.events.failure_script import Injection
 from recycle.core.events.record import Event
 from recycle.core.plans.plan_source import Answer, PlanSource
 from recycle.core.profile import StageProfile
-from recycle.runtime.books import Trained
+from recycle.runtime.coordinator.ledger.run_folder import Plot
+from recycle.runtime.coordinator.ledger.run_ledger import Trained
 from recycle.runtime.job import Job
-from recycle.runtime.run_folder import Plot
 
 JOURNAL = "journal.jsonl"
 

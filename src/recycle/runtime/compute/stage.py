@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from recycle.core.errors import LossNotScalar, Unsendable, UserError
-from recycle.runtime.gradients import Sums
-from recycle.runtime.memory import Meter
-from recycle.runtime.split_backward import Tape, defer_weights
+from recycle.runtime.compute.activation_memory import Meter
+from recycle.runtime.compute.gradients import Sums
+from recycle.runtime.compute.split_backward import Tape, defer_weights
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
-from recycle.runtime.links import Address, GlooLinks, Parcel
-from recycle.runtime.ties import Tie
-from recycle.runtime.turns import Message
+from recycle.runtime.compute.tied_parameters import Tie
+from recycle.runtime.execute.row_program import Message
+from recycle.runtime.transport.gloo import Address, GlooLinks, Parcel
 
 # Stages run at most one iteration apart: what one sends for the next must not lie on what is still to be taken for this one.
 _ROUNDS = 2

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from recycle.core.cluster import Worker
 from recycle.runtime.checkpoint.state import Snapshot, put_back, take
 from recycle.runtime.checkpoint.tensor_file import memory_of
-from recycle.runtime.links import GlooLinks, LinksBroken
+from recycle.runtime.transport.gloo import GlooLinks, LinksBroken
 
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _HEAD, _BODY = 0, 1

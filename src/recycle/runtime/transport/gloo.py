@@ -26,8 +26,8 @@ from torch import Tensor
 from recycle.core.cluster import Worker
 from recycle.core.errors import Unsendable
 from recycle.core.op import Kind
-from recycle.runtime.ties import Tie
-from recycle.runtime.turns import Message
+from recycle.runtime.compute.tied_parameters import Tie
+from recycle.runtime.execute.row_program import Message
 
 # No message has this tag: whoever waits for one waits in vain, and gloo then closes all connections of the group.
 _NEVER_SENT = 2**31 - 1

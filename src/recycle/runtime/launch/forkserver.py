@@ -29,7 +29,7 @@ _SAY_LITTLE = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
 def forking(preload: Sequence[str]) -> ForkServerContext:
     """A context whose processes start with these modules loaded; the first one asked for decides, for there is one server."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["recycle.runtime.preload", *preload])
+    context.set_forkserver_preload(["recycle.runtime.launch.preload", *preload])
     with _environment({**_KEEP_MEMORY, **_SAY_LITTLE}), children_uninterrupted():
         forkserver.ensure_running()
     return context

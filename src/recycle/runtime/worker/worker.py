@@ -27,23 +27,23 @@ from recycle.core.errors import UserError
 from recycle.core.events.failure_script import CHECKPOINT, Injection
 from recycle.core.plans.plan import Plan
 from recycle.host.process_lifetime import end_with_parent
-from recycle.runtime import transfer
 from recycle.runtime.checkpoint import StageWriter, fetch_stage, load_stage
 from recycle.runtime.checkpoint.files import read_checkpoint, step_folder
-from recycle.runtime.digest import digest
-from recycle.runtime.executor import Span, now_us
-from recycle.runtime.footing import Footing
-from recycle.runtime.inject import Injector
-from recycle.runtime.kit import Kit
-from recycle.runtime.linking import make_links
-from recycle.runtime.links import Address, GlooLinks, LinksBroken
-from recycle.runtime.memory import Meter
-from recycle.runtime.rendezvous import Rendezvous, made_in_time
-from recycle.runtime.seat import make_footing, make_trainer, part_of
-from recycle.runtime.step import Verdict
-from recycle.runtime.told import Applied, Finished, LastWords, Told, Undone, to_json
-from recycle.runtime.trainer import Trainer
-from recycle.runtime.turns import Turn
+from recycle.runtime.compute.activation_memory import Meter
+from recycle.runtime.compute.optimizer_step import Verdict
+from recycle.runtime.compute.weight_digest import digest
+from recycle.runtime.coordinator.ledger.worker_reports import Applied, Finished, LastWords, Told, Undone, to_json
+from recycle.runtime.execute.executor import Span, now_us
+from recycle.runtime.execute.row_program import Turn
+from recycle.runtime.execute.stage_state import Footing
+from recycle.runtime.execute.trainer import Trainer
+from recycle.runtime.transport import state_transfer as transfer
+from recycle.runtime.transport.gloo import Address, GlooLinks, LinksBroken
+from recycle.runtime.transport.rendezvous import Rendezvous, made_in_time
+from recycle.runtime.transport.select import make_links
+from recycle.runtime.worker.epoch_setup import make_footing, make_trainer, part_of
+from recycle.runtime.worker.fault_injection import Injector
+from recycle.runtime.worker.worker_spec import Kit
 
 _JOIN_S = 60.0
 _LAST_WORDS_S = 5.0

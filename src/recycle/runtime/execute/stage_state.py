@@ -12,10 +12,10 @@ from torch import Tensor
 from recycle.control.decide.agreement import ABSENT
 from recycle.control.decide.messages import Ballot, Standing
 from recycle.core.cluster import Shape
-from recycle.runtime.executor import Span
-from recycle.runtime.stage import Stage
-from recycle.runtime.step import Stepper, Verdict, judge, norm_squared
-from recycle.runtime.ties import Tie, counted_elsewhere
+from recycle.runtime.compute.optimizer_step import Stepper, Verdict, judge, norm_squared
+from recycle.runtime.compute.stage import Stage
+from recycle.runtime.compute.tied_parameters import Tie, counted_elsewhere
+from recycle.runtime.execute.executor import Span
 
 Report = Callable[[int, Mapping[int, float], Sequence[Span], Verdict], None]
 """What is called when an iteration is applied for good, with its number, losses, spans and verdict."""

@@ -8,16 +8,16 @@ import torch
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.routes import Routes
-from recycle.runtime.executor import Executor, Reached
-from recycle.runtime.footing import Footing
-from recycle.runtime.gradients import make_sums
-from recycle.runtime.kit import Kit
-from recycle.runtime.links import Address, GlooLinks
-from recycle.runtime.stage import Stage
-from recycle.runtime.step import Stepper
-from recycle.runtime.trainer import Trainer
-from recycle.runtime.turns import Turn, make_turns
-from recycle.runtime.warm_up import warm_ups
+from recycle.runtime.compute.gradients import make_sums
+from recycle.runtime.compute.optimizer_step import Stepper
+from recycle.runtime.compute.stage import Stage
+from recycle.runtime.execute.executor import Executor, Reached
+from recycle.runtime.execute.row_program import Turn, make_turns
+from recycle.runtime.execute.stage_state import Footing
+from recycle.runtime.execute.trainer import Trainer
+from recycle.runtime.execute.warm_up import warm_ups
+from recycle.runtime.transport.gloo import Address, GlooLinks
+from recycle.runtime.worker.worker_spec import Kit
 
 
 @dataclass(frozen=True, slots=True)

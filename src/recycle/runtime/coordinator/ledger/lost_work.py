@@ -8,7 +8,7 @@ of the next one has been played by then, and is thrown away, too.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from recycle.runtime.executor import Span
+from recycle.runtime.execute.executor import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
-from recycle.runtime.links import Address, GlooLinks, Parcel
-from recycle.runtime.ties import Tie
-from recycle.runtime.turns import Message, Turn
+from recycle.runtime.compute.tied_parameters import Tie
+from recycle.runtime.execute.row_program import Message, Turn
+from recycle.runtime.transport.gloo import Address, GlooLinks, Parcel
 
 
 class NcclLinks(GlooLinks):

@@ -14,9 +14,9 @@ from torch import Tensor
 from recycle.core.cluster import Worker
 from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
-from recycle.runtime.seeds import seed_of
-from recycle.runtime.stage import Stage
-from recycle.runtime.turns import Message, Turn
+from recycle.runtime.compute.seeds import seed_of
+from recycle.runtime.compute.stage import Stage
+from recycle.runtime.execute.row_program import Message, Turn
 
 # Receives for so many ops ahead are posted, so that their messages come while others compute.
 _AHEAD = 3

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from recycle.runtime.ipc_links import IpcLinks, have_one_gpu
-from recycle.runtime.kit import Kit
-from recycle.runtime.links import Address, GlooLinks
-from recycle.runtime.nccl_links import NcclLinks
-from recycle.runtime.turns import Turn
+from recycle.runtime.execute.row_program import Turn
+from recycle.runtime.transport.cuda_ipc import IpcLinks, have_one_gpu
+from recycle.runtime.transport.gloo import Address, GlooLinks
+from recycle.runtime.transport.nccl import NcclLinks
+from recycle.runtime.worker.worker_spec import Kit
 
 
 def make_links(

@@ -14,12 +14,12 @@ from recycle.core.events.record import OPTIMIZER, REDUCE, Changed, Event, Held, 
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import StageProfile
 from recycle.runtime.checkpoint import Checkpoints, NotSaved, StageNotSaved, StageSaved, Whole
-from recycle.runtime.digest import whole_digest
-from recycle.runtime.executor import Span, now_us
-from recycle.runtime.memory import planned_peak_bytes
-from recycle.runtime.redo import Redo
-from recycle.runtime.step import Verdict
-from recycle.runtime.told import Applied, Finished, Told, Undone
+from recycle.runtime.compute.activation_memory import planned_peak_bytes
+from recycle.runtime.compute.optimizer_step import Verdict
+from recycle.runtime.compute.weight_digest import whole_digest
+from recycle.runtime.coordinator.ledger.lost_work import Redo
+from recycle.runtime.coordinator.ledger.worker_reports import Applied, Finished, Told, Undone
+from recycle.runtime.execute.executor import Span, now_us
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from torch import nn
 from recycle.control.net.file_transfer import Courier
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
-from recycle.runtime.executor import Samples
+from recycle.runtime.compute.optimizer_step import MakeOptimizer, Schedule
+from recycle.runtime.compute.stage import Loss
+from recycle.runtime.compute.tied_parameters import Tie
+from recycle.runtime.execute.executor import Samples
 from recycle.runtime.job import Job, Saving, Settings
-from recycle.runtime.links import Parcel
-from recycle.runtime.stage import Loss
-from recycle.runtime.step import MakeOptimizer, Schedule
-from recycle.runtime.ties import Tie
+from recycle.runtime.transport.gloo import Parcel
 
 
 class Stages(Protocol):

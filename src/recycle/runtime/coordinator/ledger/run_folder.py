@@ -28,9 +28,9 @@ from recycle.core.events.record import (
 )
 from recycle.core.files import refuse_unwritable, write_text
 from recycle.core.plans.plan import Plan, Row
-from recycle.runtime.books import Trained
 from recycle.runtime.checkpoint import Checkpoint, Checkpoints, latest
 from recycle.runtime.checkpoint.files import find, is_whole
+from recycle.runtime.coordinator.ledger.run_ledger import Trained
 from recycle.runtime.job import Saving
 
 

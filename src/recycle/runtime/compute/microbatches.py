@@ -14,7 +14,7 @@ from torch import Tensor
 
 from recycle.core.cluster import Shape
 from recycle.core.errors import DatasetTooSmall, UserError
-from recycle.runtime.seeds import seed_of
+from recycle.runtime.compute.seeds import seed_of
 
 _NUM_ROUNDS = 8
 _MASK_64 = (1 << 64) - 1

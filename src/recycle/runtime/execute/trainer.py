@@ -18,10 +18,10 @@ from torch import Tensor
 from recycle.control.decide.messages import Ballot
 from recycle.core.cluster import Shape
 from recycle.core.events.record import OPTIMIZER, REDUCE
-from recycle.runtime.executor import Executor, Span, now_us
-from recycle.runtime.footing import Footing, Report
-from recycle.runtime.links import Address, GlooLinks
-from recycle.runtime.ties import Tie
+from recycle.runtime.compute.tied_parameters import Tie
+from recycle.runtime.execute.executor import Executor, Span, now_us
+from recycle.runtime.execute.stage_state import Footing, Report
+from recycle.runtime.transport.gloo import Address, GlooLinks
 
 _GUESSED_SCALE = 1.0
 # Every iteration holds the same: what it is can be measured in the first ones, at no cost for the others.

@@ -29,15 +29,15 @@ from recycle.core.events.trace import Trace
 from recycle.core.plans.plan_source import PlanSource
 from recycle.host.process_lifetime import interrupts_held
 from recycle.host.scratch import scratch
-from recycle.runtime.books import Trained
-from recycle.runtime.brief import JOURNAL, Brief, Done, Failed, Formed, Happened, Lost, Said, Waiting, brief_of
-from recycle.runtime.coordinate import coordinate
-from recycle.runtime.executor import now_us
-from recycle.runtime.forkserver import forking
+from recycle.runtime.coordinator.config import JOURNAL, Brief, Done, Failed, Formed, Happened, Lost, Said, Waiting, brief_of
+from recycle.runtime.coordinator.ledger.run_folder import Plot
+from recycle.runtime.coordinator.ledger.run_ledger import Trained
+from recycle.runtime.coordinator.service import coordinate
+from recycle.runtime.execute.executor import now_us
 from recycle.runtime.job import Job
-from recycle.runtime.kit import kit_of, packed
-from recycle.runtime.run_folder import Plot
-from recycle.runtime.worker import work
+from recycle.runtime.launch.forkserver import forking
+from recycle.runtime.worker.worker import work
+from recycle.runtime.worker.worker_spec import kit_of, packed
 
 _MOST_COORDINATORS = 100
 Watch = Callable[[Event], None]

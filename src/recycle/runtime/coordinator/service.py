@@ -31,13 +31,13 @@ from recycle.core.events.record import Event, Joining, Recovered, Suspected
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import Answer, NoWorkerLeft
 from recycle.host.process_lifetime import end_with_parent, process_state
-from recycle.runtime.books import Books
-from recycle.runtime.brief import Brief, Done, Failed, Formed, Happened, Lost, Mouth, Said, Waiting
 from recycle.runtime.checkpoint.files import is_to_be_read, is_to_be_written
-from recycle.runtime.executor import now_us
-from recycle.runtime.inject import death_us
-from recycle.runtime.run_folder import RunFolder
-from recycle.runtime.told import Applied, Finished, LastWords, Told, from_json
+from recycle.runtime.coordinator.config import Brief, Done, Failed, Formed, Happened, Lost, Mouth, Said, Waiting
+from recycle.runtime.coordinator.ledger.run_folder import RunFolder
+from recycle.runtime.coordinator.ledger.run_ledger import Books
+from recycle.runtime.coordinator.ledger.worker_reports import Applied, Finished, LastWords, Told, from_json
+from recycle.runtime.execute.executor import now_us
+from recycle.runtime.worker.fault_injection import death_us
 
 _MOST_WAIT_US = 5_000_000
 # Runs, waits for something that can be interrupted, or for a disk.

@@ -8,8 +8,8 @@ from recycle.core import errors
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.runtime.checkpoint import StageNotSaved, StageSaved
-from recycle.runtime.executor import Span
-from recycle.runtime.step import Verdict
+from recycle.runtime.compute.optimizer_step import Verdict
+from recycle.runtime.execute.executor import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,6 @@ one is made here, and thrown away; nothing is computed, because a process that h
 
 import torch
 
-import recycle.runtime.worker  # noqa: F401
+import recycle.runtime.worker.worker  # noqa: F401
 
 torch.optim.SGD([torch.nn.Parameter(torch.empty(0))], lr=0.0)
