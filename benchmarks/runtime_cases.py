@@ -25,10 +25,10 @@ from recycle.core.cluster import Worker
 from recycle.core.events.record import Event, Stepped
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
+from recycle.profiling.worker_pool import TIMEOUT, Station, crew_of
 from recycle.runtime.compute.activation_memory import Meter
 from recycle.runtime.compute.microbatches import Batches
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
-from recycle.runtime.crew import TIMEOUT, Station, crew_of
 from recycle.runtime.job import Job, Settings
 from recycle.runtime.transport.gloo import Address, GlooLinks
 from recycle.runtime.worker.epoch_setup import make_footing, make_trainer, part_of

@@ -20,8 +20,8 @@ from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
 from recycle.core.plans.plan import Plan
 from recycle.models.gpt import next_byte_loss
+from recycle.profiling.worker_pool import crew_of
 from recycle.runtime.compute.microbatches import Batches
-from recycle.runtime.crew import crew_of
 from tests.bench.tiny import TINY, make_plan, save_plans
 
 pytestmark = pytest.mark.timeout(280)

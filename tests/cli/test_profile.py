@@ -18,7 +18,7 @@ from recycle.cli.train_config import parse_config
 from recycle.core.cluster import Shape
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import Link, Profile, Spread, StageProfile, Taken
-from recycle.runtime.rehearsal import Patience, Rehearsed
+from recycle.profiling.rehearsal import Patience, Rehearsed
 
 pytestmark = pytest.mark.timeout(240)
 SMALL = "profile --pipelines 2 --stages 2 --microbatches 2 --layers 2 --width 32 --heads 2 --context 16"

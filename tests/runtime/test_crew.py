@@ -8,7 +8,7 @@ import pytest
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import WorkerFailed
-from recycle.runtime.crew import crew_of
+from recycle.profiling.worker_pool import crew_of
 from tests.processes import is_there
 
 pytestmark = pytest.mark.timeout(180)

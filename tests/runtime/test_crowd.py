@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recycle.core.op import Kind
-from recycle.runtime.crowd import Crowd, Timed, costs_and_levels
+from recycle.profiling.contention import Crowd, Timed, costs_and_levels
 
 pytestmark = pytest.mark.timeout(60)
 COSTS = {(0, Kind.F): 1000.0, (0, Kind.I): 2000.0, (1, Kind.F): 1500.0, (1, Kind.W): 700.0}

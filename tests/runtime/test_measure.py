@@ -15,7 +15,7 @@ from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
 from recycle.runtime.compute.activation_memory import Meter, planned_peak_bytes
 from recycle.runtime.compute.microbatches import Batches
-from recycle.runtime.measure import measure, measure_bytes
+from recycle.runtime.compute.stage_costs import measure, measure_bytes
 from recycle.runtime.solo import Solo
 from tests.runtime.jobs import BATCH, WIDTH, Numbers, adamw, loss, make_stages
 

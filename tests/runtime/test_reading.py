@@ -10,11 +10,11 @@ from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
 from recycle.core.profile import Link, Profile, Spread, Taken
-from recycle.runtime.crowd import Timed
+from recycle.profiling.contention import Timed
+from recycle.profiling.plan_runner import Played, State
+from recycle.profiling.profile_fit import Over, Reading
+from recycle.runtime.compute.stage_costs import StageBytes
 from recycle.runtime.execute.executor import Span
-from recycle.runtime.measure import StageBytes
-from recycle.runtime.player import Played, State
-from recycle.runtime.reading import Over, Reading
 
 pytestmark = pytest.mark.timeout(60)
 TAKEN = Taken("cpu", "a machine", "2.11", 2, 3, "GPT")

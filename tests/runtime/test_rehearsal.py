@@ -8,9 +8,9 @@ import recycle
 from recycle.core.cluster import Shape
 from recycle.core.plans.rules import check
 from recycle.core.profile import Profile
+from recycle.profiling.rehearsal import Patience, rehearsal_plan, rehearse
+from recycle.runtime.compute.stage_costs import measure_bytes
 from recycle.runtime.job import Job, Settings
-from recycle.runtime.measure import measure_bytes
-from recycle.runtime.rehearsal import Patience, rehearsal_plan, rehearse
 from tests.plans import make_1f1b_plan
 from tests.runtime.jobs import BATCH, Numbers, adamw, loss, make_stages
 

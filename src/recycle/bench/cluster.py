@@ -25,8 +25,8 @@ from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import read_json, write_text
 from recycle.core.plans.plan_source import PlanFolder
 from recycle.core.profile import Profile
+from recycle.profiling.rehearsal import rehearsal_plan, rehearse
 from recycle.runtime.job import refuse_absent
-from recycle.runtime.rehearsal import rehearsal_plan, rehearse
 
 SETUP, PROFILE = "setup.json", "profile.json"
 FORMAT, VERSION = "recycle-cluster", 1

@@ -25,7 +25,7 @@ from recycle.core.op import Op
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.core.profile import Profile
-from recycle.runtime.crew import Crew, crew_of
+from recycle.profiling.worker_pool import Crew, crew_of
 from recycle.runtime.execute.executor import Span
 
 WARM_UP = 2

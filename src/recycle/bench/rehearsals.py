@@ -11,10 +11,10 @@ from recycle.bench.setup import Setup
 from recycle.bench.sides import Turn
 from recycle.core.files import write_text
 from recycle.core.profile import Profile
-from recycle.runtime.crew import Crew
-from recycle.runtime.measure import StageBytes
-from recycle.runtime.player import State
-from recycle.runtime.rehearsal import Readings, RehearsalPlay
+from recycle.profiling.plan_runner import State
+from recycle.profiling.rehearsal import Readings, RehearsalPlay
+from recycle.profiling.worker_pool import Crew
+from recycle.runtime.compute.stage_costs import StageBytes
 
 ROUNDS = "rounds"
 

@@ -9,8 +9,8 @@ from recycle.bench.setup import Setup
 from recycle.bench.torch_side import TorchSide
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan import Plan
-from recycle.runtime.crew import Station
-from recycle.runtime.player import Played, Player
+from recycle.profiling.plan_runner import Played, Player
+from recycle.profiling.worker_pool import Station
 from recycle.runtime.transport.gloo import Parcel
 from recycle.runtime.worker.worker_spec import CopiedStages, Kit, kit_of
 

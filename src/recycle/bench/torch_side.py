@@ -16,8 +16,8 @@ from torch.nn import functional
 from recycle.bench.setup import SEED, Setup, make_optimizer
 from recycle.core.cluster import Shape, Worker
 from recycle.core.op import Kind
+from recycle.profiling.worker_pool import TIMEOUT, Station
 from recycle.runtime.compute.microbatches import Batches
-from recycle.runtime.crew import TIMEOUT, Station
 from recycle.runtime.execute.executor import now_us
 from recycle.runtime.execute.row_program import Message
 from recycle.runtime.transport.cuda_ipc import IpcLinks

@@ -64,7 +64,7 @@ def run_bench(args: argparse.Namespace) -> int:
         from recycle.bench.variants import variants
         from recycle.cli.bench_plans import make_plans
         from recycle.cli.bench_results import PICTURE, RESULTS, write_results
-        from recycle.runtime.measure import num_cores
+        from recycle.runtime.compute.stage_costs import num_cores
     except ImportError as problem:
         raise UserError(f"measuring needs torch ({problem}): install it with pip install 'recycle-train[train]'") from None
     parts = _parts(args.only)

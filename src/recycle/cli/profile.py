@@ -19,7 +19,7 @@ from recycle.core.errors import UserError
 from recycle.core.files import refuse_unwritable, write_text
 
 if TYPE_CHECKING:
-    from recycle.runtime.rehearsal import Patience
+    from recycle.profiling.rehearsal import Patience
 
 DEFAULT_OUT = Path("profile.json")
 _DEFAULT_ROUNDS = 8
@@ -79,8 +79,8 @@ def run_profile(args: argparse.Namespace) -> int:
     config = without_clipping(read_config(args))
     refuse_unwritable(args.out)
     parts = Parts(config)
-    from recycle.runtime.measure import num_cores
-    from recycle.runtime.rehearsal import Patience, rehearsal_plan, rehearse
+    from recycle.profiling.rehearsal import Patience, rehearsal_plan, rehearse
+    from recycle.runtime.compute.stage_costs import num_cores
 
     cluster, usual = config.cluster, Patience()
     shape = Shape(cluster.pipelines, cluster.stages, cluster.microbatches)

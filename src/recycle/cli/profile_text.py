@@ -10,7 +10,7 @@ from recycle.core.profile import Link, Profile, Taken
 from recycle.core.units import format_bytes, format_us
 
 if TYPE_CHECKING:
-    from recycle.runtime.rehearsal import Patience, Rehearsed
+    from recycle.profiling.rehearsal import Patience, Rehearsed
 
 _HEAD = ("stage", "F", "I", "W", "B", "after F", "after I", "static", "gradients", "send", "reduce", "step")
 # A link that nothing was measured on is written with a bandwidth of this many bytes/µs: messages cost nothing over it.

@@ -69,7 +69,7 @@ class Parts:
         from recycle.core.cluster import Shape
         from recycle.models.gpt import next_byte_loss
         from recycle.runtime.compute.microbatches import Batches
-        from recycle.runtime.measure import measure
+        from recycle.runtime.compute.stage_costs import measure
 
         cluster = self.config.cluster
         shape = Shape(cluster.pipelines, cluster.stages, cluster.microbatches)

@@ -16,9 +16,9 @@ from recycle.core.plans.rules import check
 from recycle.core.profile import StageProfile
 from recycle.runtime.compute.optimizer_step import MakeOptimizer, Schedule, constant
 from recycle.runtime.compute.stage import Loss, cast, refuse_unusable
+from recycle.runtime.compute.stage_costs import measure_bytes
 from recycle.runtime.compute.tied_parameters import Tie, find_ties
 from recycle.runtime.execute.executor import Samples
-from recycle.runtime.measure import measure_bytes
 from recycle.runtime.transport.gloo import Parcel
 
 

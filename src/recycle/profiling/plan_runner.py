@@ -14,8 +14,8 @@ from torch import Tensor
 from recycle.core.cluster import Worker
 from recycle.core.errors import WorkerFailed
 from recycle.core.plans.plan import Plan
+from recycle.profiling.worker_pool import TIMEOUT
 from recycle.runtime.compute.optimizer_step import Verdict
-from recycle.runtime.crew import TIMEOUT
 from recycle.runtime.execute.executor import Span, now_us
 from recycle.runtime.transport.gloo import Address, GlooLinks
 from recycle.runtime.transport.select import make_links

@@ -20,11 +20,11 @@ from recycle.core.plans.plan import Plan, Quality, Row, make_row, microbatch_of
 from recycle.core.plans.rules import needs, period_us
 from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Profile, StageProfile, Taken
-from recycle.runtime.crew import Station, crew_of
+from recycle.profiling.plan_runner import Played, Player, State
+from recycle.profiling.profile_fit import Reading
+from recycle.profiling.worker_pool import Station, crew_of
+from recycle.runtime.compute.stage_costs import StageBytes, machine, measure_bytes
 from recycle.runtime.job import Job
-from recycle.runtime.measure import StageBytes, machine, measure_bytes
-from recycle.runtime.player import Played, Player, State
-from recycle.runtime.reading import Reading
 from recycle.runtime.worker.worker_spec import CopiedStages, Kit, kit_of
 
 _WARM_UP, _PER_ROUND = 2, 4

@@ -24,10 +24,10 @@ from recycle.core.events.record import REDUCE
 from recycle.core.op import Kind, Op
 from recycle.core.plans.rules import needs
 from recycle.core.profile import QUARTILE, Link, Profile, Spread, StageProfile, Taken
-from recycle.runtime.crowd import Crowd, Timed, What, costs_and_levels
+from recycle.profiling.contention import Crowd, Timed, What, costs_and_levels
+from recycle.profiling.plan_runner import Played, State
+from recycle.runtime.compute.stage_costs import StageBytes
 from recycle.runtime.execute.executor import Span
-from recycle.runtime.measure import StageBytes
-from recycle.runtime.player import Played, State
 
 # A message that was sent so much earlier than its receiver was free for it was there already.
 _LONG_US = 50_000
