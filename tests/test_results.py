@@ -13,7 +13,7 @@ from recycle.cli.bench_results import judged
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.report.cluster import asked_table, prediction_table, throughput_table
-from recycle.report.tables import markdown
+from recycle.report.record.tables import markdown
 from recycle.sim.replay.expected_iteration import expected
 from tests.measured_pages import RESULTS, lines, shown
 

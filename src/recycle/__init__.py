@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from recycle.planner.problem_from_text import problem
     from recycle.planner.profiles.estimate import estimate
     from recycle.planner.solve import solve, solve_normalized
-    from recycle.report.metrics import measure
+    from recycle.report.record.metrics import measure
     from recycle.runtime.checkpoint import load
     from recycle.runtime.train import cut, train
     from recycle.sim.campaign.campaign import simulate
@@ -37,7 +37,7 @@ _FOUND_IN = {
     "estimate": "planner.profiles.estimate",
     "solve": "planner.solve",
     "solve_normalized": "planner.solve",
-    "measure": "report.metrics",
+    "measure": "report.record.metrics",
     "simulate": "sim.campaign.campaign",
     "job": "sim.job",
     "load": "runtime.checkpoint",

@@ -23,7 +23,7 @@ from recycle.core.plans.plan_source import Answer
 from recycle.core.profile import Profile
 from recycle.planner.live_planner import Planner
 from recycle.planner.solve import solve
-from recycle.report.run_columns import read_run
+from recycle.report.record.run_columns import read_run
 from recycle.sim.replay.replay import Conditions, replay
 from recycle.sim.systems.constants import RecycleConstants
 from tests.builders import make_problem

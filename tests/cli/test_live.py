@@ -12,7 +12,7 @@ from recycle.cli.live_grid import bar_cells, draw
 from recycle.cli.live_state import ALIVE, DEAD, JOINING, SUSPECTED, State, after, begin, describe_change
 from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import Changed, Event, Joining, OpRan, Recovered, Saved, Spell, Stepped, Suspected, Warned
-from recycle.report.recoveries import describe_parts
+from recycle.report.record.recoveries import describe_parts
 from tests.recovery_records import JOINED, LEFT, recovery_record
 
 SECOND = 1_000_000

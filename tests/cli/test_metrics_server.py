@@ -11,7 +11,7 @@ import pytest
 from recycle.cli.metrics_server import MetricsServer
 from recycle.core.errors import PortInUse, UserError
 from recycle.core.events.record import Stepped
-from recycle.report.prometheus import Gauges
+from recycle.report.export.prometheus import Gauges
 
 pytestmark = pytest.mark.timeout(60)
 WAIT_S = 20

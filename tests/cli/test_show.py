@@ -14,8 +14,8 @@ from recycle.cli.render import PIPED_WIDTH, chart_width, print_lines, styles
 from recycle.cli.show import add_show_parser
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.plans.plan import Plan
-from recycle.report.chart import REROUTED, draw_chart
-from recycle.report.palette import PAINTS
+from recycle.report.render.palette import PAINTS
+from recycle.report.render.terminal_chart import REROUTED, draw_chart
 from tests.plans import make_1f1b_plan, make_rerouted_plan
 
 

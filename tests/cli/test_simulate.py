@@ -13,7 +13,7 @@ import pytest
 
 from recycle.cli.main import main
 from recycle.core.events.record import Started, read_record
-from recycle.report.metrics import measure
+from recycle.report.record.metrics import measure
 from recycle.sim import iteration_times as timings
 from recycle.sim.systems.registry import SYSTEMS
 

@@ -12,8 +12,8 @@ from matplotlib.image import imread
 
 from recycle.cli.main import main
 from recycle.core.events.trace import Trace
-from recycle.report.palette import PAINTS
-from recycle.report.trace_chart import draw_strip, draw_trace_png, levels, ticks
+from recycle.report.figures.trace_chart import draw_strip, draw_trace_png, levels, ticks
+from recycle.report.render.palette import PAINTS
 
 H, D = 3600 * 10**6, 86400 * 10**6
 EVERY = "trace make --kind every --pipelines 2 --stages 2 --interval 30m --hours 2"

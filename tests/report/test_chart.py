@@ -4,8 +4,8 @@ import pytest
 
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.plans.plan import Plan
-from recycle.report.chart import BUBBLE, DEAD, MOST_WORKERS, NOTE, Line, draw_chart, select_workers
-from recycle.report.palette import PAINTS
+from recycle.report.render.palette import PAINTS
+from recycle.report.render.terminal_chart import BUBBLE, DEAD, MOST_WORKERS, NOTE, Line, draw_chart, select_workers
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan, make_split_plan
 
 

@@ -9,8 +9,8 @@ import pytest
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.events.record import Event, OpRan, Recovered, read_record
-from recycle.report.failure import Failure, events_around, read_failure
-from recycle.report.failure_svg import LEFT_PX, PLOT_PX, WIDTH_PX, draw_failure
+from recycle.report.render.failure_svg import LEFT_PX, PLOT_PX, WIDTH_PX, draw_failure
+from recycle.report.timeline.failure_timeline import Failure, events_around, read_failure
 from tests.recovery_records import REDO_US, recovery_record
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"

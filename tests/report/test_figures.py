@@ -8,10 +8,10 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 from recycle.core.plans.plan import Plan
-from recycle.report import palette
-from recycle.report.figures import draw_png
-from recycle.report.palette import PAINTS
-from recycle.report.picture import Picture
+from recycle.report.render import palette
+from recycle.report.render.layout import Picture
+from recycle.report.render.palette import PAINTS
+from recycle.report.render.png import draw_png
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan
 
 

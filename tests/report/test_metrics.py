@@ -3,7 +3,7 @@
 import pytest
 
 from recycle.core.events.record import Changed, OpRan, Spell
-from recycle.report.metrics import measure, throughput_over_time
+from recycle.report.record.metrics import measure, throughput_over_time
 
 SECOND = 1_000_000
 RECORD = [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recycle.core.plans.plan import Plan
-from recycle.report.perfetto import draw_trace
+from recycle.report.export.perfetto import draw_trace
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan, make_split_plan
 
 PLANS = {

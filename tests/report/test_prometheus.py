@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recycle.core.events.record import Changed, Event, Held, OpRan, Recovered, Saved, Spell, Started, Stepped, Warned
-from recycle.report.prometheus import Gauges
+from recycle.report.export.prometheus import Gauges
 
 SECOND = 1_000_000
 RUN: list[Event] = [

@@ -12,15 +12,23 @@ from matplotlib.image import imread
 from recycle.core.errors import ForeignPlan, UserError
 from recycle.core.events.record import Changed, Event, OpRan, Recovered, Spell
 from recycle.core.plans.plan import Plan
-from recycle.report.metrics import measure
-from recycle.report.perfetto import draw_run_trace
-from recycle.report.plan_timeline import plan_timeline
-from recycle.report.recoveries import PART_LETTERS, PART_LOOKS, describe_parts, describe_rest, format_ms, recovery_lines, who
-from recycle.report.recovery_chart import MOST_ROWS, height_px
-from recycle.report.run_chart import draw_page
-from recycle.report.run_columns import read_run
-from recycle.report.run_summary import Summary
-from recycle.report.run_timeline import run_timeline
+from recycle.report.export.perfetto import draw_run_trace
+from recycle.report.figures.recovery_chart import MOST_ROWS, height_px
+from recycle.report.figures.run_page import draw_page
+from recycle.report.record.metrics import measure
+from recycle.report.record.recoveries import (
+    PART_LETTERS,
+    PART_LOOKS,
+    describe_parts,
+    describe_rest,
+    format_ms,
+    recovery_lines,
+    who,
+)
+from recycle.report.record.run_columns import read_run
+from recycle.report.record.run_summary import Summary
+from recycle.report.timeline.plan_timeline import plan_timeline
+from recycle.report.timeline.run_timeline import run_timeline
 from tests.recovery_records import EPOCHS, JOINED, LEFT, REDO_US, SAMPLES, degraded_plan, recovery_record, whole_plan
 
 MOVING = replace(LEFT, moves=("W0_1>W1_2",))

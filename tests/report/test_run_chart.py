@@ -13,15 +13,15 @@ from matplotlib.image import imread
 from recycle.core.cluster import Worker
 from recycle.core.events.record import Event, Held, OpRan, Spell, Stepped
 from recycle.core.plans.plan import Plan
-from recycle.report.palette import PAINTS
-from recycle.report.perfetto import draw_run_trace
-from recycle.report.plan_timeline import plan_timeline
-from recycle.report.run_chart import draw_page, lay_out
-from recycle.report.run_columns import read_run
-from recycle.report.run_summary import Summary
-from recycle.report.run_timeline import run_timeline
-from recycle.report.svg import draw_svg
-from recycle.report.timeline import Timeline
+from recycle.report.export.perfetto import draw_run_trace
+from recycle.report.figures.run_page import draw_page, lay_out
+from recycle.report.record.run_columns import read_run
+from recycle.report.record.run_summary import Summary
+from recycle.report.render.palette import PAINTS
+from recycle.report.render.svg import draw_svg
+from recycle.report.timeline.plan_timeline import plan_timeline
+from recycle.report.timeline.run_timeline import run_timeline
+from recycle.report.timeline.timeline import Timeline
 from tests.builders import make_plan, make_problem
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan
 from tests.run_records import Training, training_record

@@ -9,10 +9,10 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import ForeignPlan, UserError
 from recycle.core.events.record import Event, Held, OpRan, Saved, Spell, Started, Stepped, Warned
 from recycle.core.plans.plan import Plan
-from recycle.report.executed import Executed, bubble_share, planned_shares
-from recycle.report.run_columns import read_run
-from recycle.report.run_summary import Summary, Times, fullest_by_stage, memory_ratio
-from recycle.report.run_timeline import run_timeline
+from recycle.report.record.executed import Executed, bubble_share, planned_shares
+from recycle.report.record.run_columns import read_run
+from recycle.report.record.run_summary import Summary, Times, fullest_by_stage, memory_ratio
+from recycle.report.timeline.run_timeline import run_timeline
 from recycle.sim.replay.replay import Conditions, replay
 from tests.builders import make_plan, make_problem
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan, make_split_plan

@@ -12,13 +12,13 @@ from recycle.core.errors import UserError
 from recycle.core.events.record import OpRan
 from recycle.core.plans.plan import Plan
 from recycle.core.problem import Memory, Problem
-from recycle.report.chart import draw_chart
-from recycle.report.figures import draw_png
-from recycle.report.perfetto import draw_run_trace
-from recycle.report.plan_timeline import PlanBlocks, plan_timeline
-from recycle.report.run_timeline import run_timeline
-from recycle.report.svg import draw_svg
-from recycle.report.timeline import Timeline
+from recycle.report.export.perfetto import draw_run_trace
+from recycle.report.render.png import draw_png
+from recycle.report.render.svg import draw_svg
+from recycle.report.render.terminal_chart import draw_chart
+from recycle.report.timeline.plan_timeline import PlanBlocks, plan_timeline
+from recycle.report.timeline.run_timeline import run_timeline
+from recycle.report.timeline.timeline import Timeline
 from tests.builders import make_problem
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan, make_split_plan
 

@@ -5,9 +5,9 @@ from xml.etree import ElementTree
 import pytest
 
 from recycle.core.plans.plan import Plan
-from recycle.report.palette import PAINTS
-from recycle.report.picture import MOST_SLOTS, Picture
-from recycle.report.svg import draw_svg
+from recycle.report.render.layout import MOST_SLOTS, Picture
+from recycle.report.render.palette import PAINTS
+from recycle.report.render.svg import draw_svg
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan, make_split_plan
 
 SPACE = "{http://www.w3.org/2000/svg}"

@@ -1,8 +1,8 @@
 """Tables for a terminal and for Markdown."""
 
 from recycle.core.events.record import Spell
-from recycle.report.metrics import measure
-from recycle.report.tables import aligned, campaign_table, markdown, pause_table
+from recycle.report.record.metrics import measure
+from recycle.report.record.tables import aligned, campaign_table, markdown, pause_table
 
 RUNS = {
     "recycle": measure([Spell(0, 3_600_000_000, "train", samples=36_000, busy_us=1_800_000_000)]),

@@ -6,8 +6,8 @@ import pytest
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
-from recycle.report.plan_timeline import PlanBlocks, headline, idle_share, plan_timeline
-from recycle.report.timeline import Axis, Block, merged
+from recycle.report.timeline.plan_timeline import PlanBlocks, headline, idle_share, plan_timeline
+from recycle.report.timeline.timeline import Axis, Block, merged
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan, make_split_plan
 
 

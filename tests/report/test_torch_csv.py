@@ -8,7 +8,7 @@ import pytest
 
 from recycle.core.errors import UserError
 from recycle.core.plans.plan import Plan
-from recycle.report.torch_csv import draw_torch_csv
+from recycle.report.export.torch_csv import draw_torch_csv
 from tests.plans import make_1f1b_plan, make_rerouted_plan, make_split_plan
 
 

@@ -8,7 +8,7 @@ import pytest
 import recycle
 from recycle.core.cluster import Worker
 from recycle.core.events.record import OpRan, Recovered, Spell, Stepped, Warned, in_hindsight
-from recycle.report.metrics import measure
+from recycle.report.record.metrics import measure
 from recycle.runtime.compute.optimizer_step import Verdict
 from recycle.runtime.coordinator.ledger.run_ledger import Books
 from recycle.runtime.coordinator.ledger.worker_reports import Applied, Undone

@@ -16,7 +16,7 @@ from recycle.core.events.failure_script import Action, Injection, Script
 from recycle.core.events.record import Changed, Recovered, Spell, Stepped, Suspected, Warned, read_record
 from recycle.core.plans.routes import Routes
 from recycle.planner.live_planner import Planner
-from recycle.report.run_columns import read_run
+from recycle.report.record.run_columns import read_run
 from recycle.runtime.coordinator.ledger.run_folder import Plot
 from recycle.runtime.execute.warm_up import warm_ups
 from recycle.runtime.job import Job, Settings

@@ -6,7 +6,7 @@ import pytest
 
 from recycle.core.events.record import Changed, Spell
 from recycle.core.events.trace import Change, Trace
-from recycle.report.metrics import measure
+from recycle.report.record.metrics import measure
 from recycle.sim import failure_traces as failures
 from recycle.sim import iteration_times as timings
 from recycle.sim.campaign import campaign

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from recycle.core.cluster import Shape
 from recycle.core.events.record import Changed, Spell
 from recycle.core.events.trace import Change, Trace
-from recycle.report.metrics import measure
+from recycle.report.record.metrics import measure
 from recycle.sim import iteration_times as timings
 from recycle.sim.campaign.trace_simulation import follow
 from recycle.sim.systems.constants import Constants

@@ -25,7 +25,7 @@ from recycle.core.profile import Link, Profile
 from recycle.planner.failure_normalization import Move, Takeover, move_time_us
 from recycle.planner.live_planner import Planner
 from recycle.report.against import Comparison, Epoch, Pace, Pause, Stretch, in_flight_us, late_recoveries, split_epochs
-from recycle.report.run_columns import Run
+from recycle.report.record.run_columns import Run
 from recycle.sim.replay.op_graph import ABSENT, KINDS, Ints, Program, compile_plan
 from recycle.sim.replay.replay import Conditions, replay
 from recycle.sim.systems.constants import Constants, RecycleConstants

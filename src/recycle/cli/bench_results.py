@@ -34,9 +34,9 @@ from recycle.report.cluster import (
     throughput_table,
     times_table,
 )
-from recycle.report.run_timeline import run_timeline
-from recycle.report.svg import draw_svg
-from recycle.report.tables import markdown
+from recycle.report.record.tables import markdown
+from recycle.report.render.svg import draw_svg
+from recycle.report.timeline.run_timeline import run_timeline
 from recycle.sim.replay.expected_iteration import expected
 
 KEPT, MEDIAN_ERROR, WORST_ERROR = 0.97, 0.03, 0.08

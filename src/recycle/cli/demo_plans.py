@@ -6,7 +6,7 @@ from recycle.cli.render import Terminal, chart_width, print_lines
 from recycle.core.plans.plan import Plan
 from recycle.planner.problem_from_text import problem
 from recycle.planner.solve import solve
-from recycle.report.chart import draw_chart
+from recycle.report.render.terminal_chart import draw_chart
 
 _CASES = (
     ("fault-free 1F1B", "", "none", "4,3,2,1", "every worker alive: the time that a failure must not cost"),

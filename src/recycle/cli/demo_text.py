@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from recycle.cli.demo_failures import Outcome, Phase, Setting, Twins
 from recycle.core.cluster import Shape
 from recycle.core.units import format_us
-from recycle.report.recoveries import format_ms
-from recycle.report.tables import aligned
+from recycle.report.record.recoveries import format_ms
+from recycle.report.record.tables import aligned
 
 _NUMBERS = ("nobody", "one", "two", "three", "four")
 

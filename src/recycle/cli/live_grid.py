@@ -15,8 +15,8 @@ from recycle.cli.live_state import ALIVE, DEAD, JOINING, SUSPECTED, Pace, State,
 from recycle.core.cluster import Worker
 from recycle.core.events.record import Recovered
 from recycle.core.units import format_us
-from recycle.report.palette import PAINTS
-from recycle.report.recoveries import PART_LETTERS, PART_LOOKS, describe_rest, format_ms, who
+from recycle.report.record.recoveries import PART_LETTERS, PART_LOOKS, describe_rest, format_ms, who
+from recycle.report.render.palette import PAINTS
 
 # How a seat is drawn: its look in the palette, its sign, the same in ASCII, and what follows its name.
 _SEATS = {

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from recycle.core.errors import PortInUse, UserError
-from recycle.report.prometheus import CONTENT_TYPE, Gauges
+from recycle.report.export.prometheus import CONTENT_TYPE, Gauges
 
 _HOST, _PATH = "127.0.0.1", "/metrics"
 _POLL_S = 0.1

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.style import Style
 from rich.text import Text
 
-from recycle.report import chart
-from recycle.report.palette import PAINTS
+from recycle.report.render import terminal_chart as chart
+from recycle.report.render.palette import PAINTS
 
 PIPED_WIDTH = 120
 _ASCII = str.maketrans({"·": ".", "▏": "|", "▕": "|", "─": "-", "┬": "+", "×": "x", "µ": "u", "⋮": ":"})

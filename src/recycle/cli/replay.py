@@ -17,11 +17,11 @@ from recycle.core.events.record import write_record
 from recycle.core.files import refuse_unwritable, write_bytes, write_text
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
-from recycle.report.chart import MOST_WORKERS, draw_chart, select_workers
-from recycle.report.perfetto import draw_run_trace
-from recycle.report.run_timeline import run_timeline
-from recycle.report.svg import draw_svg
-from recycle.report.timeline import Timeline
+from recycle.report.export.perfetto import draw_run_trace
+from recycle.report.render.svg import draw_svg
+from recycle.report.render.terminal_chart import MOST_WORKERS, draw_chart, select_workers
+from recycle.report.timeline.run_timeline import run_timeline
+from recycle.report.timeline.timeline import Timeline
 from recycle.sim.replay.replay import Conditions, replay
 from recycle.sim.replay.replay_result import Replay
 from recycle.sim.replay.time_shares import counted, windows_us
@@ -149,7 +149,7 @@ def _write_files(args: argparse.Namespace, played: Replay) -> list[Path]:
         if args.svg:
             write_text(args.svg, draw_svg(timeline))
         if args.png:
-            from recycle.report.figures import draw_png  # matplotlib takes half a second to import, and only this needs it
+            from recycle.report.render.png import draw_png  # matplotlib takes half a second to import, and only this needs it
 
             write_bytes(args.png, draw_png(timeline))
     if args.perfetto:

@@ -17,14 +17,14 @@ from recycle.core.errors import FileProblem, UserError
 from recycle.core.events.record import PLAN, PLANS, RECORD, SUMMARY, later_plans, read_record
 from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_bytes, write_text
 from recycle.report.against import Comparison
-from recycle.report.chart import MOST_WORKERS, PLAIN, Cell, draw_chart, select_workers
-from recycle.report.perfetto import draw_run_trace
-from recycle.report.plan_timeline import plan_timeline
-from recycle.report.run_columns import read_run
-from recycle.report.run_summary import Summary
-from recycle.report.run_timeline import run_timeline
-from recycle.report.svg import draw_svg
-from recycle.report.timeline import Timeline
+from recycle.report.export.perfetto import draw_run_trace
+from recycle.report.record.run_columns import read_run
+from recycle.report.record.run_summary import Summary
+from recycle.report.render.svg import draw_svg
+from recycle.report.render.terminal_chart import MOST_WORKERS, PLAIN, Cell, draw_chart, select_workers
+from recycle.report.timeline.plan_timeline import plan_timeline
+from recycle.report.timeline.run_timeline import run_timeline
+from recycle.report.timeline.timeline import Timeline
 from recycle.sim.replay.time_shares import counted
 
 _LONG_BYTES = 5_000_000  # of a record: from here on reading takes about a second
@@ -222,7 +222,7 @@ def _planned(summary: Summary) -> Timeline:
 
 def _write_files(args: argparse.Namespace, summary: Summary, iteration: int) -> list[Path]:
     if args.png:
-        from recycle.report.run_chart import draw_page  # matplotlib takes half a second to import, and only this needs it
+        from recycle.report.figures.run_page import draw_page  # matplotlib takes half a second to import, and only this needs it
 
         write_bytes(args.png, draw_page(summary, _executed(summary, iteration, "all"), _planned(summary)))
     if args.svg:

@@ -13,8 +13,8 @@ from recycle.core.errors import FileProblem
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.report.against import whole_ends_us
-from recycle.report.run_columns import Run
-from recycle.report.run_summary import Summary
+from recycle.report.record.run_columns import Run
+from recycle.report.record.run_summary import Summary
 
 
 @dataclass(frozen=True, slots=True)

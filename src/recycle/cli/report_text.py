@@ -6,9 +6,9 @@ from itertools import pairwise
 
 from recycle.core.events.record import Held
 from recycle.core.units import format_bytes, format_duration, format_us
-from recycle.report.recoveries import format_ms, recovery_lines
-from recycle.report.run_summary import Summary, fullest_by_stage, memory_ratio
-from recycle.report.tables import aligned
+from recycle.report.record.recoveries import format_ms, recovery_lines
+from recycle.report.record.run_summary import Summary, fullest_by_stage, memory_ratio
+from recycle.report.record.tables import aligned
 
 _MOST_WORKERS = 16
 _MOST_WARNINGS = 8

@@ -8,7 +8,7 @@ from pathlib import Path
 from recycle.cli.render import progress_bar
 from recycle.cli.simulate import cache_folder
 from recycle.core.files import refuse_unwritable, write_bytes, write_text
-from recycle.report.tables import document
+from recycle.report.record.tables import document
 from recycle.sim.reproduce.ablation import ablation
 from recycle.sim.reproduce.experiment import Result
 from recycle.sim.reproduce.planning_time import planner
@@ -61,7 +61,10 @@ def run_reproduce(args: argparse.Namespace) -> int:
     text = document(result.title, f"recycle reproduce {result.name}", result.assumptions, tables, f"{result.name}.png")
     facts = {"experiment": result.name, "assumptions": list(result.assumptions), "results": result.facts}
     if args.out:
-        from recycle.report.bars import Panel, draw_bars  # matplotlib takes half a second to import, and only this needs it
+        from recycle.report.figures.bar_groups import (  # matplotlib takes half a second to import, and only this needs it
+            Panel,
+            draw_bars,
+        )
 
         panels = [Panel(panel.title, panel.groups, panel.series) for panel in result.panels]
         write_text(args.out / f"{result.name}.md", text)

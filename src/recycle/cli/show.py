@@ -10,10 +10,10 @@ from recycle.core.errors import UserError
 from recycle.core.files import write_bytes, write_text
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
-from recycle.report.chart import draw_chart
-from recycle.report.perfetto import draw_trace
-from recycle.report.svg import draw_svg
-from recycle.report.torch_csv import draw_torch_csv
+from recycle.report.export.perfetto import draw_trace
+from recycle.report.export.torch_csv import draw_torch_csv
+from recycle.report.render.svg import draw_svg
+from recycle.report.render.terminal_chart import draw_chart
 
 LEAST_WIDTH = 40
 _DESCRIPTION = """\
@@ -74,7 +74,7 @@ def _write_files(plan: Plan, args: argparse.Namespace) -> list[Path]:
         write_text(args.svg, draw_svg(plan))
         written.append(args.svg)
     if args.png:
-        from recycle.report.figures import draw_png  # matplotlib takes half a second to import, and only this needs it
+        from recycle.report.render.png import draw_png  # matplotlib takes half a second to import, and only this needs it
 
         write_bytes(args.png, draw_png(plan))
         written.append(args.png)

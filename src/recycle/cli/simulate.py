@@ -14,8 +14,8 @@ from recycle.core.events.record import Event, Started, write_record
 from recycle.core.events.trace import Trace
 from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_bytes
 from recycle.core.units import format_duration, parse_duration_us
-from recycle.report.metrics import Metrics, measure
-from recycle.report.tables import aligned, campaign_table, down_notes, pause_table
+from recycle.report.record.metrics import Metrics, measure
+from recycle.report.record.tables import aligned, campaign_table, down_notes, pause_table
 from recycle.sim import failure_traces as failures
 from recycle.sim.campaign.campaign import Case, run
 from recycle.sim.job import Job
@@ -167,7 +167,9 @@ def _trace(args: argparse.Namespace, job: Job) -> Trace:
 
 def _write(args: argparse.Namespace, records: dict[str, list[Event]], setting: Setting, fault_free: float) -> None:
     if args.plot:
-        from recycle.report.campaign import draw_campaign  # matplotlib takes half a second to import, and only this needs it
+        from recycle.report.figures.throughput_over_time import (
+            draw_campaign,  # matplotlib takes half a second to import, and only this needs it
+        )
 
         write_bytes(args.plot, draw_campaign(records, _title(setting.job), fault_free))
     if args.records:

@@ -13,7 +13,7 @@ from recycle.core.errors import UserError
 from recycle.core.events.trace import Trace, live_counts
 from recycle.core.files import refuse_unwritable, write_bytes
 from recycle.core.units import format_duration, parse_duration_us, parse_share_or_count
-from recycle.report.trace_chart import draw_strip, draw_trace_png
+from recycle.report.figures.trace_chart import draw_strip, draw_trace_png
 from recycle.sim.failure_traces import LONGEST_US, bursts, every, node_names, poisson, racks, worker_names
 
 LEAST_WIDTH = 40

@@ -114,7 +114,7 @@ def watching(
             view.say(note)
         if config.log.metrics_port:
             from recycle.cli.metrics_server import MetricsServer
-            from recycle.report.prometheus import Gauges
+            from recycle.report.export.prometheus import Gauges
 
             gauges = Gauges()
             server = stack.enter_context(MetricsServer(config.log.metrics_port, gauges))

@@ -16,9 +16,9 @@ from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import OPTIMIZER, REDUCE, ROLLED_BACK, Recovered
 from recycle.core.op import Op
 from recycle.core.units import format_us
-from recycle.report.recoveries import format_ms, who
-from recycle.report.run_columns import Bools, Ints, Ops, Run
-from recycle.report.tables import aligned
+from recycle.report.record.recoveries import format_ms, who
+from recycle.report.record.run_columns import Bools, Ints, Ops, Run
+from recycle.report.record.tables import aligned
 
 _MOST_NAMED = 4
 _MOST_ROWS = 24

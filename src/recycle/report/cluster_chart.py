@@ -6,8 +6,8 @@ from io import BytesIO
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from recycle.report import palette
 from recycle.report.cluster import BEST, Line
+from recycle.report.render import palette
 
 _COLOURS = {"nobody": palette.PAINTS["F"].fill, "torch": palette.GRID, "dead": palette.PAINTS["I"].fill}
 _MEANINGS = {"nobody": "nobody dead", "torch": "nobody dead, torch's schedules", "dead": "with dead workers"}

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.events.record import Event, OpRan, Recovered
-from recycle.report.run_timeline import read_blocks
-from recycle.report.timeline import Block, Span
+from recycle.report.timeline.run_timeline import read_blocks
+from recycle.report.timeline.timeline import Block, Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from recycle.core.cluster import Worker
-from recycle.report.palette import PAINTS
-from recycle.report.plan_timeline import Drawable, as_timeline
-from recycle.report.timeline import Axis, Block, Lane, Span, merged
+from recycle.report.render.palette import PAINTS
+from recycle.report.timeline.plan_timeline import Drawable, as_timeline
+from recycle.report.timeline.timeline import Axis, Block, Lane, Span, merged
 
 MOST_SLOTS = 20_000
 MOST_RUNS = 200_000

@@ -23,7 +23,7 @@ from recycle.core.events.record import (
     Warned,
     in_hindsight,
 )
-from recycle.report.metrics import Metrics, measure
+from recycle.report.record.metrics import Metrics, measure
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from recycle.core.units import format_duration
-from recycle.report.metrics import Metrics
+from recycle.report.record.metrics import Metrics
 
 
 def campaign_table(runs: Mapping[str, Metrics], fault_free: float) -> list[list[str]]:

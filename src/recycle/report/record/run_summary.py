@@ -13,8 +13,8 @@ import numpy as np
 
 from recycle.core.events.record import PARTS, Held, Recovered, Spell, Stepped
 from recycle.core.plans.plan import Plan
-from recycle.report.executed import Executed, Share, bubble_share, planned_shares
-from recycle.report.run_columns import Run
+from recycle.report.record.executed import Executed, Share, bubble_share, planned_shares
+from recycle.report.record.run_columns import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from recycle.core.events.trace import Trace, live_counts
 from recycle.core.units import format_duration
-from recycle.report import palette
-from recycle.report.chart import AXIS, LABEL, NOTE, PLAIN, Cell, Line
-from recycle.report.palette import PAINTS
+from recycle.report.render import palette
+from recycle.report.render.palette import PAINTS
+from recycle.report.render.terminal_chart import AXIS, LABEL, NOTE, PLAIN, Cell, Line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,9 +6,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from recycle.core.events.record import PARTS, Recovered
-from recycle.report import palette
-from recycle.report.palette import PAINTS
-from recycle.report.recoveries import PART_LOOKS, describe_rest, format_ms, who
+from recycle.report.record.recoveries import PART_LOOKS, describe_rest, format_ms, who
+from recycle.report.render import palette
+from recycle.report.render.palette import PAINTS
 
 MOST_ROWS = 12
 _POINTS = 72 / 100  # a layout pixel is 1/100 inch, whatever the resolution

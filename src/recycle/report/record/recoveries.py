@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from recycle.core.events.record import PARTS, Recovered
-from recycle.report.tables import aligned
+from recycle.report.record.tables import aligned
 
 # By part: the look of the palette that it is drawn with, and its letter where there is no colour.
 PART_LOOKS = {"detect": "I", "abort": "B", "plan": "reduce", "regroup": "F", "transfer": "W", "redo": "optimizer"}

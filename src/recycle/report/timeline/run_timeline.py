@@ -12,8 +12,8 @@ from recycle.core.errors import UserError
 from recycle.core.events.record import OPTIMIZER, REDUCE, OpRan
 from recycle.core.op import Op
 from recycle.core.problem import Problem
-from recycle.report.plan_timeline import about
-from recycle.report.timeline import Block, Lane, Span, Timeline
+from recycle.report.timeline.plan_timeline import about
+from recycle.report.timeline.timeline import Block, Lane, Span, Timeline
 
 
 def run_timeline(

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from recycle.core.cluster import Cluster, Worker
 from recycle.core.units import format_us
-from recycle.report.palette import PAINTS
-from recycle.report.plan_timeline import Drawable, as_timeline
-from recycle.report.timeline import Axis, Block, Lane, Span, Timeline, merged
+from recycle.report.render.palette import PAINTS
+from recycle.report.timeline.plan_timeline import Drawable, as_timeline
+from recycle.report.timeline.timeline import Axis, Block, Lane, Span, Timeline, merged
 
 BUBBLE, DEAD, WINDOW, AXIS, LABEL, TITLE, NOTE, PLAIN = "bubble", "dead", "window", "axis", "label", "title", "note", "plain"
 REROUTED = " rerouted"

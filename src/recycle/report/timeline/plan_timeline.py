@@ -11,7 +11,7 @@ from recycle.core.plans.plan import Plan, Row
 from recycle.core.plans.rules import stage_windows
 from recycle.core.problem import Problem
 from recycle.core.units import format_us
-from recycle.report.timeline import Block, Lane, Span, Timeline
+from recycle.report.timeline.timeline import Block, Lane, Span, Timeline
 
 Drawable = Plan | Timeline
 

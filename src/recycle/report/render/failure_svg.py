@@ -6,12 +6,12 @@ from textwrap import wrap
 from recycle.core.cluster import Worker
 from recycle.core.events.record import PARTS, Recovered
 from recycle.core.units import format_us
-from recycle.report import palette
-from recycle.report.failure import Deeds, Failure
-from recycle.report.palette import PAINTS
-from recycle.report.recoveries import format_ms
-from recycle.report.svg import head, rect, text_at, titles, with_tip
-from recycle.report.timeline import Axis, Block
+from recycle.report.record.recoveries import format_ms
+from recycle.report.render import palette
+from recycle.report.render.palette import PAINTS
+from recycle.report.render.svg import head, rect, text_at, titles, with_tip
+from recycle.report.timeline.failure_timeline import Deeds, Failure
+from recycle.report.timeline.timeline import Axis, Block
 
 WIDTH_PX, LEFT_PX, RIGHT_PX = 900.0, 56.0, 16.0
 PLOT_PX = WIDTH_PX - LEFT_PX - RIGHT_PX

@@ -16,11 +16,11 @@ from recycle.core.op import Kind, Op
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import needs
 from recycle.core.problem import Problem
-from recycle.report.palette import PAINTS
-from recycle.report.plan_timeline import PlanBlocks, plan_timeline
-from recycle.report.recoveries import describe_rest, who
-from recycle.report.run_timeline import read_blocks
-from recycle.report.timeline import Block, Span
+from recycle.report.record.recoveries import describe_rest, who
+from recycle.report.render.palette import PAINTS
+from recycle.report.timeline.plan_timeline import PlanBlocks, plan_timeline
+from recycle.report.timeline.run_timeline import read_blocks
+from recycle.report.timeline.timeline import Block, Span
 
 Event = dict[str, Any]
 

@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
-from recycle.report import palette
-from recycle.report.palette import PAINTS
-from recycle.report.picture import BESIDE, BUBBLE, WINDOW, Band, Picture
-from recycle.report.plan_timeline import Drawable
-from recycle.report.timeline import Block
+from recycle.report.render import palette
+from recycle.report.render.layout import BESIDE, BUBBLE, WINDOW, Band, Picture
+from recycle.report.render.palette import PAINTS
+from recycle.report.timeline.plan_timeline import Drawable
+from recycle.report.timeline.timeline import Block
 
 _POINTS = 72 / 100  # a layout pixel is 1/100 inch, whatever the resolution
 _FONT = 10 * _POINTS

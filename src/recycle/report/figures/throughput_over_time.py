@@ -8,8 +8,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from recycle.core.events.record import Changed, Event, Spell
-from recycle.report import palette
-from recycle.report.metrics import measure, throughput_over_time
+from recycle.report.record.metrics import measure, throughput_over_time
+from recycle.report.render import palette
 
 # Okabe and Ito's colours, which colour-blind readers tell apart, each with its own dashes for print without colour.
 LINES: tuple[tuple[str, str | tuple[int, tuple[float, ...]]], ...] = (

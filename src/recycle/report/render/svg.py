@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
 from recycle.core.units import format_us
-from recycle.report import palette
-from recycle.report.palette import PAINTS
-from recycle.report.picture import BESIDE, FONT_PX, LETTER_PX, WINDOW, Band, Picture
-from recycle.report.plan_timeline import Drawable
-from recycle.report.timeline import Block
+from recycle.report.render import palette
+from recycle.report.render.layout import BESIDE, FONT_PX, LETTER_PX, WINDOW, Band, Picture
+from recycle.report.render.palette import PAINTS
+from recycle.report.timeline.plan_timeline import Drawable
+from recycle.report.timeline.timeline import Block
 
 _STYLE = f"""\
 text {{ fill: {palette.INK} }} .faint {{ fill: {palette.FAINT_INK} }}

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from recycle.report import palette
-from recycle.report.campaign import line_of
+from recycle.report.figures.throughput_over_time import line_of
+from recycle.report.render import palette
 
 _MOST_COLUMNS = 4
 _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo", "**", "--")

@@ -12,12 +12,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from recycle.core.units import format_bytes, format_us
-from recycle.report import palette
-from recycle.report.figures import draw_picture
-from recycle.report.picture import Picture
-from recycle.report.recovery_chart import draw_recoveries, height_px
-from recycle.report.run_summary import Summary, fullest_by_stage
-from recycle.report.timeline import Timeline
+from recycle.report.figures.recovery_chart import draw_recoveries, height_px
+from recycle.report.record.run_summary import Summary, fullest_by_stage
+from recycle.report.render import palette
+from recycle.report.render.layout import Picture
+from recycle.report.render.png import draw_picture
+from recycle.report.timeline.timeline import Timeline
 
 MOST_BARS = 16
 _LINE, _SECOND_LINE, _MARK, _CAME = "#0072b2", "#e69f00", "#d55e00", "#009e73"

@@ -16,8 +16,8 @@ from recycle.core.errors import ForeignPlan, UserError
 from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.core.op import Kind, Op
 from recycle.core.plans.plan import Plan, Row, microbatch_of
-from recycle.report.run_columns import Bools, Ints, Ops
-from recycle.report.timeline import Span
+from recycle.report.record.run_columns import Bools, Ints, Ops
+from recycle.report.timeline.timeline import Span
 
 _NEVER = np.iinfo(np.int64).max
 

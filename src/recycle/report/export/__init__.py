@@ -1,0 +1,1 @@
+"""Plans and records in formats of other programs: Perfetto, torch.distributed.pipelining, Prometheus. Imports core."""
