@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-from recycle.bench.cluster import read_setup
-from recycle.bench.race import read_heats
-from recycle.bench.variants import variants
-from recycle.cli.bench_results import whole_rounds
-from recycle.report.cluster import Line, Prediction
+from recycle.evaluate.hardware.evaluation_folder import read_setup
+from recycle.evaluate.hardware.race import read_heats
+from recycle.evaluate.hardware.variants import variants
+from recycle.evaluate.results.cluster_page import whole_rounds
+from recycle.evaluate.results.cluster_tables import Line, Prediction
 
 RESULTS = Path(__file__).parents[1] / "docs/results"
 

@@ -5,8 +5,8 @@ from statistics import median
 
 import pytest
 
-from recycle.bench.recoveries import read_recoveries
-from recycle.report.cluster import errors_beforehand, errors_by_round
+from recycle.evaluate.hardware.kills import read_recoveries
+from recycle.evaluate.results.cluster_tables import errors_beforehand, errors_by_round
 from tests.measured_pages import RESULTS, lines, shown
 
 ROOT = Path(__file__).parents[1]

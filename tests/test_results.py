@@ -4,15 +4,15 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from recycle.bench.cluster import read_setup
-from recycle.bench.race import plan_path
-from recycle.bench.recoveries import read_recoveries
-from recycle.bench.rehearsals import round_profiles
-from recycle.bench.variants import variants
-from recycle.cli.bench_results import judged
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
-from recycle.report.cluster import asked_table, prediction_table, throughput_table
+from recycle.evaluate.hardware.evaluation_folder import read_setup
+from recycle.evaluate.hardware.kills import read_recoveries
+from recycle.evaluate.hardware.race import plan_path
+from recycle.evaluate.hardware.round_profiles import round_profiles
+from recycle.evaluate.hardware.variants import variants
+from recycle.evaluate.results.cluster_page import judged
+from recycle.evaluate.results.cluster_tables import asked_table, prediction_table, throughput_table
 from recycle.report.record.tables import markdown
 from recycle.sim.replay.expected_iteration import expected
 from tests.measured_pages import RESULTS, lines, shown

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from recycle.bench import awake
-from recycle.bench.awake import are_moved_about, awake_cores
+from recycle.evaluate.hardware import awake
+from recycle.evaluate.hardware.core_keepalive import are_moved_about, awake_cores
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -41,9 +41,7 @@ def test_every_core_has_somebody_of_the_lowest_priority_who_goes_when_it_is_over
 
 
 def test_they_go_with_a_parent_that_is_killed():
-    code = (
-        "import time\nfrom recycle.bench.awake import awake_cores\nwith awake_cores(): print('here', flush=True); time.sleep(60)"
-    )
+    code = "import time\nfrom recycle.evaluate.hardware.core_keepalive import awake_cores\nwith awake_cores(): print('here', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "here\n"

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recycle.bench.cluster import begin, hardware, measure_deaths, measure_profile, measure_race, read_setup
-from recycle.bench.setup import Setup
 from recycle.core.errors import FileProblem, UserError
+from recycle.evaluate.hardware.evaluation_folder import begin, hardware, measure_deaths, measure_profile, measure_race, read_setup
+from recycle.evaluate.hardware.setup import Setup
 from tests.bench.tiny import TINY
 
 HEAD = {"format": "recycle-cluster", "version": 1}
@@ -92,6 +92,6 @@ def test_slices_of_a_gpu_that_is_not_there_are_refused():
 
 
 def test_cores_need_no_service(monkeypatch):
-    monkeypatch.setattr("recycle.bench.cluster.slices", lambda num: pytest.fail("cores have no slices"))
+    monkeypatch.setattr("recycle.evaluate.hardware.evaluation_folder.slices", lambda num: pytest.fail("cores have no slices"))
     with hardware(TINY) as nothing:
         assert nothing is None

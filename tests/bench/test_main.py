@@ -1,4 +1,4 @@
-"""`python -m recycle.bench`: what is wrong is one sentence and an exit code, as with every command of ours."""
+"""`python -m recycle.evaluate.hardware`: what is wrong is one sentence and an exit code, as with every command of ours."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from recycle.bench.__main__ import main
+from recycle.evaluate.hardware.__main__ import main
 
 
 @pytest.fixture
@@ -17,14 +17,14 @@ def run(monkeypatch, capsys):
     """Run it with these arguments: its exit code, and what it said about errors."""
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["recycle.bench", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["recycle.evaluate.hardware", *map(str, arguments)])
         return main(), capsys.readouterr().err
 
     return run
 
 
 def test_a_folder_without_a_setup_is_told_in_one_sentence(run, tmp_path):
-    sentence = f"python -m recycle.bench: cannot read {tmp_path / 'setup.json'}: No such file or directory\n"
+    sentence = f"python -m recycle.evaluate.hardware: cannot read {tmp_path / 'setup.json'}: No such file or directory\n"
     assert run("race", tmp_path) == (2, sentence)
 
 
@@ -47,7 +47,7 @@ def test_a_new_folder_gets_its_setup_before_the_race_asks_for_plans(run, tmp_pat
 def test_less_than_one_of_anything_is_refused(run, tmp_path, part, name, value):
     assert run(part, tmp_path, f"--{name}", value) == (
         2,
-        f"python -m recycle.bench: --{name} is {value}, but it must be at least 1\n",
+        f"python -m recycle.evaluate.hardware: --{name} is {value}, but it must be at least 1\n",
     )
 
 
@@ -65,7 +65,7 @@ def test_interrupted_it_says_how_to_go_on_and_leaves_nobody(tmp_path, after_s):
     command = [
         sys.executable,
         "-m",
-        "recycle.bench",
+        "recycle.evaluate.hardware",
         "profile",
         str(tmp_path),
         "--backend",
@@ -82,7 +82,7 @@ def test_interrupted_it_says_how_to_go_on_and_leaves_nobody(tmp_path, after_s):
         time.sleep(after_s)
         os.killpg(started.pid, signal.SIGINT)  # as a terminal does: to all of them
         said = started.communicate(timeout=60)[1]
-        assert said == "\npython -m recycle.bench: interrupted; the same command begins again\n"
+        assert said == "\npython -m recycle.evaluate.hardware: interrupted; the same command begins again\n"
         assert started.returncode == 128 + signal.SIGINT
         until = time.monotonic() + 10
         while is_there(started.pid):

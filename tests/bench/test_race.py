@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recycle.bench.race import Heat, plan_path, read_heats, run_race, woven
-from recycle.bench.setup import SEED
-from recycle.bench.torch_side import TORCH, TorchSide
-from recycle.bench.variants import variants
 from recycle.core.errors import FileProblem
 from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
 from recycle.core.plans.plan import Plan
+from recycle.evaluate.hardware.race import Heat, plan_path, read_heats, run_race, woven
+from recycle.evaluate.hardware.setup import SEED
+from recycle.evaluate.hardware.torch_contender import TORCH, TorchSide
+from recycle.evaluate.hardware.variants import variants
 from recycle.models.gpt import next_byte_loss
 from recycle.profiling.worker_pool import crew_of
 from recycle.runtime.compute.microbatches import Batches

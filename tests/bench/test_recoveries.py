@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from recycle.bench.recoveries import PARTS, measure_recoveries, read_recoveries, script
-from recycle.bench.setup import Setup
 from recycle.core.errors import FileProblem
 from recycle.core.events.failure_script import Action
+from recycle.evaluate.hardware.kills import PARTS, measure_recoveries, read_recoveries, script
+from recycle.evaluate.hardware.setup import Setup
 from tests.bench.tiny import TINY, save_plans_for_deaths
 
 SETUPS = [TINY, *(Setup.usual("cpu-cores", num) for num in (8, 12, 16, 28))]

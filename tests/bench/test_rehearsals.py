@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from recycle.bench.race import run_race
-from recycle.bench.rehearsals import round_path, round_profiles
-from recycle.bench.variants import variants
 from recycle.core.profile import Link, Profile, StageProfile, Taken
+from recycle.evaluate.hardware.race import run_race
+from recycle.evaluate.hardware.round_profiles import round_path, round_profiles
+from recycle.evaluate.hardware.variants import variants
 from tests.bench.tiny import TINY, save_plans
 
 pytestmark = pytest.mark.timeout(120)

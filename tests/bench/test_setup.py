@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recycle.bench.setup import BACKENDS, Setup
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
+from recycle.evaluate.hardware.setup import BACKENDS, Setup
 from tests.bench.tiny import TINY
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from recycle.bench.slices import slices
 from recycle.core.errors import UserError
+from recycle.evaluate.hardware.gpu_slices import slices
 from recycle.host.scratch import sweep
 
 pytestmark = pytest.mark.timeout(60)
@@ -81,7 +81,7 @@ def test_a_command_that_fails_inside_is_not_taken_for_the_services(install):
 def test_it_is_told_to_quit_when_whoever_uses_them_is_killed(install):
     notes = install(NOTES)
     code = (
-        "import os, time\nfrom recycle.bench.slices import slices\n"
+        "import os, time\nfrom recycle.evaluate.hardware.gpu_slices import slices\n"
         f"with slices(4): print(os.environ['{PIPES}'], flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as user:

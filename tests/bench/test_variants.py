@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 
-from recycle.bench.setup import Setup
-from recycle.bench.torch_side import TORCH
-from recycle.bench.variants import variants
 from recycle.core.cluster import Cluster, Worker
 from recycle.core.problem import Techniques
+from recycle.evaluate.hardware.setup import Setup
+from recycle.evaluate.hardware.torch_contender import TORCH
+from recycle.evaluate.hardware.variants import variants
 from tests.bench.tiny import TINY
 
 SETUPS = [Setup.usual("cpu-cores", 12), Setup.usual("cpu-cores", 8), Setup.usual("gpu-slices", 16), TINY]

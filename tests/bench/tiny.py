@@ -3,12 +3,12 @@
 from itertools import combinations
 
 import recycle
-from recycle.bench.race import plan_path
-from recycle.bench.recoveries import DEATHS
-from recycle.bench.setup import CPU_CORES, Setup
-from recycle.bench.variants import variants
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan_source import PlanFolder, names_of
+from recycle.evaluate.hardware.kills import DEATHS
+from recycle.evaluate.hardware.race import plan_path
+from recycle.evaluate.hardware.setup import CPU_CORES, Setup
+from recycle.evaluate.hardware.variants import variants
 
 # Four layers, because torch's ZBV cuts the model into two pieces for each of two workers.
 TINY = Setup(CPU_CORES, pipelines=2, stages=2, microbatches=2, width=16, layers=4, heads=2, context=16, samples=1)

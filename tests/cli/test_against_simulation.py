@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from recycle.cli.against_simulation import against_simulation, read_constants
 from recycle.cli.report import add_report_parser
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
@@ -21,6 +20,7 @@ from recycle.core.plans.library import without_failures
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import Answer
 from recycle.core.profile import Profile
+from recycle.evaluate.against_simulation.simulated_epochs import against_simulation, read_constants
 from recycle.planner.live_planner import Planner
 from recycle.planner.solve import solve
 from recycle.report.record.run_columns import read_run

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from recycle.bench.cluster import begin
-from recycle.bench.race import Heat, read_heats
-from recycle.bench.recoveries import read_recoveries
-from recycle.bench.rehearsals import round_profiles
-from recycle.bench.variants import variants
-from recycle.cli.bench_results import whole_rounds
 from recycle.core.profile import Profile
+from recycle.evaluate.hardware.evaluation_folder import begin
+from recycle.evaluate.hardware.kills import read_recoveries
+from recycle.evaluate.hardware.race import Heat, read_heats
+from recycle.evaluate.hardware.round_profiles import round_profiles
+from recycle.evaluate.hardware.variants import variants
+from recycle.evaluate.results.cluster_page import whole_rounds
 from tests.bench.tiny import TINY
 from tests.cli.test_profile import run
 

@@ -6,7 +6,15 @@ import pytest
 
 from recycle.core.cluster import Worker
 from recycle.core.events.record import Event, OpRan, Recovered, Spell, Stepped
-from recycle.report.against import Comparison, Epoch, Pace, Pause, Stretch, late_recoveries, split_epochs
+from recycle.evaluate.against_simulation.epoch_comparison import (
+    Comparison,
+    Epoch,
+    Pace,
+    Pause,
+    Stretch,
+    late_recoveries,
+    split_epochs,
+)
 from recycle.report.record.run_columns import read_run
 from tests.recovery_records import EPOCHS, START_US, degraded_plan, played, recovery_record, whole_plan
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from recycle.report.cluster import (
+from recycle.evaluate.results.cluster_chart import draw_cluster
+from recycle.evaluate.results.cluster_tables import (
     BEFOREHAND,
     BEST,
     WAYS,
@@ -21,7 +22,6 @@ from recycle.report.cluster import (
     throughput_table,
     times_table,
 )
-from recycle.report.cluster_chart import draw_cluster
 
 
 def line(name, times_ms, num_samples=54, predicted_ms=(), dead=""):

@@ -5,10 +5,10 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from recycle.bench import DEFAULT_ITERATIONS, DEFAULT_KILLS, DEFAULT_ROUNDS
 from recycle.cli.profile_text import crowding
 from recycle.core.errors import UserError
 from recycle.core.profile import Profile
+from recycle.evaluate.hardware import DEFAULT_ITERATIONS, DEFAULT_KILLS, DEFAULT_ROUNDS
 
 _PARTS = ("profile", "plan", "race", "deaths", "report")
 _EXAMPLES = """\
@@ -25,7 +25,7 @@ examples:
   recycle bench cluster --small --rounds 4 --out build/laptop                     on two cores in ten minutes
   recycle bench cluster --out build/cores --only report                           once more, from what is there
 
-On a machine that has torch and nothing else, PYTHONPATH=src python -m recycle.bench does the parts that need its hardware."""
+On a machine that has torch and nothing else, PYTHONPATH=src python -m recycle.evaluate.hardware does the parts that need its hardware."""
 
 
 def add_bench_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -59,11 +59,11 @@ def add_bench_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentPa
 def run_bench(args: argparse.Namespace) -> int:
     # Here, because they load torch, and only this command needs it.
     try:
-        from recycle.bench import cluster
-        from recycle.bench.setup import CPU_CORES, Setup
-        from recycle.bench.variants import variants
-        from recycle.cli.bench_plans import make_plans
-        from recycle.cli.bench_results import PICTURE, RESULTS, write_results
+        from recycle.evaluate.hardware import cluster
+        from recycle.evaluate.hardware.setup import CPU_CORES, Setup
+        from recycle.evaluate.hardware.variants import variants
+        from recycle.evaluate.results.cluster_page import PICTURE, RESULTS, write_results
+        from recycle.evaluate.results.variant_plans import make_plans
         from recycle.runtime.compute.stage_costs import num_cores
     except ImportError as problem:
         raise UserError(f"measuring needs torch ({problem}): install it with pip install 'recycle-train[train]'") from None

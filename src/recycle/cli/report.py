@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import Console
 
 from recycle.cli.render import Terminal, chart_width, print_lines
-from recycle.cli.report_plans import Plans, load_plan, summarize
 from recycle.cli.report_text import executed_rating, planned_title, report_lines
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.events.record import PLAN, PLANS, RECORD, SUMMARY, later_plans, read_record
 from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_bytes, write_text
-from recycle.report.against import Comparison
+from recycle.evaluate.against_simulation.epoch_comparison import Comparison
+from recycle.evaluate.against_simulation.run_plans import Plans, load_plan, summarize
 from recycle.report.export.perfetto import draw_run_trace
 from recycle.report.record.run_columns import read_run
 from recycle.report.record.run_summary import Summary
@@ -170,7 +170,10 @@ def _compared(args: argparse.Namespace, files: Files, summary: Summary) -> Compa
     """The run beside a simulation of it, if that was asked for."""
     if not args.against_simulation:
         return None
-    from recycle.cli.against_simulation import against_simulation, read_constants  # only this needs the planner
+    from recycle.evaluate.against_simulation.simulated_epochs import (  # only this needs the planner
+        against_simulation,
+        read_constants,
+    )
 
     return against_simulation(summary.run, load_plan(files.plans.first), read_constants(args.set))
 

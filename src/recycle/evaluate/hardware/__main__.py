@@ -1,8 +1,8 @@
 """The parts of `recycle bench cluster` that need the hardware, for machines that have torch and nothing else of ours installed.
 
-PYTHONPATH=src python -m recycle.bench profile FOLDER --backend cpu-cores
-PYTHONPATH=src python -m recycle.bench race FOLDER
-PYTHONPATH=src python -m recycle.bench deaths FOLDER
+PYTHONPATH=src python -m recycle.evaluate.hardware profile FOLDER --backend cpu-cores
+PYTHONPATH=src python -m recycle.evaluate.hardware race FOLDER
+PYTHONPATH=src python -m recycle.evaluate.hardware deaths FOLDER
 """
 
 import argparse
@@ -10,8 +10,9 @@ import signal
 import sys
 from pathlib import Path
 
-from recycle.bench import DEFAULT_ITERATIONS, DEFAULT_KILLS, DEFAULT_ROUNDS
-from recycle.bench.cluster import (
+from recycle.core.errors import UserError
+from recycle.evaluate.hardware import DEFAULT_ITERATIONS, DEFAULT_KILLS, DEFAULT_ROUNDS
+from recycle.evaluate.hardware.evaluation_folder import (
     begin,
     hardware,
     measure_deaths,
@@ -19,10 +20,9 @@ from recycle.bench.cluster import (
     measure_race,
     read_setup,
 )
-from recycle.bench.setup import BACKENDS, Setup
-from recycle.core.errors import UserError
+from recycle.evaluate.hardware.setup import BACKENDS, Setup
 
-_NAME = "python -m recycle.bench"
+_NAME = "python -m recycle.evaluate.hardware"
 
 
 def main() -> int:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recycle.bench.setup import Setup
-from recycle.bench.torch_side import TORCH_1F1B, TORCH_ZBV, TORCH_ZERO_BUBBLE
 from recycle.core.cluster import Shape, Worker
+from recycle.evaluate.hardware.setup import Setup
+from recycle.evaluate.hardware.torch_contender import TORCH_1F1B, TORCH_ZBV, TORCH_ZERO_BUBBLE
 
 ONE_F_ONE_B, FAULT_FREE = "1f1b", "all"
 ADAPTIVE, DECOUPLED, STAGGERED = "adaptive", "decoupled", "staggered"

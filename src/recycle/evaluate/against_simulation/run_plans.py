@@ -12,7 +12,7 @@ from pathlib import Path
 from recycle.core.errors import FileProblem
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
-from recycle.report.against import whole_ends_us
+from recycle.evaluate.against_simulation.epoch_comparison import whole_ends_us
 from recycle.report.record.run_columns import Run
 from recycle.report.record.run_summary import Summary
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
-from recycle.bench.setup import Setup
-from recycle.bench.torch_side import TorchSide
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan import Plan
+from recycle.evaluate.hardware.setup import Setup
+from recycle.evaluate.hardware.torch_contender import TorchSide
 from recycle.profiling.plan_runner import Played, Player
 from recycle.profiling.worker_pool import Station
 from recycle.runtime.transport.gloo import Parcel

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recycle.bench.setup import SEED, Setup, make_optimizer
 from recycle.core.cluster import Shape, Worker
 from recycle.core.op import Kind
+from recycle.evaluate.hardware.setup import SEED, Setup, make_optimizer
 from recycle.profiling.worker_pool import TIMEOUT, Station
 from recycle.runtime.compute.microbatches import Batches
 from recycle.runtime.execute.executor import now_us

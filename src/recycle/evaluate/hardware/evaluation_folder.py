@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from recycle.bench.awake import are_moved_about, awake_cores
-from recycle.bench.race import Heat, run_race
-from recycle.bench.recoveries import DEATHS, measure_recoveries
-from recycle.bench.setup import Setup
-from recycle.bench.slices import slices
-from recycle.bench.variants import variants
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import read_json, write_text
 from recycle.core.plans.plan_source import PlanFolder
 from recycle.core.profile import Profile
+from recycle.evaluate.hardware.core_keepalive import are_moved_about, awake_cores
+from recycle.evaluate.hardware.gpu_slices import slices
+from recycle.evaluate.hardware.kills import DEATHS, measure_recoveries
+from recycle.evaluate.hardware.race import Heat, run_race
+from recycle.evaluate.hardware.setup import Setup
+from recycle.evaluate.hardware.variants import variants
 from recycle.profiling.rehearsal import rehearsal_plan, rehearse
 from recycle.runtime.job import refuse_absent
 

@@ -7,10 +7,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from recycle.bench.setup import Setup
-from recycle.bench.sides import Turn
 from recycle.core.files import write_text
 from recycle.core.profile import Profile
+from recycle.evaluate.hardware.contenders import Turn
+from recycle.evaluate.hardware.setup import Setup
 from recycle.profiling.plan_runner import State
 from recycle.profiling.rehearsal import Readings, RehearsalPlay
 from recycle.profiling.worker_pool import Crew

@@ -22,9 +22,18 @@ from recycle.core.plans.library import without_failures
 from recycle.core.plans.plan import Plan, Quality, make_row
 from recycle.core.problem import Problem
 from recycle.core.profile import Link, Profile
+from recycle.evaluate.against_simulation.epoch_comparison import (
+    Comparison,
+    Epoch,
+    Pace,
+    Pause,
+    Stretch,
+    in_flight_us,
+    late_recoveries,
+    split_epochs,
+)
 from recycle.planner.failure_normalization import Move, Takeover, move_time_us
 from recycle.planner.live_planner import Planner
-from recycle.report.against import Comparison, Epoch, Pace, Pause, Stretch, in_flight_us, late_recoveries, split_epochs
 from recycle.report.record.run_columns import Run
 from recycle.sim.replay.op_graph import ABSENT, KINDS, Ints, Program, compile_plan
 from recycle.sim.replay.replay import Conditions, replay

@@ -9,19 +9,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from recycle.bench.race import SPANS, Heat, plan_path, read_heats
-from recycle.bench.recoveries import PARTS, Recovery, read_recoveries
-from recycle.bench.rehearsals import round_profiles
-from recycle.bench.setup import Setup
-from recycle.bench.torch_side import TORCH_1F1B
-from recycle.bench.variants import ADAPTIVE, DECOUPLED, FAULT_FREE, ONE_F_ONE_B, STAGGERED, Variant
 from recycle.cli.profile_text import contention_text
 from recycle.core.errors import FileProblem
 from recycle.core.events.record import OpRan
 from recycle.core.files import write_bytes, write_text
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import Profile
-from recycle.report.cluster import (
+from recycle.evaluate.hardware.kills import PARTS, Recovery, read_recoveries
+from recycle.evaluate.hardware.race import SPANS, Heat, plan_path, read_heats
+from recycle.evaluate.hardware.round_profiles import round_profiles
+from recycle.evaluate.hardware.setup import Setup
+from recycle.evaluate.hardware.torch_contender import TORCH_1F1B
+from recycle.evaluate.hardware.variants import ADAPTIVE, DECOUPLED, FAULT_FREE, ONE_F_ONE_B, STAGGERED, Variant
+from recycle.evaluate.results.cluster_tables import (
     Asked,
     Line,
     Prediction,
@@ -86,7 +86,7 @@ def _prediction(plan: Plan) -> Prediction:
 
 def write_results(folder: Path, setup: Setup, variants: Sequence[Variant], profile: Profile, command: str) -> str:
     """Write the page, its numbers and its pictures; return the page."""
-    from recycle.report.cluster_chart import draw_cluster  # matplotlib takes half a second to import
+    from recycle.evaluate.results.cluster_chart import draw_cluster  # matplotlib takes half a second to import
 
     lines, recoveries = read_lines(folder, setup, variants), read_recoveries(folder)
     yardstick = _line(lines, ONE_F_ONE_B)

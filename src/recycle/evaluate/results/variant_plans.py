@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
 
-from recycle.bench.race import plan_path
-from recycle.bench.recoveries import DEATHS
-from recycle.bench.setup import Setup
-from recycle.bench.variants import Variant
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import PlanFolder
 from recycle.core.profile import Profile
+from recycle.evaluate.hardware.kills import DEATHS
+from recycle.evaluate.hardware.race import plan_path
+from recycle.evaluate.hardware.setup import Setup
+from recycle.evaluate.hardware.variants import Variant
 from recycle.planner.problem_from_text import problem
 from recycle.planner.solve import solve
 

@@ -11,12 +11,12 @@ from math import gcd
 from pathlib import Path
 from typing import Any
 
-from recycle.bench.setup import Setup
 from recycle.core.errors import FileProblem
 from recycle.core.events.failure_script import Action, Injection, Script
 from recycle.core.events.record import Event, Recovered
 from recycle.core.files import write_text
 from recycle.core.plans.plan_source import PlanFolder
+from recycle.evaluate.hardware.setup import Setup
 from recycle.runtime.train import train
 
 RECOVERIES, DEATHS = "recoveries.json", "deaths"

@@ -6,7 +6,7 @@ from io import BytesIO
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from recycle.report.cluster import BEST, Line
+from recycle.evaluate.results.cluster_tables import BEST, Line
 from recycle.report.render import palette
 
 _COLOURS = {"nobody": palette.PAINTS["F"].fill, "torch": palette.GRID, "dead": palette.PAINTS["I"].fill}

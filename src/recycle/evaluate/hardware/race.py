@@ -15,16 +15,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from recycle.bench.rehearsals import Rehearsal, round_path
-from recycle.bench.setup import Setup
-from recycle.bench.sides import Racer, Ran, Turn
-from recycle.bench.variants import Variant
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem
 from recycle.core.op import Op
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.core.profile import Profile
+from recycle.evaluate.hardware.contenders import Racer, Ran, Turn
+from recycle.evaluate.hardware.round_profiles import Rehearsal, round_path
+from recycle.evaluate.hardware.setup import Setup
+from recycle.evaluate.hardware.variants import Variant
 from recycle.profiling.worker_pool import Crew, crew_of
 from recycle.runtime.execute.executor import Span
 
