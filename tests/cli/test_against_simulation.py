@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from recycle.cli.report import add_report_parser
+from recycle.cli.measuring.report import add_report_parser
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.events.record import Event, OpRan, Recovered, Spell, Started, write_record

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recycle.cli.check import add_check_parser
+from recycle.cli.planning.check import add_check_parser
 from recycle.core.errors import FileProblem
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check

@@ -13,11 +13,11 @@ from functools import partial
 
 import pytest
 
-from recycle.cli.coordinator import make_kit, tell_of
 from recycle.cli.main import main
-from recycle.cli.train_config import parse_config
-from recycle.cli.train_parts import Parts
-from recycle.cli.train_plan import choose_plan
+from recycle.cli.training.coordinator import make_kit, tell_of
+from recycle.cli.training.job_factory import Parts
+from recycle.cli.training.plan_choice import choose_plan
+from recycle.cli.training.train_config import parse_config
 from recycle.control.net.file_transfer import Courier
 from recycle.control.net.handshake import Door
 from recycle.core.errors import UserError
@@ -116,17 +116,17 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
 # A worker that sees neither the run's folder nor the coordinator's processes: as on a machine of its own.
 ELSEWHERE = """
 import sys
-import recycle.cli.coordinator, recycle.control.net.handshake
-from recycle.cli.coordinator import make_kit, tell_of
+import recycle.cli.training.coordinator, recycle.control.net.handshake
+from recycle.cli.training.coordinator import make_kit, tell_of
 from recycle.cli.main import main
-from recycle.cli.train_config import parse_config
-from recycle.cli.train_parts import Parts
-from recycle.cli.train_plan import choose_plan
+from recycle.cli.training.train_config import parse_config
+from recycle.cli.training.job_factory import Parts
+from recycle.cli.training.plan_choice import choose_plan
 from recycle.control.net.file_transfer import Courier
 from recycle.control.net.handshake import Door
 from recycle.core.errors import UserError
 recycle.control.net.handshake.this_host = lambda: "elsewhere"
-recycle.cli.coordinator._job_in = lambda out: {}
+recycle.cli.training.coordinator._job_in = lambda out: {}
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from recycle.cli import demo_failures
-from recycle.cli.demo import read_setting
-from recycle.cli.demo_failures import FULL, QUICK, Setting
+from recycle.cli.demo import scenario as demo_failures
+from recycle.cli.demo.demo import read_setting
+from recycle.cli.demo.scenario import FULL, QUICK, Setting
 from recycle.cli.main import main, make_parser
 from recycle.core.cluster import Shape, Worker
 
@@ -188,7 +188,7 @@ def test_without_a_terminal_it_says_all_in_plain_lines(shown: Ended, facts: dict
 
 _PROGRAM = f"""
 import sys
-from recycle.cli import demo_failures
+from recycle.cli.demo import scenario as demo_failures
 from recycle.cli.main import main
 from recycle.core.cluster import Shape, Worker
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from recycle.cli.demo import run_demo
-from recycle.cli.demo_failures import FULL, Log, Outcome, Phase, Twins, phases
-from recycle.cli.demo_text import describe_cores, describe_recoveries, describe_setting, describe_twins, phase_table
+from recycle.cli.demo.demo import run_demo
+from recycle.cli.demo.demo_text import describe_cores, describe_recoveries, describe_setting, describe_twins, phase_table
+from recycle.cli.demo.scenario import FULL, Log, Outcome, Phase, Twins, phases
 from recycle.cli.main import make_parser
 from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import OpRan, Recovered, Spell, Stepped
@@ -90,8 +90,8 @@ def test_losses_are_compared_bit_for_bit_and_not_as_numbers(one: float, other: f
 def test_the_exit_code_says_whether_the_twins_are_equal(
     twins: Twins, code: int, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("recycle.cli.demo.rehearse", lambda setting: None)
-    monkeypatch.setattr("recycle.cli.demo.perform", lambda setting, rehearsed, say: replace(ALL, twins=twins))
+    monkeypatch.setattr("recycle.cli.demo.demo.rehearse", lambda setting: None)
+    monkeypatch.setattr("recycle.cli.demo.demo.perform", lambda setting, rehearsed, say: replace(ALL, twins=twins))
     assert run_demo(make_parser().parse_args(["demo", *words])) == code
     said = capsys.readouterr()
     told = said.err if words else said.out

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from recycle.cli.live import LiveView
-from recycle.cli.live_grid import bar_cells, draw
-from recycle.cli.live_state import ALIVE, DEAD, JOINING, SUSPECTED, State, after, begin, describe_change
+from recycle.cli.live.grid import bar_cells, draw
+from recycle.cli.live.live_view import LiveView
+from recycle.cli.live.run_state import ALIVE, DEAD, JOINING, SUSPECTED, State, after, begin, describe_change
 from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import Changed, Event, Joining, OpRan, Recovered, Saved, Spell, Stepped, Suspected, Warned
 from recycle.report.record.recoveries import describe_parts

@@ -8,7 +8,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from recycle.cli.metrics_server import MetricsServer
+from recycle.cli.training.metrics_server import MetricsServer
 from recycle.core.errors import PortInUse, UserError
 from recycle.core.events.record import Stepped
 from recycle.report.export.prometheus import Gauges

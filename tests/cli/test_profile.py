@@ -12,9 +12,17 @@ import pytest
 import torch
 
 from recycle.cli.main import main
-from recycle.cli.profile import without_clipping
-from recycle.cli.profile_text import at_rest, contention_text, crowding, describe_profile, remark, stage_table, unevenness
-from recycle.cli.train_config import parse_config
+from recycle.cli.measuring.profile import without_clipping
+from recycle.cli.measuring.profile_text import (
+    at_rest,
+    contention_text,
+    crowding,
+    describe_profile,
+    remark,
+    stage_table,
+    unevenness,
+)
+from recycle.cli.training.train_config import parse_config
 from recycle.core.cluster import Shape
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import Link, Profile, Spread, StageProfile, Taken

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from recycle.cli.report import add_report_parser
-from recycle.cli.report_text import curve
+from recycle.cli.measuring.report import add_report_parser
+from recycle.cli.measuring.report_text import curve
 from recycle.core.errors import UserError
 from recycle.core.events.record import Event, Held, OpRan, Recovered, Spell, Started, Stepped, plan_file, write_record
 from recycle.core.plans.plan import Plan

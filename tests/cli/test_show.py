@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from recycle.cli.render import PIPED_WIDTH, chart_width, print_lines, styles
-from recycle.cli.show import add_show_parser
+from recycle.cli.planning.show import add_show_parser
+from recycle.cli.terminal import PIPED_WIDTH, chart_width, print_lines, styles
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.plans.plan import Plan
 from recycle.report.render.palette import PAINTS

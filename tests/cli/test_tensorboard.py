@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from recycle.cli.tensorboard import TensorBoardLog
+from recycle.cli.training.tensorboard import TensorBoardLog
 from recycle.core.errors import FileProblem
 from recycle.core.events.record import Event, Held, OpRan, Saved, Spell, Started, Stepped, Warned
 
@@ -115,7 +115,7 @@ def test_without_torch_or_tensorboard_it_says_what_to_install(tmp_path: Path, mi
     # In a process of its own, because here both are imported already.
     code = f"""
 import sys
-from recycle.cli.tensorboard import TensorBoardLog
+from recycle.cli.training.tensorboard import TensorBoardLog
 from recycle.core.errors import UserError
 sys.modules[{missing!r}] = None
 try:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recycle.cli.train_config import (
+from recycle.cli.training.train_config import (
     CheckpointSection,
     ClusterSection,
     DataSection,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recycle.cli.train_failures import add_failure_arguments, read_failures
+from recycle.cli.training.failure_flags import add_failure_arguments, read_failures
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.events.failure_script import Action, Injection, Script

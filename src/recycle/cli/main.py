@@ -32,20 +32,20 @@ class _Parser(argparse.ArgumentParser):
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all commands. They are imported here, not above, so that an interrupt during the imports is caught too."""
-    from recycle.cli.bench import add_bench_parser
-    from recycle.cli.check import add_check_parser
-    from recycle.cli.coordinator import add_coordinator_parser, add_worker_parser
-    from recycle.cli.demo import add_demo_parser
-    from recycle.cli.estimate import add_estimate_parser
-    from recycle.cli.plan import add_plan_parser
-    from recycle.cli.profile import add_profile_parser
-    from recycle.cli.replay import add_replay_parser
-    from recycle.cli.report import add_report_parser
-    from recycle.cli.reproduce import add_reproduce_parser
-    from recycle.cli.show import add_show_parser
-    from recycle.cli.simulate import add_simulate_parser
-    from recycle.cli.trace import add_trace_parser
-    from recycle.cli.train import add_train_parser
+    from recycle.cli.demo.demo import add_demo_parser
+    from recycle.cli.measuring.bench import add_bench_parser
+    from recycle.cli.measuring.profile import add_profile_parser
+    from recycle.cli.measuring.report import add_report_parser
+    from recycle.cli.planning.check import add_check_parser
+    from recycle.cli.planning.estimate import add_estimate_parser
+    from recycle.cli.planning.plan import add_plan_parser
+    from recycle.cli.planning.show import add_show_parser
+    from recycle.cli.simulation.replay import add_replay_parser
+    from recycle.cli.simulation.reproduce import add_reproduce_parser
+    from recycle.cli.simulation.simulate import add_simulate_parser
+    from recycle.cli.simulation.trace import add_trace_parser
+    from recycle.cli.training.coordinator import add_coordinator_parser, add_worker_parser
+    from recycle.cli.training.train import add_train_parser
 
     parser: argparse.ArgumentParser = _Parser(
         prog="recycle",

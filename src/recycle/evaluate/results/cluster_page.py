@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from recycle.cli.profile_text import contention_text
+from recycle.cli.measuring.profile_text import contention_text
 from recycle.core.errors import FileProblem
 from recycle.core.events.record import OpRan
 from recycle.core.files import write_bytes, write_text

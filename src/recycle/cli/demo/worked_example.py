@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from recycle.cli.render import Terminal, chart_width, print_lines
+from recycle.cli.terminal import Terminal, chart_width, print_lines
 from recycle.core.plans.plan import Plan
 from recycle.planner.problem_from_text import problem
 from recycle.planner.solve import solve

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from recycle.cli import demo_failures
-from recycle.cli.demo_failures import FEWEST_STEPS, Setting, perform, rehearse
-from recycle.cli.demo_plans import draw_plans
-from recycle.cli.demo_text import describe_cores, describe_recoveries, describe_setting, describe_twins, phase_table
-from recycle.cli.render import Terminal
+from recycle.cli.demo import scenario as demo_failures
+from recycle.cli.demo.demo_text import describe_cores, describe_recoveries, describe_setting, describe_twins, phase_table
+from recycle.cli.demo.scenario import FEWEST_STEPS, Setting, perform, rehearse
+from recycle.cli.demo.worked_example import draw_plans
+from recycle.cli.terminal import Terminal
 from recycle.core.errors import UserError
 
 _DESCRIPTION = """\

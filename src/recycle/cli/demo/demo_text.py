@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from recycle.cli.demo_failures import Outcome, Phase, Setting, Twins
+from recycle.cli.demo.scenario import Outcome, Phase, Setting, Twins
 from recycle.core.cluster import Shape
 from recycle.core.units import format_us
 from recycle.report.record.recoveries import format_ms

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recycle.cli.train_config import TrainConfig
+from recycle.cli.training.train_config import TrainConfig
 from recycle.core.cluster import Shape
 from recycle.core.profile import Link, Profile, Taken
 from recycle.core.units import format_bytes, format_us

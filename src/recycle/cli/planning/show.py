@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from recycle.cli.render import Terminal, chart_width, print_lines
+from recycle.cli.terminal import Terminal, chart_width, print_lines
 from recycle.core.errors import UserError
 from recycle.core.files import write_bytes, write_text
 from recycle.core.plans.plan import Plan

@@ -5,7 +5,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from recycle.cli.profile_text import crowding
+from recycle.cli.measuring.profile_text import crowding
 from recycle.core.errors import UserError
 from recycle.core.profile import Profile
 from recycle.evaluate.hardware import DEFAULT_ITERATIONS, DEFAULT_KILLS, DEFAULT_ROUNDS

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recycle.cli.render import progress_bar
+from recycle.cli.terminal import progress_bar
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
 from recycle.core.events.record import Event, Started, write_record

@@ -7,8 +7,8 @@ from types import TracebackType
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 
-from recycle.cli.live_grid import draw
-from recycle.cli.live_state import after, begin, describe_change, describe_step
+from recycle.cli.live.grid import draw
+from recycle.cli.live.run_state import after, begin, describe_change, describe_step
 from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import Event, Stepped, Warned
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from recycle.cli.profile_text import remark
+from recycle.cli.measuring.profile_text import remark
 from recycle.core.errors import UserError
 from recycle.core.files import refuse_unwritable
 from recycle.core.plans.library import without_failures

@@ -11,7 +11,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from recycle.cli.live_state import ALIVE, DEAD, JOINING, SUSPECTED, Pace, State, describe_step
+from recycle.cli.live.run_state import ALIVE, DEAD, JOINING, SUSPECTED, Pace, State, describe_step
 from recycle.core.cluster import Worker
 from recycle.core.events.record import Recovered
 from recycle.core.units import format_us

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from recycle.cli.render import Terminal, chart_width, print_lines
+from recycle.cli.terminal import Terminal, chart_width, print_lines
 from recycle.core.errors import UserError
 from recycle.core.events.trace import Trace, live_counts
 from recycle.core.files import refuse_unwritable, write_bytes

@@ -7,12 +7,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recycle.cli.live import LiveView
-from recycle.cli.profile_text import remark
-from recycle.cli.train_config import TrainConfig, add_config_arguments, changes, load_config, read_config
-from recycle.cli.train_failures import add_failure_arguments, read_failures
-from recycle.cli.train_parts import CONFIG, Parts, is_free
-from recycle.cli.train_plan import choose_plan, seats_taken
+from recycle.cli.live.live_view import LiveView
+from recycle.cli.measuring.profile_text import remark
+from recycle.cli.training.failure_flags import add_failure_arguments, read_failures
+from recycle.cli.training.job_factory import CONFIG, Parts, is_free
+from recycle.cli.training.plan_choice import choose_plan, seats_taken
+from recycle.cli.training.train_config import TrainConfig, add_config_arguments, changes, load_config, read_config
 from recycle.core.errors import FileProblem, ForeignRun, UserError
 from recycle.core.events.record import CHECKPOINTS, SUMMARY, Event
 from recycle.core.files import refuse_unwritable
@@ -113,7 +113,7 @@ def watching(
         if note := remark(plan.problem.profile.taken, cluster.shape.num_pipelines, config):
             view.say(note)
         if config.log.metrics_port:
-            from recycle.cli.metrics_server import MetricsServer
+            from recycle.cli.training.metrics_server import MetricsServer
             from recycle.report.export.prometheus import Gauges
 
             gauges = Gauges()
@@ -121,7 +121,7 @@ def watching(
             view.say(f"metrics for Prometheus at {server.url}")
             listeners.append(gauges.hear)
         if config.log.tensorboard:
-            from recycle.cli.tensorboard import TensorBoardLog
+            from recycle.cli.training.tensorboard import TensorBoardLog
 
             if out is None:
                 raise UserError("log.tensorboard writes beside the results: name a folder with --out")

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from recycle.cli.live import LiveView
+from recycle.cli.live.live_view import LiveView
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.events.failure_script import Action, Injection, Script

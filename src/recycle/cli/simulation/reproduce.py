@@ -5,8 +5,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from recycle.cli.render import progress_bar
-from recycle.cli.simulate import cache_folder
+from recycle.cli.simulation.simulate import cache_folder
+from recycle.cli.terminal import progress_bar
 from recycle.core.files import refuse_unwritable, write_bytes, write_text
 from recycle.report.record.tables import document
 from recycle.sim.reproduce.ablation import ablation

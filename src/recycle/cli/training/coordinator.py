@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recycle.cli.train_config import TrainConfig, add_config_arguments, parse_config, read_config
-from recycle.cli.train_parts import CONFIG, Parts
-from recycle.cli.train_plan import choose_plan, choose_source
+from recycle.cli.training.job_factory import CONFIG, Parts
+from recycle.cli.training.plan_choice import choose_plan, choose_source
+from recycle.cli.training.train_config import TrainConfig, add_config_arguments, parse_config, read_config
 from recycle.control.net.server import listen
 from recycle.control.net.wire import new_name, new_token
 from recycle.core.cluster import Worker
@@ -86,7 +86,7 @@ def _add_token(parser: argparse.ArgumentParser, about: str) -> None:
 
 
 def run_coordinator(args: argparse.Namespace) -> int:
-    from recycle.cli.train import watching
+    from recycle.cli.training.train import watching
     from recycle.control.net.handshake import Door
     from recycle.runtime.coordinator.config import JOURNAL, Done, Failed, Happened, Lost, Said, brief_of
     from recycle.runtime.coordinator.ledger.run_folder import Plot
@@ -128,7 +128,7 @@ def run_coordinator(args: argparse.Namespace) -> int:
 
 
 def _ended(outcome: list[Any], args: argparse.Namespace) -> int:
-    from recycle.cli.train import describe
+    from recycle.cli.training.train import describe
     from recycle.runtime.coordinator.config import Done, Failed, Lost
 
     match outcome:

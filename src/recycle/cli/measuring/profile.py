@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from recycle.cli.profile_text import at_rest, crowding, describe_profile
-from recycle.cli.train_config import TrainConfig, add_config_arguments, read_config
-from recycle.cli.train_parts import Parts
+from recycle.cli.measuring.profile_text import at_rest, crowding, describe_profile
+from recycle.cli.training.job_factory import Parts
+from recycle.cli.training.train_config import TrainConfig, add_config_arguments, read_config
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
 from recycle.core.files import refuse_unwritable, write_text

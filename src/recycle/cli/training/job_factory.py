@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recycle.cli.train_config import TrainConfig
-from recycle.cli.train_plan import choose_source
+from recycle.cli.training.plan_choice import choose_source
+from recycle.cli.training.train_config import TrainConfig
 from recycle.core.errors import UserError
 from recycle.core.events.failure_script import NOTHING, Script
 from recycle.core.events.record import Event

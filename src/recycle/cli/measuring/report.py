@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from recycle.cli.render import Terminal, chart_width, print_lines
-from recycle.cli.report_text import executed_rating, planned_title, report_lines
+from recycle.cli.measuring.report_text import executed_rating, planned_title, report_lines
+from recycle.cli.terminal import Terminal, chart_width, print_lines
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.events.record import PLAN, PLANS, RECORD, SUMMARY, later_plans, read_record

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from recycle.cli.render import Terminal, chart_width, print_lines
-from recycle.cli.replay_text import facts, rating, summary
+from recycle.cli.simulation.replay_text import facts, rating, summary
+from recycle.cli.terminal import Terminal, chart_width, print_lines
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.events.record import write_record

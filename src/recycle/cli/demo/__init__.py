@@ -1,0 +1,1 @@
+"""`recycle demo`: its scenario, its texts, and the worked example of the paper."""

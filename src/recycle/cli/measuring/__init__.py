@@ -1,0 +1,1 @@
+"""Commands about measurements: `profile`, `bench`, `report`."""

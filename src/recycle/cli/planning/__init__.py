@@ -1,0 +1,1 @@
+"""Commands about plans: `plan`, `show`, `check`, `estimate`."""
