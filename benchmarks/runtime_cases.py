@@ -25,14 +25,14 @@ from recycle.core.cluster import Worker
 from recycle.core.events.record import Event, Stepped
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
-from recycle.profiling.worker_pool import TIMEOUT, Station, crew_of
-from recycle.runtime.compute.activation_memory import Meter
-from recycle.runtime.compute.microbatches import Batches
+from recycle.profiling.worker_pool import TIMEOUT, Station, worker_pool
+from recycle.runtime.compute.activation_memory import ActivationMeter
+from recycle.runtime.compute.microbatches import MicroBatches
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
-from recycle.runtime.job import Job, Settings
-from recycle.runtime.transport.gloo import Address, GlooLinks
-from recycle.runtime.worker.epoch_setup import make_footing, make_trainer, part_of
-from recycle.runtime.worker.worker_spec import CopiedStages, Kit, kit_of
+from recycle.runtime.job import Job, TrainOptions
+from recycle.runtime.transport.gloo import GlooTransport, GroupView
+from recycle.runtime.worker.epoch_setup import make_stage_state, make_trainer, worker_program
+from recycle.runtime.worker.worker_spec import CopiedStages, WorkerSpec, worker_spec
 
 ALL = "adaptive,decoupled,staggered"
 COSTS = (10, 13, 9)
@@ -66,12 +66,12 @@ class Sizes:
         )
         return gpt_stages(config, self.stages, SEED)
 
-    def batches(self) -> Batches:
-        return Batches(Text(self.context), recycle.Shape(self.pipelines, self.stages, self.microbatches), SAMPLES, SEED)
+    def batches(self) -> MicroBatches:
+        return MicroBatches(Text(self.context), recycle.Shape(self.pipelines, self.stages, self.microbatches), SAMPLES, SEED)
 
     def job(self, plan: recycle.Plan) -> Job:
         """A training that goes on for as long as a race does."""
-        return Job(plan, self.gpt(), self.batches(), next_byte_loss, adamw, Settings(10**6, SEED))
+        return Job(plan, self.gpt(), self.batches(), next_byte_loss, adamw, TrainOptions(10**6, SEED))
 
     def train(self, plan: recycle.Plan, steps: int, **options: Any) -> Trained:
         """Train for real, with a process for every live worker."""
@@ -83,9 +83,9 @@ class Sizes:
 class Place:
     """What a worker of a race is given: what is trained, by which plan, and where it sits."""
 
-    kit: Kit
+    kit: WorkerSpec
     plan: recycle.Plan
-    address: Address
+    address: GroupView
 
     @property
     def worker(self) -> Worker:
@@ -106,10 +106,10 @@ class Ours:
     """A worker of ReCycle."""
 
     def __init__(self, given: Place, store: Any) -> None:
-        kit, part = given.kit, part_of(given.plan, given.worker)
-        links = GlooLinks(store, given.address, kit.parcels, kit.shape.num_chains, kit.ties, TIMEOUT)
-        self._footing = make_footing(kit, given.worker.stage)
-        self._footing.stage.meter = Meter(self._footing.stage.module)
+        kit, part = given.kit, worker_program(given.plan, given.worker)
+        links = GlooTransport(store, given.address, kit.parcels, kit.shape.num_chains, kit.ties, TIMEOUT)
+        self._footing = make_stage_state(kit, given.worker.stage)
+        self._footing.stage.meter = ActivationMeter(self._footing.stage.module)
         self._trainer = make_trainer(kit, part, given.address, self._footing, links)
 
     def run(self, num_iterations: int) -> None:
@@ -175,10 +175,10 @@ class Theirs:
 class _Racer:
     """One worker of a race, on every side of it."""
 
-    def __init__(self, kit: Kit, plan: recycle.Plan, entrants: Sequence[Entrant], station: Station) -> None:
+    def __init__(self, kit: WorkerSpec, plan: recycle.Plan, entrants: Sequence[Entrant], station: Station) -> None:
         store, size = station.store, len(station.workers)
         dist.init_process_group("gloo", store=dist.PrefixStore("all", store), rank=station.rank, world_size=size, timeout=TIMEOUT)
-        place = Place(kit, plan, Address(station.worker, station.workers))
+        place = Place(kit, plan, GroupView(station.worker, station.workers))
         self._runners = [enter(place, dist.PrefixStore(str(number), store)) for number, enter in enumerate(entrants)]
         for runner in self._runners:
             runner.run(WARM_UP)
@@ -190,8 +190,8 @@ class _Racer:
 
 def race(job: Job, entrants: Sequence[Entrant], num_rounds: int, num_iterations: int) -> list[list[float]]:
     """Return the seconds of an iteration of each entrant, round by round. Nobody must be dead in the job's plan."""
-    kit, workers = kit_of(job, CopiedStages(job.stages), job.parcels()), [row.worker for row in job.plan.rows]
-    with crew_of(workers, partial(_Racer, kit, job.plan, entrants), ["torch.distributed.pipelining"]) as crew:
+    kit, workers = worker_spec(job, CopiedStages(job.stages), job.parcels()), [row.worker for row in job.plan.rows]
+    with worker_pool(workers, partial(_Racer, kit, job.plan, entrants), ["torch.distributed.pipelining"]) as crew:
         return [crew.ask(num_iterations)[workers[0]] for _ in range(num_rounds)]
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from recycle.evaluate.hardware.evaluation_folder import read_setup
-from recycle.evaluate.hardware.race import read_heats
+from recycle.evaluate.hardware.race import read_trials
 from recycle.evaluate.hardware.variants import variants
 from recycle.evaluate.results.cluster_page import whole_rounds
 from recycle.evaluate.results.cluster_tables import Line, Prediction
@@ -18,7 +18,7 @@ def shown(folder):
 
 def lines(folder):
     """The variants as they were measured, with the predictions that are shown: making them again takes a while."""
-    setup, heats = read_setup(folder), whole_rounds(list(read_heats(folder)))
+    setup, heats = read_setup(folder), whole_rounds(list(read_trials(folder)))
     titles = {variant.name: variant for variant in variants(setup)}
     made = []
     for line in shown(folder)["lines"]:

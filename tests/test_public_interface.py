@@ -28,7 +28,7 @@ def test_five_lines_make_a_library(tmp_path: Path) -> None:
 
 
 def test_five_lines_compare_systems_under_failures() -> None:
-    job = recycle.job("layers=4,hidden=512,heads=8,sequence=512", "a100-80", 3, 2, 4)
+    job = recycle.simulated_job("layers=4,hidden=512,heads=8,sequence=512", "a100-80", 3, 2, 4)
     lines = [f"0,add,node{number}" for number in range(6)]
     trace = recycle.Trace.parse("\n".join([*lines, "600000,remove,node3", "# end 3600000"]))
     runs = {name: recycle.measure(record) for name, record in recycle.simulate(job, trace, "recycle,ideal").items()}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from recycle.runtime.checkpoint import load
     from recycle.runtime.train import cut, train
     from recycle.sim.campaign.campaign import simulate
-    from recycle.sim.job import job
+    from recycle.sim.job import simulated_job
     from recycle.sim.replay.replay import Conditions, replay
 
 _FOUND_IN = {
@@ -39,7 +39,7 @@ _FOUND_IN = {
     "solve_normalized": "planner.solve",
     "measure": "report.record.metrics",
     "simulate": "sim.campaign.campaign",
-    "job": "sim.job",
+    "simulated_job": "sim.job",
     "load": "runtime.checkpoint",
     "Conditions": "sim.replay.replay",
     "Planner": "planner.live_planner",
@@ -66,12 +66,12 @@ __all__ = [
     "check",
     "cut",
     "estimate",
-    "job",
     "load",
     "measure",
     "problem",
     "replay",
     "simulate",
+    "simulated_job",
     "solve",
     "solve_normalized",
     "train",

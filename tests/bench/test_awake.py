@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recycle.evaluate.hardware import awake
-from recycle.evaluate.hardware.core_keepalive import are_moved_about, awake_cores
+from recycle.evaluate.hardware.core_keepalive import are_cores_migrated, cores_kept_awake
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -32,7 +32,7 @@ def is_spinning(pid):
 
 def test_every_core_has_somebody_of_the_lowest_priority_who_goes_when_it_is_over():
     before = set(children(os.getpid()))
-    with awake_cores():
+    with cores_kept_awake():
         spinners = set(children(os.getpid())) - before
         assert len(spinners) == len(os.sched_getaffinity(0))
         assert wait_until(lambda: all(map(is_spinning, spinners)))
@@ -41,7 +41,7 @@ def test_every_core_has_somebody_of_the_lowest_priority_who_goes_when_it_is_over
 
 
 def test_they_go_with_a_parent_that_is_killed():
-    code = "import time\nfrom recycle.evaluate.hardware.core_keepalive import awake_cores\nwith awake_cores(): print('here', flush=True); time.sleep(60)"
+    code = "import time\nfrom recycle.evaluate.hardware.core_keepalive import cores_kept_awake\nwith cores_kept_awake(): print('here', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "here\n"
@@ -67,4 +67,4 @@ def test_cores_are_moved_about_if_they_say_that_they_are_a_hypervisors(cores, qu
         if text is not None:
             path.write_text(text)
         monkeypatch.setattr(awake, name, path)
-    assert are_moved_about() == are
+    assert are_cores_migrated() == are

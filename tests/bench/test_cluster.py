@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from recycle.core.errors import FileProblem, UserError
-from recycle.evaluate.hardware.evaluation_folder import begin, hardware, measure_deaths, measure_profile, measure_race, read_setup
+from recycle.evaluate.hardware.evaluation_folder import (
+    begin_evaluation,
+    hardware,
+    measure_deaths,
+    measure_profile,
+    measure_race,
+    read_setup,
+)
 from recycle.evaluate.hardware.setup import Setup
 from tests.bench.tiny import TINY
 
@@ -19,22 +26,22 @@ def silent(sentence):
 
 
 def test_a_folder_that_is_new_is_made_and_says_what_is_measured(tmp_path):
-    begin(tmp_path / "a" / "b", TINY)
+    begin_evaluation(tmp_path / "a" / "b", TINY)
     assert read_setup(tmp_path / "a" / "b") == TINY
 
 
 def test_a_folder_of_the_same_setup_is_left_as_it_is(tmp_path):
-    begin(tmp_path, TINY)
+    begin_evaluation(tmp_path, TINY)
     before = (tmp_path / "setup.json").stat().st_mtime_ns
-    begin(tmp_path, TINY)
+    begin_evaluation(tmp_path, TINY)
     assert (tmp_path / "setup.json").stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize("other", [replace(TINY, width=32), replace(TINY, backend="gpu-slices"), Setup("cpu-cores")])
 def test_a_folder_of_another_setup_is_refused_and_keeps_its_own(tmp_path, other):
-    begin(tmp_path, TINY)
+    begin_evaluation(tmp_path, TINY)
     with pytest.raises(UserError, match=f"^{tmp_path} holds a measurement of something else: name another folder$"):
-        begin(tmp_path, other)
+        begin_evaluation(tmp_path, other)
     assert read_setup(tmp_path) == TINY
 
 

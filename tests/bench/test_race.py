@@ -15,13 +15,13 @@ from recycle.core.errors import FileProblem
 from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
 from recycle.core.plans.plan import Plan
-from recycle.evaluate.hardware.race import Heat, plan_path, read_heats, run_race, woven
+from recycle.evaluate.hardware.race import Trial, interleaved, plan_path, read_trials, run_race
 from recycle.evaluate.hardware.setup import SEED
-from recycle.evaluate.hardware.torch_contender import TORCH, TorchSide
+from recycle.evaluate.hardware.torch_contender import TORCH, TorchContender
 from recycle.evaluate.hardware.variants import variants
 from recycle.models.gpt import next_byte_loss
-from recycle.profiling.worker_pool import crew_of
-from recycle.runtime.compute.microbatches import Batches
+from recycle.profiling.worker_pool import worker_pool
+from recycle.runtime.compute.microbatches import MicroBatches
 from tests.bench.tiny import TINY, make_plan, save_plans
 
 pytestmark = pytest.mark.timeout(280)
@@ -73,13 +73,13 @@ def spans_of(folder, name):
 def test_every_variant_has_its_turn_and_is_told_of(raced):
     folder, told = raced
     names = [row.name for row in ROWS]
-    assert [heat.variant for heat in read_heats(folder)] == names
+    assert [heat.variant for heat in read_trials(folder)] == names
     assert told == [(name, number, len(names)) for number, name in enumerate(names, 1)]
 
 
 def plain_losses(num_iterations):
     """The losses of the whole model in this process, by plain torch, with the gradients of all micro-batches in every step."""
-    batches, model = Batches(TINY.text(), TINY.shape, TINY.samples, SEED), nn.Sequential(*TINY.modules())
+    batches, model = MicroBatches(TINY.text(), TINY.shape, TINY.samples, SEED), nn.Sequential(*TINY.modules())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     losses = []
     for iteration in range(num_iterations):
@@ -93,7 +93,7 @@ def plain_losses(num_iterations):
 
 
 def test_all_variants_come_to_the_losses_of_the_whole_model_in_one_process_torchs_too(raced):
-    heats = list(read_heats(raced[0]))
+    heats = list(read_trials(raced[0]))
     assert {heat.variant for heat in heats} >= set(TORCH)
     # The iterations that warm up are trained on as well.
     expected = plain_losses(3)
@@ -102,7 +102,7 @@ def test_all_variants_come_to_the_losses_of_the_whole_model_in_one_process_torch
 
 
 def test_every_turn_took_time_and_says_what_its_ops_took(raced):
-    for heat in read_heats(raced[0]):
+    for heat in read_trials(raced[0]):
         assert len(heat.iterations_us) == 1
         assert heat.iteration_us == heat.iterations_us[0] > 0
         # torch does not say when its ops ran.
@@ -111,7 +111,7 @@ def test_every_turn_took_time_and_says_what_its_ops_took(raced):
 
 
 def test_the_mean_over_iterations_is_what_an_iteration_takes():
-    assert Heat(0, "all", [10, 20, 60], [1.0], {}).iteration_us == 30
+    assert Trial(0, "all", [10, 20, 60], [1.0], {}).iteration_us == 30
 
 
 def test_a_race_that_is_whole_runs_nothing(raced):
@@ -128,13 +128,13 @@ def test_a_race_that_was_cut_off_runs_only_what_is_missing(resumed):
 
 def test_a_line_that_was_cut_off_is_measured_again_and_spoils_no_other(resumed):
     folder, _ = resumed
-    heats = list(read_heats(folder))
+    heats = list(read_trials(folder))
     assert [(heat.round, heat.variant) for heat in heats] == [(r, row.name) for r in range(2) for row in (FIRST, LAST)]
     run_race(folder, TINY, [FIRST, LAST], 2, 1, never)
 
 
 def test_what_goes_on_later_comes_to_the_same_losses(resumed):
-    first, *others = read_heats(resumed[0])
+    first, *others = read_trials(resumed[0])
     for heat in others:
         assert heat.losses == pytest.approx(first.losses, abs=TOLERANCE)
 
@@ -178,7 +178,7 @@ def test_torchs_schedules_have_no_spans(raced):
 
 @pytest.mark.parametrize("variant", OURS, ids=lambda variant: variant.name)
 def test_what_ops_took_is_told_by_the_kinds_of_the_plan(raced, variant):
-    (heat,) = [heat for heat in read_heats(raced[0]) if heat.variant == variant.name]
+    (heat,) = [heat for heat in read_trials(raced[0]) if heat.variant == variant.name]
     kinds = {Kind(kind).value for row in Plan.load(plan_path(raced[0], variant)).rows for kind in row.kinds}
     assert set(heat.ops_us) == kinds
 
@@ -194,7 +194,7 @@ def test_a_plan_that_is_missing_is_named_before_anything_runs(raced, tmp_path):
 
 
 def test_nothing_was_measured_in_a_folder_that_is_new(tmp_path):
-    assert list(read_heats(tmp_path)) == []
+    assert list(read_trials(tmp_path)) == []
 
 
 class Linked:
@@ -203,7 +203,7 @@ class Linked:
     def __init__(self, parcels, station):
         prefix = dist.PrefixStore("race", station.store)
         dist.init_process_group("gloo", store=prefix, rank=station.rank, world_size=len(station.workers))
-        self._side = TorchSide(TINY, parcels, station, is_linked=True)
+        self._side = TorchContender(TINY, parcels, station, is_linked=True)
 
     def answer(self, question):
         return self._side.run(*question)
@@ -212,7 +212,7 @@ class Linked:
 def test_torchs_schedules_train_the_same_over_our_links():
     plan = make_plan(TINY.shape, "", "none")
     parcels = TINY.job(plan).parcels()
-    with crew_of(list(TINY.shape.workers()), partial(Linked, parcels), ["torch.distributed.pipelining"]) as crew:
+    with worker_pool(list(TINY.shape.workers()), partial(Linked, parcels), ["torch.distributed.pipelining"]) as crew:
         for number, side in enumerate(TORCH):
             told = [losses for _, losses in crew.ask((number, side, 3)).values() if losses]
             assert len(told) == TINY.pipelines, side
@@ -225,4 +225,4 @@ def test_torchs_schedules_train_the_same_over_our_links():
     [("abcdefgh", "1234", "1ab2cd3ef4gh"), ("abc", "1234", "1a2b3c4"), ("a", "12", "1a2"), ("abc", "", "abc"), ("", "12", "12")],
 )
 def test_plays_lie_evenly_between_turns_and_none_is_left_out(turns, plays, row):
-    assert "".join(woven(turns, plays)) == row
+    assert "".join(interleaved(turns, plays)) == row

@@ -23,7 +23,7 @@ from recycle.core.profile import Profile
 from recycle.evaluate.against_simulation.simulated_epochs import against_simulation, read_constants
 from recycle.planner.live_planner import Planner
 from recycle.planner.solve import solve
-from recycle.report.record.run_columns import read_run
+from recycle.report.record.run_columns import read_run_record
 from recycle.sim.replay.replay import Conditions, replay
 from recycle.sim.systems.constants import RecycleConstants
 from tests.builders import make_problem
@@ -77,7 +77,7 @@ def failing_record(plan: Plan, profile: Profile) -> list[Event]:
 def test_a_simulated_run_with_a_failure_and_a_return_is_predicted_exactly(techniques: str, empty: Worker) -> None:
     plan = made_plan(techniques)
     record = failing_record(plan, costly_profile(2))
-    compared = against_simulation(read_run(record), plan, NO_PAUSES)
+    compared = against_simulation(read_run_record(record), plan, NO_PAUSES)
     assert [(one.first_step, one.last_step, one.dead) for one in compared.stretches] == [
         (1, 6, ()),
         (7, 13, (empty,)),
@@ -93,7 +93,7 @@ def test_a_simulated_run_with_a_failure_and_a_return_is_predicted_exactly(techni
 def test_the_whole_run_takes_as_long_as_its_parts() -> None:
     record = failing_record(made_plan(), costly_profile(2))
     ops = [event for event in record if isinstance(event, OpRan)]
-    compared = against_simulation(read_run(record), made_plan(), read_constants(["recycle.detect=2s", "recycle.plan=0s"]))
+    compared = against_simulation(read_run_record(record), made_plan(), read_constants(["recycle.detect=2s", "recycle.plan=0s"]))
     assert compared.total_us[1] == end_of(ops) - 1000
     assert [one.predicted_us for one in compared.pauses] == [2_000_000 + 500_000 + 5_000_000, 5_000_000]
     assert [one.measured_us for one in compared.pauses] == [700, 500]
@@ -105,7 +105,7 @@ def test_the_whole_run_takes_as_long_as_its_parts() -> None:
 def test_whatever_plan_was_played_is_predicted_exactly(plan: Plan) -> None:
     for num_steps in (1, 4):
         record = ran(plan, 3, num_steps, 50)
-        (stretch,) = against_simulation(read_run(record), plan, NO_PAUSES).stretches
+        (stretch,) = against_simulation(read_run_record(record), plan, NO_PAUSES).stretches
         assert stretch.predicted == stretch.measured
         assert stretch.num_steps == num_steps
 
@@ -119,7 +119,7 @@ def test_workers_that_moved_are_asked_for_where_they_were() -> None:
     first = ran(plan, 0, 4, 0)
     left = Recovered(end_of(first), end_of(first) + 70, 2, ("W0_1", "W1_1"), False, "dead", 2, regroup_us=70, moves=moves)
     second = ran(answer.plan, 2, 5, left.end_us)
-    compared = against_simulation(read_run([*first, left, *second]), plan, RecycleConstants())
+    compared = against_simulation(read_run_record([*first, left, *second]), plan, RecycleConstants())
     before, after = compared.stretches
     assert moves
     assert (after.first_step, after.last_step) == (3, 7)
@@ -133,7 +133,7 @@ def test_a_newcomer_and_a_mover_copy_the_state_of_their_stage() -> None:
     plan = make_1f1b_plan(2, 2, 2, replace(costly_profile(2), stages=static_stages(8_000_000)))
     first = ran(plan, 0, 3, 0)
     joined = Recovered(end_of(first), end_of(first) + 500, 2, ("W1_1",), True, "it asked to join", 3, transfer_us=500)
-    compared = against_simulation(read_run([*first, joined, *ran(plan, 3, 3, joined.end_us)]), plan, NO_PAUSES)
+    compared = against_simulation(read_run_record([*first, joined, *ran(plan, 3, 3, joined.end_us)]), plan, NO_PAUSES)
     assert compared.pauses[0].predicted_parts_us == {"plan": 0, "regroup": 0, "transfer": 20 + 8_000_000 // 20_000}
 
 
@@ -142,7 +142,7 @@ def static_stages(size_bytes: int) -> tuple[Any, ...]:
 
 
 def test_a_plan_that_the_planner_does_not_make_is_played_as_recorded() -> None:
-    compared = against_simulation(read_run(recovery_record()), whole_plan(), NO_PAUSES)
+    compared = against_simulation(read_run_record(recovery_record()), whole_plan(), NO_PAUSES)
     assert [one.is_planned for one in compared.stretches] == [True, False, True]
     assert [one.predicted for one in compared.stretches] == [one.measured for one in compared.stretches]
 
@@ -150,7 +150,7 @@ def test_a_plan_that_the_planner_does_not_make_is_played_as_recorded() -> None:
 def test_ops_that_vary_make_a_run_longer_than_their_mean_and_that_is_predicted() -> None:
     plan = make_1f1b_plan(3, 4, 6, costly_profile(4))
     calm, wild = (
-        against_simulation(read_run(ran(plan, 0, 30, 0, jitter=jitter, seed=99)), plan, NO_PAUSES).stretches[0]
+        against_simulation(read_run_record(ran(plan, 0, 30, 0, jitter=jitter, seed=99)), plan, NO_PAUSES).stretches[0]
         for jitter in (0.0, 0.3)
     )
     assert wild.measured.total_us > 1.1 * calm.measured.total_us
@@ -159,7 +159,7 @@ def test_ops_that_vary_make_a_run_longer_than_their_mean_and_that_is_predicted()
 
 def test_of_many_steps_the_last_stand_for_those_that_are_not_played() -> None:
     plan = make_1f1b_plan(1, 2, 2, costly_profile(2))
-    (stretch,) = against_simulation(read_run(ran(plan, 0, 200, 0)), plan, NO_PAUSES).stretches
+    (stretch,) = against_simulation(read_run_record(ran(plan, 0, 200, 0)), plan, NO_PAUSES).stretches
     assert stretch.predicted == stretch.measured
     assert stretch.num_steps == 200
 
@@ -168,7 +168,7 @@ def test_a_record_without_a_whole_iteration_is_refused() -> None:
     plan = whole_plan()
     for record in ([], ran(plan, 0, 1, 0)[:5]):
         with pytest.raises(UserError, match="the record holds no whole iteration, so that there is nothing to be held against"):
-            against_simulation(read_run(record), plan, NO_PAUSES)
+            against_simulation(read_run_record(record), plan, NO_PAUSES)
 
 
 def run(*arguments: str) -> int:
@@ -196,7 +196,7 @@ def failed(tmp_path: Path) -> Path:
 def test_the_report_ends_with_the_simulation(failed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(str(failed), "--against-simulation", "--set", "recycle.regroup=92ms") == 0
     out = capsys.readouterr().out
-    known = against_simulation(read_run(recovery_record()), whole_plan(), read_constants(["recycle.regroup=92ms"]))
+    known = against_simulation(read_run_record(recovery_record()), whole_plan(), read_constants(["recycle.regroup=92ms"]))
     assert out.endswith("\n".join(known.lines()) + "\n")
     assert "           6-9      W1_1            110.22 ms  110.22 ms  1.000             110.22 ms  110.22 ms  1.000\n" in out
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from recycle.core.profile import Profile
-from recycle.evaluate.hardware.evaluation_folder import begin
+from recycle.evaluate.hardware.evaluation_folder import begin_evaluation
 from recycle.evaluate.hardware.kills import read_recoveries
-from recycle.evaluate.hardware.race import Heat, read_heats
+from recycle.evaluate.hardware.race import Trial, read_trials
 from recycle.evaluate.hardware.round_profiles import round_profiles
 from recycle.evaluate.hardware.variants import variants
 from recycle.evaluate.results.cluster_page import whole_rounds
@@ -23,7 +23,7 @@ PICTURES = ("throughput.png", "timeline.svg")
 def measured(tmp_path_factory):
     """The folder of a whole measurement, and what its command printed."""
     folder = tmp_path_factory.mktemp("measured")
-    begin(folder, TINY)
+    begin_evaluation(folder, TINY)
     code, out, err = run(f"bench cluster --out {folder} {SMALL}")
     assert code == 0, err
     return folder, out, err
@@ -65,11 +65,11 @@ def test_a_worker_was_killed_and_came_back(measured):
 
 def test_a_second_run_measures_nothing_and_prints_the_same(measured):
     folder, out, _ = measured
-    before = list(read_heats(folder))
+    before = list(read_trials(folder))
     code, again, err = run(f"bench cluster --out {folder} {SMALL}")
     assert (code, again) == (0, out)
     assert "turn" not in err
-    assert list(read_heats(folder)) == before
+    assert list(read_trials(folder)) == before
 
 
 def test_a_report_by_itself_needs_no_hardware(measured):
@@ -110,7 +110,7 @@ def test_a_folder_of_something_else_is_refused(measured):
 
 def test_a_round_that_was_cut_off_does_not_count_unless_there_is_no_other():
     def heats(*numbered):
-        return [Heat(number, name, [1], [1.0], {}) for number, names in numbered for name in names]
+        return [Trial(number, name, [1], [1.0], {}) for number, names in numbered for name in names]
 
     assert whole_rounds(heats((0, "ab"), (1, "ab"), (2, "a"))) == heats((0, "ab"), (1, "ab"))
     assert whole_rounds(heats((0, "a"))) == heats((0, "a"))

@@ -14,12 +14,12 @@ from functools import partial
 import pytest
 
 from recycle.cli.main import main
-from recycle.cli.training.coordinator import make_kit, tell_of
-from recycle.cli.training.job_factory import Parts
+from recycle.cli.training.coordinator import make_worker_spec, print_notice
+from recycle.cli.training.job_factory import TrainingJobFactory
 from recycle.cli.training.plan_choice import choose_plan
 from recycle.cli.training.train_config import parse_config
-from recycle.control.net.file_transfer import Courier
-from recycle.control.net.handshake import Door
+from recycle.control.net.file_transfer import FileTransfer
+from recycle.control.net.handshake import Endpoint
 from recycle.core.errors import UserError
 
 pytestmark = pytest.mark.timeout(240)
@@ -179,7 +179,7 @@ def test_wrong_words_get_one_sentence(words, says, tmp_path, monkeypatch, capsys
     assert len(told.splitlines()) == 1
 
 
-DOOR = Door("127.0.0.1", 1, "secret")
+DOOR = Endpoint("127.0.0.1", 1, "secret")
 
 
 @pytest.fixture
@@ -189,11 +189,13 @@ def about(tmp_path):
     out = tmp_path / "run"
     out.mkdir()
     (out / "job.json").write_text('{"job": "a1b2"}')
-    return json.loads(json.dumps(tell_of("a1b2", config, Parts(config).job(choose_plan(config.cluster, None)), out)))
+    return json.loads(
+        json.dumps(print_notice("a1b2", config, TrainingJobFactory(config).job(choose_plan(config.cluster, None)), out))
+    )
 
 
 def test_a_worker_that_sees_the_folder_of_the_run_writes_there(about, tmp_path):
-    kit = make_kit(DOOR, tmp_path / "own", about)
+    kit = make_worker_spec(DOOR, tmp_path / "own", about)
     assert (kit.saving.folder, kit.courier) == (tmp_path / "run" / "checkpoints", None)
 
 
@@ -201,11 +203,11 @@ def test_a_worker_that_sees_the_folder_of_the_run_writes_there(about, tmp_path):
 def test_a_worker_that_does_not_sends_its_files_to_the_coordinator(hidden, about, tmp_path):
     job = tmp_path / "run" / "job.json"
     job.write_text('{"job": "c3d4"}') if "another" in hidden else job.unlink()
-    kit = make_kit(DOOR, tmp_path / "own", about)
-    assert (kit.saving.folder, kit.courier) == (tmp_path / "own" / "checkpoints", Courier(DOOR))
+    kit = make_worker_spec(DOOR, tmp_path / "own", about)
+    assert (kit.saving.folder, kit.courier) == (tmp_path / "own" / "checkpoints", FileTransfer(DOOR))
 
 
 def test_a_worker_whose_machine_would_train_something_else_says_what(about, tmp_path):
     about["fingerprint"]["data"] = "the sources of another Python"
     with pytest.raises(UserError, match=r"the job's data is .*another Python.*, and here it is .*; give all machines the same"):
-        make_kit(DOOR, tmp_path, about)
+        make_worker_spec(DOOR, tmp_path, about)

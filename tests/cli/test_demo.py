@@ -16,12 +16,12 @@ import pytest
 
 from recycle.cli.demo import scenario as demo_failures
 from recycle.cli.demo.demo import read_setting
-from recycle.cli.demo.scenario import FULL, QUICK, Setting
+from recycle.cli.demo.scenario import FULL, QUICK, DemoSettings
 from recycle.cli.main import main, make_parser
 from recycle.core.cluster import Shape, Worker
 
 # Four workers instead of twelve: the same story, in as little time as four processes take to start twice.
-SMALL = Setting(
+SMALL = DemoSettings(
     Shape(2, 2, 2), killed=Worker(1, 1), hung=Worker(0, 0), num_layers=2, width=32, context=16, num_steps=60, lease_s=1.0
 )
 
@@ -47,7 +47,7 @@ def run(*words: str) -> Ended:
     return Ended(code, out.getvalue(), err.getvalue())
 
 
-def setting(*words: str) -> Setting:
+def setting(*words: str) -> DemoSettings:
     return read_setting(make_parser().parse_args(["demo", *words]))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from recycle.cli.demo.demo import run_demo
 from recycle.cli.demo.demo_text import describe_cores, describe_recoveries, describe_setting, describe_twins, phase_table
-from recycle.cli.demo.scenario import FULL, Log, Outcome, Phase, Twins, phases
+from recycle.cli.demo.scenario import FULL, DemoPhase, Log, Outcome, Twins, phases
 from recycle.cli.main import make_parser
 from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import OpRan, Recovered, Spell, Stepped
@@ -115,10 +115,10 @@ def test_what_did_not_go_by_the_script_is_said() -> None:
 def test_a_run_is_cut_where_somebody_comes_or_goes() -> None:
     times_us = {iteration: (100 * (iteration + 1), iteration + 1) for iteration in range(20)}
     assert phases(FULL.shape, (KILLED, HUNG, BACK), times_us, Planned()) == (
-        Phase((), (), 12, 5, 300, 3, 216),
-        Phase(("W1_2",), (), 11, 5, 800, 8, 252),
-        Phase(("W0_1", "W1_2"), (), 10, 6, 1350, 14, 288),
-        Phase(("W0_1",), ("W1_2",), 11, 4, 1850, 18, 252),
+        DemoPhase((), (), 12, 5, 300, 3, 216),
+        DemoPhase(("W1_2",), (), 11, 5, 800, 8, 252),
+        DemoPhase(("W0_1", "W1_2"), (), 10, 6, 1350, 14, 288),
+        DemoPhase(("W0_1",), ("W1_2",), 11, 4, 1850, 18, 252),
     )
 
 
@@ -143,10 +143,10 @@ def test_of_an_iteration_the_time_of_its_spell_and_of_its_plan_are_remembered() 
 def test_the_table_holds_iterations_against_those_before() -> None:
     lines = phase_table(
         (
-            Phase((), (), 12, 5, 600_000, 500_000, 216),
-            Phase(("W1_2",), (), 11, 5, 660_000, 500_000, 288),
-            Phase(("W0_1", "W1_2"), (), 10, 6, 1_200_000, 500_000, 298),
-            Phase(("W0_1",), ("W1_2",), 11, 24, 570_000, 500_000, 288),
+            DemoPhase((), (), 12, 5, 600_000, 500_000, 216),
+            DemoPhase(("W1_2",), (), 11, 5, 660_000, 500_000, 288),
+            DemoPhase(("W0_1", "W1_2"), (), 10, 6, 1_200_000, 500_000, 298),
+            DemoPhase(("W0_1",), ("W1_2",), 11, 24, 570_000, 500_000, 288),
         )
     )
     assert [" ".join(line.split()) for line in lines] == [

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from recycle.cli.live.grid import bar_cells, draw
 from recycle.cli.live.live_view import LiveView
-from recycle.cli.live.run_state import ALIVE, DEAD, JOINING, SUSPECTED, State, after, begin, describe_change
+from recycle.cli.live.run_state import ALIVE, DEAD, JOINING, SUSPECTED, RunState, describe_change, initial_state, state_after
 from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import Changed, Event, Joining, OpRan, Recovered, Saved, Spell, Stepped, Suspected, Warned
 from recycle.report.record.recoveries import describe_parts
@@ -29,14 +29,14 @@ def steps(num: int, first: int = 0) -> list[Event]:
     return events
 
 
-def known(*events: Event, shape: Shape | None = SHAPE, dead: tuple[Worker, ...] = (), num_steps: int = 60) -> State:
-    state = begin(num_steps, shape, dead)
+def known(*events: Event, shape: Shape | None = SHAPE, dead: tuple[Worker, ...] = (), num_steps: int = 60) -> RunState:
+    state = initial_state(num_steps, shape, dead)
     for event in events:
-        state = after(state, event)
+        state = state_after(state, event)
     return state
 
 
-def lines(state: State, width: int = 100, is_ascii: bool = False) -> list[str]:
+def lines(state: RunState, width: int = 100, is_ascii: bool = False) -> list[str]:
     """The view as a reader without colours sees it."""
     stream = io.StringIO()
     Console(file=stream, width=width, color_system=None).print(draw(state, 75.0, width, is_ascii))
@@ -66,7 +66,7 @@ def test_a_worker_is_dead_from_when_it_left_and_its_work_is_being_taken_over() -
     text = "\n".join(lines(state))
     assert "✗ W1_2 dead" in text
     assert "11 of 12 workers alive, 1 dead   recovering: W1_2 left" in text
-    assert "recovering" not in "\n".join(lines(after(state, LEFT)))
+    assert "recovering" not in "\n".join(lines(state_after(state, LEFT)))
 
 
 def test_a_recovery_is_shown_with_where_its_milliseconds_went() -> None:
@@ -101,10 +101,10 @@ def test_only_the_last_recoveries_are_shown_but_all_are_counted() -> None:
 
 def test_somebody_who_comes_back_is_joining_and_then_alive() -> None:
     gone = known(Changed(LEFT.at_us, "W1_2", False, 11), LEFT)
-    loading = after(gone, Joining(19 * SECOND, "W1_2"))
+    loading = state_after(gone, Joining(19 * SECOND, "W1_2"))
     assert (gone.seats["W1_2"], loading.seats["W1_2"]) == (DEAD, JOINING)
     assert "+ W1_2 joins" in "\n".join(lines(loading))
-    assert after(loading, JOINED).seats["W1_2"] == after(loading, Changed(0, "W1_2", True, 12)).seats["W1_2"] == ALIVE
+    assert state_after(loading, JOINED).seats["W1_2"] == state_after(loading, Changed(0, "W1_2", True, 12)).seats["W1_2"] == ALIVE
 
 
 def test_somebody_who_comes_back_before_the_others_went_on_is_alive() -> None:
@@ -116,7 +116,7 @@ def test_a_worker_that_hangs_is_suspected_until_it_is_fenced() -> None:
     state = known(Suspected(5, "W0_1", "silent for 2.0 s"))
     assert state.seats["W0_1"] == SUSPECTED
     assert "? W0_1 hangs" in "\n".join(lines(state))
-    assert after(state, Changed(9, "W0_1", False, 11)).seats["W0_1"] == DEAD
+    assert state_after(state, Changed(9, "W0_1", False, 11)).seats["W0_1"] == DEAD
 
 
 def test_whoever_moves_takes_the_seat_of_the_dead_and_leaves_its_own() -> None:
@@ -261,9 +261,9 @@ def test_on_a_terminal_without_a_shape_there_is_one_line_and_news_above_it() -> 
 
 
 def test_a_whole_run_is_followed_to_its_end() -> None:
-    state = begin(14, Shape(2, 2, 2))
+    state = initial_state(14, Shape(2, 2, 2))
     for event in recovery_record():
-        state = after(state, event)
+        state = state_after(state, event)
         lines(state)
     assert state.num_done == 14
     assert state.gone == ()

@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from recycle.control.decide.coordinator import Coordinator, Phase
+from recycle.control.decide.coordinator import Coordinator, CoordinatorPhase
 from recycle.control.decide.journal import Journal, MemoryJournal
 from recycle.control.decide.members import Member, Recovery
-from recycle.control.decide.messages import Begun, Go, Message, Renew, Standing, Stopped
+from recycle.control.decide.messages import ControlMessage, EpochBegun, EpochStopped, ProgressReport, RenewLease, StartEpoch
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.op import Kind, MicroBatch, Op
@@ -72,7 +72,7 @@ class Desk:
     def __init__(self) -> None:
         self.at_us = 1_000_000
         self.log: list[tuple[Any, ...]] = []
-        self.sent: defaultdict[int, list[Message]] = defaultdict(list)
+        self.sent: defaultdict[int, list[ControlMessage]] = defaultdict(list)
         self.questions: list[frozenset[Worker]] = []
         self.waits: list[str] = []
         self.recoveries: list[Recovery] = []
@@ -86,10 +86,10 @@ class Desk:
     def is_ready(self) -> bool:
         return self.is_prepared
 
-    def send(self, caller: int, message: Message) -> None:
+    def send(self, caller: int, message: ControlMessage) -> None:
         self.sent[caller].append(message)
 
-    def send_all(self, callers: Iterable[int], message: Message) -> None:
+    def send_all(self, callers: Iterable[int], message: ControlMessage) -> None:
         for caller in callers:
             self.send(caller, message)
 
@@ -122,7 +122,7 @@ class Desk:
     def waiting(self, reason: str) -> None:
         self.waits.append(reason)
 
-    def began(self, answer: Answer, go: Go, members: Iterable[Member]) -> None:
+    def began(self, answer: Answer, go: StartEpoch, members: Iterable[Member]) -> None:
         self.log.append(("began", go.epoch))
 
     def recovered(self, recovery: Recovery) -> None:
@@ -147,7 +147,7 @@ class Office:
         self.coordinator = Coordinator(self.shape, self.initial, 0, self.desk, self.journal, LEASE_S)
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> CoordinatorPhase:
         return self.coordinator.phase
 
     def at(self, name: str) -> Member:
@@ -178,7 +178,7 @@ class Office:
     def begin(self) -> None:
         """All who sit begin the epoch."""
         for member in [member for member in self.coordinator.members.values() if member.seat is not None]:
-            self.coordinator.hear(member, Begun(self.coordinator.epoch, 20))
+            self.coordinator.hear(member, EpochBegun(self.coordinator.epoch, 20))
 
     def die(self, name: str) -> Member:
         member = self.at(name)
@@ -186,29 +186,29 @@ class Office:
         self.coordinator.lose(member.number, "its connection closed")
         return member
 
-    def stop(self, name: str, standing: Standing | None, epoch: int = 0) -> None:
-        self.coordinator.hear(self.at(name), Stopped(epoch or self.coordinator.epoch, standing, "it was asked to"))
+    def stop(self, name: str, standing: ProgressReport | None, epoch: int = 0) -> None:
+        self.coordinator.hear(self.at(name), EpochStopped(epoch or self.coordinator.epoch, standing, "it was asked to"))
 
     def stop_all(self, num_steps: int = 5) -> None:
         for member in list(self.coordinator.members.values()):
             if member.seat is not None and not member.has_stopped:
-                self.stop(str(member.seat), Standing(num_steps))
+                self.stop(str(member.seat), ProgressReport(num_steps))
 
     def answer(self, planned: frozenset[Worker] | None = None) -> None:
         """The source answers what it was asked last."""
         failed = self.desk.questions[-1]
         self.coordinator.answered(failed, answer_for(self.shape, failed, planned))
 
-    def last(self, name: str) -> Message:
+    def last(self, name: str) -> ControlMessage:
         caller = self.at(name).caller
         assert caller is not None
         return self.desk.sent[caller][-1]
 
-    def go(self) -> Go:
+    def go(self) -> StartEpoch:
         """The epoch that all who sit were told of last."""
         told = {repr(self.last(str(m.seat))): self.last(str(m.seat)) for m in self.coordinator.members.values() if m.seat}
         (go,) = told.values()
-        assert isinstance(go, Go)
+        assert isinstance(go, StartEpoch)
         assert go.epoch == self.coordinator.epoch
         return go
 
@@ -217,7 +217,7 @@ class Office:
         for _ in range(round(seconds / 0.5)):
             self.desk.at_us += 500_000
             for name in speaking:
-                self.coordinator.hear(self.at(name), Renew())
+                self.coordinator.hear(self.at(name), RenewLease())
             self.coordinator.tick()
 
     def recover(self, num_steps: int = 5) -> None:

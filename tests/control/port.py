@@ -11,11 +11,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 
-from recycle.control.decide.messages import Challenge, Heard, Hello, Message, Refused, Renew, Share, Tell, Welcome
+from recycle.control.decide.messages import (
+    Ack,
+    Challenge,
+    ControlMessage,
+    Hello,
+    Refused,
+    RenewLease,
+    Report,
+    StoreEntry,
+    Welcome,
+)
 from recycle.control.net.client import Client
-from recycle.control.net.handshake import Door
+from recycle.control.net.handshake import Endpoint
 from recycle.control.net.server import Server, listen
-from recycle.control.net.wire import MOST_BYTES, Inbox, proof
+from recycle.control.net.wire import MOST_BYTES, FrameReader, proof
 from recycle.core.release import RELEASE
 
 TOKEN, JOB, LEASE_S, PATIENCE_S = "the job's own secret", "a1b2c3d4", 2.0, 10.0
@@ -27,11 +37,11 @@ def num_open() -> int:
 
 
 @contextmanager
-def closed_door() -> Iterator[Door]:
+def closed_door() -> Iterator[Endpoint]:
     """A door that nobody opens, at a port that nobody else gets meanwhile."""
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        yield Door("127.0.0.1", nobody.getsockname()[1], TOKEN, JOB)
+        yield Endpoint("127.0.0.1", nobody.getsockname()[1], TOKEN, JOB)
 
 
 class Porter:
@@ -42,7 +52,7 @@ class Porter:
         self.numbers: dict[int, int] = {}
         self.seats: dict[int, str] = {}
         self.hellos: list[Hello] = []
-        self.heard: list[Message] = []
+        self.heard: list[ControlMessage] = []
         self.num_lost = 0
         self.fenced: set[int] = set()
         self.is_hearing = True
@@ -65,11 +75,11 @@ class Porter:
         with self.changed:
             self.changed.notify_all()
 
-    def receive(self, caller: int, message: Message) -> None:
-        if isinstance(message, Share):
+    def receive(self, caller: int, message: ControlMessage) -> None:
+        if isinstance(message, StoreEntry):
             self.server.send(caller, message)
-        if isinstance(message, Tell) and self.is_hearing:
-            self.server.send(caller, Heard(message.number))
+        if isinstance(message, Report) and self.is_hearing:
+            self.server.send(caller, Ack(message.number))
         with self.changed:
             self.heard.append(message)
             self.changed.notify_all()
@@ -89,7 +99,7 @@ class Porter:
 
     def told(self) -> list[int]:
         with self.changed:
-            return [message.number for message in self.heard if isinstance(message, Tell)]
+            return [message.number for message in self.heard if isinstance(message, Report)]
 
 
 class Post:
@@ -108,8 +118,8 @@ class Post:
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
-    def door(self, token: str = TOKEN, job: str = JOB) -> Door:
-        return Door("127.0.0.1", self.port, token, job)
+    def door(self, token: str = TOKEN, job: str = JOB) -> Endpoint:
+        return Endpoint("127.0.0.1", self.port, token, job)
 
     def member(self, seat: str = "") -> "Guest":
         """A worker that is let in."""
@@ -124,12 +134,12 @@ class Post:
 class Guest:
     """A worker's end, and what it heard."""
 
-    def __init__(self, door: Door, seat: str = "", pulse: Callable[[], Renew] = Renew) -> None:
-        self.heard: SimpleQueue[Message] = SimpleQueue()
+    def __init__(self, door: Endpoint, seat: str = "", pulse: Callable[[], RenewLease] = RenewLease) -> None:
+        self.heard: SimpleQueue[ControlMessage] = SimpleQueue()
         self.refusals: SimpleQueue[str] = SimpleQueue()
         self.client = Client(door, seat, self.heard.put, self.refusals.put, pulse)
 
-    def next(self, kind: type[Message]) -> Message:
+    def next(self, kind: type[ControlMessage]) -> ControlMessage:
         while not isinstance(message := self.heard.get(timeout=PATIENCE_S), kind):
             pass
         return message
@@ -137,8 +147,8 @@ class Guest:
     def echo_s(self) -> float:
         """How long it takes to be heard and answered."""
         start_s, key = time.monotonic(), secrets.token_hex(4)
-        assert self.client.send(Share(1, key, "x"))
-        while self.next(Share) != Share(1, key, "x"):
+        assert self.client.send(StoreEntry(1, key, "x"))
+        while self.next(StoreEntry) != StoreEntry(1, key, "x"):
             pass
         return time.monotonic() - start_s
 
@@ -148,9 +158,9 @@ class Stranger:
 
     def __init__(self, port: int) -> None:
         self.stream = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
-        self._inbox, self._early = Inbox(MOST_BYTES), []  # type: ignore[var-annotated]
+        self._inbox, self._early = FrameReader(MOST_BYTES), []  # type: ignore[var-annotated]
 
-    def next(self) -> Message | None:
+    def next(self) -> ControlMessage | None:
         """The next message, or None when the connection is closed."""
         while not self._early:
             try:
@@ -172,7 +182,7 @@ class Stranger:
 
     def refusal(self) -> str:
         """Why the connection is closed."""
-        said: list[Message] = []
+        said: list[ControlMessage] = []
         while (message := self.next()) is not None:
             said.append(message)
         self.stream.close()

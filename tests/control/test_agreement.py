@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from recycle.control.decide.agreement import ABSENT, NoAgreement, Resume, agree
-from recycle.control.decide.messages import Ballot, Standing
+from recycle.control.decide.messages import Ballot, ProgressReport
 
 pytestmark = pytest.mark.timeout(60)
 ODD = (0.5, math.nan, 3.25, math.inf, 0.0, 1e-300, 1e300)
@@ -53,13 +53,13 @@ class Walker:
     def num_heard(self) -> int:
         return self.num_steps if self.own is None else self.own
 
-    def standing(self) -> Standing:
+    def standing(self) -> ProgressReport:
         own = None
         if self.own is not None:
             whole = truth(self.own, self.num_stages)
             norms = [norm if stage == self.stage else ABSENT for stage, norm in enumerate(whole.norms)]
             own = Ballot(self.own, tuple(norms))
-        return Standing(self.num_steps, own, self.whole)
+        return ProgressReport(self.num_steps, own, self.whole)
 
     def reduce(self) -> None:
         self.own = self.num_steps
@@ -170,23 +170,23 @@ TestTraining = Training.TestCase
 TestTraining.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
 
 
-def part(iteration: int, norms: tuple[float, ...]) -> Standing:
-    return Standing(iteration, Ballot(iteration, norms))
+def part(iteration: int, norms: tuple[float, ...]) -> ProgressReport:
+    return ProgressReport(iteration, Ballot(iteration, norms))
 
 
 def test_all_go_on_where_they_are_if_nothing_is_held() -> None:
-    assert agree([Standing(7), Standing(7)]) == Resume(7)
+    assert agree([ProgressReport(7), ProgressReport(7)]) == Resume(7)
 
 
 def test_who_stepped_takes_it_back_if_another_has_no_gradient() -> None:
-    ahead = Standing(8, Ballot(7, (1.0, ABSENT)))
-    assert agree([ahead, Standing(7)]) == Resume(7)
+    ahead = ProgressReport(8, Ballot(7, (1.0, ABSENT)))
+    assert agree([ahead, ProgressReport(7)]) == Resume(7)
 
 
 def test_a_verdict_that_one_survivor_heard_settles_the_step_for_all() -> None:
     whole = Ballot(7, (1.0, 2.0))
     held = part(7, (1.0, ABSENT))
-    assert agree([held, Standing(8, None, whole)]) == Resume(8, whole)
+    assert agree([held, ProgressReport(8, None, whole)]) == Resume(8, whole)
 
 
 def test_survivors_parts_make_up_the_ballot_that_nobody_heard() -> None:
@@ -201,15 +201,15 @@ def test_a_step_is_done_again_if_nobody_is_left_who_speaks_for_a_stage() -> None
 
 def test_an_older_ballot_settles_nothing() -> None:
     old = Ballot(6, (1.0, 2.0))
-    assert agree([Standing(7, Ballot(7, (1.0, ABSENT)), old), Standing(7, None, old)]) == Resume(7)
+    assert agree([ProgressReport(7, Ballot(7, (1.0, ABSENT)), old), ProgressReport(7, None, old)]) == Resume(7)
 
 
 def test_survivors_two_steps_apart_cannot_agree_and_are_told_where_they_stand() -> None:
     with pytest.raises(NoAgreement, match="iteration 5: they stand at 7, 5"):
-        agree([Standing(7), Standing(5)])
+        agree([ProgressReport(7), ProgressReport(5)])
 
 
 def test_agreement_does_not_depend_on_the_order_of_survivors() -> None:
     whole = Ballot(3, (1.0, 2.0))
-    standings = [Standing(4, None, whole), part(3, (1.0, ABSENT)), Standing(4, Ballot(3, (ABSENT, 2.0)))]
+    standings = [ProgressReport(4, None, whole), part(3, (1.0, ABSENT)), ProgressReport(4, Ballot(3, (ABSENT, 2.0)))]
     assert agree(standings) == agree(standings[::-1]) == Resume(4, whole)

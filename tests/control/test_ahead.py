@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import recycle
-from recycle.control.decide.plan_prefetch import Ahead, next_questions
+from recycle.control.decide.plan_prefetch import PlanPrefetch, likely_failures
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem
 from recycle.core.op import Kind, MicroBatch, Op
@@ -110,7 +110,7 @@ def is_right(answer: Answer, failed: frozenset[Worker]) -> bool:
 
 
 def test_next_are_one_more_failure_one_worker_back_and_the_same_again() -> None:
-    assert next_questions(dead("W1_0"), Shape(2, 2, 1)) == [
+    assert likely_failures(dead("W1_0"), Shape(2, 2, 1)) == [
         dead("W1_0", "W0_0"),
         dead("W1_0", "W0_1"),
         dead("W1_0", "W1_1"),
@@ -120,11 +120,11 @@ def test_next_are_one_more_failure_one_worker_back_and_the_same_again() -> None:
 
 
 def test_what_may_happen_next_is_ready_when_it_happens(source: Scripted) -> None:
-    with Ahead(source) as ahead:
+    with PlanPrefetch(source) as ahead:
         ahead.prepare(dead("W0_0"), SHAPE)
         assert until(lambda: ahead.num_ready == 5, 30)
         assert source.asked() == ["W0_0+W1_0", "W0_0+W2_0", "W0_0+W3_0", "none", "W0_0"]
-        for failed in next_questions(dead("W0_0"), SHAPE):
+        for failed in likely_failures(dead("W0_0"), SHAPE):
             assert is_right(ahead.answer(failed), failed)
         assert len(source.asked()) == 5
         (pid,) = source.pids()
@@ -132,7 +132,7 @@ def test_what_may_happen_next_is_ready_when_it_happens(source: Scripted) -> None
 
 
 def test_it_says_when_the_planner_has_loaded_even_if_that_has_no_answer(source: Scripted) -> None:
-    with Ahead(source) as ahead:
+    with PlanPrefetch(source) as ahead:
         assert not ahead.has_answers
         with pytest.raises(NoWorkerLeft):
             ahead.answer(frozenset(SHAPE.workers()))
@@ -140,7 +140,7 @@ def test_it_says_when_the_planner_has_loaded_even_if_that_has_no_answer(source: 
 
 
 def test_only_the_first_plan_is_made_at_the_cost_of_others(source: Scripted) -> None:
-    with Ahead(source) as ahead:
+    with PlanPrefetch(source) as ahead:
         ahead.prepare(frozenset(), SHAPE)
         assert until(lambda: ahead.num_ready == 5, 30)
         own = str(os.getpriority(os.PRIO_PROCESS, 0))
@@ -148,7 +148,7 @@ def test_only_the_first_plan_is_made_at_the_cost_of_others(source: Scripted) -> 
 
 
 def test_what_is_ready_already_is_not_made_again(source: Scripted) -> None:
-    with Ahead(source) as ahead:
+    with PlanPrefetch(source) as ahead:
         ahead.answer(dead("W0_0"))
         ahead.prepare(frozenset(), SHAPE)
         assert until(lambda: ahead.num_ready == 5, 30)
@@ -156,7 +156,7 @@ def test_what_is_ready_already_is_not_made_again(source: Scripted) -> None:
 
 
 def test_an_urgent_question_goes_before_those_that_wait(holding: Scripted, threads: ThreadPoolExecutor) -> None:
-    with Ahead(holding) as ahead:
+    with PlanPrefetch(holding) as ahead:
         ahead.prepare(frozenset(), SHAPE)
         assert until(lambda: holding.asked() == ["W0_0"], 30)
         urgent = threads.submit(ahead.answer, dead("W1_0", "W2_0"))
@@ -168,7 +168,7 @@ def test_an_urgent_question_goes_before_those_that_wait(holding: Scripted, threa
 
 
 def test_questions_that_are_no_longer_next_are_dropped(holding: Scripted) -> None:
-    with Ahead(holding) as ahead:
+    with PlanPrefetch(holding) as ahead:
         ahead.prepare(frozenset(), SHAPE)
         assert until(lambda: holding.asked() == ["W0_0"], 30)
         ahead.prepare(dead("W3_0"), SHAPE)
@@ -178,7 +178,7 @@ def test_questions_that_are_no_longer_next_are_dropped(holding: Scripted) -> Non
 
 
 def test_many_who_ask_at_once_get_one_answer_for_each_question(source: Scripted, threads: ThreadPoolExecutor) -> None:
-    with Ahead(source) as ahead:
+    with PlanPrefetch(source) as ahead:
         questions = [dead("W0_0"), dead("W1_0"), dead("W2_0")] * 8
         answers = list(threads.map(ahead.answer, questions))
         assert all(map(is_right, answers, questions))
@@ -186,7 +186,7 @@ def test_many_who_ask_at_once_get_one_answer_for_each_question(source: Scripted,
 
 
 def test_an_answer_comes_although_the_process_was_killed_while_it_was_idle(source: Scripted) -> None:
-    with Ahead(source) as ahead:
+    with PlanPrefetch(source) as ahead:
         ahead.answer(frozenset())
         (first,) = source.pids()
         os.kill(first, signal.SIGKILL)
@@ -197,7 +197,7 @@ def test_an_answer_comes_although_the_process_was_killed_while_it_was_idle(sourc
 
 
 def test_an_answer_comes_although_the_process_was_killed_over_it(holding: Scripted, threads: ThreadPoolExecutor) -> None:
-    with Ahead(holding) as ahead:
+    with PlanPrefetch(holding) as ahead:
         coming = threads.submit(ahead.answer, dead("W0_0"))
         assert until(lambda: len(holding.pids()) == 1, 30)
         os.kill(holding.pids()[0], signal.SIGKILL)
@@ -209,7 +209,7 @@ def test_an_answer_comes_although_the_process_was_killed_over_it(holding: Script
 
 def test_a_question_that_kills_every_process_is_answered_in_this_one(tmp_path: Path) -> None:
     source = Scripted(tmp_path / "log", is_deadly=True)
-    with Ahead(source) as ahead:
+    with PlanPrefetch(source) as ahead:
         assert is_right(ahead.answer(dead("W1_0")), dead("W1_0"))
         assert len(source.pids()) == 3
         assert source.pids()[-1] == os.getpid()
@@ -217,7 +217,7 @@ def test_a_question_that_kills_every_process_is_answered_in_this_one(tmp_path: P
 
 def test_that_no_worker_is_left_is_told_to_who_asks(source: Scripted) -> None:
     everybody = frozenset(SHAPE.workers())
-    with Ahead(source) as ahead:
+    with PlanPrefetch(source) as ahead:
         ahead.prepare(everybody - dead("W0_0"), SHAPE)
         for _ in range(2):
             with pytest.raises(NoWorkerLeft, match="no worker is left for stage 0"):
@@ -228,7 +228,7 @@ def test_that_no_worker_is_left_is_told_to_who_asks(source: Scripted) -> None:
 
 def test_what_went_wrong_once_may_go_right_when_asked_again(tmp_path: Path) -> None:
     folder = PlanFolder(tmp_path)
-    with Ahead(folder) as ahead:
+    with PlanPrefetch(folder) as ahead:
         with pytest.raises(FileProblem, match=r"save it as plan-W1_0.json"):
             ahead.answer(dead("W1_0"))
         hand_made(dead("W1_0")).save(folder.path(dead("W1_0")))
@@ -246,7 +246,7 @@ class Unpicklable:
 
 
 def test_a_source_that_cannot_travel_is_reported_and_not_waited_for_in_vain() -> None:
-    with Ahead(Unpicklable()) as ahead:
+    with PlanPrefetch(Unpicklable()) as ahead:
         for _ in range(2):
             with pytest.raises(Exception, match="pickle"):
                 ahead.answer(frozenset())
@@ -254,7 +254,7 @@ def test_a_source_that_cannot_travel_is_reported_and_not_waited_for_in_vain() ->
 
 def test_only_so_many_answers_are_kept_and_wanted_ones_first(source: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recycle.control.decide.plan_prefetch._MOST_ANSWERS", 5)
-    with Ahead(source) as ahead:
+    with PlanPrefetch(source) as ahead:
         ahead.prepare(frozenset(), SHAPE)
         assert until(lambda: ahead.num_ready == 5, 30)
         ahead.answer(dead("W1_0", "W2_0"))
@@ -268,7 +268,7 @@ def test_only_so_many_answers_are_kept_and_wanted_ones_first(source: Scripted, m
 
 def test_of_huge_plans_fewer_are_kept(source: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recycle.control.decide.plan_prefetch._MOST_OPS", 2 * 3 * SHAPE.num_chains)
-    with Ahead(source) as ahead:
+    with PlanPrefetch(source) as ahead:
         ahead.prepare(frozenset(), SHAPE)
         assert until(lambda: ahead.num_ready == 2, 30)
         ahead.answer(dead("W3_0"))
@@ -276,7 +276,7 @@ def test_of_huge_plans_fewer_are_kept(source: Scripted, monkeypatch: pytest.Monk
 
 
 def test_closing_ends_the_process_at_once_and_tells_who_waits(holding: Scripted, threads: ThreadPoolExecutor) -> None:
-    ahead = Ahead(holding)
+    ahead = PlanPrefetch(holding)
     coming = threads.submit(ahead.answer, dead("W0_0"))
     assert until(lambda: len(holding.pids()) == 1, 30)
     ahead.close()
@@ -290,7 +290,7 @@ def test_closing_ends_the_process_at_once_and_tells_who_waits(holding: Scripted,
 
 
 def test_closing_while_the_process_starts_leaves_none(source: Scripted) -> None:
-    ahead = Ahead(source)
+    ahead = PlanPrefetch(source)
     ahead.prepare(frozenset(), SHAPE)
     ahead.close()
     assert not any(child.name == "plans ahead" for child in active_children())
@@ -300,7 +300,7 @@ def test_closing_while_the_process_starts_leaves_none(source: Scripted) -> None:
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="asks Linux's /proc what is open")
 def test_neither_a_killed_process_nor_a_closed_source_leaves_anything_open(source: Scripted) -> None:
     def live_through_a_kill() -> int:
-        with Ahead(source) as ahead:
+        with PlanPrefetch(source) as ahead:
             ahead.answer(dead("W0_0"))
             os.kill(source.pids()[-1], signal.SIGKILL)
             ahead.answer(dead("W1_0"))
@@ -342,7 +342,7 @@ def test_no_process_is_left_behind_however_its_parent_ends(end: signal.Signals, 
 
 def test_a_planner_has_a_legal_plan_ready_for_every_single_failure() -> None:
     problem = recycle.problem(3, 4, 6, costs=(10, 13, 9), comm=1, memory=6)
-    with Ahead(Planner(problem)) as ahead:
+    with PlanPrefetch(Planner(problem)) as ahead:
         ahead.prepare(frozenset(), problem.shape)
         assert until(lambda: ahead.num_ready == 13, 60)
         for worker in problem.shape.workers():

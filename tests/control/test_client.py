@@ -12,10 +12,20 @@ from itertools import count
 
 import pytest
 
-from recycle.control.decide.messages import Challenge, End, Hello, Pause, Refused, Renew, Share, Stop, Welcome
+from recycle.control.decide.messages import (
+    Challenge,
+    Hello,
+    JobEnded,
+    PauseAtBoundary,
+    Refused,
+    RenewLease,
+    StopEpoch,
+    StoreEntry,
+    Welcome,
+)
 from recycle.control.net import handshake as knock
-from recycle.control.net.handshake import Door, TurnedAway, this_host
-from recycle.control.net.wire import framed, new_nonce
+from recycle.control.net.handshake import Endpoint, JoinRefused, this_host
+from recycle.control.net.wire import encode_frame, new_nonce
 from recycle.core.release import RELEASE
 from tests.control.port import JOB, LEASE_S, PATIENCE_S, TOKEN, Guest, Porter, Post, closed_door, num_open
 
@@ -24,7 +34,7 @@ pytestmark = pytest.mark.timeout(60)
 
 def wait_until_closed(guest: Guest) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
-    while guest.client.send(Renew()):
+    while guest.client.send(RenewLease()):
         assert time.monotonic() < deadline_s
         time.sleep(0.005)
 
@@ -78,12 +88,12 @@ def test_a_worker_is_welcomed_and_says_who_it_is(post: Post) -> None:
 
 def test_a_worker_renews_its_lease_before_it_is_over(post: Post) -> None:
     numbers = count()
-    guest = Guest(post.door(), pulse=lambda: Renew(next(numbers), 5))
+    guest = Guest(post.door(), pulse=lambda: RenewLease(next(numbers), 5))
     start_s = time.monotonic()
     guest.client.join(PATIENCE_S)
-    post.porter.wait_for(lambda: Renew(1, 5) in post.porter.heard)
+    post.porter.wait_for(lambda: RenewLease(1, 5) in post.porter.heard)
     assert time.monotonic() - start_s < LEASE_S
-    assert post.porter.heard[:2] == [Renew(0, 5), Renew(1, 5)]
+    assert post.porter.heard[:2] == [RenewLease(0, 5), RenewLease(1, 5)]
     guest.client.close()
 
 
@@ -107,12 +117,12 @@ def test_a_worker_gives_up_when_nobody_opens_for_too_long() -> None:
 
 @pytest.mark.parametrize("token", ["", "another secret"])
 def test_a_worker_without_the_token_is_turned_away_at_once(token: str, post: Post) -> None:
-    with pytest.raises(TurnedAway, match="this is not the job's token"):
+    with pytest.raises(JoinRefused, match="this is not the job's token"):
         Guest(post.door(token)).client.join(PATIENCE_S)
 
 
 def test_a_worker_of_another_job_is_turned_away_by_name(post: Post) -> None:
-    with pytest.raises(TurnedAway, match="this is job a1b2c3d4, not deadbeef"):
+    with pytest.raises(JoinRefused, match="this is job a1b2c3d4, not deadbeef"):
         Guest(post.door(job="deadbeef")).client.join(PATIENCE_S)
 
 
@@ -121,7 +131,7 @@ class Impostor:
 
     def __init__(self, *answers: bytes) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.door = Door("127.0.0.1", self._listener.getsockname()[1], TOKEN, JOB)
+        self.door = Endpoint("127.0.0.1", self._listener.getsockname()[1], TOKEN, JOB)
         self._answers = answers
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -145,12 +155,18 @@ class Impostor:
 @pytest.mark.parametrize(
     ("answers", "reason"),
     [
-        ([framed(Challenge(new_nonce(), RELEASE)), framed(Welcome("0" * 64, 1, 2.0, JOB))], "does not have the job's token"),
-        ([framed(Challenge("\ud800", RELEASE)), framed(Welcome("\ud800", 1, 2.0, JOB))], "does not have the job's token"),
-        ([framed(Challenge(new_nonce(), RELEASE)), framed(Stop(1))], "the coordinator did not answer a hello"),
+        (
+            [encode_frame(Challenge(new_nonce(), RELEASE)), encode_frame(Welcome("0" * 64, 1, 2.0, JOB))],
+            "does not have the job's token",
+        ),
+        (
+            [encode_frame(Challenge("\ud800", RELEASE)), encode_frame(Welcome("\ud800", 1, 2.0, JOB))],
+            "does not have the job's token",
+        ),
+        ([encode_frame(Challenge(new_nonce(), RELEASE)), encode_frame(StopEpoch(1))], "the coordinator did not answer a hello"),
         ([b"HTTP/1.1 400 Bad Request\r\n\r\n"], "is no coordinator"),
         ([b"\x00\x00\x00\x04oops"], "is no coordinator"),
-        ([framed(Stop(1))], "is no coordinator"),
+        ([encode_frame(StopEpoch(1))], "is no coordinator"),
     ],
     ids=["no proof", "half letters", "another word", "a web server", "no json", "no challenge"],
 )
@@ -158,7 +174,7 @@ def test_a_worker_trusts_nobody_who_cannot_prove_the_token(answers: list[bytes],
     before = num_open()
     impostor = Impostor(*answers)
     guest = Guest(impostor.door)
-    with pytest.raises(TurnedAway, match=reason):
+    with pytest.raises(JoinRefused, match=reason):
         guest.client.join(PATIENCE_S)
     impostor.close()
     assert guest.heard.empty()
@@ -208,7 +224,7 @@ def test_what_was_not_heard_is_told_again_exactly_and_in_order(absences: Absence
     guest.client.tell({"what": 9})
     assert guest.client.wait_until_heard(PATIENCE_S)
     assert again.porter.told() == [4, 5, 6, 7, 8, 9, 10]
-    assert [message.body for message in again.porter.heard if not isinstance(message, Renew)] == [
+    assert [message.body for message in again.porter.heard if not isinstance(message, RenewLease)] == [
         {"what": number} for number in range(3, 10)
     ]
     guest.client.close()
@@ -242,7 +258,7 @@ def test_who_was_taken_for_dead_meanwhile_is_refused_and_stays_away(absences: Ab
     absences.go_away()
     absences.come_back()
     assert guest.refusals.get(timeout=PATIENCE_S) == "it was taken for dead, and others do its work"
-    assert not guest.client.send(Renew())
+    assert not guest.client.send(RenewLease())
     assert len(absences.post.porter.hellos) == 2
     guest.client.close()
 
@@ -315,7 +331,7 @@ class Tap:
 
 def test_the_token_is_never_on_the_wire(post: Post) -> None:
     tap = Tap(post.port)
-    guest = Guest(Door("127.0.0.1", tap.port, TOKEN, JOB), "W0_0")
+    guest = Guest(Endpoint("127.0.0.1", tap.port, TOKEN, JOB), "W0_0")
     guest.client.join(PATIENCE_S)
     guest.client.tell({"what": 1})
     assert guest.client.wait_until_heard(PATIENCE_S)
@@ -331,7 +347,7 @@ def test_the_token_is_never_on_the_wire(post: Post) -> None:
 
 def test_messages_come_in_the_order_in_which_they_were_said(post: Post) -> None:
     guest = post.member()
-    said = [Pause(1), Stop(1), Share(1, "key", "value"), End("over")]
+    said = [PauseAtBoundary(1), StopEpoch(1), StoreEntry(1, "key", "value"), JobEnded("over")]
     (caller,) = post.porter.numbers
     for message in said:
         post.server.call(lambda message=message: post.server.send(caller, message))  # type: ignore[misc]
@@ -359,10 +375,10 @@ def test_a_worker_with_thousands_of_open_files_stays_connected(post: Post) -> No
 
 def test_sending_without_a_connection_says_that_nobody_heard_it(post: Post) -> None:
     guest = Guest(post.door())
-    assert not guest.client.send(Renew())
+    assert not guest.client.send(RenewLease())
     guest.client.tell({"what": 1})
     guest.client.join(PATIENCE_S)
     assert guest.client.wait_until_heard(PATIENCE_S)
     assert post.porter.told() == [1]
     guest.client.close()
-    assert not guest.client.send(Renew())
+    assert not guest.client.send(RenewLease())

@@ -2,8 +2,8 @@
 
 import pytest
 
-from recycle.control.decide.coordinator import Phase
-from recycle.control.decide.messages import Pause, Standing, Stop
+from recycle.control.decide.coordinator import CoordinatorPhase
+from recycle.control.decide.messages import PauseAtBoundary, ProgressReport, StopEpoch
 from recycle.core.cluster import Cluster, Shape
 from recycle.core.plans.plan_source import Answer
 from tests.control.office import W0_0, W0_1, W1_0, W1_1, Office, dead, plan_for, with_a_place_free
@@ -15,9 +15,9 @@ def test_a_newcomer_is_let_in_at_a_boundary_and_copies_from_a_peer() -> None:
     office = with_a_place_free()
     newcomer = office.come("W1_1")
     assert newcomer.seat is None
-    assert office.phase is Phase.PAUSING
+    assert office.phase is CoordinatorPhase.PAUSING
     assert office.desk.said("joining") == [("joining", "W1_1")]
-    assert office.last("W0_0") == Pause(2)
+    assert office.last("W0_0") == PauseAtBoundary(2)
     office.stop_all(9)
     assert office.desk.questions[-1] == frozenset()
     office.answer()
@@ -46,7 +46,7 @@ def test_two_newcomers_at_once_are_let_in_together_and_copy_from_different_peers
     office.recover()
     office.come()
     office.come("W3_0")
-    assert office.last("W0_0") == Pause(2)
+    assert office.last("W0_0") == PauseAtBoundary(2)
     office.recover(9)
     assert office.go().epoch == 3
     assert office.go().sources == {"W2_0": "W0_0", "W3_0": "W1_0"}
@@ -87,10 +87,10 @@ def test_the_only_holder_of_a_stage_does_not_move_away_when_a_newcomer_sits_besi
 def test_a_death_while_all_pause_stops_them_and_lets_the_newcomer_in_all_the_same() -> None:
     office = with_a_place_free()
     office.come("W1_1")
-    office.stop("W0_0", Standing(9))
+    office.stop("W0_0", ProgressReport(9))
     office.die("W1_0")
-    assert office.last("W0_1") == Stop(2)
-    office.stop("W0_1", Standing(9))
+    assert office.last("W0_1") == StopEpoch(2)
+    office.stop("W0_1", ProgressReport(9))
     office.answer()
     office.begin()
     assert sorted(office.go().seats) == ["W0_0", "W0_1", "W1_1"]
@@ -137,9 +137,9 @@ def test_who_comes_while_a_plan_is_made_is_let_in_next_and_the_recovery_is_accou
     office.stop_all()
     office.come("W1_1")
     office.answer()
-    assert office.phase is Phase.RUNNING
+    assert office.phase is CoordinatorPhase.RUNNING
     office.begin()
-    assert office.phase is Phase.PAUSING
+    assert office.phase is CoordinatorPhase.PAUSING
     office.recover(9)
     assert sorted(office.go().seats) == ["W0_0", "W0_1", "W1_0", "W1_1"]
     assert [(recovery.epoch, recovery.left, recovery.joined) for recovery in office.desk.recoveries] == [
@@ -154,7 +154,7 @@ def test_who_comes_while_others_regroup_waits_until_they_have_begun() -> None:
     office.stop_all()
     office.answer()
     office.come("W1_1")
-    assert office.phase is Phase.RUNNING
+    assert office.phase is CoordinatorPhase.RUNNING
     office.begin()
-    assert office.phase is Phase.PAUSING
+    assert office.phase is CoordinatorPhase.PAUSING
     assert [recovery.epoch for recovery in office.desk.recoveries] == [2]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from recycle.control.decide.coordinator import Phase
+from recycle.control.decide.coordinator import CoordinatorPhase
 from recycle.control.decide.journal import FileJournal
 from recycle.control.decide.members import Member
-from recycle.control.decide.messages import Pause, Share, Standing, Stop
+from recycle.control.decide.messages import PauseAtBoundary, ProgressReport, StopEpoch, StoreEntry
 from tests.control.office import LEASE_S, Office, dead
 
 pytestmark = pytest.mark.timeout(60)
@@ -28,11 +28,11 @@ def restarted(tmp_path: Path) -> tuple[Office, dict[str, Member]]:
 
 def test_members_that_come_back_with_the_same_epoch_train_on(restarted: tuple[Office, dict[str, Member]]) -> None:
     office, members = restarted
-    assert (office.phase, office.coordinator.epoch) == (Phase.RUNNING, 2)
+    assert (office.phase, office.coordinator.epoch) == (CoordinatorPhase.RUNNING, 2)
     for member in members.values():
         assert office.come_back(member) is not None
     office.wait(5, *members)
-    assert office.phase is Phase.RUNNING
+    assert office.phase is CoordinatorPhase.RUNNING
     assert not any(office.desk.sent.values())
     assert office.desk.said("suspected") == []
 
@@ -40,11 +40,11 @@ def test_members_that_come_back_with_the_same_epoch_train_on(restarted: tuple[Of
 def test_a_member_that_missed_the_beginning_of_an_epoch_has_all_stopped(restarted: tuple[Office, dict[str, Member]]) -> None:
     office, members = restarted
     office.come_back(members["W0_0"], epoch=1)
-    assert office.phase is Phase.STOPPING
-    assert office.last("W0_0") == Stop(2)
+    assert office.phase is CoordinatorPhase.STOPPING
+    assert office.last("W0_0") == StopEpoch(2)
     for name in ("W0_1", "W1_0"):
         office.come_back(members[name])
-        assert office.last(name) == Stop(2)
+        assert office.last(name) == StopEpoch(2)
     office.recover()
     assert (office.go().epoch, sorted(office.go().seats)) == (3, ["W0_0", "W0_1", "W1_0"])
 
@@ -55,9 +55,9 @@ def test_a_member_that_does_not_come_back_within_its_lease_is_lost(restarted: tu
     for member in members.values():
         office.come_back(member)
     office.wait(LEASE_S - 0.5, *members)
-    assert office.phase is Phase.RUNNING
+    assert office.phase is CoordinatorPhase.RUNNING
     office.wait(0.5, *members)
-    assert office.phase is Phase.STOPPING
+    assert office.phase is CoordinatorPhase.STOPPING
     office.recover()
     assert office.desk.questions == [dead("W1_1"), dead("W1_0", "W1_1")]
     assert sorted(office.go().seats) == ["W0_0", "W0_1"]
@@ -95,7 +95,7 @@ def test_members_that_had_stopped_say_so_again_and_go_on(restarted: tuple[Office
     office, members = restarted
     for name, member in members.items():
         office.come_back(member)
-        office.stop(name, Standing(6))
+        office.stop(name, ProgressReport(6))
     office.answer()
     assert (office.go().epoch, office.go().iteration) == (3, 6)
 
@@ -107,9 +107,9 @@ def test_who_was_away_gets_what_was_shared_meanwhile_and_nothing_of_epochs_that_
     early, late = members["W0_0"], members["W1_1"]
     for member in (early, members["W0_1"], members["W1_0"]):
         office.come_back(member)
-    office.coordinator.hear(early, Share(1, "key", "value"))
+    office.coordinator.hear(early, StoreEntry(1, "key", "value"))
     office.come_back(late)
-    assert office.last("W1_1") == Share(1, "key", "value")
+    assert office.last("W1_1") == StoreEntry(1, "key", "value")
     office.die("W1_0")
     office.recover()
     office.at("W0_0").caller = None
@@ -125,8 +125,8 @@ def test_who_comes_back_while_others_pause_for_a_newcomer_gets_both_what_was_sha
     early, late = office.at("W0_0"), office.at("W1_0")
     for name in ("W0_0", "W0_1"):
         office.come_back(office.at(name))
-    office.coordinator.hear(early, Share(2, "key", "value"))
+    office.coordinator.hear(early, StoreEntry(2, "key", "value"))
     office.come("W1_1")
-    assert office.phase is Phase.PAUSING
+    assert office.phase is CoordinatorPhase.PAUSING
     office.come_back(late)
-    assert office.desk.sent[office.num_callers] == [Share(2, "key", "value"), Pause(2)]
+    assert office.desk.sent[office.num_callers] == [StoreEntry(2, "key", "value"), PauseAtBoundary(2)]

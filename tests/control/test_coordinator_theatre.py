@@ -11,9 +11,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from recycle.control.decide.coordinator import Coordinator, Phase
+from recycle.control.decide.coordinator import Coordinator, CoordinatorPhase
 from recycle.control.decide.members import Member
-from recycle.control.decide.messages import Begun, Go, Message, Pause, Renew, Stop, Stopped
+from recycle.control.decide.messages import (
+    ControlMessage,
+    EpochBegun,
+    EpochStopped,
+    PauseAtBoundary,
+    RenewLease,
+    StartEpoch,
+    StopEpoch,
+)
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan_source import Answer
 from tests.control.office import Office, answer_for, evened
@@ -35,20 +43,20 @@ class Puppet:
     epoch: int = -1
     answered: int = -1
     walker: Walker | None = None
-    go: Go | None = None
+    go: StartEpoch | None = None
     has_begun: bool = False
     wants_pause: bool = False
     must_stop: bool = False
     is_hung: bool = False
-    stopped: Stopped | None = None
-    inbox: deque[Message] = field(default_factory=deque)
+    stopped: EpochStopped | None = None
+    inbox: deque[ControlMessage] = field(default_factory=deque)
 
     @property
     def seat(self) -> Worker:
         assert self.go is not None
         return next(Worker.parse(seat) for seat, number in self.go.seats.items() if number == self.number)
 
-    def take_seat(self, go: Go, num_stages: int) -> None:
+    def take_seat(self, go: StartEpoch, num_stages: int) -> None:
         """What a worker does when an epoch begins; nobody ever plays a stage that it has not the state of."""
         self.epoch, self.go, self.stopped = go.epoch, go, None
         self.has_begun = self.wants_pause = self.must_stop = False
@@ -126,7 +134,7 @@ class Theatre(RuleBasedStateMachine):
         self.office.desk.at_us += round(seconds * 1e6)
         for puppet in self.puppets.values():
             if puppet.caller is not None and not puppet.is_hung:
-                self.coordinator.hear(self.coordinator.members[puppet.number], Renew())
+                self.coordinator.hear(self.coordinator.members[puppet.number], RenewLease())
         before = len(self.office.desk.said("fence"))
         self.coordinator.tick()
         fenced = {pid for _, _, pid in self.office.desk.said("fence")[before:]}
@@ -161,12 +169,12 @@ class Theatre(RuleBasedStateMachine):
         }
         assert set(self.puppets) == set(self.coordinator.members)
         if self.coordinator.epoch == 0:
-            assert self.office.phase is Phase.FORMING
+            assert self.office.phase is CoordinatorPhase.FORMING
             assert len(self.puppets) < self.shape.num_workers
         elif len(self.puppets) < self.shape.num_stages:
-            assert self.office.phase is Phase.WAITING
+            assert self.office.phase is CoordinatorPhase.WAITING
         else:
-            assert self.office.phase is Phase.RUNNING
+            assert self.office.phase is CoordinatorPhase.RUNNING
             assert all(puppet.has_begun and puppet.epoch == self.coordinator.epoch for puppet in self.puppets.values())
 
     def teardown(self) -> None:
@@ -237,11 +245,11 @@ class Theatre(RuleBasedStateMachine):
 
     def _take(self, puppet: Puppet) -> None:
         match message := puppet.inbox.popleft():
-            case Go():
+            case StartEpoch():
                 puppet.take_seat(message, self.shape.num_stages)
-            case Stop(epoch=epoch) if epoch > puppet.answered:
+            case StopEpoch(epoch=epoch) if epoch > puppet.answered:
                 self._answer(puppet, epoch)
-            case Pause(epoch=epoch) if puppet.go is not None and puppet.go.epoch == epoch:
+            case PauseAtBoundary(epoch=epoch) if puppet.go is not None and puppet.go.epoch == epoch:
                 puppet.wants_pause = True
 
     def _begin(self, puppet: Puppet) -> None:
@@ -252,7 +260,7 @@ class Theatre(RuleBasedStateMachine):
             assert (giver.stage, giver.num_steps) == (puppet.seat.stage, puppet.go.iteration)
             puppet.walker = Walker(giver.stage, giver.num_stages, num_steps=giver.num_steps)
         puppet.has_begun = True
-        self._say(puppet, Begun(puppet.epoch, 20))
+        self._say(puppet, EpochBegun(puppet.epoch, 20))
 
     def _pause(self, puppet: Puppet) -> None:
         """All come to the same boundary between two iterations, and stop there one by one."""
@@ -271,10 +279,12 @@ class Theatre(RuleBasedStateMachine):
     def _answer(self, puppet: Puppet, epoch: int) -> None:
         puppet.answered, puppet.go = epoch, None
         walker = puppet.walker
-        puppet.stopped = Stopped(epoch, walker.standing(), stage=walker.stage) if walker is not None else Stopped(epoch, None)
+        puppet.stopped = (
+            EpochStopped(epoch, walker.standing(), stage=walker.stage) if walker is not None else EpochStopped(epoch, None)
+        )
         self._say(puppet, puppet.stopped)
 
-    def _say(self, puppet: Puppet, message: Message) -> None:
+    def _say(self, puppet: Puppet, message: ControlMessage) -> None:
         if puppet.caller is not None:
             self.coordinator.hear(self.coordinator.members[puppet.number], message)
 
@@ -284,12 +294,12 @@ class Theatre(RuleBasedStateMachine):
 
     # What the coordinator brings about.
 
-    def _deliver(self, caller: int, message: Message) -> None:
+    def _deliver(self, caller: int, message: ControlMessage) -> None:
         for puppet in self.puppets.values():
             if puppet.caller == caller:
                 puppet.inbox.append(message)
 
-    def _hold_epoch(self, answer: Answer, go: Go, members: Iterable[Member]) -> None:
+    def _hold_epoch(self, answer: Answer, go: StartEpoch, members: Iterable[Member]) -> None:
         """Whoever is in an epoch is a member, every stage has somebody, and no more is done again than has to be."""
         assert set(go.seats.values()) <= set(self.coordinator.members)
         assert {Worker.parse(seat).stage for seat in go.seats} == set(range(self.shape.num_stages))

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from recycle.control.decide.messages import Bring, Fetch, File, Hello, Message, Refused
+from recycle.control.decide.messages import ControlMessage, DownloadFile, FileContent, Hello, Refused, UploadFile
 from recycle.control.net import file_transfer as courier
-from recycle.control.net.file_transfer import ERRAND, Courier
-from recycle.control.net.handshake import knock
-from recycle.control.net.server import Errand
-from recycle.control.net.wire import framed
+from recycle.control.net.file_transfer import ERRAND, FileTransfer
+from recycle.control.net.handshake import shake_hands
+from recycle.control.net.server import ConnectionTask
+from recycle.control.net.wire import encode_frame
 from recycle.core.errors import FileProblem
 from tests.control.port import PATIENCE_S, Porter, Post, closed_door
 
@@ -30,14 +30,14 @@ class Keeper(Porter):
         super().__init__()
         self.folder = folder
 
-    def errand(self, hello: Hello) -> Errand | Refused:
+    def errand(self, hello: Hello) -> ConnectionTask | Refused:
         if hello.errand != ERRAND:
             return Refused("no such errand")
-        return partial(courier.serve, folder=self.folder, may_name=self.may_name)
+        return partial(courier.serve_transfer, folder=self.folder, may_name=self.may_name)
 
     @staticmethod
-    def may_name(message: Message) -> bool:
-        return isinstance(message, Bring | Fetch) and message.name.startswith("a/") and ".." not in message.name
+    def may_name(message: ControlMessage) -> bool:
+        return isinstance(message, UploadFile | DownloadFile) and message.name.startswith("a/") and ".." not in message.name
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def own(tmp_path: Path) -> Path:
 def test_a_file_is_brought_and_fetched_as_it_is(body: bytes, post: Post, kept: Path, tmp_path: Path) -> None:
     own, back = tmp_path / "own", tmp_path / "back"
     own.write_bytes(body)
-    sender = Courier(post.door())
+    sender = FileTransfer(post.door())
     sender.bring(own, "a/file")
     assert (kept / "a" / "file").read_bytes() == body
     sender.fetch("a/file", back)
@@ -73,13 +73,13 @@ def test_a_file_is_brought_and_fetched_as_it_is(body: bytes, post: Post, kept: P
 
 
 def test_who_is_on_an_errand_is_no_member(post: Post, own: Path) -> None:
-    Courier(post.door()).bring(own, "a/file")
+    FileTransfer(post.door()).bring(own, "a/file")
     assert post.porter.hellos == []
 
 
 @pytest.mark.parametrize("name", ["b/file", "a/../../file", "/etc/hostname"])
 def test_nothing_but_these_files_is_reached(name: str, post: Post, own: Path, kept: Path, tmp_path: Path) -> None:
-    sender = Courier(post.door())
+    sender = FileTransfer(post.door())
     with pytest.raises(FileProblem, match="is no file of a checkpoint"):
         sender.bring(own, name)
     with pytest.raises(FileProblem, match="is no file of a checkpoint"):
@@ -89,13 +89,13 @@ def test_nothing_but_these_files_is_reached(name: str, post: Post, own: Path, ke
 
 def test_what_is_not_there_cannot_be_fetched(post: Post, tmp_path: Path) -> None:
     with pytest.raises(FileProblem, match=r"cannot read .*a/file: No such file"):
-        Courier(post.door()).fetch("a/file", tmp_path / "back")
+        FileTransfer(post.door()).fetch("a/file", tmp_path / "back")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nobody_brings_or_fetches_without_the_token(post: Post, own: Path, kept: Path) -> None:
     with pytest.raises(FileProblem, match="this is not the job's token"):
-        Courier(post.door(token="another")).bring(own, "a/file")
+        FileTransfer(post.door(token="another")).bring(own, "a/file")
     assert not kept.exists()
 
 
@@ -104,25 +104,25 @@ def test_a_disk_that_takes_no_more_is_told_of_and_nothing_is_left(post: Post, ow
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
         with pytest.raises(FileProblem, match=r"cannot write .*: File too large"):
-            Courier(post.door()).bring(own, "a/file")
+            FileTransfer(post.door()).bring(own, "a/file")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list((kept / "a").iterdir()) == []
 
 
 def test_who_hangs_up_in_the_middle_leaves_nothing(post: Post, kept: Path) -> None:
-    entered = knock(post.door(), errand=ERRAND)
-    entered.stream.sendall(framed(Bring("a/file", 1000)) + b"half of it")
+    entered = shake_hands(post.door(), errand=ERRAND)
+    entered.stream.sendall(encode_frame(UploadFile("a/file", 1000)) + b"half of it")
     wait_for_files(kept / "a", 1)
     entered.stream.close()
     wait_for_files(kept / "a", 0)
 
 
 def test_a_file_of_no_possible_size_is_refused(post: Post, kept: Path) -> None:
-    entered = knock(post.door(), errand=ERRAND)
-    entered.stream.sendall(framed(Bring("a/file", -5)))
+    entered = shake_hands(post.door(), errand=ERRAND)
+    entered.stream.sendall(encode_frame(UploadFile("a/file", -5)))
     (answer,) = entered.inbox.take(entered.stream.recv(1 << 12))
-    assert answer == File(problem="a/file cannot have -5 bytes")
+    assert answer == FileContent(problem="a/file cannot have -5 bytes")
     entered.stream.close()
     assert not kept.exists()
 
@@ -140,7 +140,7 @@ def test_a_coordinator_that_is_away_is_waited_for(own: Path, kept: Path) -> None
     made: list[Post] = []
     timer = threading.Timer(0.3, lambda: made.append(Post(door.port, Keeper(kept))))
     timer.start()
-    Courier(door, patience_s=PATIENCE_S).bring(own, "a/file")
+    FileTransfer(door, patience_s=PATIENCE_S).bring(own, "a/file")
     assert (kept / "a" / "file").read_bytes() == BYTES
     timer.join()
     made[0].close()
@@ -149,13 +149,13 @@ def test_a_coordinator_that_is_away_is_waited_for(own: Path, kept: Path) -> None
 def test_but_not_for_ever(own: Path) -> None:
     reason = "cannot bring a/file to the coordinator: Connection refused"
     with closed_door() as door, pytest.raises(FileProblem, match=reason):
-        Courier(door, patience_s=0.0).bring(own, "a/file")
+        FileTransfer(door, patience_s=0.0).bring(own, "a/file")
 
 
 def test_members_are_served_while_a_file_is_on_its_way(post: Post) -> None:
     member = post.member("W0_0")
-    entered = knock(post.door(), errand=ERRAND)
-    entered.stream.sendall(framed(Bring("a/file", 1000)) + b"half of it")
+    entered = shake_hands(post.door(), errand=ERRAND)
+    entered.stream.sendall(encode_frame(UploadFile("a/file", 1000)) + b"half of it")
     assert member.echo_s() < PATIENCE_S
     entered.stream.close()
     member.client.close()

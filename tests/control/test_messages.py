@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle.control.decide.messages import Ballot, Message, ProtocolError, Standing, Stop, Stopped, Welcome, dumps, loads
+from recycle.control.decide.messages import (
+    Ballot,
+    ControlMessage,
+    EpochStopped,
+    ProgressReport,
+    ProtocolError,
+    StopEpoch,
+    Welcome,
+    dumps,
+    loads,
+)
 
 texts = st.text(max_size=20)
 numbers = st.integers(-(2**63), 2**63)
@@ -22,18 +32,18 @@ OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     int: numbers,
     float: floats,
     Ballot | None: st.none() | ballots,
-    Standing | None: st.none() | st.builds(Standing, numbers, st.none() | ballots, st.none() | ballots),
+    ProgressReport | None: st.none() | st.builds(ProgressReport, numbers, st.none() | ballots, st.none() | ballots),
     dict[str, Any]: bodies,
     dict[str, int]: st.dictionaries(texts, numbers, max_size=3),
     dict[str, str]: st.dictionaries(texts, texts, max_size=3),
 }
 
 
-def any_of(kind: type[Message]) -> st.SearchStrategy[Message]:
+def any_of(kind: type[ControlMessage]) -> st.SearchStrategy[ControlMessage]:
     return st.builds(kind, **{each.name: OF_TYPE[each.type] for each in fields(kind)})
 
 
-messages = st.sampled_from(get_args(Message)).flatmap(any_of)
+messages = st.sampled_from(get_args(ControlMessage)).flatmap(any_of)
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
@@ -43,15 +53,15 @@ anything = st.recursive(
 
 @settings(deadline=None)
 @given(messages)
-def test_every_message_comes_back_as_it_was_said(message: Message) -> None:
+def test_every_message_comes_back_as_it_was_said(message: ControlMessage) -> None:
     assert loads(dumps(message)) == message
 
 
 def test_what_is_no_number_and_what_is_infinite_survives_the_way() -> None:
     own = Ballot(3, (math.nan, math.inf, -math.inf, -0.0))
-    back = loads(dumps(Stopped(7, Standing(4, own, None))))
-    assert isinstance(back, Stopped)
-    assert repr(back.standing) == repr(Standing(4, own, None))
+    back = loads(dumps(EpochStopped(7, ProgressReport(4, own, None))))
+    assert isinstance(back, EpochStopped)
+    assert repr(back.standing) == repr(ProgressReport(4, own, None))
 
 
 def test_a_whole_number_does_for_a_time() -> None:
@@ -61,7 +71,7 @@ def test_a_whole_number_does_for_a_time() -> None:
 
 
 def test_what_a_later_release_says_besides_is_left_out() -> None:
-    assert loads(b'{"type": "stop", "epoch": 3, "mood": "good"}') == Stop(3)
+    assert loads(b'{"type": "stop", "epoch": 3, "mood": "good"}') == StopEpoch(3)
 
 
 @settings(deadline=None)
@@ -73,7 +83,9 @@ def test_bytes_that_are_no_message_are_refused(body: bytes) -> None:
 
 @settings(deadline=None)
 @given(messages, st.data())
-def test_a_field_is_of_the_type_that_its_name_promises_or_the_message_is_refused(message: Message, data: st.DataObject) -> None:
+def test_a_field_is_of_the_type_that_its_name_promises_or_the_message_is_refused(
+    message: ControlMessage, data: st.DataObject
+) -> None:
     told = json.loads(dumps(message))
     changed = data.draw(st.sampled_from(fields(message)))
     told[changed.name] = data.draw(anything)
@@ -137,7 +149,7 @@ def test_a_refusal_of_a_long_message_is_short() -> None:
 
 
 def test_a_worker_holds_all_of_an_iteration_when_it_has_its_gradient() -> None:
-    standing = Standing(7)
+    standing = ProgressReport(7)
     assert standing.num_reduced == 7
     assert replace(standing, own=Ballot(7, ())).num_reduced == 8
     assert replace(standing, num_steps=8, own=Ballot(7, ())).num_reduced == 8

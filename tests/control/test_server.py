@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from recycle.control.decide.messages import End, Renew, Share, Welcome
+from recycle.control.decide.messages import JobEnded, RenewLease, StoreEntry, Welcome
 from recycle.control.net.wire import MOST_BYTES
 from tests.control.port import LEASE_S, PATIENCE_S, Guest, Post
 
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def test_a_member_may_say_much_more_than_a_stranger(post: Post, member: Guest) -> None:
-    much = Share(1, "key", "x" * 3_000_000)
+    much = StoreEntry(1, "key", "x" * 3_000_000)
     assert member.client.send(much)
-    assert member.next(Share) == much
+    assert member.next(StoreEntry) == much
 
 
 def test_a_member_that_says_too_much_is_lost_and_nobody_else(post: Post, member: Guest) -> None:
@@ -40,10 +40,10 @@ def test_a_member_that_does_not_listen_holds_up_nobody(post: Post, member: Guest
     assert isinstance(worker.next(), Welcome)
     (caller,) = [caller for caller, number in post.porter.numbers.items() if number == 2]
     for _ in range(20):
-        post.server.call(lambda: post.server.send(caller, Share(1, "key", "x" * 1_000_000)))
+        post.server.call(lambda: post.server.send(caller, StoreEntry(1, "key", "x" * 1_000_000)))
     assert max(member.echo_s() for _ in range(20)) < LEASE_S / 2
     for _ in range(20):
-        assert isinstance(worker.next(), Share)  # all of it comes when it listens again
+        assert isinstance(worker.next(), StoreEntry)  # all of it comes when it listens again
     worker.stream.close()
     post.porter.wait_for(lambda: post.porter.num_lost == 1)
     post.porter.num_lost = 0
@@ -96,11 +96,11 @@ def test_what_was_said_last_is_heard_although_the_server_ends_and_the_worker_tal
     is_closed, has_pulsed = threading.Event(), threading.Event()
     end = threading.Event()
 
-    def pulse() -> Renew:
+    def pulse() -> RenewLease:
         if end.is_set():
             has_pulsed.set()
             assert is_closed.wait(PATIENCE_S)  # it says something into a connection that the other side has closed
-        return Renew()
+        return RenewLease()
 
     other = Post()
     guest = Guest(other.door(), "W0_0", pulse)
@@ -109,15 +109,15 @@ def test_what_was_said_last_is_heard_although_the_server_ends_and_the_worker_tal
     assert has_pulsed.wait(PATIENCE_S)
 
     def say_last_words() -> None:
-        other.server.send(1, End("the job is done"))
+        other.server.send(1, JobEnded("the job is done"))
         other.server.stop()
 
     for number in range(50):  # some of them are not read any more
-        guest.client.send(Renew(number))
+        guest.client.send(RenewLease(number))
     other.server.call(say_last_words)
     other._thread.join(PATIENCE_S)
     is_closed.set()
-    assert guest.next(End) == End("the job is done")
+    assert guest.next(JobEnded) == JobEnded("the job is done")
     guest.client.close()
 
 
@@ -128,13 +128,13 @@ def test_all_that_was_said_is_sent_before_the_server_ends(post: Post) -> None:
     assert isinstance(worker.next(), Welcome)
 
     def say_much() -> None:
-        other.server.send(1, Share(1, "key", "x" * 5_000_000))
-        other.server.send(1, End("the job is done"))
+        other.server.send(1, StoreEntry(1, "key", "x" * 5_000_000))
+        other.server.send(1, JobEnded("the job is done"))
         other.server.stop()
 
     other.server.call(say_much)
-    assert isinstance(worker.next(), Share)
-    assert worker.next() == End("the job is done")
+    assert isinstance(worker.next(), StoreEntry)
+    assert worker.next() == JobEnded("the job is done")
     assert worker.next() is None
     worker.stream.close()
     other.close()

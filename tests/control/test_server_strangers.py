@@ -10,11 +10,11 @@ from queue import SimpleQueue
 
 import pytest
 
-from recycle.control.decide.messages import Challenge, Stop, Tell, Welcome
+from recycle.control.decide.messages import Challenge, Report, StopEpoch, Welcome
 from recycle.control.net import handshake as knock
 from recycle.control.net import server
-from recycle.control.net.handshake import TurnedAway
-from recycle.control.net.wire import framed
+from recycle.control.net.handshake import JoinRefused
+from recycle.control.net.wire import encode_frame
 from recycle.core.release import RELEASE
 from tests.control.port import LEASE_S, PATIENCE_S, Guest, Post, Stranger
 
@@ -71,7 +71,7 @@ def a_number_that_is_too_large(stranger: Stranger) -> None:
 
 
 def another_first_word(stranger: Stranger) -> None:
-    stranger.stream.sendall(framed(Stop(1)))
+    stranger.stream.sendall(encode_frame(StopEpoch(1)))
 
 
 REFUSED = {
@@ -124,7 +124,7 @@ def test_the_challenge_is_another_one_for_everybody(post: Post) -> None:
 
 def test_nobody_is_heard_before_it_is_let_in(post: Post, member: Guest) -> None:
     stranger = post.stranger()
-    stranger.stream.sendall(framed(Tell(1, {})))
+    stranger.stream.sendall(encode_frame(Report(1, {})))
     stranger.refusal()
     assert post.porter.told() == []
 
@@ -202,7 +202,7 @@ def test_two_workers_that_claim_one_place_at_once_are_one_too_many(post: Post) -
         guest = Guest(post.door(), "W1_1")
         try:
             guest.client.join(PATIENCE_S)
-        except TurnedAway as problem:
+        except JoinRefused as problem:
             outcomes.put(str(problem))
         else:
             outcomes.put(guest)
@@ -219,5 +219,5 @@ def test_two_workers_that_claim_one_place_at_once_are_one_too_many(post: Post) -
 
 def test_a_worker_of_another_release_is_turned_away_with_both_releases(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(knock, "RELEASE", "9.9")
-    with pytest.raises(TurnedAway, match=rf"the worker is of release 9\.9, but the job runs {RELEASE}"):
+    with pytest.raises(JoinRefused, match=rf"the worker is of release 9\.9, but the job runs {RELEASE}"):
         Guest(post.door()).client.join(PATIENCE_S)

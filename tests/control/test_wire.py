@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle.control.decide.messages import Message, ProtocolError, Renew, Share, Stop, Tell
+from recycle.control.decide.messages import ControlMessage, ProtocolError, RenewLease, Report, StopEpoch, StoreEntry
 from recycle.control.net import wire
-from recycle.control.net.wire import MOST_BYTES_OF_STRANGERS, Inbox, framed, is_proof, new_nonce, new_token, proof
+from recycle.control.net.wire import MOST_BYTES_OF_STRANGERS, FrameReader, encode_frame, is_proof, new_nonce, new_token, proof
 
-SAID: list[Message] = [Renew(1, 2), Share(3, "key", "ü" * 300), Stop(4), Tell(5, {"a": [1, None]})]
+SAID: list[ControlMessage] = [RenewLease(1, 2), StoreEntry(3, "key", "ü" * 300), StopEpoch(4), Report(5, {"a": [1, None]})]
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 200)))
 def test_messages_come_out_whole_and_in_order_however_the_bytes_are_cut(sizes: list[int]) -> None:
-    inbox, stream, got = Inbox(1 << 16), b"".join(map(framed, SAID)), []
+    inbox, stream, got = FrameReader(1 << 16), b"".join(map(encode_frame, SAID)), []
     for size in [*sizes, len(stream)]:
         got += inbox.take(stream[:size])
         stream = stream[size:]
@@ -25,31 +25,31 @@ def test_messages_come_out_whole_and_in_order_however_the_bytes_are_cut(sizes: l
 
 def test_a_message_that_is_too_long_is_refused_by_its_length_alone() -> None:
     with pytest.raises(ProtocolError, match="a message of 4097 bytes, where 4096 are the most"):
-        list(Inbox(MOST_BYTES_OF_STRANGERS).take(struct.pack(">I", MOST_BYTES_OF_STRANGERS + 1)))
+        list(FrameReader(MOST_BYTES_OF_STRANGERS).take(struct.pack(">I", MOST_BYTES_OF_STRANGERS + 1)))
 
 
 def test_a_message_of_the_longest_kind_is_read() -> None:
-    longest = framed(Share(1, "", ""))
-    assert list(Inbox(len(longest) - 4).take(longest)) == [Share(1, "", "")]
+    longest = encode_frame(StoreEntry(1, "", ""))
+    assert list(FrameReader(len(longest) - 4).take(longest)) == [StoreEntry(1, "", "")]
 
 
 def test_whoever_is_let_in_may_say_more_at_once() -> None:
-    inbox = Inbox(100)
-    stream = inbox.take(framed(Stop(1)) + framed(Share(1, "key", "x" * 1000)))
-    assert next(stream) == Stop(1)
+    inbox = FrameReader(100)
+    stream = inbox.take(encode_frame(StopEpoch(1)) + encode_frame(StoreEntry(1, "key", "x" * 1000)))
+    assert next(stream) == StopEpoch(1)
     inbox.most_bytes = 10_000
-    assert next(stream) == Share(1, "key", "x" * 1000)
+    assert next(stream) == StoreEntry(1, "key", "x" * 1000)
 
 
 def test_nobody_sends_what_nobody_would_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MOST_BYTES", 100)
     with pytest.raises(AssertionError, match="nobody would read"):
-        framed(Share(1, "key", "x" * 100))
+        encode_frame(StoreEntry(1, "key", "x" * 100))
 
 
 def test_what_comes_before_garbage_is_still_heard() -> None:
-    stream = Inbox(1000).take(framed(Stop(1)) + struct.pack(">I", 2) + b"{]")
-    assert next(stream) == Stop(1)
+    stream = FrameReader(1000).take(encode_frame(StopEpoch(1)) + struct.pack(">I", 2) + b"{]")
+    assert next(stream) == StopEpoch(1)
     with pytest.raises(ProtocolError):
         next(stream)
 

@@ -22,7 +22,7 @@ from recycle.core import errors
 from recycle.core.cluster import Shape
 from recycle.core.events.record import Saved, Stepped, read_record
 from recycle.models.text import Text
-from recycle.runtime.compute.microbatches import Batches
+from recycle.runtime.compute.microbatches import MicroBatches
 from recycle.runtime.compute.split_backward import Tape, defer_weights
 from recycle.runtime.compute.tied_parameters import find_ties
 
@@ -126,7 +126,7 @@ def test_the_gradients_of_a_hugging_face_blocks_weights_wait_on_the_tape(name, k
 
 def trained_plainly(model, steps):
     """Train the model as a whole in this process on the same samples, and return its losses."""
-    batches = Batches(Text(hugging_face.CONTEXT), Shape(2, 3, 4), 4, seed=0)
+    batches = MicroBatches(Text(hugging_face.CONTEXT), Shape(2, 3, 4), 4, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []
     for step in range(steps):

@@ -69,7 +69,7 @@ def test_no_method_refutes_what_another_proves(problem: Problem) -> None:
 @QUICK
 @given(problem=problems())
 def test_the_bound_is_not_above_an_optimum_that_was_proven_without_it(problem: Problem) -> None:
-    exact = cpsat.solve(problem, 2.0, None, 0)
+    exact = cpsat.solve_cpsat(problem, 2.0, None, 0)
     assert exact.schedule is not None
     optimum = exact.schedule.period_us(problem)
     event(f"proven: {optimum == exact.bound_us}")

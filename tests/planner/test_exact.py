@@ -92,19 +92,19 @@ def test_cpsat_proves_the_optima_of_the_worked_example(
     techniques: Techniques, memory: Memory, failed: tuple[Worker, ...], period_us: int
 ) -> None:
     problem = worked_example(techniques, memory, failed)
-    assert proven_us(problem, cpsat.solve(problem, 60.0, None, 0)) == period_us
+    assert proven_us(problem, cpsat.solve_cpsat(problem, 60.0, None, 0)) == period_us
 
 
 def test_milp_proves_that_the_fault_free_worked_example_takes_27_slots() -> None:
     problem = worked_example(Techniques(False, False, False), ONE_F_ONE_B, ())
-    assert proven_us(problem, milp.solve(problem, 30.0, None, 0)) == 27
+    assert proven_us(problem, milp.solve_milp(problem, 30.0, None, 0)) == 27
 
 
 @QUICK
 @given(small_problems())
 def test_two_solvers_prove_the_same_optimum(problem: Problem) -> None:
-    by_cpsat = proven_us(problem, cpsat.solve(problem, 5.0, None, 0))
-    by_milp = proven_us(problem, milp.solve(problem, 1.0, None, 0))
+    by_cpsat = proven_us(problem, cpsat.solve_cpsat(problem, 5.0, None, 0))
+    by_milp = proven_us(problem, milp.solve_milp(problem, 1.0, None, 0))
     event(f"milp proves: {by_milp is not None}")
     assert by_cpsat is not None
     assert by_milp in (None, by_cpsat)
@@ -116,14 +116,14 @@ def test_no_schedule_is_better_than_a_proven_one(problem: Problem) -> None:
     best = best_period_us(problem, limit=2_000)
     event(f"tried everything: {best is not None}")
     if best is not None:
-        assert proven_us(problem, cpsat.solve(problem, 5.0, None, 0)) == best
-        assert proven_us(problem, milp.solve(problem, 5.0, None, 0)) in (None, best)
+        assert proven_us(problem, cpsat.solve_cpsat(problem, 5.0, None, 0)) == best
+        assert proven_us(problem, milp.solve_milp(problem, 5.0, None, 0)) in (None, best)
 
 
 @QUICK
 @given(small_problems(), st.randoms(use_true_random=False))
 def test_a_hint_and_its_relabelled_form_are_the_same_schedule(problem: Problem, random: Random) -> None:
-    schedule = cpsat.solve(problem, 5.0, None, 0).schedule
+    schedule = cpsat.solve_cpsat(problem, 5.0, None, 0).schedule
     assert schedule is not None
     shuffled = shuffle_chains(problem, schedule, random)
     relabelled = canonical(problem, shuffled)
@@ -147,7 +147,7 @@ def test_the_serial_schedule_is_legal(problem: Problem) -> None:
     assert check(plan_of(problem, serial(problem))) == []
 
 
-@pytest.mark.parametrize("solve", [cpsat.solve, milp.solve])
+@pytest.mark.parametrize("solve", [cpsat.solve_cpsat, milp.solve_milp])
 def test_a_hint_that_meets_the_bound_is_the_answer(solve: Solve) -> None:
     problem = worked_example(Techniques(), Memory.unlimited())
     hint = serial(problem)
@@ -156,15 +156,15 @@ def test_a_hint_that_meets_the_bound_is_the_answer(solve: Solve) -> None:
     assert proven_us(problem, exact) == hint.period_us(problem)
 
 
-@pytest.mark.parametrize("solve", [cpsat.solve, milp.solve])
+@pytest.mark.parametrize("solve", [cpsat.solve_cpsat, milp.solve_milp])
 def test_an_optimal_hint_is_proven_without_a_bound(solve: Solve) -> None:
     problem = Problem(Cluster.of(Shape(2, 2, 2), [Worker(0, 1)]), Profile.uniform(2, 1, 1, 1))
-    hint = cpsat.solve(problem, 10.0, None, 0).schedule
+    hint = cpsat.solve_cpsat(problem, 10.0, None, 0).schedule
     assert hint is not None
     assert proven_us(problem, solve(problem, 30.0, hint, 0)) == hint.period_us(problem)
 
 
-@pytest.mark.parametrize("solve", [cpsat.solve, milp.solve])
+@pytest.mark.parametrize("solve", [cpsat.solve_cpsat, milp.solve_milp])
 def test_a_hint_that_moves_a_live_workers_chain_is_legal_but_only_a_limit(solve: Solve) -> None:
     problem = Problem(Cluster(Shape(2, 1, 1)), Profile.uniform(1, 1, 1, 1))
     hint = serial(problem)
@@ -173,7 +173,7 @@ def test_a_hint_that_moves_a_live_workers_chain_is_legal_but_only_a_limit(solve:
     assert proven_us(problem, solve(problem, 10.0, hint, 0)) == 3
 
 
-@pytest.mark.parametrize(("solve", "num_microbatches"), [(cpsat.solve, 5_000), (milp.solve, 24)])
+@pytest.mark.parametrize(("solve", "num_microbatches"), [(cpsat.solve_cpsat, 5_000), (milp.solve_milp, 24)])
 def test_what_is_too_large_is_refused_at_once(solve: Solve, num_microbatches: int) -> None:
     problem = Problem(Cluster(Shape(2, 4, num_microbatches)), Profile.uniform(4, 1, 1, 1))
     began = time.monotonic()
@@ -181,7 +181,7 @@ def test_what_is_too_large_is_refused_at_once(solve: Solve, num_microbatches: in
     assert time.monotonic() - began < 5.0
 
 
-@pytest.mark.parametrize("solve", [cpsat.solve, milp.solve])
+@pytest.mark.parametrize("solve", [cpsat.solve_cpsat, milp.solve_milp])
 def test_the_time_limit_is_kept(solve: Solve) -> None:
     costs = [StageProfile(3 + s, 5 + s, 2 + s, 7 + 2 * s) for s in range(4)]
     failed = [Worker(0, 1), Worker(2, 3)]
@@ -195,7 +195,7 @@ def test_the_time_limit_is_kept(solve: Solve) -> None:
 def test_a_search_that_finds_nothing_better_returns_no_worse_than_its_hint() -> None:
     problem = Problem(Cluster.of(Shape(4, 4, 8), [Worker(1, 2)]), Profile.uniform(4, 3, 4, 2))
     hint = serial(problem)
-    exact = cpsat.solve(problem, 3.0, hint, 0)
+    exact = cpsat.solve_cpsat(problem, 3.0, hint, 0)
     assert exact.schedule is not None
     assert exact.schedule.period_us(problem) <= hint.period_us(problem)
     proven_us(problem, exact)

@@ -17,7 +17,7 @@ from recycle.planner.failure_normalization import (
     Distribution,
     best_distribution,
     distributions,
-    judge,
+    judge_move,
     map_failures,
     most_failures,
     move_time_us,
@@ -199,20 +199,20 @@ def test_a_plan_for_another_number_of_failures_is_refused() -> None:
 
 
 def test_moving_pays_if_it_saves_more_than_it_takes() -> None:
-    verdict = judge(as_is_us=30_000, normalized_us=27_000, move_us=2_000_000, num_iterations=1_000)
+    verdict = judge_move(as_is_us=30_000, normalized_us=27_000, move_us=2_000_000, num_iterations=1_000)
     assert verdict.moves
     assert verdict.reason == "moving takes 2.000 s and saves 3.000 s over 1000 iterations"
 
 
 def test_moving_does_not_pay_if_the_next_failure_comes_too_soon() -> None:
-    verdict = judge(as_is_us=30_000, normalized_us=27_000, move_us=2_000_000, num_iterations=100)
+    verdict = judge_move(as_is_us=30_000, normalized_us=27_000, move_us=2_000_000, num_iterations=100)
     assert not verdict.moves
     assert verdict.reason == "moving takes 2.000 s, but saves only 300.00 ms over 100 iterations"
-    assert not judge(30_000, 27_000, move_us=3_000_000, num_iterations=1_000).moves
+    assert not judge_move(30_000, 27_000, move_us=3_000_000, num_iterations=1_000).moves
 
 
 def test_moving_never_pays_if_the_failures_as_they_are_cost_no_more() -> None:
-    verdict = judge(as_is_us=27_000, normalized_us=27_000, move_us=0, num_iterations=10**9)
+    verdict = judge_move(as_is_us=27_000, normalized_us=27_000, move_us=0, num_iterations=10**9)
     assert not verdict.moves
     assert verdict.reason == "the failures as they are cost no more than the normalised ones: 27.00 ms an iteration"
 

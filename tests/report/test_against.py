@@ -9,20 +9,20 @@ from recycle.core.events.record import Event, OpRan, Recovered, Spell, Stepped
 from recycle.evaluate.against_simulation.epoch_comparison import (
     Comparison,
     Epoch,
-    Pace,
-    Pause,
+    EpochPace,
+    RecoveryPause,
     Stretch,
     late_recoveries,
     split_epochs,
 )
-from recycle.report.record.run_columns import read_run
+from recycle.report.record.run_columns import read_run_record
 from tests.recovery_records import EPOCHS, START_US, degraded_plan, played, recovery_record, whole_plan
 
 SHAPE = whole_plan().problem.shape
 
 
 def epochs_of(events: list[Event]) -> list[Epoch]:
-    return split_epochs(read_run(events), SHAPE)
+    return split_epochs(read_run_record(events), SHAPE)
 
 
 def test_an_epoch_holds_the_steps_between_two_recoveries() -> None:
@@ -34,7 +34,7 @@ def test_an_epoch_holds_the_steps_between_two_recoveries() -> None:
 
 def test_steps_take_the_time_since_the_one_before_and_the_first_since_training_went_on() -> None:
     first, second, third = epochs_of(recovery_record())
-    assert (first.begin_us, second.begin_us) == (START_US, late_recoveries(read_run(recovery_record()))[0].end_us)
+    assert (first.begin_us, second.begin_us) == (START_US, late_recoveries(read_run_record(recovery_record()))[0].end_us)
     assert first.times_us == third.times_us == [whole_plan().period_us] * 5
     assert second.times_us == [degraded_plan().period_us] * 4
 
@@ -111,7 +111,7 @@ def test_an_epoch_without_a_whole_iteration_is_left_out() -> None:
     ran, _, end_us = played(whole_plan(), 0, 3, 0)
     lost = [Recovered(end_us + 10 * n, end_us + 10 * n + 5, n, ("W1_1",), False, "dead", 3, regroup_us=5) for n in (1, 2)]
     begun = OpRan(3, "W0_0", "0F0@0", end_us + 16, end_us + 17)
-    known = read_run([*ran, *lost, begun])
+    known = read_run_record([*ran, *lost, begun])
     assert [epoch.iterations for epoch in split_epochs(known, SHAPE)] == [(0, 1, 2)]
     assert late_recoveries(known) == lost
     assert epochs_of([begun, Stepped(3, end_us + 17, 1.0, 1.0, 1.0)]) == []
@@ -125,17 +125,19 @@ def recovered(**others: object) -> Recovered:
 
 COMPARED = Comparison(
     (
-        Stretch(1, 4, (), True, Pace.of([110_000, 100_000, 100_000, 100_000]), Pace.of([300_000, 120_000, 130_000, 110_000])),
-        Stretch(5, 5, (Worker(1, 1),), False, Pace.of([150_000]), Pace.of([180_000])),
+        Stretch(
+            1, 4, (), True, EpochPace.of([110_000, 100_000, 100_000, 100_000]), EpochPace.of([300_000, 120_000, 130_000, 110_000])
+        ),
+        Stretch(5, 5, (Worker(1, 1),), False, EpochPace.of([150_000]), EpochPace.of([180_000])),
     ),
-    (Pause(recovered(), {"detect": 1_000_000, "abort": 0, "plan": 0, "regroup": 200_000}),),
+    (RecoveryPause(recovered(), {"detect": 1_000_000, "abort": 0, "plan": 0, "regroup": 200_000}),),
     redo_us=50_000,
 )
 
 
 def test_the_first_step_is_told_by_itself() -> None:
-    assert Pace.of([300, 120, 130, 110]) == Pace(300, 120, 660)
-    assert Pace.of([300]) == Pace(300, None, 300)
+    assert EpochPace.of([300, 120, 130, 110]) == EpochPace(300, 120, 660)
+    assert EpochPace.of([300]) == EpochPace(300, None, 300)
     assert [one.ratio for one in COMPARED.stretches] == [1.2, 1.2]
 
 
@@ -147,14 +149,14 @@ def test_what_is_done_again_counts_on_both_sides_and_in_no_pause() -> None:
 
 
 def test_the_measured_parts_are_medians_over_those_who_left() -> None:
-    left = [Pause(recovered(detect_us=time_us)) for time_us in (10, 50, 20)]
-    assert Comparison((), (*left, Pause(recovered(joins=True, detect_us=0)))).measured_parts_us == {
+    left = [RecoveryPause(recovered(detect_us=time_us)) for time_us in (10, 50, 20)]
+    assert Comparison((), (*left, RecoveryPause(recovered(joins=True, detect_us=0)))).measured_parts_us == {
         "detect": 20,
         "abort": 30_000,
         "plan": 0,
         "regroup": 70_000,
     }
-    assert Comparison((), (Pause(recovered(joins=True)),)).measured_parts_us == {}
+    assert Comparison((), (RecoveryPause(recovered(joins=True)),)).measured_parts_us == {}
 
 
 def test_the_facts_say_all_of_it() -> None:
@@ -206,7 +208,7 @@ def test_people_read_the_same_in_tables() -> None:
 
 
 def test_many_recoveries_are_cut_short_and_what_was_not_predicted_has_no_ratio() -> None:
-    lines = Comparison(COMPARED.stretches, (Pause(recovered()),) * 30).lines()
+    lines = Comparison(COMPARED.stretches, (RecoveryPause(recovered()),) * 30).lines()
     assert sum("W1_1 left" in line for line in lines) == 24
     assert "           and 6 more; --json lists all" in lines
     assert "           W1_1 left     5       0 ms    120 ms      -" in lines

@@ -25,7 +25,7 @@ from recycle.report.record.recoveries import (
     recovery_lines,
     who,
 )
-from recycle.report.record.run_columns import read_run
+from recycle.report.record.run_columns import read_run_record
 from recycle.report.record.run_summary import Summary
 from recycle.report.timeline.plan_timeline import plan_timeline
 from recycle.report.timeline.run_timeline import run_timeline
@@ -35,7 +35,7 @@ MOVING = replace(LEFT, moves=("W0_1>W1_2",))
 
 
 def summary(plan: Plan, events: Iterable[Event] | None = None) -> Summary:
-    return Summary(read_run(recovery_record() if events is None else events), plan)
+    return Summary(read_run_record(recovery_record() if events is None else events), plan)
 
 
 def test_a_recovery_is_told_with_all_its_parts() -> None:
@@ -200,7 +200,7 @@ def test_of_many_recoveries_the_page_shows_the_longest() -> None:
 
 
 def trace(plan: Plan) -> list[dict[str, Any]]:
-    run = read_run(recovery_record())
+    run = read_run_record(recovery_record())
     made = json.loads(draw_run_trace(plan.problem, run.ops.events(range(14)), run.recoveries))["traceEvents"]
     assert isinstance(made, list)
     return made
@@ -216,13 +216,13 @@ def test_a_trace_has_a_track_of_recoveries_part_by_part() -> None:
         ("transfer", 15_000),
     ]
     assert slices[0]["args"]["who"] == "W1_1 left"
-    left, joined = read_run(recovery_record()).recoveries
+    left, joined = read_run_record(recovery_record()).recoveries
     assert slices[2]["ts"] + slices[2]["dur"] == left.end_us
     assert slices[4]["ts"] + slices[4]["dur"] == joined.end_us
 
 
 def test_in_a_trace_a_worker_is_dead_from_its_death_until_it_joins() -> None:
-    left, joined = read_run(recovery_record()).recoveries
+    left, joined = read_run_record(recovery_record()).recoveries
     (dead,) = [event for event in trace(whole_plan()) if event.get("cat") == "dead"]
     assert (dead["ts"], dead["ts"] + dead["dur"]) == (left.at_us, joined.end_us)
     in_vain = [event for event in trace(whole_plan()) if event.get("cat") == "in vain"]
@@ -231,7 +231,7 @@ def test_in_a_trace_a_worker_is_dead_from_its_death_until_it_joins() -> None:
 
 def test_in_a_trace_somebody_who_moved_leaves_an_empty_seat() -> None:
     """W0_1 moves to the seat of W1_1, which died: nobody is dead there, but W0_1 is empty from then on."""
-    run = read_run(recovery_record())
+    run = read_run_record(recovery_record())
     moved = replace(run.recoveries[0], moves=("W0_1>W1_1",))
     made = json.loads(draw_run_trace(whole_plan().problem, run.ops.events(range(5)), [moved]))["traceEvents"]
     names = {event["tid"]: event["args"]["name"] for event in made if event["name"] == "thread_name"}

@@ -15,7 +15,7 @@ from recycle.core.events.record import Event, Held, OpRan, Spell, Stepped
 from recycle.core.plans.plan import Plan
 from recycle.report.export.perfetto import draw_run_trace
 from recycle.report.figures.run_page import draw_page, lay_out
-from recycle.report.record.run_columns import read_run
+from recycle.report.record.run_columns import read_run_record
 from recycle.report.record.run_summary import Summary
 from recycle.report.render.palette import PAINTS
 from recycle.report.render.svg import draw_svg
@@ -39,7 +39,7 @@ def timelines(known: Summary, iteration: int) -> tuple[Timeline, Timeline]:
 
 
 def page(plan: Plan, events: Iterable[Event]) -> bytes:
-    known = Summary(read_run(events), plan)
+    known = Summary(read_run_record(events), plan)
     return draw_page(known, *timelines(known, known.executed.middle))
 
 
@@ -89,7 +89,7 @@ def test_executed_and_planned_have_one_scale_at_the_speed_of_the_ops() -> None:
             OpRan(0, "W0_0", "0B0@0", 80, 120),
         )
     ]
-    known = Summary(read_run(ran), plan)
+    known = Summary(read_run_record(ran), plan)
     upper, lower = lay_out(*timelines(known, 1), known.executed.slowdown())
     assert upper.width_px == lower.width_px
     for went_us, planned_us in ((0, 0), (20, 10), (80, 40), (120, 60)):  # F and B of W0_0, from the start of either extent
@@ -100,7 +100,7 @@ def test_executed_and_planned_have_one_scale_at_the_speed_of_the_ops() -> None:
 def test_a_page_draws_plans_that_are_longer_than_the_run() -> None:
     """With jitter and eagerly, some iterations are shorter than the plan; neither picture may leave the page."""
     plan = rerouted()
-    known = Summary(read_run(training_record(plan, Training(12, jitter=0.3))), plan)
+    known = Summary(read_run_record(training_record(plan, Training(12, jitter=0.3))), plan)
     for iteration in known.executed.whole[1:-1]:
         for picture in lay_out(*timelines(known, iteration), known.executed.slowdown()):
             assert picture.x_px(picture.timeline.extent[1]) <= picture.left_px + picture.plot_px + 1
@@ -141,7 +141,7 @@ def test_of_many_workers_the_fullest_of_each_stage_has_its_bars() -> None:
 
 def test_ops_in_vain_are_in_no_gantt_chart() -> None:
     plan = rerouted()
-    known = Summary(read_run(training_record(plan, Training(5, jitter=0.0, taken_back=(1,)))), plan)
+    known = Summary(read_run_record(training_record(plan, Training(5, jitter=0.0, taken_back=(1,)))), plan)
     timeline, _ = timelines(known, 2)
     assert [str(block.op) for block in timeline.lane(Worker(0, 0)).blocks if block.op].count("0F0@0") == 1
     assert timeline.windows == known.executed.windows(2)

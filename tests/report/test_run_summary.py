@@ -10,7 +10,7 @@ from recycle.core.errors import ForeignPlan, UserError
 from recycle.core.events.record import Event, Held, OpRan, Saved, Spell, Started, Stepped, Warned
 from recycle.core.plans.plan import Plan
 from recycle.report.record.executed import Executed, bubble_share, planned_shares
-from recycle.report.record.run_columns import read_run
+from recycle.report.record.run_columns import read_run_record
 from recycle.report.record.run_summary import Summary, Times, fullest_by_stage, memory_ratio
 from recycle.report.timeline.run_timeline import run_timeline
 from recycle.sim.replay.replay import Conditions, replay
@@ -50,11 +50,11 @@ def late_run() -> list[OpRan]:
 
 
 def executed(plan: Plan, events: Iterable[Event]) -> Executed:
-    return Executed(plan, read_run(events).ops)
+    return Executed(plan, read_run_record(events).ops)
 
 
 def summary(plan: Plan, events: Iterable[Event]) -> Summary:
-    return Summary(read_run(events), plan)
+    return Summary(read_run_record(events), plan)
 
 
 def test_an_iteration_takes_the_time_between_the_ends_of_two() -> None:
@@ -224,7 +224,7 @@ def test_the_speed_is_the_median_of_all_iterations_but_the_first() -> None:
 
 
 def test_of_each_worker_the_most_is_kept_in_order() -> None:
-    assert read_run(STEPS).held == (Held("W0_0", 200, 80, 40), Held("W0_1", 300, 30, 40))
+    assert read_run_record(STEPS).held == (Held("W0_0", 200, 80, 40), Held("W0_1", 300, 30, 40))
     assert memory_ratio(Held("W0_0", 200, 80, 40)) == 2
     assert memory_ratio(Held("W0_0", 200, 80, 0)) is None
 
@@ -298,7 +298,7 @@ def test_ops_come_out_of_the_columns_as_they_went_in() -> None:
     plan = make_rerouted_plan(profile=costly_profile(2))
     record = training_record(plan, Training(4, taken_back=(1,)))
     known = [event for event in record if isinstance(event, OpRan)]
-    columns = read_run(record).ops
+    columns = read_run_record(record).ops
     assert len(columns) == len(known)
     assert columns.events(range(4)) == sorted(known, key=lambda op: op.start_us)
     chosen = columns.events([2], {Worker(1, 0)})

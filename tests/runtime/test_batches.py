@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
-from recycle.runtime.compute.microbatches import Batches, shuffled
+from recycle.runtime.compute.microbatches import MicroBatches, shuffled
 
 torch.set_num_threads(1)
 
@@ -70,7 +70,7 @@ def test_every_epoch_has_every_sample_once(num_pipelines, num_microbatches, micr
     shape = Shape(num_pipelines, 2, num_microbatches)
     per_step = num_pipelines * num_microbatches * microbatch
     size = per_step + more
-    samples = samples_of(Batches(numbered(size), shape, microbatch, seed), shape, range(2 * size // per_step + 2))
+    samples = samples_of(MicroBatches(numbered(size), shape, microbatch, seed), shape, range(2 * size // per_step + 2))
     epochs = [samples[start : start + size] for start in range(0, len(samples) - size + 1, size)]
     assert len(epochs) >= 2
     assert all(sorted(epoch) == list(range(size)) for epoch in epochs)
@@ -79,7 +79,7 @@ def test_every_epoch_has_every_sample_once(num_pipelines, num_microbatches, micr
 
 def test_a_micro_batch_is_a_stack_of_samples():
     dataset = TensorDataset(torch.arange(60.0).reshape(20, 3), torch.arange(20))
-    inputs, targets = Batches(dataset, Shape(2, 1, 2), 4, 0).get(0, 1, 1)
+    inputs, targets = MicroBatches(dataset, Shape(2, 1, 2), 4, 0).get(0, 1, 1)
     assert inputs.shape == (4, 3)
     assert inputs.dtype == torch.float32
     assert torch.equal(inputs[:, 0], 3.0 * targets)
@@ -89,13 +89,13 @@ def test_the_order_does_not_depend_on_how_samples_are_shared_out():
     """The same samples make up a step, in the same order, whether two pipelines load them or three."""
     orders = []
     for shape, microbatch in ((Shape(2, 1, 3), 2), (Shape(3, 4, 2), 2), (Shape(1, 2, 1), 12), (Shape(12, 1, 1), 1)):
-        orders.append(samples_of(Batches(numbered(30), shape, microbatch, 7), shape, range(6)))
+        orders.append(samples_of(MicroBatches(numbered(30), shape, microbatch, 7), shape, range(6)))
     assert all(order == orders[0] for order in orders)
 
 
 def test_any_worker_loads_the_same_micro_batch_in_any_order():
     shape = Shape(2, 2, 3)
-    one, other = Batches(numbered(50), shape, 2, 7), Batches(numbered(50), shape, 2, 7)
+    one, other = MicroBatches(numbered(50), shape, 2, 7), MicroBatches(numbered(50), shape, 2, 7)
     addresses = [(step, pipeline, index) for step in range(9) for pipeline in range(2) for index in range(3)]
     forwards = {address: one.get(*address) for address in addresses}
     backwards = {address: other.get(*address) for address in reversed(addresses)}
@@ -104,7 +104,7 @@ def test_any_worker_loads_the_same_micro_batch_in_any_order():
 
 def test_epochs_and_seeds_have_orders_of_their_own():
     shape = Shape(2, 1, 5)
-    runs = [samples_of(Batches(numbered(100), shape, 1, seed), shape, range(20)) for seed in (1, 2)]
+    runs = [samples_of(MicroBatches(numbered(100), shape, 1, seed), shape, range(20)) for seed in (1, 2)]
     orders = {tuple(run[start : start + 100]) for run in runs for start in (0, 100)}
     assert len(orders) == 4
     assert tuple(range(100)) not in orders
@@ -112,38 +112,38 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 
 def test_a_dataset_smaller_than_a_step_is_refused_with_both_numbers():
     shape = Shape(2, 3, 4)
-    assert len(samples_of(Batches(numbered(24), shape, 3, 0), shape, [0])) == 24
+    assert len(samples_of(MicroBatches(numbered(24), shape, 3, 0), shape, [0])) == 24
     with pytest.raises(UserError, match=r"one step needs 24 samples \(2 pipelines of 4 micro-batches of 3\), .* has 23:"):
-        Batches(numbered(23), shape, 3, 0)
+        MicroBatches(numbered(23), shape, 3, 0)
 
 
 @pytest.mark.parametrize("microbatch", [0, -1, 1.5, True])
 def test_micro_batches_that_are_no_count_are_refused(microbatch):
     with pytest.raises(UserError, match=f"a micro-batch has {microbatch!r} samples"):
-        Batches(numbered(10), Shape(1, 1, 1), microbatch, 0)
+        MicroBatches(numbered(10), Shape(1, 1, 1), microbatch, 0)
 
 
 @pytest.mark.parametrize("sample", [torch.zeros(2), (torch.zeros(2), 3), (torch.zeros(1),), {"x": torch.zeros(1)}])
 def test_samples_that_are_no_pairs_of_tensors_are_refused(sample):
     with pytest.raises(UserError, match=f"is a {type(sample).__name__}, but it must be a pair of tensors"):
-        Batches([sample] * 4, Shape(1, 1, 1), 2, 0).get(0, 0, 0)
+        MicroBatches([sample] * 4, Shape(1, 1, 1), 2, 0).get(0, 0, 0)
 
 
 def test_samples_of_different_shapes_are_refused():
     ragged = [(torch.zeros(length), torch.zeros(1)) for length in (1, 2, 3)]
     with pytest.raises(UserError, match=r"samples \d and \d of the dataset have the shapes \[\d\] and \[\d\]"):
-        Batches(ragged, Shape(1, 1, 1), 3, 0).get(0, 0, 0)
+        MicroBatches(ragged, Shape(1, 1, 1), 3, 0).get(0, 0, 0)
 
 
 @pytest.mark.parametrize("address", [(-1, 0, 0), (0, 2, 0), (0, 0, 3), (0, -1, 0)])
 def test_addresses_beside_the_shape_are_our_mistake(address):
     with pytest.raises(AssertionError):
-        Batches(numbered(10), Shape(2, 1, 3), 1, 0).get(*address)
+        MicroBatches(numbered(10), Shape(2, 1, 3), 1, 0).get(*address)
 
 
 def test_data_with_a_fingerprint_are_told_from_others_by_it():
     data = TensorDataset(torch.arange(8), torch.arange(8))
-    plain = repr(Batches(data, Shape(1, 1, 2), 2, seed=3))
+    plain = repr(MicroBatches(data, Shape(1, 1, 2), 2, seed=3))
     assert plain == "micro-batches of 2 out of 8 samples, seed 3"
     data.fingerprint = "a1b2"
-    assert repr(Batches(data, Shape(1, 1, 2), 2, seed=3)) == "micro-batches of 2 out of 8 samples (a1b2), seed 3"
+    assert repr(MicroBatches(data, Shape(1, 1, 2), 2, seed=3)) == "micro-batches of 2 out of 8 samples (a1b2), seed 3"

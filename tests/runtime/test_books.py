@@ -9,9 +9,9 @@ import recycle
 from recycle.core.cluster import Worker
 from recycle.core.events.record import OpRan, Recovered, Spell, Stepped, Warned, in_hindsight
 from recycle.report.record.metrics import measure
-from recycle.runtime.compute.optimizer_step import Verdict
-from recycle.runtime.coordinator.ledger.run_ledger import Books
-from recycle.runtime.coordinator.ledger.worker_reports import Applied, Undone
+from recycle.runtime.compute.optimizer_step import StepVerdict
+from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
+from recycle.runtime.coordinator.ledger.worker_reports import IterationApplied, StepUndone
 from recycle.runtime.execute.executor import Span
 
 pytestmark = pytest.mark.timeout(60)
@@ -27,7 +27,7 @@ def plan(fail=""):
 def open_books(**options):
     """Books of a run of four workers that began at 0, and what they write."""
     written = []
-    return Books(plan(), SAMPLES, (), written.append, begin_us=0, **options), written
+    return RunLedger(plan(), SAMPLES, (), written.append, begin_us=0, **options), written
 
 
 def applied(name, iteration, loss=1.0, later_us=0):
@@ -35,7 +35,9 @@ def applied(name, iteration, loss=1.0, later_us=0):
     worker = Worker.parse(name)
     losses = dict.fromkeys(range(4), loss) if worker.stage == 1 else {}
     start_us = 100 * (iteration + 1) + later_us
-    return Applied(worker, iteration, losses, [Span(f"{worker.stage}F0@0", start_us, start_us + 50)], Verdict(1.0, 1.0))
+    return IterationApplied(
+        worker, iteration, losses, [Span(f"{worker.stage}F0@0", start_us, start_us + 50)], StepVerdict(1.0, 1.0)
+    )
 
 
 def hear(books, names, iteration, loss=1.0):
@@ -50,7 +52,7 @@ def began(books, made, iteration, kept):
 def undo(books, name, iteration, *times_us):
     """A worker tells what it had run of an iteration when it was stopped."""
     worker = Worker.parse(name)
-    books.hear(Undone(worker, iteration, [Span(f"{worker.stage}F{n}@0", *times) for n, times in enumerate(times_us)]))
+    books.hear(StepUndone(worker, iteration, [Span(f"{worker.stage}F{n}@0", *times) for n, times in enumerate(times_us)]))
 
 
 def of(written, kind):
@@ -157,9 +159,9 @@ def test_steps_behind_a_checkpoint_that_all_load_are_done_again():
 
 def test_what_was_undone_is_written_down_as_in_vain():
     books, written = open_books()
-    books.hear(Undone(Worker.parse("W1_0"), 3, [Span("0F0@1", 10, 20), Span("0F1@1", 20, 30, True)]))
+    books.hear(StepUndone(Worker.parse("W1_0"), 3, [Span("0F0@1", 10, 20), Span("0F1@1", 20, 30, True)]))
     assert written == [OpRan(3, "W1_0", "0F0@1", 10, 20, True), OpRan(3, "W1_0", "0F1@1", 20, 30, True)]
-    assert not books.is_open(Undone(Worker.parse("W1_0"), 3, []))
+    assert not books.is_open(StepUndone(Worker.parse("W1_0"), 3, []))
 
 
 def test_a_recovery_leaves_no_gap_and_counts_for_no_iterations_time():

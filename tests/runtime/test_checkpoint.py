@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
 
 from recycle.core.errors import FileProblem, ForeignRun, NoCheckpoint
-from recycle.runtime.checkpoint import Checkpoints, latest, load_stage
+from recycle.runtime.checkpoint import CheckpointFolder, latest, load_stage
 from tests.runtime.saves import FINGERPRINT, held, report_of, save_all, small_stage
 
 pytestmark = pytest.mark.timeout(120)
@@ -92,7 +92,7 @@ def train(module, optimizer, steps, **where):
 
 def saved(folder, stages, num_steps=5):
     """The checkpoint of `stages`, found on disk."""
-    checkpoints = Checkpoints(folder, len(stages), 2, FINGERPRINT)
+    checkpoints = CheckpointFolder(folder, len(stages), 2, FINGERPRINT)
     for number, (module, optimizer) in enumerate(stages):
         decided = checkpoints.hear(report_of(folder, number, num_steps, module, optimizer))
     assert decided.num_steps == num_steps
@@ -343,7 +343,7 @@ TEARS = {
 
 @pytest.mark.parametrize("tear", TEARS)
 def test_a_torn_checkpoint_is_told_of_and_the_one_before_is_used(tmp_path, tear):
-    checkpoints = Checkpoints(tmp_path, 2, 3, FINGERPRINT)
+    checkpoints = CheckpointFolder(tmp_path, 2, 3, FINGERPRINT)
     for num_steps in (10, 20, 30):
         save_all(checkpoints, tmp_path, num_steps)
     do, sentence = TEARS[tear]
@@ -360,7 +360,7 @@ def test_a_torn_checkpoint_is_told_of_and_the_one_before_is_used(tmp_path, tear)
 
 
 def test_older_torn_checkpoints_are_nobodys_business(tmp_path):
-    checkpoints = Checkpoints(tmp_path, 2, 3, FINGERPRINT)
+    checkpoints = CheckpointFolder(tmp_path, 2, 3, FINGERPRINT)
     for num_steps in (10, 20):
         save_all(checkpoints, tmp_path, num_steps)
     cut(tmp_path / "step-00000010" / "stage-0.safetensors")
@@ -369,7 +369,7 @@ def test_older_torn_checkpoints_are_nobodys_business(tmp_path):
 
 
 def test_one_that_was_not_finished_is_told_of(tmp_path):
-    checkpoints = Checkpoints(tmp_path, 2, 3, FINGERPRINT)
+    checkpoints = CheckpointFolder(tmp_path, 2, 3, FINGERPRINT)
     save_all(checkpoints, tmp_path, 10)
     checkpoints.hear(report_of(tmp_path, 0, 20, *small_stage()))
     found, sentences = latest(tmp_path, FINGERPRINT)
@@ -387,7 +387,7 @@ def test_without_a_whole_checkpoint_there_is_nothing_to_resume(tmp_path):
 
 
 def test_the_order_is_that_of_numbers_also_where_they_need_more_digits(tmp_path):
-    checkpoints = Checkpoints(tmp_path, 1, 3, FINGERPRINT)
+    checkpoints = CheckpointFolder(tmp_path, 1, 3, FINGERPRINT)
     for num_steps in (100_000_000, 99_999_999):
         save_all(checkpoints, tmp_path, num_steps, num_stages=1)
     assert latest(tmp_path, FINGERPRINT)[0].num_steps == 100_000_000

@@ -7,7 +7,14 @@ import shutil
 import pytest
 
 from recycle.core.errors import FileProblem, UserError
-from recycle.runtime.checkpoint import Checkpoints, NotSaved, StageNotSaved, Whole, latest, load_stage
+from recycle.runtime.checkpoint import (
+    CheckpointComplete,
+    CheckpointFolder,
+    CheckpointIncomplete,
+    StageNotSaved,
+    latest,
+    load_stage,
+)
 from recycle.runtime.checkpoint import folder as checkpoint_folder
 from tests.runtime.saves import FINGERPRINT, held, names_in, report_of, save_all, small_stage
 
@@ -15,7 +22,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def make(folder, num_stages=2, keep=2):
-    return Checkpoints(folder, num_stages, keep, FINGERPRINT)
+    return CheckpointFolder(folder, num_stages, keep, FINGERPRINT)
 
 
 def reports(folder, num_steps, num_stages=2):
@@ -36,7 +43,7 @@ def test_a_checkpoint_is_whole_when_its_last_stage_is(tmp_path):
     whole = checkpoints.hear(second)
     assert names_in(tmp_path) == ["step-00000020"]
     assert names_in(folder) == ["manifest.json", "stage-0.safetensors", "stage-1.safetensors", "stage-2.safetensors"]
-    assert whole == Whole(20, folder, sum(path.stat().st_size for path in folder.iterdir()))
+    assert whole == CheckpointComplete(20, folder, sum(path.stat().st_size for path in folder.iterdir()))
 
 
 def test_stages_may_be_an_iteration_apart(tmp_path):
@@ -53,7 +60,7 @@ def test_stages_may_be_an_iteration_apart(tmp_path):
 def test_the_newest_ones_are_kept(tmp_path, keep, left):
     checkpoints = make(tmp_path, keep=keep)
     for num_steps in (10, 20, 30, 40):
-        assert isinstance(save_all(checkpoints, tmp_path, num_steps), Whole)
+        assert isinstance(save_all(checkpoints, tmp_path, num_steps), CheckpointComplete)
     assert names_in(tmp_path) == [f"step-{num_steps:08d}" for num_steps in left]
 
 
@@ -102,18 +109,18 @@ def test_a_stage_that_is_not_saved_takes_the_checkpoint_with_it_and_leaves_the_o
     save_all(checkpoints, tmp_path, 10, num_stages=3)
     first, _, third = reports(tmp_path, 20, num_stages=3)
     assert checkpoints.hear(first) is None
-    assert checkpoints.hear(StageNotSaved(20, 1, "the disk is full")) == NotSaved(20, "the disk is full")
+    assert checkpoints.hear(StageNotSaved(20, 1, "the disk is full")) == CheckpointIncomplete(20, "the disk is full")
     assert names_in(tmp_path) == ["step-00000010", "step-00000020.partial"]  # the third may still be writing there
     assert checkpoints.hear(third) is None
     assert names_in(tmp_path) == ["step-00000010"]
-    assert isinstance(save_all(checkpoints, tmp_path, 30, num_stages=3), Whole)
+    assert isinstance(save_all(checkpoints, tmp_path, 30, num_stages=3), CheckpointComplete)
     assert names_in(tmp_path) == ["step-00000030"]
 
 
 def test_one_checkpoint_is_given_up_once_however_many_stages_fail(tmp_path):
     checkpoints = make(tmp_path, num_stages=3)
     decided = [checkpoints.hear(StageNotSaved(20, stage, f"disk {stage} is full")) for stage in (2, 0, 1)]
-    assert decided == [NotSaved(20, "disk 2 is full"), None, None]
+    assert decided == [CheckpointIncomplete(20, "disk 2 is full"), None, None]
     assert names_in(tmp_path) == []
 
 
@@ -124,9 +131,9 @@ def test_a_manifest_that_cannot_be_written_counts_as_not_saved(tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_folder, failing, no_space)
         reason = f"cannot write {tmp_path / 'step-00000020'}: No space left on device"
-        assert save_all(checkpoints, tmp_path, 20) == NotSaved(20, reason)
+        assert save_all(checkpoints, tmp_path, 20) == CheckpointIncomplete(20, reason)
     assert names_in(tmp_path) == ["step-00000010"]
-    assert isinstance(save_all(checkpoints, tmp_path, 30), Whole)
+    assert isinstance(save_all(checkpoints, tmp_path, 30), CheckpointComplete)
 
 
 def test_a_folder_that_cannot_get_its_name_counts_as_not_saved(tmp_path, monkeypatch):
@@ -157,7 +164,7 @@ def test_old_checkpoints_that_cannot_be_removed_do_not_stop_new_ones(tmp_path, m
     checkpoints = make(tmp_path, keep=1)
     save_all(checkpoints, tmp_path, 10)
     monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)
-    assert isinstance(save_all(checkpoints, tmp_path, 20), Whole)
+    assert isinstance(save_all(checkpoints, tmp_path, 20), CheckpointComplete)
     assert names_in(tmp_path) == ["step-00000010.old.partial", "step-00000020"]
     monkeypatch.undo()
     make(tmp_path)
@@ -173,7 +180,7 @@ def test_a_file_system_that_cannot_sync_folders_still_gets_checkpoints(tmp_path,
         real(handle)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    assert isinstance(save_all(make(tmp_path), tmp_path, 10), Whole)
+    assert isinstance(save_all(make(tmp_path), tmp_path, 10), CheckpointComplete)
 
 
 # Workers that die.
@@ -185,7 +192,7 @@ def test_a_stage_whose_worker_died_while_it_saved_is_given_up_when_its_successor
     lost, _ = reports(tmp_path, 20)
     assert checkpoints.hear(lost) is None
     first, second = reports(tmp_path, 30)
-    assert checkpoints.hear(second) == NotSaved(20, "the worker that was to save stage 1 is gone")
+    assert checkpoints.hear(second) == CheckpointIncomplete(20, "the worker that was to save stage 1 is gone")
     assert names_in(tmp_path) == ["step-00000010", "step-00000030.partial"]
     assert checkpoints.hear(first).num_steps == 30
 
@@ -198,7 +205,7 @@ def test_of_two_things_that_one_report_decides_the_second_comes_with_the_next(tm
     assert checkpoints.hear(first) is None
     assert checkpoints.hear(second).num_steps == 30
     first, second = reports(tmp_path, 40)
-    assert checkpoints.hear(first) == NotSaved(20, "the worker that was to save stage 1 is gone")
+    assert checkpoints.hear(first) == CheckpointIncomplete(20, "the worker that was to save stage 1 is gone")
     assert checkpoints.hear(second).num_steps == 40
     assert names_in(tmp_path) == ["step-00000030", "step-00000040"]
 
@@ -209,7 +216,7 @@ def test_a_successor_may_save_the_same_step_and_litter_of_the_dead_is_swept(tmp_
     (tmp_path / "step-00000020.partial" / ".stage-1.safetensors.0123abcd.tmp").write_text("half of")
     again = report_of(tmp_path, 0, 20, *small_stage(77))
     assert [checkpoints.hear(report) for report in (first, again)] == [None, None]
-    assert isinstance(checkpoints.hear(second), Whole)
+    assert isinstance(checkpoints.hear(second), CheckpointComplete)
     assert names_in(tmp_path / "step-00000020") == ["manifest.json", "stage-0.safetensors", "stage-1.safetensors"]
     fresh = small_stage(5)
     load_stage(latest(tmp_path, FINGERPRINT)[0], 0, *fresh)

@@ -12,7 +12,15 @@ import threading
 import pytest
 import torch
 
-from recycle.runtime.checkpoint import Checkpoints, StageNotSaved, StageSaved, StageWriter, Whole, latest, load_stage
+from recycle.runtime.checkpoint import (
+    CheckpointComplete,
+    CheckpointFolder,
+    StageNotSaved,
+    StageSaved,
+    StageWriter,
+    latest,
+    load_stage,
+)
 from recycle.runtime.checkpoint import writer as checkpoint_writer
 from tests.processes import is_there, until
 from tests.runtime.saves import FINGERPRINT, held, names_in, report_of, save_all, small_stage
@@ -46,7 +54,7 @@ def test_a_report_says_what_lies_on_disk(tmp_path):
 
 
 def test_training_goes_on_while_the_state_of_then_is_written(tmp_path, gate):
-    checkpoints = Checkpoints(tmp_path, 1, 1, FINGERPRINT)
+    checkpoints = CheckpointFolder(tmp_path, 1, 1, FINGERPRINT)
     module, optimizer = small_stage(1)
     then = held(module, optimizer)
     heard = []
@@ -57,7 +65,7 @@ def test_training_goes_on_while_the_state_of_then_is_written(tmp_path, gate):
     assert heard == []
     gate.set()
     writer.wait()
-    assert isinstance(checkpoints.hear(heard[0]), Whole)
+    assert isinstance(checkpoints.hear(heard[0]), CheckpointComplete)
     fresh = small_stage(2)
     load_stage(latest(tmp_path, FINGERPRINT)[0], 0, *fresh)
     assert held(*fresh) == then
@@ -189,7 +197,7 @@ def test_a_mistake_of_ours_is_told_of_rather_than_waited_for(tmp_path, monkeypat
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
 def test_a_full_disk_is_told_of_and_the_old_checkpoint_stays(tmp_path, monkeypatch, failing):
-    checkpoints = Checkpoints(tmp_path, 2, 1, FINGERPRINT)
+    checkpoints = CheckpointFolder(tmp_path, 2, 1, FINGERPRINT)
     save_all(checkpoints, tmp_path, 10)
 
     def no_space(*_):
@@ -207,11 +215,11 @@ FULL = """
 import json, os, resource, sys
 from pathlib import Path
 import torch
-from recycle.runtime.checkpoint import Checkpoints, latest
+from recycle.runtime.checkpoint import CheckpointFolder, latest
 from tests.runtime.saves import FINGERPRINT, names_in, report_of, save_all, small_stage
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
-checkpoints = Checkpoints(folder, 2, 3, FINGERPRINT)
+checkpoints = CheckpointFolder(folder, 2, 3, FINGERPRINT)
 save_all(checkpoints, folder, 10)
 if how == "limit":
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -290,7 +298,7 @@ import os, shutil, signal, sys, threading
 from pathlib import Path
 import torch
 from recycle.runtime.checkpoint import folder as checkpoint_folder, tensor_file, writer as checkpoint_writer
-from recycle.runtime.checkpoint import Checkpoints
+from recycle.runtime.checkpoint import CheckpointFolder
 from tests.runtime.saves import FINGERPRINT, save_all
 
 def stop(*_, **__):
@@ -306,7 +314,7 @@ class StopsInTheMiddle:
             stop()
 
 def save(folder, point):
-    checkpoints = Checkpoints(folder, 2, 1, FINGERPRINT)
+    checkpoints = CheckpointFolder(folder, 2, 1, FINGERPRINT)
     save_all(checkpoints, folder, 10)
     match point:
         case "in the middle of a file":
@@ -375,10 +383,10 @@ def test_a_run_that_is_killed_while_it_saves_resumes_from_a_whole_checkpoint(tmp
     load_stage(found, 1, *fresh)
     assert held(*fresh) == held(*small_stage(100 * found.num_steps + 1))
     # The next run cleans up, and saves what this one could not.
-    checkpoints = Checkpoints(tmp_path, 2, 1, FINGERPRINT)
+    checkpoints = CheckpointFolder(tmp_path, 2, 1, FINGERPRINT)
     assert found.folder.name in names_in(tmp_path)
     assert not any(name.endswith(".partial") for name in names_in(tmp_path))
-    assert isinstance(save_all(checkpoints, tmp_path, 20), Whole)
+    assert isinstance(save_all(checkpoints, tmp_path, 20), CheckpointComplete)
     assert names_in(tmp_path) == ["step-00000020"]
     assert latest(tmp_path, FINGERPRINT)[0].num_steps == 20
 

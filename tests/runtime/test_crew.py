@@ -8,7 +8,7 @@ import pytest
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import WorkerFailed
-from recycle.profiling.worker_pool import crew_of
+from recycle.profiling.worker_pool import worker_pool
 from tests.processes import is_there
 
 pytestmark = pytest.mark.timeout(180)
@@ -42,7 +42,7 @@ def refuse(station):
 
 
 def test_all_answer_each_in_a_process_of_its_own_which_ends_with_the_crew():
-    with crew_of(WORKERS, Echo) as crew:
+    with worker_pool(WORKERS, Echo) as crew:
         first, second = crew.ask(("hello", None)), crew.ask(("meet", None))
         assert set(first) == set(second) == set(WORKERS)
         assert [first[worker][0] for worker in WORKERS] == [0, 1, 2]
@@ -57,7 +57,7 @@ def test_all_answer_each_in_a_process_of_its_own_which_ends_with_the_crew():
 
 def ask(question, pids, make=Echo):
     """Put the question to a crew that answered before, with these process ids."""
-    with crew_of(WORKERS, make) as crew:
+    with worker_pool(WORKERS, make) as crew:
         pids += [pid for _, pid, _, _ in crew.ask(("hello", None)).values()]
         crew.ask(question)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recycle.core.op import Kind
-from recycle.profiling.contention import Crowd, Timed, costs_and_levels
+from recycle.profiling.contention import Contenders, Timed, costs_and_levels
 
 pytestmark = pytest.mark.timeout(60)
 COSTS = {(0, Kind.F): 1000.0, (0, Kind.I): 2000.0, (1, Kind.F): 1500.0, (1, Kind.W): 700.0}
@@ -23,11 +23,11 @@ def test_a_crowd_counts_as_one_would_microsecond_by_microsecond(given_spans, dat
     by_hand = [0] * 8
     for at in range(start, until):
         by_hand[sum(begin <= at < stop for begin, stop in busy) - 1] += 1
-    assert Crowd(busy).shares(start, until, 7) == pytest.approx([num / (until - start) for num in by_hand])
+    assert Contenders(busy).shares(start, until, 7) == pytest.approx([num / (until - start) for num in by_hand])
 
 
 def test_an_op_that_takes_no_time_has_nobody_beside_it():
-    assert Crowd([(0, 10), (5, 5)]).shares(5, 5, 2) == [1, 0, 0]
+    assert Contenders([(0, 10), (5, 5)]).shares(5, 5, 2) == [1, 0, 0]
 
 
 def made(levels, others, noise=0.0, num=400, seed=1):

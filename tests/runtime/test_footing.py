@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from recycle.control.decide.agreement import ABSENT
-from recycle.control.decide.messages import Ballot, Standing
+from recycle.control.decide.messages import Ballot, ProgressReport
 from recycle.core.cluster import Shape
-from recycle.runtime.compute.optimizer_step import Verdict
+from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.execute.executor import Span
-from recycle.runtime.job import Settings
-from recycle.runtime.worker.epoch_setup import make_footing
-from recycle.runtime.worker.worker_spec import CopiedStages, Kit
+from recycle.runtime.job import TrainOptions
+from recycle.runtime.worker.epoch_setup import make_stage_state
+from recycle.runtime.worker.worker_spec import CopiedStages, WorkerSpec
 from tests.runtime.jobs import Numbers, adamw, loss, sgd
 from tests.runtime.saves import held
 
@@ -49,7 +49,7 @@ def make_modules():
 
 def begin(optimizer, is_exact=False, stage=1, ties=()):
     """The footing of a worker of one of two stages, by default the last."""
-    kit = Kit(
+    kit = WorkerSpec(
         shape=SHAPE,
         stages=CopiedStages(make_modules()),
         parcels={},
@@ -58,9 +58,9 @@ def begin(optimizer, is_exact=False, stage=1, ties=()):
         loss=loss,
         make_optimizer=optimizer,
         schedule=falling,
-        settings=Settings(9, is_exact=is_exact, max_norm=MAX_NORM),
+        settings=TrainOptions(9, is_exact=is_exact, max_norm=MAX_NORM),
     )
-    return make_footing(kit, stage)
+    return make_stage_state(kit, stage)
 
 
 def gradients(iteration, parameters):
@@ -165,7 +165,7 @@ def test_whatever_was_applied_before_the_verdict_was_heard_counts_for_nothing(op
             footing.apply(1.0 if guess == 1.0 else scale)
         assert footing.confirm(ballot, nobody) == (guess != "nothing" and (guess != 1.0 or scale == 1.0))
         assert is_same(footing, plain.step(iteration, other))
-        assert footing.standing() == Standing(iteration + 1, None, ballot)
+        assert footing.standing() == ProgressReport(iteration + 1, None, ballot)
 
 
 def test_an_iteration_is_held_once_and_in_its_turn():
@@ -187,7 +187,7 @@ def test_an_iteration_is_reported_once_when_it_cannot_be_taken_back_with_its_los
     assert reports == []
     footing.confirm(Ballot(0, (90.0**2, 90.0**2)), reports)
     norm = math.sqrt(2) * 90
-    assert reports == [(0, dict(enumerate(LOSSES)), spans, Verdict(pytest.approx(norm), pytest.approx(MAX_NORM / norm)))]
+    assert reports == [(0, dict(enumerate(LOSSES)), spans, StepVerdict(pytest.approx(norm), pytest.approx(MAX_NORM / norm)))]
 
 
 def test_a_tied_parameter_counts_for_the_norm_of_its_first_stage_alone():
@@ -207,7 +207,7 @@ def test_a_tied_parameter_counts_for_the_norm_of_its_first_stage_alone():
 
 
 def test_a_footing_without_a_step_stands_at_its_beginning():
-    assert begin(adamw).standing() == Standing(0)
+    assert begin(adamw).standing() == ProgressReport(0)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -219,7 +219,7 @@ def test_who_holds_a_gradient_says_its_own_part_and_what_it_heard_last(optimizer
     norm = reduce(footing, 1)(FINE).norms[1]
     if is_applied:
         footing.apply(1.0)
-    assert footing.standing() == Standing(1 + is_applied, Ballot(1, (ABSENT, norm)), first)
+    assert footing.standing() == ProgressReport(1 + is_applied, Ballot(1, (ABSENT, norm)), first)
     assert footing.standing().num_reduced == 2
 
 
@@ -269,7 +269,7 @@ def test_a_settled_iteration_is_confirmed_by_its_ballot(optimizer, is_exact, is_
     assert not footing.go_to(2, ballot(other), reports)
     assert [(iteration, losses) for iteration, losses, *_ in reports] == [(1, dict(enumerate(LOSSES)))]
     assert footing.stage.num_in_flight == 0
-    assert footing.standing() == Standing(2, None, ballot(other))
+    assert footing.standing() == ProgressReport(2, None, ballot(other))
     assert goes_on(footing, optimizer, LARGE, other)
 
 
@@ -283,7 +283,7 @@ def test_an_iteration_that_is_not_settled_is_taken_back_and_done_again(optimizer
     assert bool(footing.go_to(1, None, reports)) == is_held  # what it had run of it
     assert reports == []
     assert footing.stage.num_in_flight == 0
-    assert footing.standing() == Standing(1, None, whole)
+    assert footing.standing() == ProgressReport(1, None, whole)
     assert goes_on(footing, optimizer, LARGE)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recycle.runtime.launch.forkserver import forking
+from recycle.runtime.launch.forkserver import fork_context
 
 pytestmark = pytest.mark.timeout(120)
 BLOCK = 2**20
@@ -34,7 +34,7 @@ def count_faults(mouth):
 
 def test_a_worker_gets_the_memory_that_it_freed_without_a_fault_for_every_page():
     before = dict(os.environ)
-    context = forking([])
+    context = fork_context([])
     assert dict(os.environ) == before
     ear, mouth = context.Pipe(duplex=False)
     process = context.Process(target=count_faults, args=(mouth,), daemon=True)

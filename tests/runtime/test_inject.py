@@ -12,8 +12,8 @@ import recycle
 from recycle.core.cluster import Worker
 from recycle.core.events.failure_script import Action, Injection
 from recycle.runtime.execute.executor import now_us
-from recycle.runtime.worker.epoch_setup import part_of
-from recycle.runtime.worker.fault_injection import Injector, death_us
+from recycle.runtime.worker.epoch_setup import worker_program
+from recycle.runtime.worker.fault_injection import FaultInjector, death_us
 from tests.processes import is_there, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -23,7 +23,7 @@ WORKER = Worker(0, 1)
 
 def turns(fail=""):
     plan = recycle.solve(recycle.problem(2, 2, 3, fail=fail, costs=(1, 1, 1)), "greedy")
-    return part_of(plan, WORKER).turns
+    return worker_program(plan, WORKER).turns
 
 
 def parse(action, place):
@@ -64,20 +64,20 @@ def moments():
 
 @pytest.mark.parametrize("place", moments())
 def test_a_failure_comes_at_its_moment_of_its_step_and_never_again(place):
-    injector = Injector([parse(Action.FAIL, f"2{place}")], None)
+    injector = FaultInjector([parse(Action.FAIL, f"2{place}")], None)
     injector.play(turns())
     assert strikes(injector, labels()) == [(1, moments()[place])]
 
 
 def test_an_op_that_somebody_else_runs_strikes_nobody():
-    injector = Injector([parse(Action.FAIL, "2:1F0@1")], None)
+    injector = FaultInjector([parse(Action.FAIL, "2:1F0@1")], None)
     injector.play(turns())
     assert "1F0@1" not in labels()
     assert strikes(injector, labels()) == []
 
 
 def test_the_middle_is_that_of_the_row_that_is_played_now():
-    injector = Injector([parse(Action.FAIL, "1"), parse(Action.FAIL, "2")], None)
+    injector = FaultInjector([parse(Action.FAIL, "1"), parse(Action.FAIL, "2")], None)
     before, after = labels(), labels(fail="W1_1")
     assert before[len(before) // 2] != after[len(after) // 2]
     injector.play(turns())
@@ -87,14 +87,14 @@ def test_the_middle_is_that_of_the_row_that_is_played_now():
 
 
 def test_an_iteration_that_is_done_again_is_not_struck_again():
-    injector = Injector([parse(Action.FAIL, "1:first")], None)
+    injector = FaultInjector([parse(Action.FAIL, "1:first")], None)
     injector.play(turns())
     assert strikes(injector, labels(), 1) == [(0, labels()[0])]
     assert strikes(injector, labels(), 1) == []
 
 
 def test_of_two_things_at_one_moment_both_happen():
-    injector = Injector([parse(Action.SLOW, "1:reduce+0.05s"), parse(Action.FAIL, "1:reduce")], None)
+    injector = FaultInjector([parse(Action.SLOW, "1:reduce+0.05s"), parse(Action.FAIL, "1:reduce")], None)
     injector.play(turns())
     began_s = time.monotonic()
     with pytest.raises(RuntimeError, match="asked for"):
@@ -104,7 +104,7 @@ def test_of_two_things_at_one_moment_both_happen():
 
 @pytest.mark.parametrize(("resumed_at", "is_struck"), [(0, False), (1, True), (2, True), (3, False)])
 def test_a_recovery_is_struck_whether_its_iteration_is_done_again_or_was_settled(resumed_at, is_struck):
-    injector = Injector([parse(Action.FAIL, "2:recovery")], None)
+    injector = FaultInjector([parse(Action.FAIL, "2:recovery")], None)
     injector.play(turns())
     assert strikes(injector, labels()) == []
     if is_struck:
@@ -119,7 +119,7 @@ def test_a_recovery_is_struck_whether_its_iteration_is_done_again_or_was_settled
 @contextmanager
 def child(*injections, deaths=None):
     """The id of a process that comes to the first op of its first iteration, and ends with 0 if it gets beyond that."""
-    injector = Injector(injections, deaths)
+    injector = FaultInjector(injections, deaths)
     injector.play(turns())
     first = labels()[0]
     pid = os.fork()

@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
-from recycle.runtime.execute.row_program import Message
+from recycle.runtime.execute.row_program import TensorMessage
 from recycle.runtime.transport import cuda_ipc as ipc_links
-from recycle.runtime.transport.cuda_ipc import IpcLinks, have_one_gpu
-from recycle.runtime.transport.gloo import Address, Parcel
+from recycle.runtime.transport.cuda_ipc import CudaIpcTransport, share_one_gpu
+from recycle.runtime.transport.gloo import GroupView, TensorSpec
 from tests.runtime.threads import TIMEOUT, at_once
 
 pytestmark = pytest.mark.timeout(60)
@@ -23,11 +23,11 @@ WORKERS = [Worker(0, 0), Worker(0, 1), Worker(1, 0)]
 OWN = Worker(0, 1)
 ALIGNMENT = 256
 # What stage 0 makes is of another size and type than what stage 1 makes; no size is a multiple of the alignment.
-PARCELS = {0: Parcel((3, 50), torch.bfloat16), 1: Parcel((2, 71), torch.float32)}
+PARCELS = {0: TensorSpec((3, 50), torch.bfloat16), 1: TensorSpec((2, 71), torch.float32)}
 NUM_CHAINS = 5
 
 
-class OnHost(IpcLinks):
+class OnHost(CudaIpcTransport):
     """Links whose memory nobody else can enter."""
 
     def _opened(self, purpose, name, size_bytes):
@@ -37,7 +37,7 @@ class OnHost(IpcLinks):
 @pytest.fixture
 def links():
     """Those of a worker that is alone."""
-    address = Address(OWN, [OWN])
+    address = GroupView(OWN, [OWN])
     made = OnHost(dist.HashStore(), address, PARCELS, NUM_CHAINS, (), TIMEOUT, torch.device("cpu"))
     yield made
     made.abort()
@@ -47,11 +47,11 @@ def links():
 def message(kind, chain):
     """One that reaches stage 1: an activation from the stage before, or a gradient from the one after."""
     sender = Worker(0, 0 if kind is Kind.F else 2)
-    return Message(kind, OWN.stage, chain, sender, OWN, made_at=0, taken_at=0, is_of_warm_up=False)
+    return TensorMessage(kind, OWN.stage, chain, sender, OWN, made_at=0, taken_at=0, is_of_warm_up=False)
 
 
 def ask(store, worker):
-    return have_one_gpu(store, Address(worker, WORKERS, epoch=3), "the first GPU")
+    return share_one_gpu(store, GroupView(worker, WORKERS, epoch=3), "the first GPU")
 
 
 def test_workers_that_started_with_the_same_boot_are_on_one_machine():

@@ -15,7 +15,7 @@ import recycle
 from recycle.core.errors import PortInUse, WorkerFailed
 from recycle.core.events.record import OpRan, Stepped
 from recycle.core.op import Kind
-from recycle.runtime.job import Job, Settings
+from recycle.runtime.job import Job, TrainOptions
 from recycle.runtime.launch.local_launcher import launch
 from recycle.runtime.solo import Solo
 from tests.processes import ends_with
@@ -58,7 +58,7 @@ def launched(job, watch=lambda event: None, port=0):
 def in_processes(made, stages, samples, is_exact=True, max_norm=None, steps=3):
     """The same by real workers, and all events of the run."""
     events = []
-    settings = Settings(steps, seed=5, is_exact=is_exact, max_norm=max_norm)
+    settings = TrainOptions(steps, seed=5, is_exact=is_exact, max_norm=max_norm)
     trained = launched(Job(made, stages, samples, loss, adamw, settings), events.append)
     assert [step.loss for step in steps_of(events)] == [value if math.isfinite(value) else None for value in trained.losses]
     return trained, events
@@ -129,7 +129,7 @@ def test_a_step_with_infinite_gradients_is_skipped_by_all_as_if_they_had_waited_
 def test_an_op_that_fails_on_weights_that_were_only_guessed_ends_nothing():
     # The first step's gradients are infinite: stepping with them makes weights on which every forward pass raises.
     events = []
-    settings = Settings(3, seed=5, is_exact=False)
+    settings = TrainOptions(3, seed=5, is_exact=False)
     launched(Job(plan("W1_1"), careful_stages(3), Bounded(), scaled_loss, sgd, settings), events.append)
     assert [step.scale for step in steps_of(events)] == [None, 1.0, 1.0]
     assert begun_again(events) == {1}
@@ -155,13 +155,13 @@ def test_a_worker_that_is_killed_is_named_where_nobody_makes_plans_without_it():
             for victim in victims:
                 os.kill(victim.pid, signal.SIGKILL)
 
-    job = Job(plan(""), make_stages(3), Numbers(), loss, adamw, Settings(num_steps=2000))
+    job = Job(plan(""), make_stages(3), Numbers(), loss, adamw, TrainOptions(num_steps=2000))
     with pytest.raises(WorkerFailed, match="W0_1 ended with exit code -9"):
         launched(job, kill_one)
 
 
 def test_what_cannot_be_sent_to_a_process_is_named():
-    job = Job(plan(""), make_stages(3), Numbers(), lambda made, targets: made.mean(), adamw, Settings(num_steps=1))
+    job = Job(plan(""), make_stages(3), Numbers(), lambda made, targets: made.mean(), adamw, TrainOptions(num_steps=1))
     with pytest.raises(recycle.UserError, match="lambda"):
         launched(job)
 
@@ -171,7 +171,7 @@ def test_a_port_that_is_taken_is_named():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        job = Job(plan(""), make_stages(3), Numbers(), loss, adamw, Settings(num_steps=1))
+        job = Job(plan(""), make_stages(3), Numbers(), loss, adamw, TrainOptions(num_steps=1))
         with pytest.raises(PortInUse, match=f"port {port} "):
             launched(job, port=port)
 

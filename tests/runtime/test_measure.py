@@ -13,9 +13,9 @@ from recycle.core.cluster import Shape
 from recycle.core.profile import Profile, StageProfile
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
-from recycle.runtime.compute.activation_memory import Meter, planned_peak_bytes
-from recycle.runtime.compute.microbatches import Batches
-from recycle.runtime.compute.stage_costs import measure, measure_bytes
+from recycle.runtime.compute.activation_memory import ActivationMeter, planned_peak_bytes
+from recycle.runtime.compute.microbatches import MicroBatches
+from recycle.runtime.compute.stage_costs import measure_bytes, measure_stages
 from recycle.runtime.solo import Solo
 from tests.runtime.jobs import BATCH, WIDTH, Numbers, adamw, loss, make_stages
 
@@ -41,7 +41,7 @@ def test_a_profile_has_the_median_time_of_every_op():
     first_go = [99] * 12
     goes = [[10 + n, 20, 30 + n, 5, 31 - n, 6, 10 + n, 20, 37 + n, 35 - n, 8, 9] for n in range(3)]
     clock = Scripted(*first_go, *itertools.chain(*goes))
-    profile = measure(make_stages(2), Numbers(), loss, num_repeats=3, make_optimizer=adamw, clock_us=clock)
+    profile = measure_stages(make_stages(2), Numbers(), loss, num_repeats=3, make_optimizer=adamw, clock_us=clock)
     first, last = profile.stages
     assert (first.forward_us, first.input_us, first.weight_us, first.fused_us, first.optimizer_us) == (11, 30, 6, 34, 8)
     assert (last.forward_us, last.input_us, last.weight_us, last.fused_us, last.optimizer_us) == (20, 31, 5, 38, 9)
@@ -51,12 +51,12 @@ def test_a_profile_has_the_median_time_of_every_op():
 
 
 def test_no_op_takes_no_time_and_a_whole_backward_pass_is_no_shorter_than_its_first_part():
-    stage = measure(make_stages(1), Numbers(), loss, num_repeats=1, clock_us=Scripted(0.2, 7, 0.1, 0.3, 4)).stages[0]
+    stage = measure_stages(make_stages(1), Numbers(), loss, num_repeats=1, clock_us=Scripted(0.2, 7, 0.1, 0.3, 4)).stages[0]
     assert (stage.forward_us, stage.input_us, stage.weight_us, stage.fused_us, stage.optimizer_us) == (1, 7, 1, 7, 0)
 
 
 def test_a_profile_measured_by_a_real_clock_can_be_planned_with():
-    profile = measure(make_stages(2), Numbers(), loss, num_repeats=1, make_optimizer=adamw)
+    profile = measure_stages(make_stages(2), Numbers(), loss, num_repeats=1, make_optimizer=adamw)
     assert all(stage.optimizer_us > 0 for stage in profile.stages)
     assert Profile.from_json(profile.to_json()) == profile
     shape = Shape(2, 2, 3)
@@ -69,7 +69,7 @@ def test_a_profile_measured_by_a_real_clock_can_be_planned_with():
 )
 def test_a_profile_knows_the_bytes_of_parameters_and_of_what_peers_reduce(is_exact, sum_dtype, number_bytes):
     stages = make_stages(2)
-    profile = measure(stages, Numbers(), loss, num_repeats=1, is_exact=is_exact, sum_dtype=sum_dtype)
+    profile = measure_stages(stages, Numbers(), loss, num_repeats=1, is_exact=is_exact, sum_dtype=sum_dtype)
     for module, stage in zip(stages, profile.stages, strict=True):
         num_parameters = sum(parameter.numel() for parameter in module.parameters())
         assert stage.static_bytes == 4 * num_parameters
@@ -80,7 +80,7 @@ def test_bytes_are_the_same_each_time_and_those_of_the_profile():
     stages = make_stages(3, dropout=0.1)
     once, again = (measure_bytes(stages, Numbers(), loss) for _ in range(2))
     assert once == again
-    profile = measure(stages, Numbers(), loss, num_repeats=1)
+    profile = measure_stages(stages, Numbers(), loss, num_repeats=1)
     assert once == [(stage.activation_bytes, stage.weight_held_bytes, stage.output_bytes) for stage in profile.stages]
     assert [output for _, _, output in once] == [HIDDEN_BYTES, HIDDEN_BYTES, 4]
     assert all(0 < rest < activation for activation, rest, _ in once)
@@ -140,7 +140,7 @@ class Batched(nn.Module):
         return self.back(self.parts(x)).view_as(x)
 
 
-@pytest.mark.parametrize("call", [measure, measure_bytes])
+@pytest.mark.parametrize("call", [measure_stages, measure_bytes])
 def test_measuring_leaves_no_trace(call):
     stages = [Batched(), Batched()]
     for parameter in stages[0].parameters():
@@ -149,7 +149,7 @@ def test_measuring_leaves_no_trace(call):
     forwards = [dict(vars(part)) for stage in stages for part in stage.modules()]
     torch.manual_seed(21)
     state = torch.get_rng_state()
-    call(stages, Numbers(), loss, **({"num_repeats": 2, "make_optimizer": adamw} if call is measure else {}))
+    call(stages, Numbers(), loss, **({"num_repeats": 2, "make_optimizer": adamw} if call is measure_stages else {}))
     assert torch.equal(torch.get_rng_state(), state)
     for stage, old in zip(stages, before, strict=True):
         assert all(torch.equal(value, old[name]) for name, value in stage.state_dict().items())
@@ -162,7 +162,7 @@ def test_measuring_leaves_no_trace(call):
 @pytest.mark.parametrize("num_repeats", [0, -1, 1.5, True])
 def test_a_number_of_repeats_that_cannot_be_is_refused(num_repeats):
     with pytest.raises(recycle.UserError, match=f"num_repeats is {num_repeats}"):
-        measure(make_stages(1), Numbers(), loss, num_repeats=num_repeats)
+        measure_stages(make_stages(1), Numbers(), loss, num_repeats=num_repeats)
 
 
 SHAPE = (3, 4, 4)
@@ -176,7 +176,7 @@ PLANS = {
 CONFIG = GptConfig(context=16, width=32, num_heads=2, num_layers=4, dropout=0.1)
 MODELS = {
     "transformer": (lambda: make_stages(4), lambda shape: Numbers(), loss),
-    "GPT": (lambda: gpt_stages(CONFIG, 4, seed=1), lambda shape: Batches(Text(16), shape, 2, seed=1), next_byte_loss),
+    "GPT": (lambda: gpt_stages(CONFIG, 4, seed=1), lambda shape: MicroBatches(Text(16), shape, 2, seed=1), next_byte_loss),
 }
 
 
@@ -188,7 +188,7 @@ def peaks(made, stages, samples, own_loss):
     """The measured and the planned peak of every worker."""
     job = Solo(made, stages, samples, own_loss, adamw)
     for executor in job.workers.values():
-        executor.stage.meter = Meter(executor.stage.module)
+        executor.stage.meter = ActivationMeter(executor.stage.module)
     job.iterate(0)
     sizes = measure_bytes(stages, samples, own_loss)
     profiles = [StageProfile(1, 1, 1, 2, activation_bytes=whole, weight_held_bytes=rest) for whole, rest, _ in sizes]

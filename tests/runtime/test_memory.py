@@ -14,7 +14,7 @@ from recycle.core.cluster import Worker
 from recycle.core.plans.plan import Row
 from recycle.core.profile import StageProfile
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
-from recycle.runtime.compute.activation_memory import Meter, planned_peak_bytes
+from recycle.runtime.compute.activation_memory import ActivationMeter, planned_peak_bytes
 from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.split_backward import Tape
 from recycle.runtime.compute.stage import Stage
@@ -112,7 +112,7 @@ def make_stage(name):
     make, number, given, loss, autocast = CASES[name]
     torch.manual_seed(7)
     module = make()
-    stage = Stage(module, make_sums(module.parameters(), 4, is_exact=False), number, loss, Meter(module), autocast)
+    stage = Stage(module, make_sums(module.parameters(), 4, is_exact=False), number, loss, ActivationMeter(module), autocast)
     return stage, given, ids if loss is not None else lambda: None
 
 
@@ -199,7 +199,7 @@ class Stretch(nn.Module):
 @pytest.mark.parametrize("is_metered", [True, False])
 def test_a_saved_tensor_that_is_overwritten_is_noticed_with_a_meter_and_without(is_metered):
     module = Stretch(spoils=True)
-    stage = Stage(module, make_sums(module.parameters(), 1, False), 1, meter=Meter(module) if is_metered else None)
+    stage = Stage(module, make_sums(module.parameters(), 1, False), 1, meter=ActivationMeter(module) if is_metered else None)
     made = stage.forward(0, vectors(), 0)
     with pytest.raises(RuntimeError, match=r"modified.* in.?place.* version 1"):
         stage.backward(0, torch.ones_like(made))
@@ -207,7 +207,7 @@ def test_a_saved_tensor_that_is_overwritten_is_noticed_with_a_meter_and_without(
 
 def test_a_micro_batch_that_is_forgotten_leaves_nothing_alive():
     module = Stretch()
-    stage = Stage(module, make_sums(module.parameters(), 1, False), 1, meter=Meter(module))
+    stage = Stage(module, make_sums(module.parameters(), 1, False), 1, meter=ActivationMeter(module))
     storage = weakref.ref(stage.forward(0, vectors(), 0).untyped_storage())
     assert storage() is not None
     stage.forget()
@@ -216,7 +216,7 @@ def test_a_micro_batch_that_is_forgotten_leaves_nothing_alive():
 
 
 def test_a_storage_counts_once_whoever_holds_a_view_of_it():
-    meter, shared, own, other = Meter(nn.Identity()), torch.zeros(10, 4), torch.zeros(3), torch.zeros(5)
+    meter, shared, own, other = ActivationMeter(nn.Identity()), torch.zeros(10, 4), torch.zeros(3), torch.zeros(5)
     meter.hold(0, shared, shared[2:], own)
     meter.hold(1, shared.t(), other)
     assert meter.held_bytes == 160 + 12 + 20
@@ -228,7 +228,7 @@ def test_a_storage_counts_once_whoever_holds_a_view_of_it():
 
 
 def test_a_meter_is_no_reason_for_a_tensor_to_stay():
-    meter = Meter(nn.Identity())
+    meter = ActivationMeter(nn.Identity())
     tensor = torch.zeros(3)
     meter.hold(0, tensor)
     storage = weakref.ref(tensor.untyped_storage())
@@ -237,7 +237,7 @@ def test_a_meter_is_no_reason_for_a_tensor_to_stay():
 
 
 def test_what_is_dropped_within_a_forward_pass_does_not_count():
-    meter, x = Meter(nn.Identity()), torch.zeros(8, requires_grad=True)
+    meter, x = ActivationMeter(nn.Identity()), torch.zeros(8, requires_grad=True)
     with meter.forward(0):
         for _ in range(5):
             x.exp().exp()
@@ -246,7 +246,7 @@ def test_what_is_dropped_within_a_forward_pass_does_not_count():
 
 
 def test_what_a_failed_forward_pass_saved_does_not_count():
-    meter, x = Meter(nn.Identity()), torch.zeros(8, requires_grad=True)
+    meter, x = ActivationMeter(nn.Identity()), torch.zeros(8, requires_grad=True)
     with pytest.raises(ZeroDivisionError), meter.forward(0):  # noqa: PT012 - what was saved before is the point
         made = x.exp()
         made / (1 // 0)
@@ -255,7 +255,7 @@ def test_what_a_failed_forward_pass_saved_does_not_count():
 
 def test_parameters_and_buffers_do_not_count_even_in_a_storage_that_they_got_later():
     module = nn.BatchNorm1d(8)
-    meter = Meter(module)
+    meter = ActivationMeter(module)
     module.weight.data = torch.full((8,), 2.0)
     x = torch.randn(4, 8)
     with meter.forward(0):
@@ -266,7 +266,7 @@ def test_parameters_and_buffers_do_not_count_even_in_a_storage_that_they_got_lat
 
 
 def test_a_tensor_without_a_storage_does_not_count():
-    meter, sparse = Meter(nn.Identity()), torch.eye(4).to_sparse()
+    meter, sparse = ActivationMeter(nn.Identity()), torch.eye(4).to_sparse()
     with meter.forward(0):
         made = torch.sparse.mm(sparse, torch.ones(4, 2, requires_grad=True))
     meter.hold(0, sparse)
@@ -275,7 +275,7 @@ def test_a_tensor_without_a_storage_does_not_count():
 
 
 def test_after_input_a_micro_batch_holds_its_tape_alone():
-    meter, large, small = Meter(nn.Identity()), torch.zeros(100), torch.zeros(10)
+    meter, large, small = ActivationMeter(nn.Identity()), torch.zeros(100), torch.zeros(10)
     meter.hold(0, large)
     meter.hold(1, small)
     meter.after_input(0, Tape())

@@ -11,8 +11,8 @@ from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
 from recycle.core.profile import Link, Profile, Spread, Taken
 from recycle.profiling.contention import Timed
-from recycle.profiling.plan_runner import Played, State
-from recycle.profiling.profile_fit import Over, Reading
+from recycle.profiling.plan_runner import PlanRun, WeightState
+from recycle.profiling.profile_fit import Over, ProfileFit
 from recycle.runtime.compute.stage_costs import StageBytes
 from recycle.runtime.execute.executor import Span
 
@@ -39,8 +39,8 @@ LAST = spans("1F0@0 90 165 205", "1B0@0 210 210 280", f"{REDUCE} 285 300", f"{OP
 
 
 def read(num_pipelines, played, first=0):
-    reading = Reading(Shape(num_pipelines, 2, 1), 2 * num_pipelines - 1)
-    reading.add({Worker.parse(name): Played(told) for name, told in played.items()}, first)
+    reading = ProfileFit(Shape(num_pipelines, 2, 1), 2 * num_pipelines - 1)
+    reading.add({Worker.parse(name): PlanRun(told) for name, told in played.items()}, first)
     return reading
 
 
@@ -111,7 +111,7 @@ def durations(*workers, num_pipelines=2):
     """A reading of these durations, a list for each worker: {(stage, kind): [µs, ...]}, all of them with one other at work."""
     shares = [0.0, 1.0, 0.0, 0.0]
     listed = [[Timed(what, took_us, shares) for what, times in own.items() for took_us in times] for own in workers]
-    return Reading(Shape(num_pipelines, 2, 1), 3, listed)
+    return ProfileFit(Shape(num_pipelines, 2, 1), 3, listed)
 
 
 def test_a_worker_that_takes_longer_for_everything_has_a_factor_and_no_spread():
@@ -159,7 +159,7 @@ def test_unrest_is_the_share_by_which_the_most_restless_median_moved():
 
 
 SIZES = [StageBytes(50, 30, 600), StageBytes(40, 20, 4)]
-STATES = {0: State(1000, 1200), 1: State(900, 1200)}
+STATES = {0: WeightState(1000, 1200), 1: WeightState(900, 1200)}
 
 
 def measured(num_pipelines=2):

@@ -16,11 +16,11 @@ from recycle.core.events.failure_script import Action, Injection, Script
 from recycle.core.events.record import Changed, Recovered, Spell, Stepped, Suspected, Warned, read_record
 from recycle.core.plans.routes import Routes
 from recycle.planner.live_planner import Planner
-from recycle.report.record.run_columns import read_run
-from recycle.runtime.coordinator.ledger.run_folder import Plot
+from recycle.report.record.run_columns import read_run_record
+from recycle.runtime.coordinator.ledger.run_folder import RunFolderOptions
 from recycle.runtime.execute.warm_up import warm_ups
-from recycle.runtime.job import Job, Settings
-from recycle.runtime.launch.local_launcher import Failures, launch
+from recycle.runtime.job import Job, TrainOptions
+from recycle.runtime.launch.local_launcher import FailureOptions, launch
 from recycle.runtime.solo import Solo
 from tests.runtime.jobs import Numbers, adamw, loss, make_stages
 
@@ -70,7 +70,7 @@ class Run:
         injections = [Injection.parse(Action(line.split()[0]), line.split()[1]) for line in lines]
         script = Script.of(injections, wanted.shape, steps)
         stages = unhurried_stages(shape[1], pause_s)
-        settings = Settings(steps, seed=SEED, is_exact=True, max_norm=max_norm)
+        settings = TrainOptions(steps, seed=SEED, is_exact=True, max_norm=max_norm)
         job = Job(recycle.solve(wanted, "greedy"), stages, Numbers(), loss, adamw, settings)
 
         def hear(event):
@@ -78,7 +78,7 @@ class Run:
             if watch is not None:
                 watch(event)
 
-        self.trained = launch(job, hear, plot, Failures(Planner(wanted), script, lease_s=lease_s))
+        self.trained = launch(job, hear, plot, FailureOptions(Planner(wanted), script, lease_s=lease_s))
         assert not multiprocessing.active_children()
 
     def of(self, kind):
@@ -155,13 +155,13 @@ def test_kill_rejoin_kill_again_and_rejoin():
 
 def test_a_stage_without_a_survivor_gets_somebody_and_all_go_on_from_the_last_checkpoint(tmp_path):
     shape = (2, 2, 3)
-    run = Run(shape, "kill W0_1@7", "kill W1_1@7", plot=Plot(tmp_path, every=2))
+    run = Run(shape, "kill W0_1@7", "kill W1_1@7", plot=RunFolderOptions(tmp_path, every=2))
     assert run.trained.weights_sha256 == undisturbed(shape)[0]
     assert list(run.trained.losses) == undisturbed(shape)[1]
     assert any(move.endswith("_1") for recovery in run.recoveries for move in recovery.moves)
     assert min(recovery.iteration for recovery in run.recoveries) <= 6
     assert recycle.load(unhurried_stages(2, 0), tmp_path) == STEPS
-    known = read_run(read_record(tmp_path / "record.jsonl"))
+    known = read_run_record(read_record(tmp_path / "record.jsonl"))
     again = len(run.of(Stepped)) - STEPS
     samples = known.metrics.samples // STEPS
     assert known.metrics.samples == samples * STEPS == sum(event.samples for event in run.of(Spell)) - samples * again
@@ -170,7 +170,7 @@ def test_a_stage_without_a_survivor_gets_somebody_and_all_go_on_from_the_last_ch
 
 def test_a_kill_in_the_first_step_leaves_a_run_that_can_be_read(tmp_path, capsys):
     shape = (2, 2, 2)
-    run = Run(shape, "kill W1_1@1", plot=Plot(tmp_path))
+    run = Run(shape, "kill W1_1@1", plot=RunFolderOptions(tmp_path))
     assert run.trained.weights_sha256 == undisturbed(shape)[0]
     (left,) = run.recoveries
     assert left.iteration == 0
@@ -193,7 +193,7 @@ def test_without_anybody_to_spare_it_says_what_it_waits_for_and_goes_on_when_tha
 
 def test_a_kill_while_a_checkpoint_is_written_and_one_in_the_last_step(tmp_path):
     shape = (2, 2, 2)
-    run = Run(shape, "kill W0_0@4:checkpoint", "kill W1_1@10:step", plot=Plot(tmp_path, every=2))
+    run = Run(shape, "kill W0_0@4:checkpoint", "kill W1_1@10:step", plot=RunFolderOptions(tmp_path, every=2))
     assert run.trained.weights_sha256 == undisturbed(shape)[0]
     assert sorted(run.lost) == ["W0_0", "W1_1"]
     assert recycle.load(unhurried_stages(2, 0), tmp_path) == STEPS

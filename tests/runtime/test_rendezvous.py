@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from recycle.core.cluster import Worker
-from recycle.runtime.transport.gloo import Address, GlooLinks, LinksBroken
+from recycle.runtime.transport.gloo import GlooTransport, GroupView, TransportBroken
 from recycle.runtime.transport.rendezvous import Rendezvous, made_in_time
 from tests.runtime.threads import PATIENCE_S, TIMEOUT, at_once, ends, linked
 
@@ -111,14 +111,14 @@ def test_an_epoch_that_ends_while_a_group_is_made_ends_the_making_at_once():
 
     store = Rendezvous(share)
     with ThreadPoolExecutor(1) as pool:
-        making = pool.submit(GlooLinks, store, Address(WORKERS[0], WORKERS, epoch=3), {}, 1, (), TIMEOUT)
+        making = pool.submit(GlooTransport, store, GroupView(WORKERS[0], WORKERS, epoch=3), {}, 1, (), TIMEOUT)
         assert is_there.wait(PATIENCE_S)
         assert not making.done()
         began_s = time.monotonic()
         store.abort()
         problem = making.exception(PATIENCE_S)
         assert time.monotonic() - began_s < SOON_S
-    assert isinstance(problem, LinksBroken)
+    assert isinstance(problem, TransportBroken)
     assert "the epoch is over" in str(problem)
     assert {key.split("/")[0] for key in put_in} == {"e3"}
 
@@ -151,9 +151,9 @@ def test_links_that_are_made_in_time_are_used():
 
 def test_what_goes_wrong_when_links_are_made_is_told_as_it_is():
     def fail():
-        raise LinksBroken("the group all could not be made")
+        raise TransportBroken("the group all could not be made")
 
-    with pytest.raises(LinksBroken, match="the group all could not be made"):
+    with pytest.raises(TransportBroken, match="the group all could not be made"):
         made_in_time(fail, Rendezvous(nowhere))
 
 
@@ -163,7 +163,7 @@ def test_the_end_of_an_epoch_ends_the_wait_for_links_and_those_that_come_too_lat
         waiting = pool.submit(made_in_time, late.make, store)
         assert late.begun.wait(PATIENCE_S)
         store.abort()
-        assert isinstance(waiting.exception(SOON_S), LinksBroken)
+        assert isinstance(waiting.exception(SOON_S), TransportBroken)
     late.let.set()
     assert late.closed.wait(PATIENCE_S)
     assert late.said == ["aborted", "closed"]
@@ -172,6 +172,6 @@ def test_the_end_of_an_epoch_ends_the_wait_for_links_and_those_that_come_too_lat
 def test_no_links_are_waited_for_in_an_epoch_that_is_over():
     late, store = Late(), Rendezvous(nowhere)
     store.abort()
-    with pytest.raises(LinksBroken, match="over before it began"):
+    with pytest.raises(TransportBroken, match="over before it began"):
         made_in_time(late.make, store)
     late.let.set()

@@ -22,12 +22,12 @@ from recycle.core.events.record import (
     read_record,
 )
 from recycle.core.plans.plan import Plan
-from recycle.runtime.compute.optimizer_step import Verdict
-from recycle.runtime.coordinator.ledger.run_folder import Plot, RunFolder, led_to
-from recycle.runtime.coordinator.ledger.run_ledger import Books
-from recycle.runtime.coordinator.ledger.worker_reports import Applied
+from recycle.runtime.compute.optimizer_step import StepVerdict
+from recycle.runtime.coordinator.ledger.run_folder import RunFolder, RunFolderOptions, led_to
+from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
+from recycle.runtime.coordinator.ledger.worker_reports import IterationApplied
 from recycle.runtime.execute.executor import Span
-from recycle.runtime.job import Job, Settings
+from recycle.runtime.job import Job, TrainOptions
 from tests.runtime.jobs import Numbers, adamw, loss, make_stages
 from tests.runtime.saves import names_in, report_of, save_all, small_stage
 
@@ -144,11 +144,11 @@ PLAN = recycle.solve(recycle.problem(2, 2, 2, costs=(1, 1, 1)), "greedy")
 
 
 def make_job(num_steps=3, seed=0):
-    return Job(PLAN, make_stages(2), Numbers(), loss, adamw, Settings(num_steps, seed=seed))
+    return Job(PLAN, make_stages(2), Numbers(), loss, adamw, TrainOptions(num_steps, seed=seed))
 
 
 def begin(folder, resume=False, seed=0):
-    return folder_of(make_job(seed=seed), Plot(folder, every=1, resume=resume, name="a GPT"))
+    return folder_of(make_job(seed=seed), RunFolderOptions(folder, every=1, resume=resume, name="a GPT"))
 
 
 def folder_of(job, plot):
@@ -225,7 +225,7 @@ def test_a_record_whose_last_line_was_cut_short_is_gone_on_with(one_step):
 def test_who_takes_over_from_one_that_was_writing_this_very_run_loses_nothing_of_it(one_step):
     written = list(read_record(one_step / "record.jsonl"))
     job = make_job()
-    with RunFolder(Plot(one_step, every=1, name="a GPT"), job.plan, job.fingerprint(), 3, is_again=True) as run:
+    with RunFolder(RunFolderOptions(one_step, every=1, name="a GPT"), job.plan, job.fingerprint(), 3, is_again=True) as run:
         assert (run.before, run.resumed, run.newest()) == (written, None, 1)
         run.write(WARNED)
     assert list(read_record(one_step / "record.jsonl")) == [*written, WARNED]
@@ -235,7 +235,7 @@ def test_who_takes_over_a_run_that_had_gone_on_from_another_goes_by_the_same_clo
     with begin(one_step, resume=True) as run:
         run.write(Spell(run.gone_us, 40, "pause", "start", num_live=4))
     job = make_job()
-    with RunFolder(Plot(one_step, every=1, name="a GPT"), job.plan, job.fingerprint(), 3, is_again=True) as again:
+    with RunFolder(RunFolderOptions(one_step, every=1, name="a GPT"), job.plan, job.fingerprint(), 3, is_again=True) as again:
         assert again.gone_us == run.gone_us == 30
 
 
@@ -282,12 +282,12 @@ def test_a_record_of_something_else_is_refused(one_step):
 def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
     # W1_0 is slow to tell of its step; its peer has told and saved already. If all is killed now, the step is missing for ever.
     plan = recycle.solve(recycle.problem(2, 1, 1, costs=(1, 1, 1)), "greedy")
-    job = Job(plan, make_stages(1), Numbers(), loss, adamw, Settings(1))
-    with folder_of(job, Plot(tmp_path, every=1, keep=1, name="a GPT")) as run:
-        books = Books(plan, 2, (), run.write, run.checkpoints, begin_us=0)
+    job = Job(plan, make_stages(1), Numbers(), loss, adamw, TrainOptions(1))
+    with folder_of(job, RunFolderOptions(tmp_path, every=1, keep=1, name="a GPT")) as run:
+        books = RunLedger(plan, 2, (), run.write, run.checkpoints, begin_us=0)
 
         def applied(worker, chain):
-            return Applied(Worker.parse(worker), 0, {chain: 5.0}, [Span(f"0F0@{chain}", 10, 20)], Verdict(1.0, 1.0))
+            return IterationApplied(Worker.parse(worker), 0, {chain: 5.0}, [Span(f"0F0@{chain}", 10, 20)], StepVerdict(1.0, 1.0))
 
         def is_ahead():
             recorded = any(isinstance(event, Stepped) for event in read_record(tmp_path / "record.jsonl"))

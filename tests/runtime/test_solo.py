@@ -11,8 +11,8 @@ from torch import nn
 import recycle
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
-from recycle.runtime.compute.microbatches import Batches
-from recycle.runtime.compute.optimizer_step import Stepper, Verdict, judge, norm_squared
+from recycle.runtime.compute.microbatches import MicroBatches
+from recycle.runtime.compute.optimizer_step import Stepper, StepVerdict, judge_step, norm_squared
 from recycle.runtime.solo import Solo
 from tests.runtime.jobs import Explodes, Numbers, adamw, loss, make_stages, sgd, tied_stages
 
@@ -184,11 +184,11 @@ def test_every_worker_holds_no_more_micro_batches_than_its_plan_says():
 
 
 def test_a_verdict_follows_from_the_stages_norms():
-    assert judge([9.0, 16.0], None) == Verdict(5.0, 1.0)
-    assert judge([9.0, 16.0], 5.0) == Verdict(5.0, 1.0)
-    assert judge([9.0, 16.0], 1.0) == Verdict(5.0, 0.2)
-    assert judge([9.0, float("inf")], 1.0).scale is None
-    assert judge([float("nan"), 1.0], None).scale is None
+    assert judge_step([9.0, 16.0], None) == StepVerdict(5.0, 1.0)
+    assert judge_step([9.0, 16.0], 5.0) == StepVerdict(5.0, 1.0)
+    assert judge_step([9.0, 16.0], 1.0) == StepVerdict(5.0, 0.2)
+    assert judge_step([9.0, float("inf")], 1.0).scale is None
+    assert judge_step([float("nan"), 1.0], None).scale is None
     assert norm_squared([torch.tensor([3.0, 4.0]), None]) == 25.0
     assert not math.isfinite(norm_squared([torch.tensor([float("inf")]), torch.tensor([float("nan")])]))
 
@@ -212,7 +212,7 @@ def test_a_small_gpt_learns_real_text_the_same_whoever_is_dead():
     runs = set()
     for dead in ("", "W1_1", "W0_0,W1_2"):
         made = plan((2, 3, 4), fail=dead)
-        samples = Batches(Text(32), made.problem.shape, microbatch=2, seed=1)
+        samples = MicroBatches(Text(32), made.problem.shape, microbatch=2, seed=1)
         job = Solo(made, gpt_stages(config, 3, seed=1), samples, next_byte_loss, adamw, is_exact=True, max_norm=1.0)
         losses = [job.iterate(step) for step in range(4)]
         assert losses[0] == pytest.approx(math.log(256), rel=0.05)

@@ -8,13 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recycle.control.decide.messages import Tell, dumps, loads
+from recycle.control.decide.messages import Report, dumps, loads
 from recycle.core import errors
 from recycle.core.cluster import Worker
 from recycle.core.errors import Unsendable, UserError
 from recycle.runtime.checkpoint import StageNotSaved, StageSaved
-from recycle.runtime.compute.optimizer_step import Verdict
-from recycle.runtime.coordinator.ledger.worker_reports import Applied, Finished, LastWords, Undone, from_json, to_json
+from recycle.runtime.compute.optimizer_step import StepVerdict
+from recycle.runtime.coordinator.ledger.worker_reports import (
+    IterationApplied,
+    StepUndone,
+    WorkerCrashed,
+    WorkerFinished,
+    report_from_json,
+    report_to_json,
+)
 from recycle.runtime.execute.executor import Span
 
 pytestmark = pytest.mark.timeout(60)
@@ -24,13 +31,13 @@ counts = st.integers(0, 10**15)
 workers = st.builds(Worker, st.integers(0, 999), st.integers(0, 999))
 spans = st.lists(st.builds(Span, st.sampled_from(["2F0@1", "reduce", "optimizer"]), counts, counts, st.booleans()), max_size=4)
 losses = st.dictionaries(st.integers(0, 99), st.floats(), max_size=4)
-verdicts = st.builds(Verdict, st.floats(), st.none() | st.floats(allow_nan=False))
+verdicts = st.builds(StepVerdict, st.floats(), st.none() | st.floats(allow_nan=False))
 problems = st.none() | st.builds(lambda kind, text: kind(text), st.sampled_from(KINDS), st.text())
 told = st.one_of(
-    st.builds(Applied, workers, counts, losses, spans, verdicts),
-    st.builds(Undone, workers, counts, spans),
-    st.builds(Finished, workers, st.text(), counts, counts),
-    st.builds(LastWords, workers, counts, st.text(), problems),
+    st.builds(IterationApplied, workers, counts, losses, spans, verdicts),
+    st.builds(StepUndone, workers, counts, spans),
+    st.builds(WorkerFinished, workers, st.text(), counts, counts),
+    st.builds(WorkerCrashed, workers, counts, st.text(), problems),
     st.builds(StageSaved, counts, counts, st.text(), counts, st.text()),
     st.builds(StageNotSaved, counts, counts, st.text()),
 )
@@ -38,8 +45,8 @@ told = st.one_of(
 
 def heard(said, clock_us=0):
     """What the other end of a connection makes of it."""
-    tell = loads(dumps(Tell(1, to_json(said))))
-    return from_json(tell.body, clock_us)
+    tell = loads(dumps(Report(1, report_to_json(said))))
+    return report_from_json(tell.body, clock_us)
 
 
 def exactly(said):
@@ -53,17 +60,19 @@ def test_every_message_comes_back_the_same(said):
 
 
 def test_losses_and_norms_that_are_not_finite_come_back():
-    said = Applied(Worker(1, 2), 3, {0: math.nan, 5: math.inf, 7: -math.inf, 8: -0.0, 9: 5e-324}, [], Verdict(math.inf, None))
+    said = IterationApplied(
+        Worker(1, 2), 3, {0: math.nan, 5: math.inf, 7: -math.inf, 8: -0.0, 9: 5e-324}, [], StepVerdict(math.inf, None)
+    )
     back = heard(said)
     assert math.isnan(back.losses[0])
     assert [back.losses[5], back.losses[7], back.losses[9]] == [math.inf, -math.inf, 5e-324]
     assert math.copysign(1.0, back.losses[8]) == -1.0
-    assert back.verdict == Verdict(math.inf, None)
+    assert back.verdict == StepVerdict(math.inf, None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_of_the_users_keeps_its_class_its_sentence_and_its_exit_code(kind):
-    problem = heard(LastWords(Worker(0, 1), 5, "what happened", kind("the loss is a list"))).problem
+    problem = heard(WorkerCrashed(Worker(0, 1), 5, "what happened", kind("the loss is a list"))).problem
     assert type(problem) is kind
     assert (str(problem), problem.exit_code) == ("the loss is a list", kind.exit_code)
 
@@ -74,21 +83,23 @@ class OfAUser(Unsendable):
 
 @pytest.mark.parametrize("name", ["OfAUser", "__name__"])
 def test_an_error_that_only_the_worker_knows_is_still_the_users(name):
-    body = to_json(LastWords(Worker(0, 1), 5, "what happened", OfAUser("it is too large")))
+    body = report_to_json(WorkerCrashed(Worker(0, 1), 5, "what happened", OfAUser("it is too large")))
     assert body["problem"][0] == "OfAUser"
-    problem = from_json({**body, "problem": [name, "it is too large"]}).problem
+    problem = report_from_json({**body, "problem": [name, "it is too large"]}).problem
     assert type(problem) is UserError
     assert str(problem) == "it is too large"
 
 
 def test_a_text_that_is_no_utf_8_travels():
-    said = LastWords(Worker(0, 0), 1, "cannot read caf\udce9.txt", None)
+    said = WorkerCrashed(Worker(0, 0), 1, "cannot read caf\udce9.txt", None)
     assert heard(said) == said
 
 
 def test_what_is_told_is_plain_json():
-    said = Applied(Worker(1, 0), 2, {3: 0.5}, [Span("0F0@1", 10, 20), Span("reduce", 30, 40, True)], Verdict(2.0, 0.25))
-    assert json.loads(json.dumps(to_json(said))) == {
+    said = IterationApplied(
+        Worker(1, 0), 2, {3: 0.5}, [Span("0F0@1", 10, 20), Span("reduce", 30, 40, True)], StepVerdict(2.0, 0.25)
+    )
+    assert json.loads(json.dumps(report_to_json(said))) == {
         "told": "applied",
         "worker": "W1_0",
         "iteration": 2,
@@ -100,6 +111,6 @@ def test_what_is_told_is_plain_json():
 
 def test_times_of_a_clock_that_is_behind_are_moved():
     ran, moved = [Span("0F0@1", 10, 20), Span("reduce", 30, 40, True)], [Span("0F0@1", 110, 120), Span("reduce", 130, 140, True)]
-    assert heard(Applied(Worker(0, 0), 1, {}, ran, Verdict(1.0, 1.0)), clock_us=100).spans == moved
-    assert heard(Undone(Worker(0, 0), 1, ran), clock_us=100).spans == moved
-    assert heard(LastWords(Worker(0, 0), 5, "gone"), clock_us=100).at_us == 105
+    assert heard(IterationApplied(Worker(0, 0), 1, {}, ran, StepVerdict(1.0, 1.0)), clock_us=100).spans == moved
+    assert heard(StepUndone(Worker(0, 0), 1, ran), clock_us=100).spans == moved
+    assert heard(WorkerCrashed(Worker(0, 0), 5, "gone"), clock_us=100).at_us == 105

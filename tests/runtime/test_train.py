@@ -22,7 +22,7 @@ from recycle.core.errors import (
 from recycle.core.events.record import Spell, Stepped, read_record
 from recycle.runtime.checkpoint.tensor_file import load_tensors
 from recycle.runtime.compute.learning_rate import NAMES, WarmUpThen
-from recycle.runtime.compute.microbatches import Batches
+from recycle.runtime.compute.microbatches import MicroBatches
 from tests.runtime.jobs import adamw, loss, sgd
 
 torch.set_num_threads(1)
@@ -74,7 +74,7 @@ def train(stages=None, dataset=None, loss=loss, optimizer=sgd, by=None, **option
 def in_plain_torch(steps, max_norm, schedule):
     """The loss of each step and the model, by the loop that everybody writes."""
     model, shape, losses = make_model(), plan().problem.shape, []
-    batches, optimizer = Batches(Curves(), shape, 2, 4), sgd(model.parameters())
+    batches, optimizer = MicroBatches(Curves(), shape, 2, 4), sgd(model.parameters())
     rate = optimizer.param_groups[0]["lr"]
     addresses = [(pipeline, index) for pipeline in range(shape.num_pipelines) for index in range(shape.num_microbatches)]
     for step in range(steps):

@@ -8,8 +8,8 @@ from torch import nn
 
 from recycle.core.cluster import Worker
 from recycle.runtime.compute.optimizer_step import Stepper
-from recycle.runtime.transport.gloo import LinksBroken
-from recycle.runtime.transport.state_transfer import get, give
+from recycle.runtime.transport.gloo import TransportBroken
+from recycle.runtime.transport.state_transfer import receive_state, send_state
 from tests.runtime.jobs import adamw, make_stages, sgd
 from tests.runtime.saves import held
 from tests.runtime.threads import at_once, linked
@@ -41,7 +41,7 @@ def stepped(module, make_optimizer, seed=0, num_steps=2):
 def copied(links, giver, taker):
     """Let one give and the other get; return how many bytes each says that it was."""
     one, other = links
-    return at_once(lambda: give(one, TAKER, *giver), lambda: get(other, GIVER, *taker))
+    return at_once(lambda: send_state(one, TAKER, *giver), lambda: receive_state(other, GIVER, *taker))
 
 
 @pytest.mark.parametrize("make_optimizer", [adamw, sgd])
@@ -109,9 +109,9 @@ def test_one_gives_to_several_in_turn():
     giver, takers = stepped(make_stages(1)[0], adamw), [stepped(make_stages(2)[1], adamw, seed=seed) for seed in (4, 5)]
     with linked([GIVER, TAKER, OTHER]) as (one, two, three):
         at_once(
-            lambda: [give(one, to, *giver) for to in (TAKER, OTHER)],
-            lambda: get(two, GIVER, *takers[0]),
-            lambda: get(three, GIVER, *takers[1]),
+            lambda: [send_state(one, to, *giver) for to in (TAKER, OTHER)],
+            lambda: receive_state(two, GIVER, *takers[0]),
+            lambda: receive_state(three, GIVER, *takers[1]),
         )
     assert held(*takers[0]) == held(*takers[1]) == held(*giver)
 
@@ -161,11 +161,11 @@ def refused(bad_links, giver):
     taker = stepped(make_stages(2)[1], adamw, seed=4)
     before = held(*taker)
     with linked([GIVER, TAKER]) as (one, other), ThreadPoolExecutor(1) as pool:
-        giving = pool.submit(give, bad_links(one), TAKER, *giver)
-        with pytest.raises(LinksBroken) as broken:
-            get(other, GIVER, *taker)
+        giving = pool.submit(send_state, bad_links(one), TAKER, *giver)
+        with pytest.raises(TransportBroken) as broken:
+            receive_state(other, GIVER, *taker)
         other.abort()
-        assert giving.exception(30) is None or isinstance(giving.exception(), LinksBroken)
+        assert giving.exception(30) is None or isinstance(giving.exception(), TransportBroken)
     assert held(*taker) == before
     return str(broken.value)
 
@@ -181,7 +181,7 @@ def test_a_byte_that_was_changed_on_its_way_is_noticed_and_nothing_is_used(messa
 
 def test_a_digit_that_was_changed_in_the_optimizers_learning_rate_is_noticed():
     giver, noting = stepped(make_stages(1)[0], adamw), Noting()
-    give(noting, TAKER, *giver)
+    send_state(noting, TAKER, *giver)
     rate = rb"\"lr\", 0.01"
     place = noting.sent[1].index(rate) + len(rate) - 1
     assert refused(lambda links: Damaging(links, 1, place), giver) == CHANGED

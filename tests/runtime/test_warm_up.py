@@ -11,7 +11,7 @@ from recycle.core.op import Kind
 from recycle.core.plans.plan import chain_of
 from recycle.core.plans.routes import Routes
 from recycle.core.plans.rules import check, needs
-from recycle.runtime.execute.row_program import make_turns
+from recycle.runtime.execute.row_program import compile_rows
 from recycle.runtime.execute.warm_up import warm_ups
 from tests.builders import make_plan, make_problem, one_f_one_b
 from tests.random_plans import legal_plans
@@ -99,7 +99,7 @@ def test_who_waits_for_a_pass_behind_a_backward_one_has_no_warm_up_nor_has_who_w
 @often
 @given(plans)
 def test_turns_are_the_rows_op_by_op(plan):
-    turns = make_turns(plan, Routes(plan), warm_ups(plan, Routes(plan)))
+    turns = compile_rows(plan, Routes(plan), warm_ups(plan, Routes(plan)))
     for worker, ops in rows_of(plan).items():
         assert [turn.label for turn in turns[worker]] == [str(op) for op in ops]
         assert [(turn.kind, turn.microbatch) for turn in turns[worker]] == [(op.kind, op.microbatch) for op in ops]
@@ -111,7 +111,7 @@ def test_turns_are_the_rows_op_by_op(plan):
 @given(plans)
 def test_every_message_is_given_once_and_taken_once_at_the_places_that_it_says(plan):
     lengths, rows = warm_ups(plan, Routes(plan)), rows_of(plan)
-    turns = make_turns(plan, Routes(plan), lengths)
+    turns = compile_rows(plan, Routes(plan), lengths)
     given_at = [(turn.gives, (worker, place)) for worker in turns for place, turn in enumerate(turns[worker]) if turn.gives]
     taken_at = [(turn.takes, (worker, place)) for worker in turns for place, turn in enumerate(turns[worker]) if turn.takes]
     assert Counter(message for message, _ in given_at) == Counter(message for message, _ in taken_at)
@@ -139,7 +139,7 @@ def test_every_message_is_given_once_and_taken_once_at_the_places_that_it_says(p
 
 def test_a_gradient_goes_back_to_whoever_ran_the_forward_pass():
     plan = recycle.solve(recycle.problem(2, 2, 2, fail="W1_1", costs=(1, 1, 1)), "greedy")
-    turns = make_turns(plan, Routes(plan), warm_ups(plan, Routes(plan)))
+    turns = compile_rows(plan, Routes(plan), warm_ups(plan, Routes(plan)))
     (worker,) = [row.worker for row in plan.rows if row.worker.stage == 1]
     receivers = {turn.microbatch.pipeline: turn.gives.receiver for turn in turns[worker] if turn.gives}
     assert {home: str(receiver) for home, receiver in receivers.items()} == {0: "W0_0", 1: "W1_0"}

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from recycle.core.cluster import Worker
-from recycle.runtime.transport.gloo import Address, GlooLinks
+from recycle.runtime.transport.gloo import GlooTransport, GroupView
 from recycle.runtime.transport.rendezvous import Rendezvous
 
 PATIENCE_S = 30
@@ -38,11 +38,11 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
 
 
 @contextmanager
-def linked(workers: Sequence[Worker]) -> Iterator[list[GlooLinks]]:
+def linked(workers: Sequence[Worker]) -> Iterator[list[GlooTransport]]:
     """The links of these workers in one epoch, each to be used by a thread of its own."""
 
-    def links_of(worker: Worker, store: Rendezvous) -> Callable[[], GlooLinks]:
-        return lambda: GlooLinks(store, Address(worker, workers, epoch=1), {}, 1, (), TIMEOUT)
+    def links_of(worker: Worker, store: Rendezvous) -> Callable[[], GlooTransport]:
+        return lambda: GlooTransport(store, GroupView(worker, workers, epoch=1), {}, 1, (), TIMEOUT)
 
     links = at_once(*(links_of(*pair) for pair in zip(workers, ends(len(workers)), strict=True)))
     try:

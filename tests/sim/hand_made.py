@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from recycle.core.cluster import Shape
 from recycle.core.events.record import Spell
 from recycle.core.events.trace import Change, Trace
-from recycle.sim.campaign.trace_simulation import follow
-from recycle.sim.iteration_times import Timing
+from recycle.sim.campaign.trace_simulation import simulate_trace
+from recycle.sim.iteration_times import IterationTime
 
 SECOND = 1_000_000
 
@@ -33,7 +33,7 @@ class HandMade:
 
     @property
     def timing(self):
-        return Timing(SECOND, 5 * SECOND // 4, 4 * SECOND // 5 * self.num_nodes, (0,) * self.num_stages)
+        return IterationTime(SECOND, 5 * SECOND // 4, 4 * SECOND // 5 * self.num_nodes, (0,) * self.num_stages)
 
     def scaled_us(self, time_us):
         return round(time_us * self.scale)
@@ -47,7 +47,7 @@ def trace(job, *changes, end_s, absent=(), spares=()):
 
 
 def spells(system, given):
-    return [event for event in follow(system, given, system.job.shape) if isinstance(event, Spell)]
+    return [event for event in simulate_trace(system, given, system.job.shape) if isinstance(event, Spell)]
 
 
 def told(found):

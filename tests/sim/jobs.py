@@ -4,14 +4,14 @@ from hypothesis import strategies as st
 
 from recycle.core.cluster import Shape
 from recycle.core.events.trace import Change, Trace
-from recycle.sim.job import Job
+from recycle.sim.job import SimulatedJob
 
 SMALL = "layers=6,hidden=2048,heads=16,sequence=2048,vocabulary=1"
 
 
 def small_job(num_pipelines=3, num_stages=2, num_microbatches=4, scale=10.0):
     """A job whose steps take about a second."""
-    return Job.of(SMALL, "a100-80", Shape(num_pipelines, num_stages, num_microbatches), scale=scale)
+    return SimulatedJob.of(SMALL, "a100-80", Shape(num_pipelines, num_stages, num_microbatches), scale=scale)
 
 
 @st.composite

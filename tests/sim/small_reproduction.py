@@ -7,9 +7,11 @@ from recycle.sim import iteration_times as timings
 from recycle.sim.reproduce import ablation, scale
 from recycle.sim.reproduce import planning_time as planner
 from recycle.sim.reproduce import throughput_table as table
-from recycle.sim.reproduce.published_numbers import Row
+from recycle.sim.reproduce.published_numbers import PublishedRow
 
-ROW = Row("gpt3-medium", 2, 2, 27.58, {"bamboo": (19.47, 18.98, 15.24), "oobleck": (27.26, 25.37, 19.47), "recycle": None})
+ROW = PublishedRow(
+    "gpt3-medium", 2, 2, 27.58, {"bamboo": (19.47, 18.98, 15.24), "oobleck": (27.26, 25.37, 19.47), "recycle": None}
+)
 
 
 def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +29,7 @@ def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "NUM_MICROBATCHES", 8)
     monkeypatch.setattr(table, "NUM_SEEDS", 2)
     monkeypatch.setattr(ablation, "MOST_FAILURES", 2)
-    monkeypatch.setattr(scale, "CLUSTERS", (scale.Cluster("gpt3-medium", 64, 32, ((2, 4), (4, 2))),))
+    monkeypatch.setattr(scale, "CLUSTERS", (scale.ScaleCluster("gpt3-medium", 64, 32, ((2, 4), (4, 2))),))
     monkeypatch.setattr(scale, "NUM_SEEDS", 3)
     monkeypatch.setattr(scale, "MONTH_MODEL", "gpt3-medium")
     monkeypatch.setattr(scale, "MONTH_SHAPE", Shape(2, 4, 4))

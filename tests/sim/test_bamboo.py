@@ -10,9 +10,9 @@ from recycle.core.events.trace import Change, Trace
 from recycle.core.profile import Link, Profile, StageProfile
 from recycle.sim import failure_traces as failures
 from recycle.sim.campaign import placement as seats
-from recycle.sim.campaign.trace_simulation import follow
+from recycle.sim.campaign.trace_simulation import simulate_trace
 from recycle.sim.iteration_times import one_f_one_b
-from recycle.sim.job import Job
+from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import Loss, Members
 from recycle.sim.systems.bamboo import Bamboo, step_time_us, take_over, wants_rebalance
 from recycle.sim.systems.ideal import Ideal
@@ -29,7 +29,7 @@ def bamboo(job, depth=None):
 def after(system, *groups):
     """The verdicts of a system that loses (`-W0_1`) and gets (`+W0_1`) nodes, a group at a time; first that of its start."""
     shape = system.job.shape
-    places = seats.Seats(shape)
+    places = seats.Placement(shape)
     verdicts = [system.begin(places.change(0, (), map(str, shape.workers())).members)]
     for number, group in enumerate(groups, start=1):
         words = group.split()
@@ -90,7 +90,7 @@ def test_pipelines_are_no_deeper_than_the_model_has_layers():
     ],
 )
 def test_of_the_published_models_only_the_smallest_fits_in_80_gb(model, shape, fits):
-    system = bamboo(Job.of(model, "a100-80", shape))
+    system = bamboo(SimulatedJob.of(model, "a100-80", shape))
     assert system.is_out_of_memory is not fits
     verdict = system.begin(Members(shape, frozenset(shape.workers())))
     assert verdict.regime.is_down is not fits
@@ -102,13 +102,13 @@ def test_a_gpu_holds_two_stages_and_the_activations_of_both():
     # A layer: 12 h² + 13 h = 12,596,224 parameters of 16 bytes; sbh (34 + 5as/h) * 2 = 813,694,976 bytes of activations.
     # The first worker: 3 micro-batches of its own and 2 of the next stage, two layers, and (1 + 2048) h positions of 16 bytes;
     # the tokens of its 3 micro-batches take 2 * 8 * 2048 bytes each.
-    job = Job.of("layers=3,hidden=1024,heads=16,vocabulary=1", "a100-80", Shape(2, 3, 8))
+    job = SimulatedJob.of("layers=3,hidden=1024,heads=16,vocabulary=1", "a100-80", Shape(2, 3, 8))
     wanted = 5 * 813_694_976 + 2 * 12_596_224 * 16 + 2049 * 1024 * 16 + 3 * 2 * 8 * 2048
     assert bamboo(job, depth=3).memory_bytes == pytest.approx(wanted, rel=1e-6)
 
 
 def test_a_job_that_is_out_of_memory_stays_down_whatever_happens():
-    verdicts = after(bamboo(Job.of("gpt3-6.7b", "a100-80", Shape(4, 8, 4))), "-W0_0", "-W0_1 -W1_1", "+W0_0")
+    verdicts = after(bamboo(SimulatedJob.of("gpt3-6.7b", "a100-80", Shape(4, 8, 4))), "-W0_0", "-W0_1 -W1_1", "+W0_0")
     assert all(verdict.regime.is_down and not verdict.pauses for verdict in verdicts)
 
 
@@ -241,7 +241,7 @@ def test_a_fail_over_in_a_trace_costs_its_step_and_the_rebalance():
     at_us = 10 * step_us + 1000 * (step_us // 2000)
     names = map(str, job.shape.workers())
     trace = Trace((*(Change(0, True, name) for name in names), Change(at_us, False, "W0_1")), at_us + REBALANCE_US + 5 * step_us)
-    found = [event for event in follow(bamboo(job), trace, job.shape) if isinstance(event, Spell)]
+    found = [event for event in simulate_trace(bamboo(job), trace, job.shape) if isinstance(event, Spell)]
     assert [(spell.state, spell.cause, spell.length_us) for spell in found] == [
         ("train", "", 10 * step_us),
         ("redo", "step in flight", at_us - 10 * step_us),
@@ -259,13 +259,13 @@ def test_a_fail_over_in_a_trace_costs_its_step_and_the_rebalance():
 @pytest.mark.parametrize(("interval_h", "published"), [(6, 19.47), (2, 18.98), (0.5, 15.24)])
 def test_the_published_throughput_is_within_15_per_cent(interval_h, published):
     shape = Shape(16, 2, 8)
-    job = Job.of("gpt3-medium", "a100-80", shape)
+    job = SimulatedJob.of("gpt3-medium", "a100-80", shape)
     fault_free_s = one_f_one_b(job.problem()).period_us / 1e6
     job = job.with_scale(shape.num_chains / 27.58 / fault_free_s)
     samples = 0
     for seed in range(10):
         trace = failures.every(failures.worker_names(16, 2), round(interval_h * HOUR), 6 * HOUR, seed)
-        samples += sum(event.samples for event in follow(bamboo(job), trace, shape) if isinstance(event, Spell))
+        samples += sum(event.samples for event in simulate_trace(bamboo(job), trace, shape) if isinstance(event, Spell))
     assert samples / 10 / (6 * 3600) == pytest.approx(published, rel=0.15)
 
 
@@ -273,7 +273,7 @@ def test_the_published_throughput_is_within_15_per_cent(interval_h, published):
 @given(st.data())
 def test_bamboo_is_never_faster_than_the_ideal(data):
     shape = Shape(*(data.draw(st.integers(1, most)) for most in (4, 3, 6)))
-    job = Job.of(SMALL, "a100-80", shape, scale=10.0)
+    job = SimulatedJob.of(SMALL, "a100-80", shape, scale=10.0)
     peer, ideal = bamboo(job, data.draw(st.none() | st.integers(1, 6))), Ideal(job, one_f_one_b(job.problem()))
     events = seats.events(data.draw(traces(shape)), shape, 0)
     first = next(events)

@@ -12,7 +12,7 @@ from recycle.sim import iteration_times as timings
 from recycle.sim.campaign import campaign
 from recycle.sim.campaign.campaign import Case, run
 from recycle.sim.systems.constants import Constants
-from recycle.sim.systems.registry import SYSTEMS, Setting
+from recycle.sim.systems.registry import SYSTEMS, SystemContext
 from tests.sim.jobs import small_job
 
 SECOND = 1_000_000
@@ -28,7 +28,7 @@ def _plan_here(monkeypatch):
 
 
 def setting(folder=None):
-    return Setting(JOB, Constants.for_model(1e9), folder)
+    return SystemContext(JOB, Constants.for_model(1e9), folder)
 
 
 def cases(folder=None, trace=TRACE):

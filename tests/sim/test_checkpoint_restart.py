@@ -4,7 +4,7 @@ import pytest
 
 from recycle.sim.systems.checkpoint_restart import CheckpointRestart
 from recycle.sim.systems.constants import Constants
-from recycle.sim.systems.registry import Setting
+from recycle.sim.systems.registry import SystemContext
 from tests.sim.hand_made import SECOND, HandMade, spells, told, trace
 
 # Two pipelines of two stages: a step takes 1 s and adds 8 samples; after five steps a checkpoint of 2 s; a restart of 10 s.
@@ -106,5 +106,5 @@ def test_a_job_that_begins_with_a_place_empty_waits():
     [(0, 10, 1, 200), (0, 10, 3, 66), (50, 10, 1, 50), (50, 10, 60, 1), (0, 0, 1, 1)],
 )
 def test_checkpoints_are_as_far_apart_as_told_or_as_young_says(interval_s, checkpoint_s, step_s, steps):
-    setting = Setting(JOB, Constants.for_model(1e9), mtbf_us=2000 * SECOND)
+    setting = SystemContext(JOB, Constants.for_model(1e9), mtbf_us=2000 * SECOND)
     assert setting.steps_between_checkpoints(interval_s * SECOND, checkpoint_s * SECOND, step_s * SECOND) == steps

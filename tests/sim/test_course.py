@@ -11,28 +11,30 @@ from hypothesis import strategies as st
 from recycle.core.cluster import Shape
 from recycle.core.events.record import Spell
 from recycle.core.events.trace import Change, Trace
-from recycle.sim.campaign.trace_simulation import follow
-from recycle.sim.policy import DOWN, Event, Loss, Members, Pause, Regime, Verdict
+from recycle.sim.campaign.trace_simulation import simulate_trace
+from recycle.sim.policy import DOWN, Event, Loss, Members, Pause, PolicyDecision, Regime
 
 SHAPE = Shape(2, 2, 4)
 STEP = Regime(step_us=10, samples=4)
-FIRST = Verdict(STEP, state=0)
+FIRST = PolicyDecision(STEP, state=0)
 
 
 @dataclass(frozen=True)
 class Scripted:
     """A system that answers what the test says, whatever is asked; it remembers nothing."""
 
-    answers: tuple[Verdict, ...]
-    first: Verdict = FIRST
+    answers: tuple[PolicyDecision, ...]
+    first: PolicyDecision = FIRST
     name: str = "scripted"
 
-    def begin(self, members: Members) -> Verdict:
+    def begin(self, members: Members) -> PolicyDecision:
         return self.first
 
-    def change(self, event: Event, state: Any) -> Verdict:
+    def change(self, event: Event, state: Any) -> PolicyDecision:
         answer = self.answers[state]
-        return Verdict(answer.regime, answer.pauses, answer.loses, "", state + 1, answer.keeps_unfinished, answer.drops_samples)
+        return PolicyDecision(
+            answer.regime, answer.pauses, answer.loses, "", state + 1, answer.keeps_unfinished, answer.drops_samples
+        )
 
 
 def trace(*leaves_at_us: int, end_us: int) -> Trace:
@@ -42,7 +44,7 @@ def trace(*leaves_at_us: int, end_us: int) -> Trace:
 
 
 def spells(system, happenings, ready_us=0):
-    return [event for event in follow(system, happenings, SHAPE, ready_us) if isinstance(event, Spell)]
+    return [event for event in simulate_trace(system, happenings, SHAPE, ready_us) if isinstance(event, Spell)]
 
 
 def told(found):
@@ -54,7 +56,7 @@ def test_whole_steps_count_and_the_one_that_the_end_cuts_short_does_not():
 
 
 def test_a_failure_throws_away_the_step_in_flight_and_pauses_the_job():
-    system = Scripted((Verdict(Regime(20, 4), (Pause("regroup", 7),), Loss.STEP),))
+    system = Scripted((PolicyDecision(Regime(20, 4), (Pause("regroup", 7),), Loss.STEP),))
     found = spells(system, trace(25, end_us=75))
     assert told(found) == [
         (0, 20, "train", "", 8),
@@ -66,7 +68,7 @@ def test_a_failure_throws_away_the_step_in_flight_and_pauses_the_job():
 
 
 def test_a_change_that_loses_nothing_waits_for_the_step_in_flight():
-    system = Scripted((Verdict(Regime(5, 4), (Pause("transfer", 3),), Loss.NOTHING),))
+    system = Scripted((PolicyDecision(Regime(5, 4), (Pause("transfer", 3),), Loss.NOTHING),))
     assert told(spells(system, trace(25, end_us=43))) == [
         (0, 20, "train", "", 8),
         (20, 30, "train", "", 4),
@@ -76,8 +78,8 @@ def test_a_change_that_loses_nothing_waits_for_the_step_in_flight():
 
 
 def test_a_failure_during_the_last_step_before_a_switch_loses_that_step():
-    gentle = Verdict(Regime(5, 4), (Pause("transfer", 3),), Loss.NOTHING)
-    hard = Verdict(Regime(10, 4), (Pause("regroup", 2),), Loss.STEP)
+    gentle = PolicyDecision(Regime(5, 4), (Pause("transfer", 3),), Loss.NOTHING)
+    hard = PolicyDecision(Regime(10, 4), (Pause("regroup", 2),), Loss.STEP)
     assert told(spells(Scripted((gentle, hard)), trace(25, 27, end_us=39))) == [
         (0, 20, "train", "", 8),
         (20, 27, "redo", "step in flight", 0),
@@ -88,15 +90,15 @@ def test_a_failure_during_the_last_step_before_a_switch_loses_that_step():
 
 @pytest.mark.parametrize(("keeps", "paused_until"), [(False, 28), (True, 30)])
 def test_a_second_failure_replaces_the_pause_or_adds_to_it(keeps, paused_until):
-    first = Verdict(STEP, (Pause("regroup", 6),), Loss.STEP)
-    second = Verdict(STEP, (Pause("detect", 4),), Loss.STEP, keeps_unfinished=keeps)
+    first = PolicyDecision(STEP, (Pause("regroup", 6),), Loss.STEP)
+    second = PolicyDecision(STEP, (Pause("detect", 4),), Loss.STEP, keeps_unfinished=keeps)
     found = spells(Scripted((first, second)), trace(20, 24, end_us=60))
     assert sum(spell.length_us for spell in found if spell.state == "pause") == paused_until - 20
 
 
 def test_a_roll_back_takes_back_all_steps_since_the_last_whole_checkpoint():
     regime = Regime(10, 4, checkpoint_every=3, checkpoint_us=5)
-    system = Scripted((Verdict(regime, (Pause("restart", 8),), Loss.SINCE_CHECKPOINT),), Verdict(regime, state=0))
+    system = Scripted((PolicyDecision(regime, (Pause("restart", 8),), Loss.SINCE_CHECKPOINT),), PolicyDecision(regime, state=0))
     # Steps end at 10, 20, 30, a checkpoint at 35, steps at 45 and 55; the failure at 58 leaves the first three.
     found = spells(system, trace(58, end_us=66))
     assert told(found) == [
@@ -111,7 +113,7 @@ def test_a_roll_back_takes_back_all_steps_since_the_last_whole_checkpoint():
 
 def test_a_checkpoint_that_a_failure_interrupts_does_not_count():
     regime = Regime(10, 4, checkpoint_every=3, checkpoint_us=5)
-    system = Scripted((Verdict(regime, (), Loss.SINCE_CHECKPOINT),), Verdict(regime, state=0))
+    system = Scripted((PolicyDecision(regime, (), Loss.SINCE_CHECKPOINT),), PolicyDecision(regime, state=0))
     found = spells(system, trace(33, end_us=63))
     assert sum(spell.samples for spell in found) == 12
     assert found[0].state == "redo"
@@ -119,7 +121,7 @@ def test_a_checkpoint_that_a_failure_interrupts_does_not_count():
 
 
 def test_without_a_regime_the_job_is_down_until_a_change_brings_one():
-    system = Scripted((Verdict(DOWN, (), Loss.STEP), Verdict(STEP, (), Loss.NOTHING)))
+    system = Scripted((PolicyDecision(DOWN, (), Loss.STEP), PolicyDecision(STEP, (), Loss.NOTHING)))
     assert told(spells(system, trace(20, 30, end_us=50))) == [
         (0, 20, "train", "", 8),
         (20, 30, "down", "too few workers", 0),
@@ -128,7 +130,7 @@ def test_without_a_regime_the_job_is_down_until_a_change_brings_one():
 
 
 def test_what_a_change_drops_is_told_apart_from_what_is_done_again():
-    found = spells(Scripted((Verdict(STEP, (), Loss.STEP, drops_samples=True),)), trace(25, end_us=45))
+    found = spells(Scripted((PolicyDecision(STEP, (), Loss.STEP, drops_samples=True),)), trace(25, end_us=45))
     assert [(spell.cause, spell.discarded) for spell in found if spell.state == "redo"] == [("dropped", 2)]
 
 
@@ -141,7 +143,7 @@ REGIMES = st.builds(
     checkpoint_us=st.integers(0, 20),
 )
 VERDICTS = st.builds(
-    Verdict,
+    PolicyDecision,
     REGIMES,
     st.lists(st.builds(Pause, st.sampled_from(["regroup", "plan"]), st.integers(1, 40)), max_size=3).map(tuple),
     st.sampled_from(Loss),
@@ -155,7 +157,7 @@ VERDICTS = st.builds(
 def test_time_is_conserved_whatever_a_system_answers(answers, first, times, more):
     times = sorted(times)
     end_us = (times[-1] if times else 0) + more
-    found = spells(Scripted(tuple(answers), Verdict(first, state=0)), trace(*times, end_us=end_us))
+    found = spells(Scripted(tuple(answers), PolicyDecision(first, state=0)), trace(*times, end_us=end_us))
     assert found[0].start_us == 0
     assert found[-1].end_us == end_us
     assert all(before.end_us == after.start_us for before, after in pairwise(found))

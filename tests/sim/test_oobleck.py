@@ -10,19 +10,19 @@ from recycle.core.events.record import Spell
 from recycle.core.events.trace import Change, Trace
 from recycle.planner.profiles.catalog import ModelSpec, parse_gpu
 from recycle.sim.campaign import placement as seats
-from recycle.sim.campaign.trace_simulation import follow
-from recycle.sim.iteration_times import Timing
-from recycle.sim.job import Job
+from recycle.sim.campaign.trace_simulation import simulate_trace
+from recycle.sim.iteration_times import IterationTime
+from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import DOWN, Event, Loss, Members, Pause, Regime
 from recycle.sim.systems.ideal import Ideal
-from recycle.sim.systems.oobleck.policy import Layout, Oobleck, OobleckByTable, repair
+from recycle.sim.systems.oobleck.policy import Oobleck, OobleckByTable, OobleckLayout, repair
 from tests.sim.jobs import traces
 
 SECOND = 1_000_000
 SHAPE = Shape(4, 3, 8)
 # A parameter takes 24 bytes by Oobleck's rule: two nodes of this memory hold the 0.11 billion of this model.
 MODEL = ModelSpec("small", num_layers=8, hidden=1024, num_heads=16, vocabulary=4096)
-JOB = Job(MODEL, parse_gpu("a100-80,memory=2GB"), SHAPE)
+JOB = SimulatedJob(MODEL, parse_gpu("a100-80,memory=2GB"), SHAPE)
 
 
 def nodes(*numbers):
@@ -108,7 +108,7 @@ def test_all_nodes_begin_in_at_least_four_pipelines(oobleck):
 
 
 def test_a_failure_shortens_the_pipeline_that_it_hits_and_no_other(oobleck):
-    before = Layout((nodes(0, 1, 2), *((Worker(p, 0), Worker(p, 1), Worker(p, 2)) for p in (1, 2, 3))), frozenset())
+    before = OobleckLayout((nodes(0, 1, 2), *((Worker(p, 0), Worker(p, 1), Worker(p, 2)) for p in (1, 2, 3))), frozenset())
     verdict = oobleck.change(losing(Worker(0, 1)), before)
     assert verdict.state.pipelines == (nodes(0, 2), *before.pipelines[1:])
     assert verdict.loses is Loss.STEP
@@ -122,7 +122,7 @@ def test_a_node_that_joins_waits_for_the_next_reconfiguration(oobleck):
     fewer = oobleck.change(losing(Worker(0, 0)), first.state)
     joins = Event(0, members(), joined=(Worker(0, 0),))
     waiting = oobleck.change(joins, fewer.state)
-    assert waiting.state == Layout(fewer.state.pipelines, frozenset({Worker(0, 0)}))
+    assert waiting.state == OobleckLayout(fewer.state.pipelines, frozenset({Worker(0, 0)}))
     assert (waiting.pauses, waiting.loses, waiting.keeps_unfinished) == ((), Loss.NOTHING, True)
     assert waiting.regime.step_us == fewer.regime.step_us
     assert waiting.regime.busy_share < fewer.regime.busy_share
@@ -162,7 +162,7 @@ def test_too_few_nodes_stop_the_job_until_one_joins(oobleck):
 
 
 def test_a_job_that_no_pipeline_holds_is_down_from_the_start():
-    tight = Job(MODEL, parse_gpu("a100-80,memory=100MB"), SHAPE)
+    tight = SimulatedJob(MODEL, parse_gpu("a100-80,memory=100MB"), SHAPE)
     verdict = Oobleck(tight, SECOND).begin(members())
     assert verdict.regime == DOWN
     gone = Event(0, members(*SHAPE.workers()), tuple(SHAPE.workers()))
@@ -196,7 +196,7 @@ def test_a_negative_number_of_faults_is_refused():
 
 
 def spells(system, trace, shape=SHAPE):
-    return [event for event in follow(system, trace, shape) if isinstance(event, Spell)]
+    return [event for event in simulate_trace(system, trace, shape) if isinstance(event, Spell)]
 
 
 def test_a_job_that_loses_one_node_after_another_trains_until_too_few_are_left(oobleck):
@@ -217,14 +217,16 @@ def test_a_job_that_loses_one_node_after_another_trains_until_too_few_are_left(o
 def jobs(draw):
     model = ModelSpec("random", draw(st.integers(4, 12)), 256 * draw(st.integers(2, 8)), 4, vocabulary=1000)
     gpu = parse_gpu(draw(st.sampled_from(["a100-80", "a100-80,memory=2GB", "h200,inter=10Gbit/s"])))
-    return Job(model, gpu, Shape(*(draw(st.integers(1, most)) for most in (5, 4, 8))), scale=draw(st.sampled_from([1.0, 7.5])))
+    return SimulatedJob(
+        model, gpu, Shape(*(draw(st.integers(1, most)) for most in (5, 4, 8))), scale=draw(st.sampled_from([1.0, 7.5]))
+    )
 
 
 @settings(max_examples=40, deadline=None)
 @given(jobs(), st.booleans(), st.data())
 def test_oobleck_is_never_faster_than_the_ideal(job, reinstantiates, data):
     work_us = job.num_microbatches * sum(stage.forward_us + stage.fused_us for stage in job.profile(1).stages)
-    ideal = Ideal(job, Timing(1, 1, work_us, (0,) * job.shape.num_stages))
+    ideal = Ideal(job, IterationTime(1, 1, work_us, (0,) * job.shape.num_stages))
     system = Oobleck(job, SECOND, data.draw(st.integers(0, 3)), reinstantiates)
     events = seats.events(data.draw(traces(job.shape)), job.shape, 0)
     first = next(events)

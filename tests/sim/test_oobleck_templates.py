@@ -11,13 +11,13 @@ from recycle.core.cluster import Shape
 from recycle.core.profile import Link
 from recycle.planner.profiles.catalog import ModelSpec, parse_gpu
 from recycle.planner.profiles.estimate import LayerCost
-from recycle.sim.job import Job
-from recycle.sim.systems.oobleck.instances import Costs, Instances, instances, slowest_ns
+from recycle.sim.job import SimulatedJob
+from recycle.sim.systems.oobleck.instances import Instances, TemplateCosts, instances, slowest_ns
 from recycle.sim.systems.oobleck.multisets import exchanges, multisets, num_multisets, of_two_sizes
 from recycle.sim.systems.oobleck.templates import (
     Template,
     bearable_faults,
-    cut,
+    cut_layers,
     fewest_nodes,
     planned_time,
     template_sizes,
@@ -39,7 +39,7 @@ def all_cuts(num_layers, num_stages):
 def hand_made(slowest, *, num_microbatches=12, num_wanted=1, fewest=1, gradient_bytes=0.0, link=None):
     """Instances of templates from `fewest` nodes on whose slowest stages take so many µs; one micro-batch takes 100 µs in all."""
     made = tuple(Template((1,) * size, 1000 * latency, gradient_bytes / size) for size, latency in enumerate(slowest, fewest))
-    return Instances(made, num_wanted, Costs(num_microbatches, 100_000, link or Link(), 0.0))
+    return Instances(made, num_wanted, TemplateCosts(num_microbatches, 100_000, link or Link(), 0.0))
 
 
 @pytest.mark.parametrize(
@@ -62,26 +62,26 @@ def test_the_planned_time_follows_the_published_formula(stages, wanted):
 @given(LATENCIES, st.data())
 def test_a_cut_is_the_best_of_all_cuts(latencies, data):
     num_stages = data.draw(st.integers(1, len(latencies)))
-    found = cut(latencies, num_stages)
+    found = cut_layers(latencies, num_stages)
     assert (len(found), sum(found), min(found) >= 1) == (num_stages, len(latencies), True)
     best = min(planned_time(stage_latencies(latencies, every)) for every in all_cuts(len(latencies), num_stages))
     assert planned_time(stage_latencies(latencies, found)) == best
 
 
 def test_equal_layers_are_cut_equally():
-    assert cut((5,) * 24, 6) == (4,) * 6
+    assert cut_layers((5,) * 24, 6) == (4,) * 6
 
 
 def test_a_cut_prefers_the_slowest_stage_early():
     # 8 + (2*3 + 1 + 1) * 3 + 5 = 37; with the last slowest stage at the end, (2, 3, 3) or (3, 2, 3), it would be 38.
-    assert cut((1,) * 8, 3) == (3, 3, 2)
+    assert cut_layers((1,) * 8, 3) == (3, 3, 2)
 
 
 def test_all_templates_of_a_deep_model_are_cut_in_two_seconds():
     latencies = tuple(10_000_000 + 7919 * layer * layer % 5_000_000 for layer in range(100))
     start = process_time()
     for num_stages in range(1, 65):
-        cut(latencies, num_stages)
+        cut_layers(latencies, num_stages)
     assert process_time() - start < 2
 
 
@@ -173,7 +173,7 @@ def test_pipelines_reduce_the_gradients_of_the_biggest_stage():
 
 
 def test_an_iteration_is_the_profiles_own_with_the_same_cut():
-    job = Job(ModelSpec("x", 8, 1024, 16, vocabulary=1), parse_gpu("a100-80"), Shape(4, 1, 8))
+    job = SimulatedJob(ModelSpec("x", 8, 1024, 16, vocabulary=1), parse_gpu("a100-80"), Shape(4, 1, 8))
     profile = job.profile(1)
     stage = profile.stages[0]
     one_f_one_b = 8 * (stage.forward_us + stage.fused_us) + profile.reduce_us(0, 4) + stage.optimizer_us
@@ -207,7 +207,7 @@ def jobs(draw, most_nodes=24):
     gpu = parse_gpu(draw(st.sampled_from(["a100-80", "h200", "a100-80,inter=10Gbit/s", "a100-80,memory=10GB"])))
     num_stages = draw(st.integers(1, 6))
     shape = Shape(draw(st.integers(1, most_nodes // num_stages)), num_stages, draw(st.integers(1, 40)))
-    return Job(model, gpu, shape)
+    return SimulatedJob(model, gpu, shape)
 
 
 @settings(max_examples=60, deadline=None)
@@ -237,7 +237,7 @@ def test_no_other_pipelines_are_faster_than_the_best(job, faults):
 
 
 def test_thousands_of_nodes_are_instantiated_in_a_second():
-    given_ = instances(Job.of("gpt3-6.7b", "a100-80", Shape(256, 8, 32)), 3)
+    given_ = instances(SimulatedJob.of("gpt3-6.7b", "a100-80", Shape(256, 8, 32)), 3)
     start = process_time()
     found = given_.best(2048)
     assert sum(found) == 2048

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import Spell
 from recycle.core.events.trace import Change, Trace
-from recycle.sim.campaign.trace_simulation import follow
-from recycle.sim.iteration_times import Timings, one_f_one_b
+from recycle.sim.campaign.trace_simulation import simulate_trace
+from recycle.sim.iteration_times import IterationTimes, one_f_one_b
 from recycle.sim.policy import Event, Loss, Members
 from recycle.sim.systems.constants import RecycleConstants
 from recycle.sim.systems.ideal import Ideal
@@ -16,7 +16,7 @@ from recycle.sim.systems.recycle import Recycle
 from tests.sim.jobs import small_job, traces
 
 JOB = small_job()
-TIMINGS = Timings(JOB.problem())
+TIMINGS = IterationTimes(JOB.problem())
 BASE = one_f_one_b(JOB.problem())
 
 
@@ -29,7 +29,7 @@ def members(*dead):
 
 
 def spells(system, trace):
-    return [event for event in follow(system, trace, JOB.shape) if isinstance(event, Spell)]
+    return [event for event in simulate_trace(system, trace, JOB.shape) if isinstance(event, Spell)]
 
 
 @settings(deadline=None, max_examples=60)

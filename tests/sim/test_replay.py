@@ -17,7 +17,7 @@ from recycle.core.op import Op
 from recycle.core.plans.plan import Plan
 from recycle.core.problem import Memory, Problem
 from recycle.core.profile import Link, Profile, StageProfile
-from recycle.sim.replay.event_queue import Clock
+from recycle.sim.replay.event_queue import EventQueue
 from recycle.sim.replay.replay import Conditions, replay
 from recycle.sim.replay.replay_result import Replay
 from recycle.sim.replay.time_shares import memory_curve, peak_memory, shares, windows_us
@@ -354,7 +354,7 @@ def test_times_that_outgrow_the_clock_are_refused_in_a_sentence() -> None:
 
 
 def test_the_clock_goes_by_time_then_priority_then_order_of_asking() -> None:
-    clock: Clock[str] = Clock()
+    clock: EventQueue[str] = EventQueue()
     for time, what, priority in ((5, "d", 1), (3, "a", 9), (5, "e", 1), (5, "c", 0), (4, "b", 0)):
         clock.at(time, what, priority)
     assert [clock.next() for _ in range(len(clock))] == ["a", "b", "c", "d", "e"]

@@ -5,25 +5,25 @@ import pytest
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.events.trace import Change, Trace
-from recycle.sim.campaign.placement import Seats, effective, events
+from recycle.sim.campaign.placement import Placement, effective, events
 
 SHAPE = Shape(2, 2, 4)
 
 
 def test_nodes_that_are_called_like_workers_take_their_own_places():
-    event = Seats(SHAPE).change(0, (), ["W1_1", "W0_1"])
+    event = Placement(SHAPE).change(0, (), ["W1_1", "W0_1"])
     assert event.members.live == {Worker(1, 1), Worker(0, 1)}
 
 
 def test_other_nodes_fill_the_places_in_order_and_the_rest_are_spare():
-    event = Seats(SHAPE).change(0, (), [f"node{number}" for number in range(6)])
+    event = Placement(SHAPE).change(0, (), [f"node{number}" for number in range(6)])
     assert event.members.live == frozenset(SHAPE.workers())
     assert event.members.num_spare == 2
     assert event.members.num_live == 6
 
 
 def test_a_spare_steps_in_for_a_node_that_leaves():
-    seats = Seats(SHAPE)
+    seats = Placement(SHAPE)
     seats.change(0, (), [f"node{number}" for number in range(5)])
     event = seats.change(7, ["node2"], ())
     assert event.left == event.joined == (Worker(1, 0),)
@@ -32,7 +32,7 @@ def test_a_spare_steps_in_for_a_node_that_leaves():
 
 
 def test_a_newcomer_takes_the_place_that_has_been_empty_longest():
-    seats = Seats(SHAPE)
+    seats = Placement(SHAPE)
     seats.change(0, (), ["a", "b", "c", "d"])
     seats.change(1, ["c"], ())
     seats.change(2, ["a"], ())
@@ -40,7 +40,7 @@ def test_a_newcomer_takes_the_place_that_has_been_empty_longest():
 
 
 def test_a_worker_that_returns_gets_its_own_place_back_if_it_is_free():
-    seats = Seats(SHAPE)
+    seats = Placement(SHAPE)
     seats.change(0, (), ["W0_0", "W0_1", "W1_0", "W1_1"])
     seats.change(1, ["W1_1"], ())
     seats.change(2, ["W0_0"], ())
@@ -49,7 +49,7 @@ def test_a_worker_that_returns_gets_its_own_place_back_if_it_is_free():
 
 def test_a_worker_that_the_cluster_does_not_have_is_refused_by_name():
     with pytest.raises(UserError, match="W7_0"):
-        Seats(SHAPE).change(0, (), ["W7_0"])
+        Placement(SHAPE).change(0, (), ["W7_0"])
 
 
 def test_an_added_node_counts_when_it_is_ready_and_not_at_all_if_it_left_before():

@@ -13,10 +13,10 @@ from recycle.core.events.record import Changed, Spell
 from recycle.core.events.trace import Change, Trace
 from recycle.report.record.metrics import measure
 from recycle.sim import iteration_times as timings
-from recycle.sim.campaign.trace_simulation import follow
+from recycle.sim.campaign.trace_simulation import simulate_trace
 from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.ideal import FaultScaled, Ideal
-from recycle.sim.systems.registry import SYSTEMS, Setting, parse_systems
+from recycle.sim.systems.registry import SYSTEMS, SystemContext, parse_systems
 from tests.sim.hand_made import HandMade, spells, told, trace
 from tests.sim.jobs import small_job
 
@@ -56,7 +56,7 @@ def system(tmp_path_factory):
     @cache
     def make(name, shape, constants):
         job = small_job(shape.num_pipelines, shape.num_stages, shape.num_microbatches)
-        return SYSTEMS[name](Setting(job, CONSTANTS[constants], folder, mtbf_us=120 * SECOND))
+        return SYSTEMS[name](SystemContext(job, CONSTANTS[constants], folder, mtbf_us=120 * SECOND))
 
     yield make
     monkeypatch.undo()
@@ -86,7 +86,7 @@ def named(first, *changes, end_s):
 
 def run(system, campaign, name):
     shape, constants, trace = campaign
-    return follow(system(name, shape, constants), trace, shape, CONSTANTS[constants].ready_us)
+    return simulate_trace(system(name, shape, constants), trace, shape, CONSTANTS[constants].ready_us)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -141,11 +141,13 @@ def test_the_ideal_does_not_wait_for_a_step_that_one_worker_began_alone(system):
     first, *others = map(str, shape.workers())
     trace = named([first], *((1, True, name) for name in others), end_s=9)
     alone, together = (
-        samples(follow(system("ideal", shape, "hasty"), given, shape))
+        samples(simulate_trace(system("ideal", shape, "hasty"), given, shape))
         for given in (named([first], end_s=9), named([first, *others], end_s=9))
     )
     # One second alone and eight together, of nine seconds each; steps of the ideal are a sample or two.
-    assert samples(follow(system("ideal", shape, "hasty"), trace, shape)) == pytest.approx(alone / 9 + together * 8 / 9, abs=4)
+    assert samples(simulate_trace(system("ideal", shape, "hasty"), trace, shape)) == pytest.approx(
+        alone / 9 + together * 8 / 9, abs=4
+    )
 
 
 @settings(deadline=None, max_examples=100)
@@ -169,7 +171,7 @@ def test_the_same_trace_gives_the_same_record(system, name, campaign):
 def test_when_everybody_has_left_the_job_is_down_until_the_end(system, name, shape):
     names = [str(worker) for worker in shape.workers()]
     trace = named(names, *((60, False, name) for name in names), end_s=180)
-    *_, last = follow(system(name, shape, "default"), trace, shape)
+    *_, last = simulate_trace(system(name, shape, "default"), trace, shape)
     assert (last.state, last.end_us, last.num_live) == ("down", 180 * SECOND, 0)
     # The yardsticks do not lose the step in flight: they end it first.
     assert last.length_us > 110 * SECOND if name in ("ideal", "fault-scaled") else last.length_us == 120 * SECOND
@@ -180,7 +182,7 @@ def test_a_job_whose_nodes_come_late_waits_for_them(system, name):
     shape = Shape(2, 3, 5)
     names = [str(worker) for worker in shape.workers()]
     trace = Trace((Change(0, True, "W0_0"), *(Change(60 * SECOND, True, name) for name in names[1:])), 1800 * SECOND)
-    found = measure(follow(system(name, shape, "default"), trace, shape, DEFAULT.ready_us))
+    found = measure(simulate_trace(system(name, shape, "default"), trace, shape, DEFAULT.ready_us))
     assert found.samples > 0
     # Three stages on one node do not fit most systems: these are down for 60 s, and 45 s until the others can be used.
     alone = {"oobleck", "varuna", "checkpoint-restart-spare", "fault-scaled", "ideal"}
@@ -193,7 +195,7 @@ def test_a_spare_that_comes_and_goes_changes_nothing(system, name):
     names = [str(worker) for worker in shape.workers()]
     quiet = named(names, end_s=300)
     busy = named(names, (60, True, "node0"), (120, True, "node1"), (200, False, "node0"), (220, False, "node1"), end_s=300)
-    found, wanted = (measure(follow(system(name, shape, "default"), trace, shape)) for trace in (busy, quiet))
+    found, wanted = (measure(simulate_trace(system(name, shape, "default"), trace, shape)) for trace in (busy, quiet))
     assert (found.samples, found.pause_us, found.redo_us) == (wanted.samples, wanted.pause_us, wanted.redo_us)
 
 
@@ -201,7 +203,7 @@ def test_a_spare_that_comes_and_goes_changes_nothing(system, name):
 def test_a_spare_that_steps_in_at_once_does_not_save_the_step_in_flight(system, name):
     shape = Shape(3, 2, 4)
     names = [*map(str, shape.workers()), "node0"]
-    record = follow(system(name, shape, "default"), named(names, (100, False, "W1_1"), end_s=1000), shape)
+    record = simulate_trace(system(name, shape, "default"), named(names, (100, False, "W1_1"), end_s=1000), shape)
     found = measure(record)
     assert found.redo_us > 0
     assert found.pause_us > 0

@@ -5,7 +5,7 @@ from recycle.planner.failure_normalization import least_bound
 from recycle.planner.problem_from_text import problem as describe
 from recycle.planner.solve import solve_normalized
 from recycle.sim import iteration_times as module
-from recycle.sim.iteration_times import Timings, one_f_one_b
+from recycle.sim.iteration_times import IterationTimes, one_f_one_b
 from tests.sim.jobs import small_job
 
 JOB = small_job(num_pipelines=4, num_stages=3, num_microbatches=6)
@@ -13,7 +13,7 @@ PROBLEM = JOB.problem()
 
 
 def test_every_number_of_failures_has_a_period_near_its_own_plan():
-    timings = Timings(PROBLEM)
+    timings = IterationTimes(PROBLEM)
     timings.prepare(9)
     for count in range(10):
         found = timings.normalized(count)
@@ -27,7 +27,7 @@ def test_every_number_of_failures_has_a_period_near_its_own_plan():
 def test_few_plans_serve_many_numbers_of_failures(monkeypatch):
     asked = []
     monkeypatch.setattr(module, "spread", lambda function, given: asked.extend(given) or [function(one) for one in given])
-    timings = Timings(describe(4, 8, 8, costs="10,10,10"))
+    timings = IterationTimes(describe(4, 8, 8, costs="10,10,10"))
     timings.prepare(16)
     num_planned = len(asked)
     periods = [timings.normalized(count).period_us for count in range(17)]
@@ -38,25 +38,25 @@ def test_few_plans_serve_many_numbers_of_failures(monkeypatch):
 
 def test_the_answer_does_not_depend_on_what_was_asked_before():
     problem = describe(4, 4, 6, costs="10,13,9", comm=1, memory=8)
-    prepared = Timings(problem)
+    prepared = IterationTimes(problem)
     prepared.prepare(11)
     for count in (11, 3):
-        assert Timings(problem).normalized(count) == prepared.normalized(count)
+        assert IterationTimes(problem).normalized(count) == prepared.normalized(count)
 
 
 def test_what_was_planned_once_is_read_from_disk(tmp_path, monkeypatch):
-    first = Timings(PROBLEM, tmp_path)
+    first = IterationTimes(PROBLEM, tmp_path)
     known = (first.normalized(2), first.as_is((1, 0, 1)), one_f_one_b(PROBLEM, tmp_path))
     monkeypatch.setattr(module, "_plan", lambda given: 1 / 0)
-    again = Timings(PROBLEM, tmp_path)
+    again = IterationTimes(PROBLEM, tmp_path)
     assert (again.normalized(2), again.as_is((1, 0, 1)), one_f_one_b(PROBLEM, tmp_path)) == known
 
 
 def test_a_broken_file_is_planned_again(tmp_path):
-    known = Timings(PROBLEM, tmp_path).fault_free()
+    known = IterationTimes(PROBLEM, tmp_path).fault_free()
     (path,) = tmp_path.iterdir()
     path.write_text(path.read_text()[:40])
-    assert Timings(PROBLEM, tmp_path).fault_free() == known
+    assert IterationTimes(PROBLEM, tmp_path).fault_free() == known
 
 
 def test_1f1b_takes_its_textbook_time():

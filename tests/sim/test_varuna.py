@@ -12,9 +12,9 @@ from recycle.core.events.record import Spell
 from recycle.core.events.trace import Change, Trace
 from recycle.core.profile import Link, Profile, StageProfile
 from recycle.sim.campaign import placement as seats
-from recycle.sim.campaign.trace_simulation import follow
+from recycle.sim.campaign.trace_simulation import simulate_trace
 from recycle.sim.iteration_times import one_f_one_b
-from recycle.sim.job import Job
+from recycle.sim.job import SimulatedJob
 from recycle.sim.one_f_one_b import most_bytes, pipeline_us
 from recycle.sim.systems.ideal import Ideal
 from recycle.sim.systems.varuna import Varuna, best_layout, depths
@@ -61,7 +61,7 @@ def trace(*changes, end_s):
 
 
 def spells(happenings, system=None):
-    return [event for event in follow(system or varuna(), happenings, SHAPE) if isinstance(event, Spell)]
+    return [event for event in simulate_trace(system or varuna(), happenings, SHAPE) if isinstance(event, Spell)]
 
 
 def told(found):
@@ -178,7 +178,7 @@ def test_a_checkpoint_is_due_as_often_as_said_whatever_happens():
 
 
 def test_gpt3_medium_is_trained_no_slower_than_in_its_own_shape():
-    job = Job.of("gpt3-medium", "a100-80", Shape(16, 2, 8))
+    job = SimulatedJob.of("gpt3-medium", "a100-80", Shape(16, 2, 8))
     assert best_layout(job, 32).step_us <= one_f_one_b(job.problem()).period_us
 
 
@@ -186,7 +186,7 @@ def test_gpt3_medium_is_trained_no_slower_than_in_its_own_shape():
 @given(st.data())
 def test_varuna_is_never_faster_than_the_ideal(data):
     shape = Shape(*(data.draw(st.integers(1, most)) for most in (4, 3, 6)))
-    job = Job.of(SMALL, "a100-80", shape, scale=10.0)
+    job = SimulatedJob.of(SMALL, "a100-80", shape, scale=10.0)
     peer, ideal = varuna(job), Ideal(job, one_f_one_b(job.problem()))
     events = seats.events(data.draw(traces(shape)), shape, 0)
     first = next(events)
@@ -201,5 +201,5 @@ def test_varuna_is_never_faster_than_the_ideal(data):
 @given(traces(Shape(3, 2, 4)))
 def test_every_microsecond_of_any_trace_is_in_one_spell(happenings):
     job = small_job()
-    found = [event for event in follow(varuna(job), happenings, job.shape) if isinstance(event, Spell)]
+    found = [event for event in simulate_trace(varuna(job), happenings, job.shape) if isinstance(event, Spell)]
     assert sum(spell.length_us for spell in found) == happenings.end_us

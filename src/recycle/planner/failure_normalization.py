@@ -2,7 +2,7 @@
 
 There are exponentially many failure sets but only one number of failures. For each number, the failures are put where they
 hurt least: `best_distribution` says how many at each stage. At run time a real
-failure set is turned into the planned one by letting live workers change stage (`moves`), if that pays (`judge`).
+failure set is turned into the planned one by letting live workers change stage (`moves`), if that pays (`judge_move`).
 """
 
 import heapq
@@ -217,7 +217,7 @@ def move_time_us(problem: Problem, takeover: Takeover) -> int:
     return max(times, default=0)
 
 
-def judge(as_is_us: int, normalized_us: int, move_us: int, num_iterations: int) -> Judgement:
+def judge_move(as_is_us: int, normalized_us: int, move_us: int, num_iterations: int) -> Judgement:
     """Say whether moving pays within `num_iterations`, the time expected until the next failure."""
     saved = (as_is_us - normalized_us) * num_iterations
     if saved > move_us:

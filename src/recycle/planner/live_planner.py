@@ -16,8 +16,16 @@ from recycle.core.plans.plan import Plan, Row
 from recycle.core.plans.plan_source import Answer, num_live_at, seats_for
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
-from recycle.planner.failure_normalization import Distribution, Judgement, Move, Takeover, best_distribution, judge, move_time_us
-from recycle.planner.heuristic.greedy import load
+from recycle.planner.failure_normalization import (
+    Distribution,
+    Judgement,
+    Move,
+    Takeover,
+    best_distribution,
+    judge_move,
+    move_time_us,
+)
+from recycle.planner.heuristic.greedy import compile_kernels
 from recycle.planner.model.lower_bound import Bounds, lower_bound
 from recycle.planner.solve import solve
 
@@ -55,7 +63,7 @@ class Planner:
             raise ForeignPlan("the plan was made for another shape, profile, memory or techniques than this job has: plan again")
 
     def answer(self, failed: frozenset[Worker]) -> Answer:
-        load()  # with the first question, when nobody is in a hurry yet, rather than with the first that is hard
+        compile_kernels()  # with the first question, when nobody is in a hurry yet, rather than with the first that is hard
         num_live = num_live_at(self.problem.shape, failed)
         if self.given is not None and self.given.problem.cluster.failed == failed:
             return _answer(self.given, failed, "the plan that the job was given")
@@ -114,7 +122,7 @@ class Planner:
 
     def _judge(self, as_is: Plan, other_us: int, seats: Mapping[Worker, Worker]) -> Judgement:
         move_us = move_time_us(as_is.problem, Takeover(_moves(seats), dict(seats)))
-        return judge(as_is.period_us, other_us, move_us, self.expected_iterations)
+        return judge_move(as_is.period_us, other_us, move_us, self.expected_iterations)
 
     def _plan(self, cluster: Cluster) -> Plan:
         num_ops = 3 * self.problem.shape.num_stages * self.problem.shape.num_chains

@@ -80,11 +80,11 @@ def _answer(problem: Problem, method: str, deadline: float, effort: int, least_u
 
 def _search(problem: Problem, bound: int, effort: int, out_of_time: Callable[[], bool], least_us: int | None = None) -> Schedule:
     """The greedy schedule, splitting backward passes only where it pays."""
-    schedule = fuse(problem, greedy.solve(problem, bound, effort, out_of_time, least_us))
+    schedule = fuse(problem, greedy.solve_greedy(problem, bound, effort, out_of_time, least_us))
     if problem.techniques.decoupled and any(s.fused_us < s.input_us + s.weight_us for s in problem.profile.stages):
         # Splitting costs time here, so it may pay nowhere at all.
         whole = replace(problem, techniques=replace(problem.techniques, decoupled=False))
-        unsplit = split_where_cheaper(problem, greedy.solve(whole, bound, effort, out_of_time, least_us))
+        unsplit = split_where_cheaper(problem, greedy.solve_greedy(whole, bound, effort, out_of_time, least_us))
         return unsplit if _is_shorter(problem, unsplit, schedule) else schedule
     return schedule
 
@@ -98,12 +98,12 @@ def _exact_method(
     if method == "milp":
         from recycle.planner.exact import milp
 
-        return milp.solve
+        return milp.solve_milp
     num_ops = schedule.pipeline.size * (3 if problem.techniques.decoupled else 2)
     if method == "cpsat" or (schedule.period_us(problem) > bound and num_ops <= MOST_OPS_FOR_EXACT):
         from recycle.planner.exact import cpsat
 
-        return cpsat.solve
+        return cpsat.solve_cpsat
     return None
 
 

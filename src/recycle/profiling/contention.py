@@ -25,7 +25,7 @@ _NUM_TURNS, _NUM_SWEEPS = 20, 20
 _FAR = 0.15
 
 
-class Crowd:
+class Contenders:
     """How many workers computed when, from the spans of all of them."""
 
     def __init__(self, spans_us: Sequence[tuple[int, int]]) -> None:

@@ -24,8 +24,8 @@ from recycle.core.events.record import REDUCE
 from recycle.core.op import Kind, Op
 from recycle.core.plans.rules import needs
 from recycle.core.profile import QUARTILE, Link, Profile, Spread, StageProfile, Taken
-from recycle.profiling.contention import Crowd, Timed, What, costs_and_levels
-from recycle.profiling.plan_runner import Played, State
+from recycle.profiling.contention import Contenders, Timed, What, costs_and_levels
+from recycle.profiling.plan_runner import PlanRun, WeightState
 from recycle.runtime.compute.stage_costs import StageBytes
 from recycle.runtime.execute.executor import Span
 
@@ -49,7 +49,7 @@ class _Ran:
 
 
 @dataclass(slots=True)
-class Reading:
+class ProfileFit:
     """Durations in µs, of all workers of a shape; beside one, at most `most_others` compute. `ops` are by worker and play."""
 
     shape: Shape
@@ -60,7 +60,7 @@ class Reading:
     reductions: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     steps: defaultdict[Worker, list[int]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, played: Mapping[Worker, Played], first: int) -> None:
+    def add(self, played: Mapping[Worker, PlanRun], first: int) -> None:
         """Read the iterations from number `first` on."""
         ran = {worker: [pair for spans in told.spans[first:] for pair in _ran(spans)] for worker, told in played.items()}
         busy_us = list[tuple[int, int]]()
@@ -70,7 +70,7 @@ class Reading:
             if iteration >= first:
                 self._add_ways({op: one for own in spans.values() for op, one in _ran(own)})
                 self._add_reductions(spans)
-        crowd = Crowd(busy_us)
+        crowd = Contenders(busy_us)
         for worker, told in played.items():
             for before, after in pairwise(told.spans[first:]):
                 self.steps[worker].append(after[0].asked_us - _reduction(before).end_us)
@@ -125,10 +125,10 @@ class Reading:
     def profile(
         self,
         sizes: Sequence[StageBytes],
-        states: Mapping[int, State],
+        states: Mapping[int, WeightState],
         ping_us: float,
         taken: Taken,
-        others: Sequence["Reading"] = (),
+        others: Sequence["ProfileFit"] = (),
     ) -> Profile:
         """The profile; `ping_us` is what the smallest message takes, `others` are readings of fewer pipelines at work."""
         receive_us = median(self.receives) if self.receives else 0.0
@@ -151,7 +151,7 @@ class Reading:
         self,
         stage: int,
         sizes: StageBytes,
-        state: State,
+        state: WeightState,
         costs: Mapping[What, float],
         spreads: Mapping[What, int],
         receive_us: float,

@@ -20,12 +20,12 @@ from recycle.core.plans.plan import Plan, Quality, Row, make_row, microbatch_of
 from recycle.core.plans.rules import needs, period_us
 from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Profile, StageProfile, Taken
-from recycle.profiling.plan_runner import Played, Player, State
-from recycle.profiling.profile_fit import Reading
-from recycle.profiling.worker_pool import Station, crew_of
+from recycle.profiling.plan_runner import PlanRun, PlanRunner, WeightState
+from recycle.profiling.profile_fit import ProfileFit
+from recycle.profiling.worker_pool import Station, worker_pool
 from recycle.runtime.compute.stage_costs import StageBytes, machine, measure_bytes
 from recycle.runtime.job import Job
-from recycle.runtime.worker.worker_spec import CopiedStages, Kit, kit_of
+from recycle.runtime.worker.worker_spec import CopiedStages, WorkerSpec, worker_spec
 
 _WARM_UP, _PER_ROUND = 2, 4
 Progress = Callable[[int, float], None]
@@ -105,7 +105,7 @@ def _end(ends: Mapping[Op, int], op: Op) -> int | None:
     return ends.get(op, ends.get(replace(op, kind=Kind.B)) if op.kind is Kind.I else None)
 
 
-class Readings:
+class RehearsalFits:
     """What is read from rounds: of all pipelines together, with whole and with split passes, and of fewer of them.
 
     A round is `plays`, in this order; each is told what came of it.
@@ -113,13 +113,13 @@ class Readings:
 
     def __init__(self, shape: Shape) -> None:
         most_others = shape.num_workers - 1
-        self.together = Reading(shape, most_others)
+        self.together = ProfileFit(shape, most_others)
         numbers = sorted({1, (shape.num_pipelines + 1) // 2} - {shape.num_pipelines})
-        self._fewer = [Reading(Shape(num, shape.num_stages, shape.num_microbatches), most_others) for num in numbers]
+        self._fewer = [ProfileFit(Shape(num, shape.num_stages, shape.num_microbatches), most_others) for num in numbers]
         self.plays = [RehearsalPlay(self.together, is_split=False), RehearsalPlay(self.together, is_split=True)]
         self.plays += [RehearsalPlay(reading, is_split=True) for reading in self._fewer]
 
-    def profile(self, sizes: Sequence[StageBytes], states: Mapping[int, State], ping_us: float, taken: Taken) -> Profile:
+    def profile(self, sizes: Sequence[StageBytes], states: Mapping[int, WeightState], ping_us: float, taken: Taken) -> Profile:
         return self.together.profile(sizes, states, ping_us, taken, self._fewer)
 
 
@@ -128,11 +128,11 @@ class RehearsalPlay:
 
     num_iterations = _WARM_UP + _PER_ROUND
 
-    def __init__(self, reading: Reading, is_split: bool) -> None:
+    def __init__(self, reading: ProfileFit, is_split: bool) -> None:
         self.plan = rehearsal_plan(reading.shape, is_split)
         self._reading = reading
 
-    def add(self, played: Mapping[Worker, Played]) -> None:
+    def add(self, played: Mapping[Worker, PlanRun]) -> None:
         """Read it; who has no part in the plan did nothing."""
         self._reading.add({worker: told for worker, told in played.items() if told.spans}, _WARM_UP)
 
@@ -140,10 +140,10 @@ class RehearsalPlay:
 def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Progress = lambda rounds, unrest: None) -> Rehearsed:
     """Measure what `job` costs with all workers of its shape at once; its plan is not played, and nothing of it is changed."""
     shape = job.plan.problem.shape
-    kit = kit_of(job, CopiedStages(job.stages), job.parcels())
+    kit = worker_spec(job, CopiedStages(job.stages), job.parcels())
     sizes = measure_bytes(job.stages, job.samples, job.loss, job.settings.autocast, job.settings.device)
-    readings, numbers, unrest = Readings(shape), count(1), 1.0
-    with crew_of(list(shape.workers()), partial(_Rehearser, kit)) as crew:
+    readings, numbers, unrest = RehearsalFits(shape), count(1), 1.0
+    with worker_pool(list(shape.workers()), partial(_Rehearser, kit)) as crew:
         states = {worker.stage: state for worker, state in crew.ask(AskState()).items()}
         pings_us = [ping for told in crew.ask(Ping()).values() for ping in told]
         for number in range(patience.most_rounds):
@@ -182,17 +182,17 @@ class Ping:
 class _Rehearser:
     """A member of the crew."""
 
-    def __init__(self, kit: Kit, station: Station) -> None:
+    def __init__(self, kit: WorkerSpec, station: Station) -> None:
         self._kit, self._station = kit, station
-        self._player = Player(kit, station.store)
+        self._player = PlanRunner(kit, station.store)
 
     def answer(self, question: Any) -> Any:
         match question:
             case Play(number, plan, num_iterations):
                 if self._station.worker not in [row.worker for row in plan.rows]:
-                    return Played()
+                    return PlanRun()
                 kit = replace(self._kit, shape=plan.problem.shape)
-                return Player(kit, self._station.store).play(number, plan, self._station.worker, num_iterations)
+                return PlanRunner(kit, self._station.store).play(number, plan, self._station.worker, num_iterations)
             case AskState():
                 return self._player.state(self._station.worker.stage)
             case Ping():

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from recycle.core.cluster import Worker
 from recycle.core.errors import WorkerFailed
 from recycle.host.process_lifetime import end_with_parent, interrupts_held
-from recycle.runtime.launch.forkserver import forking
-from recycle.runtime.transport.gloo import LinksBroken
-from recycle.runtime.worker.worker_spec import packed
+from recycle.runtime.launch.forkserver import fork_context
+from recycle.runtime.transport.gloo import TransportBroken
+from recycle.runtime.worker.worker_spec import pickled
 
 TIMEOUT = timedelta(seconds=120)
 _HOST = "127.0.0.1"
@@ -42,16 +42,16 @@ class Station(NamedTuple):
         return self.workers.index(self.worker)
 
 
-class Member(Protocol):
+class PoolMember(Protocol):
     """One process's part."""
 
     def answer(self, question: Any) -> Any: ...
 
 
-MakeMember = Callable[[Station], Member]
+MakePoolMember = Callable[[Station], PoolMember]
 
 
-class Crew:
+class WorkerPool:
     """Processes that answer questions."""
 
     def __init__(self, pipes: dict[Worker, Connection], processes: dict[Worker, BaseProcess]) -> None:
@@ -81,7 +81,7 @@ class Crew:
                     except WorkerFailed as problem:
                         problems.append(problem)
         if problems:
-            raise next((problem for problem in problems if LinksBroken.__name__ not in str(problem)), problems[0])
+            raise next((problem for problem in problems if TransportBroken.__name__ not in str(problem)), problems[0])
         return answers
 
     def _received(self, worker: Worker, pipe: Connection) -> Any:
@@ -99,15 +99,15 @@ class Crew:
 
 
 @contextmanager
-def crew_of(workers: Sequence[Worker], make: MakeMember, preload: Sequence[str] = ()) -> Iterator[Crew]:
+def worker_pool(workers: Sequence[Worker], make: MakePoolMember, preload: Sequence[str] = ()) -> Iterator[WorkerPool]:
     """A crew of these workers; its processes are gone when the context is left."""
-    sent = packed(make)
+    sent = pickled(make)
     pipes: dict[Worker, Connection] = {}
     processes: dict[Worker, BaseProcess] = {}
     try:
         with interrupts_held():
             store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-            context = forking(preload)
+            context = fork_context(preload)
             for worker in workers:
                 pipes[worker], other = context.Pipe()
                 process = context.Process(
@@ -116,7 +116,7 @@ def crew_of(workers: Sequence[Worker], make: MakeMember, preload: Sequence[str] 
                 process.start()
                 other.close()
                 processes[worker] = process
-        yield Crew(pipes, processes)
+        yield WorkerPool(pipes, processes)
     finally:
         for started in processes.values():
             started.kill()  # nobody has anything to lose, and a GPU's slice is free again sooner
@@ -131,7 +131,7 @@ def _serve(sent: bytes, worker: Worker, workers: Sequence[Worker], port: int, pi
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells everybody; the parent ends its crew
     torch.set_num_threads(1)
-    member: Member | None = None
+    member: PoolMember | None = None
     while True:
         try:
             question = pipe.recv()
@@ -139,7 +139,7 @@ def _serve(sent: bytes, worker: Worker, workers: Sequence[Worker], port: int, pi
             return
         try:
             if member is None:
-                make: MakeMember = pickle.loads(sent)
+                make: MakePoolMember = pickle.loads(sent)
                 store = dist.TCPStore(_HOST, port, is_master=False)  # type: ignore[attr-defined]
                 member = make(Station(worker, workers, store))
             said = ("", member.answer(question))

@@ -18,12 +18,12 @@ from recycle.runtime.compute.optimizer_step import MakeOptimizer, Schedule, cons
 from recycle.runtime.compute.stage import Loss, cast, refuse_unusable
 from recycle.runtime.compute.stage_costs import measure_bytes
 from recycle.runtime.compute.tied_parameters import Tie, find_ties
-from recycle.runtime.execute.executor import Samples
-from recycle.runtime.transport.gloo import Parcel
+from recycle.runtime.execute.executor import MicroBatchSource
+from recycle.runtime.transport.gloo import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TrainOptions:
     """How a job trains, the same for every worker. A max_norm of None does not clip; `timeout_s` is the last net of all waits."""
 
     num_steps: int
@@ -53,7 +53,7 @@ def refuse_absent(device: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
+class CheckpointOptions:
     """Where checkpoints go, after how many steps each (0: only after the last), and how many are kept."""
 
     folder: Path
@@ -70,10 +70,10 @@ class Job:
 
     plan: Plan
     stages: Sequence[nn.Module]
-    samples: Samples
+    samples: MicroBatchSource
     loss: Loss
     make_optimizer: MakeOptimizer
-    settings: Settings
+    settings: TrainOptions
     schedule: Schedule = constant
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -103,9 +103,9 @@ class Job:
     def ties(self) -> list[Tie]:
         return find_ties(self.stages)
 
-    def parcels(self) -> dict[int, Parcel]:
+    def parcels(self) -> dict[int, TensorSpec]:
         """What each stage but the last sends on, found by sending one micro-batch through; the modules are left as they were."""
-        made: dict[int, Parcel] = {}
+        made: dict[int, TensorSpec] = {}
         inputs, targets = self.samples.get(0, 0, 0)
         device = torch.device(self.settings.device)
         given: Tensor = inputs.to(device)
@@ -119,7 +119,7 @@ class Job:
                     given = self.loss(given, targets.to(device))
                 refuse_unusable(given, number, is_loss=number == last)
                 if number < last:
-                    made[number] = Parcel(tuple(given.shape), given.dtype)
+                    made[number] = TensorSpec(tuple(given.shape), given.dtype)
         return made
 
     def fingerprint(self) -> Mapping[str, Any]:
@@ -148,7 +148,7 @@ class Job:
         }
 
 
-def _described(samples: Samples) -> str:
+def _described(samples: MicroBatchSource) -> str:
     """The data in words; those that have none for themselves would give an address that the next process has not."""
     kind = type(samples)
     return kind.__name__ if kind.__repr__ is object.__repr__ else repr(samples)

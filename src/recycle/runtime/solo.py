@@ -15,12 +15,12 @@ from recycle.core.cluster import Worker
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.routes import Routes
 from recycle.runtime.compute.gradients import make_sums
-from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper, judge, norm_squared
+from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper, judge_step, norm_squared
 from recycle.runtime.compute.stage import Loss, Stage
 from recycle.runtime.compute.tied_parameters import counted_elsewhere, find_ties
 from recycle.runtime.compute.weight_digest import digest, whole_digest
-from recycle.runtime.execute.executor import Executor, Samples
-from recycle.runtime.execute.row_program import Message, make_turns
+from recycle.runtime.execute.executor import Executor, MicroBatchSource
+from recycle.runtime.execute.row_program import TensorMessage, compile_rows
 from recycle.runtime.execute.warm_up import warm_ups
 
 
@@ -28,19 +28,19 @@ class Mailbox:
     """Links within a process: what is sent lies there until it is received, once."""
 
     def __init__(self) -> None:
-        self._letters: dict[Message, Tensor] = {}
+        self._letters: dict[TensorMessage, Tensor] = {}
 
-    def send(self, message: Message, tensor: Tensor) -> None:
+    def send(self, message: TensorMessage, tensor: Tensor) -> None:
         assert message not in self._letters
         self._letters[message] = tensor.clone()
 
-    def expect(self, message: Message) -> None:
+    def expect(self, message: TensorMessage) -> None:
         pass
 
-    def receive(self, message: Message) -> Tensor:
+    def receive(self, message: TensorMessage) -> Tensor:
         return self._letters.pop(message)
 
-    def blank(self, message: Message) -> Tensor:
+    def blank(self, message: TensorMessage) -> Tensor:
         raise AssertionError("nothing is guessed within a process")
 
 
@@ -51,7 +51,7 @@ class Solo:
         self,
         plan: Plan,
         stages: Sequence[nn.Module],
-        samples: Samples,
+        samples: MicroBatchSource,
         loss: Loss,
         make_optimizer: MakeOptimizer,
         seed: int = 0,
@@ -62,7 +62,7 @@ class Solo:
         self.plan = plan
         self._max_norm, self._ties = max_norm, find_ties(stages)
         routes, mailbox, shape = Routes(plan), Mailbox(), plan.problem.shape
-        turns = make_turns(plan, routes, warm_ups(plan, routes))
+        turns = compile_rows(plan, routes, warm_ups(plan, routes))
         self.workers: dict[Worker, Executor] = {}
         self._steppers: dict[Worker, Stepper] = {}
         for worker in turns:
@@ -94,7 +94,7 @@ class Solo:
         speakers = [self._reduced(stage) for stage in range(shape.num_stages)]
         self._tie(speakers)
         means = [speaker.stage.sums.means(shape.num_chains) for speaker in speakers]
-        verdict = judge([self._norm(speaker, own) for speaker, own in zip(speakers, means, strict=True)], self._max_norm)
+        verdict = judge_step([self._norm(speaker, own) for speaker, own in zip(speakers, means, strict=True)], self._max_norm)
         for worker, stepper in self._steppers.items():
             stepper.step(iteration, means[worker.stage], verdict.scale)
             self.workers[worker].stage.sums.clear()

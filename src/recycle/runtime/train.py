@@ -19,14 +19,13 @@ from recycle.core.events.record import Event
 from recycle.core.events.trace import Trace
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import PlanSource
-from recycle.runtime.compute.microbatches import Batches
-from recycle.runtime.compute.microbatches import Samples as Dataset
+from recycle.runtime.compute.microbatches import Dataset, MicroBatches
 from recycle.runtime.compute.optimizer_step import MakeOptimizer, Schedule, constant
 from recycle.runtime.compute.stage import Loss
-from recycle.runtime.coordinator.ledger.run_folder import Plot
+from recycle.runtime.coordinator.ledger.run_folder import RunFolderOptions
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
-from recycle.runtime.job import Job, Settings
-from recycle.runtime.launch.local_launcher import Failures, launch
+from recycle.runtime.job import Job, TrainOptions
+from recycle.runtime.launch.local_launcher import FailureOptions, launch
 
 Watch = Callable[[Event], None]
 
@@ -107,8 +106,8 @@ def train(
     )
     if resume and out is None:
         raise UserError("resume goes on in a run folder: name it with out")
-    plot = Plot(Path(out), checkpoint_every, keep, resume, name, files or {}) if out is not None else None
-    return launch(job, watch, plot, Failures(plans, script, trace, lease_s), port)
+    plot = RunFolderOptions(Path(out), checkpoint_every, keep, resume, name, files or {}) if out is not None else None
+    return launch(job, watch, plot, FailureOptions(plans, script, trace, lease_s), port)
 
 
 def make_job(
@@ -130,6 +129,6 @@ def make_job(
     about: Mapping[str, Any] | None = None,
 ) -> Job:
     """The job that `train` trains."""
-    settings = Settings(steps, seed, exact, max_norm, sums, autocast, device)
-    batches = Batches(dataset, plan.problem.shape, samples, seed)
+    settings = TrainOptions(steps, seed, exact, max_norm, sums, autocast, device)
+    batches = MicroBatches(dataset, plan.problem.shape, samples, seed)
     return Job(plan, stages, batches, loss, optimizer, settings, schedule, about or {})

@@ -35,7 +35,7 @@ _TIME_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class IterationTime:
     """One iteration of a plan: when the next one starts, how long it takes by itself, how much work is in it, who is dead."""
 
     period_us: int
@@ -48,7 +48,7 @@ class Timing:
         return min(1.0, self.work_us / (self.period_us * num_workers))
 
 
-class Timings:
+class IterationTimes:
     """Timings of one problem, whatever its failures; what was planned once is remembered in `folder`, if there is one."""
 
     def __init__(self, problem: Problem, folder: Path | None = None) -> None:
@@ -58,18 +58,18 @@ class Timings:
         self._path = folder / f"timings-{name}.json" if folder else None
         self._known = _read(self._path) if self._path else {}
 
-    def fault_free(self) -> Timing:
+    def fault_free(self) -> IterationTime:
         return self._get([_Key("count", (0,))])[0]
 
-    def normalized(self, num_failures: int) -> Timing:
+    def normalized(self, num_failures: int) -> IterationTime:
         """The timing with `num_failures` dead workers where they hurt least, by a plan for as many or a few more."""
         while True:
             found = self._descend(num_failures)
-            if isinstance(found, Timing):
+            if isinstance(found, IterationTime):
                 return found
             self._get([_Key("count", (count,)) for count in found])
 
-    def as_is(self, distribution: Distribution) -> Timing:
+    def as_is(self, distribution: Distribution) -> IterationTime:
         """The timing with so many dead workers at each stage, none of which is replaced from another stage."""
         return self._get([_Key("stages", distribution)])[0]
 
@@ -77,13 +77,13 @@ class Timings:
         """Plan what `normalized` needs for 0 to `most` failures, in parallel; `tick` hears how many are planned."""
         while True:
             answers = [self._descend(count) for count in range(most + 1)]
-            missing = sorted({count for answer in answers if not isinstance(answer, Timing) for count in answer})
+            missing = sorted({count for answer in answers if not isinstance(answer, IterationTime) for count in answer})
             tick(len(self._known))
             if not missing:
                 return
             self._get([_Key("count", (count,)) for count in missing])
 
-    def _descend(self, num_failures: int) -> "Timing | list[int]":
+    def _descend(self, num_failures: int) -> "IterationTime | list[int]":
         """Return the timing for `num_failures`, or the numbers that must be planned before the answer can be looked for."""
         low, high = _block(num_failures, most_failures(self.problem.shape))
         ends = [self._known.get(_Key("count", (count,))) for count in (low, high)]
@@ -103,7 +103,7 @@ class Timings:
                 high, best = middle, min(found, best, key=lambda timing: timing.period_us)
         return best
 
-    def _get(self, keys: "list[_Key]") -> list[Timing]:
+    def _get(self, keys: "list[_Key]") -> list[IterationTime]:
         missing = [key for key in dict.fromkeys(keys) if key not in self._known]
         if missing:
             found = spread(_plan, [(self.problem, key) for key in missing])
@@ -141,42 +141,42 @@ def _block(num_failures: int, most: int) -> tuple[int, int]:
     return high // 2, min(high, most)
 
 
-def _read(path: Path) -> dict[_Key, Timing]:
+def _read(path: Path) -> dict[_Key, IterationTime]:
     """Return the timings at `path`; what cannot be read is planned again."""
     try:
         data: dict[str, Any] = read_json(path, FORMAT, VERSION)
-        timings = {_Key.parse(text): Timing(**timing) for text, timing in data["timings"].items()}
+        timings = {_Key.parse(text): IterationTime(**timing) for text, timing in data["timings"].items()}
         return {key: replace(timing, distribution=tuple(timing.distribution)) for key, timing in timings.items()}
     except (FileProblem, KeyError, TypeError, ValueError, AttributeError):
         return {}
 
 
-def _plan(given: tuple[Problem, _Key]) -> Timing:
+def _plan(given: tuple[Problem, _Key]) -> IterationTime:
     problem, key = given
     if key.kind == "count":
         plan = solve_normalized(problem, key.numbers[0], "greedy", _TIME_LIMIT_S, EFFORT)[0]
     else:
         plan = solve(normalized_problem(problem, key.numbers), "greedy", _TIME_LIMIT_S, EFFORT)
-    return timing_of(plan)
+    return iteration_time(plan)
 
 
-def timing_of(plan: Plan) -> Timing:
+def iteration_time(plan: Plan) -> IterationTime:
     work = 0
     for row in plan.rows:
         work += sum(row.kinds.count(kind.value) * plan.problem.duration_us(row.worker.stage, kind) for kind in Kind)
-    return Timing(plan.period_us, makespan_us(plan), work, plan.problem.cluster.num_failed)
+    return IterationTime(plan.period_us, makespan_us(plan), work, plan.problem.cluster.num_failed)
 
 
-def one_f_one_b(problem: Problem, folder: Path | None = None) -> Timing:
+def one_f_one_b(problem: Problem, folder: Path | None = None) -> IterationTime:
     """The fault-free 1F1B iteration of `problem`: what systems do that neither split nor re-route.
 
     Pipelines are alike, so that one is planned; the reduction over all of them comes on top.
     """
     shape = problem.shape
     one = Problem(Cluster(Shape(1, shape.num_stages, shape.num_microbatches)), problem.profile, problem.memory, ONE_F_ONE_B)
-    alone = Timings(one, folder).fault_free()
+    alone = IterationTimes(one, folder).fault_free()
     reduce_us = max(problem.profile.reduce_us(stage, shape.num_pipelines) for stage in range(shape.num_stages))
-    return Timing(
+    return IterationTime(
         alone.period_us + reduce_us,
         alone.makespan_us + reduce_us,
         alone.work_us * shape.num_pipelines,

@@ -14,7 +14,7 @@ BYTES_PER_PARAMETER = 18  # bf16 weight, fp32 gradient, fp32 master weight and A
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulatedJob:
     """A model in a shape. A worker is a node: it fails as a unit, and holds `tensor_parallel` GPUs.
 
     `scale` stretches what the estimate says of a step, so that the fault-free job is as fast as a measured one.
@@ -27,12 +27,12 @@ class Job:
     scale: float = 1.0
 
     @staticmethod
-    def of(model: str, gpu: str, shape: Shape, tensor_parallel: int = 1, scale: float = 1.0) -> "Job":
+    def of(model: str, gpu: str, shape: Shape, tensor_parallel: int = 1, scale: float = 1.0) -> "SimulatedJob":
         if not 1e-6 <= scale <= 1e6:
             raise UserError(f"the scale is {scale!r}, but it must lie between 0.000001 and 1000000")
-        job = Job(parse_model(model), parse_gpu(gpu), shape, tensor_parallel, scale)
-        job.problem()  # refuses what cannot be trained at all
-        return job
+        simulated_job = SimulatedJob(parse_model(model), parse_gpu(gpu), shape, tensor_parallel, scale)
+        simulated_job.problem()  # refuses what cannot be trained at all
+        return simulated_job
 
     def profile(self, num_stages: int | None = None) -> Profile:
         """What each op costs when the model is cut into `num_stages` stages, those of the shape if not said."""
@@ -72,13 +72,13 @@ class Job:
     def scaled_us(self, time_us: float) -> int:
         return max(1, round(time_us * self.scale))
 
-    def with_scale(self, scale: float) -> "Job":
+    def with_scale(self, scale: float) -> "SimulatedJob":
         return replace(self, scale=scale)
 
 
-def job(model: str, gpu: str, pipelines: int, stages: int, microbatches: int, tensor_parallel: int = 1) -> Job:
+def simulated_job(model: str, gpu: str, pipelines: int, stages: int, microbatches: int, tensor_parallel: int = 1) -> SimulatedJob:
     """Return the job that these words describe; models and GPUs by name or by their numbers."""
-    return Job.of(model, gpu, Shape(pipelines, stages, microbatches), tensor_parallel)
+    return SimulatedJob.of(model, gpu, Shape(pipelines, stages, microbatches), tensor_parallel)
 
 
 @lru_cache(maxsize=256)

@@ -1,6 +1,6 @@
 """The protocol of a policy: what a training system does while nothing changes, and what a change costs it.
 
-A system is told who is there and answers with a `Verdict`: the regime from now on, the pauses before it, and what is lost. It
+A system is told who is there and answers with a `PolicyDecision`: the regime from now on, the pauses before it, and what is lost. It
 keeps no clock and no books; `course` does. Its own state, if it has any, travels in the verdict.
 """
 
@@ -88,7 +88,7 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PolicyDecision:
     """A system's answer to a change. `reason` is a sentence for people; `state` comes back with the next question.
 
     `keeps_unfinished` says that pauses which an earlier change began must still be sat out; else this answer replaces them.
@@ -112,11 +112,11 @@ class System(Protocol):
     @property
     def name(self) -> str: ...
 
-    def begin(self, members: Members) -> Verdict:
+    def begin(self, members: Members) -> PolicyDecision:
         """Say what the job does with its first members."""
         ...
 
-    def change(self, event: Event, state: Any) -> Verdict:
+    def change(self, event: Event, state: Any) -> PolicyDecision:
         """Say what a change of members does to the job."""
         ...
 

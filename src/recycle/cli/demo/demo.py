@@ -9,7 +9,7 @@ from rich.console import Console
 
 from recycle.cli.demo import scenario as demo_failures
 from recycle.cli.demo.demo_text import describe_cores, describe_recoveries, describe_setting, describe_twins, phase_table
-from recycle.cli.demo.scenario import FEWEST_STEPS, Setting, perform, rehearse
+from recycle.cli.demo.scenario import FEWEST_STEPS, DemoSettings, perform, rehearse_demo
 from recycle.cli.demo.worked_example import draw_plans
 from recycle.cli.terminal import Terminal
 from recycle.core.errors import UserError
@@ -55,13 +55,13 @@ def run_demo(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_setting(args: argparse.Namespace) -> Setting:
+def read_setting(args: argparse.Namespace) -> DemoSettings:
     """What the arguments ask for."""
     setting = demo_failures.QUICK if args.quick else demo_failures.FULL
     return setting if args.steps is None else replace(setting, num_steps=args.steps)
 
 
-def _show(setting: Setting, as_json: bool) -> int:
+def _show(setting: DemoSettings, as_json: bool) -> int:
     """Show it all; with `as_json`, what is said goes where the view is, and standard output gets nothing but the object."""
     console = Terminal(stderr=as_json)
 
@@ -69,7 +69,7 @@ def _show(setting: Setting, as_json: bool) -> int:
         console.print(text, style=style, markup=False, highlight=False)
 
     with Console(stderr=True).status("loading torch, and planning (the first time on a machine takes some seconds longer)"):
-        rehearsed = rehearse(setting)
+        rehearsed = rehearse_demo(setting)
     say(f"{describe_setting(setting)}\n")
     outcome = perform(setting, rehearsed, lambda sentence: say(f"\n{sentence}", "italic"))
     verdict, *hashes = describe_twins(outcome.twins)

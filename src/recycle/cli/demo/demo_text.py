@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from recycle.cli.demo.scenario import Outcome, Phase, Setting, Twins
+from recycle.cli.demo.scenario import DemoPhase, DemoSettings, Outcome, Twins
 from recycle.core.cluster import Shape
 from recycle.core.units import format_us
 from recycle.report.record.recoveries import format_ms
@@ -11,7 +11,7 @@ from recycle.report.record.tables import aligned
 _NUMBERS = ("nobody", "one", "two", "three", "four")
 
 
-def describe_setting(setting: Setting) -> str:
+def describe_setting(setting: DemoSettings) -> str:
     """Say in a paragraph what will happen."""
     shape, kill, hang, rejoin = setting.shape, setting.kill, setting.hang, setting.rejoin
     return (
@@ -51,7 +51,7 @@ def _loss(losses: tuple[float, ...], step: int) -> str:
     return repr(losses[step - 1]) if step <= len(losses) else "none"
 
 
-def describe_recoveries(outcome: Outcome, setting: Setting) -> list[str]:
+def describe_recoveries(outcome: Outcome, setting: DemoSettings) -> list[str]:
     """Say what the failures cost, and what did not go by the script."""
     lost_us = sum(recovered.lost_us for recovered in outcome.recoveries)
     num = len(outcome.recoveries)
@@ -69,7 +69,7 @@ def describe_recoveries(outcome: Outcome, setting: Setting) -> list[str]:
     return said
 
 
-def phase_table(phases: Sequence[Phase]) -> list[str]:
+def phase_table(phases: Sequence[DemoPhase]) -> list[str]:
     """Return lines: for every phase its workers and steps, its median iteration, and beside the first one, what its plan says."""
     rows = [["iterations", "workers", "steps", "median", "beside before", "planned"]]
     for number, phase in enumerate(phases):
@@ -84,7 +84,7 @@ def _beside(time_us: int, before_us: int) -> str:
     return f"{time_us / max(1, before_us) - 1:+.0%}"
 
 
-def _phase_name(number: int, phase: Phase) -> str:
+def _phase_name(number: int, phase: DemoPhase) -> str:
     num, names = len(phase.dead), ", ".join(phase.dead)
     dead = f"{_NUMBERS[num] if num < len(_NUMBERS) else num} dead{': ' if names else ''}{names}"
     if phase.back:

@@ -18,7 +18,7 @@ from recycle.core.errors import UserError
 from recycle.core.events.failure_script import Action, Injection, Script
 from recycle.core.events.record import Event, Recovered, Spell, Stepped
 from recycle.core.plans.plan_source import PlanSource
-from recycle.planner.heuristic.greedy import load
+from recycle.planner.heuristic.greedy import compile_kernels
 from recycle.planner.live_planner import Planner
 from recycle.planner.problem_from_text import problem
 from recycle.planner.solve import solve
@@ -33,7 +33,7 @@ _RATE, _SEED = 0.003, 0
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class DemoSettings:
     """What is trained, for how long, and who fails.
 
     `killed` comes back early enough for its process to load while there still are steps, also where steps are short.
@@ -73,7 +73,7 @@ class Setting:
 
 
 # Both runs of the first take some 130 s of processor time together: a bit more than a minute where two cores do nothing else.
-FULL = Setting(Shape(3, 4, 6), Worker(1, 2), Worker(0, 1), num_layers=8, width=64, context=64, num_steps=40)
+FULL = DemoSettings(Shape(3, 4, 6), Worker(1, 2), Worker(0, 1), num_layers=8, width=64, context=64, num_steps=40)
 QUICK = replace(FULL, num_layers=4, width=32, context=32, num_steps=36)
 
 
@@ -102,7 +102,7 @@ class Twins:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class DemoPhase:
     """A stretch of a run in which nobody came or went: who was dead, who had just come back, and its median iteration.
 
     `expected_us` is what the plan says that one takes at the speed at which ops ran, `period_us` what it says with a machine for
@@ -134,7 +134,7 @@ class Outcome:
     """What the demo came to. The twin has recoveries only if it lost somebody whom nobody wanted to fail."""
 
     twins: Twins
-    phases: tuple[Phase, ...]
+    phases: tuple[DemoPhase, ...]
     recoveries: tuple[Recovered, ...]
     twin_recoveries: tuple[Recovered, ...]
     seconds: float
@@ -178,7 +178,7 @@ class Log:
 
 def phases(
     shape: Shape, recoveries: Sequence[Recovered], times_us: Mapping[int, tuple[int, int]], source: PlanSource
-) -> tuple[Phase, ...]:
+) -> tuple[DemoPhase, ...]:
     """Cut a run where somebody came or went. A phase in which no step was done is left out."""
     made, dead, back, num_live = [], frozenset[str](), tuple[str, ...](), shape.num_workers
     starts = [0, *(recovered.iteration for recovered in recoveries)]
@@ -191,19 +191,19 @@ def phases(
         if times := [times_us[iteration] for iteration in range(start, end) if iteration in times_us]:
             took_us, expected_us = (round(median(column)) for column in zip(*times, strict=True))
             period_us = source.answer(frozenset(map(Worker.parse, dead))).plan.period_us
-            made.append(Phase(tuple(sorted(dead)), back, num_live, len(times), took_us, expected_us, period_us))
+            made.append(DemoPhase(tuple(sorted(dead)), back, num_live, len(times), took_us, expected_us, period_us))
     return tuple(made)
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsed:
+class DemoPlans:
     """All that both runs have in common: where their plans come from, and how to train, given who fails and who watches."""
 
     source: PlanSource
     train: Callable[..., "Trained"]
 
 
-def rehearse(setting: Setting) -> Rehearsed:
+def rehearse_demo(setting: DemoSettings) -> DemoPlans:
     """Load torch, plan, and make the model."""
     try:
         import torch
@@ -218,7 +218,7 @@ def rehearse(setting: Setting) -> Rehearsed:
         ) from None
     shape = setting.shape
     wanted = problem(shape.num_pipelines, shape.num_stages, shape.num_microbatches, costs=_COSTS)
-    load()  # here, where nobody trains yet: the first time on a machine it takes a while
+    compile_kernels()  # here, where nobody trains yet: the first time on a machine it takes a while
     plan = solve(wanted, "greedy", _PLAN_S)
     # Nobody changes stage, so that who comes back finds the seat that it left: easier to follow on the screen.
     source = Planner(wanted, may_move=False, given=plan)
@@ -226,10 +226,10 @@ def rehearse(setting: Setting) -> Rehearsed:
     stages, text = gpt_stages(gpt, shape.num_stages, _SEED), Text(setting.context)
     optimizer = partial(torch.optim.AdamW, lr=_RATE)
     given = partial(train, plan, stages, text, next_byte_loss, optimizer, steps=setting.num_steps, seed=_SEED, exact=True)
-    return Rehearsed(source, partial(given, plans=source, lease_s=setting.lease_s))
+    return DemoPlans(source, partial(given, plans=source, lease_s=setting.lease_s))
 
 
-def perform(setting: Setting, rehearsed: Rehearsed, say: Callable[[str], None]) -> Outcome:
+def perform(setting: DemoSettings, rehearsed: DemoPlans, say: Callable[[str], None]) -> Outcome:
     """Train with failures, then without, each in view; `say` gets what is to be said in between."""
     begun_s, log = time.monotonic(), Log()
     with LiveView(setting.num_steps, setting.shape) as view:

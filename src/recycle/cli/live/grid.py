@@ -11,7 +11,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from recycle.cli.live.run_state import ALIVE, DEAD, JOINING, SUSPECTED, Pace, State, describe_step
+from recycle.cli.live.run_state import ALIVE, DEAD, JOINING, SUSPECTED, RunState, StepPace, describe_step
 from recycle.core.cluster import Worker
 from recycle.core.events.record import Recovered
 from recycle.core.units import format_us
@@ -33,7 +33,7 @@ _HEIGHTS, _ASCII_HEIGHTS = "▁▂▃▄▅▆▇█", ".,:;+*%#"
 _FAINT, _BOLD = Style(dim=True), Style(bold=True)
 
 
-def draw(state: State, elapsed_s: float, width: int, is_ascii: bool = False) -> RenderableType:
+def draw(state: RunState, elapsed_s: float, width: int, is_ascii: bool = False) -> RenderableType:
     """Return the view of a run that has gone on for so long: one line, or if it has seats, all of it."""
     if state.shape is None:
         return _progress(state, elapsed_s, _status(state), width)
@@ -52,7 +52,7 @@ def draw(state: State, elapsed_s: float, width: int, is_ascii: bool = False) -> 
     return Group(*parts)
 
 
-def _progress(state: State, elapsed_s: float, text: str, width: int) -> RenderableType:
+def _progress(state: RunState, elapsed_s: float, text: str, width: int) -> RenderableType:
     """The step, a bar if there is room for one, a text and the clock."""
     left = "" if state.remaining_us is None else f", {_clock(state.remaining_us / 1e6)} left"
     step, clock = f"step {state.num_done} of {state.num_steps}", f"{_clock(elapsed_s)}{left}"
@@ -71,7 +71,7 @@ def _clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
-def _status(state: State) -> str:
+def _status(state: RunState) -> str:
     if state.step is None:
         return "starting workers"
     planned = f" {format_us(state.step.planned_us)}" if state.step.planned_us else ""
@@ -79,7 +79,7 @@ def _status(state: State) -> str:
     return describe_step(state.step, state.spell) + planned + saved
 
 
-def _grid(state: State, width: int, is_ascii: bool) -> RenderableType:
+def _grid(state: RunState, width: int, is_ascii: bool) -> RenderableType:
     """A row a pipeline, a column a stage; only signs where the names have no room."""
     assert state.shape is not None
     is_wide = _MARGIN + state.shape.num_stages * (_CELL + 1) <= width
@@ -97,7 +97,7 @@ def _grid(state: State, width: int, is_ascii: bool) -> RenderableType:
     return grid
 
 
-def _shown_pipelines(state: State) -> list[int]:
+def _shown_pipelines(state: RunState) -> list[int]:
     """All, or of many those in which somebody is missing, and as many others as there is room for."""
     assert state.shape is not None
     seats = {Worker.parse(name): how for name, how in state.seats.items()}
@@ -114,7 +114,7 @@ def _cell(name: str, how: str, is_wide: bool, is_ascii: bool) -> Text:
     return Text(f" {sign} {name} {word}".ljust(_CELL) if is_wide else sign, style, no_wrap=True)
 
 
-def _census(state: State) -> Text:
+def _census(state: RunState) -> Text:
     """How many there are of each kind; and whose work is being taken over right now."""
     counts = {how: sum(one == how for one in state.seats.values()) for how in _SEATS}
     text = f"{counts.pop(ALIVE)} of {len(state.seats)} workers alive"
@@ -125,7 +125,7 @@ def _census(state: State) -> Text:
     return made
 
 
-def _strip(paces: Sequence[Pace], width: int, is_ascii: bool) -> Text:
+def _strip(paces: Sequence[StepPace], width: int, is_ascii: bool) -> Text:
     """The last iterations as columns, one of median length at two thirds of the height; bold if a tenth longer than its plan."""
     heights = _ASCII_HEIGHTS if is_ascii else _HEIGHTS
     shown = paces[-max(1, width - 24) :]
@@ -139,7 +139,7 @@ def _strip(paces: Sequence[Pace], width: int, is_ascii: bool) -> Text:
     return strip.append(f"  longest {format_us(times_us[-1])}", _FAINT)
 
 
-def _recoveries(state: State, width: int, is_ascii: bool) -> list[RenderableType]:
+def _recoveries(state: RunState, width: int, is_ascii: bool) -> list[RenderableType]:
     """How many there were, and of the last ones, the newest first, what happened and where the time went."""
     bar = max(0, min(_LONGEST_BAR, width - _MARGIN - sum(_COLUMNS.values())))
     made: list[RenderableType] = [Text(f"recoveries  {state.num_recoveries}, which cost {format_ms(state.lost_us)}", _BOLD)]

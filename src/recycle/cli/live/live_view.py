@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 
 from recycle.cli.live.grid import draw
-from recycle.cli.live.run_state import after, begin, describe_change, describe_step
+from recycle.cli.live.run_state import describe_change, describe_step, initial_state, state_after
 from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import Event, Stepped, Warned
 
@@ -27,7 +27,7 @@ class LiveView:
         self, num_steps: int, shape: Shape | None = None, dead: Iterable[Worker] = (), console: Console | None = None
     ) -> None:
         self._console = console or Console(stderr=True)
-        self._state = begin(num_steps, shape, dead)
+        self._state = initial_state(num_steps, shape, dead)
         self._every = max(1, num_steps // 10)
         self._begun_s = time.monotonic()
         self._live = Live(
@@ -50,7 +50,7 @@ class LiveView:
 
     def hear(self, event: Event) -> None:
         """Take in an event of the record."""
-        self._state = after(self._state, event)
+        self._state = state_after(self._state, event)
         is_drawn = self._console.is_terminal and self._state.shape is not None
         if isinstance(event, Warned):
             self.say(f"warning: {event.text}")

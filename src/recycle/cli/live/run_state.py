@@ -14,7 +14,7 @@ _MOST_PACES = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StepPace:
     """How long an iteration took, and what its plan says; 0 if that is not known."""
 
     took_us: int
@@ -22,7 +22,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RunState:
     """A run so far. Without a shape there are no seats. `gone` are those who left, and whose work nobody has taken over yet."""
 
     num_steps: int
@@ -32,7 +32,7 @@ class State:
     step: Stepped | None = None
     spell: Spell | None = None
     num_saved: int = 0
-    paces: tuple[Pace, ...] = ()
+    paces: tuple[StepPace, ...] = ()
     gone: tuple[str, ...] = ()
     recoveries: tuple[Recovered, ...] = ()
     num_recoveries: int = 0
@@ -48,14 +48,14 @@ class State:
         return round(each_us * (self.num_steps - self.num_done))
 
 
-def begin(num_steps: int, shape: Shape | None = None, dead: Iterable[Worker] = ()) -> State:
+def initial_state(num_steps: int, shape: Shape | None = None, dead: Iterable[Worker] = ()) -> RunState:
     """What is known before the first event."""
     gone = set(dead)
     workers = shape.workers() if shape else ()
-    return State(num_steps, shape, {str(worker): DEAD if worker in gone else ALIVE for worker in workers})
+    return RunState(num_steps, shape, {str(worker): DEAD if worker in gone else ALIVE for worker in workers})
 
 
-def after(state: State, event: Event) -> State:
+def state_after(state: RunState, event: Event) -> RunState:
     """What is known once `event` is."""
     match event:
         case Spell(state="train"):
@@ -76,39 +76,39 @@ def after(state: State, event: Event) -> State:
             return state
 
 
-def _seated(state: State, seats: Mapping[str, str]) -> State:
+def _seated(state: RunState, seats: Mapping[str, str]) -> RunState:
     """The same with other seats; a name that is none of the shape has no place in it."""
     known = {seat: how for seat, how in seats.items() if seat in state.seats}
     return replace(state, seats={**state.seats, **known})
 
 
-def _after_spell(state: State, spell: Spell) -> State:
+def _after_spell(state: RunState, spell: Spell) -> RunState:
     """A spell and its step come in either order: whichever is second knows both."""
     spelled = replace(state, spell=spell)
     return _paced(spelled) if state.step is not None and state.step.at_us == spell.end_us else spelled
 
 
-def _after_step(state: State, step: Stepped) -> State:
+def _after_step(state: RunState, step: Stepped) -> RunState:
     # A job that went back to a checkpoint counts anew from there.
     first = step if state.first is None or step.iteration <= state.first.iteration else state.first
     stepped = replace(state, first=first, step=step, num_done=step.iteration + 1)
     return _paced(stepped) if state.spell is not None and state.spell.end_us == step.at_us else stepped
 
 
-def _paced(state: State) -> State:
+def _paced(state: RunState) -> RunState:
     assert state.spell is not None
     assert state.step is not None
-    pace = Pace(state.spell.length_us, state.step.planned_us)
+    pace = StepPace(state.spell.length_us, state.step.planned_us)
     return replace(state, paces=(*state.paces, pace)[-_MOST_PACES:])
 
 
-def _after_change(state: State, change: Changed) -> State:
+def _after_change(state: RunState, change: Changed) -> RunState:
     seated = _seated(state, {change.node: ALIVE if change.joins else DEAD})
     gone = tuple(name for name in state.gone if name != change.node)
     return replace(seated, gone=gone if change.joins else (*gone, change.node))
 
 
-def _after_recovery(state: State, recovered: Recovered) -> State:
+def _after_recovery(state: RunState, recovered: Recovered) -> RunState:
     # Who left was told when it did, and somebody may have its seat again by now.
     moved = recovered.emptied.difference(recovered.workers)
     return replace(

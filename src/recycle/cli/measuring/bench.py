@@ -59,7 +59,7 @@ def add_bench_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentPa
 def run_bench(args: argparse.Namespace) -> int:
     # Here, because they load torch, and only this command needs it.
     try:
-        from recycle.evaluate.hardware import cluster
+        from recycle.evaluate.hardware import evaluation_folder as folder
         from recycle.evaluate.hardware.setup import CPU_CORES, Setup
         from recycle.evaluate.hardware.variants import variants
         from recycle.evaluate.results.cluster_page import PICTURE, RESULTS, write_results
@@ -71,28 +71,28 @@ def run_bench(args: argparse.Namespace) -> int:
     for name in ("rounds", "iterations", "kills"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name} is {getattr(args, name)}, but it must be at least 1")
-    if (args.out / cluster.SETUP).exists() and args.backend is None and args.workers is None and not args.small:
-        setup = cluster.read_setup(args.out)
+    if (args.out / folder.SETUP).exists() and args.backend is None and args.workers is None and not args.small:
+        setup = folder.read_setup(args.out)
     else:
         setup = Setup.usual(args.backend or CPU_CORES, 12 if args.workers is None else args.workers, args.small)
-    if "profile" not in parts and set(parts) & {"plan", "report"} and not (args.out / cluster.PROFILE).exists():
+    if "profile" not in parts and set(parts) & {"plan", "report"} and not (args.out / folder.PROFILE).exists():
         raise UserError(f"there is no profile in {args.out} to plan from or to report on: run the part profile first")
-    cluster.begin(args.out, setup)
+    folder.begin_evaluation(args.out, setup)
     chosen = variants(setup)
-    with cluster.hardware(setup) if set(parts) & {"profile", "race", "deaths"} else nullcontext():
+    with folder.hardware(setup) if set(parts) & {"profile", "race", "deaths"} else nullcontext():
         if "race" in parts and not setup.is_gpu and (note := crowding(setup.num_workers, num_cores())):
             _say(note)
         if "profile" in parts:
-            cluster.measure_profile(args.out, setup, _say)
+            folder.measure_profile(args.out, setup, _say)
         if "plan" in parts:
-            make_plans(args.out, setup, chosen, Profile.load(args.out / cluster.PROFILE), _say)
+            make_plans(args.out, setup, chosen, Profile.load(args.out / folder.PROFILE), _say)
         if "race" in parts:
-            cluster.measure_race(args.out, setup, args.rounds, args.iterations, _say)
+            folder.measure_race(args.out, setup, args.rounds, args.iterations, _say)
         if "deaths" in parts:
-            cluster.measure_deaths(args.out, setup, args.kills, _say)
+            folder.measure_deaths(args.out, setup, args.kills, _say)
     if "report" in parts:
         command = f"recycle bench cluster --workers {setup.num_workers} --backend {setup.backend}{' --small' * setup.is_small}"
-        print(write_results(args.out, setup, chosen, Profile.load(args.out / cluster.PROFILE), command))
+        print(write_results(args.out, setup, chosen, Profile.load(args.out / folder.PROFILE), command))
         _say(f"wrote {args.out / RESULTS}.md and {args.out / PICTURE}")
     return 0
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from recycle.cli.measuring.profile_text import at_rest, crowding, describe_profile
-from recycle.cli.training.job_factory import Parts
+from recycle.cli.training.job_factory import TrainingJobFactory
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments, read_config
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
@@ -78,7 +78,7 @@ def run_profile(args: argparse.Namespace) -> int:
         raise UserError(f"--rounds is {args.rounds}, but at least 1 round must be measured")
     config = without_clipping(read_config(args))
     refuse_unwritable(args.out)
-    parts = Parts(config)
+    parts = TrainingJobFactory(config)
     from recycle.profiling.rehearsal import Patience, rehearsal_plan, rehearse
     from recycle.runtime.compute.stage_costs import num_cores
 

@@ -18,7 +18,7 @@ from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_byt
 from recycle.evaluate.against_simulation.epoch_comparison import Comparison
 from recycle.evaluate.against_simulation.run_plans import Plans, load_plan, summarize
 from recycle.report.export.perfetto import draw_run_trace
-from recycle.report.record.run_columns import read_run
+from recycle.report.record.run_columns import read_run_record
 from recycle.report.record.run_summary import Summary
 from recycle.report.render.svg import draw_svg
 from recycle.report.render.terminal_chart import MOST_WORKERS, PLAIN, Cell, draw_chart, select_workers
@@ -159,7 +159,7 @@ def _read(files: Files, iteration: int | None) -> tuple[Summary, Path]:
     is_long = console.is_terminal and files.record.stat().st_size > _LONG_BYTES
     with console.status("reading the record") if is_long else nullcontext():
         try:
-            return summarize(read_run(read_record(files.record)), files.plans, iteration)
+            return summarize(read_run_record(read_record(files.record)), files.plans, iteration)
         except FileProblem:
             raise  # it names the file
         except UserError as problem:

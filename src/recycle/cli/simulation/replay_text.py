@@ -6,7 +6,7 @@ from recycle.core.units import format_bytes, format_us
 from recycle.sim.replay.critical_path import CriticalPath, critical_path
 from recycle.sim.replay.replay import Conditions
 from recycle.sim.replay.replay_result import Replay
-from recycle.sim.replay.time_shares import Share, memory_curve, peak_memory, shares
+from recycle.sim.replay.time_shares import TimeShares, memory_curve, peak_memory, shares
 
 MOST_OPS = 50
 _MOST_WORKERS = 16
@@ -48,7 +48,7 @@ def facts(played: Replay, eager: Replay, conditions: Conditions) -> dict[str, An
     }
 
 
-def _parts(share: Share) -> dict[str, int]:
+def _parts(share: TimeShares) -> dict[str, int]:
     return {
         "busy": share.busy_us,
         "bubble": share.bubble_us,
@@ -74,7 +74,7 @@ def _number(value: float) -> int | float:
     return int(value) if value == int(value) else round(value, 3)
 
 
-def _mean_bubble(known: list[Share]) -> float:
+def _mean_bubble(known: list[TimeShares]) -> float:
     return sum(share.bubble_us for share in known) / sum(share.span_us for share in known)
 
 
@@ -111,7 +111,7 @@ def _against(period_us: float, planned_us: int) -> str:
     return f"{text}, {abs(period_us / planned_us - 1):.2%} {side} the {format_us(planned_us)} planned"
 
 
-def _time_lines(known: list[Share]) -> list[str]:
+def _time_lines(known: list[TimeShares]) -> list[str]:
     span = sum(share.span_us for share in known)
     finish = sum(share.reduce_us + share.optimizer_us for share in known)
     busy = sum(share.busy_us for share in known)

@@ -18,9 +18,9 @@ from recycle.report.record.metrics import Metrics, measure
 from recycle.report.record.tables import aligned, campaign_table, down_notes, pause_table
 from recycle.sim import failure_traces as failures
 from recycle.sim.campaign.campaign import Case, run
-from recycle.sim.job import Job
+from recycle.sim.job import SimulatedJob
 from recycle.sim.systems.constants import Constants
-from recycle.sim.systems.registry import SYSTEMS, Setting, parse_systems
+from recycle.sim.systems.registry import SYSTEMS, SystemContext, parse_systems
 
 _EXAMPLES = f"""\
 systems: {", ".join(SYSTEMS)}
@@ -108,14 +108,14 @@ def run_simulate(args: argparse.Namespace) -> int:
     return 0
 
 
-def make_setting(args: argparse.Namespace) -> Setting:
+def make_setting(args: argparse.Namespace) -> SystemContext:
     """The setting that the arguments of the job and the constants describe."""
     shape = Shape(args.pipelines, args.stages, args.microbatches)
-    job = Job.of(args.model, args.gpu, shape, args.tensor_parallel)
+    job = SimulatedJob.of(args.model, args.gpu, shape, args.tensor_parallel)
     constants = Constants.for_model(job.model.num_parameters)
     if args.constants:
         constants = constants.with_file(args.constants)
-    setting = Setting(job, constants.with_values(args.set), cache_folder(args))
+    setting = SystemContext(job, constants.with_values(args.set), cache_folder(args))
     wanted = getattr(args, "fault_free", None)
     if wanted is None:
         return setting
@@ -129,7 +129,7 @@ def make_setting(args: argparse.Namespace) -> Setting:
     return scaled
 
 
-def fault_free_throughput(setting: Setting) -> float:
+def fault_free_throughput(setting: SystemContext) -> float:
     """Samples a second of fault-free 1F1B."""
     return setting.job.samples_per_step * 1e6 / setting.job.scaled_us(setting.baseline.period_us)
 
@@ -144,7 +144,7 @@ def cache_folder(args: argparse.Namespace) -> Path | None:
     return folder
 
 
-def _trace(args: argparse.Namespace, job: Job) -> Trace:
+def _trace(args: argparse.Namespace, job: SimulatedJob) -> Trace:
     if sum(given is not None for given in (args.interval, args.mtbf, args.trace)) > 1:
         raise UserError("--interval, --mtbf and --trace say the same thing: give one of them")
     if args.hours is not None and not 0 < args.hours <= 24 * 3650:
@@ -165,7 +165,7 @@ def _trace(args: argparse.Namespace, job: Job) -> Trace:
     return failures.every(nodes, interval_us, end_us, args.seed, rejoin_us)
 
 
-def _write(args: argparse.Namespace, records: dict[str, list[Event]], setting: Setting, fault_free: float) -> None:
+def _write(args: argparse.Namespace, records: dict[str, list[Event]], setting: SystemContext, fault_free: float) -> None:
     if args.plot:
         from recycle.report.figures.throughput_over_time import (
             draw_campaign,  # matplotlib takes half a second to import, and only this needs it
@@ -177,7 +177,7 @@ def _write(args: argparse.Namespace, records: dict[str, list[Event]], setting: S
             write_record(args.records / f"{name}.jsonl", [Started("simulate", f"{name}: {_title(setting.job)}"), *record])
 
 
-def _title(job: Job) -> str:
+def _title(job: SimulatedJob) -> str:
     shape = job.shape
     gpus = f" x {job.tensor_parallel} GPUs" if job.tensor_parallel > 1 else ""
     return (
@@ -186,7 +186,7 @@ def _title(job: Job) -> str:
     )
 
 
-def _json(args: argparse.Namespace, setting: Setting, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
+def _json(args: argparse.Namespace, setting: SystemContext, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
     systems: dict[str, Any] = {
         name: {**run.to_json(), "goodput": round(run.goodput(fault_free), 6)} for name, run in metrics.items()
     }
@@ -205,7 +205,7 @@ def _json(args: argparse.Namespace, setting: Setting, trace: Trace, fault_free: 
     return json.dumps(facts)
 
 
-def _text(args: argparse.Namespace, setting: Setting, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
+def _text(args: argparse.Namespace, setting: SystemContext, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
     num_joins = len(trace.later) - trace.num_failures
     happened = f"{format_duration(trace.end_us)}, failures: {trace.num_failures}, joins: {num_joins}"
     lines = [

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recycle.cli.training.job_factory import CONFIG, Parts
+from recycle.cli.training.job_factory import CONFIG, TrainingJobFactory
 from recycle.cli.training.plan_choice import choose_plan, choose_source
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments, parse_config, read_config
 from recycle.control.net.server import listen
@@ -22,9 +22,9 @@ from recycle.core.plans.plan import Plan
 from recycle.host.scratch import scratch
 
 if TYPE_CHECKING:
-    from recycle.control.net.handshake import Door
+    from recycle.control.net.handshake import Endpoint
     from recycle.runtime.job import Job
-    from recycle.runtime.worker.worker_spec import Kit
+    from recycle.runtime.worker.worker_spec import WorkerSpec
 
 _COORDINATOR = """\
 Coordinate a job whose workers are started elsewhere, each with 'recycle worker'. It waits until every place of the plan has its
@@ -87,79 +87,89 @@ def _add_token(parser: argparse.ArgumentParser, about: str) -> None:
 
 def run_coordinator(args: argparse.Namespace) -> int:
     from recycle.cli.training.train import watching
-    from recycle.control.net.handshake import Door
-    from recycle.runtime.coordinator.config import JOURNAL, Done, Failed, Happened, Lost, Said, brief_of
-    from recycle.runtime.coordinator.ledger.run_folder import Plot
-    from recycle.runtime.coordinator.service import serve
+    from recycle.control.net.handshake import Endpoint
+    from recycle.runtime.coordinator.config import (
+        JOURNAL,
+        EventsRecorded,
+        JobDone,
+        JobFailed,
+        Notice,
+        WorkerLost,
+        coordinator_config,
+    )
+    from recycle.runtime.coordinator.ledger.run_folder import RunFolderOptions
+    from recycle.runtime.coordinator.service import serve_job
     from recycle.runtime.execute.executor import now_us
 
     config = read_config(args)
     host, port = _address(args.listen)
     token = _token(args.token_file, makes_one=True)
-    parts = Parts(config)
+    parts = TrainingJobFactory(config)
     plan = choose_plan(config.cluster, parts.measured() if config.cluster.measure else None)
     job = parts.job(plan)
     found = _found_again(args.out, config)
     name, begin_us = found or (new_name(), now_us())
-    door = Door(host, port, token, name)
-    about = tell_of(name, config, job, args.out)
-    plot = Plot(args.out, config.checkpoint.every, config.checkpoint.keep, name=parts.name, files={CONFIG: config.to_toml()})
-    outcome: list[Said] = []
+    door = Endpoint(host, port, token, name)
+    about = print_notice(name, config, job, args.out)
+    plot = RunFolderOptions(
+        args.out, config.checkpoint.every, config.checkpoint.keep, name=parts.name, files={CONFIG: config.to_toml()}
+    )
+    outcome: list[Notice] = []
     with listen(host, port) as listener, watching(config, plan, args.out, resume=False) as (watch, say):
 
         class Mouth:
-            def send(self, said: Said) -> None:
-                if isinstance(said, Happened):
+            def send(self, said: Notice) -> None:
+                if isinstance(said, EventsRecorded):
                     for event in said.events:
                         watch(event)
-                elif isinstance(said, Done | Failed | Lost):
+                elif isinstance(said, JobDone | JobFailed | WorkerLost):
                     outcome.append(said)
 
         source = choose_source(plan, config.cluster)
         journal = args.out / JOURNAL
-        brief = brief_of(job, door, source, config.cluster.lease, plot, begin_us=begin_us, journal=journal, about=about)
+        brief = coordinator_config(job, door, source, config.cluster.lease, plot, begin_us=begin_us, journal=journal, about=about)
         if found is None:
             told = {"job": name, "begin_us": begin_us, "config": config.to_toml()}
             write_text(args.out / _JOB, json.dumps(told) + "\n")
         where = listener.getsockname()
         say(f"{'found again' if found else 'waiting for'} {len(plan.rows)} workers: recycle worker {where[0]}:{where[1]}")
-        serve(brief, listener, Mouth(), () if found else None)
+        serve_job(brief, listener, Mouth(), () if found else None)
     return _ended(outcome, args)
 
 
 def _ended(outcome: list[Any], args: argparse.Namespace) -> int:
     from recycle.cli.training.train import describe
-    from recycle.runtime.coordinator.config import Done, Failed, Lost
+    from recycle.runtime.coordinator.config import JobDone, JobFailed, WorkerLost
 
     match outcome:
-        case [Done(trained)]:
+        case [JobDone(trained)]:
             facts = trained.to_json()
             print(json.dumps(facts) if args.json else describe(facts, args.out))
             return 0
-        case [Failed(problem)]:
+        case [JobFailed(problem)]:
             raise problem
-        case [Lost(_, text)]:
+        case [WorkerLost(_, text)]:
             raise WorkerFailed(text)
     raise WorkerFailed("the coordinator ended before the job did")
 
 
 def run_worker(args: argparse.Namespace) -> int:
-    from recycle.control.net.handshake import Door
+    from recycle.control.net.handshake import Endpoint
     from recycle.runtime.launch.forkserver import settle_in
 
     host, port = _address(args.address)
     seat = str(Worker.parse(args.seat)) if args.seat else ""
-    door = Door(host, port, _token(args.token_file, makes_one=False))
+    door = Endpoint(host, port, _token(args.token_file, makes_one=False))
     settle_in()
     import recycle.runtime.launch.preload  # noqa: F401  before the coordinator waits for signs of life
-    from recycle.runtime.worker.worker import join
+    from recycle.runtime.worker.worker import join_job
 
     with scratch() as folder:
-        join(door, seat, partial(make_kit, door, folder))
+        join_job(door, seat, partial(make_worker_spec, door, folder))
     return 0
 
 
-def tell_of(name: str, config: TrainConfig, job: "Job", out: Path) -> dict[str, Any]:
+def print_notice(name: str, config: TrainConfig, job: "Job", out: Path) -> dict[str, Any]:
     """What a coordinator says of its job to every worker, from which that makes its kit."""
     from recycle.runtime.checkpoint.files import plain
 
@@ -174,20 +184,20 @@ def tell_of(name: str, config: TrainConfig, job: "Job", out: Path) -> dict[str, 
     }
 
 
-def make_kit(door: "Door", folder: Path, about: Any) -> "Kit":
+def make_worker_spec(door: "Endpoint", folder: Path, about: Any) -> "WorkerSpec":
     """What a worker needs, from what the coordinator says of the job; `folder` is for files on their way."""
     import torch
 
-    from recycle.control.net.file_transfer import Courier
+    from recycle.control.net.file_transfer import FileTransfer
     from recycle.runtime.checkpoint.files import plain
     from recycle.runtime.checkpoint.resume import differing
-    from recycle.runtime.coordinator.ledger.run_folder import Plot
-    from recycle.runtime.transport.gloo import Parcel
-    from recycle.runtime.worker.worker_spec import CopiedStages, kit_of
+    from recycle.runtime.coordinator.ledger.run_folder import RunFolderOptions
+    from recycle.runtime.transport.gloo import TensorSpec
+    from recycle.runtime.worker.worker_spec import CopiedStages, worker_spec
 
     config = parse_config(about["config"])
-    job = Parts(config).job(Plan.parse(about["plan"]))
-    parcels = {int(stage): Parcel(tuple(shape), getattr(torch, dtype)) for stage, shape, dtype in about["parcels"]}
+    job = TrainingJobFactory(config).job(Plan.parse(about["plan"]))
+    parcels = {int(stage): TensorSpec(tuple(shape), getattr(torch, dtype)) for stage, shape, dtype in about["parcels"]}
     if differences := [*differing(about["fingerprint"], plain(job.fingerprint()))]:
         raise UserError(
             f"this machine would train something else: the job's {differences[0][0]} is {differences[0][1]}, and here it is "
@@ -195,9 +205,9 @@ def make_kit(door: "Door", folder: Path, about: Any) -> "Kit":
         )
     out = Path(about["out"])
     is_seen = _job_in(out).get("job") == about["job"]
-    plot = Plot(out if is_seen else folder, config.checkpoint.every, config.checkpoint.keep)
-    kit = kit_of(job, CopiedStages(job.stages), parcels, plot.saving)
-    return kit if is_seen else replace(kit, courier=Courier(door))
+    plot = RunFolderOptions(out if is_seen else folder, config.checkpoint.every, config.checkpoint.keep)
+    kit = worker_spec(job, CopiedStages(job.stages), parcels, plot.saving)
+    return kit if is_seen else replace(kit, courier=FileTransfer(door))
 
 
 def _found_again(out: Path, config: TrainConfig) -> tuple[str, int] | None:

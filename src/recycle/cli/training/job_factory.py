@@ -29,7 +29,7 @@ def is_free(name: str) -> bool:
     return name.startswith(_FREE) and name not in _BOUND
 
 
-class Parts:
+class TrainingJobFactory:
     """What is trained, made from a configuration. torch is imported here, because planning and simulating work without it."""
 
     def __init__(self, config: TrainConfig) -> None:
@@ -68,16 +68,16 @@ class Parts:
 
         from recycle.core.cluster import Shape
         from recycle.models.gpt import next_byte_loss
-        from recycle.runtime.compute.microbatches import Batches
-        from recycle.runtime.compute.stage_costs import measure
+        from recycle.runtime.compute.microbatches import MicroBatches
+        from recycle.runtime.compute.stage_costs import measure_stages
 
         cluster = self.config.cluster
         shape = Shape(cluster.pipelines, cluster.stages, cluster.microbatches)
-        batches = Batches(self._text, shape, self.config.data.samples, self.config.training.seed)
+        batches = MicroBatches(self._text, shape, self.config.data.samples, self.config.training.seed)
         num_threads, training = torch.get_num_threads(), self.config.training
         torch.set_num_threads(1)  # as in a worker
         try:
-            return measure(
+            return measure_stages(
                 self._stages,
                 batches,
                 next_byte_loss,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from recycle.cli.live.live_view import LiveView
 from recycle.cli.measuring.profile_text import remark
 from recycle.cli.training.failure_flags import add_failure_arguments, read_failures
-from recycle.cli.training.job_factory import CONFIG, Parts, is_free
+from recycle.cli.training.job_factory import CONFIG, TrainingJobFactory, is_free
 from recycle.cli.training.plan_choice import choose_plan, seats_taken
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments, changes, load_config, read_config
 from recycle.core.errors import FileProblem, ForeignRun, UserError
@@ -69,7 +69,7 @@ def run_train(args: argparse.Namespace) -> int:
     config, out = _config(args)
     if out:
         refuse_unwritable(out / SUMMARY)
-    torch_parts = Parts(config)
+    torch_parts = TrainingJobFactory(config)
     plan = choose_plan(config.cluster, torch_parts.measured() if config.cluster.measure else None)
     cluster = plan.problem.cluster
     failures = read_failures(args, cluster.shape, config.training.steps, sorted(cluster.failed))

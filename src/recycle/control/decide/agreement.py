@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recycle.control.decide.messages import Ballot, Standing
+from recycle.control.decide.messages import Ballot, ProgressReport
 
 
 class NoAgreement(Exception):
@@ -27,7 +27,7 @@ class Resume:
     ballot: Ballot | None = None
 
 
-def agree(standings: Sequence[Standing]) -> Resume:
+def agree(standings: Sequence[ProgressReport]) -> Resume:
     """Return where to go on."""
     assert standings, "nobody survived"
     reached = min(standing.num_reduced for standing in standings)
@@ -43,7 +43,7 @@ def agree(standings: Sequence[Standing]) -> Resume:
     return Resume(reached, ballot)
 
 
-def _known(iteration: int, standings: Sequence[Standing]) -> Ballot | None:
+def _known(iteration: int, standings: Sequence[ProgressReport]) -> Ballot | None:
     """The whole ballot of an iteration: as somebody heard it, or put together from the parts of all."""
     for standing in standings:
         if standing.whole is not None and standing.whole.iteration == iteration:
@@ -70,12 +70,12 @@ def _joined(parts: Sequence[tuple[float, ...]]) -> tuple[float, ...] | None:
     return tuple(made)
 
 
-def _can_reach(standing: Standing, iteration: int) -> bool:
+def _can_reach(standing: ProgressReport, iteration: int) -> bool:
     """Whether a worker can get there by settling what it holds, or by taking back one step."""
     if standing.num_steps in (iteration, iteration + 1):
         return True
     return standing.num_steps == iteration - 1 and standing.own is not None and standing.own.iteration == iteration - 1
 
 
-def _shown(standings: Sequence[Standing]) -> str:
+def _shown(standings: Sequence[ProgressReport]) -> str:
     return ", ".join(str(standing.num_steps) for standing in standings)

@@ -2,7 +2,7 @@
 
 An epoch runs until somebody is lost or asks to join. Then all are stopped, survivors say where they stand, a plan for those who
 are there is fetched, and a new epoch begins where all can go on. Whatever happens in between only changes who is there: the next
-answer counts. It knows neither sockets nor processes: those are its `World`.
+answer counts. It knows neither sockets nor processes: those are its `CoordinatorEffects`.
 """
 
 from collections.abc import Iterable
@@ -11,15 +11,25 @@ from enum import StrEnum
 from itertools import cycle
 
 from recycle.control.decide.agreement import NoAgreement, Resume, agree
-from recycle.control.decide.journal import Entry, Journal
-from recycle.control.decide.members import Member, Recovery, World
-from recycle.control.decide.membership import Facts, State, judge
-from recycle.control.decide.messages import Begun, End, Go, Message, Pause, Renew, Share, Stop, Stopped
+from recycle.control.decide.journal import Journal, JournalEntry
+from recycle.control.decide.members import CoordinatorEffects, Member, Recovery
+from recycle.control.decide.membership import Liveness, MemberFacts, judge_liveness
+from recycle.control.decide.messages import (
+    ControlMessage,
+    EpochBegun,
+    EpochStopped,
+    JobEnded,
+    PauseAtBoundary,
+    RenewLease,
+    StartEpoch,
+    StopEpoch,
+    StoreEntry,
+)
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan_source import Answer
 
 
-class Phase(StrEnum):
+class CoordinatorPhase(StrEnum):
     FORMING = "forming"
     RUNNING = "running"
     PAUSING = "pausing"
@@ -33,23 +43,30 @@ class Coordinator:
     """Decides for one job of a shape; `initial` is the answer that the first epoch plays."""
 
     def __init__(
-        self, shape: Shape, initial: Answer, iteration: int, world: World, journal: Journal, lease_s: float, checkpoint: int = -1
+        self,
+        shape: Shape,
+        initial: Answer,
+        iteration: int,
+        world: CoordinatorEffects,
+        journal: Journal,
+        lease_s: float,
+        checkpoint: int = -1,
     ) -> None:
         self._shape, self._initial, self._world, self._journal, self.lease_s = shape, initial, world, journal, lease_s
         self._iteration, self._checkpoint = iteration, checkpoint
-        self.phase, self.epoch = Phase.FORMING, 0
+        self.phase, self.epoch = CoordinatorPhase.FORMING, 0
         self.members: dict[int, Member] = {}
         self.longest_op_s = 0.0
         self._next_member = 0
         self._recovery: Recovery | None = None
         self._asked: frozenset[Worker] = frozenset()
-        self._shares: dict[str, Share] = {}
+        self._shares: dict[str, StoreEntry] = {}
         if (entry := journal.last()) is not None:
             self._take_over(entry)
 
-    def _take_over(self, entry: Entry) -> None:
+    def _take_over(self, entry: JournalEntry) -> None:
         """Be the coordinator that wrote this: its members are given a lease's time to come back."""
-        self.phase, self.epoch, self._next_member = Phase.RUNNING, entry.epoch, entry.next_member
+        self.phase, self.epoch, self._next_member = CoordinatorPhase.RUNNING, entry.epoch, entry.next_member
         for seat, number in entry.seats.items():
             host, pid = entry.processes.get(seat, ("", 0))
             made = Member(number, None, host, pid, None, self._now_s(), seat=Worker.parse(seat), has_state=True)
@@ -76,7 +93,7 @@ class Coordinator:
         """Why somebody who wants this seat cannot join, if so."""
         if wish is not None and not (wish.pipeline < self._shape.num_pipelines and wish.stage < self._shape.num_stages):
             return f"{wish} is no place in this job of {self._shape.num_pipelines} pipelines of {self._shape.num_stages} stages"
-        if self.phase is Phase.DONE:
+        if self.phase is CoordinatorPhase.DONE:
             return "the job is done"
         if wish is not None and wish in {member.wish for member in self.members.values()}:
             return f"{wish} is taken: another worker has come for it"
@@ -87,17 +104,19 @@ class Coordinator:
     def seat_newcomers(self) -> None:
         """Act on those who have joined: begin, or pause to let them in."""
         match self.phase:
-            case Phase.FORMING:
+            case CoordinatorPhase.FORMING:
                 self._form()
-            case Phase.RUNNING if self._recovery is None:  # else when all have begun, and the last change is accounted for
+            case CoordinatorPhase.RUNNING if (
+                self._recovery is None
+            ):  # else when all have begun, and the last change is accounted for
                 newcomers = [member for member in self.members.values() if member.seat is None]
                 for member, seat in self._seats_for(newcomers):
                     self._world.joining(member, seat)
                 self._recovery = Recovery(self._world.now_us(), "it asked to join", joins=True)
                 self._recovery.noticed_us = self._recovery.at_us
-                self.phase = Phase.PAUSING
-                self._to_seated(Pause(self.epoch))
-            case Phase.WAITING:
+                self.phase = CoordinatorPhase.PAUSING
+                self._to_seated(PauseAtBoundary(self.epoch))
+            case CoordinatorPhase.WAITING:
                 self._plan_on()
             case _:
                 pass
@@ -107,15 +126,15 @@ class Coordinator:
         assert member.caller is not None
         if member.seat is None:
             return
-        if self.phase is Phase.RUNNING and epoch != self.epoch:
+        if self.phase is CoordinatorPhase.RUNNING and epoch != self.epoch:
             self._begin_recovery(f"{member.seat} missed the beginning of an epoch")
-        elif self.phase is Phase.STOPPING:
-            self._world.send(member.caller, Stop(self.epoch))
-        elif self.phase in (Phase.RUNNING, Phase.PAUSING):
+        elif self.phase is CoordinatorPhase.STOPPING:
+            self._world.send(member.caller, StopEpoch(self.epoch))
+        elif self.phase in (CoordinatorPhase.RUNNING, CoordinatorPhase.PAUSING):
             for share in self._shares.values():
                 self._world.send(member.caller, share)
-            if self.phase is Phase.PAUSING:
-                self._world.send(member.caller, Pause(self.epoch))
+            if self.phase is CoordinatorPhase.PAUSING:
+                self._world.send(member.caller, PauseAtBoundary(self.epoch))
 
     def lose(self, number: int, reason: str) -> None:
         """A member is dead, or as good as."""
@@ -128,11 +147,11 @@ class Coordinator:
             return
         went_us = self._world.left(member, reason)
         match self.phase:
-            case Phase.RUNNING | Phase.PAUSING:
+            case CoordinatorPhase.RUNNING | CoordinatorPhase.PAUSING:
                 self._begin_recovery(reason, went_us)
-            case Phase.PLANNING | Phase.WAITING:
+            case CoordinatorPhase.PLANNING | CoordinatorPhase.WAITING:
                 self._plan_on()
-            case Phase.STOPPING:
+            case CoordinatorPhase.STOPPING:
                 self._go_on_if_stopped()
             case _:
                 pass
@@ -149,27 +168,27 @@ class Coordinator:
         now_s = self._now_s()
         for member in list(self.members.values()):
             is_running = now_s - member.heard_s > self.lease_s and self._world.is_running(member)
-            facts = Facts(member.heard_s, member.caller is not None, member.busy_s, is_running)
+            facts = MemberFacts(member.heard_s, member.caller is not None, member.busy_s, is_running)
             # A closed connection is told of at once; one that is not there yet is that of a member to be found again.
-            verdict = judge(now_s, facts, self.lease_s, self.longest_op_s, is_away=True)
-            if verdict.state is State.SUSPECT:
+            verdict = judge_liveness(now_s, facts, self.lease_s, self.longest_op_s, is_away=True)
+            if verdict.state is Liveness.SUSPECT:
                 self._world.suspected(member, verdict.reason)
                 self._world.fence(member)
                 self.lose(member.number, verdict.reason)
 
     # What members say.
 
-    def hear(self, member: Member, message: Message) -> None:
+    def hear(self, member: Member, message: ControlMessage) -> None:
         member.heard_s = self._now_s()
         match message:
-            case Renew(busy_us=busy_us):
+            case RenewLease(busy_us=busy_us):
                 member.busy_s = busy_us / 1e6
-            case Stopped(epoch=epoch) if epoch == self.epoch:
+            case EpochStopped(epoch=epoch) if epoch == self.epoch:
                 self._stopped(member, message)
-            case Share(epoch=epoch) if epoch == self.epoch:
+            case StoreEntry(epoch=epoch) if epoch == self.epoch:
                 self._shares[message.key] = message
                 self._to_seated(message)
-            case Begun(epoch=epoch) if epoch == self.epoch:
+            case EpochBegun(epoch=epoch) if epoch == self.epoch:
                 self._begun(message)
             case _:
                 pass
@@ -178,15 +197,19 @@ class Coordinator:
         """A member has done all steps; when all have, the job is done."""
         member.has_finished = True
         seated = self._seated()
-        if self.phase in (Phase.RUNNING, Phase.PAUSING) and seated and all(other.has_finished for other in seated):
+        if (
+            self.phase in (CoordinatorPhase.RUNNING, CoordinatorPhase.PAUSING)
+            and seated
+            and all(other.has_finished for other in seated)
+        ):
             self.end("the job is done")
 
     def end(self, reason: str) -> None:
-        self.phase = Phase.DONE
-        self._world.send_all([m.caller for m in self.members.values() if m.caller is not None], End(reason))
+        self.phase = CoordinatorPhase.DONE
+        self._world.send_all([m.caller for m in self.members.values() if m.caller is not None], JobEnded(reason))
 
-    def _stopped(self, member: Member, message: Stopped) -> None:
-        if self.phase is Phase.RUNNING:
+    def _stopped(self, member: Member, message: EpochStopped) -> None:
+        if self.phase is CoordinatorPhase.RUNNING:
             self._begin_recovery(f"{member.seat} lost its links: {message.reason}")
         is_there = member.seat is not None and message.stage in (-1, member.seat.stage)
         member.standing, member.has_stopped = message.standing if is_there else None, True
@@ -194,7 +217,7 @@ class Coordinator:
         member.busy_s = 0.0
         self._go_on_if_stopped()
 
-    def _begun(self, message: Begun) -> None:
+    def _begun(self, message: EpochBegun) -> None:
         recovery = self._recovery
         if recovery is None or recovery.epoch != message.epoch:
             return
@@ -230,19 +253,21 @@ class Coordinator:
         else:
             self._tell_recovery()
             self._recovery = Recovery(went_us or now_us, cause, joins=False, noticed_us=now_us)
-        self.phase = Phase.STOPPING
-        self._to_seated(Stop(self.epoch))
+        self.phase = CoordinatorPhase.STOPPING
+        self._to_seated(StopEpoch(self.epoch))
         self._go_on_if_stopped()
 
     def _go_on_if_stopped(self) -> None:
-        if self.phase in (Phase.STOPPING, Phase.PAUSING) and all(member.has_stopped for member in self._seated()):
+        if self.phase in (CoordinatorPhase.STOPPING, CoordinatorPhase.PAUSING) and all(
+            member.has_stopped for member in self._seated()
+        ):
             if self._recovery is not None:
                 self._recovery.stopped_us = self._world.now_us()
             self._plan_on()
 
     def _plan_on(self) -> None:
         """Fetch a plan for who is there now."""
-        self.phase = Phase.PLANNING
+        self.phase = CoordinatorPhase.PLANNING
         newcomers = [member for member in self.members.values() if member.seat is None]
         for member, seat in self._seats_for(newcomers):
             member.seat = seat
@@ -270,13 +295,13 @@ class Coordinator:
 
     def answered(self, failed: frozenset[Worker], answer: Answer | str) -> None:
         """A plan has come, or a sentence why there is none."""
-        if self.phase is not Phase.PLANNING or failed != self._asked:
+        if self.phase is not CoordinatorPhase.PLANNING or failed != self._asked:
             return  # somebody came or went meanwhile, and another answer is on its way
         if isinstance(answer, str):
             if any(member.seat is None for member in self.members.values()):
                 self._plan_on()  # somebody came meanwhile, and may be who was missing
                 return
-            self.phase = Phase.WAITING
+            self.phase = CoordinatorPhase.WAITING
             self._world.waiting(answer)
             return
         if self._recovery is not None:
@@ -323,15 +348,15 @@ class Coordinator:
         self.epoch += 1
         self._shares.clear()
         seats = {str(seat): member.number for seat, member in sorted(players.items())}
-        go = Go(self.epoch, answer.plan.dumps(), seats, resume.iteration, resume.ballot, sources, checkpoint)
+        go = StartEpoch(self.epoch, answer.plan.dumps(), seats, resume.iteration, resume.ballot, sources, checkpoint)
         reason = self._recovery.cause if self._recovery is not None else "the job began"
         processes = {str(seat): (member.host, member.pid) for seat, member in players.items()}
         why = f"{reason}; {answer.reason}"
-        self._journal.append(Entry(self.epoch, resume.iteration, seats, go.plan, why, self._next_member, processes))
+        self._journal.append(JournalEntry(self.epoch, resume.iteration, seats, go.plan, why, self._next_member, processes))
         if self._recovery is not None:
             self._recovery.epoch, self._recovery.iteration = self.epoch, resume.iteration
             self._recovery.moves, self._recovery.num_live = tuple(moves), len(players)
-        self.phase = Phase.RUNNING
+        self.phase = CoordinatorPhase.RUNNING
         self._world.began(answer, go, players.values())
         self._world.send_all([m.caller for m in players.values() if m.caller is not None], go)
         for member in players.values():
@@ -362,7 +387,7 @@ class Coordinator:
     def _seated(self) -> list[Member]:
         return [member for member in self.members.values() if member.seat is not None]
 
-    def _to_seated(self, message: Message) -> None:
+    def _to_seated(self, message: ControlMessage) -> None:
         self._world.send_all([member.caller for member in self._seated() if member.caller is not None], message)
 
     def _now_s(self) -> float:

@@ -14,7 +14,7 @@ from recycle.core.errors import FileProblem
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """An epoch: who sits where, each with its member's number, and from which iteration they go on.
 
     `processes` says for each seat on which host, and by which number there, its member runs: whoever takes the coordinator's
@@ -31,11 +31,11 @@ class Entry:
 
 
 class Journal(Protocol):
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         """Keep an entry; it is kept when this returns."""
         ...
 
-    def last(self) -> Entry | None: ...
+    def last(self) -> JournalEntry | None: ...
 
 
 class FileJournal:
@@ -44,7 +44,7 @@ class FileJournal:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         try:
             with self._path.open("a+b") as stream:
                 # A line that was cut short must not swallow this one.
@@ -54,7 +54,7 @@ class FileJournal:
         except OSError as problem:
             raise FileProblem(f"cannot write {self._path}: {problem.strerror or problem}") from None
 
-    def last(self) -> Entry | None:
+    def last(self) -> JournalEntry | None:
         try:
             lines = self._path.read_bytes().split(b"\n")
         except FileNotFoundError:
@@ -69,10 +69,10 @@ class FileJournal:
         return None
 
 
-def _entry(**told: Any) -> Entry:
+def _entry(**told: Any) -> JournalEntry:
     """An entry from its JSON, which knows no tuples."""
     processes = told.pop("processes", {})
-    return Entry(**told, processes={seat: (host, pid) for seat, (host, pid) in processes.items()})
+    return JournalEntry(**told, processes={seat: (host, pid) for seat, (host, pid) in processes.items()})
 
 
 def _is_whole(stream: BinaryIO) -> bool:
@@ -87,10 +87,10 @@ class MemoryJournal:
     """A journal that is gone with its process."""
 
     def __init__(self) -> None:
-        self._entries: list[Entry] = []
+        self._entries: list[JournalEntry] = []
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         self._entries.append(entry)
 
-    def last(self) -> Entry | None:
+    def last(self) -> JournalEntry | None:
         return self._entries[-1] if self._entries else None

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from recycle.control.decide.messages import Go, Message, Standing
+from recycle.control.decide.messages import ControlMessage, ProgressReport, StartEpoch
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan_source import Answer
 
@@ -22,7 +22,7 @@ class Member:
     seat: Worker | None = None
     busy_s: float = 0.0
     has_state: bool = False
-    standing: Standing | None = None
+    standing: ProgressReport | None = None
     has_stopped: bool = False
     has_finished: bool = False
     clock_us: int = 0
@@ -50,7 +50,7 @@ class Recovery:
     num_begun: int = 0
 
 
-class World(Protocol):
+class CoordinatorEffects(Protocol):
     """What the coordinator can bring about."""
 
     def now_us(self) -> int: ...
@@ -59,9 +59,9 @@ class World(Protocol):
         """Whether the first epoch may begin when everybody is there; if not, newcomers are to be seated again later."""
         ...
 
-    def send(self, caller: int, message: Message) -> None: ...
+    def send(self, caller: int, message: ControlMessage) -> None: ...
 
-    def send_all(self, callers: Iterable[int], message: Message) -> None: ...
+    def send_all(self, callers: Iterable[int], message: ControlMessage) -> None: ...
 
     def hang_up(self, caller: int) -> None: ...
 
@@ -93,7 +93,7 @@ class World(Protocol):
         """Training cannot go on, and what it waits for."""
         ...
 
-    def began(self, answer: Answer, go: Go, members: Iterable[Member]) -> None:
+    def began(self, answer: Answer, go: StartEpoch, members: Iterable[Member]) -> None:
         """A new epoch is about to begin."""
         ...
 

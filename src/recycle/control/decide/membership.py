@@ -29,7 +29,7 @@ def refuse_lease(lease_s: float) -> None:
 STARVED_LEASES = 5
 
 
-class State(StrEnum):
+class Liveness(StrEnum):
     ALIVE = "alive"
     SUSPECT = "suspect"
     """Not dead for sure: it must be fenced before others take its work over."""
@@ -37,7 +37,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class MemberFacts:
     """What is known of a member: when it was last heard, whether its connection is open, how long its op has been computing.
 
     `is_running` says that its process was seen, neither stopped nor gone: then silence may mean that it gets no processor.
@@ -50,22 +50,24 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    state: State
+class LivenessVerdict:
+    state: Liveness
     reason: str = ""
 
 
-def judge(now_s: float, facts: Facts, lease_s: float, longest_op_s: float, is_away: bool = False) -> Verdict:
+def judge_liveness(
+    now_s: float, facts: MemberFacts, lease_s: float, longest_op_s: float, is_away: bool = False
+) -> LivenessVerdict:
     """Say whether a member is alive. `is_away`: the coordinator itself was not there, so that closed connections mean nothing."""
     silence_s = now_s - facts.heard_s
     if not facts.is_connected and not is_away:
-        return Verdict(State.DEAD, "its connection closed")
+        return LivenessVerdict(Liveness.DEAD, "its connection closed")
     if silence_s > lease_s * (STARVED_LEASES if facts.is_running else SILENCE_PER_LEASE):
-        return Verdict(State.SUSPECT, f"silent for {silence_s:.1f} s, with a lease of {lease_s:g} s")
+        return LivenessVerdict(Liveness.SUSPECT, f"silent for {silence_s:.1f} s, with a lease of {lease_s:g} s")
     most_s = max(lease_s, PATIENCE * longest_op_s)
     if longest_op_s and facts.busy_s > most_s:
-        return Verdict(
-            State.SUSPECT,
+        return LivenessVerdict(
+            Liveness.SUSPECT,
             f"far behind its plan: an op has been computing for {facts.busy_s:.1f} s, where none took over {longest_op_s:.3g} s",
         )
-    return Verdict(State.ALIVE)
+    return LivenessVerdict(Liveness.ALIVE)

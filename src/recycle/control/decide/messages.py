@@ -1,7 +1,7 @@
 """What coordinator and workers say to each other. Messages are plain data: JSON, never anything that is executed.
 
-A worker knocks with a `Hello`, is answered with `Welcome` or `Refused`, and then waits for a `Go`, which seats it in an epoch.
-`Stop` ends an epoch at once, `Pause` at the next iteration boundary; both are answered with `Stopped`, which says where the
+A worker knocks with a `Hello`, is answered with `Welcome` or `Refused`, and then waits for a `StartEpoch`, which seats it in an epoch.
+`StopEpoch` ends an epoch at once, `PauseAtBoundary` at the next iteration boundary; both are answered with `EpochStopped`, which says where the
 worker stands.
 """
 
@@ -76,7 +76,7 @@ class Ballot:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ProgressReport:
     """Where a worker stands when it stops.
 
     Its weights have `num_steps` steps. If `own` is there, it holds the reduced gradient of that iteration, of which no verdict
@@ -94,7 +94,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Go:
+class StartEpoch:
     """A new epoch: who sits where (`seats`, from seat to member), by which plan, from which iteration.
 
     `ballot` settles the iteration before it for those who have not heard its verdict. `sources` tells from which seat a seat
@@ -112,7 +112,7 @@ class Go:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopEpoch:
     """The epoch ends now: abort, and say where you stand."""
 
     TYPE: ClassVar[str] = "stop"
@@ -120,7 +120,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class PauseAtBoundary:
     """The epoch is to end at the next iteration boundary that all agree on."""
 
     TYPE: ClassVar[str] = "pause"
@@ -128,7 +128,7 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class EpochStopped:
     """A worker has left an epoch: where it stands, and why.
 
     A worker that has not got the state of its stage yet stands nowhere.
@@ -136,14 +136,14 @@ class Stopped:
 
     TYPE: ClassVar[str] = "stopped"
     epoch: int
-    standing: Standing | None
+    standing: ProgressReport | None
     reason: str = ""
     stage: int = -1
     """Of which stage it holds the state: one that never heard of its last seat still has that of the one before."""
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class EpochBegun:
     """A worker is about to run its first op of an epoch, and how long it has copied a stage's state before."""
 
     TYPE: ClassVar[str] = "begun"
@@ -152,7 +152,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Renew:
+class RenewLease:
     """A sign of life: the iteration, and for how long its present op has been computing (0 if it waits for others)."""
 
     TYPE: ClassVar[str] = "renew"
@@ -161,7 +161,7 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class StoreEntry:
     """Something that all of an epoch's workers must know to find each other."""
 
     TYPE: ClassVar[str] = "share"
@@ -171,7 +171,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class Report:
     """Something for the books, numbered, so that it can be told again until it was heard."""
 
     TYPE: ClassVar[str] = "tell"
@@ -180,7 +180,7 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Ack:
     """Everything that was told up to this number is in the books."""
 
     TYPE: ClassVar[str] = "heard"
@@ -188,8 +188,8 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Bring:
-    """A file for the run's folder. It is sent, so many bytes, when a `File` says that it may be; another says that it is kept."""
+class UploadFile:
+    """A file for the run's folder. It is sent, so many bytes, when a `FileContent` says that it may be; another says that it is kept."""
 
     TYPE: ClassVar[str] = "bring"
     name: str
@@ -197,15 +197,15 @@ class Bring:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
-    """A file of the run's folder is wanted. The answer is a `File`, and its bytes."""
+class DownloadFile:
+    """A file of the run's folder is wanted. The answer is a `FileContent`, and its bytes."""
 
     TYPE: ClassVar[str] = "fetch"
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class FileContent:
     """A file as it lies in the run's folder, or why it does not."""
 
     TYPE: ClassVar[str] = "file"
@@ -215,46 +215,46 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class JobEnded:
     """There is nothing more to do here."""
 
     TYPE: ClassVar[str] = "end"
     reason: str
 
 
-Message = (
+ControlMessage = (
     Challenge
     | Hello
     | Welcome
     | Refused
-    | Go
-    | Stop
-    | Pause
-    | Stopped
-    | Begun
-    | Renew
-    | Share
-    | Tell
-    | Heard
-    | Bring
-    | Fetch
-    | File
-    | End
+    | StartEpoch
+    | StopEpoch
+    | PauseAtBoundary
+    | EpochStopped
+    | EpochBegun
+    | RenewLease
+    | StoreEntry
+    | Report
+    | Ack
+    | UploadFile
+    | DownloadFile
+    | FileContent
+    | JobEnded
 )
-_TYPES: dict[str, type[Message]] = {kind.TYPE: kind for kind in get_args(Message)}
+_TYPES: dict[str, type[ControlMessage]] = {kind.TYPE: kind for kind in get_args(ControlMessage)}
 
 
-def dumps(message: Message) -> bytes:
+def dumps(message: ControlMessage) -> bytes:
     """The message as JSON."""
     return json.dumps({"type": message.TYPE, **asdict(message)}, separators=(",", ":")).encode()
 
 
-def loads(body: bytes) -> Message:
+def loads(body: bytes) -> ControlMessage:
     """The message that was sent; anything else is a ProtocolError, for whoever sends it may mean us no good."""
     try:
         told = json.loads(body)
         kind = _TYPES[told.pop("type")]
-        message: Message = _read(kind, told)
+        message: ControlMessage = _read(kind, told)
         return message
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as problem:
         raise ProtocolError(f"this is no message: {type(problem).__name__} {shortened(str(problem))}") from None

@@ -28,14 +28,14 @@ _MOST_PROCESSES = 2
 _NICENESS = 5
 
 
-def next_questions(failed: Dead, shape: Shape) -> list[Dead]:
+def likely_failures(failed: Dead, shape: Shape) -> list[Dead]:
     """What may be asked next, the most pressing first: one more failure, one worker back, and the same again."""
     failures = [failed | {worker} for worker in shape.workers() if worker not in failed]
     returns = [failed - {worker} for worker in sorted(failed)]
     return [*failures, *returns, failed]
 
 
-class Ahead:
+class PlanPrefetch:
     """A source of plans that has most of them ready. Any thread may ask; `close` it in the end."""
 
     def __init__(self, source: PlanSource, context: SpawnContext | ForkServerContext | None = None) -> None:
@@ -54,7 +54,7 @@ class Ahead:
         # Before multiprocessing ends our process itself at exit, which would look like a death and have another one started.
         atexit.register(self.close)
 
-    def __enter__(self) -> "Ahead":
+    def __enter__(self) -> "PlanPrefetch":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,7 +75,7 @@ class Ahead:
         """Have answers made for whatever may follow upon `failed`; what was to be prepared before is dropped."""
         num_ops = 3 * shape.num_stages * shape.num_chains
         most = max(1, min(_MOST_ANSWERS, _MOST_OPS // num_ops))
-        questions = next_questions(failed, shape)[:most]
+        questions = likely_failures(failed, shape)[:most]
         with self._changed:
             self._most_ready, self._wanted = most, frozenset(questions)
             self._waiting = deque(questions)

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from recycle.control.decide.membership import RENEWALS_PER_LEASE
-from recycle.control.decide.messages import Heard, Message, ProtocolError, Renew, Tell, Welcome
-from recycle.control.net.handshake import Door, TurnedAway, knock
-from recycle.control.net.wire import Inbox, framed
+from recycle.control.decide.messages import Ack, ControlMessage, ProtocolError, RenewLease, Report, Welcome
+from recycle.control.net.handshake import Endpoint, JoinRefused, shake_hands
+from recycle.control.net.wire import FrameReader, encode_frame
 
 _KNOCK_S = 0.1
 
@@ -29,17 +29,17 @@ class Client:
 
     def __init__(
         self,
-        door: Door,
+        door: Endpoint,
         seat: str,
-        hear: Callable[[Message], None],
+        hear: Callable[[ControlMessage], None],
         refused: Callable[[str], None],
-        pulse: Callable[[], Renew] = Renew,
+        pulse: Callable[[], RenewLease] = RenewLease,
     ) -> None:
         self._door, self._seat, self._hear, self._refused, self._pulse = door, seat, hear, refused, pulse
         self.member, self.epoch, self.lease_s = -1, -1, 0.0
         self.own_address = ""
         """By which this machine reaches the coordinator, and others reach it."""
-        self._untold: deque[Tell] = deque()
+        self._untold: deque[Report] = deque()
         self._number = 0
         self._lock = threading.RLock()
         self._stream: socket.socket | None = None
@@ -59,13 +59,13 @@ class Client:
         threading.Thread(target=self._stay, args=(inbox,), name="control", daemon=True).start()
         return welcome
 
-    def send(self, message: Message) -> bool:
+    def send(self, message: ControlMessage) -> bool:
         """Send now; return whether the connection took it."""
         with self._lock:
             if self._stream is None:
                 return False
             try:
-                self._stream.sendall(framed(message))
+                self._stream.sendall(encode_frame(message))
             except OSError:
                 return False  # whoever reads finds out, too, but not before it has read what came before the end
             return True
@@ -74,7 +74,7 @@ class Client:
         """Have something written into the books, now or when the coordinator is back."""
         with self._lock:
             self._number += 1
-            tell = Tell(self._number, body)
+            tell = Report(self._number, body)
             self._untold.append(tell)
             self.send(tell)
 
@@ -101,15 +101,15 @@ class Client:
             self._stream.close()
             self._stream = None
 
-    def _connect(self) -> tuple[Welcome, Inbox]:
+    def _connect(self) -> tuple[Welcome, FrameReader]:
         """One try at getting in."""
-        entered = knock(self._door, self._seat, self.member, self.epoch)
+        entered = shake_hands(self._door, self._seat, self.member, self.epoch)
         stream, welcome = entered.stream, entered.welcome
         stream.settimeout(None)
         with self._lock:
             if self._closed.is_set():
                 stream.close()
-                raise TurnedAway("this worker has hung up")
+                raise JoinRefused("this worker has hung up")
             self.member, self.lease_s = welcome.member, welcome.lease_s
             self._stream, self.own_address = stream, stream.getsockname()[0]
             for tell in self._untold:
@@ -119,7 +119,7 @@ class Client:
             self._take(message)
         return welcome, entered.inbox
 
-    def _stay(self, inbox: Inbox) -> None:
+    def _stay(self, inbox: FrameReader) -> None:
         """Read, renew, and connect again, until closed."""
         while not self._closed.is_set():
             with contextlib.suppress(OSError, ProtocolError, ValueError):
@@ -132,12 +132,12 @@ class Client:
                 _, inbox = self._connect()
             except OSError:
                 continue
-            except TurnedAway as problem:
+            except JoinRefused as problem:
                 if not self._closed.is_set():
                     self._refused(str(problem))
                 return
 
-    def _read(self, inbox: Inbox) -> None:
+    def _read(self, inbox: FrameReader) -> None:
         """Serve the connection until it breaks."""
         pause_s = self.lease_s / RENEWALS_PER_LEASE
         next_s = time.monotonic()
@@ -155,8 +155,8 @@ class Client:
                 for message in inbox.take(some):
                     self._take(message)
 
-    def _take(self, message: Message) -> None:
-        if isinstance(message, Heard):
+    def _take(self, message: ControlMessage) -> None:
+        if isinstance(message, Ack):
             with self._lock:
                 while self._untold and self._untold[0].number <= message.number:
                     self._untold.popleft()

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from recycle.control.decide.messages import Bring, Fetch, File, Message, ProtocolError
-from recycle.control.net.handshake import Door, Entered, TurnedAway, knock
-from recycle.control.net.wire import MOST_BYTES_OF_STRANGERS, Inbox, framed
+from recycle.control.decide.messages import ControlMessage, DownloadFile, FileContent, ProtocolError, UploadFile
+from recycle.control.net.handshake import Endpoint, JoinRefused, Session, shake_hands
+from recycle.control.net.wire import MOST_BYTES_OF_STRANGERS, FrameReader, encode_frame
 from recycle.core.errors import FileProblem
 
 ERRAND = "files"
@@ -26,15 +26,15 @@ _BLOCK_BYTES = 1 << 20
 _SILENCE_S = 30.0
 _PAUSE_S = 0.2
 
-MayName = Callable[[Message], bool]
+MayName = Callable[[ControlMessage], bool]
 """Whether what is asked for may be brought or fetched: nobody reaches beyond these files."""
 
 
 @dataclass(frozen=True, slots=True)
-class Courier:
+class FileTransfer:
     """A worker's side. While the coordinator is away it waits, but not longer than `patience_s`."""
 
-    door: Door
+    door: Endpoint
     patience_s: float = 60.0
 
     def bring(self, path: Path, name: str) -> None:
@@ -45,16 +45,16 @@ class Courier:
         """Put the coordinator's file of this name at `path`; raises FileProblem if there is none."""
         self._try(lambda entered: _fetch(entered, name, path), f"cannot fetch {name} from the coordinator")
 
-    def _try(self, errand: Callable[[Entered], None], failure: str) -> None:
+    def _try(self, errand: Callable[[Session], None], failure: str) -> None:
         end_s = time.monotonic() + self.patience_s
         while True:
             try:
-                entered = knock(self.door, errand=ERRAND)
+                entered = shake_hands(self.door, errand=ERRAND)
                 entered.stream.settimeout(_SILENCE_S)
                 with entered.stream:
                     errand(entered)
                 return
-            except (TurnedAway, ProtocolError) as problem:
+            except (JoinRefused, ProtocolError) as problem:
                 raise FileProblem(f"{failure}: {problem}") from None
             except OSError as problem:
                 is_own = problem.filename is not None  # of a file here, not of the connection
@@ -63,10 +63,10 @@ class Courier:
                 time.sleep(_PAUSE_S)
 
 
-def _bring(entered: Entered, path: Path, name: str) -> None:
+def _bring(entered: Session, path: Path, name: str) -> None:
     digest = hashlib.sha256()
     with path.open("rb") as source:
-        entered.stream.sendall(framed(Bring(name, os.fstat(source.fileno()).st_size)))
+        entered.stream.sendall(encode_frame(UploadFile(name, os.fstat(source.fileno()).st_size)))
         _answer(entered)
         while block := source.read(_BLOCK_BYTES):
             entered.stream.sendall(block)
@@ -75,61 +75,61 @@ def _bring(entered: Entered, path: Path, name: str) -> None:
         raise FileProblem(f"{name} did not reach the coordinator as it was sent: its SHA-256 differs")
 
 
-def _fetch(entered: Entered, name: str, path: Path) -> None:
-    entered.stream.sendall(framed(Fetch(name)))
+def _fetch(entered: Session, name: str, path: Path) -> None:
+    entered.stream.sendall(encode_frame(DownloadFile(name)))
     found = _answer(entered)
     if _put(path, entered.stream, entered.inbox.rest(), found.size_bytes) != found.sha256:
         path.unlink()
         raise FileProblem(f"{name} did not come as the coordinator sent it: its SHA-256 differs")
 
 
-def _answer(entered: Entered) -> File:
+def _answer(entered: Session) -> FileContent:
     message = _message(entered.stream, entered.inbox)
-    if not isinstance(message, File):
+    if not isinstance(message, FileContent):
         raise ProtocolError("the coordinator did not answer")
     if message.problem:
         raise FileProblem(message.problem)
     return message
 
 
-def serve(stream: socket.socket, folder: Path, may_name: MayName) -> None:
+def serve_transfer(stream: socket.socket, folder: Path, may_name: MayName) -> None:
     """The coordinator's side, for one file."""
     stream.settimeout(_SILENCE_S)
     with stream, contextlib.suppress(OSError, ProtocolError):  # whoever asked is gone, or is none of ours
-        inbox = Inbox(MOST_BYTES_OF_STRANGERS)
+        inbox = FrameReader(MOST_BYTES_OF_STRANGERS)
         match message := _message(stream, inbox):
-            case Bring() | Fetch() if not may_name(message):
-                stream.sendall(framed(File(problem=f"{message.name!r} is no file of a checkpoint")))
-            case Bring(size_bytes=size_bytes) if size_bytes < 0:
-                stream.sendall(framed(File(problem=f"{message.name} cannot have {size_bytes} bytes")))
-            case Bring():
-                stream.sendall(framed(File()))
-                stream.sendall(framed(_keep(folder / message.name, stream, inbox.rest(), message.size_bytes)))
-            case Fetch():
+            case UploadFile() | DownloadFile() if not may_name(message):
+                stream.sendall(encode_frame(FileContent(problem=f"{message.name!r} is no file of a checkpoint")))
+            case UploadFile(size_bytes=size_bytes) if size_bytes < 0:
+                stream.sendall(encode_frame(FileContent(problem=f"{message.name} cannot have {size_bytes} bytes")))
+            case UploadFile():
+                stream.sendall(encode_frame(FileContent()))
+                stream.sendall(encode_frame(_keep(folder / message.name, stream, inbox.rest(), message.size_bytes)))
+            case DownloadFile():
                 _send(stream, folder / message.name)
 
 
-def _keep(path: Path, stream: socket.socket, begun: bytes, size_bytes: int) -> File:
+def _keep(path: Path, stream: socket.socket, begun: bytes, size_bytes: int) -> FileContent:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return File(size_bytes, _put(path, stream, begun, size_bytes))
+        return FileContent(size_bytes, _put(path, stream, begun, size_bytes))
     except FileProblem as problem:
-        return File(problem=str(problem))
+        return FileContent(problem=str(problem))
     except OSError as problem:
-        return File(problem=f"cannot write {path}: {problem.strerror or problem}")
+        return FileContent(problem=f"cannot write {path}: {problem.strerror or problem}")
 
 
 def _send(stream: socket.socket, path: Path) -> None:
     try:
         source = path.open("rb")
     except OSError as problem:
-        stream.sendall(framed(File(problem=f"cannot read {path}: {problem.strerror or problem}")))
+        stream.sendall(encode_frame(FileContent(problem=f"cannot read {path}: {problem.strerror or problem}")))
         return
     with source:
         sha256 = hashlib.file_digest(source, "sha256").hexdigest()
         size_bytes = source.tell()
         source.seek(0)
-        stream.sendall(framed(File(size_bytes, sha256)))
+        stream.sendall(encode_frame(FileContent(size_bytes, sha256)))
         stream.sendfile(source)
 
 
@@ -169,7 +169,7 @@ def _copy(stream: socket.socket, begun: bytes, size_bytes: int, target: BinaryIO
     return digest.hexdigest()
 
 
-def _message(stream: socket.socket, inbox: Inbox) -> Message:
+def _message(stream: socket.socket, inbox: FrameReader) -> ControlMessage:
     """The next message; the bytes behind it stay in the inbox."""
     some = b""
     while (message := inbox.take_one(some)) is None:

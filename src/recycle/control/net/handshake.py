@@ -5,19 +5,19 @@ import socket
 import time
 from dataclasses import dataclass
 
-from recycle.control.decide.messages import Challenge, Hello, Message, ProtocolError, Refused, Welcome
-from recycle.control.net.wire import MOST_BYTES, Inbox, framed, is_proof, new_nonce, proof
+from recycle.control.decide.messages import Challenge, ControlMessage, Hello, ProtocolError, Refused, Welcome
+from recycle.control.net.wire import MOST_BYTES, FrameReader, encode_frame, is_proof, new_nonce, proof
 from recycle.core.release import RELEASE
 
 _CONNECT_S = 5.0
 
 
-class TurnedAway(Exception):
+class JoinRefused(Exception):
     """The coordinator does not let this worker in, and why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class Endpoint:
     """Where a coordinator is, and what opens it."""
 
     host: str
@@ -27,16 +27,16 @@ class Door:
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
+class Session:
     """A connection to a coordinator that has the token, and what it has said so far."""
 
     stream: socket.socket
-    inbox: Inbox
+    inbox: FrameReader
     welcome: Welcome
-    early: list[Message]
+    early: list[ControlMessage]
 
 
-def knock(door: Door, seat: str = "", member: int = -1, epoch: int = -1, errand: str = "") -> Entered:
+def shake_hands(door: Endpoint, seat: str = "", member: int = -1, epoch: int = -1, errand: str = "") -> Session:
     """One try at getting in. Raises TurnedAway, or OSError if nobody is there."""
     stream = socket.create_connection((door.host, door.port), _CONNECT_S)
     try:
@@ -50,8 +50,8 @@ def knock(door: Door, seat: str = "", member: int = -1, epoch: int = -1, errand:
         raise
 
 
-def _enter(door: Door, stream: socket.socket, seat: str, member: int, epoch: int, errand: str) -> Entered:
-    inbox, early, nonce = Inbox(MOST_BYTES), list[Message](), new_nonce()
+def _enter(door: Endpoint, stream: socket.socket, seat: str, member: int, epoch: int, errand: str) -> Session:
+    inbox, early, nonce = FrameReader(MOST_BYTES), list[ControlMessage](), new_nonce()
     challenge = _next(stream, inbox, early)
     if not isinstance(challenge, Challenge):
         raise _nobody(door)
@@ -68,20 +68,20 @@ def _enter(door: Door, stream: socket.socket, seat: str, member: int, epoch: int
         epoch=epoch,
         errand=errand,
     )
-    stream.sendall(framed(hello))
+    stream.sendall(encode_frame(hello))
     answer = _next(stream, inbox, early)
     if not isinstance(answer, Welcome):
-        raise TurnedAway(answer.reason if isinstance(answer, Refused) else "the coordinator did not answer a hello")
+        raise JoinRefused(answer.reason if isinstance(answer, Refused) else "the coordinator did not answer a hello")
     if not is_proof(answer.proof, door.token, "coordinator", nonce):
-        raise TurnedAway("the coordinator does not have the job's token")
-    return Entered(stream, inbox, answer, early)
+        raise JoinRefused("the coordinator does not have the job's token")
+    return Session(stream, inbox, answer, early)
 
 
-def _nobody(door: Door) -> TurnedAway:
-    return TurnedAway(f"what listens at {door.host}:{door.port} is no coordinator")
+def _nobody(door: Endpoint) -> JoinRefused:
+    return JoinRefused(f"what listens at {door.host}:{door.port} is no coordinator")
 
 
-def _next(stream: socket.socket, inbox: Inbox, early: list[Message]) -> Message:
+def _next(stream: socket.socket, inbox: FrameReader, early: list[ControlMessage]) -> ControlMessage:
     """The next message of a connection that is being made; what comes with it and after it is kept."""
     while not early:
         some = stream.recv(1 << 16)

@@ -16,8 +16,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from recycle.control.decide.messages import Challenge, Hello, Message, ProtocolError, Refused, Welcome
-from recycle.control.net.wire import MOST_BYTES, MOST_BYTES_OF_STRANGERS, Inbox, framed, is_proof, new_nonce, proof
+from recycle.control.decide.messages import Challenge, ControlMessage, Hello, ProtocolError, Refused, Welcome
+from recycle.control.net.wire import MOST_BYTES, MOST_BYTES_OF_STRANGERS, FrameReader, encode_frame, is_proof, new_nonce, proof
 from recycle.core.errors import PortInUse, UserError
 from recycle.core.release import RELEASE
 
@@ -46,10 +46,10 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-Errand = Callable[[socket.socket], None]
+ConnectionTask = Callable[[socket.socket], None]
 
 
-class Actor(Protocol):
+class ServerCallbacks(Protocol):
     """Who decides. A caller is a number that stands for a connection."""
 
     def admit(self, caller: int, hello: Hello) -> Welcome | Refused:
@@ -60,9 +60,9 @@ class Actor(Protocol):
         """Whoever was admitted has been sent its welcome."""
         ...
 
-    def receive(self, caller: int, message: Message) -> None: ...
+    def receive(self, caller: int, message: ControlMessage) -> None: ...
 
-    def errand(self, hello: Hello) -> Errand | Refused:
+    def errand(self, hello: Hello) -> ConnectionTask | Refused:
         """Say what is to be done with a connection that is for an errand alone, in a thread of its own."""
         ...
 
@@ -79,7 +79,7 @@ class _Connection:
         self.nonce = new_nonce()
         self.since_s = time.monotonic()
         self.is_known = False
-        self.inbox = Inbox(MOST_BYTES_OF_STRANGERS)
+        self.inbox = FrameReader(MOST_BYTES_OF_STRANGERS)
         self.outbox: deque[memoryview] = deque()
         self.is_closing = False
 
@@ -87,7 +87,7 @@ class _Connection:
 class Server:
     """Serves an actor until it is told to stop."""
 
-    def __init__(self, listener: socket.socket, token: str, actor: Actor) -> None:
+    def __init__(self, listener: socket.socket, token: str, actor: ServerCallbacks) -> None:
         self._listener, self._token, self._actor = listener, token, actor
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
@@ -124,14 +124,14 @@ class Server:
         with contextlib.suppress(OSError):
             os.write(self._bell, b"!")
 
-    def send(self, caller: int, message: Message) -> None:
-        self.send_bytes(caller, framed(message))
+    def send(self, caller: int, message: ControlMessage) -> None:
+        self.send_bytes(caller, encode_frame(message))
 
-    def send_bytes(self, caller: int, frame: bytes) -> None:
+    def send_bytes(self, caller: int, encode_frame: bytes) -> None:
         """Send what is framed already: the same to many costs less so."""
         connection = self._connections.get(caller)
         if connection is not None and not connection.is_closing:
-            connection.outbox.append(memoryview(frame))
+            connection.outbox.append(memoryview(encode_frame))
             self._write(connection)
 
     def hang_up(self, caller: int) -> None:
@@ -194,7 +194,7 @@ class Server:
         except ProtocolError as problem:
             self._turn_away(connection, str(problem))
 
-    def _meet(self, connection: _Connection, message: Message) -> None:
+    def _meet(self, connection: _Connection, message: ControlMessage) -> None:
         if not isinstance(message, Hello):
             self._turn_away(connection, "the first word must be a hello")
         elif not is_proof(message.proof, self._token, "worker", connection.nonce):
@@ -225,7 +225,7 @@ class Server:
         self._selector.unregister(connection.stream)
         self._connections.pop(connection.number)
         connection.stream.setblocking(True)
-        welcome = framed(Welcome(proof(self._token, "coordinator", hello.nonce), -1, 0.0, hello.job))
+        welcome = encode_frame(Welcome(proof(self._token, "coordinator", hello.nonce), -1, 0.0, hello.job))
         run = partial(_run_errand, connection.stream, welcome, errand, self._errands)
         threading.Thread(target=run, name="errand", daemon=True).start()
 
@@ -310,7 +310,7 @@ class Server:
                         open_ones.unregister(key.fileobj)
 
 
-def _run_errand(stream: socket.socket, welcome: bytes, errand: Errand, errands: threading.BoundedSemaphore) -> None:
+def _run_errand(stream: socket.socket, welcome: bytes, errand: ConnectionTask, errands: threading.BoundedSemaphore) -> None:
     try:
         with stream, contextlib.suppress(OSError):
             stream.sendall(welcome)

@@ -9,7 +9,7 @@ import secrets
 import struct
 from collections.abc import Iterator
 
-from recycle.control.decide.messages import Message, ProtocolError, dumps, loads
+from recycle.control.decide.messages import ControlMessage, ProtocolError, dumps, loads
 
 _LENGTH = struct.Struct(">I")
 # Before a worker has proved its token, and after.
@@ -40,26 +40,26 @@ def is_proof(claimed: str, token: str, role: str, nonce: str) -> bool:
     return hmac.compare_digest(claimed.encode(errors="replace"), proof(token, role, nonce).encode())
 
 
-def framed(message: Message) -> bytes:
+def encode_frame(message: ControlMessage) -> bytes:
     body = dumps(message)
     assert len(body) <= MOST_BYTES, "a message that nobody would read"
     return _LENGTH.pack(len(body)) + body
 
 
-class Inbox:
+class FrameReader:
     """Bytes as they come, and messages as they are whole."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self._bytes = bytearray()
 
-    def take(self, some: bytes) -> Iterator[Message]:
+    def take(self, some: bytes) -> Iterator[ControlMessage]:
         """Yield the messages that these bytes complete."""
         while (message := self.take_one(some)) is not None:
             yield message
             some = b""
 
-    def take_one(self, some: bytes) -> Message | None:
+    def take_one(self, some: bytes) -> ControlMessage | None:
         """The first message that these bytes complete, if any; what is behind it stays here."""
         self._bytes += some
         if len(self._bytes) < _LENGTH.size:

@@ -17,7 +17,7 @@ from recycle.core.events.record import OPTIMIZER, REDUCE, ROLLED_BACK, Recovered
 from recycle.core.op import Op
 from recycle.core.units import format_us
 from recycle.report.record.recoveries import format_ms, who
-from recycle.report.record.run_columns import Bools, Ints, Ops, Run
+from recycle.report.record.run_columns import Bools, Ints, Ops, RunRecord
 from recycle.report.record.tables import aligned
 
 _MOST_NAMED = 4
@@ -109,7 +109,7 @@ class _Border:
     recovered: Recovered | None = None
 
 
-def split_epochs(run: Run, shape: Shape) -> list[Epoch]:
+def split_epochs(run: RunRecord, shape: Shape) -> list[Epoch]:
     """Return the epochs of a run that have a whole iteration, in order of time."""
     if len(run.ops) == 0:
         return []
@@ -128,19 +128,19 @@ def split_epochs(run: Run, shape: Shape) -> list[Epoch]:
     return epochs
 
 
-def late_recoveries(run: Run) -> list[Recovered]:
+def late_recoveries(run: RunRecord) -> list[Recovered]:
     """The recoveries that came after the first op that the record still holds."""
     return [border.recovered for border in _borders(run) if border.recovered is not None]
 
 
-def in_flight_us(run: Run) -> int:
+def in_flight_us(run: RunRecord) -> int:
     """The time that recoveries threw away since the last step before them: steps that are done again count in their epochs."""
     ends_us = {one.at_us for one in late_recoveries(run)}
     spells = (spell for spell in run.spells if spell.state == "redo" and spell.cause != ROLLED_BACK)
     return sum(spell.length_us for spell in spells if spell.end_us in ends_us)
 
 
-def _borders(run: Run) -> list[_Border]:
+def _borders(run: RunRecord) -> list[_Border]:
     """Where epochs begin: with the first op, and where the run was started again or recovered."""
     first_us = int(run.ops.start_us.min())
     starts = [_Border(spell.end_us, spell.end_us) for spell in run.spells if spell.cause == "start"]
@@ -163,7 +163,7 @@ def whole_ends_us(ops: Ops, shape: Shape) -> dict[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class EpochPace:
     """What steps in a row take: the first, in which the pipeline fills, the median of those after it, and all of them."""
 
     first_us: int
@@ -171,9 +171,9 @@ class Pace:
     total_us: int
 
     @staticmethod
-    def of(times_us: Sequence[int]) -> "Pace":
+    def of(times_us: Sequence[int]) -> "EpochPace":
         later = times_us[1:]
-        return Pace(times_us[0], round(median(later)) if later else None, sum(times_us))
+        return EpochPace(times_us[0], round(median(later)) if later else None, sum(times_us))
 
     def to_json(self) -> dict[str, Any]:
         return {"first": self.first_us, "iteration": self.iteration_us, "total": self.total_us}
@@ -187,8 +187,8 @@ class Stretch:
     last_step: int
     dead: tuple[Worker, ...]
     is_planned: bool
-    predicted: Pace
-    measured: Pace
+    predicted: EpochPace
+    measured: EpochPace
 
     @property
     def num_steps(self) -> int:
@@ -215,7 +215,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class RecoveryPause:
     """A recovery, and what was predicted of it by part. What is done again is no part: it is as long as the failure came late."""
 
     recovered: Recovered
@@ -249,7 +249,7 @@ class Comparison:
     """
 
     stretches: tuple[Stretch, ...]
-    pauses: tuple[Pause, ...]
+    pauses: tuple[RecoveryPause, ...]
     redo_us: int = 0
 
     @property
@@ -329,7 +329,7 @@ def _stretch_row(one: Stretch) -> list[str]:
     return [_steps(one), names or "nobody", *later, *_times(one.predicted.first_us, one.measured.first_us, format_us)]
 
 
-def _pause_lines(pauses: Sequence[Pause]) -> list[str]:
+def _pause_lines(pauses: Sequence[RecoveryPause]) -> list[str]:
     rows = [
         [who(one.recovered), str(one.recovered.iteration + 1), *_times(one.predicted_us, one.measured_us, format_ms)]
         for one in pauses

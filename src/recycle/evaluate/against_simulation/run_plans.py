@@ -13,7 +13,7 @@ from recycle.core.errors import FileProblem
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.evaluate.against_simulation.epoch_comparison import whole_ends_us
-from recycle.report.record.run_columns import Run
+from recycle.report.record.run_columns import RunRecord
 from recycle.report.record.run_summary import Summary
 
 
@@ -30,7 +30,7 @@ class Plans:
         return self.later[max(begun)] if begun else self.first
 
 
-def summarize(run: Run, plans: Plans, iteration: int | None) -> tuple[Summary, Path]:
+def summarize(run: RunRecord, plans: Plans, iteration: int | None) -> tuple[Summary, Path]:
     """Return the run beside one of its plans, which `iteration`, if it is given, went by; and where that plan lies."""
     first = load_plan(plans.first)
     if not plans.later:  # of one epoch, or recorded without them: then ops tell what went by this plan

@@ -25,8 +25,8 @@ from recycle.core.profile import Link, Profile
 from recycle.evaluate.against_simulation.epoch_comparison import (
     Comparison,
     Epoch,
-    Pace,
-    Pause,
+    EpochPace,
+    RecoveryPause,
     Stretch,
     in_flight_us,
     late_recoveries,
@@ -34,8 +34,8 @@ from recycle.evaluate.against_simulation.epoch_comparison import (
 )
 from recycle.planner.failure_normalization import Move, Takeover, move_time_us
 from recycle.planner.live_planner import Planner
-from recycle.report.record.run_columns import Run
-from recycle.sim.replay.op_graph import ABSENT, KINDS, Ints, Program, compile_plan
+from recycle.report.record.run_columns import RunRecord
+from recycle.sim.replay.op_graph import ABSENT, KINDS, Ints, OpGraph, compile_plan
 from recycle.sim.replay.replay import Conditions, replay
 from recycle.sim.systems.constants import Constants, RecycleConstants
 
@@ -54,7 +54,7 @@ def read_constants(pairs: Iterable[str]) -> RecycleConstants:
     return Constants.for_model(0).with_values(given).recycle
 
 
-def against_simulation(run: Run, plan: Plan, costs: RecycleConstants) -> Comparison:
+def against_simulation(run: RunRecord, plan: Plan, costs: RecycleConstants) -> Comparison:
     """Predict a run that went by `plan` at first, and hold what was measured against it."""
     problem = without_failures(plan.problem)
     source = Planner(problem, given=plan)
@@ -62,16 +62,16 @@ def against_simulation(run: Run, plan: Plan, costs: RecycleConstants) -> Compari
     if not epochs:
         raise UserError("the record holds no whole iteration, so that there is nothing to be held against a simulation")
     stretches = tuple(_stretch(epoch, source) for epoch in epochs)
-    pauses = (Pause(one, _predicted_parts_us(one, _before(one, epochs), problem, costs)) for one in late_recoveries(run))
+    pauses = (RecoveryPause(one, _predicted_parts_us(one, _before(one, epochs), problem, costs)) for one in late_recoveries(run))
     return Comparison(stretches, tuple(pauses), in_flight_us(run))
 
 
 def _stretch(epoch: Epoch, source: Planner) -> Stretch:
     plan, is_planned = plan_of(epoch, source)
-    predicted = Pace.of(predict_us(plan, epoch))
+    predicted = EpochPace.of(predict_us(plan, epoch))
     dead = tuple(sorted(epoch.dead(plan.problem.shape)))
     steps = epoch.iterations[0] + 1, epoch.iterations[-1] + 1
-    return Stretch(*steps, dead, is_planned, predicted, Pace.of(epoch.times_us))
+    return Stretch(*steps, dead, is_planned, predicted, EpochPace.of(epoch.times_us))
 
 
 def plan_of(epoch: Epoch, source: Planner) -> tuple[Plan, bool]:
@@ -158,7 +158,7 @@ def measured_profile(plan: Plan, epoch: Epoch) -> Profile:
     return replace(plan.problem.profile, stages=tuple(stages), stage_link=Link(), peer_link=Link(0, _FINE), name="as it ran")
 
 
-def _costs_us(program: Program, lengths: Ints, stage: int) -> dict[str, int]:
+def _costs_us(program: OpGraph, lengths: Ints, stage: int) -> dict[str, int]:
     """The costs of a stage by the names of a profile; a kind that nobody runs there costs next to nothing."""
     found = {}
     for number, kind in enumerate(KINDS):
@@ -177,7 +177,7 @@ def _finish(reduce_us: int, optimizer_us: int, num_live: int) -> dict[str, int]:
     return {"gradient_bytes": reduce_us * num_live * _FINE // steps - 1, "optimizer_us": optimizer_us}
 
 
-def _lags_us(program: Program, starts: Ints, ends: Ints) -> list[int]:
+def _lags_us(program: OpGraph, starts: Ints, ends: Ints) -> list[int]:
     """By the lower of two stages, how long a message takes between them: the median over receivers that did nothing else.
 
     Where there is no such receiver, a message has the share of an op's time that the plan gives it.

@@ -13,7 +13,7 @@ from pathlib import Path
 from recycle.core.errors import UserError
 from recycle.evaluate.hardware import DEFAULT_ITERATIONS, DEFAULT_KILLS, DEFAULT_ROUNDS
 from recycle.evaluate.hardware.evaluation_folder import (
-    begin,
+    begin_evaluation,
     hardware,
     measure_deaths,
     measure_profile,
@@ -57,7 +57,7 @@ def _measure(args: argparse.Namespace) -> None:
         if getattr(args, name) < 1:
             raise UserError(f"--{name} is {getattr(args, name)}, but it must be at least 1")
     if args.backend:
-        begin(args.folder, Setup.usual(args.backend, args.workers, args.small))
+        begin_evaluation(args.folder, Setup.usual(args.backend, args.workers, args.small))
     setup = read_setup(args.folder)
     with hardware(setup):
         if args.part == "profile":

@@ -26,14 +26,14 @@ while os.getppid() == parent:
 """
 
 
-def are_moved_about() -> bool:
+def are_cores_migrated() -> bool:
     """Whether cores are known to be a hypervisor's, as only x86 tells, and not paid for by the time that they are busy."""
     has_quota = _QUOTA.exists() and not _QUOTA.read_text(encoding="utf-8").startswith("max")
     return _CPU_INFO.exists() and " hypervisor" in _CPU_INFO.read_text(encoding="utf-8") and not has_quota
 
 
 @contextmanager
-def awake_cores() -> Iterator[None]:
+def cores_kept_awake() -> Iterator[None]:
     """Keep every core that may be used awake."""
     with ExitStack() as stack:
         for core in sorted(os.sched_getaffinity(0)):

@@ -19,10 +19,10 @@ from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import read_json, write_text
 from recycle.core.plans.plan_source import PlanFolder
 from recycle.core.profile import Profile
-from recycle.evaluate.hardware.core_keepalive import are_moved_about, awake_cores
+from recycle.evaluate.hardware.core_keepalive import are_cores_migrated, cores_kept_awake
 from recycle.evaluate.hardware.gpu_slices import slices
 from recycle.evaluate.hardware.kills import DEATHS, measure_recoveries
-from recycle.evaluate.hardware.race import Heat, run_race
+from recycle.evaluate.hardware.race import Trial, run_race
 from recycle.evaluate.hardware.setup import Setup
 from recycle.evaluate.hardware.variants import variants
 from recycle.profiling.rehearsal import rehearsal_plan, rehearse
@@ -35,7 +35,7 @@ _CYCLE_S = 4.0
 Say = Callable[[str], None]
 
 
-def begin(folder: Path, setup: Setup) -> None:
+def begin_evaluation(folder: Path, setup: Setup) -> None:
     """Make the folder of a measurement, or see that it is of the same."""
     if (folder / SETUP).exists():
         if read_setup(folder) != setup:
@@ -57,7 +57,7 @@ def read_setup(folder: Path) -> Setup:
 def hardware(setup: Setup) -> Iterator[None]:
     """What the setup computes on, for all of its parts: processes are forked from a server that starts in here, and once."""
     refuse_absent(setup.device)
-    with slices(setup.num_workers) if setup.is_gpu else awake_cores() if are_moved_about() else nullcontext():
+    with slices(setup.num_workers) if setup.is_gpu else cores_kept_awake() if are_cores_migrated() else nullcontext():
         yield
 
 
@@ -75,7 +75,7 @@ def measure_profile(folder: Path, setup: Setup, say: Say) -> None:
 def measure_race(folder: Path, setup: Setup, num_rounds: int, num_iterations: int, say: Say) -> None:
     """Run the race, or what is missing of it."""
 
-    def progress(heat: Heat, done: int, of: int) -> None:
+    def progress(heat: Trial, done: int, of: int) -> None:
         say(f"turn {done} of {of}: {heat.variant} {heat.iteration_us / 1e3:.1f} ms, last loss {heat.losses[-1]:.4f}")
 
     profile = Profile.load(folder / PROFILE) if (folder / PROFILE).exists() else None

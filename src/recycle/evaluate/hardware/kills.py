@@ -26,7 +26,7 @@ _STRIDE = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class MeasuredRecovery:
     """One death, or one return: who, in which step, and where the time went between it and the first op after it, in µs."""
 
     worker: str
@@ -55,7 +55,7 @@ def measure_recoveries(folder: Path, setup: Setup, num_kills: int, gap: int, say
         return
     source = PlanFolder(folder / DEATHS)
     plan = source.answer(frozenset()).plan
-    found: list[Recovery] = []
+    found: list[MeasuredRecovery] = []
 
     def watch(event: Event) -> None:
         if isinstance(event, Recovered):
@@ -68,19 +68,19 @@ def measure_recoveries(folder: Path, setup: Setup, num_kills: int, gap: int, say
     write_text(folder / RECOVERIES, json.dumps([asdict(one) for one in found], indent=1) + "\n")
 
 
-def _recoveries(event: Recovered) -> Iterator[Recovery]:
+def _recoveries(event: Recovered) -> Iterator[MeasuredRecovery]:
     for worker in event.workers:
         took_us, parts = event.end_us - event.at_us, {part: event.parts_us[part] for part in PARTS}
-        yield Recovery(worker, event.joins, event.iteration, took_us, event.redone_ops, parts)
+        yield MeasuredRecovery(worker, event.joins, event.iteration, took_us, event.redone_ops, parts)
 
 
-def read_recoveries(folder: Path) -> list[Recovery]:
+def read_recoveries(folder: Path) -> list[MeasuredRecovery]:
     """What was measured; nothing if it was not yet."""
     path = folder / RECOVERIES
     if not path.exists():
         return []
     try:
         rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-        return [Recovery(**{field.name: row[field.name] for field in fields(Recovery)}) for row in rows]
+        return [MeasuredRecovery(**{field.name: row[field.name] for field in fields(MeasuredRecovery)}) for row in rows]
     except (ValueError, KeyError, TypeError) as problem:
         raise FileProblem(f"{path} is not a list of recoveries: {problem}; remove it to measure them again") from None

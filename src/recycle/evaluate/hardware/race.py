@@ -21,11 +21,11 @@ from recycle.core.op import Op
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.core.profile import Profile
-from recycle.evaluate.hardware.contenders import Racer, Ran, Turn
+from recycle.evaluate.hardware.contenders import Contender, ContenderTurn, TurnResult
 from recycle.evaluate.hardware.round_profiles import Rehearsal, round_path
 from recycle.evaluate.hardware.setup import Setup
 from recycle.evaluate.hardware.variants import Variant
-from recycle.profiling.worker_pool import Crew, crew_of
+from recycle.profiling.worker_pool import WorkerPool, worker_pool
 from recycle.runtime.execute.executor import Span
 
 WARM_UP = 2
@@ -35,7 +35,7 @@ _Other = TypeVar("_Other")
 
 
 @dataclass(frozen=True, slots=True)
-class Heat:
+class Trial:
     """One turn of a variant: what the iterations that count took, the losses of all, and the median of each kind of op."""
 
     round: int
@@ -49,7 +49,7 @@ class Heat:
         return sum(self.iterations_us) / len(self.iterations_us)
 
 
-Progress = Callable[[Heat, int, int], None]
+Progress = Callable[[Trial, int, int], None]
 """Told of every turn, with how many there were and how many there will be."""
 
 
@@ -70,18 +70,20 @@ def run_race(
     num_turns, num_done = num_rounds * len(variants), num_rounds * len(variants) - sum(map(len, missing.values()))
     parcels = setup.job(next(iter(plans.values()))).parcels()
     (folder / SPANS).mkdir(exist_ok=True)
-    with crew_of(list(setup.shape.workers()), partial(Racer, setup, parcels), ["torch.distributed.pipelining"]) as crew:
+    with worker_pool(list(setup.shape.workers()), partial(Contender, setup, parcels), ["torch.distributed.pipelining"]) as crew:
         numbers = count(1)  # what tells one turn's links from another's
         for number, todo in missing.items():
             rehearsal = None
             if profile is not None and not round_path(folder, number).exists():
                 rehearsal = Rehearsal(folder, setup, number, profile)
-            for step in woven(todo, rehearsal.plays if rehearsal else []):
+            for step in interleaved(todo, rehearsal.plays if rehearsal else []):
                 if not isinstance(step, Variant):
                     assert rehearsal is not None
                     rehearsal.play(step, crew, next(numbers))
                     continue
-                turn = Turn(next(numbers), step.name, WARM_UP + num_iterations, plans.get(step.name), step.pipelines(setup))
+                turn = ContenderTurn(
+                    next(numbers), step.name, WARM_UP + num_iterations, plans.get(step.name), step.pipelines(setup)
+                )
                 heat, ran = _heat(crew, turn, number)
                 if number == num_rounds - 1:
                     _keep_spans(folder / SPANS / f"{step.name}.json.gz", ran)
@@ -90,7 +92,7 @@ def run_race(
                 progress(heat, num_done, num_turns)
 
 
-def woven(turns: Sequence[_One], plays: Sequence[_Other]) -> Iterator[_One | _Other]:
+def interleaved(turns: Sequence[_One], plays: Sequence[_Other]) -> Iterator[_One | _Other]:
     """Both in one row: plays evenly between the turns, the first before all of them."""
     place = 0
     for number, turn in enumerate(turns):
@@ -119,24 +121,24 @@ def _plan(folder: Path, setup: Setup, variant: Variant) -> Plan:
 
 def _missing(folder: Path, variants: Sequence[Variant], num_rounds: int, is_rehearsed: bool) -> dict[int, list[Variant]]:
     """The turns that are missing, by round; a round may miss its rehearsal alone."""
-    done = {(heat.round, heat.variant) for heat in read_heats(folder)}
+    done = {(heat.round, heat.variant) for heat in read_trials(folder)}
     missing = {number: [one for one in variants if (number, one.name) not in done] for number in range(num_rounds)}
     return {
         number: todo for number, todo in missing.items() if todo or (is_rehearsed and not round_path(folder, number).exists())
     }
 
 
-def _heat(crew: Crew, turn: Turn, number: int) -> tuple[Heat, Mapping[Worker, Ran]]:
+def _heat(crew: WorkerPool, turn: ContenderTurn, number: int) -> tuple[Trial, Mapping[Worker, TurnResult]]:
     ran = {worker: told for worker, told in crew.ask(turn).items() if told.ends_us}
     ends_us = [max(told.ends_us[iteration] for told in ran.values()) for iteration in range(turn.num_iterations)]
     told = [ran[worker].losses for worker in sorted(ran) if ran[worker].losses]
     # Torch's last stages know their own pipeline's losses only; ours know those of all.
     losses = [sum(own) / len(own) for own in zip(*told, strict=True)]
     took = [after - before for before, after in pairwise(ends_us[WARM_UP - 1 :])]
-    return Heat(number, turn.side, took, losses, _medians_us(ran)), ran
+    return Trial(number, turn.side, took, losses, _medians_us(ran)), ran
 
 
-def _medians_us(ran: Mapping[Worker, Ran]) -> dict[str, int]:
+def _medians_us(ran: Mapping[Worker, TurnResult]) -> dict[str, int]:
     """What ops took by themselves, by kind: whether a variant is slow, or the machine was."""
     times: dict[str, list[int]] = {}
     for told in ran.values():
@@ -145,7 +147,7 @@ def _medians_us(ran: Mapping[Worker, Ran]) -> dict[str, int]:
     return {kind: round(median(took)) for kind, took in sorted(times.items())}
 
 
-def _keep_spans(path: Path, ran: Mapping[Worker, Ran]) -> None:
+def _keep_spans(path: Path, ran: Mapping[Worker, TurnResult]) -> None:
     """Write what ran when in the iterations that count, in µs from the first of them on."""
     spans = {str(worker): told.played.spans[WARM_UP:] for worker, told in sorted(ran.items()) if told.played.spans}
     if not spans:
@@ -156,7 +158,7 @@ def _keep_spans(path: Path, ran: Mapping[Worker, Ran]) -> None:
         stream.write(json.dumps(rows).encode())
 
 
-def _append(path: Path, heat: Heat) -> None:
+def _append(path: Path, heat: Trial) -> None:
     """Add a line; one that was cut off gets its end first, so that it does not spoil this one, too."""
     is_cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
     with path.open("a", encoding="utf-8") as stream:
@@ -169,7 +171,7 @@ def _row(span: Span, zero_us: int) -> list[Any]:
     return [span.label, asked_us, span.start_us - zero_us, span.end_us - zero_us]
 
 
-def read_heats(folder: Path) -> Iterator[Heat]:
+def read_trials(folder: Path) -> Iterator[Trial]:
     """The turns that were measured; a line that was cut off is not one."""
     path = folder / MEASURED
     if not path.exists():
@@ -181,7 +183,7 @@ def read_heats(folder: Path) -> Iterator[Heat]:
             continue
 
 
-def _to_json(heat: Heat) -> dict[str, Any]:
+def _to_json(heat: Trial) -> dict[str, Any]:
     return {
         "round": heat.round,
         "variant": heat.variant,
@@ -191,5 +193,5 @@ def _to_json(heat: Heat) -> dict[str, Any]:
     }
 
 
-def _from_json(data: Mapping[str, Any]) -> Heat:
-    return Heat(data["round"], data["variant"], data["iterations_us"], data["losses"], data["ops_us"])
+def _from_json(data: Mapping[str, Any]) -> Trial:
+    return Trial(data["round"], data["variant"], data["iterations_us"], data["losses"], data["ops_us"])

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from recycle.core.files import write_text
 from recycle.core.profile import Profile
-from recycle.evaluate.hardware.contenders import Turn
+from recycle.evaluate.hardware.contenders import ContenderTurn
 from recycle.evaluate.hardware.setup import Setup
-from recycle.profiling.plan_runner import State
-from recycle.profiling.rehearsal import Readings, RehearsalPlay
-from recycle.profiling.worker_pool import Crew
+from recycle.profiling.plan_runner import WeightState
+from recycle.profiling.rehearsal import RehearsalFits, RehearsalPlay
+from recycle.profiling.worker_pool import WorkerPool
 from recycle.runtime.compute.stage_costs import StageBytes
 
 ROUNDS = "rounds"
@@ -28,16 +28,16 @@ class Rehearsal:
 
     def __init__(self, folder: Path, setup: Setup, number: int, known: Profile) -> None:
         self._path, self._known = round_path(folder, number), known
-        self._readings, self._num_done = Readings(setup.shape), 0
+        self._readings, self._num_done = RehearsalFits(setup.shape), 0
 
     @property
     def plays(self) -> Sequence[RehearsalPlay]:
         return self._readings.plays
 
-    def play(self, play: RehearsalPlay, crew: Crew, turn: int) -> None:
+    def play(self, play: RehearsalPlay, crew: WorkerPool, turn: int) -> None:
         """Have one of the plays done, as a turn of its own; after the last one, write the profile."""
         pipelines = range(play.plan.problem.shape.num_pipelines)
-        ran = crew.ask(Turn(turn, "rehearsal", play.num_iterations, play.plan, pipelines))
+        ran = crew.ask(ContenderTurn(turn, "rehearsal", play.num_iterations, play.plan, pipelines))
         play.add({worker: told.played for worker, told in ran.items()})
         self._num_done += 1
         if self._num_done == len(self.plays):
@@ -47,7 +47,7 @@ class Rehearsal:
         known = self._known
         assert known.taken is not None, "a profile that was measured knows on what"
         sizes = [StageBytes(one.activation_bytes, one.weight_held_bytes, one.output_bytes) for one in known.stages]
-        states = {stage: State(one.static_bytes, one.gradient_bytes) for stage, one in enumerate(known.stages)}
+        states = {stage: WeightState(one.static_bytes, one.gradient_bytes) for stage, one in enumerate(known.stages)}
         made = self._readings.profile(sizes, states, known.stage_link.latency_us, known.taken)
         write_text(self._path, json.dumps(made.to_json(), indent=1) + "\n")
 

@@ -17,21 +17,21 @@ from recycle.core.cluster import Shape, Worker
 from recycle.core.op import Kind
 from recycle.evaluate.hardware.setup import SEED, Setup, make_optimizer
 from recycle.profiling.worker_pool import TIMEOUT, Station
-from recycle.runtime.compute.microbatches import Batches
+from recycle.runtime.compute.microbatches import MicroBatches
 from recycle.runtime.execute.executor import now_us
-from recycle.runtime.execute.row_program import Message
-from recycle.runtime.transport.cuda_ipc import IpcLinks
-from recycle.runtime.transport.gloo import Address, GlooLinks, Parcel
+from recycle.runtime.execute.row_program import TensorMessage
+from recycle.runtime.transport.cuda_ipc import CudaIpcTransport
+from recycle.runtime.transport.gloo import GlooTransport, GroupView, TensorSpec
 from recycle.runtime.worker.worker_spec import CopiedStages
 
 TORCH_1F1B, TORCH_ZERO_BUBBLE, TORCH_ZBV = "torch-1f1b", "torch-zero-bubble", "torch-zbv"
 TORCH = (TORCH_1F1B, TORCH_ZERO_BUBBLE, TORCH_ZBV)
 
 
-class TorchSide:
+class TorchContender:
     """One worker, whichever of the schedules it plays. With `is_linked`, messages and sums go over our links."""
 
-    def __init__(self, setup: Setup, parcels: Mapping[int, Parcel], station: Station, is_linked: bool | None = None) -> None:
+    def __init__(self, setup: Setup, parcels: Mapping[int, TensorSpec], station: Station, is_linked: bool | None = None) -> None:
         self._setup, self._parcels, self._station = setup, parcels, station
         self._is_linked = setup.is_gpu if is_linked is None else is_linked
         self._stages: dict[int, CopiedStages] = {}
@@ -44,7 +44,7 @@ class TorchSide:
     def run(self, number: int, side: str, num_iterations: int) -> tuple[list[int], list[float]]:
         """Train: when each iteration ended, and the mean losses of its pipeline if it has the last stage."""
         setup, shape, worker = self._setup, self._setup.shape, self._station.worker
-        batches = Batches(setup.text(), shape, setup.samples, SEED)
+        batches = MicroBatches(setup.text(), shape, setup.samples, SEED)
         links = self._links(number) if self._is_linked else None
         schedule, modules = self._schedule(side, links)
         parameters = [parameter for module in modules for parameter in module.parameters()]
@@ -73,17 +73,17 @@ class TorchSide:
             links.close()
         return ends_us, losses
 
-    def _links(self, number: int) -> GlooLinks:
+    def _links(self, number: int) -> GlooTransport:
         """Links for twice as many micro-batches and stages, because a worker of a V has two."""
         station, num_chains = self._station, 2 * self._setup.shape.num_chains
         # Wherever the model is cut, what is passed on has the same form.
         parcels = dict.fromkeys(range(2 * self._setup.stages), self._parcels[0])
-        address = Address(station.worker, station.workers, number)
+        address = GroupView(station.worker, station.workers, number)
         if self._setup.is_gpu:
-            return IpcLinks(station.store, address, parcels, num_chains, (), TIMEOUT, self._device)
-        return GlooLinks(station.store, address, parcels, num_chains, (), TIMEOUT)
+            return CudaIpcTransport(station.store, address, parcels, num_chains, (), TIMEOUT, self._device)
+        return GlooTransport(station.store, address, parcels, num_chains, (), TIMEOUT)
 
-    def _schedule(self, side: str, links: GlooLinks | None) -> tuple[Any, list[nn.Module]]:
+    def _schedule(self, side: str, links: GlooTransport | None) -> tuple[Any, list[nn.Module]]:
         # Here, because nobody else needs them, and they take a second to load.
         from torch.distributed.pipelining import schedules
 
@@ -119,7 +119,7 @@ class TorchSide:
             self._stages[num_stages] = CopiedStages(self._setup.modules(num_stages))
         return self._stages[num_stages].make(number).to(self._device)
 
-    def _reduce(self, parameters: Sequence[Tensor], links: GlooLinks | None) -> None:
+    def _reduce(self, parameters: Sequence[Tensor], links: GlooTransport | None) -> None:
         """Replace gradients by their mean over the peers, in one go."""
         flat = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
         total = flat.float()
@@ -148,8 +148,8 @@ def _loss(logits: Tensor, targets: Tensor) -> Tensor:
 class _Post(NamedTuple):
     """A message of torch's that goes over our links."""
 
-    links: GlooLinks
-    message: Message
+    links: GlooTransport
+    message: TensorMessage
     tensor: Tensor
     is_sent: bool
 
@@ -183,7 +183,7 @@ def _use_posts(schedules: Any) -> None:
     schedules._batch_p2p = begin
 
 
-def _stage_class(links: GlooLinks | None, shape: Shape, pipeline: int) -> Any:
+def _stage_class(links: GlooTransport | None, shape: Shape, pipeline: int) -> Any:
     """torch's stage, with its messages over our links if there are any."""
     from torch.distributed.pipelining import PipelineStage, schedules
 
@@ -208,7 +208,9 @@ def _stage_class(links: GlooLinks | None, shape: Shape, pipeline: int) -> Any:
         chain = pipeline * num_microbatches + index
         if stage >= num_workers:  # of the two stages that a worker of a V has, the second one has chains of its own
             chain += num_chains
-        message = Message(kind, stage, chain, worker_of(source), worker_of(stage), made_at=0, taken_at=1, is_of_warm_up=False)
+        message = TensorMessage(
+            kind, stage, chain, worker_of(source), worker_of(stage), made_at=0, taken_at=1, is_of_warm_up=False
+        )
         return [_Post(links, message, op.tensor, is_sent) for op in ops]
 
     class Linked(Stage):

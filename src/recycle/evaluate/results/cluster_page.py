@@ -15,8 +15,8 @@ from recycle.core.events.record import OpRan
 from recycle.core.files import write_bytes, write_text
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import Profile
-from recycle.evaluate.hardware.kills import PARTS, Recovery, read_recoveries
-from recycle.evaluate.hardware.race import SPANS, Heat, plan_path, read_heats
+from recycle.evaluate.hardware.kills import PARTS, MeasuredRecovery, read_recoveries
+from recycle.evaluate.hardware.race import SPANS, Trial, plan_path, read_trials
 from recycle.evaluate.hardware.round_profiles import round_profiles
 from recycle.evaluate.hardware.setup import Setup
 from recycle.evaluate.hardware.torch_contender import TORCH_1F1B
@@ -47,7 +47,7 @@ _ROUNDING = {"cpu": 1e-4, "cuda": 2e-2}
 
 def read_lines(folder: Path, setup: Setup, variants: Sequence[Variant]) -> list[Line]:
     """Every variant that was measured, with what is expected of its plan."""
-    heats, profiles, lines = whole_rounds(list(read_heats(folder))), round_profiles(folder), list[Line]()
+    heats, profiles, lines = whole_rounds(list(read_trials(folder))), round_profiles(folder), list[Line]()
     for variant in variants:
         own = [heat for heat in heats if heat.variant == variant.name]
         if not own:
@@ -64,7 +64,7 @@ def read_lines(folder: Path, setup: Setup, variants: Sequence[Variant]) -> list[
     return lines
 
 
-def whole_rounds(heats: Sequence[Heat]) -> list[Heat]:
+def whole_rounds(heats: Sequence[Trial]) -> list[Trial]:
     """Without rounds in which a variant is missing, so that a slow one is not that of the others alone; all, if all are such."""
     names = {heat.variant for heat in heats}
     whole = [heat for heat in heats if {other.variant for other in heats if other.round == heat.round} == names]
@@ -163,7 +163,7 @@ def _page(
     profile: Profile,
     lines: Sequence[Line],
     yardstick: Line,
-    recoveries: Sequence[Recovery],
+    recoveries: Sequence[MeasuredRecovery],
     asked: Sequence[Asked],
 ) -> Iterator[str]:
     num_rounds = max(len(line.times_us) for line in lines)
@@ -219,7 +219,7 @@ def _about_beforehand(lines: Sequence[Line]) -> Iterator[str]:
         yield f"By it alone, predictions are {median(errors):.1%} off at the median and {max(errors):.1%} at worst."
 
 
-def _about_redone(recoveries: Sequence[Recovery], setup: Setup) -> str:
+def _about_redone(recoveries: Sequence[MeasuredRecovery], setup: Setup) -> str:
     """What comes on top of the time to the first op: the iteration that was under way is done again."""
     redone = [one.redone_ops for one in recoveries if not one.joins]
     most = 3 * setup.num_workers * setup.microbatches  # F, I and W
@@ -229,7 +229,7 @@ def _about_redone(recoveries: Sequence[Recovery], setup: Setup) -> str:
     )
 
 
-def _times_us(recoveries: Sequence[Recovery]) -> dict[str, list[float]]:
+def _times_us(recoveries: Sequence[MeasuredRecovery]) -> dict[str, list[float]]:
     kills = [one for one in recoveries if not one.joins]
     joins = [one for one in recoveries if one.joins]
     parts = {f"of it: {part}": [float(one.parts_us[part]) for one in kills] for part in PARTS}

@@ -31,7 +31,7 @@ MAX_OPS = 20_000
 """At 19,200 ops the model takes 4 s to build, and 20 s find neither a schedule nor a bound; beyond, it is not built."""
 
 
-def solve(problem: Problem, time_limit_s: float, hint: Schedule | None, bound_us: int, num_threads: int = 2) -> Exact:
+def solve_cpsat(problem: Problem, time_limit_s: float, hint: Schedule | None, bound_us: int, num_threads: int = 2) -> Exact:
     """Search until the optimum is proven or the time is up. `hint` is a legal schedule, `bound_us` a proven bound."""
     deadline = time.monotonic() + time_limit_s
     if len(ops_of(problem)) > MAX_OPS:

@@ -2,7 +2,7 @@
 
 The one module that imports scipy. It proves far less than `cpsat`, and shares no solver with it: it is here as a
 second judge on small shapes. The model is `exact`'s. HiGHS computes in floating point, so only its decisions
-(who, in which order, fused or not) are taken over; `Timing` finds whole times for them.
+(who, in which order, fused or not) are taken over; `OpTimes` finds whole times for them.
 """
 
 import math
@@ -31,7 +31,7 @@ from recycle.planner.exact.exact_model import (
     routes_of,
     serial,
 )
-from recycle.planner.exact.op_times import Timing, limits_of, whole_times
+from recycle.planner.exact.op_times import OpTimes, limits_of, whole_times
 from recycle.planner.model.schedule import Bools, Ints, Schedule
 
 MAX_ORDER_BITS = 2_000
@@ -42,7 +42,7 @@ MAX_OPS = 400
 _INFEASIBLE = 2  # a status of scipy.optimize.milp
 
 
-def solve(problem: Problem, time_limit_s: float, hint: Schedule | None, bound_us: int) -> Exact:
+def solve_milp(problem: Problem, time_limit_s: float, hint: Schedule | None, bound_us: int) -> Exact:
     """Search until the optimum is proven or the time is up. `hint` is a legal schedule, `bound_us` a proven bound.
 
     The program asks for less than the hint's period; if there is no such schedule, the hint is the answer.
@@ -54,7 +54,7 @@ def solve(problem: Problem, time_limit_s: float, hint: Schedule | None, bound_us
     known_us = known.period_us(problem)
     if known_us <= bound_us:
         return Exact(known, bound_us)
-    timing = Timing(problem)
+    timing = OpTimes(problem)
     limits = limits_of(timing, known_us - 1)
     if limits is None:
         return Exact(known, known_us)
@@ -91,7 +91,7 @@ _ONE = _Linear(1.0)
 class _Program:
     """The variables and rows of the mixed-integer program."""
 
-    def __init__(self, timing: Timing, earliest: Ints, latest: Ints) -> None:
+    def __init__(self, timing: OpTimes, earliest: Ints, latest: Ints) -> None:
         self.timing, self.problem, self.ops = timing, timing.problem, timing.ops
         self.earliest, self.latest = earliest, latest
         self.lows: list[float] = []

@@ -13,7 +13,7 @@ from recycle.planner.exact.exact_model import Arc, arcs, kinds_of, lengths_us, o
 from recycle.planner.model.schedule import Bools, Ints
 
 
-class Timing:
+class OpTimes:
     """The ops by number, the arcs between them, and the earliest times that arcs allow."""
 
     def __init__(self, problem: Problem) -> None:
@@ -54,7 +54,7 @@ def _earliest(num_ops: int, edges: Ints) -> Ints | None:
     return None
 
 
-def limits_of(timing: Timing, upper_us: int) -> tuple[Ints, Ints] | None:
+def limits_of(timing: OpTimes, upper_us: int) -> tuple[Ints, Ints] | None:
     """The earliest and the latest start of each op within a period of at most `upper_us`; None if there is none."""
     problem, ops = timing.problem, timing.ops
     edges = timing.edges(timing.shortest)
@@ -72,7 +72,7 @@ def limits_of(timing: Timing, upper_us: int) -> tuple[Ints, Ints] | None:
     return (earliest, latest) if (earliest <= latest).all() else None
 
 
-def _latest(timing: Timing, edges: Ints, ends: Ints) -> Ints:
+def _latest(timing: OpTimes, edges: Ints, ends: Ints) -> Ints:
     """The latest starts with which each op ends by `ends` and all edges hold."""
     latest = ends - timing.shortest
     for _ in range(len(timing.ops)):
@@ -83,7 +83,7 @@ def _latest(timing: Timing, edges: Ints, ends: Ints) -> Ints:
     return latest
 
 
-def whole_times(timing: Timing, pipeline: Ints, is_fused: Bools, rough: list[float], periods: range) -> Ints | None:
+def whole_times(timing: OpTimes, pipeline: Ints, is_fused: Bools, rough: list[float], periods: range) -> Ints | None:
     """Whole starts in the order of the rough ones, with the least of `periods` that has any."""
     shape = timing.problem.shape
     chain = [chain_of(shape, op.microbatch) for op in timing.ops]

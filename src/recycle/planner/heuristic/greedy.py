@@ -33,7 +33,7 @@ _PORTFOLIO_SHARE, _NUM_SWUNG, _NUM_STARTS = 0.5, 8, 4
 _RUNS_OF_ALL = 100
 
 
-def solve(
+def solve_greedy(
     problem: Problem,
     bound_us: int,
     effort: int = DEFAULT_EFFORT,
@@ -60,7 +60,7 @@ def solve(
 
 
 @cache
-def load() -> None:
+def compile_kernels() -> None:
     """Compile all that a search may come to, or read what was compiled before.
 
     Else that happens amid the first search that needs it: a quarter of a minute, once on a machine, in which nobody gets a plan.
@@ -68,7 +68,7 @@ def load() -> None:
     for is_decoupled in (True, False):
         small = Problem(Cluster(Shape(2, 2, 2)), Profile.uniform(2, 1, 1, 1), techniques=Techniques(decoupled=is_decoupled))
         # A bound that no schedule reaches, so that everything is tried.
-        solve(small, bound_us=0, effort=_RUNS_OF_ALL * Search.of(small, 0).num_ops)
+        solve_greedy(small, bound_us=0, effort=_RUNS_OF_ALL * Search.of(small, 0).num_ops)
 
 
 def _schedules(search: Search, num_runs: int) -> Iterator[tuple[int, Found | Swing]]:

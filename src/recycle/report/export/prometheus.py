@@ -1,6 +1,6 @@
 """A run as Prometheus asks for it: the events so far, as numbers in its text format (version 0.0.4).
 
-`after` is pure: facts and an event in, facts out. `Gauges` only holds the newest facts, in one reference that is replaced whole,
+`facts_after` is pure: facts and an event in, facts out. `Gauges` only holds the newest facts, in one reference that is replaced whole,
 so that one thread may ask for the text while another takes in events, and sees no half of an event. What is not known yet
 is left out; a loss that is not finite is NaN.
 """
@@ -15,7 +15,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunFacts:
     """What is known of a run. Counters begin at 0; anything else is None until an event tells it.
 
     `num_done` steps are done, and the next `num_again` were done before all went back to a checkpoint. A counter never falls: the
@@ -39,7 +39,7 @@ class Facts:
     held: Mapping[str, Held] = field(default_factory=dict)
 
 
-def after(facts: Facts, event: Event) -> Facts:
+def facts_after(facts: RunFacts, event: Event) -> RunFacts:
     """What is known once `event` is."""
     match event:
         case Stepped():
@@ -74,7 +74,7 @@ def samples_per_s(spell: Spell) -> float | None:
     return spell.samples * 1e6 / spell.length_us
 
 
-def _after_step(facts: Facts, step: Stepped) -> Facts:
+def _after_step(facts: RunFacts, step: Stepped) -> RunFacts:
     took_us = iteration_us(facts.step, step)
     return replace(
         facts,
@@ -85,7 +85,7 @@ def _after_step(facts: Facts, step: Stepped) -> Facts:
     )
 
 
-def _after_spell(facts: Facts, spell: Spell) -> Facts:
+def _after_spell(facts: RunFacts, spell: Spell) -> RunFacts:
     rate = samples_per_s(spell)
     is_again = spell.state == "train" and facts.num_again > 0
     return replace(
@@ -99,7 +99,7 @@ def _after_spell(facts: Facts, spell: Spell) -> Facts:
     )
 
 
-def _after_recovery(facts: Facts, recovered: Recovered) -> Facts:
+def _after_recovery(facts: RunFacts, recovered: Recovered) -> RunFacts:
     return replace(
         facts,
         num_live=recovered.num_live or facts.num_live,
@@ -114,11 +114,11 @@ class Gauges:
     """What a run has told so far. One thread may hear events; any may ask for the text."""
 
     def __init__(self) -> None:
-        self._facts = Facts()
+        self._facts = RunFacts()
 
     def hear(self, event: Event) -> None:
         """Take in an event of the record."""
-        self._facts = after(self._facts, event)
+        self._facts = facts_after(self._facts, event)
 
     def text(self) -> str:
         """All that is known, in Prometheus' text format."""
@@ -135,7 +135,7 @@ class _Metric:
     values: Mapping[str, float]
 
 
-def _metrics(facts: Facts) -> Iterator[_Metric]:
+def _metrics(facts: RunFacts) -> Iterator[_Metric]:
     """Every metric that there is; one without values is not known yet."""
     if facts.step is not None:
         yield _gauge("step", "Steps done since the run first began.", facts.step.iteration + 1)
@@ -172,7 +172,7 @@ def _counter(name: str, about: str, value: float) -> _Metric:
     return _Metric(f"recycle_{name}", "counter", about, {"": value})
 
 
-def _memory(facts: Facts, name: str, about: str, key: str) -> _Metric:
+def _memory(facts: RunFacts, name: str, about: str, key: str) -> _Metric:
     values = {_labels("worker", worker): getattr(held, key) for worker, held in facts.held.items()}
     return _Metric(f"recycle_worker_{name}_bytes", "gauge", about, values)
 

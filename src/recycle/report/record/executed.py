@@ -23,7 +23,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class BubbleShare:
     """Where the time of one worker went; what no part fills is bubble."""
 
     worker: Worker
@@ -42,19 +42,19 @@ class Share:
         return self.bubble_us / self.span_us
 
 
-def bubble_share(shares: Sequence[Share]) -> float:
+def bubble_share(shares: Sequence[BubbleShare]) -> float:
     """The share of all these workers' time together in which they computed nothing and neither reduced nor stepped."""
     return sum(share.bubble_us for share in shares) / sum(share.span_us for share in shares)
 
 
-def planned_shares(plan: Plan) -> list[Share]:
+def planned_shares(plan: Plan) -> list[BubbleShare]:
     """Where the time of each live worker goes in one period, as planned."""
     problem, made = plan.problem, []
     for row in plan.rows:
         stage = row.worker.stage
         busy = sum(row.kinds.count(kind.value) * problem.duration_us(stage, kind) for kind in Kind)
         optimizer_us = problem.profile.stages[stage].optimizer_us
-        made.append(Share(row.worker, plan.period_us, busy, problem.reduce_us(stage), optimizer_us))
+        made.append(BubbleShare(row.worker, plan.period_us, busy, problem.reduce_us(stage), optimizer_us))
     return made
 
 
@@ -211,7 +211,7 @@ class Executed:
         return self.plan.period_us * self.slowdown()
 
     @cached_property
-    def shares(self) -> list[Share]:
+    def shares(self) -> list[BubbleShare]:
         """Where the time of each live worker went, over the windows without a pause that a next iteration closes, if any.
 
         A reduction begins when the last worker of its stage has come to it; until then the others wait, and that is bubble.
@@ -231,7 +231,7 @@ class Executed:
             self._by_worker(lengths, in_vain),
         ]
         return [
-            Share(row.worker, int(spans[row.worker.stage]), *(part.get(str(row.worker), 0) for part in parts))
+            BubbleShare(row.worker, int(spans[row.worker.stage]), *(part.get(str(row.worker), 0) for part in parts))
             for row in self.plan.rows
         ]
 

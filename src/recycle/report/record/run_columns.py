@@ -76,7 +76,7 @@ class Ops:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class RunRecord:
     """What a record holds. Of each worker's memory it keeps the most; of each iteration's steps the last.
 
     `thrown_away` says of each op whether a recovery threw it away: such ops are in vain too. Spells are as they are known in
@@ -169,7 +169,7 @@ def _is_sound(value: object, kind: Any) -> bool:
     return isinstance(value, known) and not (isinstance(value, int) and abs(value) >= 2**62)
 
 
-def read_run(events: Iterable[Event]) -> Run:
+def read_run_record(events: Iterable[Event]) -> RunRecord:
     """Read the events of a record, in one pass."""
     reader = _Reader()
     for event in events:
@@ -182,7 +182,7 @@ def read_run(events: Iterable[Event]) -> Run:
         held[one.worker] = _most(held.get(one.worker, one), one)
     ops, recoveries = reader.ops(), tuple(known.get(Recovered, []))
     thrown_away = _thrown_away(ops, recoveries)
-    return Run(
+    return RunRecord(
         source=started.source,
         name=started.name,
         ops=replace(ops, in_vain=ops.in_vain | thrown_away),

@@ -13,8 +13,8 @@ import numpy as np
 
 from recycle.core.events.record import PARTS, Held, Recovered, Spell, Stepped
 from recycle.core.plans.plan import Plan
-from recycle.report.record.executed import Executed, Share, bubble_share, planned_shares
-from recycle.report.record.run_columns import Run
+from recycle.report.record.executed import BubbleShare, Executed, bubble_share, planned_shares
+from recycle.report.record.run_columns import RunRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Times:
 class Summary:
     """A run beside its plan. What the record does not hold is None or empty, and `missing` names it."""
 
-    def __init__(self, run: Run, plan: Plan, mine: Collection[int] | None = None) -> None:
+    def __init__(self, run: RunRecord, plan: Plan, mine: Collection[int] | None = None) -> None:
         """`mine` are the iterations that went by this plan, if that is known; else they are told by their ops."""
         self.run, self.plan = run, plan
         pauses = [(spell.start_us, spell.end_us) for spell in run.spells if spell.state != "train"]
@@ -106,7 +106,7 @@ class Summary:
         return {kind: value for kind, value in known.items() if not math.isnan(value)}
 
     @property
-    def shares(self) -> list[Share]:
+    def shares(self) -> list[BubbleShare]:
         return self.executed.shares
 
     @cached_property

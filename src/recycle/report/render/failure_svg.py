@@ -10,7 +10,7 @@ from recycle.report.record.recoveries import format_ms
 from recycle.report.render import palette
 from recycle.report.render.palette import PAINTS
 from recycle.report.render.svg import head, rect, text_at, titles, with_tip
-from recycle.report.timeline.failure_timeline import Deeds, Failure
+from recycle.report.timeline.failure_timeline import Failure, WorkerActivity
 from recycle.report.timeline.timeline import Axis, Block
 
 WIDTH_PX, LEFT_PX, RIGHT_PX = 900.0, 56.0, 16.0
@@ -87,7 +87,7 @@ class _Drawing:
             yield f'<path class="grid" d="M{x:.1f} {_TOP_PX - 6:.0f}V{_TOP_PX + self.lanes_px + 4:.1f}"/>'
             yield text_at("faint mid", x, _TOP_PX - 11, f"{number * step / size:+g}" if number else "0")
 
-    def _lane(self, deeds: Deeds) -> Iterator[str]:
+    def _lane(self, deeds: WorkerActivity) -> Iterator[str]:
         worker, top = deeds.worker, self._top_px(deeds.worker)
         (first, last), at, end = self.failure.extent, self.recovered.at_us, self.recovered.end_us
         is_dead, is_empty, is_taker = worker in self.failure.dead, worker in self.failure.emptied, worker in self.takers
@@ -102,7 +102,7 @@ class _Drawing:
         if is_taker:
             yield rect("taker", self.x_px(end), top - 1, self.x_px(last) - self.x_px(end), _SLOT_PX + 2)
 
-    def _slots(self, deeds: Deeds, top: float) -> Iterator[str]:
+    def _slots(self, deeds: WorkerActivity, top: float) -> Iterator[str]:
         for look, blocks in (("beside", deeds.beside), ("vain", deeds.in_vain), ("", deeds.for_good)):
             if blocks:
                 boxes = "\n".join(self._slot(block, deeds.worker, top) for block in blocks)
@@ -128,7 +128,7 @@ class _Drawing:
         if label:
             yield text_at(f"small mid label{ink}", (x + end) / 2, top + 12.2, label)
 
-    def _lost(self, deeds: Deeds, top: float) -> Iterator[str]:
+    def _lost(self, deeds: WorkerActivity, top: float) -> Iterator[str]:
         """What a dead worker did last: nobody knows."""
         before = max([self.failure.extent[0], *(block.end_us for block in (*deeds.beside, *deeds.in_vain))])
         x, at = self.x_px(before), self.x_px(self.recovered.at_us)

@@ -32,7 +32,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LegendEntry:
     """A piece of the legend: a look of the palette, or BUBBLE, WINDOW, BESIDE; and the left end of its text's line."""
 
     look: str
@@ -117,15 +117,15 @@ class Picture:
         room = self.x_px(block.end_us) - self.x_px(block.start_us) - 3
         return next((text for text in _labels(block) if len(text) * LETTER_PX <= room), "")
 
-    def legend(self) -> list[Entry]:
+    def legend(self) -> list[LegendEntry]:
         """Explain what the plan holds, in as many lines as the width asks for."""
-        entries: list[Entry] = []
+        entries: list[LegendEntry] = []
         x, y = self.left_px, self.top_px + self.lanes_px + 30
         for look, is_rerouted, meaning in self._meanings():
             width = 44 + 0.56 * FONT_PX * len(meaning)
             if entries and x + width > self.width_px:
                 x, y = self.left_px, y + 20
-            entries.append(Entry(look, is_rerouted, meaning, x, y))
+            entries.append(LegendEntry(look, is_rerouted, meaning, x, y))
             x += width
         return entries
 

@@ -14,7 +14,7 @@ from recycle.report.timeline.timeline import Block, Span
 
 
 @dataclass(frozen=True, slots=True)
-class Deeds:
+class WorkerActivity:
     """What one worker did around a failure, in order of time: in vain, for good, and in the iterations before and after."""
 
     worker: Worker
@@ -30,7 +30,7 @@ class Failure:
     recovered: Recovered
     shape: Shape
     extent: Span
-    deeds: tuple[Deeds, ...]
+    deeds: tuple[WorkerActivity, ...]
 
     @property
     def dead(self) -> frozenset[Worker]:
@@ -87,7 +87,7 @@ def _shape(ops: Sequence[OpRan]) -> Shape:
     return Shape(1 + max(one.pipeline for one in workers), 1 + max(one.stage for one in workers), 1 + max(chains))
 
 
-def _deeds(ops: Sequence[OpRan], recovered: Recovered, extent: Span) -> Iterable[Deeds]:
+def _deeds(ops: Sequence[OpRan], recovered: Recovered, extent: Span) -> Iterable[WorkerActivity]:
     first, last = extent
     found: dict[Worker, tuple[list[Block], list[Block], list[Block]]] = {worker: ([], [], []) for worker in _shape(ops).workers()}
     near = [op for op in ops if op.end_us > first and op.start_us < last]
@@ -95,4 +95,4 @@ def _deeds(ops: Sequence[OpRan], recovered: Recovered, extent: Span) -> Iterable
         kind = 2 if iteration != recovered.iteration else 0 if op.is_in_vain or op.start_us < recovered.at_us else 1
         found[worker][kind].append(block.clipped(first, last))
     for worker, kinds in found.items():
-        yield Deeds(worker, *(tuple(sorted(blocks, key=lambda block: block.start_us)) for blocks in kinds))
+        yield WorkerActivity(worker, *(tuple(sorted(blocks, key=lambda block: block.start_us)) for blocks in kinds))

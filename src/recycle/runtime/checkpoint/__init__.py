@@ -1,22 +1,22 @@
 """Checkpoints: from a stage that trains to a folder on disk, and back bit for bit.
 
-`StageWriter` (in the workers) writes stages, `Checkpoints` (in the launcher) makes whole checkpoints of them; `latest` finds the
+`StageWriter` (in the workers) writes stages, `CheckpointFolder` (in the launcher) makes whole checkpoints of them; `latest` finds the
 one to resume from, and `load_stage` (in the workers) loads it. `files` tells how they lie on disk.
 """
 
 from recycle.runtime.checkpoint.files import Checkpoint
-from recycle.runtime.checkpoint.folder import Checkpoints, NotSaved, Whole
+from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointFolder, CheckpointIncomplete
 from recycle.runtime.checkpoint.resume import fetch_stage, latest, load, load_stage
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved, StageWriter
 
 __all__ = [
     "Checkpoint",
-    "Checkpoints",
-    "NotSaved",
+    "CheckpointComplete",
+    "CheckpointFolder",
+    "CheckpointIncomplete",
     "StageNotSaved",
     "StageSaved",
     "StageWriter",
-    "Whole",
     "fetch_stage",
     "latest",
     "load",

@@ -88,7 +88,7 @@ def write_manifest(checkpoint: Checkpoint) -> Path:
     return path
 
 
-def find(folder: Path, suffix: str = "") -> dict[int, Path]:
+def find_checkpoints(folder: Path, suffix: str = "") -> dict[int, Path]:
     """The folders in `folder` with the name of a checkpoint and `suffix`, by number of steps, the newest first."""
     try:
         paths = [path for path in folder.iterdir() if path.name.endswith(suffix) and path.is_dir()]

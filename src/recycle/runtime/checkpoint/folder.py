@@ -20,7 +20,7 @@ from recycle.runtime.checkpoint.files import (
     PARTIAL,
     Checkpoint,
     StageFile,
-    find,
+    find_checkpoints,
     is_whole,
     plain,
     refuse_other_size,
@@ -31,7 +31,7 @@ from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class CheckpointComplete:
     """A checkpoint after so many steps is on disk, and a run can resume from it."""
 
     num_steps: int
@@ -40,14 +40,14 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class NotSaved:
+class CheckpointIncomplete:
     """There will be no checkpoint after so many steps, and why; those before it are untouched."""
 
     num_steps: int
     reason: str
 
 
-class Checkpoints:
+class CheckpointFolder:
     """The folder of a run's checkpoints: it hears what workers have written, and keeps the newest `keep` whole ones.
 
     Make a new one whenever workers start anew: it removes what was left unfinished.
@@ -61,13 +61,13 @@ class Checkpoints:
         self._keep = keep
         self._fingerprint = plain(fingerprint)
         self._heard: dict[int, dict[int, StageSaved | StageNotSaved]] = {}
-        self._untold: list[Whole | NotSaved] = []
+        self._untold: list[CheckpointComplete | CheckpointIncomplete] = []
         _make(folder)
         for path in folder.glob(f"step-*{PARTIAL}"):
             if path.is_dir():
                 _remove(path)
 
-    def hear(self, report: StageSaved | StageNotSaved) -> Whole | NotSaved | None:
+    def hear(self, report: StageSaved | StageNotSaved) -> CheckpointComplete | CheckpointIncomplete | None:
         """Take note of a stage, and return what that decided: a checkpoint that is whole, or will never be, or mostly nothing.
 
         A worker reports in order, so that a stage that reports later steps before earlier ones has lost the worker that saved
@@ -81,7 +81,7 @@ class Checkpoints:
         self._untold += [event for each in [*lost, report] if (event := self._note(each)) is not None]
         return self._untold.pop() if self._untold else None
 
-    def _note(self, report: StageSaved | StageNotSaved) -> Whole | NotSaved | None:
+    def _note(self, report: StageSaved | StageNotSaved) -> CheckpointComplete | CheckpointIncomplete | None:
         assert 0 <= report.stage < self._num_stages, f"there is no stage {report.stage} of {self._num_stages}"
         heard = self._heard.setdefault(report.num_steps, {})
         is_first_loss = not any(isinstance(other, StageNotSaved) for other in heard.values())
@@ -92,9 +92,11 @@ class Checkpoints:
             if len(saved) == self._num_stages:
                 return self._finish(report.num_steps, saved)
             _remove(self._partial(report.num_steps))  # nobody writes there any more
-        return NotSaved(report.num_steps, report.reason) if isinstance(report, StageNotSaved) and is_first_loss else None
+        return (
+            CheckpointIncomplete(report.num_steps, report.reason) if isinstance(report, StageNotSaved) and is_first_loss else None
+        )
 
-    def _finish(self, num_steps: int, saved: list[StageSaved]) -> Whole | NotSaved:
+    def _finish(self, num_steps: int, saved: list[StageSaved]) -> CheckpointComplete | CheckpointIncomplete:
         """Turn the partial folder into a checkpoint."""
         partial, folder = self._partial(num_steps), self._folder / step_folder(num_steps)
         files = tuple(StageFile(told.file_name, told.size_bytes, told.sha256) for told in saved)
@@ -107,16 +109,16 @@ class Checkpoints:
             self._retire(num_steps)
         except OSError as problem:
             _remove(partial)
-            return NotSaved(num_steps, f"cannot write {folder}: {problem.strerror or problem}")
+            return CheckpointIncomplete(num_steps, f"cannot write {folder}: {problem.strerror or problem}")
         except FileProblem as problem:
             _remove(partial)
-            return NotSaved(num_steps, str(problem))
-        return Whole(num_steps, folder, manifest_bytes + sum(file.size_bytes for file in files))
+            return CheckpointIncomplete(num_steps, str(problem))
+        return CheckpointComplete(num_steps, folder, manifest_bytes + sum(file.size_bytes for file in files))
 
     def _retire(self, newest: int) -> None:
         """Remove whole checkpoints older than the newest `keep`; what is torn or later than `newest` is not ours to judge."""
         kept = 0
-        for num_steps, path in find(self._folder).items():
+        for num_steps, path in find_checkpoints(self._folder).items():
             if num_steps <= newest and is_whole(path):
                 kept += 1
                 if kept > self._keep:

@@ -15,7 +15,7 @@ from recycle.runtime.checkpoint.files import (
     MANIFEST,
     PARTIAL,
     Checkpoint,
-    find,
+    find_checkpoints,
     plain,
     read_checkpoint,
     stage_file,
@@ -32,8 +32,8 @@ def latest(folder: Path, fingerprint: Mapping[str, Any] | None = None) -> tuple[
 
     With a fingerprint, one of another job is refused.
     """
-    not_whole = {number: f"checkpoint {path.name} was not finished" for number, path in find(folder, PARTIAL).items()}
-    for number, path in find(folder).items():
+    not_whole = {number: f"checkpoint {path.name} was not finished" for number, path in find_checkpoints(folder, PARTIAL).items()}
+    for number, path in find_checkpoints(folder).items():
         try:
             checkpoint = read_checkpoint(path)
             if fingerprint is not None:

@@ -28,7 +28,7 @@ class Snapshot:
     optimizer: str
 
 
-def take(module: nn.Module, optimizer: Optimizer) -> Snapshot:
+def take_snapshot(module: nn.Module, optimizer: Optimizer) -> Snapshot:
     """Copy all that `module.state_dict()` and `optimizer` hold, so that training may go on at once."""
     tensors: dict[str, Tensor] = {}
     for name, value in module.state_dict().items():

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from recycle.core.errors import UserError
 from recycle.runtime.checkpoint.files import PARTIAL, stage_file, stage_metadata, step_folder
-from recycle.runtime.checkpoint.state import Snapshot, take
+from recycle.runtime.checkpoint.state import Snapshot, take_snapshot
 from recycle.runtime.checkpoint.tensor_file import save_tensors
 
 
@@ -82,7 +82,7 @@ class StageWriter:
 
     def _take(self, num_steps: int, module: nn.Module, optimizer: Optimizer) -> Snapshot | StageNotSaved:
         try:
-            return take(module, optimizer)
+            return take_snapshot(module, optimizer)
         except UserError as problem:
             return StageNotSaved(num_steps, self._stage, str(problem))
         except (RuntimeError, MemoryError) as problem:  # torch says that memory is short with the former

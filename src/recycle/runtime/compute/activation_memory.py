@@ -1,7 +1,7 @@
 """How many bytes of activations a worker holds: as it is measured, and as its plan counts them.
 
 A plan's memory model knows op boundaries alone: F takes `activation_bytes`, I gives back all but `weight_held_bytes`, W the rest,
-and B all at once. A `Meter` looks at the same moments, and counts what a micro-batch keeps alive then: every tensor that autograd
+and B all at once. A `ActivationMeter` looks at the same moments, and counts what a micro-batch keeps alive then: every tensor that autograd
 saved in its forward pass, what the stage was given and what it made; after I, what the tape holds for W. What an op allocates and
 frees on its way is in neither.
 
@@ -31,7 +31,7 @@ _Saved = tuple[Tensor, int]
 """A saved tensor, and the version that it had then."""
 
 
-class Meter:
+class ActivationMeter:
     """What the micro-batches of one worker hold, by chain. It keeps no activation alive, and changes no result.
 
     What it cannot see is a tensor that a custom autograd function keeps as an attribute of its context instead of saving it, and

@@ -20,7 +20,7 @@ _NUM_ROUNDS = 8
 _MASK_64 = (1 << 64) - 1
 
 
-class Samples(Protocol):
+class Dataset(Protocol):
     """A map-style data set of pairs (inputs, targets), such as torch's.
 
     It may have a `fingerprint`, a text that tells it from others: then a run is not gone on with on other data.
@@ -31,10 +31,10 @@ class Samples(Protocol):
     def __getitem__(self, number: int, /) -> tuple[Tensor, Tensor]: ...
 
 
-class Batches:
+class MicroBatches:
     """The micro-batches of a data set, each of `microbatch` samples, in an order that depends on nothing but the seed."""
 
-    def __init__(self, dataset: Samples, shape: Shape, microbatch: int, seed: int) -> None:
+    def __init__(self, dataset: Dataset, shape: Shape, microbatch: int, seed: int) -> None:
         if isinstance(microbatch, bool) or not isinstance(microbatch, int) or microbatch < 1:
             raise UserError(f"a micro-batch has {microbatch!r} samples, but it must be a whole number of at least 1")
         self._dataset, self._shape, self._microbatch, self._seed = dataset, shape, microbatch, seed

@@ -28,21 +28,21 @@ def constant(iteration: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StepVerdict:
     """The norm of a whole gradient, and what it is multiplied by; a scale of None says that the step is skipped."""
 
     norm: float
     scale: float | None
 
 
-def judge(norms_squared: Sequence[float], max_norm: float | None) -> Verdict:
+def judge_step(norms_squared: Sequence[float], max_norm: float | None) -> StepVerdict:
     """The verdict on a step, from the stages' sums of squares in order."""
     if not all(map(math.isfinite, norms_squared)):
-        return Verdict(math.inf, None)
+        return StepVerdict(math.inf, None)
     norm = math.sqrt(math.fsum(norms_squared))
     if not math.isfinite(norm):
-        return Verdict(math.inf, None)
-    return Verdict(norm, 1.0 if max_norm is None or norm <= max_norm else max_norm / norm)
+        return StepVerdict(math.inf, None)
+    return StepVerdict(norm, 1.0 if max_norm is None or norm <= max_norm else max_norm / norm)
 
 
 def norm_squared(gradients: Iterable[Tensor | None]) -> float:

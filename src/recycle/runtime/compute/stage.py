@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from recycle.core.errors import LossNotScalar, Unsendable, UserError
-from recycle.runtime.compute.activation_memory import Meter
+from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.gradients import Sums
 from recycle.runtime.compute.split_backward import Tape, defer_weights
 
@@ -41,7 +41,7 @@ class Stage:
         sums: Sums,
         number: int,
         loss: Loss | None = None,
-        meter: Meter | None = None,
+        meter: ActivationMeter | None = None,
         autocast: torch.dtype | None = None,
         device: torch.device | None = None,
     ) -> None:

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from recycle.core.errors import UserError
 from recycle.core.op import Kind
 from recycle.core.profile import Link, Profile, StageProfile
-from recycle.runtime.compute.activation_memory import Meter
+from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper
 from recycle.runtime.compute.seeds import seed_of
 from recycle.runtime.compute.stage import Loss, Stage
-from recycle.runtime.execute.executor import Samples
+from recycle.runtime.execute.executor import MicroBatchSource
 
 Clock = Callable[[], float]
 """The time in µs, from any moment on."""
@@ -53,9 +53,9 @@ class StageBytes(NamedTuple):
     output_bytes: int
 
 
-def measure(
+def measure_stages(
     stages: Sequence[nn.Module],
-    samples: Samples,
+    samples: MicroBatchSource,
     loss: Loss,
     num_repeats: int = 5,
     is_exact: bool = False,
@@ -89,7 +89,7 @@ def measure(
 
 def measure_bytes(
     stages: Sequence[nn.Module],
-    samples: Samples,
+    samples: MicroBatchSource,
     loss: Loss,
     autocast: torch.dtype | None = None,
     device: str | None = None,
@@ -135,7 +135,7 @@ def _copies(
     return made
 
 
-def _sample(samples: Samples) -> tuple[Tensor, Tensor]:
+def _sample(samples: MicroBatchSource) -> tuple[Tensor, Tensor]:
     """A micro-batch with storages of its own: a view would hold all of the data set that it looks at."""
     given, targets = samples.get(0, 0, 0)
     return given.clone(), targets.clone()
@@ -143,7 +143,7 @@ def _sample(samples: Samples) -> tuple[Tensor, Tensor]:
 
 def _sizes(stages: Sequence[Stage], given: Tensor, targets: Tensor) -> list[StageBytes]:
     """What the stages hold at their op boundaries; meters run for this alone, since they take time."""
-    meters = [Meter(stage.module) for stage in stages]
+    meters = [ActivationMeter(stage.module) for stage in stages]
     for stage, meter in zip(stages, meters, strict=True):
         stage.meter = meter
     outputs = _forward(stages, given, targets, _Stopwatch(lambda: 0.0))

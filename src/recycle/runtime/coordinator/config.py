@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from recycle.control.net.handshake import Door
+from recycle.control.net.handshake import Endpoint
 from recycle.core.errors import UserError
 from recycle.core.events.failure_script import Injection
 from recycle.core.events.record import Event
 from recycle.core.plans.plan_source import Answer, PlanSource
 from recycle.core.profile import StageProfile
-from recycle.runtime.coordinator.ledger.run_folder import Plot
+from recycle.runtime.coordinator.ledger.run_folder import RunFolderOptions
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
 from recycle.runtime.job import Job
 
@@ -19,7 +19,7 @@ JOURNAL = "journal.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Brief:
+class CoordinatorConfig:
     """All that a coordinator needs to know of a job. Without a source of plans, the first death ends it."""
 
     job: str
@@ -33,17 +33,19 @@ class Brief:
     fingerprint: Mapping[str, Any]
     begin_us: int
     journal: Path
-    plot: Plot | None = None
+    plot: RunFolderOptions | None = None
     deaths: Path | None = None
     injections: Sequence[Injection] = ()
     """When the coordinator kills itself, for a test."""
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
-def brief_of(job: Job, door: Door, source: PlanSource | None, lease_s: float, plot: Plot | None, **more: Any) -> Brief:
+def coordinator_config(
+    job: Job, door: Endpoint, source: PlanSource | None, lease_s: float, plot: RunFolderOptions | None, **more: Any
+) -> CoordinatorConfig:
     """What a coordinator is told of a job that begins with its plan."""
     seats = {row.worker: row.worker for row in job.plan.rows}
-    return Brief(
+    return CoordinatorConfig(
         job=door.job,
         token=door.token,
         lease_s=lease_s,
@@ -59,22 +61,22 @@ def brief_of(job: Job, door: Door, source: PlanSource | None, lease_s: float, pl
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class EventsRecorded:
     events: Sequence[Event]
 
 
 @dataclass(frozen=True, slots=True)
-class Formed:
+class FirstEpochFormed:
     """All workers of the first epoch are there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingForWorkers:
     """Training cannot go on until somebody joins."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class WorkerLost:
     """A worker is gone, and nobody can take its work over."""
 
     pid: int
@@ -82,19 +84,19 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class JobFailed:
     problem: UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class JobDone:
     trained: Trained
 
 
-class Mouth(Protocol):
+class EventSink(Protocol):
     """Whom the coordinator tells: a pipe to its launcher, or a function of its own process."""
 
     def send(self, said: Any, /) -> None: ...
 
 
-Said = Happened | Formed | Waiting | Lost | Failed | Done
+Notice = EventsRecorded | FirstEpochFormed | WaitingForWorkers | WorkerLost | JobFailed | JobDone

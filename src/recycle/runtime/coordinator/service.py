@@ -15,15 +15,25 @@ from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 
-from recycle.control.decide.coordinator import Coordinator, Phase
+from recycle.control.decide.coordinator import Coordinator, CoordinatorPhase
 from recycle.control.decide.journal import FileJournal
 from recycle.control.decide.members import Member, Recovery
-from recycle.control.decide.messages import Bring, Fetch, Go, Heard, Hello, Message, Refused, Tell, Welcome
-from recycle.control.decide.plan_prefetch import Ahead
+from recycle.control.decide.messages import (
+    Ack,
+    ControlMessage,
+    DownloadFile,
+    Hello,
+    Refused,
+    Report,
+    StartEpoch,
+    UploadFile,
+    Welcome,
+)
+from recycle.control.decide.plan_prefetch import PlanPrefetch
 from recycle.control.net import file_transfer as courier
 from recycle.control.net.handshake import this_host
-from recycle.control.net.server import Errand, Server
-from recycle.control.net.wire import framed
+from recycle.control.net.server import ConnectionTask, Server
+from recycle.control.net.wire import encode_frame
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError, WorkerFailed
 from recycle.core.events.failure_script import RECOVERY
@@ -32,10 +42,26 @@ from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import Answer, NoWorkerLeft
 from recycle.host.process_lifetime import end_with_parent, process_state
 from recycle.runtime.checkpoint.files import is_to_be_read, is_to_be_written
-from recycle.runtime.coordinator.config import Brief, Done, Failed, Formed, Happened, Lost, Mouth, Said, Waiting
+from recycle.runtime.coordinator.config import (
+    CoordinatorConfig,
+    EventSink,
+    EventsRecorded,
+    FirstEpochFormed,
+    JobDone,
+    JobFailed,
+    Notice,
+    WaitingForWorkers,
+    WorkerLost,
+)
 from recycle.runtime.coordinator.ledger.run_folder import RunFolder
-from recycle.runtime.coordinator.ledger.run_ledger import Books
-from recycle.runtime.coordinator.ledger.worker_reports import Applied, Finished, LastWords, Told, from_json
+from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
+from recycle.runtime.coordinator.ledger.worker_reports import (
+    IterationApplied,
+    WorkerCrashed,
+    WorkerFinished,
+    WorkerReport,
+    report_from_json,
+)
 from recycle.runtime.execute.executor import now_us
 from recycle.runtime.worker.fault_injection import death_us
 
@@ -44,14 +70,16 @@ _MOST_WAIT_US = 5_000_000
 _RUNNING = ("R", "S", "D")
 
 
-def coordinate(brief: Brief, listener: socket.socket, mouth: Mouth, before: Sequence[Event] | None = None) -> None:
+def run_coordinator_process(
+    brief: CoordinatorConfig, listener: socket.socket, mouth: EventSink, before: Sequence[Event] | None = None
+) -> None:
     """Coordinate a job to its end, as a process of a launcher. It ends with its parent whatever happens."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
-    serve(brief, listener, mouth, before)
+    serve_job(brief, listener, mouth, before)
 
 
-def serve(brief: Brief, listener: socket.socket, mouth: Mouth, before: Sequence[Event] | None = None) -> None:
+def serve_job(brief: CoordinatorConfig, listener: socket.socket, mouth: EventSink, before: Sequence[Event] | None = None) -> None:
     """Coordinate a job to its end. With `before`, take the place of one that was killed: what it has told of, unless on disk."""
     try:
         if brief.plot is None:
@@ -61,14 +89,14 @@ def serve(brief: Brief, listener: socket.socket, mouth: Mouth, before: Sequence[
             with RunFolder(plot, brief.initial.plan, brief.fingerprint, brief.num_steps, is_again) as run:
                 _Hall(brief, listener, mouth, run, run.before).run()
     except UserError as problem:
-        mouth.send(Failed(problem))
+        mouth.send(JobFailed(problem))
 
 
-def _is_of_a_checkpoint(message: Message) -> bool:
+def _is_of_a_checkpoint(message: ControlMessage) -> bool:
     match message:
-        case Bring(name=name):
+        case UploadFile(name=name):
             return is_to_be_written(name)
-        case Fetch(name=name):
+        case DownloadFile(name=name):
             return is_to_be_read(name)
     return False
 
@@ -77,7 +105,12 @@ class _Hall:
     """What surrounds the coordinator: connections, books, plans. It is both the server's actor and the coordinator's world."""
 
     def __init__(
-        self, brief: Brief, listener: socket.socket, mouth: Mouth, run: RunFolder | None, before: Sequence[Event] | None
+        self,
+        brief: CoordinatorConfig,
+        listener: socket.socket,
+        mouth: EventSink,
+        run: RunFolder | None,
+        before: Sequence[Event] | None,
     ) -> None:
         self._brief, self._mouth, self._run, self._is_again = brief, mouth, run, before is not None
         known = run.losses if run is not None else ()
@@ -88,7 +121,7 @@ class _Hall:
         journal = FileJournal(brief.journal)
         entry = journal.last()
         plan, begin_us = brief.initial.plan, brief.begin_us
-        self._books = Books(plan, brief.num_samples, brief.profiles, self._write, checkpoints, begin_us, gone_us, known)
+        self._books = RunLedger(plan, brief.num_samples, brief.profiles, self._write, checkpoints, begin_us, gone_us, known)
         self._books.restore(before or ())
         if entry is not None:
             self._books.go_on(Plan.parse(entry.plan), entry.epoch, entry.iteration)
@@ -99,12 +132,12 @@ class _Hall:
         self._server = Server(listener, brief.token, self)
         self._numbers: dict[int, int] = {}
         self._epochs: dict[int, int] = {}
-        self._told: dict[int, deque[tuple[int, Told]]] = {}
+        self._told: dict[int, deque[tuple[int, WorkerReport]]] = {}
         self._heard: dict[int, int] = {}
-        self._finished: dict[Worker, Finished] = {}
+        self._finished: dict[Worker, WorkerFinished] = {}
         self._failed_at: set[int] = set()
         self._checkpoint = run.resumed.num_steps if run is not None and run.resumed is not None else -1
-        self._ahead = Ahead(brief.source) if brief.source is not None else None
+        self._ahead = PlanPrefetch(brief.source) if brief.source is not None else None
         if self._ahead is not None:  # now, since workers take a while to come
             self._ahead.prepare(plan.problem.cluster.failed, self._shape)
         self._ready_us = 0
@@ -151,22 +184,22 @@ class _Hall:
         else:
             self._coordinator.seat_newcomers()
 
-    def receive(self, caller: int, message: Message) -> None:
+    def receive(self, caller: int, message: ControlMessage) -> None:
         member = self._member(caller)
         if member is None:
             return
-        if isinstance(message, Tell):
+        if isinstance(message, Report):
             member.heard_s = now_us() / 1e6
             self._hear(member, message)
         else:
             self._coordinator.hear(member, message)
 
-    def errand(self, hello: Hello) -> Errand | Refused:
+    def errand(self, hello: Hello) -> ConnectionTask | Refused:
         if hello.errand != courier.ERRAND or self._run is None:
             return Refused(f"nobody runs the errand {hello.errand!r} here")
         if hello.job not in ("", self._brief.job):
             return Refused(f"this is job {self._brief.job}, not {hello.job}")
-        return partial(courier.serve, folder=self._run.saving.folder, may_name=_is_of_a_checkpoint)
+        return partial(courier.serve_transfer, folder=self._run.saving.folder, may_name=_is_of_a_checkpoint)
 
     def lost(self, caller: int) -> None:
         number = self._numbers.pop(caller, None)
@@ -177,7 +210,7 @@ class _Hall:
             self._coordinator.lose(member.number, "its connection closed")
 
     def tick(self) -> None:
-        if self._coordinator.phase is Phase.FORMING:
+        if self._coordinator.phase is CoordinatorPhase.FORMING:
             self._coordinator.seat_newcomers()
         if not self._is_over:
             self._coordinator.tick()
@@ -196,13 +229,13 @@ class _Hall:
     def now_us(self) -> int:
         return now_us()
 
-    def send(self, caller: int, message: Message) -> None:
+    def send(self, caller: int, message: ControlMessage) -> None:
         self._server.send(caller, message)
 
-    def send_all(self, callers: Iterable[int], message: Message) -> None:
-        frame = framed(message)
+    def send_all(self, callers: Iterable[int], message: ControlMessage) -> None:
+        encoded = encode_frame(message)
         for caller in callers:
-            self._server.send_bytes(caller, frame)
+            self._server.send_bytes(caller, encoded)
 
     def hang_up(self, caller: int) -> None:
         self._numbers.pop(caller, None)
@@ -233,7 +266,7 @@ class _Hall:
         num_live = sum(other.seat is not None for other in self._coordinator.members.values())
         self._books.changed(str(member.seat), False, num_live)
         if self._brief.source is None and not self._is_over:
-            self._end(Lost(member.pid, f"{member.seat} is gone: {reason}"))
+            self._end(WorkerLost(member.pid, f"{member.seat} is gone: {reason}"))
         return death_us(self._brief.deaths, member.pid) if self._brief.deaths is not None else 0
 
     def suspected(self, member: Member, reason: str) -> None:
@@ -244,11 +277,11 @@ class _Hall:
 
     def waiting(self, reason: str) -> None:
         self._books.warn(f"training waits: {reason}")
-        self._mouth.send(Waiting())
+        self._mouth.send(WaitingForWorkers())
 
-    def began(self, answer: Answer, go: Go, members: Iterable[Member]) -> None:
+    def began(self, answer: Answer, go: StartEpoch, members: Iterable[Member]) -> None:
         if go.epoch == 1:
-            self._mouth.send(Formed())
+            self._mouth.send(FirstEpochFormed())
         takers = set(go.sources)
         stays = [now for seat, now in answer.seats.items() if now.stage == seat.stage and str(seat) not in takers]
         self._books.began(answer.plan, go.iteration, stays)
@@ -299,15 +332,15 @@ class _Hall:
         except NoWorkerLeft as problem:
             answer = str(problem)
         except UserError as problem:
-            return partial(self._end, Failed(problem))
+            return partial(self._end, JobFailed(problem))
         except CancelledError:  # the job is over
             return lambda: None
         return partial(self._coordinator.answered, failed, answer)
 
     # The books.
 
-    def _hear(self, member: Member, tell: Tell) -> None:
-        told = from_json(tell.body, member.clock_us)
+    def _hear(self, member: Member, tell: Report) -> None:
+        told = report_from_json(tell.body, member.clock_us)
         if tell.number <= self._heard.get(member.number, 0):
             return  # told again, because it was away when it was heard
         self._heard[member.number] = tell.number
@@ -321,16 +354,16 @@ class _Hall:
         for number in list(self._told) if self._books.num_steps != before else [member.number]:
             self._acknowledge(number)
         match told:
-            case Applied():
+            case IterationApplied():
                 longest_us = max((span.end_us - span.start_us for span in told.spans if span.is_op), default=0)
                 self._coordinator.longest_op_s = max(self._coordinator.longest_op_s, longest_us / 1e6)
                 self._kill_itself()
-            case Finished():
+            case WorkerFinished():
                 self._finished[told.worker] = told
                 self._coordinator.finished(member)
                 if all(other.has_finished for other in self._coordinator.members.values() if other.seat is not None):
                     self._finish()
-            case LastWords():
+            case WorkerCrashed():
                 self._mourn(member, told)
 
     def _acknowledge(self, number: int) -> None:
@@ -340,15 +373,15 @@ class _Hall:
             last, _ = waiting.popleft()
         member = self._coordinator.members.get(number)
         if last and member is not None and member.caller is not None:
-            self._server.send(member.caller, Heard(last))
+            self._server.send(member.caller, Ack(last))
 
-    def _mourn(self, member: Member, told: LastWords) -> None:
+    def _mourn(self, member: Member, told: WorkerCrashed) -> None:
         """A worker failed by itself. If that would happen to any other, too, the job ends with its last words."""
         iteration = self._books.num_steps
         if told.problem is not None:
-            self._end(Failed(told.problem))
+            self._end(JobFailed(told.problem))
         elif self._brief.source is None or iteration in self._failed_at:
-            self._end(Failed(WorkerFailed(f"{told.worker} cannot go on:\n{told.text}")))
+            self._end(JobFailed(WorkerFailed(f"{told.worker} cannot go on:\n{told.text}")))
         else:
             self._failed_at.add(iteration)
             self._coordinator.lose(member.number, f"it failed: {told.text.strip().splitlines()[-1]}")
@@ -366,9 +399,9 @@ class _Hall:
         if self._run is not None and (problem := self._run.close(trained)):
             self._books.warn(problem)
             trained = replace(trained, warnings=(*trained.warnings, problem))
-        self._end(Done(trained))
+        self._end(JobDone(trained))
 
-    def _end(self, said: Said) -> None:
+    def _end(self, said: Notice) -> None:
         self._is_over = True
         self._coordinator.end("the job is over")
         self._mouth.send(said)
@@ -386,6 +419,6 @@ class _Hall:
 
     def _announce(self, events: Sequence[Event]) -> None:
         problem = self._run.write(*events) if self._run is not None else None
-        self._mouth.send(Happened(events))
+        self._mouth.send(EventsRecorded(events))
         if problem is not None:
             self._books.warn(problem)

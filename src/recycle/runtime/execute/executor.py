@@ -16,33 +16,33 @@ from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
 from recycle.runtime.compute.seeds import seed_of
 from recycle.runtime.compute.stage import Stage
-from recycle.runtime.execute.row_program import Message, Turn
+from recycle.runtime.execute.row_program import Instruction, TensorMessage
 
 # Receives for so many ops ahead are posted, so that their messages come while others compute.
 _AHEAD = 3
 
 
-class Links(Protocol):
+class Transport(Protocol):
     """How workers reach each other."""
 
-    def send(self, message: Message, tensor: Tensor) -> None:
+    def send(self, message: TensorMessage, tensor: Tensor) -> None:
         """Send without waiting for the receiver."""
         ...
 
-    def expect(self, message: Message) -> None:
+    def expect(self, message: TensorMessage) -> None:
         """Let the message come while something else runs."""
         ...
 
-    def receive(self, message: Message) -> Tensor:
+    def receive(self, message: TensorMessage) -> Tensor:
         """Return the tensor that was sent, or wait for it."""
         ...
 
-    def blank(self, message: Message) -> Tensor:
+    def blank(self, message: TensorMessage) -> Tensor:
         """Return zeros of the form that the message has."""
         ...
 
 
-class Samples(Protocol):
+class MicroBatchSource(Protocol):
     """Micro-batches by their address, the same for whoever asks."""
 
     def get(self, step: int, pipeline: int, index: int) -> tuple[Tensor, Tensor]: ...
@@ -83,11 +83,11 @@ class Executor:
     def __init__(
         self,
         worker: Worker,
-        turns: Sequence[Turn],
+        turns: Sequence[Instruction],
         num_stages: int,
         stage: Stage,
-        links: Links,
-        samples: Samples,
+        links: Transport,
+        samples: MicroBatchSource,
         seed: int,
         reached: Reached = lambda iteration, what: None,
     ) -> None:
@@ -127,7 +127,7 @@ class Executor:
             self._links.send(turn.gives, made)
         return span
 
-    def _guessed(self, iteration: int, turn: Turn, taken: Tensor | None) -> Tensor | None:
+    def _guessed(self, iteration: int, turn: Instruction, taken: Tensor | None) -> Tensor | None:
         if self.doubt is None:
             try:
                 return self._compute(iteration, turn, taken)
@@ -146,7 +146,7 @@ class Executor:
         if message is not None:
             self._links.expect(message)
 
-    def _compute(self, iteration: int, turn: Turn, taken: Tensor | None) -> Tensor | None:
+    def _compute(self, iteration: int, turn: Instruction, taken: Tensor | None) -> Tensor | None:
         match turn.kind:
             case Kind.F:
                 return self._forward(iteration, turn, taken)
@@ -158,7 +158,7 @@ class Executor:
                 self.stage.backward_weight(turn.chain)
                 return None
 
-    def _forward(self, iteration: int, turn: Turn, taken: Tensor | None) -> Tensor:
+    def _forward(self, iteration: int, turn: Instruction, taken: Tensor | None) -> Tensor:
         pipeline, index = turn.microbatch.pipeline, turn.microbatch.index
         targets = None
         if self._is_first or self._is_last:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from recycle.control.decide.agreement import ABSENT
-from recycle.control.decide.messages import Ballot, Standing
+from recycle.control.decide.messages import Ballot, ProgressReport
 from recycle.core.cluster import Shape
-from recycle.runtime.compute.optimizer_step import Stepper, Verdict, judge, norm_squared
+from recycle.runtime.compute.optimizer_step import Stepper, StepVerdict, judge_step, norm_squared
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.compute.tied_parameters import Tie, counted_elsewhere
 from recycle.runtime.execute.executor import Span
 
-Report = Callable[[int, Mapping[int, float], Sequence[Span], Verdict], None]
+Report = Callable[[int, Mapping[int, float], Sequence[Span], StepVerdict], None]
 """What is called when an iteration is applied for good, with its number, losses, spans and verdict."""
 
 
@@ -36,7 +36,7 @@ class _Held:
     scale: float | None = None
 
 
-class Footing:
+class StageState:
     """One worker's weights with all that belongs to them. `num_steps` is how many steps they have."""
 
     def __init__(
@@ -73,8 +73,8 @@ class Footing:
         self.num_steps += 1
         held.is_applied, held.scale = True, scale
 
-    def judge(self, ballot: Ballot) -> Verdict:
-        return judge(ballot.norms, self._max_norm)
+    def judge(self, ballot: Ballot) -> StepVerdict:
+        return judge_step(ballot.norms, self._max_norm)
 
     def confirm(self, ballot: Ballot, report: Report) -> bool:
         """Set the step right by its ballot, for good; return whether nothing had to be changed."""
@@ -91,14 +91,14 @@ class Footing:
         report(held.iteration, held.losses, held.spans, verdict)
         return was_right
 
-    def standing(self) -> Standing:
+    def standing(self) -> ProgressReport:
         """Where the worker stands; what it holds of others' parts of the ballot is absent."""
         own = None
         if self._held is not None:
             norms = [ABSENT] * self._shape.num_stages
             norms[self.stage.number] = self.norm_squared()
             own = Ballot(self._held.iteration, tuple(norms))
-        return Standing(self.num_steps, own, self._whole)
+        return ProgressReport(self.num_steps, own, self._whole)
 
     def go_to(self, iteration: int, ballot: Ballot | None, report: Report) -> Sequence[Span]:
         """Stand where all go on: confirm what is held if that is settled, or take it back. Nothing is in flight after it.

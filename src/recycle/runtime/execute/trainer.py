@@ -20,8 +20,8 @@ from recycle.core.cluster import Shape
 from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.execute.executor import Executor, Span, now_us
-from recycle.runtime.execute.stage_state import Footing, Report
-from recycle.runtime.transport.gloo import Address, GlooLinks
+from recycle.runtime.execute.stage_state import Report, StageState
+from recycle.runtime.transport.gloo import GlooTransport, GroupView
 
 _GUESSED_SCALE = 1.0
 # Every iteration holds the same: what it is can be measured in the first ones, at no cost for the others.
@@ -43,9 +43,9 @@ class Trainer:
     def __init__(
         self,
         executor: Executor,
-        links: GlooLinks,
-        footing: Footing,
-        address: Address,
+        links: GlooTransport,
+        footing: StageState,
+        address: GroupView,
         shape: Shape,
         ties: Sequence[Tie],
         warm_up: int,

@@ -26,7 +26,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _SAY_LITTLE = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
 
 
-def forking(preload: Sequence[str]) -> ForkServerContext:
+def fork_context(preload: Sequence[str]) -> ForkServerContext:
     """A context whose processes start with these modules loaded; the first one asked for decides, for there is one server."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["recycle.runtime.launch.preload", *preload])

@@ -18,7 +18,7 @@ from pathlib import Path
 from torch import nn
 
 from recycle.control.decide.membership import DEFAULT_LEASE_S, refuse_lease
-from recycle.control.net.handshake import Door
+from recycle.control.net.handshake import Endpoint
 from recycle.control.net.server import listen
 from recycle.control.net.wire import new_name, new_token
 from recycle.core.cluster import Worker
@@ -29,15 +29,26 @@ from recycle.core.events.trace import Trace
 from recycle.core.plans.plan_source import PlanSource
 from recycle.host.process_lifetime import interrupts_held
 from recycle.host.scratch import scratch
-from recycle.runtime.coordinator.config import JOURNAL, Brief, Done, Failed, Formed, Happened, Lost, Said, Waiting, brief_of
-from recycle.runtime.coordinator.ledger.run_folder import Plot
+from recycle.runtime.coordinator.config import (
+    JOURNAL,
+    CoordinatorConfig,
+    EventsRecorded,
+    FirstEpochFormed,
+    JobDone,
+    JobFailed,
+    Notice,
+    WaitingForWorkers,
+    WorkerLost,
+    coordinator_config,
+)
+from recycle.runtime.coordinator.ledger.run_folder import RunFolderOptions
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
-from recycle.runtime.coordinator.service import coordinate
+from recycle.runtime.coordinator.service import run_coordinator_process
 from recycle.runtime.execute.executor import now_us
 from recycle.runtime.job import Job
-from recycle.runtime.launch.forkserver import forking
-from recycle.runtime.worker.worker import work
-from recycle.runtime.worker.worker_spec import kit_of, packed
+from recycle.runtime.launch.forkserver import fork_context
+from recycle.runtime.worker.worker import run_worker_process
+from recycle.runtime.worker.worker_spec import pickled, worker_spec
 
 _MOST_COORDINATORS = 100
 Watch = Callable[[Event], None]
@@ -52,7 +63,7 @@ class PickledStages:
     @staticmethod
     def keep(stages: Sequence[nn.Module], folder: Path) -> "PickledStages":
         for number, module in enumerate(stages):
-            _write(folder / f"stage-{number}.pickle", packed(module))
+            _write(folder / f"stage-{number}.pickle", pickled(module))
         return PickledStages(folder)
 
     def make(self, number: int) -> nn.Module:
@@ -69,7 +80,7 @@ def _write(path: Path, body: bytes) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Failures:
+class FailureOptions:
     """What is to go wrong while a job runs: a script by steps, or a trace by the clock; and who makes plans for it."""
 
     source: PlanSource | None = None
@@ -81,18 +92,20 @@ class Failures:
         refuse_lease(self.lease_s)
 
 
-_NO_FAILURES = Failures()
+_NO_FAILURES = FailureOptions()
 
 
-def launch(job: Job, watch: Watch, plot: Plot | None = None, failures: Failures = _NO_FAILURES, port: int = 0) -> Trained:
+def launch(
+    job: Job, watch: Watch, plot: RunFolderOptions | None = None, failures: FailureOptions = _NO_FAILURES, port: int = 0
+) -> Trained:
     """Train with a process for every live worker of the job's plan, and return what came of it; `watch` gets all events."""
     begin_us = now_us()
     with scratch() as folder, listen("127.0.0.1", port) as listener:
         deaths = folder / "deaths"
         saving = plot.saving if plot is not None else None
-        kit = kit_of(job, PickledStages.keep(job.stages, folder), job.parcels(), saving, deaths)
-        door = Door("127.0.0.1", listener.getsockname()[1], new_token(), new_name())
-        brief = brief_of(
+        kit = worker_spec(job, PickledStages.keep(job.stages, folder), job.parcels(), saving, deaths)
+        door = Endpoint("127.0.0.1", listener.getsockname()[1], new_token(), new_name())
+        brief = coordinator_config(
             job,
             door,
             failures.source,
@@ -105,8 +118,8 @@ def launch(job: Job, watch: Watch, plot: Plot | None = None, failures: Failures 
         )
         seats = sorted(brief.initial.seats)
         path = folder / "kit.pickle"
-        _write(path, packed(kit))
-        return _Launcher(forking(_homes(job)), path, door, brief, listener, failures, watch).run(seats)
+        _write(path, pickled(kit))
+        return _Launcher(fork_context(_homes(job)), path, door, brief, listener, failures, watch).run(seats)
 
 
 def _homes(job: Job) -> list[str]:
@@ -122,10 +135,10 @@ class _Launcher:
         self,
         context: ForkServerContext,
         kit: Path,
-        door: Door,
-        brief: Brief,
+        door: Endpoint,
+        brief: CoordinatorConfig,
         listener: socket.socket,
-        failures: Failures,
+        failures: FailureOptions,
         watch: Watch,
     ) -> None:
         self._context, self._kit, self._door, self._brief, self._listener = context, kit, door, brief, listener
@@ -147,18 +160,18 @@ class _Launcher:
             while True:
                 said, ear = self._next(ear)
                 match said:
-                    case Happened(events):
+                    case EventsRecorded(events):
                         for event in events:
                             self._happened(event)
-                    case Formed():
+                    case FirstEpochFormed():
                         self._has_formed, self._formed_us = True, now_us()
-                    case Waiting() if self._rejoins:
+                    case WaitingForWorkers() if self._rejoins:
                         self._rejoin(self._rejoins[0])  # its step will not come before it
-                    case Done(trained):
+                    case JobDone(trained):
                         return trained
-                    case Failed(problem):
+                    case JobFailed(problem):
                         raise problem
-                    case Lost(pid, text):
+                    case WorkerLost(pid, text):
                         raise WorkerFailed(self._epitaph(pid) or text)
         finally:
             self._end()
@@ -171,7 +184,7 @@ class _Launcher:
             self._brief = replace(self._brief, injections=self._brief.injections[1:])
         self._num_coordinators += 1
         process = self._context.Process(
-            target=coordinate, args=(self._brief, self._listener, mouth, before), daemon=False, name="coordinator"
+            target=run_coordinator_process, args=(self._brief, self._listener, mouth, before), daemon=False, name="coordinator"
         )
         with interrupts_held():
             process.start()
@@ -183,7 +196,7 @@ class _Launcher:
         """Start a worker that would like this seat; the script for it from iteration `since` on is its own."""
         injections = self._failures.script.for_worker(seat, since)
         process = self._context.Process(
-            target=work, args=(self._kit, self._door, str(seat), injections), daemon=True, name=str(seat)
+            target=run_worker_process, args=(self._kit, self._door, str(seat), injections), daemon=True, name=str(seat)
         )
         self._drop_dead()
         try:
@@ -201,7 +214,7 @@ class _Launcher:
                 self._workers.remove(process)
                 process.close()
 
-    def _next(self, ear: Connection) -> tuple[Said | None, Connection]:
+    def _next(self, ear: Connection) -> tuple[Notice | None, Connection]:
         """Wait for what the coordinator says next; start another if it is gone."""
         timeout_s = self._until_change_s()
         watched = [] if self._has_formed else [worker.sentinel for worker in self._workers]

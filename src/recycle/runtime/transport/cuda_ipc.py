@@ -21,8 +21,8 @@ from torch import Tensor
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
 from recycle.runtime.compute.tied_parameters import Tie
-from recycle.runtime.execute.row_program import Message
-from recycle.runtime.transport.gloo import Address, GlooLinks, Parcel
+from recycle.runtime.execute.row_program import TensorMessage
+from recycle.runtime.transport.gloo import GlooTransport, GroupView, TensorSpec
 
 # Stages run at most one iteration apart: what one sends for the next must not lie on what is still to be taken for this one.
 _ROUNDS = 2
@@ -33,7 +33,7 @@ _ALIGNMENT = 256  # bytes at which a tensor of any kind may begin
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-def have_one_gpu(store: Any, address: Address, gpu: str) -> bool:
+def share_one_gpu(store: Any, address: GroupView, gpu: str) -> bool:
     """Whether all workers of an epoch compute on the same GPU of the same machine; all of them ask, each with its GPU's name."""
     prefix = dist.PrefixStore(f"e{address.epoch}/gpu", store)  # type: ignore[attr-defined]
     machine = _BOOT.read_text() if _BOOT.exists() else str(address.worker)
@@ -51,14 +51,14 @@ def _lasting_memory(name: str, size_bytes: int, device: torch.device) -> Tensor:
     return _lasting[name, size_bytes]
 
 
-class IpcLinks(GlooLinks):
+class CudaIpcTransport(GlooTransport):
     """The links of one worker in one epoch."""
 
     def __init__(
         self,
         store: Any,
-        address: Address,
-        parcels: Mapping[int, Parcel],
+        address: GroupView,
+        parcels: Mapping[int, TensorSpec],
         num_chains: int,
         ties: Sequence[Tie],
         timeout: timedelta,
@@ -105,28 +105,28 @@ class IpcLinks(GlooLinks):
         self._inboxes.clear()
         self._desks.clear()
 
-    def _place(self, inbox: Tensor, message: Message) -> Tensor:
+    def _place(self, inbox: Tensor, message: TensorMessage) -> Tensor:
         """Where a message of this round lies in its receiver's inbox."""
         parcel, direction = self._parcel(message), 0 if message.kind is Kind.F else 1
         number = (self.round % _ROUNDS * 2 + direction) * self._num_chains + message.chain
         place = inbox[number * self._place_bytes :][: _size_bytes(parcel)]
         return place.view(parcel.dtype).view(parcel.shape)
 
-    def _packed(self, message: Message, tensor: Tensor) -> Tensor:
+    def _packed(self, message: TensorMessage, tensor: Tensor) -> Tensor:
         if message.receiver not in self._inboxes:
             self._inboxes[message.receiver] = self._entered(f"{message.receiver}")
         self._place(self._inboxes[message.receiver], message).copy_(tensor.detach())
         torch.cuda.current_stream(self._device).synchronize()
         return torch.zeros(1, dtype=torch.uint8)
 
-    def _room(self, message: Message) -> Tensor:
+    def _room(self, message: TensorMessage) -> Tensor:
         return torch.empty(1, dtype=torch.uint8)
 
-    def _unpacked(self, message: Message, body: Tensor) -> Tensor:
+    def _unpacked(self, message: TensorMessage, body: Tensor) -> Tensor:
         """A copy: the sender will need the place again, and this micro-batch may still be in flight then."""
         return self._place(self._inbox, message).clone()
 
-    def blank(self, message: Message) -> Tensor:
+    def blank(self, message: TensorMessage) -> Tensor:
         return super().blank(message).to(self._device)
 
     def add_over_peers(self, tensor: Tensor) -> None:
@@ -158,5 +158,5 @@ class IpcLinks(GlooLinks):
         return self._desks[size_bytes]
 
 
-def _size_bytes(parcel: Parcel) -> int:
+def _size_bytes(parcel: TensorSpec) -> int:
     return math.prod(parcel.shape) * parcel.dtype.itemsize

@@ -27,7 +27,7 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import Unsendable
 from recycle.core.op import Kind
 from recycle.runtime.compute.tied_parameters import Tie
-from recycle.runtime.execute.row_program import Message
+from recycle.runtime.execute.row_program import TensorMessage
 
 # No message has this tag: whoever waits for one waits in vain, and gloo then closes all connections of the group.
 _NEVER_SENT = 2**31 - 1
@@ -39,12 +39,12 @@ _CONNECT = timedelta(seconds=2)
 _ROUNDS = 8
 
 
-class LinksBroken(Exception):
+class TransportBroken(Exception):
     """A connection to another worker is gone, or was cut because the epoch is over."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class TensorSpec:
     """The form of what a stage sends on: the gradient that comes back has the same."""
 
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class GroupView:
     """Where a worker is among the live ones, in one epoch. `workers` are in the same order everywhere."""
 
     worker: Worker
@@ -68,14 +68,14 @@ class Address:
         return self.worker == self.peers(self.worker.stage)[0]
 
 
-class GlooLinks:
+class GlooTransport:
     """The links of one worker in one epoch."""
 
     def __init__(
         self,
         store: Any,
-        address: Address,
-        parcels: Mapping[int, Parcel],
+        address: GroupView,
+        parcels: Mapping[int, TensorSpec],
         num_chains: int,
         ties: Sequence[Tie],
         timeout: timedelta,
@@ -88,7 +88,7 @@ class GlooLinks:
         # What was sent to each worker, a heap by the round and the place at which it is taken; the tensor is kept for it.
         self._sent: dict[Worker, list[tuple[tuple[int, int], int, Any, Tensor]]] = {other: [] for other in address.workers}
         self._counter = count()
-        self._expected: dict[Message, tuple[Any, Tensor]] = {}
+        self._expected: dict[TensorMessage, tuple[Any, Tensor]] = {}
 
         self._timeout, self._host, self._is_aborted = timeout, host, False
         self._patient = dist.AllreduceOptions()
@@ -111,7 +111,7 @@ class GlooLinks:
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
             return dist.ProcessGroupGloo(prefix, members.index(self._address.worker), len(members), options)
         except RuntimeError as problem:
-            raise LinksBroken(f"the group {name} could not be made: {problem}") from None
+            raise TransportBroken(f"the group {name} could not be made: {problem}") from None
 
     def abort(self) -> None:
         """Make whoever waits for these links fail at once, in this process and in the others; any thread may call it.
@@ -140,38 +140,38 @@ class GlooLinks:
         try:
             work.wait(self._timeout)
         except RuntimeError as problem:
-            raise LinksBroken(str(problem)) from None
+            raise TransportBroken(str(problem)) from None
         if self._is_aborted:
-            raise LinksBroken("the epoch is over")
+            raise TransportBroken("the epoch is over")
 
-    def send(self, message: Message, tensor: Tensor) -> None:
+    def send(self, message: TensorMessage, tensor: Tensor) -> None:
         self._refuse_other_form(message, tensor)
         body = self._packed(message, tensor)
         self._keep(message, self._begun(self._all.send, [body], self._rank[message.receiver], self._tag(message)), body)
 
-    def _packed(self, message: Message, tensor: Tensor) -> Tensor:
+    def _packed(self, message: TensorMessage, tensor: Tensor) -> Tensor:
         """What is sent, in host memory."""
         return tensor.detach().cpu().contiguous()
 
-    def _room(self, message: Message) -> Tensor:
+    def _room(self, message: TensorMessage) -> Tensor:
         """Where to it is received."""
         parcel = self._parcel(message)
         return torch.empty(parcel.shape, dtype=parcel.dtype)
 
-    def _unpacked(self, message: Message, body: Tensor) -> Tensor:
+    def _unpacked(self, message: TensorMessage, body: Tensor) -> Tensor:
         """What was sent, from what was received."""
         return body
 
     def _begun(self, operation: Callable[..., Any], *args: Any) -> Any:
         """Begin something that takes its time."""
         if self._is_aborted:
-            raise LinksBroken("the epoch is over")
+            raise TransportBroken("the epoch is over")
         try:
             return operation(*args)
         except RuntimeError as problem:
-            raise LinksBroken(str(problem)) from None
+            raise TransportBroken(str(problem)) from None
 
-    def _refuse_other_form(self, message: Message, tensor: Tensor) -> None:
+    def _refuse_other_form(self, message: TensorMessage, tensor: Tensor) -> None:
         """The receiver has made room for what the first micro-batch of all had."""
         parcel = self._parcel(message)
         if (tuple(tensor.shape), tensor.dtype) != (parcel.shape, parcel.dtype):
@@ -180,20 +180,20 @@ class GlooLinks:
                 f"micro-batch made {parcel.dtype} of shape {list(parcel.shape)}: all must be alike; pad or cut the samples"
             )
 
-    def _keep(self, message: Message, work: Any, body: Tensor) -> None:
+    def _keep(self, message: TensorMessage, work: Any, body: Tensor) -> None:
         """Hold on to what is being sent."""
         heappush(self._sent[message.receiver], ((self.round, message.taken_at), next(self._counter), work, body))
 
-    def _parcel(self, message: Message) -> Parcel:
+    def _parcel(self, message: TensorMessage) -> TensorSpec:
         """What reaches a stage forwards was made by the stage before; what comes back is as large as what it made itself."""
         return self._parcels[message.stage - 1 if message.kind is Kind.F else message.stage]
 
-    def expect(self, message: Message) -> None:
+    def expect(self, message: TensorMessage) -> None:
         body = self._room(message)
         work = self._begun(self._all.recv, [body], self._rank[message.sender], self._tag(message))
         self._expected[message] = work, body
 
-    def receive(self, message: Message) -> Tensor:
+    def receive(self, message: TensorMessage) -> Tensor:
         if message not in self._expected:
             self.expect(message)
         work, body = self._expected.pop(message)
@@ -201,7 +201,7 @@ class GlooLinks:
         self._let_go(message.sender, (self.round, message.made_at))
         return self._unpacked(message, body)
 
-    def blank(self, message: Message) -> Tensor:
+    def blank(self, message: TensorMessage) -> Tensor:
         parcel = self._parcel(message)
         return torch.zeros(parcel.shape, dtype=parcel.dtype)
 
@@ -241,7 +241,7 @@ class GlooLinks:
         self.wait(self._begun(self._all.recv, [body], self._rank[sender], _BULK_TAGS + tag))
         return body
 
-    def _tag(self, message: Message) -> int:
+    def _tag(self, message: TensorMessage) -> int:
         """A number that tells apart all messages between two workers that can be on their way at once."""
         direction = 0 if message.kind is Kind.F else 1
         return (self.round % _ROUNDS * 2 + direction) * self._num_chains + message.chain

@@ -20,22 +20,22 @@ from torch import Tensor
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
 from recycle.runtime.compute.tied_parameters import Tie
-from recycle.runtime.execute.row_program import Message, Turn
-from recycle.runtime.transport.gloo import Address, GlooLinks, Parcel
+from recycle.runtime.execute.row_program import Instruction, TensorMessage
+from recycle.runtime.transport.gloo import GlooTransport, GroupView, TensorSpec
 
 
-class NcclLinks(GlooLinks):
+class NcclTransport(GlooTransport):
     """The links of one worker in one epoch. `turns` are its own: they say in which order its messages come."""
 
     def __init__(
         self,
         store: Any,
-        address: Address,
-        parcels: Mapping[int, Parcel],
+        address: GroupView,
+        parcels: Mapping[int, TensorSpec],
         num_chains: int,
         ties: Sequence[Tie],
         timeout: timedelta,
-        turns: Sequence[Turn],
+        turns: Sequence[Instruction],
         device: torch.device,
         host: str = "127.0.0.1",
     ) -> None:
@@ -43,7 +43,7 @@ class NcclLinks(GlooLinks):
         super().__init__(store, address, parcels, num_chains, ties, timeout, host)
         self._ways = {kind: self._nccl(store, f"way{kind.value}", address.workers) for kind in (Kind.F, Kind.I)}
         taken = [turn.takes for turn in turns if turn.takes is not None]
-        self._order: dict[tuple[Worker, Kind], list[Message]] = {}
+        self._order: dict[tuple[Worker, Kind], list[TensorMessage]] = {}
         for message in sorted(taken, key=lambda one: one.made_at):
             self._order.setdefault((message.sender, message.kind), []).append(message)
         self._num_posted: dict[tuple[Worker, Kind], int] = {}
@@ -78,7 +78,7 @@ class NcclLinks(GlooLinks):
     def _groups(self) -> list[Any]:
         return [self._all]
 
-    def blank(self, message: Message) -> Tensor:
+    def blank(self, message: TensorMessage) -> Tensor:
         return super().blank(message).to(self._device)
 
     def _group(self, store: Any, name: str, members: Sequence[Worker]) -> Any:
@@ -91,12 +91,12 @@ class NcclLinks(GlooLinks):
         prefix = dist.PrefixStore(f"e{self._address.epoch}/nccl/{name}", store)  # type: ignore[attr-defined]
         return dist.ProcessGroupNCCL(prefix, members.index(self._address.worker), len(members), options)
 
-    def send(self, message: Message, tensor: Tensor) -> None:
+    def send(self, message: TensorMessage, tensor: Tensor) -> None:
         self._refuse_other_form(message, tensor)
         body = tensor.detach().contiguous()
         self._keep(message, self._ways[message.kind].send([body], self._rank[message.receiver], 0), body)
 
-    def expect(self, message: Message) -> None:
+    def expect(self, message: TensorMessage) -> None:
         """Post the receive, and before it those of all that its sender makes earlier."""
         if self._posted_round != self.round:
             self._posted_round = self.round

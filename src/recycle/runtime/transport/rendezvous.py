@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from recycle.runtime.transport.gloo import GlooLinks, LinksBroken
+from recycle.runtime.transport.gloo import GlooTransport, TransportBroken
 
 _PATIENCE = timedelta(seconds=60)
 
@@ -102,18 +102,18 @@ class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
         return self._timeout
 
 
-def made_in_time(make: Callable[[], GlooLinks], rendezvous: Rendezvous) -> GlooLinks:
+def made_in_time(make: Callable[[], GlooTransport], rendezvous: Rendezvous) -> GlooTransport:
     """What `make` makes, unless the epoch is over before: gloo waits for one who dies while it connects, and we do not."""
-    coming: Future[GlooLinks] = Future()
+    coming: Future[GlooTransport] = Future()
     rendezvous.when_over(coming.cancel)
     threading.Thread(target=_make, args=(make, coming), name="making links", daemon=True).start()
     try:
         return coming.result()
     except CancelledError:
-        raise LinksBroken("the epoch was over before it began") from None
+        raise TransportBroken("the epoch was over before it began") from None
 
 
-def _make(make: Callable[[], GlooLinks], coming: "Future[GlooLinks]") -> None:
+def _make(make: Callable[[], GlooTransport], coming: "Future[GlooTransport]") -> None:
     made = None
     try:
         made = make()

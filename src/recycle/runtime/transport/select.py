@@ -6,23 +6,23 @@ from typing import Any
 
 import torch
 
-from recycle.runtime.execute.row_program import Turn
-from recycle.runtime.transport.cuda_ipc import IpcLinks, have_one_gpu
-from recycle.runtime.transport.gloo import Address, GlooLinks
-from recycle.runtime.transport.nccl import NcclLinks
-from recycle.runtime.worker.worker_spec import Kit
+from recycle.runtime.execute.row_program import Instruction
+from recycle.runtime.transport.cuda_ipc import CudaIpcTransport, share_one_gpu
+from recycle.runtime.transport.gloo import GlooTransport, GroupView
+from recycle.runtime.transport.nccl import NcclTransport
+from recycle.runtime.worker.worker_spec import WorkerSpec
 
 
-def make_links(
-    kit: Kit, store: Any, address: Address, turns: Sequence[Turn], device: torch.device, host: str = "127.0.0.1"
-) -> GlooLinks:
+def make_transport(
+    kit: WorkerSpec, store: Any, address: GroupView, turns: Sequence[Instruction], device: torch.device, host: str = "127.0.0.1"
+) -> GlooTransport:
     """The links of a worker with these turns, which computes on `device` of the machine `host`; all of its epoch make theirs."""
     timeout = timedelta(seconds=kit.settings.timeout_s)
     common = store, address, kit.parcels, kit.shape.num_chains, kit.ties, timeout
     if device.type != "cuda" or len(address.workers) == 1:
-        return GlooLinks(*common, host)
+        return GlooTransport(*common, host)
     if len(address.workers) <= torch.cuda.device_count():  # NCCL refuses two workers on one GPU
-        return NcclLinks(*common, turns, device, host)
-    if have_one_gpu(store, address, str(torch.cuda.get_device_properties(device).uuid)):
-        return IpcLinks(*common, device, host)
-    return GlooLinks(*common, host)
+        return NcclTransport(*common, turns, device, host)
+    if share_one_gpu(store, address, str(torch.cuda.get_device_properties(device).uuid)):
+        return CudaIpcTransport(*common, device, host)
+    return GlooTransport(*common, host)

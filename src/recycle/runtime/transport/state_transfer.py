@@ -12,18 +12,18 @@ from torch import nn
 from torch.optim import Optimizer
 
 from recycle.core.cluster import Worker
-from recycle.runtime.checkpoint.state import Snapshot, put_back, take
+from recycle.runtime.checkpoint.state import Snapshot, put_back, take_snapshot
 from recycle.runtime.checkpoint.tensor_file import memory_of
-from recycle.runtime.transport.gloo import GlooLinks, LinksBroken
+from recycle.runtime.transport.gloo import GlooTransport, TransportBroken
 
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _HEAD, _BODY = 0, 1
 _LENGTH_BYTES, _DIGEST_BYTES = 8, 32
 
 
-def give(links: GlooLinks, to: Worker, module: nn.Module, optimizer: Optimizer) -> int:
+def send_state(links: GlooTransport, to: Worker, module: nn.Module, optimizer: Optimizer) -> int:
     """Send all that the stage holds; return how many bytes that was."""
-    snapshot = take(module, optimizer)
+    snapshot = take_snapshot(module, optimizer)
     tensors = [(name, value.contiguous()) for name, value in snapshot.tensors.items()]
     digest = hashlib.sha256()
     for _, value in tensors:
@@ -38,7 +38,7 @@ def give(links: GlooLinks, to: Worker, module: nn.Module, optimizer: Optimizer) 
     return len(body)
 
 
-def get(links: GlooLinks, source: Worker, module: nn.Module, optimizer: Optimizer) -> int:
+def receive_state(links: GlooTransport, source: Worker, module: nn.Module, optimizer: Optimizer) -> int:
     """Receive what a peer gives, and hold it from now on; return how many bytes that was."""
     opening = _bytes_of(links.receive_bytes(source, _LENGTH_BYTES + _DIGEST_BYTES, _HEAD))
     told = links.receive_bytes(source, int.from_bytes(opening[:_LENGTH_BYTES], "little"), _HEAD)
@@ -58,7 +58,7 @@ def get(links: GlooLinks, source: Worker, module: nn.Module, optimizer: Optimize
 
 def _refuse_changed(source: Worker, body: torch.Tensor, digest: bytes) -> None:
     if hashlib.sha256(memory_of(body)).digest() != digest:
-        raise LinksBroken(f"what came from {source} is not what it sent: its SHA-256 differs")
+        raise TransportBroken(f"what came from {source} is not what it sent: its SHA-256 differs")
 
 
 def _as_tensor(body: bytes) -> torch.Tensor:

@@ -12,30 +12,30 @@ from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.optimizer_step import Stepper
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.execute.executor import Executor, Reached
-from recycle.runtime.execute.row_program import Turn, make_turns
-from recycle.runtime.execute.stage_state import Footing
+from recycle.runtime.execute.row_program import Instruction, compile_rows
+from recycle.runtime.execute.stage_state import StageState
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.execute.warm_up import warm_ups
-from recycle.runtime.transport.gloo import Address, GlooLinks
-from recycle.runtime.worker.worker_spec import Kit
+from recycle.runtime.transport.gloo import GlooTransport, GroupView
+from recycle.runtime.worker.worker_spec import WorkerSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WorkerProgram:
     """A seat's part of a plan: its turns, how many of them are its warm-up, and whether stages step on their own."""
 
-    turns: Sequence[Turn]
+    turns: Sequence[Instruction]
     warm_up: int
     is_staggered: bool
 
 
-def part_of(plan: Plan, worker: Worker) -> Part:
+def worker_program(plan: Plan, worker: Worker) -> WorkerProgram:
     routes = Routes(plan)
     warm = warm_ups(plan, routes)
-    return Part(make_turns(plan, routes, warm)[worker], warm[worker], plan.problem.techniques.staggered)
+    return WorkerProgram(compile_rows(plan, routes, warm)[worker], warm[worker], plan.problem.techniques.staggered)
 
 
-def make_footing(kit: Kit, stage: int, num_steps: int = 0, device: torch.device | None = None) -> Footing:
+def make_stage_state(kit: WorkerSpec, stage: int, num_steps: int = 0, device: torch.device | None = None) -> StageState:
     """A stage as it is before the first step, on `device`."""
     settings = kit.settings
     module = kit.stages.make(stage).to(device)
@@ -43,15 +43,15 @@ def make_footing(kit: Kit, stage: int, num_steps: int = 0, device: torch.device 
     loss = kit.loss if stage == kit.shape.num_stages - 1 else None
     made = Stage(module, sums, stage, loss, autocast=settings.autocast, device=device)
     stepper = Stepper(made.parameters(), kit.make_optimizer, kit.schedule)
-    return Footing(made, stepper, kit.shape, kit.ties, settings.max_norm, num_steps)
+    return StageState(made, stepper, kit.shape, kit.ties, settings.max_norm, num_steps)
 
 
 def make_trainer(
-    kit: Kit,
-    part: Part,
-    address: Address,
-    footing: Footing,
-    links: GlooLinks,
+    kit: WorkerSpec,
+    part: WorkerProgram,
+    address: GroupView,
+    footing: StageState,
+    links: GlooTransport,
     reached: Reached = lambda iteration, what: None,
 ) -> Trainer:
     """The trainer of a worker in one epoch, on its footing."""

@@ -11,21 +11,21 @@ from recycle.core.events import failure_script as script
 from recycle.core.events import record
 from recycle.core.events.failure_script import RECOVERY, Action, Injection
 from recycle.runtime.execute.executor import now_us
-from recycle.runtime.execute.row_program import Turn
+from recycle.runtime.execute.row_program import Instruction
 
 # What the executor calls the moments that the script calls otherwise.
 _MOMENTS = {script.REDUCE: record.REDUCE, script.STEP: record.OPTIMIZER}
 
 
-class Injector:
+class FaultInjector:
     """One process's share of a script. What was done is not done again."""
 
     def __init__(self, injections: Sequence[Injection], deaths: Path | None) -> None:
         self._left = list(injections)
         self._deaths = deaths
-        self._turns: Sequence[Turn] = ()
+        self._turns: Sequence[Instruction] = ()
 
-    def play(self, turns: Sequence[Turn]) -> None:
+    def play(self, turns: Sequence[Instruction]) -> None:
         """These are the turns from now on: they say which op is the first, the last or the one in the middle."""
         self._turns = turns
 

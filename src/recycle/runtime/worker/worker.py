@@ -19,9 +19,20 @@ from typing import Any
 
 import torch
 
-from recycle.control.decide.messages import Begun, End, Go, Message, Pause, Renew, Share, Stop, Stopped, Welcome
+from recycle.control.decide.messages import (
+    ControlMessage,
+    EpochBegun,
+    EpochStopped,
+    JobEnded,
+    PauseAtBoundary,
+    RenewLease,
+    StartEpoch,
+    StopEpoch,
+    StoreEntry,
+    Welcome,
+)
 from recycle.control.net.client import Client
-from recycle.control.net.handshake import Door, TurnedAway
+from recycle.control.net.handshake import Endpoint, JoinRefused
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.events.failure_script import CHECKPOINT, Injection
@@ -29,37 +40,44 @@ from recycle.core.plans.plan import Plan
 from recycle.host.process_lifetime import end_with_parent
 from recycle.runtime.checkpoint import StageWriter, fetch_stage, load_stage
 from recycle.runtime.checkpoint.files import read_checkpoint, step_folder
-from recycle.runtime.compute.activation_memory import Meter
-from recycle.runtime.compute.optimizer_step import Verdict
+from recycle.runtime.compute.activation_memory import ActivationMeter
+from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.weight_digest import digest
-from recycle.runtime.coordinator.ledger.worker_reports import Applied, Finished, LastWords, Told, Undone, to_json
+from recycle.runtime.coordinator.ledger.worker_reports import (
+    IterationApplied,
+    StepUndone,
+    WorkerCrashed,
+    WorkerFinished,
+    WorkerReport,
+    report_to_json,
+)
 from recycle.runtime.execute.executor import Span, now_us
-from recycle.runtime.execute.row_program import Turn
-from recycle.runtime.execute.stage_state import Footing
+from recycle.runtime.execute.row_program import Instruction
+from recycle.runtime.execute.stage_state import StageState
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.transport import state_transfer as transfer
-from recycle.runtime.transport.gloo import Address, GlooLinks, LinksBroken
+from recycle.runtime.transport.gloo import GlooTransport, GroupView, TransportBroken
 from recycle.runtime.transport.rendezvous import Rendezvous, made_in_time
-from recycle.runtime.transport.select import make_links
-from recycle.runtime.worker.epoch_setup import make_footing, make_trainer, part_of
-from recycle.runtime.worker.fault_injection import Injector
-from recycle.runtime.worker.worker_spec import Kit
+from recycle.runtime.transport.select import make_transport
+from recycle.runtime.worker.epoch_setup import make_stage_state, make_trainer, worker_program
+from recycle.runtime.worker.fault_injection import FaultInjector
+from recycle.runtime.worker.worker_spec import WorkerSpec
 
 _JOIN_S = 60.0
 _LAST_WORDS_S = 5.0
-MakeKit = Callable[[Mapping[str, Any]], Kit]
+MakeKit = Callable[[Mapping[str, Any]], WorkerSpec]
 """From what the coordinator says of the job to what a worker needs for it."""
 
 
-def work(packed: Path, door: Door, seat: str, injections: Sequence[Injection] = ()) -> None:
+def run_worker_process(packed: Path, door: Endpoint, seat: str, injections: Sequence[Injection] = ()) -> None:
     """Take part in a job to its end, as a process of a launcher. It ends with its parent whatever happens."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells everybody; the launcher ends its workers
     end_with_parent()
-    kit: Kit = pickle.loads(packed.read_bytes())
-    join(door, seat, lambda about: kit, injections)
+    kit: WorkerSpec = pickle.loads(packed.read_bytes())
+    join_job(door, seat, lambda about: kit, injections)
 
 
-def join(door: Door, seat: str, make_kit: MakeKit, injections: Sequence[Injection] = ()) -> None:
+def join_job(door: Endpoint, seat: str, make_kit: MakeKit, injections: Sequence[Injection] = ()) -> None:
     """Take part in a job to its end."""
     torch.set_num_threads(1)
     _Session(door, seat, make_kit, injections).run()
@@ -68,33 +86,33 @@ def join(door: Door, seat: str, make_kit: MakeKit, injections: Sequence[Injectio
 class _Session:
     """One process's part in a job."""
 
-    def __init__(self, door: Door, seat: str, make_kit: MakeKit, injections: Sequence[Injection]) -> None:
+    def __init__(self, door: Endpoint, seat: str, make_kit: MakeKit, injections: Sequence[Injection]) -> None:
         self._make_kit = make_kit
-        self._kit: Kit
-        self._inbox: SimpleQueue[Message | TurnedAway] = SimpleQueue()
+        self._kit: WorkerSpec
+        self._inbox: SimpleQueue[ControlMessage | JoinRefused] = SimpleQueue()
         self._lock = threading.Lock()
         self._rendezvous: Rendezvous | None = None
-        self._links: GlooLinks | None = None
+        self._links: GlooTransport | None = None
         self._trainer: Trainer | None = None
         self._epoch = self._over = self._paused = self._answered = -1
-        self._stopped: Stopped | None = None
-        self._finished: Finished | None = None
-        self._footing: Footing | None = None
+        self._stopped: EpochStopped | None = None
+        self._finished: WorkerFinished | None = None
+        self._footing: StageState | None = None
         self._has_state = False
         self._seat = Worker.parse(seat) if seat else None
         self._saves = False
         self._writer: StageWriter | None = None
         self._injections = injections
-        self._injector: Injector
-        self._client = Client(door, seat, self._hear, lambda reason: self._inbox.put(TurnedAway(reason)), self._pulse)
+        self._injector: FaultInjector
+        self._client = Client(door, seat, self._hear, lambda reason: self._inbox.put(JoinRefused(reason)), self._pulse)
 
     def run(self) -> None:
         try:
             welcome = self._join()
             self._kit = self._kit_for(welcome)
-            self._injector = Injector(self._injections, self._kit.deaths)
+            self._injector = FaultInjector(self._injections, self._kit.deaths)
             self._follow()
-        except TurnedAway as problem:
+        except JoinRefused as problem:
             raise SystemExit(f"this worker was turned away: {problem}") from None
         except UserError as problem:
             self._say(str(problem), problem)
@@ -107,17 +125,17 @@ class _Session:
         try:
             return self._client.join(_JOIN_S)
         except OSError as problem:
-            raise TurnedAway(f"nobody answers there ({problem.strerror or problem}): start the coordinator first") from None
+            raise JoinRefused(f"nobody answers there ({problem.strerror or problem}): start the coordinator first") from None
 
-    def _kit_for(self, welcome: Welcome) -> Kit:
+    def _kit_for(self, welcome: Welcome) -> WorkerSpec:
         try:
             return self._make_kit(welcome.about)
         except UserError as problem:  # of this machine, not of the job: others go on without it
-            raise TurnedAway(str(problem)) from None
+            raise JoinRefused(str(problem)) from None
 
     def _say(self, text: str, problem: UserError | None) -> None:
         """Last words."""
-        self._tell(LastWords(self._seat or Worker(0, 0), now_us(), text, problem))
+        self._tell(WorkerCrashed(self._seat or Worker(0, 0), now_us(), text, problem))
         self._client.wait_until_heard(_LAST_WORDS_S)
         raise SystemExit(1)
 
@@ -125,31 +143,31 @@ class _Session:
         """Do what the coordinator says, until it says that there is nothing more to do."""
         while True:
             match message := self._inbox.get():
-                case Go():
+                case StartEpoch():
                     self._play(message)
-                case Stop(epoch=epoch) if epoch > self._answered:
+                case StopEpoch(epoch=epoch) if epoch > self._answered:
                     self._answer(epoch, "it was asked to")
-                case End():
+                case JobEnded():
                     self._client.wait_until_heard(_LAST_WORDS_S)
                     return
-                case TurnedAway():
+                case JoinRefused():
                     raise message
 
     # The control thread.
 
-    def _hear(self, message: Message) -> None:
+    def _hear(self, message: ControlMessage) -> None:
         """Take in what the coordinator says."""
         match message:
-            case Go(epoch=epoch):
+            case StartEpoch(epoch=epoch):
                 with self._lock:
                     self._epoch = self._client.epoch = epoch
                     self._stopped = self._finished = None
-                    self._rendezvous = Rendezvous(lambda key, value: self._client.send(Share(epoch, key, value)))
+                    self._rendezvous = Rendezvous(lambda key, value: self._client.send(StoreEntry(epoch, key, value)))
                 self._inbox.put(message)
-            case Share(epoch=epoch) if epoch == self._epoch:
+            case StoreEntry(epoch=epoch) if epoch == self._epoch:
                 assert self._rendezvous is not None
                 self._rendezvous.hear(message.key, message.value)
-            case Pause(epoch=epoch):
+            case PauseAtBoundary(epoch=epoch):
                 with self._lock:
                     self._paused = max(self._paused, epoch)
                     if self._trainer is not None:
@@ -160,8 +178,8 @@ class _Session:
                 if self._stopped is not None:
                     self._client.send(self._stopped)
                 elif self._finished is not None:
-                    self._client.tell(to_json(self._finished))
-            case Stop(epoch=epoch):
+                    self._client.tell(report_to_json(self._finished))
+            case StopEpoch(epoch=epoch):
                 with self._lock:
                     self._over = max(self._over, epoch)
                     rendezvous, links = self._rendezvous, self._links
@@ -170,22 +188,22 @@ class _Session:
                 if links is not None:
                     links.abort()
                 self._inbox.put(message)
-            case End():
+            case JobEnded():
                 self._inbox.put(message)
             case _:
                 pass
 
-    def _pulse(self) -> Renew:
+    def _pulse(self) -> RenewLease:
         trainer, footing = self._trainer, self._footing
         since_us = trainer.executor.busy_since_us if trainer is not None else 0
-        return Renew(footing.num_steps if footing is not None else 0, now_us() - since_us if since_us else 0)
+        return RenewLease(footing.num_steps if footing is not None else 0, now_us() - since_us if since_us else 0)
 
     # The main thread.
 
-    def _tell(self, told: Told) -> None:
-        self._client.tell(to_json(told))
+    def _tell(self, told: WorkerReport) -> None:
+        self._client.tell(report_to_json(told))
 
-    def _play(self, go: Go) -> None:
+    def _play(self, go: StartEpoch) -> None:
         """One epoch, from settling what was before it to its end."""
         reason = "all paused"
         try:
@@ -195,15 +213,15 @@ class _Session:
             trainer = self._gather(go, address, plan)
             regrouped_us = now_us()
             self._copy_state(go)
-            trainer.executor.stage.meter = Meter(trainer.executor.stage.module)
-            self._client.send(Begun(go.epoch, now_us() - regrouped_us))
+            trainer.executor.stage.meter = ActivationMeter(trainer.executor.stage.module)
+            self._client.send(EpochBegun(go.epoch, now_us() - regrouped_us))
             with self._lock:
                 self._trainer = trainer
                 trainer.wants_pause = self._paused >= go.epoch
             if trainer.train(self._kit.settings.num_steps, self._applied):
                 self._finish(go, trainer)
                 return
-        except LinksBroken as problem:
+        except TransportBroken as problem:
             reason = str(problem)
         self._answer(go.epoch, reason)
 
@@ -219,15 +237,15 @@ class _Session:
             trainer.executor.begin_again()
         standing = self._footing.standing() if self._footing is not None and self._has_state else None
         if spans and standing is not None and self._seat is not None:
-            self._tell(Undone(self._seat, standing.num_steps, spans))
+            self._tell(StepUndone(self._seat, standing.num_steps, spans))
         stage = self._footing.stage.number if self._footing is not None else -1
-        self._stopped = Stopped(epoch, standing, reason, stage)
+        self._stopped = EpochStopped(epoch, standing, reason, stage)
         self._client.send(self._stopped)
         if links is not None:
             links.abort()  # so that nobody waits for this one
             links.close()
 
-    def _take_seat(self, go: Go) -> tuple[Address, Plan]:
+    def _take_seat(self, go: StartEpoch) -> tuple[GroupView, Plan]:
         """Stand where all go on, at the seat that the epoch has for this worker."""
         seats = {number: Worker.parse(seat) for seat, number in go.seats.items()}
         seat = seats[self._client.member]
@@ -243,22 +261,22 @@ class _Session:
         elif str(seat) not in go.sources:
             spans = self._footing.go_to(go.iteration, go.ballot, self._applied)
             if spans and self._seat is not None:
-                self._tell(Undone(self._seat, go.iteration, spans))
+                self._tell(StepUndone(self._seat, go.iteration, spans))
         self._seat = seat
         workers = sorted(seats.values())
         savers = [other for other in workers if other.stage == seat.stage and str(other) not in go.sources]
         self._saves = self._kit.saving is not None and seat == savers[0]
-        return Address(seat, workers, go.epoch), Plan.parse(go.plan)
+        return GroupView(seat, workers, go.epoch), Plan.parse(go.plan)
 
-    def _begin_at(self, stage: int, num_steps: int) -> Footing:
+    def _begin_at(self, stage: int, num_steps: int) -> StageState:
         """A stage as it is before the first step."""
         if self._kit.saving is not None:
             courier = self._kit.courier
             deliver = courier.bring if courier is not None else None
             self._writer = StageWriter(self._kit.saving.folder, stage, self._tell, deliver)
-        return make_footing(self._kit, stage, num_steps, self._device())
+        return make_stage_state(self._kit, stage, num_steps, self._device())
 
-    def _load(self, go: Go, stage: int) -> None:
+    def _load(self, go: StartEpoch, stage: int) -> None:
         """Load what a checkpoint has of the stage, if the epoch begins with one."""
         if go.checkpoint > 0:
             assert self._kit.saving is not None
@@ -271,10 +289,10 @@ class _Session:
             if self._kit.courier is not None:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _gather(self, go: Go, address: Address, plan: Plan) -> Trainer:
+    def _gather(self, go: StartEpoch, address: GroupView, plan: Plan) -> Trainer:
         """Find the others, and be ready to play with them."""
         assert self._footing is not None
-        part = part_of(plan, address.worker)
+        part = worker_program(plan, address.worker)
         with self._lock:
             self._refuse_over(go)
             rendezvous = self._rendezvous
@@ -286,29 +304,29 @@ class _Session:
         self._injector.play(part.turns)
         return make_trainer(self._kit, part, address, self._footing, links, self._injector.reached)
 
-    def _refuse_over(self, go: Go) -> None:
+    def _refuse_over(self, go: StartEpoch) -> None:
         if self._over >= go.epoch:
-            raise LinksBroken("the epoch was over before it began")
+            raise TransportBroken("the epoch was over before it began")
 
-    def _make_links(self, store: Rendezvous, address: Address, turns: Sequence[Turn]) -> GlooLinks:
-        return make_links(self._kit, store, address, turns, self._device(), self._client.own_address)
+    def _make_links(self, store: Rendezvous, address: GroupView, turns: Sequence[Instruction]) -> GlooTransport:
+        return make_transport(self._kit, store, address, turns, self._device(), self._client.own_address)
 
-    def _copy_state(self, go: Go) -> None:
+    def _copy_state(self, go: StartEpoch) -> None:
         """Give the state of the stage to whoever is to get it from here, or get it."""
         links, footing = self._links, self._footing
         assert links is not None
         assert footing is not None
         for taker, giver in sorted(go.sources.items()):
             if giver == str(self._seat):
-                transfer.give(links, Worker.parse(taker), footing.stage.module, footing.stepper.optimizer)
+                transfer.send_state(links, Worker.parse(taker), footing.stage.module, footing.stepper.optimizer)
             elif taker == str(self._seat):
-                transfer.get(links, Worker.parse(giver), footing.stage.module, footing.stepper.optimizer)
+                transfer.receive_state(links, Worker.parse(giver), footing.stage.module, footing.stepper.optimizer)
                 self._has_state = True
 
-    def _applied(self, iteration: int, losses: Mapping[int, float], spans: Sequence[Span], verdict: Verdict) -> None:
+    def _applied(self, iteration: int, losses: Mapping[int, float], spans: Sequence[Span], verdict: StepVerdict) -> None:
         """An iteration is applied for good."""
         assert self._seat is not None
-        self._tell(Applied(self._seat, iteration, losses, spans, verdict))
+        self._tell(IterationApplied(self._seat, iteration, losses, spans, verdict))
         saving, num_steps = self._kit.saving, self._kit.settings.num_steps
         if self._saves and saving is not None and saving.is_due(iteration + 1, num_steps):
             self._save(iteration + 1)
@@ -320,7 +338,7 @@ class _Session:
         footing, is_last = self._footing, num_steps == self._kit.settings.num_steps
         self._writer.save(num_steps, footing.stage.module, footing.stepper.optimizer, is_last=is_last)
 
-    def _finish(self, go: Go, trainer: Trainer) -> None:
+    def _finish(self, go: StartEpoch, trainer: Trainer) -> None:
         """All steps are done: say so, and stay, since somebody may still be lost."""
         assert self._seat is not None
         num_steps = self._kit.settings.num_steps
@@ -330,7 +348,7 @@ class _Session:
             self._writer.wait()
         module = trainer.executor.stage.module
         peak_bytes = _peak_bytes(self._kit.settings.device)
-        self._finished = Finished(self._seat, digest(module), peak_bytes, trainer.activation_bytes)
+        self._finished = WorkerFinished(self._seat, digest(module), peak_bytes, trainer.activation_bytes)
         self._tell(self._finished)
 
     def _device(self) -> torch.device:

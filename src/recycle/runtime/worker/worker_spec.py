@@ -9,18 +9,18 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from recycle.control.net.file_transfer import Courier
+from recycle.control.net.file_transfer import FileTransfer
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
 from recycle.runtime.compute.optimizer_step import MakeOptimizer, Schedule
 from recycle.runtime.compute.stage import Loss
 from recycle.runtime.compute.tied_parameters import Tie
-from recycle.runtime.execute.executor import Samples
-from recycle.runtime.job import Job, Saving, Settings
-from recycle.runtime.transport.gloo import Parcel
+from recycle.runtime.execute.executor import MicroBatchSource
+from recycle.runtime.job import CheckpointOptions, Job, TrainOptions
+from recycle.runtime.transport.gloo import TensorSpec
 
 
-class Stages(Protocol):
+class StageFactory(Protocol):
     """The modules of a job as they are before the first step."""
 
     def make(self, number: int) -> nn.Module:
@@ -39,7 +39,7 @@ class CopiedStages:
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
+class WorkerSpec:
     """A job as its workers see it. `deaths` is where a worker that is to be killed for a test says when.
 
     A worker that does not see the run's folder has a courier, and `saving` names a folder of its own: files rest there on their
@@ -47,24 +47,28 @@ class Kit:
     """
 
     shape: Shape
-    stages: Stages
-    parcels: Mapping[int, Parcel]
+    stages: StageFactory
+    parcels: Mapping[int, TensorSpec]
     ties: Sequence[Tie]
-    samples: Samples
+    samples: MicroBatchSource
     loss: Loss
     make_optimizer: MakeOptimizer
     schedule: Schedule
-    settings: Settings
-    saving: Saving | None = None
+    settings: TrainOptions
+    saving: CheckpointOptions | None = None
     deaths: Path | None = None
-    courier: Courier | None = None
+    courier: FileTransfer | None = None
 
 
-def kit_of(
-    job: Job, stages: Stages, parcels: Mapping[int, Parcel], saving: Saving | None = None, deaths: Path | None = None
-) -> Kit:
+def worker_spec(
+    job: Job,
+    stages: StageFactory,
+    parcels: Mapping[int, TensorSpec],
+    saving: CheckpointOptions | None = None,
+    deaths: Path | None = None,
+) -> WorkerSpec:
     """A job as its workers see it. `parcels` are the job's: whoever has found them need not find them again."""
-    return Kit(
+    return WorkerSpec(
         shape=job.plan.problem.shape,
         stages=stages,
         parcels=parcels,
@@ -79,7 +83,7 @@ def kit_of(
     )
 
 
-def packed(given: Any) -> bytes:
+def pickled(given: Any) -> bytes:
     """What a worker is given, in bytes: torch's own way between processes needs a file for every tensor, and shares them."""
     try:
         return pickle.dumps(given)

@@ -16,10 +16,10 @@ from recycle.core.events.trace import Trace, live_counts
 from recycle.core.release import source_digest
 from recycle.host.parallel_map import spread
 from recycle.sim.campaign.placement import events
-from recycle.sim.campaign.trace_simulation import follow
-from recycle.sim.job import Job
+from recycle.sim.campaign.trace_simulation import simulate_trace
+from recycle.sim.job import SimulatedJob
 from recycle.sim.systems.constants import Constants
-from recycle.sim.systems.registry import SYSTEMS, Setting, parse_systems
+from recycle.sim.systems.registry import SYSTEMS, SystemContext, parse_systems
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Case:
     """One system in one setting through one trace."""
 
     system: str
-    setting: Setting
+    setting: SystemContext
     trace: Trace
 
     @property
@@ -42,10 +42,10 @@ class Case:
 
 
 def simulate(
-    job: Job, trace: Trace, systems: str = "all", constants: Constants | None = None, folder: Path | None = None
+    job: SimulatedJob, trace: Trace, systems: str = "all", constants: Constants | None = None, folder: Path | None = None
 ) -> dict[str, list[Event]]:
     """Return the record of every system through `trace`; plans and answers are kept in `folder`, if there is one."""
-    setting = Setting(job, constants or Constants.for_model(job.model.num_parameters), folder)
+    setting = SystemContext(job, constants or Constants.for_model(job.model.num_parameters), folder)
     names = parse_systems(systems)
     return dict(zip(names, run([Case(name, setting, trace) for name in names]), strict=True))
 
@@ -79,7 +79,7 @@ def _prepare(cases: Sequence[Case]) -> None:
 def _run_one(case: Case) -> list[Event]:
     mtbf_us = case.trace.end_us // max(1, case.trace.num_outages)
     system = SYSTEMS[case.system](replace(case.setting, mtbf_us=mtbf_us))
-    record = follow(system, case.trace, case.setting.job.shape, case.setting.constants.ready_us)
+    record = simulate_trace(system, case.trace, case.setting.job.shape, case.setting.constants.ready_us)
     if case.path:
         write_record(case.path, record)
     return record

@@ -13,7 +13,7 @@ from recycle.core.events.trace import Change, Trace
 from recycle.sim.policy import Event, Members
 
 
-class Seats:
+class Placement:
     """Who sits where; `change` moves nodes in and out and says what became of the places."""
 
     def __init__(self, shape: Shape) -> None:
@@ -90,7 +90,7 @@ def effective(changes: Iterable[Change], ready_us: int) -> list[Change]:
 
 def events(trace: Trace, shape: Shape, ready_us: int) -> Iterator[Event]:
     """Yield first who is there from the start, then every change; what happens at one time is one event."""
-    seats, present = Seats(shape), set(trace.initial)
+    seats, present = Placement(shape), set(trace.initial)
     yield seats.change(0, (), trace.initial)
     for at_us, group in groupby(effective(trace.later, ready_us), key=lambda change: change.at_us):
         if at_us >= trace.end_us:

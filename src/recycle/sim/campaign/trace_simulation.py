@@ -10,10 +10,10 @@ from recycle.core.cluster import Shape
 from recycle.core.events.record import Changed, Event, Spell
 from recycle.core.events.trace import Trace
 from recycle.sim.campaign import placement as seats
-from recycle.sim.policy import DOWN, Loss, Pause, System, Verdict
+from recycle.sim.policy import DOWN, Loss, Pause, PolicyDecision, System
 
 
-def follow(system: System, trace: Trace, shape: Shape, ready_us: int = 0) -> list[Event]:
+def simulate_trace(system: System, trace: Trace, shape: Shape, ready_us: int = 0) -> list[Event]:
     """Return what `system` does from the start to the end of `trace`, every microsecond in one spell."""
     happenings = seats.events(trace, shape, ready_us)
     first = next(happenings)
@@ -46,7 +46,7 @@ class _Books:
         self.now_us = 0
         self.num_live = num_live
         self._regime = DOWN
-        self._next: Verdict | None = None  # takes over when the step in flight ends
+        self._next: PolicyDecision | None = None  # takes over when the step in flight ends
         self._why_down = ""
         self._pauses: list[Pause] = []
         self._in_step_us = 0
@@ -55,7 +55,7 @@ class _Books:
         self._safe: list[Spell] = []
         self._unsafe: list[Spell] = []
 
-    def obey(self, verdict: Verdict) -> None:
+    def obey(self, verdict: PolicyDecision) -> None:
         """Throw away what the verdict says is lost, and take up its pauses and its regime."""
         unfinished = self._pauses if verdict.keeps_unfinished else []
         self._pauses = [*verdict.pauses, *unfinished]
@@ -148,13 +148,13 @@ class _Books:
         self._unsafe = []
         self._steps_since_checkpoint = self._in_checkpoint_us = 0
 
-    def _roll_back(self, verdict: Verdict) -> None:
+    def _roll_back(self, verdict: PolicyDecision) -> None:
         cause = "dropped" if verdict.drops_samples else "rolled back"
         self._safe += [_wasted(spell, cause) for spell in self._unsafe]
         self._unsafe = []
         self._steps_since_checkpoint = 0
 
-    def _lose_step(self, verdict: Verdict) -> None:
+    def _lose_step(self, verdict: PolicyDecision) -> None:
         """Book the step in flight as thrown away, as many of its samples as it had time for."""
         if self._in_step_us:
             num_samples = self._regime.samples * self._in_step_us // self._regime.step_us
@@ -167,7 +167,7 @@ class _Books:
             self._in_checkpoint_us = 0
         self._next = None
 
-    def _take_up(self, verdict: Verdict) -> None:
+    def _take_up(self, verdict: PolicyDecision) -> None:
         if verdict.secures or verdict.regime.checkpoint_every == 0:
             self._secure()
         self._regime, self._why_down = verdict.regime, verdict.reason or "too few workers"

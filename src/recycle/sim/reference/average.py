@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 from recycle.core.errors import UserError
 from recycle.core.events.trace import Trace
-from recycle.sim.reference.run import ALL_QUIRKS, DEPTH, NO_QUIRKS, Kind, Quirks, Run
+from recycle.sim.reference.run import ALL_QUIRKS, DEPTH, NO_QUIRKS, Quirks, ReferenceRun, ReferenceSystem
 from recycle.sim.systems.bamboo import FATAL_US, SLOWDOWN, take_over, wants_rebalance
-from recycle.sim.systems.published_costs import COSTS, Costs
+from recycle.sim.systems.published_costs import COSTS, PublishedCosts
 
-__all__ = ["ALL_QUIRKS", "COSTS", "NO_QUIRKS", "Costs", "Quirks", "reference_average"]
+__all__ = ["ALL_QUIRKS", "COSTS", "NO_QUIRKS", "PublishedCosts", "Quirks", "reference_average"]
 
 CHECKPOINT_EVERY = 10
 
@@ -36,10 +36,10 @@ def reference_average(system: str, model: str, table: Sequence[float], trace: Tr
     return _RUNS[system](COSTS[model], table, trace, quirks).average() if table else 0.0
 
 
-class _Oobleck(Run):
+class _Oobleck(ReferenceRun):
     """Every removal is a meeting, and nothing else ever is."""
 
-    def pause_ms(self, kind: Kind) -> int:
+    def pause_ms(self, kind: ReferenceSystem) -> int:
         return self.costs.reconfigure_ms
 
     def lose(self, at_ms: int, node: str) -> None:
@@ -47,20 +47,20 @@ class _Oobleck(Run):
 
     def finish_step(self, at_ms: int) -> None:
         self.credit(at_ms)
-        self.enter(at_ms + self.step_ms, Kind.STEP_ENDS)
+        self.enter(at_ms + self.step_ms, ReferenceSystem.STEP_ENDS)
 
 
-class _Varuna(Run):
+class _Varuna(ReferenceRun):
     """Every removal rolls back to the last whole checkpoint, and is a meeting. A torn checkpoint costs the last ten steps."""
 
-    def __init__(self, costs: Costs, table: Sequence[float], trace: Trace, quirks: Quirks) -> None:
+    def __init__(self, costs: PublishedCosts, table: Sequence[float], trace: Trace, quirks: Quirks) -> None:
         super().__init__(costs, table, trace, quirks)
         self.saved_ms = 0
         self.num_steps = 0
         self.has_lost = False
         self.last_row: int | None = None  # of the configuration that is left
 
-    def pause_ms(self, kind: Kind) -> int:
+    def pause_ms(self, kind: ReferenceSystem) -> int:
         by_nodes = self.costs is COSTS["bert-large"] and self.quirks.restart_by_nodes and self.last_row is not None
         restart_ms = _bert_restart_ms(self.last_row or 0) if by_nodes else self.costs.restart_ms
         return restart_ms - self.costs.checkpoint_ms
@@ -82,12 +82,12 @@ class _Varuna(Run):
             self.has_lost = False
             self.last_ms = at_ms = at_ms + self.costs.checkpoint_ms
             self.checkpoint(at_ms)
-        self.enter(at_ms + self.step_ms, Kind.STEP_ENDS)
+        self.enter(at_ms + self.step_ms, ReferenceSystem.STEP_ENDS)
 
     def checkpoint(self, at_ms: int) -> None:
         """Write a checkpoint that is paid for at `at_ms`; whether it will be torn is looked up in what is to happen."""
         complete_ms = at_ms + self.costs.checkpoint_ms if self.quirks.late_checkpoint else at_ms
-        self.enter(complete_ms, Kind.CHECKPOINT_ENDS)
+        self.enter(complete_ms, ReferenceSystem.CHECKPOINT_ENDS)
         if self.is_torn(complete_ms):
             self.num_steps = max(0, self.num_steps - CHECKPOINT_EVERY)
             self.take_back(max(0, len(self.starts) - CHECKPOINT_EVERY))
@@ -96,10 +96,10 @@ class _Varuna(Run):
 
     def is_torn(self, complete_ms: int) -> bool:
         if not self.quirks.array_scan:
-            return any(entry.kind == Kind.REMOVE and entry.at_ms < complete_ms for entry in self.heap)
+            return any(entry.kind == ReferenceSystem.REMOVE and entry.at_ms < complete_ms for entry in self.heap)
         heapq.heapify(self.heap)
         kinds = [entry.kind for entry in self.heap]
-        return Kind.REMOVE in kinds[: kinds.index(Kind.CHECKPOINT_ENDS)]
+        return ReferenceSystem.REMOVE in kinds[: kinds.index(ReferenceSystem.CHECKPOINT_ENDS)]
 
 
 def _bert_restart_ms(row: int) -> int:
@@ -107,17 +107,17 @@ def _bert_restart_ms(row: int) -> int:
     return (71_300, 67_600, 67_600, 49_100)[row] if row < 4 else 112_000 - 3_700 * (row - 4)
 
 
-class _Bamboo(Run):
+class _Bamboo(ReferenceRun):
     """A predecessor takes over; steps are slower until the next meeting, which follows a step if the pipelines ask for it."""
 
-    def __init__(self, costs: Costs, table: Sequence[float], trace: Trace, quirks: Quirks) -> None:
+    def __init__(self, costs: PublishedCosts, table: Sequence[float], trace: Trace, quirks: Quirks) -> None:
         super().__init__(costs, table, trace, quirks)
         self.pipelines: list[tuple[str, ...]] = []  # who holds each stage; "" if nobody does after a fatal loss
         self.is_slow = False
         self.hit_ms: int | None = None  # when the step under way became slow
 
-    def pause_ms(self, kind: Kind) -> int:
-        return self.costs.rebalance_ms if kind == Kind.REBALANCE_ENDS else FATAL_US // 1000
+    def pause_ms(self, kind: ReferenceSystem) -> int:
+        return self.costs.rebalance_ms if kind == ReferenceSystem.REBALANCE_ENDS else FATAL_US // 1000
 
     def seat(self, guests: list[str]) -> None:
         self.is_slow, self.hit_ms = False, None
@@ -141,13 +141,13 @@ class _Bamboo(Run):
     def finish_step(self, at_ms: int) -> None:
         if self.hit_ms is not None:  # the rest of this step was slower
             late_ms, self.hit_ms = int((at_ms - self.hit_ms) * (SLOWDOWN - 1)), None
-            self.enter(at_ms + late_ms, Kind.STEP_ENDS)
+            self.enter(at_ms + late_ms, ReferenceSystem.STEP_ENDS)
             return
         self.credit(at_ms)
         if wants_rebalance(self.num_pipelines, DEPTH, self.num_overloaded, self.num_spare):
-            self.meet(at_ms, Kind.REBALANCE_ENDS)
+            self.meet(at_ms, ReferenceSystem.REBALANCE_ENDS)
         else:
-            self.enter(at_ms + self.step_ms, Kind.STEP_ENDS)
+            self.enter(at_ms + self.step_ms, ReferenceSystem.STEP_ENDS)
 
     @property
     def num_overloaded(self) -> int:
@@ -155,4 +155,4 @@ class _Bamboo(Run):
         return sum(number > 1 for number in held.values())
 
 
-_RUNS: dict[str, type[Run]] = {"oobleck": _Oobleck, "varuna": _Varuna, "bamboo": _Bamboo}
+_RUNS: dict[str, type[ReferenceRun]] = {"oobleck": _Oobleck, "varuna": _Varuna, "bamboo": _Bamboo}

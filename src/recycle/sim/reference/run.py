@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from recycle.core.events.trace import Trace
-from recycle.sim.systems.published_costs import Costs
+from recycle.sim.systems.published_costs import PublishedCosts
 
 DEPTH = 12
 READY_MS = 45_000
@@ -47,7 +47,7 @@ ALL_QUIRKS = Quirks()
 NO_QUIRKS = Quirks(*[False] * 9)
 
 
-class Kind(IntEnum):
+class ReferenceSystem(IntEnum):
     """What happens, in the order in which it does at one time."""
 
     ADD = 0
@@ -59,18 +59,18 @@ class Kind(IntEnum):
     CHECKPOINT_ENDS = 6
 
 
-_ENDS_OF_PAUSES = (Kind.MEETING_ENDS, Kind.REBALANCE_ENDS)
+_ENDS_OF_PAUSES = (ReferenceSystem.MEETING_ENDS, ReferenceSystem.REBALANCE_ENDS)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ReferenceEntry:
     """Something that will happen, to a node or in a configuration. Only `key` is compared: time, kind, number if ties matter."""
 
     key: tuple[int, ...]
     node: str = ""
     configuration: int = 0
 
-    def __lt__(self, other: "Entry") -> bool:
+    def __lt__(self, other: "ReferenceEntry") -> bool:
         return self.key < other.key
 
     @property
@@ -82,18 +82,18 @@ class Entry:
         return self.key[1]
 
 
-class Run:
+class ReferenceRun:
     """What the three systems share: who is there, the meetings that make a configuration of them, and the steps done.
 
     A system says what a loss and a step's end do, and how long a pause is.
     """
 
-    def __init__(self, costs: Costs, table: Sequence[float], trace: Trace, quirks: Quirks) -> None:
+    def __init__(self, costs: PublishedCosts, table: Sequence[float], trace: Trace, quirks: Quirks) -> None:
         self.costs, self.table, self.quirks = costs, table, quirks
-        self.heap: list[Entry] = []
+        self.heap: list[ReferenceEntry] = []
         self.num_entries = self.configuration = 0
         for change in trace.changes:
-            self.enter(change.at_us // 1000, Kind.ADD if change.joins else Kind.REMOVE, change.node)
+            self.enter(change.at_us // 1000, ReferenceSystem.ADD if change.joins else ReferenceSystem.REMOVE, change.node)
         heapq.heapify(self.heap)  # changes nothing but the order of ties
         self.end_ms = trace.end_us // 1000
         self.is_ready: dict[str, bool] = {}
@@ -106,7 +106,7 @@ class Run:
         self.is_credited: list[bool] = []
         self.last_step_ms = 0
 
-    def pause_ms(self, kind: Kind) -> int:
+    def pause_ms(self, kind: ReferenceSystem) -> int:
         raise NotImplementedError
 
     def lose(self, at_ms: int, node: str) -> None:
@@ -125,25 +125,25 @@ class Run:
         span_ms = self.last_step_ms - (self.first_ms or 0) if self.quirks.last_step_clock else self.end_ms
         return 1000 * self.costs.samples * sum(self.is_credited) / span_ms if self.starts else 0.0
 
-    def happen(self, entry: Entry) -> None:
+    def happen(self, entry: ReferenceEntry) -> None:
         at_ms, node = entry.at_ms, entry.node
-        if entry.kind == Kind.ADD:
+        if entry.kind == ReferenceSystem.ADD:
             self.is_ready[node] = False
-            self.enter(at_ms + READY_MS, Kind.READY, node)
-        elif entry.kind == Kind.REMOVE:
+            self.enter(at_ms + READY_MS, ReferenceSystem.READY, node)
+        elif entry.kind == ReferenceSystem.REMOVE:
             self.is_ready.pop(node, None)
             self.lose(at_ms, node)
-        elif entry.kind == Kind.READY and node in self.is_ready:
+        elif entry.kind == ReferenceSystem.READY and node in self.is_ready:
             self.welcome(at_ms, node)
         elif entry.kind in _ENDS_OF_PAUSES:
-            self.form(at_ms, Kind(entry.kind))
-        elif entry.kind == Kind.STEP_ENDS and entry.configuration == self.configuration:
+            self.form(at_ms, ReferenceSystem(entry.kind))
+        elif entry.kind == ReferenceSystem.STEP_ENDS and entry.configuration == self.configuration:
             self.finish_step(at_ms)
 
-    def enter(self, at_ms: int, kind: Kind, node: str = "") -> None:
+    def enter(self, at_ms: int, kind: ReferenceSystem, node: str = "") -> None:
         self.num_entries += 1
         key = (at_ms, kind) if self.quirks.unstable_ties else (at_ms, kind, self.num_entries)
-        heapq.heappush(self.heap, Entry(key, node, self.configuration))
+        heapq.heappush(self.heap, ReferenceEntry(key, node, self.configuration))
 
     def welcome(self, at_ms: int, node: str) -> None:
         """A node is ready: it starts a meeting, takes part in the present one, or is spare."""
@@ -155,7 +155,7 @@ class Run:
         else:
             self.num_spare += 1
 
-    def meet(self, at_ms: int, kind: Kind = Kind.MEETING_ENDS) -> None:
+    def meet(self, at_ms: int, kind: ReferenceSystem = ReferenceSystem.MEETING_ENDS) -> None:
         """Begin a pause, at whose end those who are there now, or are ready by then, form a configuration."""
         self.status, self.guests = "meeting", [node for node, is_ready in self.is_ready.items() if is_ready]
         if not self.quirks.surplus_stop:
@@ -165,7 +165,7 @@ class Run:
             self.configuration += 1
         self.enter(at_ms + self.pause_ms(kind), kind)
 
-    def form(self, at_ms: int, kind: Kind) -> None:
+    def form(self, at_ms: int, kind: ReferenceSystem) -> None:
         """End a pause: train with as many pipelines as the guests make, or stop; meet again if one of them has left."""
         if any(node not in self.is_ready for node in self.guests):
             self.meet(at_ms, kind)
@@ -179,7 +179,7 @@ class Run:
             if self.first_ms is None:
                 self.first_ms = self.last_ms = at_ms
             self.step_ms = self.table_step_ms()
-            self.enter(at_ms + self.step_ms, Kind.STEP_ENDS)
+            self.enter(at_ms + self.step_ms, ReferenceSystem.STEP_ENDS)
 
     def seat(self, guests: list[str]) -> None:
         """Note who takes part in the new configuration."""

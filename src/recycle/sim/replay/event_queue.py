@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Clock(Generic[T]):
+class EventQueue(Generic[T]):
     """What is due when. Time goes on only by `next`, and never back."""
 
     __slots__ = ("_counter", "_heap", "now_us")

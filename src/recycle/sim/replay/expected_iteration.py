@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import Link, Profile
-from recycle.sim.replay.op_graph import Program, compile_plan
+from recycle.sim.replay.op_graph import OpGraph, compile_plan
 from recycle.sim.replay.replay import Conditions, replay_program
 from recycle.sim.replay.replay_result import Replay
 
@@ -70,7 +70,7 @@ def held_up(played: Replay, profile: Profile) -> NDArray[np.float64]:
     return held
 
 
-def _crowded(program: Program, profile: Profile) -> Program:
+def _crowded(program: OpGraph, profile: Profile) -> OpGraph:
     """The program with what ops take in the crowd that it makes itself, in its steady iterations."""
     factors, crowded = np.ones(program.num_ops), program
     for _ in range(_NUM_TURNS):
@@ -80,11 +80,11 @@ def _crowded(program: Program, profile: Profile) -> Program:
     return crowded
 
 
-def _played(program: Program) -> Replay:
+def _played(program: OpGraph) -> Replay:
     return replay_program(program, Conditions(_NUM_ITERATIONS, eager=True))
 
 
-def _uneven_us(program: Program, profile: Profile, seed: int) -> float:
+def _uneven_us(program: OpGraph, profile: Profile, seed: int) -> float:
     chance, periods_us = random.Random(seed), list[float]()
     for _ in range(_NUM_PLAYS):
         slow = {row.worker: chance.choice(profile.factors) for row in program.plan.rows}

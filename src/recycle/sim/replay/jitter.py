@@ -7,12 +7,12 @@ the number at its position. So the same op takes the same time whatever else hap
 import numpy as np
 
 from recycle.core.cluster import Worker
-from recycle.sim.replay.op_graph import Ints, Program
+from recycle.sim.replay.op_graph import Ints, OpGraph
 
 _MOST_DEVIATIONS = 3.0
 
 
-def durations_us(program: Program, num_iterations: int, jitter: float, slow: dict[Worker, float], seed: int) -> Ints:
+def durations_us(program: OpGraph, num_iterations: int, jitter: float, slow: dict[Worker, float], seed: int) -> Ints:
     """Return the duration of every op in every iteration: at least 1 µs, exactly the profile's where nothing disturbs it."""
     known = np.tile(program.durations_us, (num_iterations, 1))
     for number, row in enumerate(program.plan.rows):

@@ -25,7 +25,7 @@ _CODES[[ord(kind.value) for kind in KINDS]] = range(len(KINDS))
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class OpGraph:
     """Ops are numbered row after row: row r holds `bounds[r]` to `bounds[r + 1]`. Arrays are by op unless they say otherwise."""
 
     plan: Plan
@@ -56,7 +56,7 @@ class Program:
         return Op(row.worker.stage, Kind(row.kinds[place]), microbatch_of(self.problem.shape, row.chains[place]))
 
 
-def compile_plan(plan: Plan) -> Program:
+def compile_plan(plan: Plan) -> OpGraph:
     """Return the program of `plan`; raise if no order of time could play it, because an op is missing, double or misplaced."""
     _refuse_strangers(plan)
     lengths = [len(row) for row in plan.rows]
@@ -66,7 +66,7 @@ def compile_plan(plan: Plan) -> Program:
     stages = range(plan.problem.shape.num_stages)
     costs = np.array([[plan.problem.duration_us(stage, kind) for kind in KINDS] for stage in stages], dtype=np.int64)
     targets, lags = _arrows(plan, row_of, stage_of, kinds)
-    return Program(
+    return OpGraph(
         plan=plan,
         bounds=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         row_of=row_of,

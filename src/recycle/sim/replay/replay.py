@@ -28,9 +28,9 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import stage_windows
-from recycle.sim.replay.event_queue import Clock
+from recycle.sim.replay.event_queue import EventQueue
 from recycle.sim.replay.jitter import durations_us
-from recycle.sim.replay.op_graph import ABSENT, Ints, Program, compile_plan
+from recycle.sim.replay.op_graph import ABSENT, Ints, OpGraph, compile_plan
 from recycle.sim.replay.replay_result import NOTHING, Replay, step_cause
 
 MOST_ITERATIONS = 1000
@@ -81,7 +81,7 @@ def replay(plan: Plan, conditions: Conditions | None = None, progress: Progress 
         raise UserError("the times of this replay outgrow the clock, 64 bits of µs: use smaller costs or factors") from None
 
 
-def replay_program(program: Program, conditions: Conditions, progress: Progress | None = None) -> Replay:
+def replay_program(program: OpGraph, conditions: Conditions, progress: Progress | None = None) -> Replay:
     """Play a plan that is compiled; its ops may take other times than the plan says."""
     return _Player(program, conditions, progress or (lambda _: None)).play()
 
@@ -105,10 +105,10 @@ class _Player:
     happen; `ends` holds its duration until it starts.
     """
 
-    def __init__(self, program: Program, conditions: Conditions, progress: Progress) -> None:
+    def __init__(self, program: OpGraph, conditions: Conditions, progress: Progress) -> None:
         problem, num, times = program.problem, program.num_ops, conditions.num_iterations
         self.program, self.conditions, self.progress = program, conditions, progress
-        self.clock: Clock[int] = Clock()
+        self.clock: EventQueue[int] = EventQueue()
         self.durations = durations_us(program, times, conditions.jitter, dict(conditions.slow), conditions.seed)
         self.ready, self.causes = array("q", bytes(8 * num * times)), array("q", bytes(8 * num * times))
         self.ends = array("q", self.durations.tobytes())
@@ -224,7 +224,7 @@ class _Player:
         )
 
 
-def _first_ops(program: Program, stage: int) -> list[int]:
+def _first_ops(program: OpGraph, stage: int) -> list[int]:
     return [int(program.bounds[row]) for row in program.rows_of_stage(stage) if program.plan.rows[row].kinds]
 
 

@@ -9,7 +9,7 @@ from recycle.core.events.record import OpRan, Started
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import makespan_us, stage_windows
 from recycle.core.problem import Problem
-from recycle.sim.replay.op_graph import Ints, Program
+from recycle.sim.replay.op_graph import Ints, OpGraph
 
 NOTHING = -1  # an op that waited for nothing: the first of a row in the first iteration
 REDUCE, OPTIMIZER = "reduce", "optimizer"
@@ -23,7 +23,7 @@ class Replay:
     it a message, by `iteration * num_ops + op`; the step before its iteration, as `step_cause(stage)`; or NOTHING.
     """
 
-    program: Program
+    program: OpGraph
     ready_us: Ints  # when all was there that an op waited for; only the plan's clock may keep it from starting then
     starts_us: Ints
     ends_us: Ints

@@ -14,7 +14,7 @@ _PLENTY_BYTES = 10**15
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class TimeShares:
     """The time of one worker over all its windows; the four parts make up the whole."""
 
     worker: Worker
@@ -55,7 +55,7 @@ def _first_starts(played: Replay, stage: int) -> Ints:
     return earliest
 
 
-def shares(played: Replay) -> list[Share]:
+def shares(played: Replay) -> list[TimeShares]:
     """Return for each live worker where its time went, from the start of its first window to the end of its last."""
     windows, bounds = windows_us(played), played.program.bounds
     reduced = (played.reduce_ends_us - played.reduce_starts_us).sum(axis=0)
@@ -66,7 +66,7 @@ def shares(played: Replay) -> list[Share]:
         busy = int((played.ends_us[:, ops] - played.starts_us[:, ops]).sum())
         span = int(windows[-1, stage, 1] - windows[0, stage, 0])
         reduce_us, optimizer_us = int(reduced[stage]), int(stepped[stage])
-        made.append(Share(row.worker, busy, span - busy - reduce_us - optimizer_us, reduce_us, optimizer_us))
+        made.append(TimeShares(row.worker, busy, span - busy - reduce_us - optimizer_us, reduce_us, optimizer_us))
     return made
 
 

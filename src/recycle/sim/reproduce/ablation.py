@@ -4,8 +4,8 @@ from pathlib import Path
 
 from recycle.core.cluster import Shape
 from recycle.core.problem import Techniques
-from recycle.sim.iteration_times import Timings, one_f_one_b
-from recycle.sim.job import Job
+from recycle.sim.iteration_times import IterationTimes, one_f_one_b
+from recycle.sim.job import SimulatedJob
 from recycle.sim.reproduce.experiment import Bars, Result, Table
 from recycle.sim.reproduce.published_numbers import TABLE
 from recycle.sim.reproduce.throughput_table import GPU, NUM_MICROBATCHES, model_text
@@ -23,7 +23,9 @@ def ablation(folder: Path | None) -> Result:
     counts = range(1, MOST_FAILURES + 1)
     tables, panels, facts = [], [], {}
     for row in TABLE:
-        job = Job.of(model_text(row.model), GPU, Shape(row.num_pipelines, row.num_stages, NUM_MICROBATCHES // row.num_pipelines))
+        job = SimulatedJob.of(
+            model_text(row.model), GPU, Shape(row.num_pipelines, row.num_stages, NUM_MICROBATCHES // row.num_pipelines)
+        )
         base = one_f_one_b(job.problem(), folder)
         shares = {name: _shares(job, techniques, base.period_us, folder) for name, techniques in STEPS.items()}
         body = [[name, *(f"{share:.3f}" for share in values)] for name, values in shares.items()]
@@ -44,7 +46,7 @@ def ablation(folder: Path | None) -> Result:
     )
 
 
-def _shares(job: Job, techniques: Techniques, base_us: int, folder: Path | None) -> list[float]:
-    timings = Timings(job.problem(techniques), folder)
+def _shares(job: SimulatedJob, techniques: Techniques, base_us: int, folder: Path | None) -> list[float]:
+    timings = IterationTimes(job.problem(techniques), folder)
     timings.prepare(MOST_FAILURES)
     return [round(base_us / timings.normalized(count).period_us, 6) for count in range(1, MOST_FAILURES + 1)]

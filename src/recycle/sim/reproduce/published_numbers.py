@@ -7,7 +7,7 @@ INTERVALS_H = (6.0, 2.0, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PublishedRow:
     """A model: our reading of its shape on 32 workers, fault-free 1F1B, and each system by interval; None is out of memory."""
 
     model: str
@@ -18,15 +18,15 @@ class Row:
 
 
 TABLE = (
-    Row(
+    PublishedRow(
         "gpt3-medium",
         16,
         2,
         27.58,
         {"bamboo": (19.47, 18.98, 15.24), "oobleck": (27.26, 25.37, 19.47), "recycle": (27.27, 25.42, 22.27)},
     ),
-    Row("gpt3-3.35b", 8, 4, 14.87, {"bamboo": None, "oobleck": (14.55, 13.44, 9.78), "recycle": (14.59, 14.17, 12.63)}),
-    Row("gpt3-6.7b", 4, 8, 5.33, {"bamboo": None, "oobleck": (4.98, 4.65, 2.78), "recycle": (5.17, 4.85, 3.53)}),
+    PublishedRow("gpt3-3.35b", 8, 4, 14.87, {"bamboo": None, "oobleck": (14.55, 13.44, 9.78), "recycle": (14.59, 14.17, 12.63)}),
+    PublishedRow("gpt3-6.7b", 4, 8, 5.33, {"bamboo": None, "oobleck": (4.98, 4.65, 2.78), "recycle": (5.17, 4.85, 3.53)}),
 )
 
 PLANNER_SECONDS = 3600

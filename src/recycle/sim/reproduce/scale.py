@@ -8,11 +8,11 @@ from recycle.core.cluster import Shape
 from recycle.core.events.record import Spell
 from recycle.sim import failure_traces as failures
 from recycle.sim.campaign.campaign import Case, run
-from recycle.sim.job import Job
+from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import Members
 from recycle.sim.reproduce.experiment import Bars, Result, Table
 from recycle.sim.systems.constants import Constants
-from recycle.sim.systems.registry import SYSTEMS, Setting
+from recycle.sim.systems.registry import SYSTEMS, SystemContext
 
 GPU = "a100-80"
 TENSOR_PARALLEL = 8
@@ -22,7 +22,7 @@ STEADY = ("fault-scaled", "recycle", "oobleck", "replica-drop")
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ScaleCluster:
     """A model on so many GPUs, its global batch as in Megatron-LM's table, and two shapes: deep and wide."""
 
     model: str
@@ -32,10 +32,10 @@ class Cluster:
 
 
 CLUSTERS = (
-    Cluster("gpt-18.4b", 256, 1024, ((4, 8), (8, 4))),
-    Cluster("gpt-39.1b", 512, 1536, ((4, 16), (8, 8))),
-    Cluster("gpt-76.1b", 1024, 1792, ((4, 32), (16, 8))),
-    Cluster("gpt-145.6b", 1536, 2304, ((3, 64), (24, 8))),
+    ScaleCluster("gpt-18.4b", 256, 1024, ((4, 8), (8, 4))),
+    ScaleCluster("gpt-39.1b", 512, 1536, ((4, 16), (8, 8))),
+    ScaleCluster("gpt-76.1b", 1024, 1792, ((4, 32), (16, 8))),
+    ScaleCluster("gpt-145.6b", 1536, 2304, ((3, 64), (24, 8))),
 )
 MICROBATCH = 4
 
@@ -87,9 +87,9 @@ _ASSUMPTIONS = (
 )
 
 
-def _setting(model: str, gpu: str, shape: Shape, folder: Path | None) -> Setting:
-    job = Job.of(model, gpu, shape, TENSOR_PARALLEL)
-    return Setting(job, Constants.for_model(job.model.num_parameters), folder)
+def _setting(model: str, gpu: str, shape: Shape, folder: Path | None) -> SystemContext:
+    job = SimulatedJob.of(model, gpu, shape, TENSOR_PARALLEL)
+    return SystemContext(job, Constants.for_model(job.model.num_parameters), folder)
 
 
 def _steady(model: str, shape: Shape, folder: Path | None) -> dict[str, list[float]]:
@@ -101,7 +101,7 @@ def _steady(model: str, shape: Shape, folder: Path | None) -> dict[str, list[flo
     return {name: [round(_mean_rate(setting, name, count) / fault_free, 6) for count in counts] for name in STEADY}
 
 
-def _mean_rate(setting: Setting, name: str, num_dead: int) -> float:
+def _mean_rate(setting: SystemContext, name: str, num_dead: int) -> float:
     system = SYSTEMS[name](setting)
     rates = [system.begin(members).regime.samples_per_s for members in _draws(setting.job.shape, num_dead, NUM_SEEDS)]
     return mean(rates)

@@ -14,12 +14,12 @@ from recycle.core.events.record import Event, Spell
 from recycle.core.events.trace import Trace
 from recycle.host.parallel_map import spread
 from recycle.sim import failure_traces as failures
-from recycle.sim.campaign.trace_simulation import follow
-from recycle.sim.iteration_times import Timings, one_f_one_b
-from recycle.sim.job import Job
+from recycle.sim.campaign.trace_simulation import simulate_trace
+from recycle.sim.iteration_times import IterationTimes, one_f_one_b
+from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import Members, System
 from recycle.sim.reproduce.experiment import Bars, Result, Table
-from recycle.sim.reproduce.published_numbers import INTERVALS_H, TABLE, Row
+from recycle.sim.reproduce.published_numbers import INTERVALS_H, TABLE, PublishedRow
 from recycle.sim.systems.bamboo import Bamboo
 from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.oobleck.policy import Oobleck
@@ -60,7 +60,7 @@ class _Question:
     """One system and model, for all intervals and seeds: asked in one process, so that its plans are shared."""
 
     system: str
-    row: Row
+    row: PublishedRow
     folder: Path | None
 
 
@@ -82,16 +82,18 @@ def _ask(question: _Question) -> tuple[float, ...] | None:
     return tuple(mean(_throughput(system, job, trace) for trace in traces(job, hours)) for hours in INTERVALS_H)
 
 
-def calibrated(row: Row, folder: Path | None) -> Job:
+def calibrated(row: PublishedRow, folder: Path | None) -> SimulatedJob:
     """The model's job, stretched so that its fault-free 1F1B is as fast as published."""
-    job = Job.of(model_text(row.model), GPU, Shape(row.num_pipelines, row.num_stages, NUM_MICROBATCHES // row.num_pipelines))
+    job = SimulatedJob.of(
+        model_text(row.model), GPU, Shape(row.num_pipelines, row.num_stages, NUM_MICROBATCHES // row.num_pipelines)
+    )
     period_us = one_f_one_b(job.problem(), folder).period_us
     return job.with_scale(job.samples_per_step * 1e6 / row.fault_free / period_us)
 
 
-def make_system(name: str, job: Job, fault_free: float, folder: Path | None) -> System:
+def make_system(name: str, job: SimulatedJob, fault_free: float, folder: Path | None) -> System:
     """The system of this name, under the assumptions above."""
-    constants, timings = Constants.for_model(job.model.num_parameters), Timings(job.problem(), folder)
+    constants, timings = Constants.for_model(job.model.num_parameters), IterationTimes(job.problem(), folder)
     if name == "bamboo":
         return Bamboo(job, constants.bamboo.rebalance_us, constants.bamboo.fatal_us)
     if name == "oobleck":
@@ -112,14 +114,14 @@ def _as_fast_as(fault_free: float, system: Oobleck) -> Oobleck:
     return replace(system, job=system.job.with_scale(system.job.scale * own / fault_free))
 
 
-def traces(job: Job, hours: float) -> list[Trace]:
+def traces(job: SimulatedJob, hours: float) -> list[Trace]:
     nodes = failures.worker_names(job.shape.num_pipelines, job.shape.num_stages)
     end_us = RUN_HOURS * 3_600_000_000
     return [failures.every(nodes, round(hours * 3.6e9), end_us, seed) for seed in range(NUM_SEEDS)]
 
 
-def _throughput(system: System, job: Job, trace: Trace) -> float:
-    record: Sequence[Event] = follow(system, trace, job.shape)
+def _throughput(system: System, job: SimulatedJob, trace: Trace) -> float:
+    record: Sequence[Event] = simulate_trace(system, trace, job.shape)
     return sum(event.samples for event in record if isinstance(event, Spell)) * 1e6 / trace.end_us
 
 

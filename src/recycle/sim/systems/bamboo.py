@@ -32,9 +32,9 @@ from recycle.core.cluster import Worker
 from recycle.core.profile import Profile
 from recycle.core.units import format_bytes
 from recycle.planner.profiles.estimate import estimate
-from recycle.sim.job import BYTES_PER_PARAMETER, Job
+from recycle.sim.job import BYTES_PER_PARAMETER, SimulatedJob
 from recycle.sim.one_f_one_b import latencies_us, pipeline_us
-from recycle.sim.policy import DOWN, Event, Loss, Members, Regime, Verdict, pauses
+from recycle.sim.policy import DOWN, Event, Loss, Members, PolicyDecision, Regime, pauses
 
 FATAL_US = 30_000_000
 SLOWDOWN = 1.5
@@ -65,18 +65,18 @@ def wants_rebalance(num_pipelines: int, depth: int, num_overloaded: int, num_spa
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class PipelineCrew:
     """Who holds which stage of each pipeline, and who is spare. Nodes go by their place in the cluster."""
 
     pipelines: tuple[tuple[Worker, ...], ...]
     spares: tuple[Worker, ...]
 
     @staticmethod
-    def form(nodes: Sequence[Worker], depth: int) -> "Crew":
+    def form(nodes: Sequence[Worker], depth: int) -> "PipelineCrew":
         """Seat the nodes in order, as many whole pipelines as there are."""
         seated = len(nodes) // depth * depth
         pipelines = tuple(tuple(nodes[first : first + depth]) for first in range(0, seated, depth))
-        return Crew(pipelines, tuple(nodes[seated:]))
+        return PipelineCrew(pipelines, tuple(nodes[seated:]))
 
     @property
     def nodes(self) -> list[Worker]:
@@ -86,7 +86,7 @@ class Crew:
     def num_overloaded(self) -> int:
         return sum(len(pipeline) - len(set(pipeline)) for pipeline in self.pipelines)
 
-    def without(self, node: Worker) -> "Crew | None":
+    def without(self, node: Worker) -> "PipelineCrew | None":
         """The crew after the loss of `node`; None if that is fatal."""
         if node in self.spares:
             return replace(self, spares=tuple(spare for spare in self.spares if spare != node))
@@ -101,7 +101,7 @@ class Crew:
 class Bamboo:
     """State: the crew. `depth` is the number of stages of a pipeline, 1.5 times the shape's if not said."""
 
-    job: Job
+    job: SimulatedJob
     rebalance_us: int
     fatal_us: int = FATAL_US
     depth: int | None = None
@@ -123,34 +123,34 @@ class Bamboo:
     def is_out_of_memory(self) -> bool:
         return self.memory_bytes > self.job.gpu.memory_bytes
 
-    def begin(self, members: Members) -> Verdict:
-        return self._go_on(Crew.form(sorted(members.live), self.num_stages), members, (), Loss.NOTHING)
+    def begin(self, members: Members) -> PolicyDecision:
+        return self._go_on(PipelineCrew.form(sorted(members.live), self.num_stages), members, (), Loss.NOTHING)
 
-    def change(self, event: Event, state: Any) -> Verdict:
-        assert isinstance(state, Crew)
+    def change(self, event: Event, state: Any) -> PolicyDecision:
+        assert isinstance(state, PipelineCrew)
         before = len(state.pipelines)
         crew, is_fatal = _lose(state, event.left)
         crew = replace(crew, spares=(*crew.spares, *event.joined))
         loses = Loss.STEP if crew.pipelines != state.pipelines or is_fatal else Loss.NOTHING
-        again = Crew.form(crew.nodes, self.num_stages)
+        again = PipelineCrew.form(crew.nodes, self.num_stages)
         if is_fatal or (not before and again.pipelines):
             return self._go_on(again, event.members, (("rendezvous", self.fatal_us),), loses)
         if again.pipelines and wants_rebalance(before, self.num_stages, crew.num_overloaded, len(crew.spares)):
             return self._go_on(again, event.members, (("rebalance", self.rebalance_us),), loses)
         return self._go_on(crew, event.members, (), loses)
 
-    def _go_on(self, crew: Crew, members: Members, costs: tuple[tuple[str, int], ...], loses: Loss) -> Verdict:
+    def _go_on(self, crew: PipelineCrew, members: Members, costs: tuple[tuple[str, int], ...], loses: Loss) -> PolicyDecision:
         """Train with this crew after the pauses; without any, those of an earlier change are still sat out."""
         if self.is_out_of_memory:
             needs, has = format_bytes(self.memory_bytes), format_bytes(self.job.gpu.memory_bytes)
-            return Verdict(DOWN, reason=f"out of memory: two stages on a GPU take {needs}, but it has {has}", state=crew)
+            return PolicyDecision(DOWN, reason=f"out of memory: two stages on a GPU take {needs}, but it has {has}", state=crew)
         if not crew.pipelines:
             reason = f"{len(crew.spares)} nodes are too few for {self.num_stages} stages: the job waits"
-            return Verdict(DOWN, (), loses, reason, crew)
+            return PolicyDecision(DOWN, (), loses, reason, crew)
         reason = f"{len(crew.pipelines)} pipelines, {crew.num_overloaded} workers hold two stages, {len(crew.spares)} spare"
-        return Verdict(self._regime(crew, members), pauses(*costs), loses, reason, crew, keeps_unfinished=not costs)
+        return PolicyDecision(self._regime(crew, members), pauses(*costs), loses, reason, crew, keeps_unfinished=not costs)
 
-    def _regime(self, crew: Crew, members: Members) -> Regime:
+    def _regime(self, crew: PipelineCrew, members: Members) -> Regime:
         num_pipelines = len(crew.pipelines)
         profile = self.job.profile(self.num_stages)
         step_us = step_time_us(profile, -(-self.job.num_microbatches // num_pipelines), num_pipelines)
@@ -160,12 +160,12 @@ class Bamboo:
         return Regime(self.job.scaled_us(step_us), self.job.samples_per_step, busy_share)
 
 
-def _lose(crew: Crew, left: Sequence[Worker]) -> tuple[Crew, bool]:
+def _lose(crew: PipelineCrew, left: Sequence[Worker]) -> tuple[PipelineCrew, bool]:
     """The crew after these losses, one after the other, and whether one was fatal: then nobody has a seat any more."""
     for node in left:
         after = crew.without(node)
         if after is None:
-            return Crew((), tuple(other for other in crew.nodes if other not in left)), True
+            return PipelineCrew((), tuple(other for other in crew.nodes if other not in left)), True
         crew = after
     return crew, False
 
@@ -185,7 +185,7 @@ def step_time_us(profile: Profile, num_microbatches: int, num_pipelines: int) ->
 
 
 @lru_cache(maxsize=64)
-def _memory_bytes(job: Job, num_stages: int) -> int:
+def _memory_bytes(job: SimulatedJob, num_stages: int) -> int:
     """What the fullest GPU holds of its own stage and of the next one, each as if it ran that stage in 1F1B."""
     stages = estimate(job.model, job.gpu, num_stages, job.tensor_parallel, flash=False).stages
     held = [

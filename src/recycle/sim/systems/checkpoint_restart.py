@@ -9,9 +9,9 @@ filled changes nothing.
 from dataclasses import dataclass
 from typing import Any
 
-from recycle.sim.iteration_times import Timing
-from recycle.sim.job import Job
-from recycle.sim.policy import Event, Loss, Members, Regime, Verdict, pauses
+from recycle.sim.iteration_times import IterationTime
+from recycle.sim.job import SimulatedJob
+from recycle.sim.policy import Event, Loss, Members, PolicyDecision, Regime, pauses
 
 _WAITS = "the job waits until every place is filled again"
 
@@ -20,8 +20,8 @@ _WAITS = "the job waits until every place is filled again"
 class CheckpointRestart:
     """State: whether the job runs."""
 
-    job: Job
-    timing: Timing
+    job: SimulatedJob
+    timing: IterationTime
     checkpoint_every: int
     checkpoint_us: int
     restart_us: int
@@ -31,18 +31,18 @@ class CheckpointRestart:
     def name(self) -> str:
         return "checkpoint-restart-spare" if self.has_spares else "checkpoint-restart"
 
-    def begin(self, members: Members) -> Verdict:
+    def begin(self, members: Members) -> PolicyDecision:
         runs = self._can_run(members)
-        return Verdict(self._regime() if runs else self._waiting(), reason="" if runs else _WAITS, state=runs)
+        return PolicyDecision(self._regime() if runs else self._waiting(), reason="" if runs else _WAITS, state=runs)
 
-    def change(self, event: Event, state: Any) -> Verdict:
+    def change(self, event: Event, state: Any) -> PolicyDecision:
         runs = self._can_run(event.members)
         if not runs:
-            return Verdict(self._waiting(), (), Loss.SINCE_CHECKPOINT, _WAITS, False)
+            return PolicyDecision(self._waiting(), (), Loss.SINCE_CHECKPOINT, _WAITS, False)
         if not event.left and state:
-            return Verdict(self._regime(), (), Loss.NOTHING, "nothing changes", True, keeps_unfinished=True)
+            return PolicyDecision(self._regime(), (), Loss.NOTHING, "nothing changes", True, keeps_unfinished=True)
         restart = pauses(("restart", self.restart_us))
-        return Verdict(self._regime(), restart, Loss.SINCE_CHECKPOINT, "the job starts again from its checkpoint", True)
+        return PolicyDecision(self._regime(), restart, Loss.SINCE_CHECKPOINT, "the job starts again from its checkpoint", True)
 
     def _can_run(self, members: Members) -> bool:
         return self.has_spares or not members.failed

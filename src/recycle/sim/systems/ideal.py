@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from recycle.sim.iteration_times import Timing
-from recycle.sim.job import Job
-from recycle.sim.policy import DOWN, Event, Members, Regime, Verdict
+from recycle.sim.iteration_times import IterationTime
+from recycle.sim.job import SimulatedJob
+from recycle.sim.policy import DOWN, Event, Members, PolicyDecision, Regime
 
 # With a few workers an iteration takes long; one that began before others joined must not keep them waiting.
 _STEP_US = 10_000
@@ -21,19 +21,19 @@ _STEP_US = 10_000
 class Ideal:
     """The work of an iteration, spread evenly over the live workers."""
 
-    job: Job
-    timing: Timing
+    job: SimulatedJob
+    timing: IterationTime
     name: str = "ideal"
 
-    def begin(self, members: Members) -> Verdict:
+    def begin(self, members: Members) -> PolicyDecision:
         num_live = min(members.num_live, self.job.num_nodes)
         if not num_live:
-            return Verdict(DOWN)
+            return PolicyDecision(DOWN)
         sample_us = self.job.scale * self.timing.work_us / num_live / self.job.samples_per_step
         samples = min(self.job.samples_per_step, math.ceil(_STEP_US / sample_us))
-        return Verdict(Regime(max(1, int(samples * sample_us)), samples))
+        return PolicyDecision(Regime(max(1, int(samples * sample_us)), samples))
 
-    def change(self, event: Event, state: Any) -> Verdict:
+    def change(self, event: Event, state: Any) -> PolicyDecision:
         return self.begin(event.members)
 
 
@@ -41,16 +41,16 @@ class Ideal:
 class FaultScaled:
     """Fault-free 1F1B, slowed by the share of workers that are dead."""
 
-    job: Job
-    timing: Timing
+    job: SimulatedJob
+    timing: IterationTime
     name: str = "fault-scaled"
 
-    def begin(self, members: Members) -> Verdict:
+    def begin(self, members: Members) -> PolicyDecision:
         num_live = min(members.num_live, self.job.num_nodes)
         if not num_live:
-            return Verdict(DOWN)
+            return PolicyDecision(DOWN)
         step_us = self.job.scaled_us(self.timing.period_us * self.job.num_nodes / num_live)
-        return Verdict(Regime(step_us, self.job.samples_per_step, self.timing.busy_share(self.job.num_nodes)))
+        return PolicyDecision(Regime(step_us, self.job.samples_per_step, self.timing.busy_share(self.job.num_nodes)))
 
-    def change(self, event: Event, state: Any) -> Verdict:
+    def change(self, event: Event, state: Any) -> PolicyDecision:
         return self.begin(event.members)

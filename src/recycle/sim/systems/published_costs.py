@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class PublishedCosts:
     """What a model costs: samples of a step, and pauses in ms. `restart_ms` of Varuna includes a checkpoint."""
 
     samples: int
@@ -15,9 +15,9 @@ class Costs:
 
 
 COSTS = {
-    "bert-large": Costs(8192, 2_000, 76_000, 15_800, 76_000),
-    "gpt-2": Costs(1024, 2_000, 80_000, 11_500, 83_000),
-    "gpt-3-medium": Costs(819, 3_000, 100_000, 11_200, 78_700),
-    "gpt-3-2.7b": Costs(512, 6_000, 230_000, 50_000, 515_000),
-    "gpt-3-6.7b": Costs(1024, 10_000, 450_000, 120_000, 701_000),
+    "bert-large": PublishedCosts(8192, 2_000, 76_000, 15_800, 76_000),
+    "gpt-2": PublishedCosts(1024, 2_000, 80_000, 11_500, 83_000),
+    "gpt-3-medium": PublishedCosts(819, 3_000, 100_000, 11_200, 78_700),
+    "gpt-3-2.7b": PublishedCosts(512, 6_000, 230_000, 50_000, 515_000),
+    "gpt-3-6.7b": PublishedCosts(1024, 10_000, 450_000, 120_000, 701_000),
 }

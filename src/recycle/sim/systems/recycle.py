@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recycle.core.cluster import Worker
-from recycle.sim.iteration_times import Timing, Timings
-from recycle.sim.job import Job
-from recycle.sim.policy import Event, Loss, Members, Regime, Verdict, pauses
+from recycle.sim.iteration_times import IterationTime, IterationTimes
+from recycle.sim.job import SimulatedJob
+from recycle.sim.policy import Event, Loss, Members, PolicyDecision, Regime, pauses
 from recycle.sim.systems.constants import RecycleConstants
 
 
@@ -36,17 +36,17 @@ class _Holders:
 class Recycle:
     """State: who holds which stage. `fault_free`, if given, is what runs while nobody is dead, instead of the planner's plan."""
 
-    job: Job
-    timings: Timings
+    job: SimulatedJob
+    timings: IterationTimes
     costs: RecycleConstants
-    fault_free: Timing | None = None
+    fault_free: IterationTime | None = None
     name: str = "recycle"
 
-    def begin(self, members: Members) -> Verdict:
+    def begin(self, members: Members) -> PolicyDecision:
         holders = _Holders({worker: worker.stage for worker in members.live})
         return self._settle(holders, Loss.STEP, (), [])
 
-    def change(self, event: Event, state: Any) -> Verdict:
+    def change(self, event: Event, state: Any) -> PolicyDecision:
         assert isinstance(state, _Holders)
         kept = {worker: stage for worker, stage in state.stage_of.items() if worker not in event.left}
         joined = [worker for worker in event.joined if worker in event.members.live]
@@ -67,7 +67,7 @@ class Recycle:
         counts = holders.counts(self.job.shape.num_stages)
         return min(range(len(counts)), key=lambda stage: (counts[stage], stage != worker.stage, stage))
 
-    def _settle(self, holders: _Holders, loses: Loss, costs: tuple[tuple[str, int], ...], joined: list[Worker]) -> Verdict:
+    def _settle(self, holders: _Holders, loses: Loss, costs: tuple[tuple[str, int], ...], joined: list[Worker]) -> PolicyDecision:
         """Go on with these holders: choose the plan, move who must move, and load a checkpoint if a stage is lost."""
         shape = self.job.shape
         counts = holders.counts(shape.num_stages)
@@ -76,7 +76,9 @@ class Recycle:
         if num_live < shape.num_stages or (0 in counts and not self.costs.moves):
             reason = f"no worker is left at stage {counts.index(0)}: the job waits for a node"
             regime = Regime(0, 0, checkpoint_every=1)
-            return Verdict(regime, (), loses if not is_lost else Loss.SINCE_CHECKPOINT, reason, replace(holders, is_lost=True))
+            return PolicyDecision(
+                regime, (), loses if not is_lost else Loss.SINCE_CHECKPOINT, reason, replace(holders, is_lost=True)
+            )
         timing = self._timing(counts, num_live)
         copies = [holders.stage_of[worker] for worker in joined]
         if self.costs.moves:
@@ -86,12 +88,12 @@ class Recycle:
         if is_lost:
             restart = pauses(*costs, ("restart", self.costs.restart_us), ("refill", refill_us))
             reason = "a stage lost all its workers: everybody goes on from the last checkpoint"
-            return Verdict(regime, restart, Loss.SINCE_CHECKPOINT, reason, replace(holders, is_lost=False))
+            return PolicyDecision(regime, restart, Loss.SINCE_CHECKPOINT, reason, replace(holders, is_lost=False))
         wait = pauses(*costs, ("transfer", self._transfer_us(copies, counts)), ("refill", refill_us))
         reason = f"{shape.num_workers - num_live} dead, {len(copies)} copies of a stage's state"
-        return Verdict(regime, wait, loses, reason, holders, keeps_unfinished=loses is Loss.NOTHING)
+        return PolicyDecision(regime, wait, loses, reason, holders, keeps_unfinished=loses is Loss.NOTHING)
 
-    def _timing(self, counts: list[int], num_live: int) -> Timing:
+    def _timing(self, counts: list[int], num_live: int) -> IterationTime:
         num_failed = self.job.num_nodes - num_live
         if num_failed == 0 and self.fault_free:
             return self.fault_free
@@ -99,7 +101,7 @@ class Recycle:
             return self.timings.normalized(num_failed)
         return self.timings.as_is(tuple(self.job.shape.num_pipelines - count for count in counts))
 
-    def _regime(self, timing: Timing, num_live: int) -> Regime:
+    def _regime(self, timing: IterationTime, num_live: int) -> Regime:
         step_us = self.job.scaled_us(timing.period_us)
         every = max(1, self.costs.checkpoint_interval_us // step_us)
         return Regime(step_us, self.job.samples_per_step, timing.busy_share(num_live), every)

@@ -9,9 +9,9 @@ next step. Spare nodes fill empty places as they come.
 from dataclasses import dataclass
 from typing import Any
 
-from recycle.sim.iteration_times import Timing
-from recycle.sim.job import Job
-from recycle.sim.policy import DOWN, Event, Loss, Members, Regime, Verdict, pauses
+from recycle.sim.iteration_times import IterationTime
+from recycle.sim.job import SimulatedJob
+from recycle.sim.policy import DOWN, Event, Loss, Members, PolicyDecision, Regime, pauses
 
 _NONE_WHOLE = "every pipeline misses a worker: the job waits"
 
@@ -20,16 +20,16 @@ _NONE_WHOLE = "every pipeline misses a worker: the job waits"
 class ReplicaDrop:
     """State: the pipelines that train."""
 
-    job: Job
-    timing: Timing
+    job: SimulatedJob
+    timing: IterationTime
     reconfigure_us: int
     name: str = "replica-drop"
 
-    def begin(self, members: Members) -> Verdict:
+    def begin(self, members: Members) -> PolicyDecision:
         whole = self._whole_pipelines(members)
-        return Verdict(self._regime(len(whole)), reason="" if whole else _NONE_WHOLE, state=whole)
+        return PolicyDecision(self._regime(len(whole)), reason="" if whole else _NONE_WHOLE, state=whole)
 
-    def change(self, event: Event, state: Any) -> Verdict:
+    def change(self, event: Event, state: Any) -> PolicyDecision:
         before, whole = frozenset(state), self._whole_pipelines(event.members)
         # A pipeline that a spare makes whole at once, or another one instead, has lost its step all the same.
         hit = before & {worker.pipeline for worker in event.left}
@@ -37,11 +37,11 @@ class ReplicaDrop:
         wait = pauses(("reconfigure", self.reconfigure_us)) if whole else ()
         if hit:
             reason = f"{len(hit)} pipelines lost a worker, {len(whole)} go on" if whole else _NONE_WHOLE
-            return Verdict(regime, wait, Loss.STEP, reason, whole, drops_samples=True)
+            return PolicyDecision(regime, wait, Loss.STEP, reason, whole, drops_samples=True)
         if whole - before:
-            return Verdict(regime, wait, Loss.NOTHING, f"{len(whole - before)} pipelines are whole again", whole)
+            return PolicyDecision(regime, wait, Loss.NOTHING, f"{len(whole - before)} pipelines are whole again", whole)
         reason = "no pipeline that trains is touched" if whole else _NONE_WHOLE
-        return Verdict(regime, (), Loss.NOTHING, reason, whole, keeps_unfinished=True)
+        return PolicyDecision(regime, (), Loss.NOTHING, reason, whole, keeps_unfinished=True)
 
     def _whole_pipelines(self, members: Members) -> frozenset[int]:
         return frozenset(range(self.job.shape.num_pipelines)) - {worker.pipeline for worker in members.failed}

@@ -18,13 +18,13 @@ Assumptions, the peer at its best:
 from dataclasses import dataclass
 from typing import Any
 
-from recycle.sim.job import Job
+from recycle.sim.job import SimulatedJob
 from recycle.sim.one_f_one_b import latencies_us, most_bytes, pipeline_us
-from recycle.sim.policy import Event, Loss, Members, Regime, Verdict, pauses
+from recycle.sim.policy import Event, Loss, Members, PolicyDecision, Regime, pauses
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class VarunaLayout:
     """How the job is cut: so many pipelines of so many stages, and the step that this gives, before the job's scale."""
 
     num_pipelines: int
@@ -37,30 +37,30 @@ class Layout:
 class Varuna:
     """State: the layout that runs, None while the job waits."""
 
-    job: Job
+    job: SimulatedJob
     checkpoint_every: int
     checkpoint_us: int
     restart_us: int
     name: str = "varuna"
 
-    def begin(self, members: Members) -> Verdict:
+    def begin(self, members: Members) -> PolicyDecision:
         layout = best_layout(self.job, members.num_live)
-        return Verdict(self._regime(layout, members), reason=_reason(layout), state=layout)
+        return PolicyDecision(self._regime(layout, members), reason=_reason(layout), state=layout)
 
-    def change(self, event: Event, state: Any) -> Verdict:
-        assert state is None or isinstance(state, Layout)
+    def change(self, event: Event, state: Any) -> PolicyDecision:
+        assert state is None or isinstance(state, VarunaLayout)
         layout = best_layout(self.job, event.members.num_live)
         restart = pauses(("restart", self.restart_us)) if layout else ()
         if event.left:
-            return Verdict(self._regime(layout, event.members), restart, Loss.SINCE_CHECKPOINT, _reason(layout), layout)
+            return PolicyDecision(self._regime(layout, event.members), restart, Loss.SINCE_CHECKPOINT, _reason(layout), layout)
         if layout is None or (state is not None and layout.step_us >= state.step_us):
             kept = self._regime(state, event.members)
-            return Verdict(kept, (), Loss.NOTHING, "no layout is faster", state, keeps_unfinished=True)
+            return PolicyDecision(kept, (), Loss.NOTHING, "no layout is faster", state, keeps_unfinished=True)
         save = pauses(("checkpoint", self.checkpoint_us)) if state else ()
         regime = self._regime(layout, event.members)
-        return Verdict(regime, (*save, *restart), Loss.NOTHING, _reason(layout), layout, secures=state is not None)
+        return PolicyDecision(regime, (*save, *restart), Loss.NOTHING, _reason(layout), layout, secures=state is not None)
 
-    def _regime(self, layout: Layout | None, members: Members) -> Regime:
+    def _regime(self, layout: VarunaLayout | None, members: Members) -> Regime:
         if layout is None:
             return Regime(0, 0, checkpoint_every=self.checkpoint_every)
         busy_share = min(1.0, layout.work_us / (layout.step_us * members.num_live))
@@ -68,7 +68,7 @@ class Varuna:
         return Regime(step_us, self.job.samples_per_step, busy_share, self.checkpoint_every, self.checkpoint_us)
 
 
-def best_layout(job: Job, num_nodes: int) -> Layout | None:
+def best_layout(job: SimulatedJob, num_nodes: int) -> VarunaLayout | None:
     """Return the fastest way to cut `job` over so many nodes, None if no depth fits."""
     usable = min(num_nodes, job.num_nodes)
     layouts = [_layout(job, depth, usable // depth) for depth in depths(job.model.num_layers) if depth <= usable]
@@ -80,7 +80,7 @@ def depths(num_layers: int) -> list[int]:
     return [depth for depth in range(1, num_layers) if num_layers % depth == 0] or [1]
 
 
-def _layout(job: Job, num_stages: int, num_pipelines: int) -> Layout | None:
+def _layout(job: SimulatedJob, num_stages: int, num_pipelines: int) -> VarunaLayout | None:
     """The layout of this depth, None if a stage does not fit in a GPU's memory."""
     profile = job.profile(num_stages)
     num_microbatches = -(-job.num_microbatches // num_pipelines)
@@ -88,10 +88,10 @@ def _layout(job: Job, num_stages: int, num_pipelines: int) -> Layout | None:
         return None
     finish_us = max(profile.reduce_us(stage, num_pipelines) + cost.optimizer_us for stage, cost in enumerate(profile.stages))
     work_us = job.num_microbatches * sum(latencies_us(profile))
-    return Layout(num_pipelines, num_stages, pipeline_us(profile, num_microbatches) + finish_us, work_us)
+    return VarunaLayout(num_pipelines, num_stages, pipeline_us(profile, num_microbatches) + finish_us, work_us)
 
 
-def _reason(layout: Layout | None) -> str:
+def _reason(layout: VarunaLayout | None) -> str:
     if layout is None:
         return "no depth fits on so few nodes and in their memory: the job waits"
     return f"the job is cut into {layout.num_pipelines} pipelines of {layout.num_stages} stages"

@@ -12,7 +12,7 @@ from recycle.runtime.execute.executor import Span
 
 
 @dataclass(frozen=True, slots=True)
-class Redone:
+class LostOps:
     """What is done again after a recovery: `num_ops` ops that took `time_us`; `num_in_flight` of them were of no whole step."""
 
     num_ops: int
@@ -26,7 +26,7 @@ class _Step:
     num_ops: int
 
 
-class Redo:
+class LostWork:
     """Takes in steps and what becomes of them. All times are those of the record."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Redo:
         """When the last op that was undone ended."""
         return max((span.end_us for span in self._undone), default=0)
 
-    def settle(self, at_us: int, end_us: int, stepped_us: int, resumed_us: int) -> Redone:
+    def settle(self, at_us: int, end_us: int, stepped_us: int, resumed_us: int) -> LostOps:
         """Say what is done again because of what happened at `at_us`, once; ops that began after `end_us` are of another epoch.
 
         The last step ended at `stepped_us`. With a staggered optimizer ops of the next one ran before that, and count from when
@@ -71,4 +71,4 @@ class Redo:
         steps, self._rolled_back = self._rolled_back, []
         begun_us = stepped_us if steps else min([stepped_us, *(span.start_us for span in mine)])
         time_us = sum(step.took_us for step in steps) + max(0, at_us - max(begun_us, resumed_us))
-        return Redone(len(mine) + sum(step.num_ops for step in steps), time_us, len(mine))
+        return LostOps(len(mine) + sum(step.num_ops for step in steps), time_us, len(mine))

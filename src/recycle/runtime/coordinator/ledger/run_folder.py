@@ -28,14 +28,14 @@ from recycle.core.events.record import (
 )
 from recycle.core.files import refuse_unwritable, write_text
 from recycle.core.plans.plan import Plan, Row
-from recycle.runtime.checkpoint import Checkpoint, Checkpoints, latest
-from recycle.runtime.checkpoint.files import find, is_whole
+from recycle.runtime.checkpoint import Checkpoint, CheckpointFolder, latest
+from recycle.runtime.checkpoint.files import find_checkpoints, is_whole
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
-from recycle.runtime.job import Saving
+from recycle.runtime.job import CheckpointOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Plot:
+class RunFolderOptions:
     """Where a run is to be recorded and how often saved; under which name, with which texts beside it; anew, or going on."""
 
     folder: Path
@@ -46,8 +46,8 @@ class Plot:
     files: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def saving(self) -> Saving:
-        return Saving(self.folder / CHECKPOINTS, self.every, self.keep)
+    def saving(self) -> CheckpointOptions:
+        return CheckpointOptions(self.folder / CHECKPOINTS, self.every, self.keep)
 
 
 class RunFolder:
@@ -56,7 +56,9 @@ class RunFolder:
     `before` is what somebody else has written of this very run, None if nobody did.
     """
 
-    def __init__(self, plot: Plot, plan: Plan, fingerprint: Mapping[str, Any], num_steps: int, is_again: bool = False) -> None:
+    def __init__(
+        self, plot: RunFolderOptions, plan: Plan, fingerprint: Mapping[str, Any], num_steps: int, is_again: bool = False
+    ) -> None:
         """With `is_again`, somebody else was writing this very run, and is gone: nothing of it is lost."""
         folder, resume, name = plot.folder, plot.resume, plot.name
         refuse_unwritable(folder / SUMMARY)
@@ -84,10 +86,10 @@ class RunFolder:
                 before.append(Started("train", name))  # by another plan from here on
             self.gone_us = max((event.end_us for event in before if isinstance(event, Spell)), default=0)
             self.losses = _losses(before)
-        elif find(self.saving.folder):
+        elif find_checkpoints(self.saving.folder):
             raise FileProblem(f"{folder} holds the checkpoints of another run: resume it, or name another folder")
         # First, because it makes room: what an unfinished checkpoint left is removed.
-        self.checkpoints = Checkpoints(self.saving.folder, plan.problem.shape.num_stages, self.saving.keep, fingerprint)
+        self.checkpoints = CheckpointFolder(self.saving.folder, plan.problem.shape.num_stages, self.saving.keep, fingerprint)
         for file, text in {PLAN: plan.dumps(), **plot.files}.items():
             write_text(folder / file, text)
         self._record: RecordWriter | None = RecordWriter(folder / RECORD, before)
@@ -131,7 +133,7 @@ class RunFolder:
 
     def newest(self) -> int:
         """After how many steps the newest whole checkpoint was made; 0 if there is none, which is how training began."""
-        return next((num_steps for num_steps, folder in find(self.saving.folder).items() if is_whole(folder)), 0)
+        return next((num_steps for num_steps, folder in find_checkpoints(self.saving.folder).items() if is_whole(folder)), 0)
 
     def close(self, trained: Trained) -> str | None:
         """Write what the run came to; return a sentence if that fails."""

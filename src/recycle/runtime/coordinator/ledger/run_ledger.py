@@ -13,12 +13,12 @@ from recycle.core.cluster import Worker
 from recycle.core.events.record import OPTIMIZER, REDUCE, Changed, Event, Held, OpRan, Recovered, Saved, Spell, Stepped, Warned
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import StageProfile
-from recycle.runtime.checkpoint import Checkpoints, NotSaved, StageNotSaved, StageSaved, Whole
+from recycle.runtime.checkpoint import CheckpointComplete, CheckpointFolder, CheckpointIncomplete, StageNotSaved, StageSaved
 from recycle.runtime.compute.activation_memory import planned_peak_bytes
-from recycle.runtime.compute.optimizer_step import Verdict
+from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.weight_digest import whole_digest
-from recycle.runtime.coordinator.ledger.lost_work import Redo
-from recycle.runtime.coordinator.ledger.worker_reports import Applied, Finished, Told, Undone
+from recycle.runtime.coordinator.ledger.lost_work import LostWork
+from recycle.runtime.coordinator.ledger.worker_reports import IterationApplied, StepUndone, WorkerFinished, WorkerReport
 from recycle.runtime.execute.executor import Span, now_us
 
 
@@ -73,10 +73,10 @@ class _Page:
     tellers: set[Worker]
     losses: dict[int, float] = field(default_factory=dict)
     spans: dict[Worker, list[Span]] = field(default_factory=dict)
-    verdict: Verdict | None = None
+    verdict: StepVerdict | None = None
 
 
-class Books:
+class RunLedger:
     """Takes in what workers tell, and gives out events.
 
     The run began at `begin_us` of the clock; if it goes on from another, at `gone_us` of the record, with `losses` so far.
@@ -88,7 +88,7 @@ class Books:
         samples_per_step: int,
         profiles: Sequence[StageProfile],
         write: Callable[[Event], None],
-        checkpoints: Checkpoints | None = None,
+        checkpoints: CheckpointFolder | None = None,
         begin_us: int | None = None,
         gone_us: int = 0,
         losses: Iterable[float] = (),
@@ -105,7 +105,7 @@ class Books:
         self._first_us = 0
         self._has_started = False
         self._times_us: list[int] = []
-        self._redo = Redo()
+        self._redo = LostWork()
         self._waiting: list[StageSaved | StageNotSaved] = []
         self._planned_us: list[int] = []
         self._num_begun_again = 0
@@ -167,26 +167,26 @@ class Books:
         """How many steps are in the books, for good."""
         return len(self._losses)
 
-    def is_open(self, told: Told) -> bool:
+    def is_open(self, told: WorkerReport) -> bool:
         """Whether what was told waits for others to tell the same: until then it is not in the record."""
         match told:
-            case Applied():
+            case IterationApplied():
                 return told.iteration in self._pages
             case StageSaved() | StageNotSaved():
                 return told in self._waiting
         return False
 
-    def hear(self, told: Told) -> None:
+    def hear(self, told: WorkerReport) -> None:
         """Take in what one worker tells."""
         match told:
-            case Applied():
+            case IterationApplied():
                 self._turn_page(told)
-            case Undone():
+            case StepUndone():
                 spans = self._shifted(told.spans)
                 self._redo.undone(spans)
                 for span in spans:
                     self._write(OpRan(told.iteration, str(told.worker), span.label, span.start_us, span.end_us, True))
-            case Finished(worker, _, peak, activations):
+            case WorkerFinished(worker, _, peak, activations):
                 self._write(Held(str(worker), peak, activations, self._planned_bytes(worker)))
             case StageSaved() | StageNotSaved():
                 self._save(told)
@@ -273,12 +273,12 @@ class Books:
             self._waiting.append(told)  # a slow peer has not told yet: a checkpoint is not ahead of the record
             return
         match self._checkpoints.hear(told):
-            case Whole(num_steps, folder, size_bytes):
+            case CheckpointComplete(num_steps, folder, size_bytes):
                 self._write(Saved(self.now_us(), num_steps, folder.name, size_bytes))
-            case NotSaved(num_steps, reason):
+            case CheckpointIncomplete(num_steps, reason):
                 self.warn(f"there is no checkpoint of {num_steps} steps, but training goes on: {reason}")
 
-    def _turn_page(self, told: Applied) -> None:
+    def _turn_page(self, told: IterationApplied) -> None:
         if told.iteration < len(self._losses):
             return  # told twice, because the coordinator was away when it was told first
         page = self._page(told.iteration)
@@ -306,7 +306,7 @@ class Books:
             for report in waiting:
                 self._save(report)
 
-    def _close(self, iteration: int, page: _Page, verdict: Verdict) -> None:
+    def _close(self, iteration: int, page: _Page, verdict: StepVerdict) -> None:
         """All workers have applied an iteration: write it down."""
         spans = [(worker, span) for worker in sorted(page.spans) for span in page.spans[worker]]
         for worker, span in spans:
@@ -332,7 +332,7 @@ class Books:
         self._resumed_us = self._start_us = at_us
         self._write(Spell(self._gone_us, at_us, "pause", "start", num_live=num_live))
 
-    def trained(self, num_steps: int, finished: Mapping[Worker, Finished]) -> Trained:
+    def trained(self, num_steps: int, finished: Mapping[Worker, WorkerFinished]) -> Trained:
         """What the run came to."""
         # The first iteration, in which all warm up, counts only if there is no other.
         iteration_us = round(median(self._times_us)) if self._times_us else self._first_us

@@ -8,23 +8,23 @@ from recycle.core import errors
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.runtime.checkpoint import StageNotSaved, StageSaved
-from recycle.runtime.compute.optimizer_step import Verdict
+from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.execute.executor import Span
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class IterationApplied:
     """A worker has applied an iteration for good: its losses by chain (last stage only), its spans, the verdict."""
 
     worker: Worker
     iteration: int
     losses: Mapping[int, float]
     spans: Sequence[Span]
-    verdict: Verdict
+    verdict: StepVerdict
 
 
 @dataclass(frozen=True, slots=True)
-class Undone:
+class StepUndone:
     """What a worker had run of an iteration when its epoch ended: it is done again."""
 
     worker: Worker
@@ -33,7 +33,7 @@ class Undone:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class WorkerFinished:
     """A worker has done all its steps: the digest of its weights, and what it held at most."""
 
     worker: Worker
@@ -43,7 +43,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class LastWords:
+class WorkerCrashed:
     """A worker cannot go on, and why: the error itself if it is one of the user's."""
 
     worker: Worker
@@ -52,20 +52,20 @@ class LastWords:
     problem: UserError | None = None
 
 
-Told = Applied | Undone | Finished | LastWords | StageSaved | StageNotSaved
+WorkerReport = IterationApplied | StepUndone | WorkerFinished | WorkerCrashed | StageSaved | StageNotSaved
 
 
-def to_json(told: Told) -> dict[str, Any]:
+def report_to_json(told: WorkerReport) -> dict[str, Any]:
     match told:
-        case Applied():
+        case IterationApplied():
             losses = [[chain, loss] for chain, loss in told.losses.items()]
             verdict = [told.verdict.norm, told.verdict.scale]
             return _named(told, iteration=told.iteration, losses=losses, spans=_spans(told.spans), verdict=verdict)
-        case Undone():
+        case StepUndone():
             return _named(told, iteration=told.iteration, spans=_spans(told.spans))
-        case Finished():
+        case WorkerFinished():
             return _named(told, digest=told.digest, peak_bytes=told.peak_bytes, activation_bytes=told.activation_bytes)
-        case LastWords():
+        case WorkerCrashed():
             problem = [type(told.problem).__name__, str(told.problem)] if told.problem is not None else None
             return _named(told, at_us=told.at_us, text=told.text, problem=problem)
         case StageSaved():
@@ -75,7 +75,7 @@ def to_json(told: Told) -> dict[str, Any]:
             return {"told": "not saved", "num_steps": told.num_steps, "stage": told.stage, "reason": told.reason}
 
 
-def from_json(body: Mapping[str, Any], clock_us: int = 0) -> Told:
+def report_from_json(body: Mapping[str, Any], clock_us: int = 0) -> WorkerReport:
     """What was told, by somebody whose clock is behind by `clock_us`.
 
     The sender has the job's token and our release, so that what is not whole is a mistake of ours.
@@ -90,16 +90,18 @@ def from_json(body: Mapping[str, Any], clock_us: int = 0) -> Told:
     match body["told"]:
         case "applied":
             losses = {int(chain): float(loss) for chain, loss in body["losses"]}
-            return Applied(worker, body["iteration"], losses, _read_spans(body["spans"], clock_us), Verdict(*body["verdict"]))
+            return IterationApplied(
+                worker, body["iteration"], losses, _read_spans(body["spans"], clock_us), StepVerdict(*body["verdict"])
+            )
         case "undone":
-            return Undone(worker, body["iteration"], _read_spans(body["spans"], clock_us))
+            return StepUndone(worker, body["iteration"], _read_spans(body["spans"], clock_us))
         case "finished":
-            return Finished(worker, **rest)
+            return WorkerFinished(worker, **rest)
         case _:
-            return LastWords(worker, body["at_us"] + clock_us, body["text"], _problem(body["problem"]))
+            return WorkerCrashed(worker, body["at_us"] + clock_us, body["text"], _problem(body["problem"]))
 
 
-def _named(told: Applied | Undone | Finished | LastWords, **fields: Any) -> dict[str, Any]:
+def _named(told: IterationApplied | StepUndone | WorkerFinished | WorkerCrashed, **fields: Any) -> dict[str, Any]:
     return {"told": type(told).__name__.lower(), "worker": str(told.worker), **fields}
 
 

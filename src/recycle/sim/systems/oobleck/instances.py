@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recycle.core.profile import Link
-from recycle.sim.job import Job
+from recycle.sim.job import SimulatedJob
 from recycle.sim.systems.oobleck.multisets import MOST_LAYOUTS, Counts, as_sizes, candidates, exchanges, num_pipelines
 from recycle.sim.systems.oobleck.templates import (
     Template,
@@ -30,7 +30,7 @@ _NUM_STARTS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class TemplateCosts:
     """What an iteration is made of, beside the templates: the batch, a micro-batch's work, the network and the optimizer."""
 
     num_microbatches: int
@@ -56,7 +56,7 @@ class Instances:
 
     templates: tuple[Template, ...]
     num_wanted: int
-    costs: Costs
+    costs: TemplateCosts
 
     @property
     def sizes(self) -> range:
@@ -161,21 +161,21 @@ def slowest_ns(pipelines: Sequence[tuple[int, int]], num_microbatches: int) -> i
 
 
 @lru_cache(maxsize=256)
-def instances(job: Job, faults: int) -> Instances:
+def instances(job: SimulatedJob, faults: int) -> Instances:
     """The templates of a job that shall bear so many faults, and its costs."""
     fewest = fewest_nodes(job.layers, job.gpu.memory_bytes)
     sizes = template_sizes(job.num_nodes, fewest, faults, len(job.layers))
     whole = job.profile(1).stages[0]
     chain_ns = sum(latency_ns(layer) for layer in job.layers)
-    costs = Costs(job.num_microbatches, chain_ns, job.gpu.inter_node, whole.optimizer_us / max(1, whole.gradient_bytes))
+    costs = TemplateCosts(job.num_microbatches, chain_ns, job.gpu.inter_node, whole.optimizer_us / max(1, whole.gradient_bytes))
     return Instances(templates(job.layers, sizes), bearable_faults(job.num_nodes, fewest, faults) + 1, costs)
 
 
 @lru_cache(maxsize=16384)
-def best_sizes(job: Job, faults: int, num_nodes: int) -> tuple[int, ...]:
+def best_sizes(job: SimulatedJob, faults: int, num_nodes: int) -> tuple[int, ...]:
     return instances(job, faults).best(num_nodes)
 
 
 @lru_cache(maxsize=16384)
-def iteration_us(job: Job, faults: int, sizes: tuple[int, ...]) -> float:
+def layout_iteration_us(job: SimulatedJob, faults: int, sizes: tuple[int, ...]) -> float:
     return instances(job, faults).iteration_us(sizes)

@@ -21,15 +21,15 @@ from typing import Any, Protocol
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
-from recycle.sim.job import Job
-from recycle.sim.policy import DOWN, Event, Loss, Members, Regime, Verdict, pauses
-from recycle.sim.systems.oobleck.instances import best_sizes, instances, iteration_us
+from recycle.sim.job import SimulatedJob
+from recycle.sim.policy import DOWN, Event, Loss, Members, PolicyDecision, Regime, pauses
+from recycle.sim.systems.oobleck.instances import best_sizes, instances, layout_iteration_us
 
 Pipelines = tuple[tuple[Worker, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class OobleckLayout:
     """Which nodes make up each pipeline, and which wait for the next reconfiguration. Without a pipeline the job is down."""
 
     pipelines: Pipelines
@@ -44,7 +44,7 @@ class Layout:
 class Oobleck:
     """State: the layout."""
 
-    job: Job
+    job: SimulatedJob
     reconfigure_us: int
     faults: int = 3
     reinstantiates: bool = False
@@ -54,10 +54,10 @@ class Oobleck:
         if self.faults < 0:
             raise UserError(f"oobleck shall bear {self.faults} faults, but it must be a whole number of at least 0")
 
-    def begin(self, members: Members) -> Verdict:
+    def begin(self, members: Members) -> PolicyDecision:
         return self._rules.begin(members)
 
-    def change(self, event: Event, state: Any) -> Verdict:
+    def change(self, event: Event, state: Any) -> PolicyDecision:
         return self._rules.change(event, state)
 
     @property
@@ -76,10 +76,10 @@ class OobleckByTable:
     reconfigure_us: int
     name: str = "oobleck"
 
-    def begin(self, members: Members) -> Verdict:
+    def begin(self, members: Members) -> PolicyDecision:
         return self._rules.begin(members)
 
-    def change(self, event: Event, state: Any) -> Verdict:
+    def change(self, event: Event, state: Any) -> PolicyDecision:
         return self._rules.change(event, state)
 
     @property
@@ -125,7 +125,7 @@ class _Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _FromTemplates:
-    job: Job
+    job: SimulatedJob
     faults: int
 
     @property
@@ -136,7 +136,7 @@ class _FromTemplates:
         return best_sizes(self.job, self.faults, num_nodes)
 
     def regime(self, sizes: tuple[int, ...], num_live: int) -> Regime:
-        step_us = iteration_us(self.job, self.faults, sizes)
+        step_us = layout_iteration_us(self.job, self.faults, sizes)
         work_us = instances(self.job, self.faults).costs.work_us
         return Regime(self.job.scaled_us(step_us), self.job.samples_per_step, min(1.0, work_us / (step_us * num_live)))
 
@@ -164,21 +164,21 @@ class _Rules:
     reconfigure_us: int
     reinstantiates: bool
 
-    def begin(self, members: Members) -> Verdict:
+    def begin(self, members: Members) -> PolicyDecision:
         layout, regime = self._settled(self._dealt(members.live), members)
-        return Verdict(regime, reason=_reason(layout), state=layout)
+        return PolicyDecision(regime, reason=_reason(layout), state=layout)
 
-    def change(self, event: Event, state: Any) -> Verdict:
-        assert isinstance(state, Layout)
+    def change(self, event: Event, state: Any) -> PolicyDecision:
+        assert isinstance(state, OobleckLayout)
         left = set(event.left)
         kept = tuple(tuple(node for node in pipeline if node not in left) for pipeline in state.pipelines)
         if kept and kept == state.pipelines:
             layout, regime = self._settled(kept, event.members)
             reason = f"no pipeline is touched, {len(layout.waiting)} nodes wait"
-            return Verdict(regime, (), Loss.NOTHING, reason, layout, keeps_unfinished=True)
+            return PolicyDecision(regime, (), Loss.NOTHING, reason, layout, keeps_unfinished=True)
         layout, regime = self._settled(self._reconfigured(kept, event.members.live), event.members)
         wait = () if regime.is_down else pauses(("reconfigure", self.reconfigure_us))
-        return Verdict(regime, wait, Loss.STEP, _reason(layout), layout)
+        return PolicyDecision(regime, wait, Loss.STEP, _reason(layout), layout)
 
     def _reconfigured(self, kept: Pipelines, live: frozenset[Worker]) -> Pipelines:
         """The pipelines after a failure, or after the job was down."""
@@ -191,18 +191,18 @@ class _Rules:
         nodes = iter(sorted(live))
         return tuple(tuple(next(nodes) for _ in range(size)) for size in self.source.best(len(live)))
 
-    def _settled(self, pipelines: Pipelines, members: Members) -> tuple[Layout, Regime]:
+    def _settled(self, pipelines: Pipelines, members: Members) -> tuple[OobleckLayout, Regime]:
         """The layout and the regime of these pipelines; where they cannot train, there are none, and every node waits."""
-        layout = Layout(pipelines, members.live - _nodes(pipelines))
+        layout = OobleckLayout(pipelines, members.live - _nodes(pipelines))
         regime = self.source.regime(layout.sizes, members.num_live) if pipelines else DOWN
-        return (Layout((), members.live), DOWN) if regime.is_down else (layout, regime)
+        return (OobleckLayout((), members.live), DOWN) if regime.is_down else (layout, regime)
 
 
 def _nodes(pipelines: Pipelines) -> frozenset[Worker]:
     return frozenset(node for pipeline in pipelines for node in pipeline)
 
 
-def _reason(layout: Layout) -> str:
+def _reason(layout: OobleckLayout) -> str:
     if not layout.pipelines:
         return "too few nodes for a pipeline"
     sizes = ", ".join(f"{number} of {size}" for size, number in Counter(layout.sizes).items())

@@ -54,7 +54,7 @@ def template_sizes(num_nodes: int, fewest: int, faults: int, num_layers: int) ->
 def templates(layers: Sequence[LayerCost], sizes: range) -> tuple[Template, ...]:
     """Return the template of each size."""
     latencies = tuple(latency_ns(layer) for layer in layers)
-    return tuple(_template(layers, latencies, cut(latencies, size)) for size in sizes)
+    return tuple(_template(layers, latencies, cut_layers(latencies, size)) for size in sizes)
 
 
 def latency_ns(layer: LayerCost) -> int:
@@ -75,7 +75,7 @@ def planned_time(stages: Sequence[int]) -> int:
 
 
 @lru_cache(maxsize=4096)
-def cut(latencies: tuple[int, ...], num_stages: int) -> tuple[int, ...]:
+def cut_layers(latencies: tuple[int, ...], num_stages: int) -> tuple[int, ...]:
     """Return how many layers each stage gets, at least one, so that `planned_time` is least.
 
     Once the last slowest stage is chosen (its layers, and its number k), the estimate is known, whatever the rest looks like. So
