@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.control.port import LEASE_S, PATIENCE_S, Guest, Post, num_open
+from tests.control.net.endpoint_harness import LEASE_S, PATIENCE_S, Guest, Post, num_open
 
 
 @pytest.fixture

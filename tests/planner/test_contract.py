@@ -12,7 +12,7 @@ from recycle.core.plans.rules import check
 from recycle.planner.exact import cpsat
 from recycle.planner.model.lower_bound import lower_bound
 from recycle.planner.solve import METHODS
-from tests.planner.brute import best_period_us
+from tests.planner.exact.brute_force import best_period_us
 from tests.planner.strategies import problems, tiny_shapes
 from tests.slow_check import broken_rules
 

@@ -25,7 +25,8 @@ examples:
   recycle bench cluster --small --rounds 4 --out build/laptop                     on two cores in ten minutes
   recycle bench cluster --out build/cores --only report                           once more, from what is there
 
-On a machine that has torch and nothing else, PYTHONPATH=src python -m recycle.evaluate.hardware does the parts that need its hardware."""
+On a machine that has torch and nothing else, PYTHONPATH=src python -m recycle.evaluate.hardware
+does the parts that need its hardware."""
 
 
 def add_bench_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

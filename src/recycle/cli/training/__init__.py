@@ -1,1 +1,1 @@
-"""Commands that train: `train`, `coordinator`, `worker`; their configuration, the job made from it, metrics for other programs."""
+"""Commands that train: `train`, `coordinator`, `worker`; their configuration, the job made from it, metrics."""

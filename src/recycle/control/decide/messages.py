@@ -1,8 +1,8 @@
 """What coordinator and workers say to each other. Messages are plain data: JSON, never anything that is executed.
 
-A worker knocks with a `Hello`, is answered with `Welcome` or `Refused`, and then waits for a `StartEpoch`, which seats it in an epoch.
-`StopEpoch` ends an epoch at once, `PauseAtBoundary` at the next iteration boundary; both are answered with `EpochStopped`, which says where the
-worker stands.
+A worker sends a `Hello`, receives `Welcome` or `Refused`, and then waits for a `StartEpoch`, which gives it a place in an epoch.
+`StopEpoch` ends an epoch at once, `PauseAtBoundary` at the next iteration boundary. The worker answers both with `EpochStopped`,
+which reports its progress.
 """
 
 import builtins
@@ -189,7 +189,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class UploadFile:
-    """A file for the run's folder. It is sent, so many bytes, when a `FileContent` says that it may be; another says that it is kept."""
+    """A file for the run's folder. The bytes follow after a `FileContent` that permits them; a second one confirms that they are kept."""
 
     TYPE: ClassVar[str] = "bring"
     name: str

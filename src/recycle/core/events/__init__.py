@@ -1,3 +1,4 @@
 """What happens to a cluster, as data: the record of a run, failure traces by the clock, failure scripts by the step.
 
-Imports the nouns of core only."""
+Imports the nouns of core only.
+"""

@@ -1,3 +1,4 @@
-"""Plans and what makes them legal: rows, rules, routes, libraries of plans, and the protocol that supplies plans to a running job.
+"""Plans and what makes them legal: rows, rules, routes, libraries of plans, the protocol that supplies plans to a running job.
 
-Imports the nouns of core only."""
+Imports the nouns of core only.
+"""

@@ -1,1 +1,1 @@
-"""What every planning method shares: the schedule arrays, the lower bound of the period, the routing of micro-batches. Imports core."""
+"""What every planning method shares: schedule arrays, the lower bound of the period, routing of micro-batches. Imports core."""

@@ -1,2 +1,3 @@
 """Systems simulated over failure traces: one trace, or many systems over the same traces. Imports core, host and the rest of sim
-except reproduce and reference."""
+except reproduce and reference.
+"""

@@ -1,0 +1,118 @@
+"""`recycle bench cluster`: a small cluster from its profile to its page, in one command that goes on where it was cut off."""
+
+import json
+
+import pytest
+
+from recycle.core.profile import Profile
+from recycle.evaluate.hardware.evaluation_folder import begin_evaluation
+from recycle.evaluate.hardware.kills import read_recoveries
+from recycle.evaluate.hardware.race import Trial, read_trials
+from recycle.evaluate.hardware.round_profiles import round_profiles
+from recycle.evaluate.hardware.variants import variants
+from recycle.evaluate.results.cluster_page import whole_rounds
+from tests.cli.measuring.test_profile import run
+from tests.evaluate.hardware.tiny_setup import TINY
+
+pytestmark = pytest.mark.timeout(280)
+SMALL = "--rounds 1 --iterations 1 --kills 1"
+PICTURES = ("throughput.png", "timeline.svg")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """The folder of a whole measurement, and what its command printed."""
+    folder = tmp_path_factory.mktemp("measured")
+    begin_evaluation(folder, TINY)
+    code, out, err = run(f"bench cluster --out {folder} {SMALL}")
+    assert code == 0, err
+    return folder, out, err
+
+
+def test_it_goes_from_a_profile_to_a_page_with_pictures(measured):
+    folder, out, _ = measured
+    assert Profile.load(folder / "profile.json").taken.model == TINY.model
+    assert (folder / "results.md").read_text(encoding="utf-8") in out
+    assert all((folder / name).stat().st_size > 0 for name in PICTURES)
+    assert (folder / "timeline.svg").read_text(encoding="utf-8").startswith("<svg")
+    assert "![" in out
+    assert "throughput.png" in out
+
+
+def test_every_variant_has_its_row_and_all_train_the_same(measured):
+    folder, out, _ = measured
+    for variant in variants(TINY):
+        assert f"| {variant.title} |" in out
+    facts = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert [line["name"] for line in facts["lines"]] == [variant.name for variant in variants(TINY)]
+    by_what = {one["what"]: one for one in facts["asked"]}
+    assert by_what["losses of all turns, largest relative difference"]["is_met"]
+
+
+def test_predictions_are_by_the_profile_of_the_round(measured):
+    folder, _, _ = measured
+    assert sorted(round_profiles(folder)) == [0]
+    facts = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    for line, variant in zip(facts["lines"], variants(TINY), strict=True):
+        assert bool(line["predictions"]) != variant.is_torch
+
+
+def test_a_worker_was_killed_and_came_back(measured):
+    folder, out, _ = measured
+    assert [one.joins for one in read_recoveries(folder)] == [False, True]
+    assert "a kill to the first op after it | 1 |" in out
+
+
+def test_a_second_run_measures_nothing_and_prints_the_same(measured):
+    folder, out, _ = measured
+    before = list(read_trials(folder))
+    code, again, err = run(f"bench cluster --out {folder} {SMALL}")
+    assert (code, again) == (0, out)
+    assert "turn" not in err
+    assert list(read_trials(folder)) == before
+
+
+def test_a_report_by_itself_needs_no_hardware(measured):
+    folder, out, _ = measured
+    assert run(f"bench cluster --out {folder} --only report") == (
+        0,
+        out,
+        f"wrote {folder}/results.md and {folder}/throughput.png\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--backend abacus", "the backend is 'abacus', but it must be one of cpu-cores, gpu-slices"),
+        ("--workers 10", "10 workers are no pipelines of 4 stages: give a multiple of 4, at least 8"),
+        ("--workers 0", "0 workers are no pipelines of 4 stages: give a multiple of 4, at least 8"),
+        ("--only tea", "--only names 'tea', but the parts are profile, plan, race, deaths, report"),
+        ("--rounds 0", "--rounds is 0, but it must be at least 1"),
+        ("--only report", "to plan from or to report on: run the part profile first"),
+        ("--only plan,report", "to plan from or to report on: run the part profile first"),
+    ],
+)
+def test_wrong_input_gets_one_sentence(tmp_path, words, sentence):
+    code, out, err = run(f"bench cluster --out {tmp_path / 'new'} {words}")
+    assert (code, out) == (2, "")
+    assert err.startswith("recycle bench: ")
+    assert sentence in err
+    assert err.count("\n") == 1
+
+
+def test_a_folder_of_something_else_is_refused(measured):
+    folder, _, _ = measured
+    code, _, err = run(f"bench cluster --out {folder} --workers 12")
+    assert code == 2
+    assert "holds a measurement of something else: name another folder" in err
+
+
+def test_a_round_that_was_cut_off_does_not_count_unless_there_is_no_other():
+    def heats(*numbered):
+        return [Trial(number, name, [1], [1.0], {}) for number, names in numbered for name in names]
+
+    assert whole_rounds(heats((0, "ab"), (1, "ab"), (2, "a"))) == heats((0, "ab"), (1, "ab"))
+    assert whole_rounds(heats((0, "a"))) == heats((0, "a"))
+    assert whole_rounds(heats((0, "a"), (1, "b"))) == heats((0, "a"), (1, "b"))
+    assert whole_rounds([]) == []

@@ -1,0 +1,378 @@
+"""`recycle train` that ends too early: killed, interrupted, on a full disk; and how it goes on, bit for bit, or says why not."""
+
+import contextlib
+import json
+import os
+import re
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from recycle.core.events.record import Spell, Stepped, Warned, read_record
+from tests.cli.training.test_train import SMALL, Run, contents, refusal, run, trained
+from tests.processes import until
+
+pytestmark = pytest.mark.timeout(240)
+on_linux = pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="asks Linux's /proc who is there")
+INTERRUPTED = "recycle train: interrupted; what was written is whole, and a library, cache or run goes on from there"
+TEXT = Path(contextlib.__file__)  # a few pages
+
+
+COMMAND = "import sys; from recycle.cli.main import main; sys.exit(main())"
+
+
+def start(command: str, script: str = COMMAND, before: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
+    """`recycle <command>` as a process that leads a session of its own, as it would under a terminal."""
+    words = [*before, sys.executable, "-c", script, *shlex.split(command)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def in_session(leader: int) -> list[int]:
+    """Who of the session that `leader` began still runs."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, session = path.read_text().rpartition(") ")[2].split()[:4]
+            found += [int(path.parent.name)] if int(session) == leader and state != "Z" else []
+    return sorted(found)
+
+
+@contextlib.contextmanager
+def ended_at_last(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]:
+    """Nobody is left behind, whatever a test finds."""
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=20)
+
+
+def step_folder(folder: Path, num_steps: int) -> Path:
+    return folder / "checkpoints" / f"step-{num_steps:08d}"
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def last_saved(folder: Path) -> int:
+    """The step of the last whole checkpoint, 0 if there is none; earlier ones go when there are enough of them."""
+    whole = [path.name for path in (folder / "checkpoints").glob("step-*") if not path.name.endswith(".partial")]
+    return max((int(name.removeprefix("step-")) for name in whole), default=0)
+
+
+# Going on.
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Four steps with everything in them that has a state, and a checkpoint of each."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    options = "--exact --dropout 0.1 --tied --max-norm 0.5 --schedule cosine --warmup 1 --checkpoint.every 1 --keep 4"
+    return Run(run(f"{SMALL} --steps 4 {options} --data.text {TEXT} --json --out {folder}").facts, folder)
+
+
+def cut_off(finished: Run, place: Path) -> Path:
+    """The same run as it was after its second step, but for the record, which knows of four."""
+    shutil.copytree(finished.folder, place)
+    (place / "summary.json").unlink()
+    for num_steps in (3, 4):
+        shutil.rmtree(step_folder(place, num_steps))
+    return place
+
+
+@pytest.fixture
+def halved(finished: Run, tmp_path: Path) -> Path:
+    return cut_off(finished, tmp_path / "run")
+
+
+GOES_ON = {
+    "as before": "",
+    "with a dead worker": "--dead W1_0",
+    "with others, synchronously": "--dead W0_0,W1_1 --techniques adaptive",
+    "by another plan": "--memory 1",
+}
+
+
+@pytest.fixture(scope="module")
+def resumed_runs(finished: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    places = {name: cut_off(finished, tmp_path_factory.mktemp("resumed") / "run") for name in GOES_ON}
+    return {name: Run(run(f"train --resume {place} {GOES_ON[name]} --json").facts, place) for name, place in places.items()}
+
+
+@pytest.fixture(params=GOES_ON)
+def resumed(request: pytest.FixtureRequest, resumed_runs: dict[str, Run]) -> Run:
+    return resumed_runs[request.param]
+
+
+def test_an_exact_run_goes_on_bit_for_bit_whoever_is_dead_then(resumed: Run, finished: Run) -> None:
+    assert resumed.facts["weights_sha256"] == finished.facts["weights_sha256"]
+    assert resumed.facts["losses"] == finished.facts["losses"]
+    assert resumed.facts["steps"] == 4
+    assert resumed.facts["warnings"] == []
+    assert step_folder(resumed.folder, 4).is_dir()
+
+
+def test_the_record_goes_on_with_every_step_once_and_what_was_lost_as_redone(resumed: Run, finished: Run) -> None:
+    steps, spells = resumed.events(Stepped), resumed.events(Spell)
+    assert [step.iteration for step in steps] == [0, 1, 2, 3]
+    assert [step.loss for step in steps] == finished.facts["losses"]
+    assert [spell.state for spell in spells] == ["pause", "train", "train", "redo", "redo", "pause", "train", "train"]
+    assert sum(spell.samples for spell in spells) == 4 * 12
+    assert sum(spell.discarded for spell in spells) == 2 * 12
+
+
+def test_the_spells_of_a_run_that_went_on_have_no_gaps(resumed: Run) -> None:
+    spells = resumed.events(Spell)
+    assert [after.start_us - before.end_us for before, after in pairwise(spells)] == [0] * 7
+
+
+def test_the_report_shows_a_run_that_went_on(resumed: Run) -> None:
+    shown = run(f"report {resumed.folder}")
+    assert shown.code == 0, shown.err
+    assert resumed.facts["weights_sha256"] in shown.out
+
+
+def test_a_run_goes_on_bit_for_bit_by_the_same_plan_without_exact_sums(tmp_path: Path) -> None:
+    options = "--dead W1_0 --dropout 0.1 --optimizer sgd --momentum 0.9"
+    assert run(f"{SMALL} {options} --steps 2 --out {tmp_path}").code == 0
+    went_on, straight = run(f"train --resume {tmp_path} --steps 4 --json").facts, trained(f"{options} --steps 4")
+    assert went_on["weights_sha256"] == straight["weights_sha256"]
+    assert went_on["losses"] == straight["losses"]
+
+
+def test_a_run_that_is_done_stays_as_it_is(finished: Run, tmp_path: Path) -> None:
+    shutil.copytree(finished.folder, tmp_path / "run")
+    facts = run(f"train --resume {tmp_path / 'run'} --json").facts
+    assert all(facts[key] == finished.facts[key] for key in ("steps", "losses", "weights_sha256"))
+    assert facts["start_us"] >= 0
+    assert "first step after -" not in run(f"train --resume {tmp_path / 'run'}").out
+    assert [step.iteration for step in Run(facts, tmp_path / "run").events(Stepped)] == [0, 1, 2, 3]
+
+
+def test_a_run_never_says_fewer_steps_than_its_weights_have_had(finished: Run, tmp_path: Path) -> None:
+    shutil.copytree(finished.folder, tmp_path / "run")
+    ended = run(f"train --resume {tmp_path / 'run'} --steps 2 --json")
+    assert ended.code in (2, 14) or ended.facts["steps"] == 4
+
+
+# Checkpoints that are torn.
+
+
+def damage(checkpoint: Path, how: str) -> None:
+    """Do to a checkpoint what disks and people do."""
+    file = checkpoint / "stage-1.safetensors"
+    whole = file.read_bytes()
+    match how:
+        case "a byte is another":
+            file.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+        case "a file is cut short":
+            file.write_bytes(whole[: len(whole) // 2])
+        case "a file is gone":
+            file.unlink()
+        case "the manifest is gone":
+            (checkpoint / "manifest.json").unlink()
+
+
+DAMAGES = ["a byte is another", "a file is cut short", "a file is gone", "the manifest is gone"]
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_torn_checkpoint_is_told_of_and_the_one_before_is_used(how: str, finished: Run, halved: Path) -> None:
+    damage(step_folder(halved, 2), how)
+    ended = run(f"train --resume {halved} --json")
+    (sentence,) = ended.facts["warnings"]
+    assert re.fullmatch(r"checkpoint step-00000002 is torn: .*; step-00000001 before it is used", sentence)
+    assert f"warning: {sentence}\n" in ended.err
+    made = Run(ended.facts, halved)
+    assert [warned.text for warned in made.events(Warned)] == [sentence]
+    assert made.facts["weights_sha256"] == finished.facts["weights_sha256"]
+    assert made.facts["losses"] == finished.facts["losses"]
+
+
+def test_where_all_checkpoints_are_torn_there_is_nothing_to_go_on_from(halved: Path) -> None:
+    for num_steps, how in ((1, DAMAGES[0]), (2, DAMAGES[1])):
+        damage(step_folder(halved, num_steps), how)
+    said = refusal(f"train --resume {halved}", 15)
+    assert "there is no whole checkpoint" in said
+    assert "step-00000001 is torn" in said
+    assert "step-00000002 is torn" in said
+
+
+def test_a_run_that_is_not_gone_on_with_is_left_as_it_was(halved: Path) -> None:
+    for num_steps in (1, 2):
+        damage(step_folder(halved, num_steps), DAMAGES[1])
+    before = contents(halved)
+    refusal(f"train --resume {halved} --steps 9 --dead W1_0", 15)
+    assert contents(halved) == before
+
+
+# Runs of something else, and what is no run.
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("training.seed", "9"),
+        ("model.width", "16"),
+        ("model.layers", "3"),
+        ("model.heads", "1"),
+        ("model.dropout", "0.5"),
+        ("model.tied", "false"),
+        ("data.samples", "1"),
+        ("training.optimizer", '"sgd"'),
+        ("training.rate", "0.5"),
+        ("training.schedule", '"linear"'),
+        ("training.max_norm", "0.1"),
+    ],
+)
+def test_a_folder_whose_configuration_says_something_else_is_refused(key: str, value: str, halved: Path) -> None:
+    config = halved / "config.toml"
+    changed = re.sub(rf"^{key.split('.')[1]} = .*$", f"{key.split('.')[1]} = {value}", config.read_text(), flags=re.MULTILINE)
+    assert changed != config.read_text()
+    config.write_text(changed)
+    refusal(f"train --resume {halved}", 14)
+
+
+@pytest.mark.parametrize(
+    ("flag", "name"),
+    [
+        ("--seed 5", "training.seed"),
+        ("--width 16", "model.width"),
+        ("--pipelines 3", "cluster.pipelines"),
+        ("--rate 1", "training.rate"),
+        ("--no-exact", "training.exact"),
+        ("--no-tied", "model.tied"),
+        ("--samples 1", "data.samples"),
+    ],
+)
+def test_a_flag_that_changes_what_is_computed_is_refused_and_nothing_is_touched(flag: str, name: str, finished: Run) -> None:
+    before = contents(finished.folder)
+    assert f"has {name} = " in refusal(f"train --resume {finished.folder} {flag}", 14)
+    assert contents(finished.folder) == before
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path, halved: Path) -> None:
+    for path in (tmp_path / "nowhere", tmp_path, halved / "record.jsonl"):
+        assert "is no run that can be resumed" in refusal(f"train --resume {path}", 2)
+    assert "leave CONFIG and --out out" in refusal(f"train --resume {halved} --out {tmp_path / 'new'}", 2)
+    (halved / "record.jsonl").unlink()
+    assert "record.jsonl" in refusal(f"train --resume {halved}", 2)
+
+
+# Ends that come from outside.
+
+
+@on_linux
+def test_a_run_whose_launcher_was_killed_goes_on_bit_for_bit_and_leaves_nobody(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with ended_at_last(start(f"{SMALL} --exact --dropout 0.1 --steps 1000000 --checkpoint.every 1 --out {folder}")) as process:
+        assert until(lambda: last_saved(folder) >= 2, 120)
+        process.kill()
+        process.wait(20)
+        assert until(lambda: not in_session(process.pid), 20)
+    assert run(f"report {folder}").code == 0
+    first = last_saved(folder)
+    made = Run(run(f"train --resume {folder} --steps {first + 2} --dead W0_1 --json").facts, folder)
+    straight = trained(f"--exact --dropout 0.1 --steps {first + 2}")
+    assert made.facts["weights_sha256"] == straight["weights_sha256"]
+    assert [step.loss for step in made.events(Stepped)] == straight["losses"]
+    assert not [name for name in names_in(folder / "checkpoints") if name.endswith(".partial")]
+
+
+@on_linux
+def test_control_c_ends_all_of_it_with_a_sentence(tmp_path: Path) -> None:
+    with ended_at_last(start(f"{SMALL} --steps 1000000 --checkpoint.every 1 --out {tmp_path / 'run'}")) as process:
+        assert until(lambda: last_saved(tmp_path / "run") >= 2, 120)
+        # A terminal tells everybody at once; whoever hears of it before the launcher does must bear it.
+        os.kill(process.pid, signal.SIGSTOP)
+        everybody = in_session(process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        until(lambda: in_session(process.pid) != everybody, 1)
+        os.kill(process.pid, signal.SIGCONT)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (130, "")
+        assert err.split("\n") == ["", INTERRUPTED, ""]
+        assert until(lambda: not in_session(process.pid), 20)
+
+
+# A disk that is full.
+
+# Room for the record, and for what is sent to workers, but not for a stage with its optimizer.
+LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
+
+
+def test_a_checkpoint_that_does_not_fit_is_told_of_and_training_goes_on_to_the_end(finished: Run, halved: Path) -> None:
+    with ended_at_last(start(f"train --resume {halved} --json", script=f"{LIMIT}; {COMMAND}")) as process:
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    made = Run(json.loads(out), halved)
+    assert [made.facts["steps"], made.facts["weights_sha256"]] == [4, finished.facts["weights_sha256"]]
+    assert len(made.facts["warnings"]) == 2
+    for num_steps, sentence in zip((3, 4), made.facts["warnings"], strict=True):
+        assert sentence.startswith(f"there is no checkpoint of {num_steps} steps, but training goes on: cannot write ")
+        assert sentence.endswith(": File too large")
+        assert f"warning: {sentence}\n" in err
+    assert names_in(halved / "checkpoints") == ["step-00000001", "step-00000002"]
+    again = run(f"train --resume {halved} --json").facts
+    assert again["weights_sha256"] == finished.facts["weights_sha256"]
+
+
+# A file system of its own in a name space of its own, which both end with the process; the run is copied there.
+SMALL_DISK = 'mount -t tmpfs -o size=900k none "$0" && cp -r "$1" "$0/run" && shift && "$@" && ls "$0/run/checkpoints"'
+
+
+def test_a_disk_that_is_really_full_is_told_of_and_training_goes_on_to_the_end(
+    finished: Run, halved: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(step_folder(halved, 1))
+    (tmp_path / "disk").mkdir()
+    alone = ("unshare", "--user", "--mount", "--map-root-user", "sh", "-c")
+    if shutil.which("unshare") is None or subprocess.run([*alone, 'mount -t tmpfs none "$0"', str(tmp_path / "disk")]).returncode:
+        pytest.skip("this user may not mount a file system here")
+    before = (*alone, SMALL_DISK, str(tmp_path / "disk"), str(halved))
+    with ended_at_last(start(f"train --resume {tmp_path / 'disk' / 'run'} --json", before=before)) as process:
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    said, *left = out.splitlines()
+    facts = json.loads(said)
+    assert [facts["steps"], facts["weights_sha256"]] == [4, finished.facts["weights_sha256"]]
+    assert [sentence.rpartition(": ")[2] for sentence in facts["warnings"]] == ["No space left on device"] * 2
+    assert left == ["step-00000002"]
+
+
+def writer_of(path: Path) -> int:
+    """The process that has this file open; 0 if none has."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may end while it is looked at
+            if any(name.readlink() == path for name in (process / "fd").iterdir()):
+                return int(process.name)
+    return 0
+
+
+@on_linux
+def test_a_record_for_which_there_is_no_room_is_told_of_and_training_goes_on_to_the_end(tmp_path: Path) -> None:
+    options, record = f"--width 16 --heads 1 --steps 12 --data.text {TEXT}", tmp_path / "run" / "record.jsonl"
+    straight = trained(options)
+    with ended_at_last(start(f"{SMALL} {options} --json --out {tmp_path / 'run'}")) as process:
+        # A limit for who keeps the record, before its workers have come: the record of about nine steps has room.
+        assert until(lambda: writer_of(record) > 0, 120)
+        resource.prlimit(writer_of(record), resource.RLIMIT_FSIZE, (35_000, 35_000))
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    facts = json.loads(out)
+    assert facts["weights_sha256"] == straight["weights_sha256"]
+    assert [sentence.rpartition(": ")[0] for sentence in facts["warnings"]] == [f"{record} ends here, but training goes on"]
+    assert 30_000 < record.stat().st_size <= 35_000
+    written = [event for event in read_record(record) if isinstance(event, Stepped)]
+    assert [event.loss for event in written] == straight["losses"][: len(written)]
+    assert len(written) > 5

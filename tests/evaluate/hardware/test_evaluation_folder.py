@@ -1,0 +1,104 @@
+"""The folder of a measurement: it is of one setup, says plainly what is wrong with it, and nothing in it is measured twice."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from recycle.core.errors import FileProblem, UserError
+from recycle.evaluate.hardware.evaluation_folder import (
+    begin_evaluation,
+    hardware,
+    measure_deaths,
+    measure_profile,
+    measure_race,
+    read_setup,
+)
+from recycle.evaluate.hardware.setup import Setup
+from tests.evaluate.hardware.tiny_setup import TINY
+
+HEAD = {"format": "recycle-cluster", "version": 1}
+
+
+def silent(sentence):
+    raise AssertionError(f"nothing was measured, so that there is nothing to say: {sentence}")
+
+
+def test_a_folder_that_is_new_is_made_and_says_what_is_measured(tmp_path):
+    begin_evaluation(tmp_path / "a" / "b", TINY)
+    assert read_setup(tmp_path / "a" / "b") == TINY
+
+
+def test_a_folder_of_the_same_setup_is_left_as_it_is(tmp_path):
+    begin_evaluation(tmp_path, TINY)
+    before = (tmp_path / "setup.json").stat().st_mtime_ns
+    begin_evaluation(tmp_path, TINY)
+    assert (tmp_path / "setup.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("other", [replace(TINY, width=32), replace(TINY, backend="gpu-slices"), Setup("cpu-cores")])
+def test_a_folder_of_another_setup_is_refused_and_keeps_its_own(tmp_path, other):
+    begin_evaluation(tmp_path, TINY)
+    with pytest.raises(UserError, match=f"^{tmp_path} holds a measurement of something else: name another folder$"):
+        begin_evaluation(tmp_path, other)
+    assert read_setup(tmp_path) == TINY
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "is not JSON"),
+        ("", "is not JSON"),
+        ("[1, 2]", "is not a recycle-cluster file: its format is None"),
+        (json.dumps({"format": "recycle-plan", "version": 1}), "its format is 'recycle-plan'"),
+        (json.dumps({**HEAD, "version": 7}), "version 7, but this release reads version 1"),
+        (json.dumps(HEAD), "is not a setup: .*'backend'"),
+        (json.dumps({**HEAD, "backend": "cpu-cores", "depth": 3}), "is not a setup: .*'depth'"),
+    ],
+)
+def test_a_setup_that_is_rubbish_is_named_with_the_reason(tmp_path, text, reason):
+    (tmp_path / "setup.json").write_text(text)
+    with pytest.raises(FileProblem, match=reason) as refused:
+        read_setup(tmp_path)
+    assert str(tmp_path / "setup.json") in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_setup_with_a_size_that_cannot_be_is_refused(tmp_path):
+    (tmp_path / "setup.json").write_text(json.dumps({**HEAD, "backend": "cpu-cores", "width": -1}))
+    with pytest.raises(UserError, match="width is -1"):
+        read_setup(tmp_path)
+
+
+def test_a_folder_without_a_setup_is_refused(tmp_path):
+    with pytest.raises(FileProblem, match=f"^cannot read {tmp_path / 'setup.json'}: No such file or directory$"):
+        read_setup(tmp_path)
+
+
+def test_a_profile_that_is_there_is_not_measured_again(tmp_path):
+    (tmp_path / "profile.json").write_text("measured before")
+    measure_profile(tmp_path, TINY, silent)
+    assert (tmp_path / "profile.json").read_text() == "measured before"
+
+
+def test_a_race_without_plans_says_how_to_make_them(tmp_path):
+    with pytest.raises(FileProblem, match=r"^there is no plan .*1f1b\.json: make the plans first, with recycle bench cluster"):
+        measure_race(tmp_path, TINY, 1, 1, silent)
+
+
+def test_deaths_without_plans_name_the_folder_where_they_belong(tmp_path):
+    with pytest.raises(FileProblem, match=f"^{tmp_path / 'deaths'} has no plan for none dead"):
+        measure_deaths(tmp_path, TINY, 1, silent)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_slices_of_a_gpu_that_is_not_there_are_refused():
+    with pytest.raises(UserError, match="torch finds no GPU here"), hardware(replace(TINY, backend="gpu-slices")):
+        pytest.fail("there is no GPU")
+
+
+def test_cores_need_no_service(monkeypatch):
+    monkeypatch.setattr("recycle.evaluate.hardware.evaluation_folder.slices", lambda num: pytest.fail("cores have no slices"))
+    with hardware(TINY) as nothing:
+        assert nothing is None

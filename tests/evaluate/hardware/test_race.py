@@ -1,0 +1,228 @@
+"""A race on this machine's cores: all variants train the same, and what was measured is never measured again."""
+
+import gzip
+import json
+import shutil
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from recycle.core.errors import FileProblem
+from recycle.core.events.record import OPTIMIZER, REDUCE
+from recycle.core.op import Kind
+from recycle.core.plans.plan import Plan
+from recycle.evaluate.hardware.race import Trial, interleaved, plan_path, read_trials, run_race
+from recycle.evaluate.hardware.setup import SEED
+from recycle.evaluate.hardware.torch_contender import TORCH, TorchContender
+from recycle.evaluate.hardware.variants import variants
+from recycle.models.gpt import next_byte_loss
+from recycle.profiling.worker_pool import worker_pool
+from recycle.runtime.compute.microbatches import MicroBatches
+from tests.evaluate.hardware.tiny_setup import TINY, make_plan, save_plans
+
+pytestmark = pytest.mark.timeout(280)
+ROWS = variants(TINY)
+OURS = [row for row in ROWS if not row.is_torch]
+FIRST, LAST = ROWS[0], ROWS[-1]
+# The gradients of one pipeline instead of two would change the second loss by twice as much, and the third by eight times.
+TOLERANCE = 1e-4
+
+
+def never(heat, done, of):
+    raise AssertionError(f"nothing was missing, but {heat} was run")
+
+
+@pytest.fixture(scope="module")
+def raced(tmp_path_factory):
+    """A folder with one round of one iteration of every variant, and what was told meanwhile."""
+    folder = tmp_path_factory.mktemp("raced")
+    save_plans(folder)
+    told = []
+    run_race(folder, TINY, ROWS, 1, 1, lambda heat, done, of: told.append((heat.variant, done, of)))
+    return folder, told
+
+
+@pytest.fixture(scope="module")
+def resumed(raced, tmp_path_factory):
+    """The race of two variants, cut off in its second line, after it went on to two rounds: its folder, and what was told.
+
+    With every turn: its round and variant, how many there were and will be, and whose spans were there by then.
+    """
+    folder = tmp_path_factory.mktemp("resumed") / "race"
+    shutil.copytree(raced[0], folder)
+    shutil.rmtree(folder / "spans")
+    whole, *_, cut = (folder / "measured.jsonl").read_text().splitlines()
+    (folder / "measured.jsonl").write_text(f"{whole}\n{cut[: len(cut) // 2]}")
+    told = []
+
+    def progress(heat, done, of):
+        told.append((heat.round, heat.variant, done, of, sorted(path.name for path in (folder / "spans").iterdir())))
+
+    run_race(folder, TINY, [FIRST, LAST], 2, 1, progress)
+    return folder, told
+
+
+def spans_of(folder, name):
+    return json.loads(gzip.decompress((folder / "spans" / f"{name}.json.gz").read_bytes()))
+
+
+def test_every_variant_has_its_turn_and_is_told_of(raced):
+    folder, told = raced
+    names = [row.name for row in ROWS]
+    assert [heat.variant for heat in read_trials(folder)] == names
+    assert told == [(name, number, len(names)) for number, name in enumerate(names, 1)]
+
+
+def plain_losses(num_iterations):
+    """The losses of the whole model in this process, by plain torch, with the gradients of all micro-batches in every step."""
+    batches, model = MicroBatches(TINY.text(), TINY.shape, TINY.samples, SEED), nn.Sequential(*TINY.modules())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    losses = []
+    for iteration in range(num_iterations):
+        parts = [batches.get(iteration, pipeline, index) for pipeline, index in product(range(2), range(2))]
+        loss = torch.stack([next_byte_loss(model(inputs), targets) for inputs, targets in parts]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_all_variants_come_to_the_losses_of_the_whole_model_in_one_process_torchs_too(raced):
+    heats = list(read_trials(raced[0]))
+    assert {heat.variant for heat in heats} >= set(TORCH)
+    # The iterations that warm up are trained on as well.
+    expected = plain_losses(3)
+    for heat in heats:
+        assert heat.losses == pytest.approx(expected, abs=TOLERANCE), heat.variant
+
+
+def test_every_turn_took_time_and_says_what_its_ops_took(raced):
+    for heat in read_trials(raced[0]):
+        assert len(heat.iterations_us) == 1
+        assert heat.iteration_us == heat.iterations_us[0] > 0
+        # torch does not say when its ops ran.
+        assert bool(heat.ops_us) == (heat.variant not in TORCH)
+        assert all(took_us > 0 for took_us in heat.ops_us.values())
+
+
+def test_the_mean_over_iterations_is_what_an_iteration_takes():
+    assert Trial(0, "all", [10, 20, 60], [1.0], {}).iteration_us == 30
+
+
+def test_a_race_that_is_whole_runs_nothing(raced):
+    folder, _ = raced
+    before = (folder / "measured.jsonl").read_bytes()
+    run_race(folder, TINY, ROWS, 1, 1, never)
+    assert (folder / "measured.jsonl").read_bytes() == before
+
+
+def test_a_race_that_was_cut_off_runs_only_what_is_missing(resumed):
+    _, told = resumed
+    assert [turn[:4] for turn in told] == [(0, LAST.name, 2, 4), (1, FIRST.name, 3, 4), (1, LAST.name, 4, 4)]
+
+
+def test_a_line_that_was_cut_off_is_measured_again_and_spoils_no_other(resumed):
+    folder, _ = resumed
+    heats = list(read_trials(folder))
+    assert [(heat.round, heat.variant) for heat in heats] == [(r, row.name) for r in range(2) for row in (FIRST, LAST)]
+    run_race(folder, TINY, [FIRST, LAST], 2, 1, never)
+
+
+def test_what_goes_on_later_comes_to_the_same_losses(resumed):
+    first, *others = read_trials(resumed[0])
+    for heat in others:
+        assert heat.losses == pytest.approx(first.losses, abs=TOLERANCE)
+
+
+def test_spans_are_kept_of_the_last_round_only(resumed):
+    of_first, of_last = (f"{row.name}.json.gz" for row in (FIRST, LAST))
+    assert [turn[4] for turn in resumed[1]] == [[], [of_first], sorted([of_first, of_last])]
+
+
+@pytest.mark.parametrize("variant", OURS, ids=lambda variant: variant.name)
+def test_the_spans_of_a_worker_are_its_row_then_reduction_and_step(raced, variant):
+    folder, _ = raced
+    plan, spans = Plan.load(plan_path(folder, variant)), spans_of(folder, variant.name)
+    # Who is named is a worker of the cluster; the plan of fewer pipelines numbers those that take part.
+    pipelines = variant.pipelines(TINY)
+    names = {f"W{pipelines[row.worker.pipeline]}_{row.worker.stage}": row for row in plan.rows}
+    assert set(spans) == set(names)
+    for name, (only,) in spans.items():
+        assert [label for label, *_ in only] == [*(str(slot.op) for slot in plan.slots(names[name])), REDUCE, OPTIMIZER]
+
+
+@pytest.mark.parametrize("variant", OURS, ids=lambda variant: variant.name)
+def test_spans_follow_each_other_from_zero_on_and_ops_say_when_they_could_have_begun(raced, variant):
+    spans = spans_of(raced[0], variant.name)
+    assert min(only[0][2] for (only,) in spans.values()) == 0
+    for (only,) in spans.values():
+        free_us = only[0][1]
+        for label, asked_us, start_us, end_us in only:
+            if label in (REDUCE, OPTIMIZER):
+                assert asked_us is None
+                assert free_us <= start_us <= end_us
+            else:
+                assert free_us <= asked_us <= start_us <= end_us
+            free_us = end_us
+
+
+def test_torchs_schedules_have_no_spans(raced):
+    kept = {path.name.removesuffix(".json.gz") for path in (raced[0] / "spans").iterdir()}
+    assert kept == {row.name for row in OURS}
+
+
+@pytest.mark.parametrize("variant", OURS, ids=lambda variant: variant.name)
+def test_what_ops_took_is_told_by_the_kinds_of_the_plan(raced, variant):
+    (heat,) = [heat for heat in read_trials(raced[0]) if heat.variant == variant.name]
+    kinds = {Kind(kind).value for row in Plan.load(plan_path(raced[0], variant)).rows for kind in row.kinds}
+    assert set(heat.ops_us) == kinds
+
+
+def test_a_plan_that_is_missing_is_named_before_anything_runs(raced, tmp_path):
+    folder = tmp_path / "race"
+    shutil.copytree(raced[0] / "plans", folder / "plans")
+    path = plan_path(folder, LAST)
+    path.unlink()
+    with pytest.raises(FileProblem, match=f"^there is no plan {path}: make the plans first, with [^\n]*$"):
+        run_race(folder, TINY, ROWS, 1, 1, never)
+    assert [path.name for path in folder.iterdir()] == ["plans"]
+
+
+def test_nothing_was_measured_in_a_folder_that_is_new(tmp_path):
+    assert list(read_trials(tmp_path)) == []
+
+
+class Linked:
+    """A member of a crew that plays torch's schedules over our links, as on a GPU."""
+
+    def __init__(self, parcels, station):
+        prefix = dist.PrefixStore("race", station.store)
+        dist.init_process_group("gloo", store=prefix, rank=station.rank, world_size=len(station.workers))
+        self._side = TorchContender(TINY, parcels, station, is_linked=True)
+
+    def answer(self, question):
+        return self._side.run(*question)
+
+
+def test_torchs_schedules_train_the_same_over_our_links():
+    plan = make_plan(TINY.shape, "", "none")
+    parcels = TINY.job(plan).parcels()
+    with worker_pool(list(TINY.shape.workers()), partial(Linked, parcels), ["torch.distributed.pipelining"]) as crew:
+        for number, side in enumerate(TORCH):
+            told = [losses for _, losses in crew.ask((number, side, 3)).values() if losses]
+            assert len(told) == TINY.pipelines, side
+            means = [sum(own) / len(own) for own in zip(*told, strict=True)]
+            assert means == pytest.approx(plain_losses(3), abs=TOLERANCE), side
+
+
+@pytest.mark.parametrize(
+    ("turns", "plays", "row"),
+    [("abcdefgh", "1234", "1ab2cd3ef4gh"), ("abc", "1234", "1a2b3c4"), ("a", "12", "1a2"), ("abc", "", "abc"), ("", "12", "12")],
+)
+def test_plays_lie_evenly_between_turns_and_none_is_left_out(turns, plays, row):
+    assert "".join(interleaved(turns, plays)) == row

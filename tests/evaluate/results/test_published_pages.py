@@ -1,0 +1,48 @@
+"""What docs/results shows is what was measured: its numbers come from the records that lie beside them."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.rules import check
+from recycle.evaluate.hardware.evaluation_folder import read_setup
+from recycle.evaluate.hardware.kills import read_recoveries
+from recycle.evaluate.hardware.race import plan_path
+from recycle.evaluate.hardware.round_profiles import round_profiles
+from recycle.evaluate.hardware.variants import variants
+from recycle.evaluate.results.cluster_page import judged
+from recycle.evaluate.results.cluster_tables import asked_table, prediction_table, throughput_table
+from recycle.report.record.tables import markdown
+from recycle.sim.replay.expected_iteration import expected
+from tests.evaluate.results.published_pages import RESULTS, lines, shown
+
+FOLDERS = [path.parent for path in sorted(RESULTS.glob("*/results.md"))]
+pytestmark = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+
+
+def test_tables_are_of_what_was_measured(folder):
+    page, setup, found = (folder / "results.md").read_text(encoding="utf-8"), read_setup(folder), lines(folder)
+    assert {line.name for line in found} == {variant.name for variant in variants(setup)}
+    assert markdown(throughput_table(found, found[0])) in page
+    assert markdown(asked_table(judged(found, setup))) in page
+    assert markdown(prediction_table(found)) in page
+
+
+def test_predictions_are_those_of_legal_plans_by_the_profiles_that_are_kept(folder):
+    setup, profiles = read_setup(folder), round_profiles(folder)
+    for variant, line in zip(variants(setup), shown(folder)["lines"], strict=True):
+        assert set(map(int, line["predictions"])) <= set(profiles)
+        if not variant.is_torch:
+            plan = Plan.load(plan_path(folder, variant))
+            assert check(plan) == []
+            assert line["beforehand"] == pytest.approx(asdict(expected(plan)))
+            # The first round's again; all of them would take half a minute.
+            plan = replace(plan, problem=replace(plan.problem, profile=profiles[0]))
+            assert line["predictions"]["0"] == pytest.approx(asdict(expected(plan)))
+
+
+def test_at_least_twenty_workers_were_killed_and_came_back(folder):
+    recoveries = read_recoveries(folder)
+    assert sum(not one.joins for one in recoveries) >= 20
+    assert sum(bool(one.joins) for one in recoveries) >= 20

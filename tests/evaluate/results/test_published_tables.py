@@ -1,0 +1,114 @@
+"""The tables of the README and of docs/results say what the measured pages say."""
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from recycle.evaluate.hardware.kills import read_recoveries
+from recycle.evaluate.results.cluster_tables import errors_beforehand, errors_by_round
+from tests.evaluate.results.published_pages import RESULTS, lines, shown
+
+ROOT = Path(__file__).parents[3]
+FOLDERS = [RESULTS / "cpu-cores", RESULTS / "gpu-slices", RESULTS / "two-cores"]
+STEPS, TORCHS = ("adaptive", "decoupled", "staggered"), ("torch-1f1b", "torch-zero-bubble", "torch-zbv")
+ERRORS = "predicted against measured: median error, worst"
+
+
+def shares(folder, *names):
+    found = {line["name"]: line["share"] for line in shown(folder)["lines"]}
+    return [f"{found[name]:.1%}" for name in names]
+
+
+def beside(folder, name, other):
+    found = {line["name"]: line["share"] for line in shown(folder)["lines"]}
+    return [f"{found[name] / found[other]:.1%}"]
+
+
+def errors(folder):
+    return [one["found"] for one in shown(folder)["asked"] if one["what"].startswith("predicted iteration time")]
+
+
+def errors_in_rounds(folder):
+    return middle_and_worst(folder, errors_by_round)
+
+
+def errors_before(folder):
+    return middle_and_worst(folder, errors_beforehand)
+
+
+def middle_and_worst(folder, count):
+    """The median and the worst of these errors."""
+    found = count(lines(folder))
+    return [f"{median(found):.1%}", f"{max(found):.1%}"]
+
+
+def kills(folder):
+    times_ms = [one.took_us / 1e3 for one in read_recoveries(folder) if not one.joins]
+    return [f"{median(times_ms):.0f} ms", f"{max(times_ms):.0f} ms"]
+
+
+README_ROWS = {
+    "fault-free, all techniques": lambda folder: shares(folder, "all"),
+    "torch.distributed.pipelining: 1F1B, ZB1P, ZBV": lambda folder: shares(folder, *TORCHS),
+    "W1_2 dead, its pipeline dropped": lambda folder: shares(folder, "dropped"),
+    "W1_2 dead: adaptive, + decoupled, + staggered": lambda folder: shares(folder, *STEPS),
+    "one dead in every stage": lambda folder: shares(folder, "every-stage"),
+    "W1_2 dead, of fault-free with all techniques": lambda folder: beside(folder, "staggered", "all"),
+    ERRORS: errors,
+    "SIGKILL to the first op after it: median, worst of 20": kills,
+}
+RESULTS_ROWS = {
+    "one of twelve dead, all techniques, of fault-free 1F1B": lambda folder: shares(folder, "staggered"),
+    "the same, of torch's own fault-free 1F1B": lambda folder: beside(folder, "staggered", "torch-1f1b"),
+    "the same, of ReCycle's own fault-free plan": lambda folder: beside(folder, "staggered", "all"),
+    "adaptive, + decoupled, + staggered, of fault-free 1F1B": lambda folder: shares(folder, *STEPS),
+    "two dead; one dead in every stage": lambda folder: shares(folder, "two-dead", "every-stage"),
+    "its whole pipeline dropped instead, 1F1B by the others": lambda folder: shares(folder, "dropped"),
+    "fault-free, all techniques, of 1F1B": lambda folder: shares(folder, "all"),
+    "the same, of the fastest of torch's schedules": lambda folder: beside(folder, "all", "torch-zbv"),
+    ERRORS: errors,
+    "SIGKILL to the first op after it, 20 kills: median, worst": kills,
+    "as above: median error, worst": errors,
+    "each round by itself, by its own rehearsal": errors_in_rounds,
+    "by the one profile that was taken before the race": errors_before,
+}
+
+
+def cells(page, title):
+    """The cells of a row, one for each machine, as numbers in words: spaces, and percent signs, are for readers."""
+    row = next(line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {title} |"))
+    return [numbers(cell) for cell in row.strip("| ").split("|")[1:]]
+
+
+def numbers(text):
+    return [word.strip(",;%") for word in text.split() if word[0].isdigit()]
+
+
+@pytest.mark.parametrize(
+    ("page", "title", "found"),
+    [(ROOT / "README.md", *row) for row in README_ROWS.items()] + [(RESULTS / "README.md", *row) for row in RESULTS_ROWS.items()],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_row_has_the_numbers_of_the_pages(page, title, found):
+    told = cells(page, title)
+    assert len(told) in (2, 3)  # tables of the first two, or of all three
+    assert told == [numbers(" ".join(found(folder))) for folder in FOLDERS[: len(told)]]
+
+
+def test_what_is_said_of_two_cores_is_what_was_found():
+    folder, text = RESULTS / "two-cores", " ".join((RESULTS / "README.md").read_text(encoding="utf-8").split())
+    said = text[text.index("**On two cores**") : text.index("**Contention on one GPU.**")]
+    times_ms = {line["name"]: line["typical_us"] / 1e3 for line in shown(folder)["lines"]}
+    ours = [times_ms[name] for name in times_ms if name not in TORCHS]
+    one_f_one_b, *zero_bubble = (times_ms[name] for name in TORCHS)
+    (middle, worst), (typical, longest) = errors(folder), kills(folder)
+    num_missed = sum(not one["is_met"] for one in shown(folder)["asked"])
+    for sentence in (
+        f"predictions are {middle[:-1]} % off at the median and {worst[:-1]} % at worst",
+        f"{['no', 'one', 'two', 'three', 'four', 'five'][num_missed]} of the eight targets are missed",
+        f"ReCycle's plans take {min(ours):.0f} to {max(ours):.0f} ms",
+        f"torch's 1F1B {one_f_one_b:.0f}, and its zero-bubble schedules {zero_bubble[0]:.0f} and {zero_bubble[1]:.0f}",
+        f"median {typical}, worst {longest} of 20",
+    ):
+        assert sentence in said

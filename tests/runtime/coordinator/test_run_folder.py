@@ -1,0 +1,301 @@
+"""The folder of a run: what of a record leads to a checkpoint, what is begun, gone on with, or refused."""
+
+import json
+
+import pytest
+
+import recycle
+from recycle.core.cluster import Worker
+from recycle.core.errors import FileProblem, ForeignRun, NoCheckpoint
+from recycle.core.events.record import (
+    Changed,
+    Held,
+    OpRan,
+    Recovered,
+    Saved,
+    Spell,
+    Started,
+    Stepped,
+    Warned,
+    in_hindsight,
+    later_plans,
+    read_record,
+)
+from recycle.core.plans.plan import Plan
+from recycle.runtime.compute.optimizer_step import StepVerdict
+from recycle.runtime.coordinator.ledger.run_folder import RunFolder, RunFolderOptions, led_to
+from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
+from recycle.runtime.coordinator.ledger.worker_reports import IterationApplied
+from recycle.runtime.execute.executor import Span
+from recycle.runtime.job import Job, TrainOptions
+from tests.runtime.checkpoint.saved_stages import names_in, report_of, save_all, small_stage
+from tests.runtime.jobs import Numbers, adamw, loss, make_stages
+
+pytestmark = pytest.mark.timeout(60)
+STARTED, WARNED = Started("train", "a GPT"), Warned(35, "it is slow")
+PAUSE = Spell(0, 10, "pause", "start", num_live=4)
+
+
+def iteration(number, start_us, end_us, samples=12):
+    """What is written when an iteration is applied: ops, its spell, its step."""
+    ops = [OpRan(number, worker, "0F0@0", start_us, end_us) for worker in ("W0_0", "W1_0")]
+    return [
+        *ops,
+        Spell(start_us, end_us, "train", samples=samples, busy_us=end_us - start_us, num_live=4),
+        Stepped(number, end_us, 5.0, 1.0, 1.0),
+    ]
+
+
+def kept(num_steps, *events):
+    return list(led_to(num_steps, iter(events)))
+
+
+# What led to a checkpoint.
+
+
+def test_what_led_to_all_steps_is_all_but_what_workers_held():
+    events = [STARTED, PAUSE, *iteration(0, 10, 20), *iteration(1, 20, 30), Saved(32, 2, "step-00000002", 500), WARNED]
+    assert kept(2, *events, Held("W0_0", 3, 2, 1), Held("W1_0", 3, 2, 1)) == events
+
+
+def test_steps_behind_the_checkpoint_go_and_their_time_stays_as_work_that_was_thrown_away():
+    events = [STARTED, PAUSE, *iteration(0, 10, 20), *iteration(1, 20, 30), *iteration(2, 30, 45, samples=6)]
+    assert kept(1, *events) == [
+        STARTED,
+        PAUSE,
+        *iteration(0, 10, 20),
+        Spell(20, 30, "redo", discarded=12, busy_us=10, num_live=4),
+        Spell(30, 45, "redo", discarded=6, busy_us=15, num_live=4),
+    ]
+
+
+def test_before_the_first_step_everything_was_in_vain():
+    assert kept(0, STARTED, PAUSE, *iteration(0, 10, 20)) == [
+        STARTED,
+        PAUSE,
+        Spell(10, 20, "redo", discarded=12, busy_us=10, num_live=4),
+    ]
+
+
+def test_what_a_killed_run_wrote_of_an_iteration_that_never_ended_goes():
+    whole = [STARTED, PAUSE, *iteration(0, 10, 20)]
+    ops, spell = iteration(1, 20, 30)[:2], iteration(1, 20, 30)[2]
+    assert kept(1, *whole, *ops) == whole
+    assert kept(1, *whole, *ops, spell) == [*whole, Spell(20, 30, "redo", discarded=12, busy_us=10, num_live=4)]
+
+
+def test_ops_that_ran_in_vain_stay_with_the_iteration_that_was_begun_again():
+    in_vain = OpRan(1, "W0_0", "0F0@0", 20, 22, is_in_vain=True)
+    events = [STARTED, PAUSE, *iteration(0, 10, 20), in_vain, *iteration(1, 20, 30)]
+    assert kept(2, *events) == events
+    assert in_vain not in kept(1, *events)
+
+
+def test_what_was_undone_of_a_step_to_come_says_nothing_of_the_step_before_that_is_told_of_later():
+    undone = OpRan(1, "W0_0", "0F0@0", 20, 22, is_in_vain=True)
+    whole = [STARTED, PAUSE, *iteration(0, 10, 20)]
+    assert kept(1, STARTED, PAUSE, undone, *iteration(0, 10, 20)) == whole
+    assert kept(1, STARTED, PAUSE, undone, *iteration(0, 10, 20), *iteration(1, 20, 30)) == [
+        *whole,
+        Spell(20, 30, "redo", discarded=12, busy_us=10, num_live=4),
+    ]
+
+
+def test_a_run_that_goes_on_twice_counts_what_was_lost_once():
+    first = kept(1, STARTED, PAUSE, *iteration(0, 10, 20), *iteration(1, 20, 30))
+    second = [*first, Spell(30, 40, "pause", "start"), *iteration(1, 40, 50), *iteration(2, 50, 60)]
+    again = kept(2, *second)
+    assert again[:-1] == second[:-4]
+    assert again[-1] == Spell(50, 60, "redo", discarded=12, busy_us=10, num_live=4)
+    spells = [event for event in again if isinstance(event, Spell)]
+    assert (sum(spell.samples for spell in spells), sum(spell.discarded for spell in spells)) == (24, 24)
+
+
+def test_who_came_and_went_and_what_was_said_stays_wherever_it_stands():
+    changed = Changed(25, "W1_0", False, 3)
+    events = [STARTED, PAUSE, *iteration(0, 10, 20), changed, *iteration(1, 20, 30), WARNED]
+    assert [event for event in kept(1, *events) if isinstance(event, Changed | Warned)] == [changed, WARNED]
+
+
+def test_a_step_that_was_done_twice_before_the_checkpoint_counts_as_it_was_done_last():
+    """All went back from step 3 to step 1, and did the second and third again; the checkpoint was made after the second."""
+    back = Recovered(40, 45, 2, ("W1_0",), False, "killed", 1)
+    first = [STARTED, PAUSE, *iteration(0, 10, 20), *iteration(1, 20, 30), *iteration(2, 30, 40)]
+    events = kept(2, *first, back, *iteration(1, 45, 55), *iteration(2, 55, 65))
+    assert [event.iteration for event in events if isinstance(event, Stepped)] == [0, 1, 1]
+    spells = in_hindsight(
+        [event for event in events if isinstance(event, Spell)],
+        [event for event in events if isinstance(event, Stepped | Recovered)],
+    )
+    assert [(spell.end_us, spell.samples, spell.discarded) for spell in spells[1:]] == [
+        (20, 12, 0),
+        (30, 0, 12),
+        (40, 0, 12),
+        (55, 12, 0),
+        (65, 0, 12),
+    ]
+
+
+# The folder.
+
+
+# Once, because it says how long it took to find.
+PLAN = recycle.solve(recycle.problem(2, 2, 2, costs=(1, 1, 1)), "greedy")
+
+
+def make_job(num_steps=3, seed=0):
+    return Job(PLAN, make_stages(2), Numbers(), loss, adamw, TrainOptions(num_steps, seed=seed))
+
+
+def begin(folder, resume=False, seed=0):
+    return folder_of(make_job(seed=seed), RunFolderOptions(folder, every=1, resume=resume, name="a GPT"))
+
+
+def folder_of(job, plot):
+    return RunFolder(plot, job.plan, job.fingerprint(), job.settings.num_steps)
+
+
+@pytest.fixture
+def one_step(tmp_path):
+    """The folder of a run that was killed after it had saved its first step and applied its second."""
+    with begin(tmp_path / "run") as run:
+        for event in [PAUSE, *iteration(0, 10, 20), *iteration(1, 20, 30)]:
+            run.write(event)
+        save_all(run.checkpoints, run.saving.folder, 1)
+    return tmp_path / "run"
+
+
+def test_a_new_run_has_its_plan_and_a_record_that_grows_while_it_goes_on(tmp_path):
+    with begin(tmp_path / "runs" / "a") as run:
+        assert Plan.load(tmp_path / "runs" / "a" / "plan.json").rows == make_job().plan.rows
+        run.write(PAUSE)
+        assert list(read_record(tmp_path / "runs" / "a" / "record.jsonl")) == [STARTED, PAUSE]
+        assert (run.resumed, run.gone_us, run.warnings) == (None, 0, [])
+    assert names_in(tmp_path / "runs" / "a") == ["checkpoints", "plan.json", "record.jsonl"]
+
+
+def plans_in(folder):
+    """What the plans of later epochs hold, by the iteration from which they were gone by."""
+    return {number: path.read_text() for number, path in later_plans(folder).items()}
+
+
+def test_the_plan_of_every_epoch_is_kept_by_the_iteration_that_it_began_with(tmp_path):
+    first = make_job().plan.dumps()
+    with begin(tmp_path) as run:
+        assert run.keep_plan(0, first) is None
+        assert not (tmp_path / "plans").exists()  # it is plan.json
+        for number, text in ((5, "one"), (5, "two"), (7, "two"), (9, first)):
+            assert run.keep_plan(number, text) is None
+        assert plans_in(tmp_path) == {5: "two", 9: first}
+        run.keep_plan(6, "three")  # all went back to a checkpoint
+        assert plans_in(tmp_path) == {5: "two", 6: "three"}
+        run.keep_plan(0, "four")
+        assert plans_in(tmp_path) == {0: "four"}
+    assert Plan.load(tmp_path / "plan.json").rows == make_job().plan.rows
+    with begin(tmp_path) as run:
+        run.keep_plan(0, first)
+        assert plans_in(tmp_path) == {}
+
+
+def test_a_plan_that_cannot_be_kept_ends_no_run(tmp_path):
+    (tmp_path / "plans").touch()
+    with begin(tmp_path) as run:
+        problem = run.keep_plan(3, "a plan")
+    assert problem.startswith("the plan from iteration 3 on is not kept, but training goes on: cannot write ")
+
+
+def test_a_run_goes_on_from_its_checkpoint_with_what_led_there(one_step):
+    with begin(one_step, resume=True) as run:
+        assert run.resumed.num_steps == 1
+        assert run.gone_us == 30
+        run.write(WARNED)
+    assert list(read_record(one_step / "record.jsonl")) == [
+        *kept(1, STARTED, PAUSE, *iteration(0, 10, 20), *iteration(1, 20, 30)),
+        WARNED,
+    ]
+
+
+def test_a_record_whose_last_line_was_cut_short_is_gone_on_with(one_step):
+    with (one_step / "record.jsonl").open("a") as stream:
+        stream.write('{"event":"op","iteration":2,"wor')
+    with begin(one_step, resume=True) as run:
+        assert run.gone_us == 30
+
+
+def test_who_takes_over_from_one_that_was_writing_this_very_run_loses_nothing_of_it(one_step):
+    written = list(read_record(one_step / "record.jsonl"))
+    job = make_job()
+    with RunFolder(RunFolderOptions(one_step, every=1, name="a GPT"), job.plan, job.fingerprint(), 3, is_again=True) as run:
+        assert (run.before, run.resumed, run.newest()) == (written, None, 1)
+        run.write(WARNED)
+    assert list(read_record(one_step / "record.jsonl")) == [*written, WARNED]
+
+
+def test_who_takes_over_a_run_that_had_gone_on_from_another_goes_by_the_same_clock(one_step):
+    with begin(one_step, resume=True) as run:
+        run.write(Spell(run.gone_us, 40, "pause", "start", num_live=4))
+    job = make_job()
+    with RunFolder(RunFolderOptions(one_step, every=1, name="a GPT"), job.plan, job.fingerprint(), 3, is_again=True) as again:
+        assert again.gone_us == run.gone_us == 30
+
+
+def test_a_new_run_can_go_back_to_its_beginning_alone(tmp_path):
+    with begin(tmp_path) as run:
+        assert (run.newest(), run.before) == (0, None)
+        save_all(run.checkpoints, run.saving.folder, 1)
+        assert run.newest() == 1
+
+
+def test_a_folder_with_checkpoints_is_not_begun_anew(one_step):
+    before = (one_step / "record.jsonl").read_bytes()
+    with pytest.raises(FileProblem, match="holds the checkpoints of another run: resume it, or name another folder"):
+        begin(one_step)
+    assert (one_step / "record.jsonl").read_bytes() == before
+    assert names_in(one_step / "checkpoints") == ["step-00000001"]
+
+
+def test_a_run_that_never_finished_a_checkpoint_is_begun_anew_as_its_refusal_says(tmp_path):
+    with begin(tmp_path) as run:
+        report_of(run.saving.folder, 0, 1, *small_stage())  # and then it is killed
+    with pytest.raises(NoCheckpoint, match="start the run anew, without resuming"):
+        begin(tmp_path, resume=True)
+    with begin(tmp_path):
+        assert names_in(tmp_path / "checkpoints") == []
+
+
+def test_a_run_of_another_job_is_not_gone_on_with(one_step):
+    before = (one_step / "record.jsonl").read_bytes()
+    with pytest.raises(ForeignRun, match="its seed is 0, but this job's is 1"):
+        begin(one_step, resume=True, seed=1)
+    assert (one_step / "record.jsonl").read_bytes() == before
+
+
+def test_a_record_of_something_else_is_refused(one_step):
+    (one_step / "record.jsonl").write_text(json.dumps({"format": "another"}))
+    with pytest.raises(FileProblem, match="not a recycle-record file"):
+        begin(one_step, resume=True)
+
+
+# What is on disk together.
+
+
+def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
+    # W1_0 is slow to tell of its step; its peer has told and saved already. If all is killed now, the step is missing for ever.
+    plan = recycle.solve(recycle.problem(2, 1, 1, costs=(1, 1, 1)), "greedy")
+    job = Job(plan, make_stages(1), Numbers(), loss, adamw, TrainOptions(1))
+    with folder_of(job, RunFolderOptions(tmp_path, every=1, keep=1, name="a GPT")) as run:
+        books = RunLedger(plan, 2, (), run.write, run.checkpoints, begin_us=0)
+
+        def applied(worker, chain):
+            return IterationApplied(Worker.parse(worker), 0, {chain: 5.0}, [Span(f"0F0@{chain}", 10, 20)], StepVerdict(1.0, 1.0))
+
+        def is_ahead():
+            recorded = any(isinstance(event, Stepped) for event in read_record(tmp_path / "record.jsonl"))
+            return (tmp_path / "checkpoints" / "step-00000001").is_dir() and not recorded
+
+        books.hear(applied("W0_0", 0))
+        books.hear(report_of(run.saving.folder, 0, 1, *small_stage()))
+        assert not is_ahead()
+        books.hear(applied("W1_0", 1))
+        assert not is_ahead()
+        assert (tmp_path / "checkpoints" / "step-00000001").is_dir()

@@ -1,0 +1,61 @@
+"""The server from which workers are forked: they keep their memory, and whoever starts them is left as it was."""
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from recycle.runtime.launch.forkserver import fork_context
+
+pytestmark = pytest.mark.timeout(120)
+BLOCK = 2**20
+NUM_PAGES = 20 * 4 * BLOCK * 4 // resource.getpagesize()
+ROOT = Path(__file__).parents[3]
+
+
+def count_faults(mouth):
+    """Tell how many page faults it takes to fill and free the same memory over and over, once it has been there."""
+
+    def fill():
+        blocks = [torch.ones(BLOCK) for _ in range(4)]
+        return sum(float(block[0]) for block in blocks)
+
+    torch.set_num_threads(1)
+    fill()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        fill()
+    mouth.send(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+
+def test_a_worker_gets_the_memory_that_it_freed_without_a_fault_for_every_page():
+    before = dict(os.environ)
+    context = fork_context([])
+    assert dict(os.environ) == before
+    ear, mouth = context.Pipe(duplex=False)
+    process = context.Process(target=count_faults, args=(mouth,), daemon=True)
+    process.start()
+    assert ear.poll(60)
+    assert ear.recv() < NUM_PAGES / 10
+    process.join()
+
+
+FAULTS = """
+import sys
+from recycle.runtime.launch.forkserver import settle_in
+settle_in()
+from multiprocessing import Pipe
+from tests.runtime.launch.test_forkserver import count_faults
+ear, mouth = Pipe(duplex=False)
+count_faults(mouth)
+print(ear.recv())
+"""
+
+
+def test_so_does_one_that_was_started_by_itself():
+    told = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, timeout=100, check=True, cwd=ROOT)
+    assert int(told.stdout) < NUM_PAGES / 10

@@ -1,0 +1,207 @@
+"""Real processes play a plan: the same weights as in one process, rows in order, and nobody is left behind."""
+
+import math
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import recycle
+from recycle.core.errors import PortInUse, WorkerFailed
+from recycle.core.events.record import OpRan, Stepped
+from recycle.core.op import Kind
+from recycle.runtime.job import Job, TrainOptions
+from recycle.runtime.launch.local_launcher import launch
+from recycle.runtime.solo import Solo
+from tests.processes import ends_with
+from tests.runtime.jobs import (
+    Bounded,
+    Explodes,
+    Fails,
+    Numbers,
+    adamw,
+    careful_stages,
+    loss,
+    make_stages,
+    scaled_loss,
+    sgd,
+    tied_stages,
+)
+
+pytestmark = pytest.mark.timeout(180)
+SYNCHRONOUS = "adaptive,decoupled"
+
+
+def plan(fail, techniques="adaptive,decoupled,staggered", shape=(2, 3, 4)):
+    return recycle.solve(recycle.problem(*shape, fail=fail, costs=(10, 13, 9), comm=1, techniques=techniques), "greedy")
+
+
+def in_one_process(stages, samples, is_exact=True, max_norm=None, steps=3, shape=(2, 3, 4)):
+    """The mean loss of every step and the weights, by the synchronous reference with nobody dead."""
+    job = Solo(plan("", shape=shape), stages, samples, loss, adamw, seed=5, is_exact=is_exact, max_norm=max_norm)
+    return [job.iterate(step) for step in range(steps)], job.weights_sha256()
+
+
+def launched(job, watch=lambda event: None, port=0):
+    """Train by real workers, none of which is left."""
+    try:
+        return launch(job, watch, port=port)
+    finally:
+        assert not multiprocessing.active_children()
+
+
+def in_processes(made, stages, samples, is_exact=True, max_norm=None, steps=3):
+    """The same by real workers, and all events of the run."""
+    events = []
+    settings = TrainOptions(steps, seed=5, is_exact=is_exact, max_norm=max_norm)
+    trained = launched(Job(made, stages, samples, loss, adamw, settings), events.append)
+    assert [step.loss for step in steps_of(events)] == [value if math.isfinite(value) else None for value in trained.losses]
+    return trained, events
+
+
+def steps_of(events):
+    steps = [event for event in events if isinstance(event, Stepped)]
+    assert [step.iteration for step in steps] == list(range(len(steps)))
+    return steps
+
+
+def begun_again(events):
+    """The iterations of which something ran in vain."""
+    return {event.iteration for event in events if isinstance(event, OpRan) and event.is_in_vain}
+
+
+@pytest.mark.parametrize("fail", ["", "W1_1", "W0_0,W1_2"])
+@pytest.mark.parametrize("techniques", ["adaptive,decoupled,staggered", SYNCHRONOUS])
+def test_processes_compute_what_one_process_computes_bit_for_bit(fail, techniques):
+    made = plan(fail, techniques)
+    trained, events = in_processes(made, make_stages(3, 0.1), Numbers(), max_norm=0.05)
+    expected, expected_weights = in_one_process(make_stages(3, 0.1), Numbers(), max_norm=0.05)
+    assert trained.losses == pytest.approx(expected, rel=1e-12)
+    assert trained.weights_sha256 == expected_weights
+    ran = {}
+    for event in events:
+        if isinstance(event, OpRan):
+            assert event.start_us <= event.end_us
+            ran.setdefault((event.worker, event.iteration), []).append(event)
+    rows = {str(row.worker): row for row in made.rows}
+    assert set(ran) == {(worker, step) for worker in rows for step in range(3)}
+    for (worker, _), own in ran.items():
+        ops = [event.op for event in own if not event.is_in_vain]
+        assert ops == [*(str(slot.op) for slot in made.slots(rows[worker])), "reduce", "optimizer"]
+
+
+def test_a_guess_that_was_wrong_is_taken_back_and_the_iteration_begun_again():
+    # The norm falls as training goes on: between its largest and its smallest, some steps are clipped and some are not.
+    _, events = in_processes(plan(""), make_stages(3), Numbers(), steps=6)
+    free = [step.norm for step in steps_of(events)]
+    limit = (min(free) + max(free)) / 2
+    trained, events = in_processes(plan("W1_1"), make_stages(3), Numbers(), max_norm=limit, steps=6)
+    expected, expected_weights = in_one_process(make_stages(3), Numbers(), max_norm=limit, steps=6)
+    assert trained.weights_sha256 == expected_weights
+    assert trained.losses == pytest.approx(expected, rel=1e-12)
+    scaled = [step.scale != 1.0 for step in steps_of(events)]
+    assert set(scaled) == {True, False}
+    # Begun again is what follows a clipped step, unless the one before that was clipped, too: then it was not guessed.
+    again = {step + 1 for step in range(5) if scaled[step] and (step == 0 or not scaled[step - 1])}
+    assert begun_again(events) == again
+    assert trained.num_begun_again == len(again)
+
+
+@pytest.mark.parametrize("techniques", ["adaptive,decoupled,staggered", SYNCHRONOUS])
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_a_step_with_infinite_gradients_is_skipped_by_all_as_if_they_had_waited_for_each_other(techniques, is_exact):
+    trained, events = in_processes(plan("W0_2", techniques), make_stages(3), Explodes(1), is_exact, steps=4)
+    expected, expected_weights = in_one_process(make_stages(3), Explodes(1), is_exact, steps=4)
+    if is_exact:
+        assert trained.weights_sha256 == expected_weights
+    assert trained.losses[2:] == pytest.approx(expected[2:], rel=1e-5)
+    assert [step.scale for step in steps_of(events)] == [1.0, None, 1.0, 1.0]
+    assert begun_again(events) == ({2} if techniques != SYNCHRONOUS else set())
+    # What is in vain is a warm-up: forward passes alone.
+    assert {event.op[1] for event in events if isinstance(event, OpRan) and event.is_in_vain} <= {Kind.F.value}
+
+
+def test_an_op_that_fails_on_weights_that_were_only_guessed_ends_nothing():
+    # The first step's gradients are infinite: stepping with them makes weights on which every forward pass raises.
+    events = []
+    settings = TrainOptions(3, seed=5, is_exact=False)
+    launched(Job(plan("W1_1"), careful_stages(3), Bounded(), scaled_loss, sgd, settings), events.append)
+    assert [step.scale for step in steps_of(events)] == [None, 1.0, 1.0]
+    assert begun_again(events) == {1}
+
+
+@pytest.mark.parametrize("fail", ["", "W1_0", "W0_2"])
+def test_tied_parameters_of_the_first_and_the_last_stage_stay_one(fail):
+    trained, _ = in_processes(plan(fail), tied_stages(3), Numbers(), max_norm=0.05)
+    expected, expected_weights = in_one_process(tied_stages(3), Numbers(), max_norm=0.05)
+    assert trained.losses == pytest.approx(expected, rel=1e-12)
+    assert trained.weights_sha256 == expected_weights
+
+
+def test_a_worker_that_fails_says_its_last_words_and_all_are_ended():
+    with pytest.raises(WorkerFailed, match="the disk is gone"):
+        in_processes(plan(""), make_stages(3), Fails())
+
+
+def test_a_worker_that_is_killed_is_named_where_nobody_makes_plans_without_it():
+    def kill_one(event):
+        if isinstance(event, Stepped) and event.iteration == 1:
+            victims = [child for child in multiprocessing.active_children() if child.name == "W0_1"]
+            for victim in victims:
+                os.kill(victim.pid, signal.SIGKILL)
+
+    job = Job(plan(""), make_stages(3), Numbers(), loss, adamw, TrainOptions(num_steps=2000))
+    with pytest.raises(WorkerFailed, match="W0_1 ended with exit code -9"):
+        launched(job, kill_one)
+
+
+def test_what_cannot_be_sent_to_a_process_is_named():
+    job = Job(plan(""), make_stages(3), Numbers(), lambda made, targets: made.mean(), adamw, TrainOptions(num_steps=1))
+    with pytest.raises(recycle.UserError, match="lambda"):
+        launched(job)
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        job = Job(plan(""), make_stages(3), Numbers(), loss, adamw, TrainOptions(num_steps=1))
+        with pytest.raises(PortInUse, match=f"port {port} "):
+            launched(job, port=port)
+
+
+SCRIPT = """
+import multiprocessing, sys
+import recycle
+from recycle.core.events.record import Stepped
+from recycle.runtime.job import Job, Settings
+from tests.runtime.jobs import Numbers, adamw, loss, make_stages
+from tests.runtime.launch.test_local_launcher import launched
+
+def tell(event):
+    if isinstance(event, Stepped) and event.iteration == 1:
+        pids = [str(child.pid) for child in multiprocessing.active_children()]
+        open(sys.argv[1], "w").write(" ".join(pids))
+
+if __name__ == "__main__":
+    plan = recycle.solve(recycle.problem(2, 2, 3, costs=(1, 1, 1)), "greedy")
+    launched(Job(plan, make_stages(2), Numbers(), loss, adamw, Settings(num_steps=10**6)), tell)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="asks Linux's /proc who is there")
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_is_left_behind_however_the_launcher_ends(end, tmp_path):
+    script, told = tmp_path / "script.py", tmp_path / "pids"
+    script.write_text(SCRIPT)
+    told.touch()
+    root = Path(__file__).parents[3]
+    command, places = [sys.executable, str(script), str(told)], {**os.environ, "PYTHONPATH": str(root)}
+    launcher = subprocess.Popen(command, env=places, stderr=subprocess.DEVNULL, start_new_session=True)
+    assert ends_with(launcher, told, 4 + 1, end)  # the workers, and who coordinates them

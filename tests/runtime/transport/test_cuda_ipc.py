@@ -1,0 +1,135 @@
+"""Links within a GPU, as far as they can be tested without one: who is on one machine, and where in an inbox a message lies.
+
+The inbox is in the host's memory here, and nobody else enters it; all that is computed about it is the links' own.
+"""
+
+from datetime import timedelta
+from itertools import pairwise, product
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from recycle.core.cluster import Worker
+from recycle.core.op import Kind
+from recycle.runtime.execute.row_program import TensorMessage
+from recycle.runtime.transport import cuda_ipc as ipc_links
+from recycle.runtime.transport.cuda_ipc import CudaIpcTransport, share_one_gpu
+from recycle.runtime.transport.gloo import GroupView, TensorSpec
+from tests.runtime.transport.worker_threads import TIMEOUT, at_once
+
+pytestmark = pytest.mark.timeout(60)
+WORKERS = [Worker(0, 0), Worker(0, 1), Worker(1, 0)]
+OWN = Worker(0, 1)
+ALIGNMENT = 256
+# What stage 0 makes is of another size and type than what stage 1 makes; no size is a multiple of the alignment.
+PARCELS = {0: TensorSpec((3, 50), torch.bfloat16), 1: TensorSpec((2, 71), torch.float32)}
+NUM_CHAINS = 5
+
+
+class OnHost(CudaIpcTransport):
+    """Links whose memory nobody else can enter."""
+
+    def _opened(self, purpose, name, size_bytes):
+        return torch.zeros(size_bytes, dtype=torch.uint8, device=self._device)
+
+
+@pytest.fixture
+def links():
+    """Those of a worker that is alone."""
+    address = GroupView(OWN, [OWN])
+    made = OnHost(dist.HashStore(), address, PARCELS, NUM_CHAINS, (), TIMEOUT, torch.device("cpu"))
+    yield made
+    made.abort()
+    made.close()
+
+
+def message(kind, chain):
+    """One that reaches stage 1: an activation from the stage before, or a gradient from the one after."""
+    sender = Worker(0, 0 if kind is Kind.F else 2)
+    return TensorMessage(kind, OWN.stage, chain, sender, OWN, made_at=0, taken_at=0, is_of_warm_up=False)
+
+
+def ask(store, worker):
+    return share_one_gpu(store, GroupView(worker, WORKERS, epoch=3), "the first GPU")
+
+
+def test_workers_that_started_with_the_same_boot_are_on_one_machine():
+    store = dist.HashStore()
+    assert at_once(*(lambda worker=worker: ask(store, worker) for worker in WORKERS)) == [True] * 3
+
+
+def test_one_that_is_elsewhere_is_enough_for_several_machines():
+    store = dist.HashStore()
+    # A store of torch's puts a prefix before a key with a slash.
+    store.set("e3/gpu/W1_0", "the boot of another machine")
+    assert at_once(*(lambda worker=worker: ask(store, worker) for worker in WORKERS[:2])) == [False] * 2
+
+
+def test_what_was_said_in_another_epoch_does_not_count():
+    store = dist.HashStore()
+    store.set("e2/gpu/W1_0", "the boot of another machine")
+    assert at_once(*(lambda worker=worker: ask(store, worker) for worker in WORKERS)) == [True] * 3
+
+
+def test_machines_that_do_not_say_when_they_were_started_are_not_taken_for_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(ipc_links, "_BOOT", tmp_path / "absent")
+    store = dist.HashStore()
+    assert at_once(*(lambda worker=worker: ask(store, worker) for worker in WORKERS)) == [False] * 3
+
+
+def test_nobody_is_taken_for_a_neighbour_who_says_nothing():
+    store = dist.HashStore()
+    store.set_timeout(timedelta(milliseconds=50))
+    with pytest.raises(dist.DistStoreError):
+        ask(store, WORKERS[0])
+
+
+def places(links, rounds):
+    """The bytes of the inbox that each message of these rounds has, as (start, end), in order."""
+    found = []
+    for number, kind, chain in product(rounds, (Kind.F, Kind.I), range(NUM_CHAINS)):
+        links.round = number
+        place = links._place(links._inbox, message(kind, chain))
+        start = place.data_ptr() - links._inbox.data_ptr()
+        found.append((start, start + place.nbytes))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("first", [0, 1, 6, 7])
+def test_messages_of_two_rounds_in_a_row_lie_apart(links, first):
+    found = places(links, (first, first + 1))
+    assert len(found) == 2 * 2 * NUM_CHAINS
+    assert all(end <= start for (_, end), (start, _) in pairwise(found))
+
+
+def test_every_message_lies_within_the_inbox_where_a_tensor_of_any_kind_may_begin(links):
+    found = places(links, (0, 1))
+    assert found[0][0] == 0
+    assert found[-1][1] <= links._inbox.nbytes
+    assert all(start % ALIGNMENT == 0 for start, _ in found)
+
+
+def test_the_round_after_the_next_has_the_same_places(links):
+    assert places(links, (0,)) == places(links, (2,)) != places(links, (1,))
+
+
+@pytest.mark.parametrize(("kind", "parcel"), [(Kind.F, PARCELS[0]), (Kind.I, PARCELS[1])])
+def test_a_place_has_the_form_of_what_is_sent(links, kind, parcel):
+    place = links._place(links._inbox, message(kind, NUM_CHAINS - 1))
+    assert (tuple(place.shape), place.dtype) == (parcel.shape, parcel.dtype)
+
+
+def test_what_was_received_is_the_receivers_own(links):
+    given = message(Kind.I, 2)
+    place = links._place(links._inbox, given)
+    place.fill_(7.0)
+    received = links._unpacked(given, links._room(given))
+    place.fill_(8.0)
+    assert torch.equal(received, torch.full(PARCELS[1].shape, 7.0))
+
+
+def test_sums_of_what_lies_on_no_gpu_go_over_the_host(links):
+    tensor = torch.arange(2.0**15)
+    links.add_over_peers(tensor)
+    assert torch.equal(tensor, torch.arange(2.0**15))

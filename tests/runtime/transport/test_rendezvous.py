@@ -1,0 +1,177 @@
+"""Where workers find each other: what one puts in, all can read; and nobody waits for an epoch that is over."""
+
+import base64
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from recycle.core.cluster import Worker
+from recycle.runtime.transport.gloo import GlooTransport, GroupView, TransportBroken
+from recycle.runtime.transport.rendezvous import Rendezvous, made_in_time
+from tests.runtime.transport.worker_threads import PATIENCE_S, TIMEOUT, at_once, ends, linked
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.timeout(60)
+WORKERS = [Worker(0, 0), Worker(1, 0), Worker(0, 1)]
+# A wait that ends with the epoch ends far sooner than one that runs into its time-out.
+SOON_S = PATIENCE_S / 3
+
+
+def nowhere(key, value):
+    pass
+
+
+def test_what_one_puts_in_all_others_can_read():
+    one, *others = ends(3)
+    one.set("a", b"\x00\xff bytes")
+    one.set("b", "words")
+    for other in (one, *others):
+        assert (other.get("a"), other.get("b")) == (b"\x00\xff bytes", b"words")
+        assert other.check(["a", "b"])
+        assert not other.check(["a", "c"])
+
+
+def test_what_is_shared_is_text_that_any_message_can_carry():
+    shared = []
+    Rendezvous(lambda key, value: shared.append((key, value))).set("e1/all/0", bytes(range(256)))
+    assert json.loads(json.dumps(shared)) == [["e1/all/0", base64.b64encode(bytes(range(256))).decode()]]
+
+
+def test_what_was_put_in_here_can_be_shared_again_and_nothing_else():
+    shared = []
+    store = Rendezvous(lambda key, value: shared.append((key, value)))
+    store.set("own", "x")
+    store.hear("of another", base64.b64encode(b"y").decode())
+    store.share_again()
+    assert shared == [("own", base64.b64encode(b"x").decode())] * 2
+
+
+def test_it_is_a_store_to_torch():
+    one, other = ends(2)
+    dist.PrefixStore("e1/all", one).set("0", "an address")
+    assert other.get("e1/all/0") == dist.PrefixStore("e1/all", other).get("0") == b"an address"
+
+
+def test_whoever_waits_for_something_has_it_as_soon_as_it_is_put_in():
+    one, other = ends(2)
+    found = at_once(lambda: other.get("a"), lambda: other.wait(["a", "b"]), lambda: [one.set(key, key) for key in ("b", "a")])
+    assert found[0] == b"a"
+
+
+def test_what_nobody_puts_in_is_waited_for_no_longer_than_was_asked():
+    store = Rendezvous(nowhere)
+    store.set("a", "there")
+    with pytest.raises(RuntimeError, match="nobody has put in b"):
+        store.wait(["a", "b"], timedelta(milliseconds=20))
+    store.set_timeout(timedelta(milliseconds=20))
+    assert store.timeout() == timedelta(milliseconds=20)
+    with pytest.raises(RuntimeError, match="nobody has put in c"):
+        store.get("c")
+
+
+def test_an_epoch_that_is_over_wakes_whoever_waits_and_lets_nobody_wait_again():
+    store = Rendezvous(nowhere)
+    store.set("a", "there")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(store.get, "b")
+        store.abort()
+        assert "the epoch is over" in str(waiting.exception(SOON_S))
+    with pytest.raises(RuntimeError, match="the epoch is over"):
+        store.wait(["a", "c"])
+    assert store.get("a") == b"there"
+
+
+def test_groups_find_each_other_by_it():
+    with linked(WORKERS) as links:
+        peers = [torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0]), torch.tensor([5.0, 6.0])]
+        every = [torch.tensor([float(number)]) for number in (1, 2, 4)]
+
+        def add(number):
+            links[number].add_over_peers(peers[number])
+            links[number].wait(links[number].start_adding_over_all(every[number]))
+
+        at_once(*(lambda number=number: add(number) for number in range(3)))
+    assert [value.tolist() for value in peers] == [[11.0, 22.0], [11.0, 22.0], [5.0, 6.0]]
+    assert [value.tolist() for value in every] == [[7.0]] * 3
+
+
+def test_an_epoch_that_ends_while_a_group_is_made_ends_the_making_at_once():
+    # It puts in where it is, and waits for the others to do so, too, which they never do.
+    put_in, is_there = [], threading.Event()
+
+    def share(key, value):
+        put_in.append(key)
+        is_there.set()
+
+    store = Rendezvous(share)
+    with ThreadPoolExecutor(1) as pool:
+        making = pool.submit(GlooTransport, store, GroupView(WORKERS[0], WORKERS, epoch=3), {}, 1, (), TIMEOUT)
+        assert is_there.wait(PATIENCE_S)
+        assert not making.done()
+        began_s = time.monotonic()
+        store.abort()
+        problem = making.exception(PATIENCE_S)
+        assert time.monotonic() - began_s < SOON_S
+    assert isinstance(problem, TransportBroken)
+    assert "the epoch is over" in str(problem)
+    assert {key.split("/")[0] for key in put_in} == {"e3"}
+
+
+class Late:
+    """Links that are made when somebody lets them, and say what became of them."""
+
+    def __init__(self):
+        self.begun, self.let, self.said, self.closed = threading.Event(), threading.Event(), [], threading.Event()
+
+    def make(self):
+        self.begun.set()
+        assert self.let.wait(PATIENCE_S)
+        return self
+
+    def abort(self):
+        self.said.append("aborted")
+
+    def close(self):
+        self.said.append("closed")
+        self.closed.set()
+
+
+def test_links_that_are_made_in_time_are_used():
+    late = Late()
+    late.let.set()
+    assert made_in_time(late.make, Rendezvous(nowhere)) is late
+    assert late.said == []
+
+
+def test_what_goes_wrong_when_links_are_made_is_told_as_it_is():
+    def fail():
+        raise TransportBroken("the group all could not be made")
+
+    with pytest.raises(TransportBroken, match="the group all could not be made"):
+        made_in_time(fail, Rendezvous(nowhere))
+
+
+def test_the_end_of_an_epoch_ends_the_wait_for_links_and_those_that_come_too_late_are_cut():
+    late, store = Late(), Rendezvous(nowhere)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(made_in_time, late.make, store)
+        assert late.begun.wait(PATIENCE_S)
+        store.abort()
+        assert isinstance(waiting.exception(SOON_S), TransportBroken)
+    late.let.set()
+    assert late.closed.wait(PATIENCE_S)
+    assert late.said == ["aborted", "closed"]
+
+
+def test_no_links_are_waited_for_in_an_epoch_that_is_over():
+    late, store = Late(), Rendezvous(nowhere)
+    store.abort()
+    with pytest.raises(TransportBroken, match="over before it began"):
+        made_in_time(late.make, store)
+    late.let.set()
