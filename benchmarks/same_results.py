@@ -3,8 +3,8 @@
     python benchmarks/same_results.py --save     # at the commit that is trusted
     python benchmarks/same_results.py            # at any later one: exit code 1 if a result differs
 
-Every case is a command of the public CLI, so that the script survives any move inside the package. A result is the sha256 of a plan
-file without its planning time, the `weights_sha256` of an exact run, or the sha256 of a printed table.
+Every case is a command of the public CLI, so that the script survives any move inside the package. A result is the sha256 of a
+plan file without its planning time, the `weights_sha256` of an exact run, or the sha256 of a printed table.
 """
 
 import argparse

@@ -14,7 +14,7 @@ from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem, ForeignPlan, UserError
 from recycle.core.plans.library import Library, without_failures
 from recycle.core.plans.plan import Plan
-from recycle.core.plans.plan_source import Answer, FixedPlans, NoWorkerLeft, PlanFolder, PlanSource, seats_for
+from recycle.core.plans.plan_source import FixedPlans, NoWorkerLeft, PlanAssignment, PlanFolder, PlanSource, seats_for
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem, Techniques
 from recycle.core.profile import Link, Profile, StageProfile
@@ -31,15 +31,15 @@ def dead(*names: str) -> frozenset[Worker]:
     return frozenset(map(Worker.parse, names))
 
 
-def moves(answer: Answer) -> list[str]:
+def moves(answer: PlanAssignment) -> list[str]:
     return [f"{now}>{seat}" for now, seat in answer.moves]
 
 
-def copies(answer: Answer) -> list[str]:
+def copies(answer: PlanAssignment) -> list[str]:
     return [f"{now}>{seat}" for now, seat in answer.copies]
 
 
-def is_playable(answer: Answer, problem: Problem, failed: frozenset[Worker]) -> bool:
+def is_playable(answer: PlanAssignment, problem: Problem, failed: frozenset[Worker]) -> bool:
     """Whether the plan is a legal one of the job, and the living play its rows, each of them one."""
     living = [worker for worker in problem.shape.workers() if worker not in failed]
     is_of_the_job = without_failures(answer.plan.problem) == problem and check(answer.plan) == []

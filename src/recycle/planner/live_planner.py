@@ -13,7 +13,7 @@ from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem, ForeignPlan, UserError
 from recycle.core.plans.library import Library, without_failures
 from recycle.core.plans.plan import Plan, Row
-from recycle.core.plans.plan_source import Answer, num_live_at, seats_for
+from recycle.core.plans.plan_source import PlanAssignment, num_live_at, seats_for
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
 from recycle.planner.failure_normalization import (
@@ -62,7 +62,7 @@ class Planner:
         if self.given is not None and without_failures(self.given.problem) != self.problem:
             raise ForeignPlan("the plan was made for another shape, profile, memory or techniques than this job has: plan again")
 
-    def answer(self, failed: frozenset[Worker]) -> Answer:
+    def answer(self, failed: frozenset[Worker]) -> PlanAssignment:
         compile_kernels()  # with the first question, when nobody is in a hurry yet, rather than with the first that is hard
         num_live = num_live_at(self.problem.shape, failed)
         if self.given is not None and self.given.problem.cluster.failed == failed:
@@ -86,7 +86,7 @@ class Planner:
             return None
         return None if check(plan) else plan
 
-    def _fill(self, failed: frozenset[Worker], num_live: list[int], stored: Plan | None) -> Answer:
+    def _fill(self, failed: frozenset[Worker], num_live: list[int], stored: Plan | None) -> PlanAssignment:
         """Let workers to spare take over the stages that nobody holds, and nobody else move."""
         cluster = nearest(self.problem.shape, failed, _filled(self.problem, num_live))
         found = _fitting(stored, cluster)
@@ -95,9 +95,9 @@ class Planner:
         movers = ", ".join(f"{move.worker} takes over stage {move.to_stage}" for move in _moves(seats))
         lost = " and ".join(f"stage {stage}" for stage, num in enumerate(num_live) if num == 0)
         origin = _name_of(found) if found else _ON_THE_SPOT
-        return Answer(plan, seats, f"{origin}: nobody is left at {lost}, so that {movers}")
+        return PlanAssignment(plan, seats, f"{origin}: nobody is left at {lost}, so that {movers}")
 
-    def _weigh(self, cluster: Cluster, stored: Plan | None) -> Answer:
+    def _weigh(self, cluster: Cluster, stored: Plan | None) -> PlanAssignment:
         """Plan for the failures as they are, and let workers change stage if that pays."""
         as_is = self._plan(cluster)
         if not cluster.failed:
@@ -118,7 +118,7 @@ class Planner:
         verdict = self._judge(as_is, plan.period_us, seats)
         if not verdict.moves:
             return _staying(as_is, verdict.reason)
-        return Answer(plan, seats, f"{_name_of(found) if found else _ON_THE_SPOT}: {verdict.reason}")
+        return PlanAssignment(plan, seats, f"{_name_of(found) if found else _ON_THE_SPOT}: {verdict.reason}")
 
     def _judge(self, as_is: Plan, other_us: int, seats: Mapping[Worker, Worker]) -> Judgement:
         move_us = move_time_us(as_is.problem, Takeover(_moves(seats), dict(seats)))
@@ -130,11 +130,11 @@ class Planner:
         return solve(replace(self.problem, cluster=cluster), "greedy", _NO_TIME_LIMIT_S, effort)
 
 
-def _answer(plan: Plan, failed: frozenset[Worker], reason: str) -> Answer:
-    return Answer(plan, seats_for(plan.problem.cluster, failed), reason)
+def _answer(plan: Plan, failed: frozenset[Worker], reason: str) -> PlanAssignment:
+    return PlanAssignment(plan, seats_for(plan.problem.cluster, failed), reason)
 
 
-def _staying(plan: Plan, why: str) -> Answer:
+def _staying(plan: Plan, why: str) -> PlanAssignment:
     return _answer(plan, plan.problem.cluster.failed, f"{_ON_THE_SPOT}, and nobody moves: {why}")
 
 

@@ -1,7 +1,7 @@
 """The protocol of a policy: what a training system does while nothing changes, and what a change costs it.
 
-A system is told which members are live and answers with a `PolicyDecision`: the regime from now on, the pauses before it, and what
-is lost. `trace_simulation` keeps the clock and the accounts. The system's own state, if it has any, is part of the decision.
+A system is told which members are live and answers with a `PolicyDecision`: the regime from now on, the pauses before it, and
+what is lost. `trace_simulation` keeps the clock and the accounts. The system's own state, if it has any, is part of the decision.
 """
 
 from dataclasses import dataclass

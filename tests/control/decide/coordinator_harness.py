@@ -14,7 +14,7 @@ from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.op import Kind, MicroBatch, Op
 from recycle.core.plans.plan import Plan
-from recycle.core.plans.plan_source import Answer, num_live_at, seats_for
+from recycle.core.plans.plan_source import PlanAssignment, num_live_at, seats_for
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile
 from tests.plans import plan_from_orders
@@ -42,7 +42,7 @@ def plan_for(cluster: Cluster) -> Plan:
     return plan_from_orders(Problem(cluster, Profile.uniform(shape.num_stages, 1, 1, 1)), orders)
 
 
-def answer_for(shape: Shape, failed: frozenset[Worker], planned: frozenset[Worker] | None = None) -> Answer | str:
+def answer_for(shape: Shape, failed: frozenset[Worker], planned: frozenset[Worker] | None = None) -> PlanAssignment | str:
     """What a source says: the dead stay where they are, unless told otherwise or a stage has nobody left."""
     try:
         num_live = num_live_at(shape, failed)
@@ -57,7 +57,7 @@ def answer_for(shape: Shape, failed: frozenset[Worker], planned: frozenset[Worke
             giver = max(live, key=lambda stage: len(live[stage]))
             planned = planned - {Worker(0, empty)} | {live[giver][-1]}
     cluster = Cluster(shape, planned)
-    return Answer(plan_for(cluster), seats_for(cluster, failed), "made by hand")
+    return PlanAssignment(plan_for(cluster), seats_for(cluster, failed), "made by hand")
 
 
 def evened(shape: Shape, failed: frozenset[Worker]) -> frozenset[Worker]:
@@ -122,7 +122,7 @@ class Desk:
     def waiting(self, reason: str) -> None:
         self.waits.append(reason)
 
-    def began(self, answer: Answer, go: StartEpoch, members: Iterable[Member]) -> None:
+    def began(self, answer: PlanAssignment, go: StartEpoch, members: Iterable[Member]) -> None:
         self.log.append(("began", go.epoch))
 
     def recovered(self, recovery: Recovery) -> None:
@@ -138,7 +138,7 @@ class Office:
     def __init__(self, shape: Shape = SHAPE, initially: frozenset[Worker] = frozenset(), journal: Journal | None = None) -> None:
         self.shape, self.desk, self.journal = shape, Desk(), journal or MemoryJournal()
         cluster = Cluster(shape, initially)
-        self.initial = Answer(plan_for(cluster), seats_for(cluster, initially), "the first")
+        self.initial = PlanAssignment(plan_for(cluster), seats_for(cluster, initially), "the first")
         self.num_callers = 0
         self.hire()
 

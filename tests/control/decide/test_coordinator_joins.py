@@ -5,7 +5,7 @@ import pytest
 from recycle.control.decide.coordinator import CoordinatorPhase
 from recycle.control.decide.messages import PauseAtBoundary, ProgressReport, StopEpoch
 from recycle.core.cluster import Cluster, Shape
-from recycle.core.plans.plan_source import Answer
+from recycle.core.plans.plan_source import PlanAssignment
 from tests.control.decide.coordinator_harness import W0_0, W0_1, W1_0, W1_1, Office, dead, plan_for, with_a_place_free
 
 pytestmark = pytest.mark.timeout(60)
@@ -77,7 +77,7 @@ def test_the_only_holder_of_a_stage_does_not_move_away_when_a_newcomer_sits_besi
     failed = office.desk.questions[-1]
     holder = office.at("W1_1")
     cluster = Cluster(office.shape, dead("W1_1"))
-    moving = Answer(plan_for(cluster), {W0_0: W0_0, W0_1: W0_1, W1_0: W1_1}, "the holder moves to the other stage")
+    moving = PlanAssignment(plan_for(cluster), {W0_0: W0_0, W0_1: W0_1, W1_0: W1_1}, "the holder moves to the other stage")
     office.coordinator.answered(failed, moving)
     assert office.go().checkpoint == -1
     assert holder.seat == W0_1

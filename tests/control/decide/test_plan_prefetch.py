@@ -18,7 +18,7 @@ from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem
 from recycle.core.op import Kind, MicroBatch, Op
 from recycle.core.plans.plan import Plan
-from recycle.core.plans.plan_source import Answer, NoWorkerLeft, PlanFolder, num_live_at, seats_for
+from recycle.core.plans.plan_source import NoWorkerLeft, PlanAssignment, PlanFolder, num_live_at, seats_for
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile
@@ -56,7 +56,7 @@ class Scripted:
     held: frozenset[Worker] | None = None
     is_deadly: bool = False
 
-    def answer(self, failed: frozenset[Worker]) -> Answer:
+    def answer(self, failed: frozenset[Worker]) -> PlanAssignment:
         names = "+".join(map(str, sorted(failed))) or "none"
         with self.log.open("a") as stream:
             stream.write(f"{os.getpid()} {os.getpriority(os.PRIO_PROCESS, 0)} {names}\n")
@@ -66,7 +66,7 @@ class Scripted:
             self.gate.read_text()  # from a named pipe: it lasts until the test has written
         num_live_at(SHAPE, failed)
         plan = hand_made(failed)
-        return Answer(plan, seats_for(plan.problem.cluster, failed), "made by hand")
+        return PlanAssignment(plan, seats_for(plan.problem.cluster, failed), "made by hand")
 
     def lines(self) -> list[list[str]]:
         return [line.split() for line in self.log.read_text().splitlines()]
@@ -105,7 +105,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def is_right(answer: Answer, failed: frozenset[Worker]) -> bool:
+def is_right(answer: PlanAssignment, failed: frozenset[Worker]) -> bool:
     return answer.plan.problem.cluster.failed == failed and check(answer.plan) == []
 
 
@@ -241,7 +241,7 @@ class Unpicklable:
     def __init__(self) -> None:
         self.own = lambda: None
 
-    def answer(self, failed: frozenset[Worker]) -> Answer:
+    def answer(self, failed: frozenset[Worker]) -> PlanAssignment:
         raise AssertionError
 
 

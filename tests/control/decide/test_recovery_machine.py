@@ -23,7 +23,7 @@ from recycle.control.decide.messages import (
     StopEpoch,
 )
 from recycle.core.cluster import Shape, Worker
-from recycle.core.plans.plan_source import Answer
+from recycle.core.plans.plan_source import PlanAssignment
 from tests.control.decide.coordinator_harness import Office, answer_for, evened
 from tests.control.decide.test_agreement import Crew, Walker
 
@@ -299,7 +299,7 @@ class Theatre(RuleBasedStateMachine):
             if puppet.caller == caller:
                 puppet.inbox.append(message)
 
-    def _hold_epoch(self, answer: Answer, go: StartEpoch, members: Iterable[Member]) -> None:
+    def _hold_epoch(self, answer: PlanAssignment, go: StartEpoch, members: Iterable[Member]) -> None:
         """Whoever is in an epoch is a member, every stage has somebody, and no more is done again than has to be."""
         assert set(go.seats.values()) <= set(self.coordinator.members)
         assert {Worker.parse(seat).stage for seat in go.seats} == set(range(self.shape.num_stages))

@@ -18,7 +18,7 @@ from recycle.core.errors import UserError
 from recycle.core.events.record import Event, OpRan, Recovered, Spell, Started, write_record
 from recycle.core.plans.library import without_failures
 from recycle.core.plans.plan import Plan
-from recycle.core.plans.plan_source import Answer
+from recycle.core.plans.plan_source import PlanAssignment
 from recycle.core.profile import Profile
 from recycle.evaluate.against_simulation.simulated_epochs import against_simulation, read_constants
 from recycle.planner.live_planner import Planner
@@ -52,7 +52,7 @@ def end_of(ops: Sequence[OpRan]) -> int:
     return max(op.end_us for op in ops)
 
 
-def degraded(plan: Plan) -> Answer:
+def degraded(plan: Plan) -> PlanAssignment:
     """What the planner answers when W1_1 is dead: staggered nobody moves, synchronous W2_0 takes that seat."""
     return Planner(without_failures(plan.problem), given=plan).answer(frozenset({Worker(1, 1)}))
 

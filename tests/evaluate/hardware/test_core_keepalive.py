@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recycle.evaluate.hardware import awake
+from recycle.evaluate.hardware import core_keepalive as awake
 from recycle.evaluate.hardware.core_keepalive import are_cores_migrated, cores_kept_awake
 
 pytestmark = pytest.mark.timeout(60)

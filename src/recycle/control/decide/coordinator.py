@@ -26,7 +26,7 @@ from recycle.control.decide.messages import (
     StoreEntry,
 )
 from recycle.core.cluster import Shape, Worker
-from recycle.core.plans.plan_source import Answer
+from recycle.core.plans.plan_source import PlanAssignment
 
 
 class CoordinatorPhase(StrEnum):
@@ -45,7 +45,7 @@ class Coordinator:
     def __init__(
         self,
         shape: Shape,
-        initial: Answer,
+        initial: PlanAssignment,
         iteration: int,
         world: CoordinatorEffects,
         journal: Journal,
@@ -293,7 +293,7 @@ class Coordinator:
             found.append((member, seat))
         return found
 
-    def answered(self, failed: frozenset[Worker], answer: Answer | str) -> None:
+    def answered(self, failed: frozenset[Worker], answer: PlanAssignment | str) -> None:
         """A plan has come, or a sentence why there is none."""
         if self.phase is not CoordinatorPhase.PLANNING or failed != self._asked:
             return  # somebody came or went meanwhile, and another answer is on its way
@@ -322,7 +322,7 @@ class Coordinator:
             resume = Resume(checkpoint)
         self._go(answer, resume, checkpoint)
 
-    def _keeping_holders(self, answer: Answer) -> Answer:
+    def _keeping_holders(self, answer: PlanAssignment) -> PlanAssignment:
         """The same answer, but in no stage does everybody who holds its state move away: a newcomer moves instead."""
         sitters = {member.seat: member for member in self.members.values()}
         seats = dict(answer.seats)
@@ -336,7 +336,7 @@ class Coordinator:
                 seats[free], seats[there] = seats[there], seats[free]
         return replace(answer, seats=seats)
 
-    def _go(self, answer: Answer, resume: Resume, checkpoint: int) -> None:
+    def _go(self, answer: PlanAssignment, resume: Resume, checkpoint: int) -> None:
         """Begin an epoch: everybody takes the seat that the answer gives it."""
         sitters = {member.seat: member for member in self.members.values()}
         players = {seat: sitters[now] for seat, now in answer.seats.items()}
@@ -366,7 +366,7 @@ class Coordinator:
         if any(member.seat is None for member in self.members.values()):
             self.seat_newcomers()
 
-    def _sources(self, answer: Answer, players: dict[Worker, Member]) -> dict[str, str]:
+    def _sources(self, answer: PlanAssignment, players: dict[Worker, Member]) -> dict[str, str]:
         """From whom each seat copies whose player has not the state of its stage; those who give take turns."""
         givers: dict[int, list[Worker]] = {}
         takers = []

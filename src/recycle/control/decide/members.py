@@ -6,7 +6,7 @@ from typing import Protocol
 
 from recycle.control.decide.messages import ControlMessage, ProgressReport, StartEpoch
 from recycle.core.cluster import Worker
-from recycle.core.plans.plan_source import Answer
+from recycle.core.plans.plan_source import PlanAssignment
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class CoordinatorEffects(Protocol):
         """Training cannot go on, and what it waits for."""
         ...
 
-    def began(self, answer: Answer, go: StartEpoch, members: Iterable[Member]) -> None:
+    def began(self, answer: PlanAssignment, go: StartEpoch, members: Iterable[Member]) -> None:
         """A new epoch is about to begin."""
         ...
 

@@ -189,7 +189,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class UploadFile:
-    """A file for the run's folder. The bytes follow after a `FileContent` that permits them; a second one confirms that they are kept."""
+    """A file for the run's folder. The bytes follow a `FileContent` that permits them; a second one confirms them."""
 
     TYPE: ClassVar[str] = "bring"
     name: str

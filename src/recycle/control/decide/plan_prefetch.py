@@ -16,7 +16,7 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import Any
 
 from recycle.core.cluster import Shape, Worker
-from recycle.core.plans.plan_source import Answer, PlanSource
+from recycle.core.plans.plan_source import PlanAssignment, PlanSource
 from recycle.host.process_lifetime import children_uninterrupted, end_with_parent
 
 Dead = frozenset[Worker]
@@ -42,10 +42,10 @@ class PlanPrefetch:
         self._source = source
         self._context = context or get_context("spawn")
         self._changed = threading.Condition()  # it guards everything below
-        self._urgent: dict[Dead, Future[Answer]] = {}
+        self._urgent: dict[Dead, Future[PlanAssignment]] = {}
         self._waiting: deque[Dead] = deque()
         self._wanted: frozenset[Dead] = frozenset()
-        self._ready: dict[Dead, Answer] = {}
+        self._ready: dict[Dead, PlanAssignment] = {}
         self._most_ready = _MOST_ANSWERS
         self._planning: _Planning | None = None
         self._is_loaded = self._is_closed = False
@@ -82,7 +82,7 @@ class PlanPrefetch:
             self._forget()
             self._changed.notify_all()
 
-    def answer(self, failed: Dead) -> Answer:
+    def answer(self, failed: Dead) -> PlanAssignment:
         """Return the answer at once if it is ready; else it is the next to be made, and waited for."""
         with self._changed:
             if failed in self._ready:
@@ -128,7 +128,7 @@ class PlanPrefetch:
                 self._changed.wait()
             return None
 
-    def _outcome(self, question: Dead) -> Answer | Exception | None:
+    def _outcome(self, question: Dead) -> PlanAssignment | Exception | None:
         """What became of the question: the planning process is asked, or this one where that dies of it and somebody waits."""
         for _ in range(_MOST_PROCESSES):
             try:
@@ -161,19 +161,19 @@ class PlanPrefetch:
         if planning is not None:
             planning.end()
 
-    def _settle(self, question: Dead, outcome: Answer | Exception | None) -> None:
+    def _settle(self, question: Dead, outcome: PlanAssignment | Exception | None) -> None:
         """Keep an answer, and hand it to who waits. What went wrong is not kept: asked again, it may go right."""
         self._is_loaded = True
         if outcome is None:
             return
         with self._changed:
             coming = self._urgent.pop(question, None)
-            if isinstance(outcome, Answer):
+            if isinstance(outcome, PlanAssignment):
                 self._ready[question] = outcome
                 self._forget()
         if coming is None:
             return
-        if isinstance(outcome, Answer):
+        if isinstance(outcome, PlanAssignment):
             coming.set_result(outcome)
         else:
             coming.set_exception(outcome)
@@ -204,11 +204,11 @@ class _Planning:
     def tell(self, source: PlanSource) -> None:
         self._pipe.send(source)
 
-    def ask(self, question: Dead) -> Answer | Exception:
+    def ask(self, question: Dead) -> PlanAssignment | Exception:
         """Return what became of the question; raises EOFError or OSError if the process is dead."""
         self._pipe.send(question)
         outcome = self._pipe.recv()
-        assert isinstance(outcome, Answer | Exception)
+        assert isinstance(outcome, PlanAssignment | Exception)
         return outcome
 
     def kill(self) -> None:
@@ -237,7 +237,7 @@ def _serve(pipe: "Connection[Any, Any]") -> None:
             pipe.send(outcome_of(source, pipe.recv()))
 
 
-def outcome_of(source: PlanSource, question: Dead) -> Answer | Exception:
+def outcome_of(source: PlanSource, question: Dead) -> PlanAssignment | Exception:
     """The answer, or what the source raised instead."""
     try:
         return source.answer(question)

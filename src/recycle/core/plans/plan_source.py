@@ -21,7 +21,7 @@ _PLAN_FILE = re.compile(r"plan-(none|W\d+_\d+(?:\+W\d+_\d+)*)\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PlanAssignment:
     """What to play, who plays it, and one sentence why. `seats` says for each row of the plan where its player sits now."""
 
     plan: Plan
@@ -46,7 +46,7 @@ class Answer:
 class PlanSource(Protocol):
     """Anything that knows what to play."""
 
-    def answer(self, failed: frozenset[Worker]) -> Answer:
+    def answer(self, failed: frozenset[Worker]) -> PlanAssignment:
         """Say what is played when these seats are empty; raises `NoWorkerLeft` if those who live cannot hold every stage."""
         ...
 
@@ -105,7 +105,7 @@ class FixedPlans:
 
     plans: Mapping[frozenset[Worker], Plan]
 
-    def answer(self, failed: frozenset[Worker]) -> Answer:
+    def answer(self, failed: frozenset[Worker]) -> PlanAssignment:
         if (known := next(iter(self.plans.values()), None)) is not None:
             num_live_at(known.problem.shape, failed)
         if failed not in self.plans:
@@ -123,7 +123,7 @@ class PlanFolder:
         """Where the plan for these dead belongs. It is found under its names in another order, too."""
         return self.folder / f"plan-{names_of(failed, '+')}.json"
 
-    def answer(self, failed: frozenset[Worker]) -> Answer:
+    def answer(self, failed: frozenset[Worker]) -> PlanAssignment:
         files = self._files()
         if files and failed not in files:
             num_live_at(Plan.load(min(files.values())).problem.shape, failed)
@@ -153,9 +153,9 @@ def names_of(workers: Collection[Worker], joint: str = ", ") -> str:
     return joint.join(map(str, sorted(workers))) or "none"
 
 
-def _fixed(plan: Plan, failed: frozenset[Worker], what: str) -> Answer:
+def _fixed(plan: Plan, failed: frozenset[Worker], what: str) -> PlanAssignment:
     planned = plan.problem.cluster
     if len(planned.failed) != len(failed):
         raise ForeignPlan(f"{what} has {names_of(planned.failed)} dead, which are not as many: plan again")
     where = "nobody moves" if planned.failed == failed else f"its dead are {names_of(planned.failed)}, so that others move"
-    return Answer(plan, seats_for(planned, failed), f"{what}; {where}")
+    return PlanAssignment(plan, seats_for(planned, failed), f"{what}; {where}")

@@ -1,6 +1,7 @@
 """A run as Prometheus asks for it: the events so far, as numbers in its text format (version 0.0.4).
 
-`facts_after` is pure: facts and an event in, facts out. `Gauges` only holds the newest facts, in one reference, so that one thread may ask for the text while another takes in events, and sees no half of an event. What is not known yet
+`facts_after` is pure: facts and an event in, facts out. `Gauges` only holds the newest facts, in one reference, so that
+one thread may ask for the text while another takes in events, and sees no half of an event. What is not known yet
 is left out; a loss that is not finite is NaN.
 """
 

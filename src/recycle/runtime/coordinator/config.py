@@ -9,7 +9,7 @@ from recycle.control.net.handshake import Endpoint
 from recycle.core.errors import UserError
 from recycle.core.events.failure_script import Injection
 from recycle.core.events.record import Event
-from recycle.core.plans.plan_source import Answer, PlanSource
+from recycle.core.plans.plan_source import PlanAssignment, PlanSource
 from recycle.core.profile import StageProfile
 from recycle.runtime.coordinator.ledger.run_folder import RunFolderOptions
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
@@ -25,7 +25,7 @@ class CoordinatorConfig:
     job: str
     token: str
     lease_s: float
-    initial: Answer
+    initial: PlanAssignment
     source: PlanSource | None
     num_steps: int
     num_samples: int
@@ -49,7 +49,7 @@ def coordinator_config(
         job=door.job,
         token=door.token,
         lease_s=lease_s,
-        initial=Answer(job.plan, seats, "the plan that the run was started with"),
+        initial=PlanAssignment(job.plan, seats, "the plan that the run was started with"),
         source=source,
         num_steps=job.settings.num_steps,
         num_samples=job.samples_per_step,

@@ -39,7 +39,7 @@ from recycle.core.errors import UserError, WorkerFailed
 from recycle.core.events.failure_script import RECOVERY
 from recycle.core.events.record import Event, Joining, Recovered, Suspected
 from recycle.core.plans.plan import Plan
-from recycle.core.plans.plan_source import Answer, NoWorkerLeft
+from recycle.core.plans.plan_source import NoWorkerLeft, PlanAssignment
 from recycle.host.process_lifetime import end_with_parent, process_state
 from recycle.runtime.checkpoint.files import is_to_be_read, is_to_be_written
 from recycle.runtime.coordinator.config import (
@@ -279,7 +279,7 @@ class _Hall:
         self._books.warn(f"training waits: {reason}")
         self._mouth.send(WaitingForWorkers())
 
-    def began(self, answer: Answer, go: StartEpoch, members: Iterable[Member]) -> None:
+    def began(self, answer: PlanAssignment, go: StartEpoch, members: Iterable[Member]) -> None:
         if go.epoch == 1:
             self._mouth.send(FirstEpochFormed())
         takers = set(go.sources)
@@ -328,7 +328,7 @@ class _Hall:
         """What is to be done with the answer to a question."""
         assert self._ahead is not None
         try:
-            answer: Answer | str = self._ahead.answer(failed)
+            answer: PlanAssignment | str = self._ahead.answer(failed)
         except NoWorkerLeft as problem:
             answer = str(problem)
         except UserError as problem:
