@@ -88,14 +88,14 @@ def report_from_json(body: Mapping[str, Any], clock_us: int = 0) -> WorkerReport
             return StageNotSaved(**rest)
     worker = Worker.parse(body["worker"])
     match body["told"]:
-        case "applied":
+        case "iterationapplied":
             losses = {int(chain): float(loss) for chain, loss in body["losses"]}
             return IterationApplied(
                 worker, body["iteration"], losses, _read_spans(body["spans"], clock_us), StepVerdict(*body["verdict"])
             )
-        case "undone":
+        case "stepundone":
             return StepUndone(worker, body["iteration"], _read_spans(body["spans"], clock_us))
-        case "finished":
+        case "workerfinished":
             return WorkerFinished(worker, **rest)
         case _:
             return WorkerCrashed(worker, body["at_us"] + clock_us, body["text"], _problem(body["problem"]))
