@@ -39,14 +39,14 @@ def forbid_work(monkeypatch):
     def fail(*_):
         raise AssertionError("this was answered before")
 
-    monkeypatch.setattr(campaign, "follow", fail)
+    monkeypatch.setattr(campaign, "simulate_trace", fail)
     monkeypatch.setattr(timings, "_plan", fail)
 
 
 def test_all_systems_go_through_the_same_trace(monkeypatch):
     seen = []
-    real = campaign.follow
-    monkeypatch.setattr(campaign, "follow", lambda system, trace, *rest: seen.append(trace) or real(system, trace, *rest))
+    real = campaign.simulate_trace
+    monkeypatch.setattr(campaign, "simulate_trace", lambda system, trace, *rest: seen.append(trace) or real(system, trace, *rest))
     records = run(cases())
     assert seen == [TRACE] * len(SYSTEMS)
     wanted = [(change.at_us, change.node, change.joins) for change in TRACE.later]
@@ -76,8 +76,8 @@ def test_what_is_kept_changes_no_answer(tmp_path):
 def test_only_what_is_missing_is_run(tmp_path, monkeypatch):
     known = [case for case in cases(tmp_path) if case.system in ("ideal", "varuna")]
     before = run(known)
-    ran, real = [], campaign.follow
-    monkeypatch.setattr(campaign, "follow", lambda system, *rest: ran.append(system.name) or real(system, *rest))
+    ran, real = [], campaign.simulate_trace
+    monkeypatch.setattr(campaign, "simulate_trace", lambda system, *rest: ran.append(system.name) or real(system, *rest))
     ticks = []
     after = run(cases(tmp_path), ticks.append)
     assert ran == [name for name in SYSTEMS if name not in ("ideal", "varuna")]

@@ -13,9 +13,9 @@ from recycle.sim.campaign import placement as seats
 from recycle.sim.campaign.trace_simulation import simulate_trace
 from recycle.sim.iteration_times import IterationTime
 from recycle.sim.job import SimulatedJob
-from recycle.sim.policy import DOWN, Event, Loss, Members, Pause, Regime
+from recycle.sim.policy import DOWN, Event, Loss, Members, Pause
 from recycle.sim.systems.ideal import Ideal
-from recycle.sim.systems.oobleck.policy import Oobleck, OobleckByTable, OobleckLayout, repair
+from recycle.sim.systems.oobleck.policy import Oobleck, OobleckLayout, repair
 from tests.sim.jobs import traces
 
 SECOND = 1_000_000
@@ -244,31 +244,3 @@ def test_oobleck_is_never_faster_than_the_ideal(job, reinstantiates, data):
 @given(traces(SHAPE, most_changes=30))
 def test_every_microsecond_of_any_trace_is_in_one_spell(trace):
     assert sum(spell.length_us for spell in spells(Oobleck(JOB, 5 * SECOND), trace)) == trace.end_us
-
-
-# By table.
-
-
-def by_nodes(num_nodes):
-    """A second a step with four nodes, and more with fewer; one node is too few."""
-    return Regime((5 - num_nodes) * SECOND, 10) if num_nodes > 1 else DOWN
-
-
-def test_by_table_the_speed_is_looked_up_at_every_reconfiguration():
-    names = ["a", "b", "c", "d"]
-    changes = [*(Change(0, True, name) for name in names), Change(10 * SECOND, False, "a"), Change(20 * SECOND, True, "a")]
-    changes += [Change(at_s * SECOND, False, name) for at_s, name in ((30, "b"), (40, "c"), (50, "d"))]
-    found = spells(OobleckByTable(by_nodes, 2 * SECOND), Trace(tuple(changes), 60 * SECOND), Shape(2, 2, 4))
-    told = [(spell.start_us // SECOND, spell.end_us // SECOND, spell.state, spell.samples) for spell in found]
-    assert told == [
-        (0, 10, "train", 100),  # four nodes
-        (10, 12, "pause", 0),
-        (12, 20, "train", 40),  # three
-        (20, 30, "train", 50),  # a fourth waits
-        (30, 32, "pause", 0),
-        (32, 40, "train", 40),  # it takes part
-        (40, 42, "pause", 0),
-        (42, 48, "train", 20),  # two: three seconds a step
-        (48, 50, "redo", 0),
-        (50, 60, "down", 0),
-    ]

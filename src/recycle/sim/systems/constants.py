@@ -15,11 +15,14 @@ from typing import Any
 
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.units import parse_duration_us
-from recycle.sim.systems.published_costs import COSTS
 
 _SECOND = 1_000_000
-# Billions of parameters of the models between which the peers' costs are interpolated.
-_SIZES = {0.35: COSTS["gpt-3-medium"], 2.7: COSTS["gpt-3-2.7b"], 6.7: COSTS["gpt-3-6.7b"]}
+# Pauses of the other systems in ms, from the Oobleck authors' public simulator, for GPT-3 of so many billions of parameters.
+_SIZES = (0.35, 2.7, 6.7)
+_RECONFIGURE_MS = (3_000, 6_000, 10_000)  # Oobleck
+_REBALANCE_MS = (100_000, 230_000, 450_000)  # Bamboo
+_CHECKPOINT_MS = (11_200, 50_000, 120_000)  # Varuna
+_RESTART_MS = (78_700, 515_000, 701_000)  # Varuna, a checkpoint included
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +102,7 @@ class Constants:
     def for_model(num_parameters: float) -> "Constants":
         """The defaults for a model of this size."""
         reconfigure, rebalance, checkpoint, restart = (
-            _by_size(num_parameters, [getattr(costs, f"{name}_ms") for costs in _SIZES.values()])
-            for name in ("reconfigure", "rebalance", "checkpoint", "restart")
+            _by_size(num_parameters, times_ms) for times_ms in (_RECONFIGURE_MS, _REBALANCE_MS, _CHECKPOINT_MS, _RESTART_MS)
         )
         varuna = VarunaConstants(checkpoint, restart - checkpoint)
         return Constants(OobleckConstants(reconfigure), BambooConstants(rebalance), varuna)
