@@ -1,4 +1,4 @@
-"""Oobleck's pipeline templates: which numbers of nodes a pipeline may have, and how its layers are cut over them.
+"""Oobleck's pipeline templates: the numbers of nodes that a pipeline may have, and how its layers are cut over them.
 
 Sizes are consecutive, n0 to nmax. n0 nodes hold six times the parameters in fp32 and the largest activation of a layer. nmax
 leaves n0 nodes for each of `faults` other pipelines. Where nmax >= 2*n0 - 1, any number of nodes from (faults + 1) * n0 on is
@@ -18,12 +18,12 @@ from itertools import accumulate, pairwise
 from recycle.planner.profiles.estimate import LayerCost
 
 FP32_BYTES = 4
-_STATE_COPIES = 6  # of the parameters, by Oobleck's rule: weights, gradients, optimizer state and room to work
+_STATE_COPIES = 6  # of the parameters, by Oobleck's rule: weights, gradients, optimizer state and workspace
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A pipeline of so many nodes: how many layers each has, the time of its slowest stage, the gradients of its biggest."""
+    """The layers of each node of a pipeline, the time of its slowest stage, and the gradient bytes of its biggest stage."""
 
     num_layers: tuple[int, ...]
     slowest_ns: int
@@ -35,19 +35,19 @@ class Template:
 
 
 def fewest_nodes(layers: Sequence[LayerCost], memory_bytes: int) -> int:
-    """n0: how many nodes of so much memory hold the model at least, by Oobleck's rule."""
+    """n0: the fewest nodes of so much memory that hold the model, by Oobleck's rule."""
     state_bytes = _STATE_COPIES * FP32_BYTES * sum(layer.num_parameters for layer in layers)
     return math.ceil((state_bytes + max(layer.activation_bytes for layer in layers)) / memory_bytes)
 
 
-def bearable_faults(num_nodes: int, fewest: int, faults: int) -> int:
-    """Return `faults`, or fewer where the nodes do not suffice for faults + 1 pipelines: the job can then run at all."""
+def tolerated_faults(num_nodes: int, fewest: int, faults: int) -> int:
+    """Return `faults`, or fewer if the nodes do not suffice for faults + 1 pipelines, so that the job can run."""
     return max(0, min(faults, num_nodes // fewest - 1))
 
 
 def template_sizes(num_nodes: int, fewest: int, faults: int, num_layers: int) -> range:
-    """The sizes n0 to nmax for a job on `num_nodes`; none where not even one pipeline fits. A node has at least one layer."""
-    most = num_nodes - bearable_faults(num_nodes, fewest, faults) * fewest
+    """The sizes n0 to nmax for a job on `num_nodes`; none if no pipeline fits. A node has at least one layer."""
+    most = num_nodes - tolerated_faults(num_nodes, fewest, faults) * fewest
     return range(fewest, min(most, num_layers) + 1)
 
 
@@ -63,7 +63,7 @@ def latency_ns(layer: LayerCost) -> int:
 
 
 def planned_time(stages: Sequence[int]) -> int:
-    """Oobleck's estimate of an iteration from the stages' latencies: what a template minimises.
+    """Oobleck's estimate of an iteration from the stages' latencies, which a template minimises.
 
     The last slowest stage k counts: all stages once to fill, 2S + k + 1 times the slowest, and from k on back to the end.
     """
@@ -111,7 +111,7 @@ class _Slowest:
 
 
 def _choices(latencies: tuple[int, ...], num_stages: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield for each possible last slowest stage what it adds to the estimate, its latency, its layers and its number."""
+    """Yield for each possible last slowest stage its part of the estimate, its latency, its layers and its number."""
     started = list(accumulate(latencies, initial=0))
     for stage in _slowest_stages(latencies):
         number = max(stage.fewest_before, num_stages - 1 - (len(latencies) - stage.end))
