@@ -26,7 +26,6 @@ NodeChange = tuple[int, bool, int]
 
 
 def worker_names(num_pipelines: int, num_stages: int) -> tuple[str, ...]:
-    """The names of a cluster's workers: W0_0, W0_1, ..."""
     _refuse_count("pipelines", num_pipelines)
     _refuse_count("stages", num_stages)
     _refuse_too_many(num_pipelines * num_stages, 0)
@@ -34,7 +33,6 @@ def worker_names(num_pipelines: int, num_stages: int) -> tuple[str, ...]:
 
 
 def node_names(num_nodes: int) -> tuple[str, ...]:
-    """The names node0, node1, ..."""
     _refuse_count("nodes", num_nodes)
     _refuse_too_many(num_nodes, 0)
     return tuple(f"node{number}" for number in range(num_nodes))

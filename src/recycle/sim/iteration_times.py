@@ -42,7 +42,6 @@ class IterationTime:
     distribution: Distribution
 
     def busy_share(self, num_workers: int) -> float:
-        """The share of time in which the workers compute."""
         return min(1.0, self.work_us / (self.period_us * num_workers))
 
 

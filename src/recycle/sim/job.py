@@ -101,11 +101,5 @@ def simulated_job(model: str, gpu: str, pipelines: int, stages: int, microbatche
     return SimulatedJob.of(model, gpu, Shape(pipelines, stages, microbatches), tensor_parallel)
 
 
-@lru_cache(maxsize=256)
-def _profile(model: ModelSpec, gpu: GpuSpec, num_stages: int, tensor_parallel: int) -> Profile:
-    return estimate(model, gpu, num_stages, tensor_parallel)
-
-
-@lru_cache(maxsize=64)
-def _layers(model: ModelSpec, gpu: GpuSpec, tensor_parallel: int) -> tuple[LayerCost, ...]:
-    return layer_costs(model, gpu, tensor_parallel)
+_profile = lru_cache(maxsize=256)(estimate)
+_layers = lru_cache(maxsize=64)(layer_costs)

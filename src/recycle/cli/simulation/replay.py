@@ -162,6 +162,5 @@ def _around_steady(result: ReplayResult) -> list[int]:
 
 
 def _steady_timeline(result: ReplayResult, events: Iterable[OpRan]) -> Timeline:
-    """The steady iteration in `events`."""
     intervals = tuple((first, last) for first, last in stage_intervals_us(result)[result.steady_iteration].tolist())
     return run_timeline(result.problem, events, result.steady_iteration, replay_subtitle(result), intervals)

@@ -73,7 +73,6 @@ def _mean_bubble(shares: list[TimeShares]) -> float:
 
 
 def replay_summary(result: ReplayResult, eager: ReplayResult, conditions: Conditions) -> list[str]:
-    """The lines of the summary."""
     periods, plan = result.periods_us, result.plan
     makespan = format_us(result.makespan_us(result.steady_iteration))
     shown = ", ".join(map(str, periods[:12])) + (f" and {len(periods) - 12} more" if len(periods) > 12 else "")
@@ -150,7 +149,6 @@ def _some(texts: list[str], num: int) -> str:
 
 
 def replay_subtitle(result: ReplayResult) -> tuple[str, ...]:
-    """The clauses below the title of a picture."""
     return (
         f"iteration {result.steady_iteration} of {result.num_iterations} as replayed",
         f"period {_against(result.steady_period_us, result.plan.period_us)}",

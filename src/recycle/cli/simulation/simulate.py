@@ -16,7 +16,7 @@ from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_byt
 from recycle.core.units import format_duration, parse_duration_us
 from recycle.report.record.metrics import Metrics, measure
 from recycle.report.record.tables import aligned, campaign_table, down_notes, pause_table
-from recycle.sim import failure_traces as failures
+from recycle.sim import failure_traces
 from recycle.sim.campaign.campaign import Case, run_cases
 from recycle.sim.job import SimulatedJob
 from recycle.sim.systems.constants import Constants
@@ -108,7 +108,6 @@ def run_simulate(args: argparse.Namespace) -> int:
 
 
 def make_context(args: argparse.Namespace) -> SystemContext:
-    """The system context that the arguments describe."""
     shape = Shape(args.pipelines, args.stages, args.microbatches)
     job = SimulatedJob.of(args.model, args.gpu, shape, args.tensor_parallel)
     constants = Constants.for_model(job.model.num_parameters)
@@ -129,7 +128,6 @@ def make_context(args: argparse.Namespace) -> SystemContext:
 
 
 def fault_free_throughput(context: SystemContext) -> float:
-    """Samples a second of fault-free 1F1B."""
     return context.job.samples_per_step * 1e6 / context.job.scaled_us(context.baseline.period_us)
 
 
@@ -154,14 +152,14 @@ def _trace(args: argparse.Namespace, job: SimulatedJob) -> Trace:
         trace = Trace.load(args.trace)
         return trace if args.hours is None else trace.until(round(args.hours * 3.6e9))
     end_us = round((6 if args.hours is None else args.hours) * 3.6e9)
-    nodes = failures.worker_names(job.shape.num_pipelines, job.shape.num_stages)
+    nodes = failure_traces.worker_names(job.shape.num_pipelines, job.shape.num_stages)
     rejoin_us = parse_duration_us(args.rejoin) if args.rejoin is not None else None
     if args.mtbf is not None:
-        return failures.poisson_trace(nodes, parse_duration_us(args.mtbf), end_us, args.seed, rejoin_us)
+        return failure_traces.poisson_trace(nodes, parse_duration_us(args.mtbf), end_us, args.seed, rejoin_us)
     if args.interval is None and args.rejoin is not None:
         raise UserError("--rejoin says when failed workers return, but none fails: give --interval or --mtbf, too")
     interval_us = parse_duration_us(args.interval) if args.interval is not None else end_us
-    return failures.periodic_trace(nodes, interval_us, end_us, args.seed, rejoin_us)
+    return failure_traces.periodic_trace(nodes, interval_us, end_us, args.seed, rejoin_us)
 
 
 def _write(args: argparse.Namespace, records: dict[str, list[Event]], context: SystemContext, fault_free: float) -> None:

@@ -14,15 +14,7 @@ from recycle.core.events.trace import Trace, live_counts
 from recycle.core.files import refuse_unwritable, write_bytes
 from recycle.core.units import format_duration, parse_duration_us, parse_share_or_count
 from recycle.report.figures.trace_chart import draw_strip, draw_trace_png
-from recycle.sim.failure_traces import (
-    LONGEST_US,
-    burst_trace,
-    node_names,
-    periodic_trace,
-    poisson_trace,
-    rack_trace,
-    worker_names,
-)
+from recycle.sim import failure_traces
 
 LEAST_WIDTH = 40
 _OPTIONS_OF_KIND = {"every": ("interval",), "poisson": ("mtbf",), "bursts": ("interval", "burst"), "racks": ("mtbf", "rack")}
@@ -135,10 +127,10 @@ def _make_trace(args: argparse.Namespace) -> Trace:
     rejoin_us = None if args.rejoin is None else parse_duration_us(args.rejoin)
     if args.kind == "bursts":
         most = max(1, len(nodes) // 4) if args.burst is None else parse_share_or_count(args.burst, len(nodes))
-        return burst_trace(nodes, most, parse_duration_us(args.interval), end_us, args.seed, rejoin_us)
+        return failure_traces.burst_trace(nodes, most, parse_duration_us(args.interval), end_us, args.seed, rejoin_us)
     if args.kind == "racks":
-        return rack_trace(nodes, args.rack, parse_duration_us(args.mtbf), end_us, args.seed, rejoin_us)
-    kind: Callable[..., Trace] = {"every": periodic_trace, "poisson": poisson_trace}[args.kind]
+        return failure_traces.rack_trace(nodes, args.rack, parse_duration_us(args.mtbf), end_us, args.seed, rejoin_us)
+    kind: Callable[..., Trace] = {"every": failure_traces.periodic_trace, "poisson": failure_traces.poisson_trace}[args.kind]
     return kind(nodes, parse_duration_us(args.interval or args.mtbf), end_us, args.seed, rejoin_us)
 
 
@@ -157,16 +149,16 @@ def _refuse_other_options(args: argparse.Namespace) -> None:
 def _nodes(args: argparse.Namespace) -> tuple[str, ...]:
     shape = (args.pipelines, args.stages)
     if args.nodes is not None and shape == (None, None):
-        return node_names(args.nodes)
+        return failure_traces.node_names(args.nodes)
     if args.nodes is None and None not in shape:
-        return worker_names(*shape)
+        return failure_traces.worker_names(*shape)
     raise UserError("give the nodes once: either --pipelines D and --stages S, or --nodes N")
 
 
 def _end_us(args: argparse.Namespace) -> int:
     option, number, unit_ms = ("hours", args.hours, 3_600_000) if args.days is None else ("days", args.days, 86_400_000)
     length_ms = float(number) * unit_ms
-    if not 1 <= length_ms <= LONGEST_US // 1000:  # also refuses NaN
+    if not 1 <= length_ms <= failure_traces.LONGEST_US // 1000:  # also refuses NaN
         raise UserError(f"--{option} is {number:g}, but a trace lasts from 1 ms to 30 years: give a number such as 6")
     return round(length_ms) * 1000
 

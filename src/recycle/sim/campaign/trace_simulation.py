@@ -69,7 +69,6 @@ class _JobTimeline:
         self._switch_to(decision)
 
     def advance(self, to_us: int) -> None:
-        """Simulate until `to_us`."""
         while self.now_us < to_us:
             if self._pauses and self._next is None:
                 self._pause(to_us)
@@ -110,7 +109,6 @@ class _JobTimeline:
             self.now_us = to_us
 
     def _complete(self, num_steps: int) -> None:
-        """Record `num_steps` steps that end now."""
         self._add_train(num_steps)
         self._steps_since_checkpoint += num_steps
         if not self._steady_state.checkpoint_every:

@@ -53,32 +53,23 @@ class CriticalPath:
 
 def critical_path(result: ReplayResult, iteration: int) -> CriticalPath:
     """Return the path that determined when `iteration` was complete."""
-    segments = [*_finish(result, iteration), *_ops(result, iteration)]
-    return CriticalPath(iteration, tuple(segment for segment in reversed(segments) if segment.end_us > segment.start_us))
+    segments = [segment for segment in _segments_backwards(result, iteration) if segment.end_us > segment.start_us]
+    return CriticalPath(iteration, tuple(reversed(segments)))
 
 
-def _last_stage(result: ReplayResult, iteration: int) -> int:
-    return int(result.step_ends_us[iteration].argmax())
-
-
-def _finish(result: ReplayResult, iteration: int) -> Iterator[PathSegment]:
-    """The step that ended last, and the reduction that it waited for."""
-    stage = _last_stage(result, iteration)
+def _segments_backwards(result: ReplayResult, iteration: int) -> Iterator[PathSegment]:
+    """Yield the step that ended last, the reduction that it waited for, and the ops before it, along the cause of each."""
+    graph = result.graph
+    stage = int(result.step_ends_us[iteration].argmax())
     step = iteration, stage
-    reduction = iteration, int(result.step_causes[step])
     yield PathSegment(OPTIMIZER, f"step of stage {stage}", int(result.step_starts_us[step]), int(result.step_ends_us[step]))
+    reduction = iteration, int(result.step_causes[step])
     times = int(result.reduce_starts_us[reduction]), int(result.reduce_ends_us[reduction])
     yield PathSegment(REDUCE, f"reduction of stage {reduction[1]}", *times)
-
-
-def _ops(result: ReplayResult, iteration: int) -> Iterator[PathSegment]:
-    """The ops from the last gradient of the reduction back to the start of the iteration, along the cause of each op."""
-    graph = result.graph
     ready, starts, ends, causes = (
         column[iteration].tolist() for column in (result.ready_us, result.starts_us, result.ends_us, result.causes)
     )
-    stage = int(result.step_causes[iteration, _last_stage(result, iteration)])
-    op = int(result.reduce_causes[iteration, stage])
+    op = int(result.reduce_causes[reduction])
     while True:
         text, worker = str(graph.op(op)), graph.plan.rows[int(graph.row_of[op])].worker
         yield PathSegment(text[len(str(worker.stage))], text, starts[op], ends[op], worker)

@@ -6,7 +6,7 @@ from statistics import mean
 
 from recycle.core.cluster import Shape
 from recycle.core.events.record import Spell
-from recycle.sim import failure_traces as failures
+from recycle.sim import failure_traces
 from recycle.sim.campaign.campaign import Case, run_cases
 from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import Members
@@ -111,10 +111,10 @@ def _mean_rate(context: SystemContext, name: str, num_dead: int) -> float:
 
 def _draws(shape: Shape, num_dead: int, num_seeds: int) -> list[Members]:
     """Random members with so many dead workers, one draw a seed."""
-    nodes = failures.worker_names(shape.num_pipelines, shape.num_stages)
+    nodes = failure_traces.worker_names(shape.num_pipelines, shape.num_stages)
     draws = []
     for seed in range(num_seeds):
-        trace = failures.periodic_trace(nodes, 1000, 1000 * (num_dead + 1), seed)
+        trace = failure_traces.periodic_trace(nodes, 1000, 1000 * (num_dead + 1), seed)
         gone = {change.node for change in trace.later}
         draws.append(Members(shape, frozenset(worker for worker in shape.workers() if str(worker) not in gone)))
     return draws
@@ -125,8 +125,8 @@ def _month(folder: Path | None) -> dict[str, float]:
     context = _context(MONTH_MODEL, MONTH_GPU, MONTH_SHAPE, folder)
     num_workers = INTERRUPTED_GPUS // TENSOR_PARALLEL
     mtbf_us = INTERRUPTED_DAYS * _DAY_US * num_workers // INTERRUPTIONS
-    nodes = failures.worker_names(MONTH_SHAPE.num_pipelines, MONTH_SHAPE.num_stages)
-    trace = failures.poisson_trace(nodes, mtbf_us, MONTH_DAYS * _DAY_US, 1, MONTH_REJOIN_H * 3_600_000_000)
+    nodes = failure_traces.worker_names(MONTH_SHAPE.num_pipelines, MONTH_SHAPE.num_stages)
+    trace = failure_traces.poisson_trace(nodes, mtbf_us, MONTH_DAYS * _DAY_US, 1, MONTH_REJOIN_H * 3_600_000_000)
     fault_free = context.job.samples_per_step * 1e6 / context.baseline.period_us
     records = run_cases([Case(name, context, trace) for name in SYSTEMS])
     seconds = trace.end_us / 1e6

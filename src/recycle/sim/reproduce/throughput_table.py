@@ -13,7 +13,7 @@ from recycle.core.cluster import Shape
 from recycle.core.events.record import Spell
 from recycle.core.events.trace import Trace
 from recycle.host.parallel_map import spread
-from recycle.sim import failure_traces as failures
+from recycle.sim import failure_traces
 from recycle.sim.campaign.trace_simulation import simulate_trace
 from recycle.sim.iteration_times import IterationTimes, one_f_one_b_time
 from recycle.sim.job import SimulatedJob
@@ -113,9 +113,9 @@ def _as_fast_as(fault_free: float, system: Oobleck) -> Oobleck:
 
 
 def interval_traces(job: SimulatedJob, hours: float) -> list[Trace]:
-    nodes = failures.worker_names(job.shape.num_pipelines, job.shape.num_stages)
+    nodes = failure_traces.worker_names(job.shape.num_pipelines, job.shape.num_stages)
     end_us = RUN_HOURS * 3_600_000_000
-    return [failures.periodic_trace(nodes, round(hours * 3.6e9), end_us, seed) for seed in range(NUM_SEEDS)]
+    return [failure_traces.periodic_trace(nodes, round(hours * 3.6e9), end_us, seed) for seed in range(NUM_SEEDS)]
 
 
 def _throughput(system: System, job: SimulatedJob, trace: Trace) -> float:

@@ -116,7 +116,6 @@ class Bamboo:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory that the fullest GPU would need."""
         return _memory_bytes(self.job, self.num_stages)
 
     @property

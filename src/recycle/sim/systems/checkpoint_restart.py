@@ -32,30 +32,22 @@ class CheckpointRestart:
 
     def begin(self, members: Members) -> PolicyDecision:
         runs = self._can_run(members)
-        return PolicyDecision(self._steady_state() if runs else self._waiting(), reason="" if runs else _WAITS, state=runs)
+        return PolicyDecision(self._steady_state(runs), reason="" if runs else _WAITS, state=runs)
 
     def change(self, event: MembershipChange, state: Any) -> PolicyDecision:
-        runs = self._can_run(event.members)
-        if not runs:
-            return PolicyDecision(self._waiting(), (), Loss.SINCE_CHECKPOINT, _WAITS, False)
+        steady_state = self._steady_state(self._can_run(event.members))
+        if steady_state.is_down:
+            return PolicyDecision(steady_state, (), Loss.SINCE_CHECKPOINT, _WAITS, False)
         if not event.left and state:
-            return PolicyDecision(self._steady_state(), (), Loss.NOTHING, "nothing changes", True, keeps_unfinished=True)
+            return PolicyDecision(steady_state, (), Loss.NOTHING, "nothing changes", True, keeps_unfinished=True)
         restart = pauses(("restart", self.restart_us))
-        return PolicyDecision(
-            self._steady_state(), restart, Loss.SINCE_CHECKPOINT, "the job starts again from its checkpoint", True
-        )
+        return PolicyDecision(steady_state, restart, Loss.SINCE_CHECKPOINT, "the job starts again from its checkpoint", True)
 
     def _can_run(self, members: Members) -> bool:
         return self.has_spares or not members.failed
 
-    def _waiting(self) -> SteadyState:
-        return SteadyState(0, 0, checkpoint_every=self.checkpoint_every)
-
-    def _steady_state(self) -> SteadyState:
-        return SteadyState(
-            self.job.scaled_us(self.timing.period_us),
-            self.job.samples_per_step,
-            self.timing.busy_share(self.job.num_nodes),
-            self.checkpoint_every,
-            self.checkpoint_us,
-        )
+    def _steady_state(self, runs: bool) -> SteadyState:
+        if not runs:
+            return SteadyState(0, 0, checkpoint_every=self.checkpoint_every)
+        step_us, busy_share = self.job.scaled_us(self.timing.period_us), self.timing.busy_share(self.job.num_nodes)
+        return SteadyState(step_us, self.job.samples_per_step, busy_share, self.checkpoint_every, self.checkpoint_us)

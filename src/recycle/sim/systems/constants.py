@@ -97,7 +97,6 @@ class Constants:
 
     @staticmethod
     def for_model(num_parameters: float) -> "Constants":
-        """The defaults for a model of this size."""
         reconfigure, rebalance, checkpoint, restart = (
             _by_size(num_parameters, times_ms) for times_ms in (_RECONFIGURE_MS, _REBALANCE_MS, _CHECKPOINT_MS, _RESTART_MS)
         )

@@ -88,7 +88,7 @@ class Recycle:
         refill_us = self.job.scaled_us(max(1, timing.makespan_us - timing.period_us)) if costs else 0
         if is_lost:
             restart = pauses(*costs, ("restart", self.costs.restart_us), ("refill", refill_us))
-            reason = "a stage lost all its workers: everybody goes on from the last checkpoint"
+            reason = "a stage lost all its workers: all workers continue from the last checkpoint"
             return PolicyDecision(steady_state, restart, Loss.SINCE_CHECKPOINT, reason, replace(holders, is_lost=False))
         wait = pauses(*costs, ("transfer", self._transfer_us(copies, counts)), ("refill", refill_us))
         reason = f"{shape.num_workers - num_live} dead, {len(copies)} copies of a stage's state"

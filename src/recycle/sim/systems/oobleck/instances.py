@@ -40,7 +40,6 @@ class TemplateCosts:
 
     @property
     def work_us(self) -> float:
-        """The forward and backward passes of all micro-batches."""
         return self.num_microbatches * self.chain_ns / 1000
 
     def after_us(self, num_pipelines: NDArray[np.int64], gradient_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -63,7 +62,6 @@ class Instances:
         return range(self.templates[0].num_nodes, self.templates[-1].num_nodes + 1) if self.templates else range(0)
 
     def iteration_us(self, sizes: Iterable[int]) -> float:
-        """The time of an iteration on pipelines of these sizes."""
         layout = tuple(Counter(sizes).items())
         after_us = float(self._after_us(self._matrix([layout]))[0])
         return (self.costs.chain_ns + self._slowest_ns(layout)) / 1000 + after_us

@@ -74,5 +74,4 @@ def num_pipelines(layout: Counts) -> int:
 
 
 def as_sizes(layout: Counts) -> tuple[int, ...]:
-    """The nodes of each pipeline."""
     return tuple(size for size, number in layout for _ in range(number))

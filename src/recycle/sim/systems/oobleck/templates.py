@@ -52,7 +52,6 @@ def template_sizes(num_nodes: int, fewest: int, faults: int, num_layers: int) ->
 
 
 def templates(layers: Sequence[LayerCost], sizes: range) -> tuple[Template, ...]:
-    """Return the template of each size."""
     latencies = tuple(latency_ns(layer) for layer in layers)
     return tuple(_template(layers, latencies, cut_layers(latencies, size)) for size in sizes)
 
@@ -78,11 +77,10 @@ def planned_time(stages: Sequence[int]) -> int:
 def cut_layers(latencies: tuple[int, ...], num_stages: int) -> tuple[int, ...]:
     """Return how many layers each stage gets, at least one, so that `planned_time` is least.
 
-    Once the last slowest stage is chosen (its layers, and its number k), the estimate is known, whatever the rest looks like. So
-    all choices are tried, and the rest must only be possible: k stages before it that are no slower, the others behind it that
-    are faster. Layers can be cut into exactly n such stages if and only if n is at least the fewest, which filling one stage
-    after the other finds, and at most the number of layers, since cutting a stage in two makes none slower. A smaller k is
-    better, so that the smallest possible one is enough.
+    The last slowest stage (its layers, and its number k) determines the estimate. So all choices of it are tried, and the rest
+    must only be possible: k stages before it that are no slower, the others behind it that are faster. Layers can be cut into
+    exactly n such stages if and only if n is at least the fewest, which greedy filling finds, and at most the number of layers,
+    since cutting a stage in two makes none slower. A smaller k is better, so that the smallest possible one is enough.
     """
     assert 1 <= num_stages <= len(latencies), f"{len(latencies)} layers cannot be cut into {num_stages} stages"
     _, most, start, end, before = min(_choices(latencies, num_stages))
@@ -121,13 +119,9 @@ def _choices(latencies: tuple[int, ...], num_stages: int) -> Iterator[tuple[int,
 
 
 @lru_cache(maxsize=16)
-def _slowest_stages(latencies: tuple[int, ...]) -> tuple[_Slowest, ...]:
-    return tuple(_possible_slowest(latencies))
-
-
-def _possible_slowest(latencies: tuple[int, ...]) -> Iterator[_Slowest]:
-    """Yield every run of layers that can be the last slowest stage of some cut."""
-    num_layers = len(latencies)
+def _slowest_stages(latencies: tuple[int, ...]) -> list[_Slowest]:
+    """Every run of layers that can be the last slowest stage of some cut."""
+    num_layers, stages = len(latencies), []
     backwards = latencies[::-1]
     fewest: dict[int, tuple[list[int], list[int]]] = {}
     for start in range(num_layers):
@@ -136,7 +130,8 @@ def _possible_slowest(latencies: tuple[int, ...]) -> Iterator[_Slowest]:
                 fewest[latency] = _fewest_stages(latencies, latency), _fewest_stages(backwards, latency - 1)
             before, after = fewest[latency]
             if start < len(before) and num_layers - end < len(after):
-                yield _Slowest(start, end, latency, before[start], after[num_layers - end])
+                stages.append(_Slowest(start, end, latency, before[start], after[num_layers - end]))
+    return stages
 
 
 def _fewest_stages(latencies: Sequence[int], most: int) -> list[int]:
