@@ -1,4 +1,4 @@
-"""The simulator's benchmark: how long its answers take, cold and with plans cached.
+"""Benchmark of the simulator: seconds of `recycle simulate` and `recycle replay`, cold and with cached plans.
 
 make bench                                          every table, printed
 python benchmarks/simulator.py --save               also writes docs/benchmarks/<date>-simulator.md
@@ -59,7 +59,7 @@ def _campaigns(folder: Path) -> Section:
     cases.append(
         Case("16,384 GPUs", partial(_timed, "16,384 GPUs, 30 days at Llama 3's rate, nothing cached", command, ASKED_MONTH_S))
     )
-    about = "All nine systems through one trace, as a fresh process each, from the command line to the table."
+    about = "All nine systems over one trace, each time in a new process, from the command line to the table."
     return Section("campaigns", "Systems side by side", about, ("campaign", "target", "seconds", "met"), tuple(cases))
 
 

@@ -50,7 +50,7 @@ def spells(system, given):
     return [event for event in simulate_trace(system, given, system.job.shape) if isinstance(event, Spell)]
 
 
-def told(found):
+def spell_rows(found):
     """Start and end in seconds, state, cause, samples added, samples worked on in vain."""
     return [
         (spell.start_us / SECOND, spell.end_us / SECOND, spell.state, spell.cause, spell.samples, spell.discarded)

@@ -1,4 +1,4 @@
-"""Made-up traces: who leaves, how often, together with whom, and who comes back when."""
+"""Generated traces: which nodes leave, how often, together with which others, and when they return."""
 
 import math
 from collections import Counter, defaultdict
@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from recycle.core.errors import UserError
 from recycle.core.events.trace import Trace, live_counts
-from recycle.sim.failure_traces import bursts, every, node_names, poisson, racks, worker_names
+from recycle.sim.failure_traces import burst_trace, node_names, periodic_trace, poisson_trace, rack_trace, worker_names
 
 MS, S, MIN, H, D = 1000, 10**6, 60 * 10**6, 3600 * 10**6, 86400 * 10**6
 NODES = worker_names(4, 8)
 # Each kind with the same few arguments: nodes, time between failures, end, seed, time to rejoin.
 KINDS = {
-    "every": every,
-    "poisson": poisson,
-    "bursts": lambda nodes, time_us, *rest: bursts(nodes, max(1, len(nodes) // 4), time_us, *rest),
-    "racks": lambda nodes, time_us, *rest: racks(nodes, max(1, len(nodes) // 4), time_us, *rest),
+    "every": periodic_trace,
+    "poisson": poisson_trace,
+    "bursts": lambda nodes, time_us, *rest: burst_trace(nodes, max(1, len(nodes) // 4), time_us, *rest),
+    "racks": lambda nodes, time_us, *rest: rack_trace(nodes, max(1, len(nodes) // 4), time_us, *rest),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 arguments = given(
@@ -113,41 +113,43 @@ def test_a_node_is_away_for_exactly_the_time_to_rejoin(kind, rejoin_us, seed):
 
 
 def test_every_is_one_departure_at_each_interval_before_the_end():
-    trace = every(NODES, 30 * MIN, 6 * H, 1)
+    trace = periodic_trace(NODES, 30 * MIN, 6 * H, 1)
     assert [change.at_us for change in trace.later] == [number * 30 * MIN for number in range(1, 12)]
     assert len({change.node for change in trace.later}) == 11
 
 
 def test_every_stops_when_one_node_is_left():
-    trace = every(node_names(5), MIN, D, 1)
+    trace = periodic_trace(node_names(5), MIN, D, 1)
     assert list(live_counts(trace)) == [(0, 5), (MIN, 4), (2 * MIN, 3), (3 * MIN, 2), (4 * MIN, 1)]
 
 
 def test_every_waits_for_a_return_when_one_node_is_left():
-    trace = every(node_names(2), 10 * MIN, 65 * MIN, 1, rejoin_us=25 * MIN)
+    trace = periodic_trace(node_names(2), 10 * MIN, 65 * MIN, 1, rejoin_us=25 * MIN)
     assert [(change.at_us // MIN, change.joins) for change in trace.later] == [(10, False), (35, True), (40, False)]
     # Where one leaves as the other comes back, there is always one.
-    swapping = every(node_names(2), 10 * MIN, 65 * MIN, 1, rejoin_us=10 * MIN)
+    swapping = periodic_trace(node_names(2), 10 * MIN, 65 * MIN, 1, rejoin_us=10 * MIN)
     assert [count for _, count in live_counts(swapping)] == [2, 1, 1, 1, 1, 1, 1]
     left = [change.node for change in swapping.later if not change.joins]
     assert all(before != after for before, after in pairwise(left))
 
 
 def test_every_chooses_all_nodes_alike():
-    chosen = Counter(change.node for change in every(node_names(8), MIN, 8001 * MIN, 5, 30 * S).later if not change.joins)
+    chosen = Counter(
+        change.node for change in periodic_trace(node_names(8), MIN, 8001 * MIN, 5, 30 * S).later if not change.joins
+    )
     assert sum(chosen.values()) == 8000
     # 1000 each is expected, with a deviation of 30.
     assert all(880 < count < 1120 for count in chosen.values())
 
 
 def test_poisson_failures_come_as_often_as_their_mean_says():
-    num_failures = poisson(node_names(2000), 10 * H, 5 * H, 11).num_failures
+    num_failures = poisson_trace(node_names(2000), 10 * H, 5 * H, 11).num_failures
     expected, spread = 2000 * (1 - math.exp(-0.5)), math.sqrt(2000 * (1 - math.exp(-0.5)) * math.exp(-0.5))
     assert abs(num_failures - expected) < 4 * spread
 
 
 def test_poisson_lives_are_exponential():
-    spans = absences(poisson(node_names(200), 10 * H, 2000 * H, 4, MIN))
+    spans = absences(poisson_trace(node_names(200), 10 * H, 2000 * H, 4, MIN))
     lives = [left - back for node in spans.values() for (_, back), (left, _) in pairwise(node)]
     assert len(lives) > 30_000
     assert sum(lives) / len(lives) == pytest.approx(10 * H, rel=0.02)
@@ -159,16 +161,16 @@ def test_poisson_lives_are_exponential():
 @given(st.integers(1, 12), st.integers(0, 100))
 @settings(max_examples=20, deadline=None)
 def test_what_happens_to_a_node_does_not_depend_on_how_many_others_there_are(num_nodes, seed):
-    few, many = (absences(poisson(node_names(num), 3 * H, D, seed, H)) for num in (num_nodes, num_nodes + 5))
+    few, many = (absences(poisson_trace(node_names(num), 3 * H, D, seed, H)) for num in (num_nodes, num_nodes + 5))
     assert all(few[node] == many[node] for node in node_names(num_nodes))
 
 
 def test_poisson_is_racks_of_one():
-    assert poisson(NODES, H, D, 9, H) == racks(NODES, 1, H, D, 9, H)
+    assert poisson_trace(NODES, H, D, 9, H) == rack_trace(NODES, 1, H, D, 9, H)
 
 
 def test_a_rack_leaves_and_returns_as_one():
-    trace = racks(node_names(10), 4, 6 * H, 30 * D, 2, H)
+    trace = rack_trace(node_names(10), 4, 6 * H, 30 * D, 2, H)
     spans = absences(trace)
     rows = [[f"node{number}" for number in row] for row in (range(4), range(4, 8), range(8, 10))]
     assert all(spans[node] == spans[row[0]] for row in rows for node in row)
@@ -177,17 +179,17 @@ def test_a_rack_leaves_and_returns_as_one():
 
 
 def test_bursts_take_up_to_the_most_at_random_times_and_leave_one():
-    trace = bursts(NODES, 8, 2 * H, 200 * D, 6, 5 * MIN)
+    trace = burst_trace(NODES, 8, 2 * H, 200 * D, 6, 5 * MIN)
     sizes = Counter(len(group) for group in departures(trace).values())
     assert set(sizes) == set(range(1, 9))
     # 2400 bursts are expected, with a deviation of 49, and each size in an eighth of them.
     assert abs(sum(sizes.values()) - 2400) < 200
     assert all(abs(sizes[size] - 300) < 80 for size in range(1, 8))
-    assert min(count for _, count in live_counts(bursts(NODES, 32, MIN, D, 6, H))) == 1
+    assert min(count for _, count in live_counts(burst_trace(NODES, 32, MIN, D, 6, H))) == 1
 
 
 def test_a_burst_comes_back_a_few_at_a_time():
-    trace = bursts(NODES, 32, 30 * D, 365 * D, 8, 10 * MIN)
+    trace = burst_trace(NODES, 32, 30 * D, 365 * D, 8, 10 * MIN)
     spans = absences(trace)
     for left_us, group in departures(trace).items():
         away = [dict(spans[node])[left_us] - left_us for node in group]
@@ -199,13 +201,13 @@ def test_a_burst_comes_back_a_few_at_a_time():
 def test_traces_of_a_seed_never_change():
     """Held as text: another machine or another numpy must make the same."""
     nodes = node_names(6)
-    assert said(every(nodes, H, 4 * H, 1)) == "3600000,4 7200000,0 10800000,2"
-    assert said(poisson(nodes, 10 * H, 4 * H, 1)) == "4362446,3 9557566,2 11975208,5"
-    assert said(bursts(nodes, 3, 2 * H, 4 * H, 1)) == "8645471,3 11424385,4 12602994,0 12602994,1 12602994,5"
-    assert said(racks(nodes, 2, 8 * H, 4 * H, 1)) == "7646053,4 7646053,5"
+    assert departures_text(periodic_trace(nodes, H, 4 * H, 1)) == "3600000,4 7200000,0 10800000,2"
+    assert departures_text(poisson_trace(nodes, 10 * H, 4 * H, 1)) == "4362446,3 9557566,2 11975208,5"
+    assert departures_text(burst_trace(nodes, 3, 2 * H, 4 * H, 1)) == "8645471,3 11424385,4 12602994,0 12602994,1 12602994,5"
+    assert departures_text(rack_trace(nodes, 2, 8 * H, 4 * H, 1)) == "7646053,4 7646053,5"
 
 
-def said(trace: Trace) -> str:
+def departures_text(trace: Trace) -> str:
     """Who leaves when: milliseconds and the number of the node."""
     return " ".join(f"{change.at_us // MS},{change.node[-1]}" for change in trace.later)
 
@@ -213,33 +215,39 @@ def said(trace: Trace) -> str:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: every(NODES, 0, H, 1), "the interval is 0 s, but it must be from 1 ms to 30 years"),
-        (lambda: every(NODES, -MIN, H, 1), "the interval is -60000000 µs, but it must be from 1 ms"),
-        (lambda: every(NODES, 999, H, 1), "the interval is 999 µs, but it must be from 1 ms"),
-        (lambda: every(NODES, math.nan, H, 1), "the interval is nan µs, but it must be from 1 ms"),
-        (lambda: bursts(NODES, 4, 0, H, 1), "the interval is 0 s"),
-        (lambda: poisson(NODES, 0, H, 1), "the mean time between failures is 0 s"),
-        (lambda: poisson(NODES, math.inf, H, 1), "the mean time between failures is"),
-        (lambda: racks(NODES, 4, 0, H, 1), "the mean time between failures is 0 s"),
-        (lambda: every(NODES, MIN, 0, 1), "the end is 0 s"),
-        (lambda: every(NODES, MIN, 10**16, 1), r"the end is 115,740\.7 d, but it must be from 1 ms to 30 years"),
-        (lambda: every(NODES, MIN, H, 1, 0), "the time to rejoin is 0 s"),
-        (lambda: every(NODES, MIN, H, -1), "the seed is -1, but it must be a whole number of at least 0"),
-        (lambda: poisson(NODES, MIN, H, -1), "the seed is -1"),
-        (lambda: racks(NODES, 33, H, D, 1), "a rack of 33 nodes is not possible: there are 32, so give a number from 1 to 32"),
-        (lambda: racks(NODES, 0, H, D, 1), "a rack of 0 nodes is not possible"),
-        (lambda: bursts(NODES, 33, H, D, 1), "a burst of 33 nodes is not possible"),
-        (lambda: bursts(NODES, 0, H, D, 1), "a burst of 0 nodes is not possible"),
-        (lambda: every((), MIN, H, 1), "the trace has no node at the start"),
-        (lambda: every(("a", "a"), MIN, H, 1), "a is added, but it is there already"),
+        (lambda: periodic_trace(NODES, 0, H, 1), "the interval is 0 s, but it must be from 1 ms to 30 years"),
+        (lambda: periodic_trace(NODES, -MIN, H, 1), "the interval is -60000000 µs, but it must be from 1 ms"),
+        (lambda: periodic_trace(NODES, 999, H, 1), "the interval is 999 µs, but it must be from 1 ms"),
+        (lambda: periodic_trace(NODES, math.nan, H, 1), "the interval is nan µs, but it must be from 1 ms"),
+        (lambda: burst_trace(NODES, 4, 0, H, 1), "the interval is 0 s"),
+        (lambda: poisson_trace(NODES, 0, H, 1), "the mean time between failures is 0 s"),
+        (lambda: poisson_trace(NODES, math.inf, H, 1), "the mean time between failures is"),
+        (lambda: rack_trace(NODES, 4, 0, H, 1), "the mean time between failures is 0 s"),
+        (lambda: periodic_trace(NODES, MIN, 0, 1), "the end is 0 s"),
+        (lambda: periodic_trace(NODES, MIN, 10**16, 1), r"the end is 115,740\.7 d, but it must be from 1 ms to 30 years"),
+        (lambda: periodic_trace(NODES, MIN, H, 1, 0), "the time to rejoin is 0 s"),
+        (lambda: periodic_trace(NODES, MIN, H, -1), "the seed is -1, but it must be a whole number of at least 0"),
+        (lambda: poisson_trace(NODES, MIN, H, -1), "the seed is -1"),
+        (
+            lambda: rack_trace(NODES, 33, H, D, 1),
+            "a rack of 33 nodes is not possible: there are 32, so give a number from 1 to 32",
+        ),
+        (lambda: rack_trace(NODES, 0, H, D, 1), "a rack of 0 nodes is not possible"),
+        (lambda: burst_trace(NODES, 33, H, D, 1), "a burst of 33 nodes is not possible"),
+        (lambda: burst_trace(NODES, 0, H, D, 1), "a burst of 0 nodes is not possible"),
+        (lambda: periodic_trace((), MIN, H, 1), "the trace has no node at the start"),
+        (lambda: periodic_trace(("a", "a"), MIN, H, 1), "a is added, but it is there already"),
         (lambda: worker_names(0, 4), "the number of pipelines is 0, but it must be a whole number of at least 1"),
         (lambda: worker_names(4, -1), "the number of stages is -1"),
         (lambda: node_names(0), "the number of nodes is 0"),
         (lambda: worker_names(10**9, 10**9), "would have about 1,000,000,000,000,000,000 changes, more than the 1,000,000"),
         (lambda: node_names(10**12), "would have about 1,000,000,000,000 changes"),
-        (lambda: every(NODES, MS, D, 1, H), "would have about 172,800,030 changes, more than the 1,000,000 that are allowed"),
-        (lambda: poisson(NODES, S, 365 * D, 1, S), "would have about 1,009,152,032 changes"),
-        (lambda: bursts(NODES, 9, MS, D, 1, MS), "would have about 864,000,022 changes"),
+        (
+            lambda: periodic_trace(NODES, MS, D, 1, H),
+            "would have about 172,800,030 changes, more than the 1,000,000 that are allowed",
+        ),
+        (lambda: poisson_trace(NODES, S, 365 * D, 1, S), "would have about 1,009,152,032 changes"),
+        (lambda: burst_trace(NODES, 9, MS, D, 1, MS), "would have about 864,000,022 changes"),
     ],
 )
 def test_numbers_that_make_no_trace_are_refused_before_any_work(make, sentence):
@@ -248,6 +256,6 @@ def test_numbers_that_make_no_trace_are_refused_before_any_work(make, sentence):
 
 
 def test_a_failure_each_millisecond_is_no_work_when_nobody_comes_back():
-    assert every(NODES, MS, 10_000 * D, 1).num_failures == 31
-    assert bursts(NODES, 4, MS, 10_000 * D, 1).num_failures == 31
-    assert poisson(NODES, MS, 10_000 * D, 1).num_failures == 32
+    assert periodic_trace(NODES, MS, 10_000 * D, 1).num_failures == 31
+    assert burst_trace(NODES, 4, MS, 10_000 * D, 1).num_failures == 31
+    assert poisson_trace(NODES, MS, 10_000 * D, 1).num_failures == 32

@@ -5,7 +5,7 @@ from recycle.planner.failure_normalization import least_bound
 from recycle.planner.problem_from_text import problem as describe
 from recycle.planner.solve import solve_normalized
 from recycle.sim import iteration_times as module
-from recycle.sim.iteration_times import IterationTimes, one_f_one_b
+from recycle.sim.iteration_times import IterationTimes, one_f_one_b_time
 from tests.sim.jobs import small_job
 
 JOB = small_job(num_pipelines=4, num_stages=3, num_microbatches=6)
@@ -46,10 +46,10 @@ def test_the_answer_does_not_depend_on_what_was_asked_before():
 
 def test_what_was_planned_once_is_read_from_disk(tmp_path, monkeypatch):
     first = IterationTimes(PROBLEM, tmp_path)
-    known = (first.normalized(2), first.as_is((1, 0, 1)), one_f_one_b(PROBLEM, tmp_path))
+    known = (first.normalized(2), first.for_distribution((1, 0, 1)), one_f_one_b_time(PROBLEM, tmp_path))
     monkeypatch.setattr(module, "_plan", lambda given: 1 / 0)
     again = IterationTimes(PROBLEM, tmp_path)
-    assert (again.normalized(2), again.as_is((1, 0, 1)), one_f_one_b(PROBLEM, tmp_path)) == known
+    assert (again.normalized(2), again.for_distribution((1, 0, 1)), one_f_one_b_time(PROBLEM, tmp_path)) == known
 
 
 def test_a_broken_file_is_planned_again(tmp_path):
@@ -60,11 +60,11 @@ def test_a_broken_file_is_planned_again(tmp_path):
 
 
 def test_1f1b_takes_its_textbook_time():
-    assert one_f_one_b(describe(3, 4, 6, costs="1,1,1")).period_us == 27
+    assert one_f_one_b_time(describe(3, 4, 6, costs="1,1,1")).period_us == 27
 
 
 def test_the_reduction_over_all_pipelines_comes_on_top_of_one_pipelines_time():
     stage = StageProfile(10, 10, 10, 20, optimizer_us=5, gradient_bytes=1000)
     profile = Profile((stage,) * 4, peer_link=Link(latency_us=2, bytes_per_us=10.0))
     # A ring of 5: 8 steps of 2 µs, and 8/5 of the gradient at 10 bytes a µs.
-    assert one_f_one_b(describe(5, 4, 6, profile=profile)).period_us == 9 * 30 + 5 + (16 + 160)
+    assert one_f_one_b_time(describe(5, 4, 6, profile=profile)).period_us == 9 * 30 + 5 + (16 + 160)

@@ -1,1 +1,1 @@
-"""Plan and trace in, record out, without a process or a GPU: what a cluster would do, op by op or day by day."""
+"""The simulator: replay of one plan op by op, and training systems over failure traces. Imports core, host and planner."""

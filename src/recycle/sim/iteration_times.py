@@ -1,14 +1,12 @@
-"""Timings: how long an iteration takes with so many workers dead, from the real planner, kept on disk.
+"""IterationTimes: the period of an iteration by the number of dead workers, from the real planner, cached on disk.
 
-A plan for more failures serves fewer, too: a live worker may play dead. So the period need not fall with the number of failures,
-and between two numbers with (nearly) the same period nothing is left to plan: a few dozen plans answer where a library would hold
-hundreds. Which ones is decided by bisection between powers of two, never by what happens to be known already: the same question
-gets the same answer whatever was asked before.
+A plan for more failures also serves fewer: live workers stay idle. So between two numbers of failures with (nearly) the same
+period nothing needs to be planned, and a few dozen plans suffice where a library has hundreds. Bisection between powers of two
+decides which plans are made, and never the content of the cache: the result does not depend on earlier calls.
 """
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,14 +27,14 @@ FORMAT, VERSION = "recycle-timings", 1
 ONE_F_ONE_B = Techniques(adaptive=False, decoupled=False, staggered=False)
 # Two numbers of failures whose periods differ by less than this share are not worth a plan in between.
 TOLERANCE = 0.005
-# Placed ops a plan: half of what a library gets, because a simulation asks for many plans and plays none of them.
+# Placed ops a plan: half of the effort of a library, because a simulation needs many plans and executes none of them.
 EFFORT = 1_500_000
 _TIME_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class IterationTime:
-    """One iteration of a plan: when the next one starts, how long it takes by itself, how much work is in it, who is dead."""
+    """One iteration of a plan: period, makespan, compute time of all workers, and dead workers at each stage."""
 
     period_us: int
     makespan_us: int
@@ -44,12 +42,11 @@ class IterationTime:
     distribution: Distribution
 
     def busy_share(self, num_workers: int) -> float:
-        """The share of the workers' time in which they compute."""
         return min(1.0, self.work_us / (self.period_us * num_workers))
 
 
 class IterationTimes:
-    """Timings of one problem, whatever its failures; what was planned once is remembered in `folder`, if there is one."""
+    """Iteration times of one problem by its failures, cached in `folder` if given."""
 
     def __init__(self, problem: Problem, folder: Path | None = None) -> None:
         self.problem = problem
@@ -59,34 +56,33 @@ class IterationTimes:
         self._known = _read(self._path) if self._path else {}
 
     def fault_free(self) -> IterationTime:
-        return self._get([_Key("count", (0,))])[0]
+        return self._get(["count:0"])[0]
 
     def normalized(self, num_failures: int) -> IterationTime:
-        """The timing with `num_failures` dead workers where they hurt least, by a plan for as many or a few more."""
+        """The time with `num_failures` dead workers where they hurt least, by a plan for as many or a few more."""
         while True:
-            found = self._descend(num_failures)
+            found = self._bisect(num_failures)
             if isinstance(found, IterationTime):
                 return found
-            self._get([_Key("count", (count,)) for count in found])
+            self._get([f"count:{count}" for count in found])
 
-    def as_is(self, distribution: Distribution) -> IterationTime:
-        """The timing with so many dead workers at each stage, none of which is replaced from another stage."""
-        return self._get([_Key("stages", distribution)])[0]
+    def for_distribution(self, distribution: Distribution) -> IterationTime:
+        """The time with so many dead workers at each stage, where no worker moves to another stage."""
+        return self._get([f"stages:{','.join(map(str, distribution))}"])[0]
 
-    def prepare(self, most: int, tick: Callable[[int], None] = lambda done: None) -> None:
-        """Plan what `normalized` needs for 0 to `most` failures, in parallel; `tick` hears how many are planned."""
+    def prepare(self, most: int) -> None:
+        """Make the plans that `normalized` needs for 0 to `most` failures, in parallel."""
         while True:
-            answers = [self._descend(count) for count in range(most + 1)]
+            answers = [self._bisect(count) for count in range(most + 1)]
             missing = sorted({count for answer in answers if not isinstance(answer, IterationTime) for count in answer})
-            tick(len(self._known))
             if not missing:
                 return
-            self._get([_Key("count", (count,)) for count in missing])
+            self._get([f"count:{count}" for count in missing])
 
-    def _descend(self, num_failures: int) -> "IterationTime | list[int]":
-        """Return the timing for `num_failures`, or the numbers that must be planned before the answer can be looked for."""
+    def _bisect(self, num_failures: int) -> "IterationTime | list[int]":
+        """Return the time for `num_failures`, or the numbers of failures that must be planned first."""
         low, high = _block(num_failures, most_failures(self.problem.shape))
-        ends = [self._known.get(_Key("count", (count,))) for count in (low, high)]
+        ends = [self._known.get(f"count:{count}") for count in (low, high)]
         if None in ends:
             return [count for count, end in zip((low, high), ends, strict=True) if end is None]
         below, best = ends
@@ -94,7 +90,7 @@ class IterationTimes:
         assert best
         while num_failures < high and best.period_us > below.period_us * (1 + TOLERANCE):
             middle = (low + high) // 2
-            found = self._known.get(_Key("count", (middle,)))
+            found = self._known.get(f"count:{middle}")
             if found is None:
                 return [middle]
             if num_failures > middle:
@@ -103,7 +99,8 @@ class IterationTimes:
                 high, best = middle, min(found, best, key=lambda timing: timing.period_us)
         return best
 
-    def _get(self, keys: "list[_Key]") -> list[IterationTime]:
+    def _get(self, keys: list[str]) -> list[IterationTime]:
+        """The times of these keys: `count:N`, N failures where they hurt least, or `stages:0,1,..`, dead workers by stage."""
         missing = [key for key in dict.fromkeys(keys) if key not in self._known]
         if missing:
             found = spread(_plan, [(self.problem, key) for key in missing])
@@ -113,50 +110,36 @@ class IterationTimes:
 
     def _save(self) -> None:
         if self._path:
-            timings = {str(key): asdict(timing) for key, timing in sorted(self._known.items(), key=lambda item: str(item[0]))}
+            timings = {key: asdict(timing) for key, timing in sorted(self._known.items())}
             write_text(self._path, json.dumps({"format": FORMAT, "version": VERSION, "timings": timings}, indent=0) + "\n")
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """What a timing is of: `count` so many failures where they hurt least, or `stages` so many at each stage."""
-
-    kind: str
-    numbers: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.kind}:{','.join(map(str, self.numbers))}"
-
-    @staticmethod
-    def parse(text: str) -> "_Key":
-        kind, _, numbers = text.partition(":")
-        return _Key(kind, tuple(map(int, numbers.split(","))))
-
-
 def _block(num_failures: int, most: int) -> tuple[int, int]:
-    """The two powers of two between which a number lies, itself twice for 0 and 1; none is above `most`."""
+    """The two powers of two around a number (0 and 1: the number itself, twice), but at most `most`."""
     if num_failures < 2:
         return num_failures, num_failures
     high = 1 << (num_failures - 1).bit_length()
     return high // 2, min(high, most)
 
 
-def _read(path: Path) -> dict[_Key, IterationTime]:
-    """Return the timings at `path`; what cannot be read is planned again."""
+def _read(path: Path) -> dict[str, IterationTime]:
+    """Return the cached times; an unreadable file counts as empty."""
     try:
         data: dict[str, Any] = read_json(path, FORMAT, VERSION)
-        timings = {_Key.parse(text): IterationTime(**timing) for text, timing in data["timings"].items()}
+        timings = {key: IterationTime(**timing) for key, timing in data["timings"].items()}
         return {key: replace(timing, distribution=tuple(timing.distribution)) for key, timing in timings.items()}
     except (FileProblem, KeyError, TypeError, ValueError, AttributeError):
         return {}
 
 
-def _plan(given: tuple[Problem, _Key]) -> IterationTime:
+def _plan(given: tuple[Problem, str]) -> IterationTime:
     problem, key = given
-    if key.kind == "count":
-        plan = solve_normalized(problem, key.numbers[0], "greedy", _TIME_LIMIT_S, EFFORT)[0]
+    kind, _, text = key.partition(":")
+    numbers = tuple(map(int, text.split(",")))
+    if kind == "count":
+        plan = solve_normalized(problem, numbers[0], "greedy", _TIME_LIMIT_S, EFFORT)[0]
     else:
-        plan = solve(normalized_problem(problem, key.numbers), "greedy", _TIME_LIMIT_S, EFFORT)
+        plan = solve(normalized_problem(problem, numbers), "greedy", _TIME_LIMIT_S, EFFORT)
     return iteration_time(plan)
 
 
@@ -167,10 +150,10 @@ def iteration_time(plan: Plan) -> IterationTime:
     return IterationTime(plan.period_us, makespan_us(plan), work, plan.problem.cluster.num_failed)
 
 
-def one_f_one_b(problem: Problem, folder: Path | None = None) -> IterationTime:
-    """The fault-free 1F1B iteration of `problem`: what systems do that neither split nor re-route.
+def one_f_one_b_time(problem: Problem, folder: Path | None = None) -> IterationTime:
+    """The fault-free 1F1B iteration of `problem`, as systems run it that neither split backward passes nor re-route.
 
-    Pipelines are alike, so that one is planned; the reduction over all of them comes on top.
+    Pipelines are alike, so that one is planned, and the reduction over all of them is added.
     """
     shape = problem.shape
     one = Problem(Cluster(Shape(1, shape.num_stages, shape.num_microbatches)), problem.profile, problem.memory, ONE_F_ONE_B)

@@ -1,4 +1,4 @@
-"""The job: the model that is trained, on which GPUs, in which shape. Every system of a campaign gets the same one."""
+"""SimulatedJob: the model, the GPUs and the shape of a simulated training job, the same for every system."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,9 +15,9 @@ BYTES_PER_PARAMETER = 18  # bf16 weight, fp32 gradient, fp32 master weight and A
 
 @dataclass(frozen=True, slots=True)
 class SimulatedJob:
-    """A model in a shape. A worker is a node: it fails as a unit, and holds `tensor_parallel` GPUs.
+    """A model in a shape. A worker is a node of `tensor_parallel` GPUs, and fails as a unit.
 
-    `scale` stretches what the estimate says of a step, so that the fault-free job is as fast as a measured one.
+    `scale` multiplies estimated times, so that the fault-free job is as fast as a measured one.
     """
 
     model: ModelSpec
@@ -30,16 +30,16 @@ class SimulatedJob:
     def of(model: str, gpu: str, shape: Shape, tensor_parallel: int = 1, scale: float = 1.0) -> "SimulatedJob":
         if not 1e-6 <= scale <= 1e6:
             raise UserError(f"the scale is {scale!r}, but it must lie between 0.000001 and 1000000")
-        simulated_job = SimulatedJob(parse_model(model), parse_gpu(gpu), shape, tensor_parallel, scale)
-        simulated_job.problem()  # refuses what cannot be trained at all
-        return simulated_job
+        job = SimulatedJob(parse_model(model), parse_gpu(gpu), shape, tensor_parallel, scale)
+        job.problem()  # refuses a model that does not fit
+        return job
 
     def profile(self, num_stages: int | None = None) -> Profile:
-        """What each op costs when the model is cut into `num_stages` stages, those of the shape if not said."""
+        """The cost of each op if the model is cut into `num_stages` stages (default: those of the shape)."""
         return _profile(self.model, self.gpu, num_stages or self.shape.num_stages, self.tensor_parallel)
 
     def problem(self, techniques: Techniques | None = None) -> Problem:
-        """The planning problem of the whole cluster, in the memory that its GPUs have."""
+        """The planning problem of the whole cluster, limited by the memory of its GPUs."""
         profile = self.profile()
         memory = Memory.bytes([self.gpu.memory_bytes] * self.shape.num_stages)
         try:
@@ -57,7 +57,7 @@ class SimulatedJob:
 
     @property
     def num_microbatches(self) -> int:
-        """Micro-batches of all pipelines in one step: the global batch, which no system but replica drop changes."""
+        """Micro-batches of all pipelines in one step: the global batch, which only replica drop changes."""
         return self.shape.num_chains
 
     @property
@@ -77,15 +77,29 @@ class SimulatedJob:
 
 
 def simulated_job(model: str, gpu: str, pipelines: int, stages: int, microbatches: int, tensor_parallel: int = 1) -> SimulatedJob:
-    """Return the job that these words describe; models and GPUs by name or by their numbers."""
+    """Describe a training job for `simulate`.
+
+    Args:
+        model: A model by name (`gpt3-6.7b`) or by its numbers (`layers=4,hidden=512,heads=8,sequence=512`).
+        gpu: A GPU by name (`a100-80`), with changes if wanted (`a100-80,memory=2GB`).
+        pipelines: Number of data-parallel pipelines.
+        stages: Number of stages of each pipeline.
+        microbatches: Number of micro-batches of each pipeline in a step.
+        tensor_parallel: GPUs of a worker, which fail together.
+
+    Returns:
+        The job, with its estimated profile.
+
+    Raises:
+        UserError: The model or the GPU is unknown, or a stage does not fit in the memory of the GPU.
+
+    Example:
+        >>> import recycle
+        >>> recycle.simulated_job("gpt3-6.7b", "a100-80", pipelines=4, stages=8, microbatches=32).samples_per_step
+        128
+    """
     return SimulatedJob.of(model, gpu, Shape(pipelines, stages, microbatches), tensor_parallel)
 
 
-@lru_cache(maxsize=256)
-def _profile(model: ModelSpec, gpu: GpuSpec, num_stages: int, tensor_parallel: int) -> Profile:
-    return estimate(model, gpu, num_stages, tensor_parallel)
-
-
-@lru_cache(maxsize=64)
-def _layers(model: ModelSpec, gpu: GpuSpec, tensor_parallel: int) -> tuple[LayerCost, ...]:
-    return layer_costs(model, gpu, tensor_parallel)
+_profile = lru_cache(maxsize=256)(estimate)
+_layers = lru_cache(maxsize=64)(layer_costs)

@@ -1,7 +1,7 @@
-"""The protocol of a policy: what a training system does while nothing changes, and what a change costs it.
+"""The `System` protocol of a training policy, and its vocabulary: members, steady states, pauses, losses, decisions.
 
-A system is told which members are live and answers with a `PolicyDecision`: the regime from now on, the pauses before it, and
-what is lost. `trace_simulation` keeps the clock and the accounts. The system's own state, if it has any, is part of the decision.
+A system is given the live members and returns a `PolicyDecision`: the steady state from now on, the pauses before it, and the
+work that is lost. `trace_simulation` keeps time and accounts. A system's own state, if any, is part of its decision.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from recycle.core.cluster import Shape, Worker
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Who is there: the places of the cluster that hold a live node, and the live nodes that have no place in it."""
+    """The places of the cluster that hold a live node, and the number of spares: live nodes without a place."""
 
     shape: Shape
     live: frozenset[Worker]
@@ -27,18 +27,10 @@ class Members:
     def failed(self) -> frozenset[Worker]:
         return frozenset(self.shape.workers()) - self.live
 
-    @property
-    def num_failed(self) -> tuple[int, ...]:
-        """Dead workers at each stage."""
-        counts = [self.shape.num_pipelines] * self.shape.num_stages
-        for worker in self.live:
-            counts[worker.stage] -= 1
-        return tuple(counts)
-
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """A change of membership: the places that lost their node, those that got one, and who is there after it."""
+class MembershipChange:
+    """The members after a change, the places that lost their node in it, and the places that got one."""
 
     at_us: int
     members: Members
@@ -47,10 +39,10 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Regime:
-    """What repeats while nothing changes: a step of `step_us` that adds `samples`; without a step the job is down.
+class SteadyState:
+    """Training between two changes: steps of `step_us` with `samples` each. Without a step the job is down.
 
-    After every `checkpoint_every` steps a checkpoint takes `checkpoint_us`; with 0, steps are safe as soon as they are done.
+    After every `checkpoint_every` steps a checkpoint takes `checkpoint_us`; with 0, a completed step is never lost.
     """
 
     step_us: int
@@ -68,11 +60,11 @@ class Regime:
         return 0.0 if self.is_down else self.samples * 1e6 / self.step_us
 
 
-DOWN = Regime(0, 0)
+DOWN = SteadyState(0, 0)
 
 
 class Loss(Enum):
-    """What a change throws away: the step in flight is finished first, is lost, or all since the last checkpoint is."""
+    """The work that a change discards: none (the step in flight ends first), that step, or all steps since a checkpoint."""
 
     NOTHING = "nothing"
     STEP = "step"
@@ -81,7 +73,7 @@ class Loss(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Time in which nobody trains, and why."""
+    """Time without training, and its cause."""
 
     cause: str
     time_us: int
@@ -89,14 +81,14 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class PolicyDecision:
-    """A system's answer to a change. `reason` is a sentence for people; `state` comes back with the next question.
+    """A system's answer to a change. `reason` is a sentence for people; `state` is passed to the next call of `change`.
 
-    `keeps_unfinished` says that pauses which an earlier change began must still be sat out; else this answer replaces them.
-    `drops_samples` says that what is lost is never trained on, because the data has moved on. `secures` says that a checkpoint
-    of all finished steps is part of the change.
+    `keeps_unfinished`: the rest of earlier pauses follows the pauses of this decision; else this decision replaces them.
+    `drops_samples`: the lost samples are never trained on, because the data moves on.
+    `secures`: the change includes a checkpoint of all completed steps.
     """
 
-    regime: Regime
+    steady_state: SteadyState
     pauses: tuple[Pause, ...] = ()
     loses: Loss = Loss.NOTHING
     reason: str = ""
@@ -113,14 +105,14 @@ class System(Protocol):
     def name(self) -> str: ...
 
     def begin(self, members: Members) -> PolicyDecision:
-        """Say what the job does with its first members."""
+        """Decide what the job does with its first members."""
         ...
 
-    def change(self, event: Event, state: Any) -> PolicyDecision:
-        """Say what a change of members does to the job."""
+    def change(self, event: MembershipChange, state: Any) -> PolicyDecision:
+        """Decide what a change of members does to the job, given the state of the last decision."""
         ...
 
 
 def pauses(*causes: tuple[str, int]) -> tuple[Pause, ...]:
-    """The pauses of these causes and times, without those that take none."""
+    """The pauses with these causes and times; those without time are left out."""
     return tuple(Pause(cause, round(time_us)) for cause, time_us in causes if round(time_us) > 0)

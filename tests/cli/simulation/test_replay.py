@@ -91,7 +91,7 @@ def test_an_eager_replay_is_its_own_comparison(folder: Path, capsys: pytest.Capt
     assert known["period"] == known["eager_period"]
     assert "wait" not in known["critical_path"]["by_kind"]
     out = printed(capsys, "dead.json", "--eager", "--contention")
-    assert "played    5 iterations of 24 ops; messages share links, rows alone drive" in out
+    assert "replayed  5 iterations of 24 ops; messages share links, row order alone decides" in out
     assert not re.search(r"(?m)^eager ", out)
 
 
@@ -99,7 +99,7 @@ def test_the_summary_says_period_bubbles_memory_and_path_above_the_chart(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = printed(capsys, "dead.json", "--slow", "W0_1=1.5")
-    assert "played    5 iterations of 24 ops; W0_1 takes 1.5 times as long, no op before its planned start" in out
+    assert "replayed  5 iterations of 24 ops; W0_1 takes 1.5 times as long, no op before its planned start" in out
     assert re.search(r"(?m)^period    .* ms, \d+\.\d\d% over the .* ms planned; by iteration \d+, ", out)
     assert re.search(r"(?m)^eager     .* ms, ", out)
     assert re.search(
@@ -129,9 +129,9 @@ def test_files_are_written_and_named(folder: Path, capsys: pytest.CaptureFixture
     assert {"0F0"} == {event["name"] for event in slices if event["ts"] == first.start_us}
 
 
-def test_a_single_iteration_can_be_played_and_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_iteration_can_be_replayed_and_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, "dead.json", "--iterations", "1", "--svg", "one.svg", "--perfetto", "one.json")
-    assert "played    1 iteration of 24 ops" in out
+    assert "replayed  1 iteration of 24 ops" in out
     assert "iteration 0 of 1 as replayed" in out
 
 
@@ -152,12 +152,12 @@ WRONG = {
     "negative factor": ("plan.json --slow W0_0=-1", r"W0_0 cannot take -1 times as long"),
     "absurd factor": ("plan.json --slow W0_0=1e30", r"W0_0 cannot take 1e\+30 times as long"),
     "factor that is no number": ("plan.json --slow W0_0=nan", r"W0_0 cannot take nan times as long"),
-    "negative jitter": ("plan.json --jitter=-5%", r"a jitter of -5% cannot be played: give from 0% to 100%"),
-    "jitter above 100%": ("plan.json --jitter 101%", r"a jitter of 101% cannot be played"),
-    "jitter of 5 times": ("plan.json --jitter 5", r"a jitter of 500% cannot be played"),
-    "jitter that is a word": ("plan.json --jitter much", r"a jitter of 'much' cannot be played: write a share such as 5%"),
-    "no iteration": ("plan.json --iterations 0", r"0 iterations cannot be played: give from 1 to 1000"),
-    "too many iterations": ("plan.json --iterations 1001", r"1001 iterations cannot be played"),
+    "negative jitter": ("plan.json --jitter=-5%", r"a jitter of -5% cannot be replayed: give from 0% to 100%"),
+    "jitter above 100%": ("plan.json --jitter 101%", r"a jitter of 101% cannot be replayed"),
+    "jitter of 5 times": ("plan.json --jitter 5", r"a jitter of 500% cannot be replayed"),
+    "jitter that is a word": ("plan.json --jitter much", r"a jitter of 'much' cannot be replayed: write a share such as 5%"),
+    "no iteration": ("plan.json --iterations 0", r"0 iterations cannot be replayed: give from 1 to 1000"),
+    "too many iterations": ("plan.json --iterations 1001", r"1001 iterations cannot be replayed"),
     "half an iteration": ("plan.json --iterations 1.5", r"argument --iterations: invalid int value: '1.5'"),
     "negative seed": ("plan.json --seed -1", r"the seed is -1, but it must be a whole number of at least 0"),
     "missing plan": ("none.json", r"cannot read none.json: No such file"),

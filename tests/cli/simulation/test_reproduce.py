@@ -7,7 +7,7 @@ import pytest
 
 from recycle.cli.main import main
 from recycle.sim.reproduce import throughput_table as table
-from tests.cli.simulation.test_simulate import PNG, refusal, said
+from tests.cli.simulation.test_simulate import PNG, output_of, refusal
 from tests.sim.reproduce.small_reproduction import shrink
 
 
@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_page_has_assumptions_and_a_table_for_each_caption(folder: Path) -> None:
-    lines = said("reproduce table").splitlines()
+    lines = output_of("reproduce table").splitlines()
     assert lines[0] == "# The published table, made again"
     assert lines[2] == "Made by `recycle reproduce table`."
     assert "## Assumptions" in lines
@@ -35,7 +35,7 @@ def test_the_page_has_assumptions_and_a_table_for_each_caption(folder: Path) -> 
 
 @pytest.mark.parametrize("name", ["table", "ablation", "scale"])
 def test_out_is_a_page_a_picture_and_the_numbers(name: str, folder: Path) -> None:
-    page = said(f"reproduce {name} --out results")
+    page = output_of(f"reproduce {name} --out results")
     assert sorted(path.name for path in (folder / "results").iterdir()) == [f"{name}.json", f"{name}.md", f"{name}.png"]
     assert (folder / "results" / f"{name}.md").read_text() == page.removesuffix("\n")
     assert f"]({name}.png)" in page
@@ -43,27 +43,27 @@ def test_out_is_a_page_a_picture_and_the_numbers(name: str, folder: Path) -> Non
     written = json.loads((folder / "results" / f"{name}.json").read_text())
     assert set(written) == {"experiment", "assumptions", "results"}
     assert written["experiment"] == name
-    assert json.loads(said(f"reproduce {name} --json")) == written
+    assert json.loads(output_of(f"reproduce {name} --json")) == written
 
 
 def test_the_planner_is_an_experiment_too(folder: Path) -> None:
-    found = json.loads(said("reproduce planner --json"))
+    found = json.loads(output_of("reproduce planner --json"))
     assert [library["plans"] for library in found["results"].values()] == [2, 2]
 
 
 def test_the_same_command_gives_the_same_bytes_with_and_without_a_cache(folder: Path) -> None:
     made = []
     for options in ("--cache one", "--cache two", "--cache one", "--no-cache"):
-        said(f"reproduce ablation --out results {options}")
+        output_of(f"reproduce ablation --out results {options}")
         made.append({path.name: path.read_bytes() for path in (folder / "results").iterdir()})
     assert made == [made[0]] * 4
 
 
 def test_no_cache_keeps_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    said("reproduce table --no-cache")
+    output_of("reproduce table --no-cache")
     assert sorted(tmp_path.rglob("*")) == [folder]
-    said("reproduce table")
+    output_of("reproduce table")
     assert list((tmp_path / "cache" / "recycle").glob("timings-*.json"))
 
 

@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here
 
 
-def said(command: str) -> str:
+def output_of(command: str) -> str:
     """What `recycle <command>` prints when all is well."""
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
@@ -53,7 +53,7 @@ def said(command: str) -> str:
 
 
 def facts(arguments: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(said(f"simulate {JOB} {arguments} --json"))
+    found: dict[str, Any] = json.loads(output_of(f"simulate {JOB} {arguments} --json"))
     return found
 
 
@@ -65,7 +65,7 @@ def docs_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def documented(docs_cache: Path) -> dict[str, Any]:
     """The command of the documents: run once, with its plans made in processes as a user's would be."""
-    found: dict[str, Any] = json.loads(said(f"{DOCS} --cache {docs_cache} --json"))
+    found: dict[str, Any] = json.loads(output_of(f"{DOCS} --cache {docs_cache} --json"))
     return found
 
 
@@ -122,7 +122,7 @@ def test_the_systems_stand_in_the_order_that_their_policies_suggest(documented: 
 
 
 def test_the_text_says_what_the_json_says(documented: dict[str, Any], docs_cache: Path) -> None:
-    text = said(f"{DOCS} --cache {docs_cache}")
+    text = output_of(f"{DOCS} --cache {docs_cache}")
     lines = text.splitlines()
     assert lines[0] == "gpt3-6.7b on 32 a100-80: 4 pipelines × 8 stages, 32 micro-batches each"
     assert lines[1].startswith("6 h, failures: 11, joins: 0; fault-free 1F1B ")
@@ -140,8 +140,8 @@ def test_the_text_says_what_the_json_says(documented: dict[str, Any], docs_cache
 def outputs(folder: Path) -> Callable[[str], dict[str, bytes]]:
     def make(arguments: str) -> dict[str, bytes]:
         """All that a run gives: the JSON, the text, the picture, and the record of every system."""
-        seen = {"json": said(f"simulate {JOB} {arguments} --json").encode()}
-        seen["text"] = said(f"simulate {JOB} {arguments} --plot out.png --records out").encode()
+        seen = {"json": output_of(f"simulate {JOB} {arguments} --json").encode()}
+        seen["text"] = output_of(f"simulate {JOB} {arguments} --plot out.png --records out").encode()
         files = [folder / "out.png", *sorted((folder / "out").iterdir())]
         return seen | {path.name: path.read_bytes() for path in files}
 
@@ -179,13 +179,13 @@ def test_no_cache_keeps_nothing(folder: Path, tmp_path: Path, monkeypatch: pytes
 
 def test_results_are_kept_where_the_system_keeps_caches(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts("--systems ideal")
-    assert {path.name.split("-")[0] for path in (tmp_path / "cache" / "recycle").iterdir()} == {"course", "timings"}
+    assert {path.name.split("-")[0] for path in (tmp_path / "cache" / "recycle").iterdir()} == {"simulation", "timings"}
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     facts("--systems ideal")
-    assert list((tmp_path / "home" / ".cache" / "recycle").glob("course-*.jsonl"))
+    assert list((tmp_path / "home" / ".cache" / "recycle").glob("simulation-*.jsonl"))
     facts("--systems ideal --cache mine")
-    assert list((folder / "mine").glob("course-*.jsonl"))
+    assert list((folder / "mine").glob("simulation-*.jsonl"))
 
 
 # Who leaves and joins when.
@@ -258,7 +258,7 @@ def test_nodes_beyond_the_cluster_are_spare(folder: Path) -> None:
 
 
 def test_a_made_trace_is_the_same_as_the_built_in_one(folder: Path) -> None:
-    said("trace make --kind every --pipelines 3 --stages 2 --interval 30m --rejoin 1h --hours 5 --seed 9 --out trace.csv")
+    output_of("trace make --kind every --pipelines 3 --stages 2 --interval 30m --rejoin 1h --hours 5 --seed 9 --out trace.csv")
     question = "--systems oobleck,varuna --set varuna.restart=20s"
     made = facts(f"{question} --trace trace.csv --seed 9")
     assert made.pop("seed") is None  # a trace needs none
@@ -274,7 +274,7 @@ def test_more_failures_than_a_policy_survives_are_down_time(folder: Path) -> Non
     for name, run in found["systems"].items():
         wanted = 0 if name == "checkpoint-restart-spare" else 30 * MINUTE
         assert run["time_us"]["down"] == pytest.approx(wanted, abs=MINUTE / 10), name
-    text = said(f"simulate {JOB} --trace trace.csv")
+    text = output_of(f"simulate {JOB} --trace trace.csv")
     assert "recycle was down for 30 min: no worker is left at stage 0: the job waits for a node" in text
     assert "replica-drop was down for 30 min: every pipeline misses a worker: the job waits" in text
 
@@ -311,10 +311,10 @@ def test_a_constant_is_set_by_a_file_and_by_name_and_the_name_counts_more(folder
 
 
 def test_a_picture_is_written(folder: Path) -> None:
-    text = said(f"simulate {JOB} --interval 1h --systems replica-drop,ideal --plot pictures/out.png")
+    text = output_of(f"simulate {JOB} --interval 1h --systems replica-drop,ideal --plot pictures/out.png")
     assert text.endswith("\nwrote pictures/out.png\n")
     assert (folder / "pictures" / "out.png").read_bytes().startswith(PNG)
-    assert json.loads(said(f"simulate {JOB} --systems ideal --plot quiet.png --json"))["failures"] == 0
+    assert json.loads(output_of(f"simulate {JOB} --systems ideal --plot quiet.png --json"))["failures"] == 0
     assert (folder / "quiet.png").read_bytes().startswith(PNG)
 
 

@@ -1,4 +1,4 @@
-"""A system through a trace: every microsecond in one spell, every sample counted once."""
+"""One system over one trace: every microsecond in one spell, every sample counted once."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,10 +12,10 @@ from recycle.core.cluster import Shape
 from recycle.core.events.record import Spell
 from recycle.core.events.trace import Change, Trace
 from recycle.sim.campaign.trace_simulation import simulate_trace
-from recycle.sim.policy import DOWN, Event, Loss, Members, Pause, PolicyDecision, Regime
+from recycle.sim.policy import DOWN, Loss, Members, MembershipChange, Pause, PolicyDecision, SteadyState
 
 SHAPE = Shape(2, 2, 4)
-STEP = Regime(step_us=10, samples=4)
+STEP = SteadyState(step_us=10, samples=4)
 FIRST = PolicyDecision(STEP, state=0)
 
 
@@ -30,10 +30,10 @@ class Scripted:
     def begin(self, members: Members) -> PolicyDecision:
         return self.first
 
-    def change(self, event: Event, state: Any) -> PolicyDecision:
+    def change(self, event: MembershipChange, state: Any) -> PolicyDecision:
         answer = self.answers[state]
         return PolicyDecision(
-            answer.regime, answer.pauses, answer.loses, "", state + 1, answer.keeps_unfinished, answer.drops_samples
+            answer.steady_state, answer.pauses, answer.loses, "", state + 1, answer.keeps_unfinished, answer.drops_samples
         )
 
 
@@ -43,22 +43,22 @@ def trace(*leaves_at_us: int, end_us: int) -> Trace:
     return Trace((*start, *(Change(at, False, name) for at, name in zip(leaves_at_us, names, strict=False))), end_us)
 
 
-def spells(system, happenings, ready_us=0):
-    return [event for event in simulate_trace(system, happenings, SHAPE, ready_us) if isinstance(event, Spell)]
+def spells(system, given_trace, ready_us=0):
+    return [event for event in simulate_trace(system, given_trace, SHAPE, ready_us) if isinstance(event, Spell)]
 
 
-def told(found):
+def spell_rows(found):
     return [(spell.start_us, spell.end_us, spell.state, spell.cause, spell.samples) for spell in found]
 
 
 def test_whole_steps_count_and_the_one_that_the_end_cuts_short_does_not():
-    assert told(spells(Scripted(()), trace(end_us=47))) == [(0, 47, "train", "", 16)]
+    assert spell_rows(spells(Scripted(()), trace(end_us=47))) == [(0, 47, "train", "", 16)]
 
 
 def test_a_failure_throws_away_the_step_in_flight_and_pauses_the_job():
-    system = Scripted((PolicyDecision(Regime(20, 4), (Pause("regroup", 7),), Loss.STEP),))
+    system = Scripted((PolicyDecision(SteadyState(20, 4), (Pause("regroup", 7),), Loss.STEP),))
     found = spells(system, trace(25, end_us=75))
-    assert told(found) == [
+    assert spell_rows(found) == [
         (0, 20, "train", "", 8),
         (20, 25, "redo", "step in flight", 0),
         (25, 32, "pause", "regroup", 0),
@@ -68,8 +68,8 @@ def test_a_failure_throws_away_the_step_in_flight_and_pauses_the_job():
 
 
 def test_a_change_that_loses_nothing_waits_for_the_step_in_flight():
-    system = Scripted((PolicyDecision(Regime(5, 4), (Pause("transfer", 3),), Loss.NOTHING),))
-    assert told(spells(system, trace(25, end_us=43))) == [
+    system = Scripted((PolicyDecision(SteadyState(5, 4), (Pause("transfer", 3),), Loss.NOTHING),))
+    assert spell_rows(spells(system, trace(25, end_us=43))) == [
         (0, 20, "train", "", 8),
         (20, 30, "train", "", 4),
         (30, 33, "pause", "transfer", 0),
@@ -78,9 +78,9 @@ def test_a_change_that_loses_nothing_waits_for_the_step_in_flight():
 
 
 def test_a_failure_during_the_last_step_before_a_switch_loses_that_step():
-    gentle = PolicyDecision(Regime(5, 4), (Pause("transfer", 3),), Loss.NOTHING)
-    hard = PolicyDecision(Regime(10, 4), (Pause("regroup", 2),), Loss.STEP)
-    assert told(spells(Scripted((gentle, hard)), trace(25, 27, end_us=39))) == [
+    gentle = PolicyDecision(SteadyState(5, 4), (Pause("transfer", 3),), Loss.NOTHING)
+    hard = PolicyDecision(SteadyState(10, 4), (Pause("regroup", 2),), Loss.STEP)
+    assert spell_rows(spells(Scripted((gentle, hard)), trace(25, 27, end_us=39))) == [
         (0, 20, "train", "", 8),
         (20, 27, "redo", "step in flight", 0),
         (27, 29, "pause", "regroup", 0),
@@ -97,11 +97,13 @@ def test_a_second_failure_replaces_the_pause_or_adds_to_it(keeps, paused_until):
 
 
 def test_a_roll_back_takes_back_all_steps_since_the_last_whole_checkpoint():
-    regime = Regime(10, 4, checkpoint_every=3, checkpoint_us=5)
-    system = Scripted((PolicyDecision(regime, (Pause("restart", 8),), Loss.SINCE_CHECKPOINT),), PolicyDecision(regime, state=0))
+    steady_state = SteadyState(10, 4, checkpoint_every=3, checkpoint_us=5)
+    system = Scripted(
+        (PolicyDecision(steady_state, (Pause("restart", 8),), Loss.SINCE_CHECKPOINT),), PolicyDecision(steady_state, state=0)
+    )
     # Steps end at 10, 20, 30, a checkpoint at 35, steps at 45 and 55; the failure at 58 leaves the first three.
     found = spells(system, trace(58, end_us=66))
-    assert told(found) == [
+    assert spell_rows(found) == [
         (0, 30, "train", "", 12),
         (30, 35, "checkpoint", "", 0),
         (35, 55, "redo", "rolled back", 0),
@@ -112,39 +114,39 @@ def test_a_roll_back_takes_back_all_steps_since_the_last_whole_checkpoint():
 
 
 def test_a_checkpoint_that_a_failure_interrupts_does_not_count():
-    regime = Regime(10, 4, checkpoint_every=3, checkpoint_us=5)
-    system = Scripted((PolicyDecision(regime, (), Loss.SINCE_CHECKPOINT),), PolicyDecision(regime, state=0))
+    steady_state = SteadyState(10, 4, checkpoint_every=3, checkpoint_us=5)
+    system = Scripted((PolicyDecision(steady_state, (), Loss.SINCE_CHECKPOINT),), PolicyDecision(steady_state, state=0))
     found = spells(system, trace(33, end_us=63))
     assert sum(spell.samples for spell in found) == 12
     assert found[0].state == "redo"
     assert found[0].discarded == 12
 
 
-def test_without_a_regime_the_job_is_down_until_a_change_brings_one():
+def test_without_a_steady_state_the_job_is_down_until_a_change_brings_one():
     system = Scripted((PolicyDecision(DOWN, (), Loss.STEP), PolicyDecision(STEP, (), Loss.NOTHING)))
-    assert told(spells(system, trace(20, 30, end_us=50))) == [
+    assert spell_rows(spells(system, trace(20, 30, end_us=50))) == [
         (0, 20, "train", "", 8),
         (20, 30, "down", "too few workers", 0),
         (30, 50, "train", "", 8),
     ]
 
 
-def test_what_a_change_drops_is_told_apart_from_what_is_done_again():
+def test_dropped_samples_are_distinguished_from_repeated_ones():
     found = spells(Scripted((PolicyDecision(STEP, (), Loss.STEP, drops_samples=True),)), trace(25, end_us=45))
     assert [(spell.cause, spell.discarded) for spell in found if spell.state == "redo"] == [("dropped", 2)]
 
 
-REGIMES = st.builds(
-    Regime,
+STEADY_STATES = st.builds(
+    SteadyState,
     step_us=st.integers(0, 30),
     samples=st.integers(0, 9),
     busy_share=st.floats(0, 1),
     checkpoint_every=st.integers(0, 4),
     checkpoint_us=st.integers(0, 20),
 )
-VERDICTS = st.builds(
+DECISIONS = st.builds(
     PolicyDecision,
-    REGIMES,
+    STEADY_STATES,
     st.lists(st.builds(Pause, st.sampled_from(["regroup", "plan"]), st.integers(1, 40)), max_size=3).map(tuple),
     st.sampled_from(Loss),
     keeps_unfinished=st.booleans(),
@@ -153,7 +155,7 @@ VERDICTS = st.builds(
 
 
 @settings(deadline=None)
-@given(st.lists(VERDICTS, min_size=4, max_size=4), REGIMES, st.lists(st.integers(0, 300), max_size=4), st.integers(1, 200))
+@given(st.lists(DECISIONS, min_size=4, max_size=4), STEADY_STATES, st.lists(st.integers(0, 300), max_size=4), st.integers(1, 200))
 def test_time_is_conserved_whatever_a_system_answers(answers, first, times, more):
     times = sorted(times)
     end_us = (times[-1] if times else 0) + more

@@ -1,4 +1,4 @@
-"""The reference simulator: on others' averages where their data is at hand, and by hand on made-up traces everywhere."""
+"""The reference simulator gives the published averages if their data is present, and results by hand on small traces."""
 
 import json
 import os
@@ -9,7 +9,8 @@ import pytest
 
 from recycle.core.errors import UserError
 from recycle.core.events.trace import Change, Trace
-from recycle.sim.reference.average import NO_QUIRKS, reference_average
+from tests.sim.reference.reference_policies import reference_average
+from tests.sim.reference.reference_simulation import NO_DEVIATIONS
 
 DATA = Path(os.environ.get("RECYCLE_PEERS_DATA") or Path(__file__).parents[3].parent / "shared" / "data")
 TRACES = ("6h", "3h", "1h", "30m", "10m", "scale_p3-trace")
@@ -67,38 +68,38 @@ def table(**samples_per_s):
     return rows
 
 
-# BERT-large: 8192 samples a step, a meeting of 2 s. 10 s a step with 24 nodes or more, 20 s with fewer.
+# BERT-large: 8192 samples a step, a rendezvous of 2 s. 10 s a step with 24 nodes or more, 20 s with fewer.
 BERT = table(n30=819.2, n23=409.6)
-# GPT-2: 1024 samples a step, 10 s a step whoever is there.
+# GPT-2: 1024 samples a step, 10 s a step for any number of nodes.
 GPT2 = table(n30=102.4)
 
 
 def test_oobleck_loses_the_step_in_flight_and_goes_on_at_the_speed_of_the_nodes_left():
-    # Ready 45, meeting to 47, steps end at 57 ... 97. Loss at 100, meeting to 102, steps end at 122, 142, 162, 182.
+    # Ready 45, rendezvous to 47, steps end at 57 ... 97. Loss at 100, rendezvous to 102, steps end at 122, 142, 162, 182.
     # 9 steps from 47 to 182.
     trace = leaves(24, (100, 3), end_s=200)
     assert reference_average("oobleck", "bert-large", BERT, trace) == pytest.approx(9 * 8192 / 135)
     # The policy alone: the same steps, over all of the 200 s.
-    assert reference_average("oobleck", "bert-large", BERT, trace, NO_QUIRKS) == pytest.approx(9 * 8192 / 200)
+    assert reference_average("oobleck", "bert-large", BERT, trace, NO_DEVIATIONS) == pytest.approx(9 * 8192 / 200)
 
 
 def test_a_step_that_ends_in_a_pause_counts_in_the_reference_alone():
-    # Steps end at 57 ... 87, and at 97, inside the meeting from 96 to 98; then at 118, 138, 158, 178, 198.
+    # Steps end at 57 ... 87, and at 97, inside the rendezvous from 96 to 98; then at 118, 138, 158, 178, 198.
     trace = leaves(24, (96, 3), end_s=200)
     assert reference_average("oobleck", "bert-large", BERT, trace) == pytest.approx(10 * 8192 / 151)
-    assert reference_average("oobleck", "bert-large", BERT, trace, NO_QUIRKS) == pytest.approx(9 * 8192 / 200)
+    assert reference_average("oobleck", "bert-large", BERT, trace, NO_DEVIATIONS) == pytest.approx(9 * 8192 / 200)
 
 
 def test_a_second_removal_in_a_pause_stops_the_reference_for_good():
     # Five steps until 97. Meetings end at 102, which starts the job, and at 103, which finds nobody waiting.
     trace = leaves(24, (100, 3), (101, 4), end_s=200)
     assert reference_average("oobleck", "bert-large", BERT, trace) == pytest.approx(5 * 8192 / 50)
-    # The policy alone: one meeting to 103, steps end at 123, 143, 163, 183.
-    assert reference_average("oobleck", "bert-large", BERT, trace, NO_QUIRKS) == pytest.approx(9 * 8192 / 200)
+    # The policy alone: one rendezvous to 103, steps end at 123, 143, 163, 183.
+    assert reference_average("oobleck", "bert-large", BERT, trace, NO_DEVIATIONS) == pytest.approx(9 * 8192 / 200)
 
 
-def test_a_stopped_job_meets_again_when_a_node_is_ready():
-    # As above until 97 and stopped at 103. A node that joins at 80 is ready at 125; meeting to 127; 23 nodes: 147, 167, 187.
+def test_a_stopped_job_has_a_rendezvous_when_a_node_is_ready():
+    # As above until 97 and stopped at 103. A node that joins at 80 is ready at 125; rendezvous to 127; 23 nodes: 147, 167, 187.
     before = leaves(24, (100, 3), (101, 4), end_s=200)
     late = [change for change in before.changes if change.at_us >= 80_000_000]
     early = [change for change in before.changes if change.at_us < 80_000_000]
@@ -114,48 +115,48 @@ def test_varuna_rolls_back_to_its_last_checkpoint():
     # Ready 45, restart less checkpoint 71.5: 116.5. Ten steps end at 126.5 ... 216.5, the checkpoint at 228; seven more at
     # 238 ... 298 are rolled back at 300. The job is back at 371.5; steps end at 381.5 and 391.5. 12 steps in 400 s.
     trace = leaves(24, (300, 3), end_s=400)
-    assert reference_average("varuna", "gpt-2", GPT2, trace, NO_QUIRKS) == pytest.approx(12 * 1024 / 400)
+    assert reference_average("varuna", "gpt-2", GPT2, trace, NO_DEVIATIONS) == pytest.approx(12 * 1024 / 400)
     # The reference: steps go on in the pause. The one that ends at 308 is the first after the removal: a checkpoint, to 319.5.
     # 329.5 and 339.5 make twenty: a checkpoint, to 351. Then 361 and 371 before the pause ends, and the two after it.
     # 10 + 1 + 2 + 2 + 2 steps from 116.5 to 391.5.
     assert reference_average("varuna", "gpt-2", GPT2, trace) == pytest.approx(17 * 1024 / 275)
 
 
-def test_a_checkpoint_that_a_removal_tears_loses_its_ten_steps():
-    # The checkpoint from 216.5 to 228 is torn at 220. The job is back at 291.5: ten steps end at 301.5 ... 391.5.
+def test_a_checkpoint_that_a_removal_interrupts_loses_its_ten_steps():
+    # The checkpoint from 216.5 to 228 is interrupted at 220. The job is back at 291.5: ten steps end at 301.5 ... 391.5.
     trace = leaves(24, (220, 3), end_s=400)
-    assert reference_average("varuna", "gpt-2", GPT2, trace, NO_QUIRKS) == pytest.approx(10 * 1024 / 400)
+    assert reference_average("varuna", "gpt-2", GPT2, trace, NO_DEVIATIONS) == pytest.approx(10 * 1024 / 400)
 
 
-def test_the_reference_tears_a_checkpoint_within_twice_its_time():
+def test_the_reference_interrupts_a_checkpoint_within_twice_its_time():
     # Removal at 230, 2 s after the checkpoint. The job is back at 301.5: nine steps end at 311.5 ... 391.5.
     trace = leaves(24, (230, 3), end_s=400)
-    assert reference_average("varuna", "gpt-2", GPT2, trace, NO_QUIRKS) == pytest.approx((10 + 9) * 1024 / 400)
-    late = replace(NO_QUIRKS, late_checkpoint=True)
+    assert reference_average("varuna", "gpt-2", GPT2, trace, NO_DEVIATIONS) == pytest.approx((10 + 9) * 1024 / 400)
+    late = replace(NO_DEVIATIONS, late_checkpoint=True)
     assert reference_average("varuna", "gpt-2", GPT2, trace, late) == pytest.approx(9 * 1024 / 400)
 
 
 def test_bamboo_fails_over_within_the_step_and_rebalances_after_it():
-    # Ready 45, meeting of 30 to 75; steps end at 85 and 95. Loss at 100: the 5 s left of the step take 7.5, so 107.5.
+    # Ready 45, rendezvous of 30 to 75; steps end at 85 and 95. Loss at 100: the 5 s left of the step take 7.5, so 107.5.
     # One of 23 holds two stages: more than 5 %, so a rebalance of 80 to 187.5. Steps end at 197.5 ... 247.5: nine in all.
     trace = leaves(24, (100, 3), end_s=250)
     assert reference_average("bamboo", "gpt-2", GPT2, trace) == pytest.approx(9 * 1024 / 172.5)
-    assert reference_average("bamboo", "gpt-2", GPT2, trace, NO_QUIRKS) == pytest.approx(9 * 1024 / 250)
+    assert reference_average("bamboo", "gpt-2", GPT2, trace, NO_DEVIATIONS) == pytest.approx(9 * 1024 / 250)
 
 
 def test_a_worker_of_bamboo_that_took_over_is_a_fatal_loss():
-    # Nodes are ready from 45 to 68, and take their seats in this order at 75. n4 takes over from n5 at 100, and is lost at 101:
-    # a meeting of 30 to 131. Two steps before (85, 95) and six after (141 ... 191).
+    # Nodes are ready from 45 to 68, and take their stages in this order at 75. n4 takes over from n5 at 100, and is lost at 101:
+    # a rendezvous of 30 to 131. Two steps before (85, 95) and six after (141 ... 191).
     trace = leaves(24, (100, 5), (101, 4), end_s=200, apart_s=1)
-    assert reference_average("bamboo", "gpt-2", GPT2, trace, NO_QUIRKS) == pytest.approx(8 * 1024 / 200)
-    # The reference trains on in the meeting: 107.5 and, 1.5 times as long, 122.5. Ten steps from 75 to 191.
+    assert reference_average("bamboo", "gpt-2", GPT2, trace, NO_DEVIATIONS) == pytest.approx(8 * 1024 / 200)
+    # The reference trains on in the rendezvous: 107.5 and, 1.5 times as long, 122.5. Ten steps from 75 to 191.
     assert reference_average("bamboo", "gpt-2", GPT2, trace) == pytest.approx(10 * 1024 / 116)
 
 
 def test_a_lost_spare_of_bamboo_slows_the_reference_alone():
     # n24 is spare and lost at 100. The policy: steps end at 85, 95 ... 195.
     trace = leaves(25, (100, 24), end_s=200, apart_s=1)
-    assert reference_average("bamboo", "gpt-2", GPT2, trace, NO_QUIRKS) == pytest.approx(12 * 1024 / 200)
+    assert reference_average("bamboo", "gpt-2", GPT2, trace, NO_DEVIATIONS) == pytest.approx(12 * 1024 / 200)
     # The reference: 85, 95, 107.5 and then every 15 s until 197.5.
     assert reference_average("bamboo", "gpt-2", GPT2, trace) == pytest.approx(9 * 1024 / 122.5)
 

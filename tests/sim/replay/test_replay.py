@@ -1,4 +1,4 @@
-"""Plans played for several iterations: exactly as written if legal, late where not, and every microsecond accounted for."""
+"""Plans replayed for several iterations: exactly as written if legal, late if not, and every microsecond accounted for."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -19,8 +19,8 @@ from recycle.core.problem import Memory, Problem
 from recycle.core.profile import Link, Profile, StageProfile
 from recycle.sim.replay.event_queue import EventQueue
 from recycle.sim.replay.replay import Conditions, replay
-from recycle.sim.replay.replay_result import Replay
-from recycle.sim.replay.time_shares import memory_curve, peak_memory, shares, windows_us
+from recycle.sim.replay.replay_result import ReplayResult
+from recycle.sim.replay.time_shares import memory_curve, peak_memory, stage_intervals_us, time_shares
 from tests.builders import make_plan, make_problem, moved, plan_of, timed_of, without
 from tests.planner.strategies import problems
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan
@@ -31,26 +31,26 @@ QUICK = settings(max_examples=100, deadline=None, suppress_health_check=[HealthC
 Ran = dict[tuple[int, str, str], tuple[int, int]]
 
 
-def ran(played: Replay) -> Ran:
+def ran(result: ReplayResult) -> Ran:
     """When each op, reduction and step ran, by iteration, worker and name."""
-    return {(event.iteration, event.worker, event.op): (event.start_us, event.end_us) for event in played.events()}
+    return {(event.iteration, event.worker, event.op): (event.start_us, event.end_us) for event in result.events()}
 
 
-def lateness_us(plan: Plan, played: Replay) -> int:
+def lateness_us(plan: Plan, result: ReplayResult) -> int:
     """How much later than planned the worst op starts."""
-    times = ran(played)
+    times = ran(result)
     return max(
         times[iteration, str(slot.worker), str(slot.op)][0] - slot.start_us - iteration * plan.period_us
-        for iteration in range(played.num_iterations)
+        for iteration in range(result.num_iterations)
         for slot in plan.all_slots()
     )
 
 
 def assert_exact(plan: Plan) -> None:
-    played = replay(plan, Conditions(3))
-    assert played.periods_us == [plan.period_us] * 3
-    assert played.steady_period_us == plan.period_us
-    times = ran(played)
+    result = replay(plan, Conditions(3))
+    assert result.periods_us == [plan.period_us] * 3
+    assert result.steady_period_us == plan.period_us
+    times = ran(result)
     for iteration in range(3):
         for slot in plan.all_slots():
             shift = iteration * plan.period_us
@@ -59,23 +59,23 @@ def assert_exact(plan: Plan) -> None:
 
 @QUICK
 @given(plan=legal_plans())
-def test_a_legal_plan_is_played_exactly_as_it_is_written(plan: Plan) -> None:
+def test_a_legal_plan_is_replayed_exactly_as_it_is_written(plan: Plan) -> None:
     assert_exact(plan)
 
 
 @settings(QUICK, max_examples=40)
 @given(problem=problems())
-def test_what_the_planner_makes_is_played_exactly_as_it_is_written(problem: Problem) -> None:
+def test_what_the_planner_makes_is_replayed_exactly_as_it_is_written(problem: Problem) -> None:
     assert_exact(recycle.solve(problem, "greedy", 0.5, 20_000))
 
 
 @QUICK
 @given(plan=legal_plans())
 def test_eager_iterations_never_take_longer_than_planned(plan: Plan) -> None:
-    played = replay(plan, Conditions(4, eager=True))
-    event("shorter" if played.steady_period_us < plan.period_us else "as planned")
-    assert max(played.periods_us) <= plan.period_us
-    assert lateness_us(plan, played) <= 0
+    result = replay(plan, Conditions(4, eager=True))
+    event("shorter" if result.steady_period_us < plan.period_us else "as planned")
+    assert max(result.periods_us) <= plan.period_us
+    assert lateness_us(plan, result) <= 0
 
 
 def test_an_eager_replay_leaves_out_idle_time_that_nothing_asks_for() -> None:
@@ -85,7 +85,7 @@ def test_an_eager_replay_leaves_out_idle_time_that_nothing_asks_for() -> None:
     assert replay(plan, Conditions(3, eager=True)).periods_us == [6, 6, 6]
 
 
-def test_a_stage_reduces_steps_and_starts_anew_by_itself_when_staggered() -> None:
+def test_a_stage_reduces_steps_and_starts_its_next_iteration_alone_when_staggered() -> None:
     """F 1, B 2, a message 3; two peers reduce in 4 and step in 5: stage 0 is busy from 0 to 20, stage 1 from 4 to 16."""
     stage = StageProfile(1, 1, 1, fused_us=2, optimizer_us=5, gradient_bytes=4)
     profile = Profile((stage, stage), Link(3), Link(0, 1.0))
@@ -106,7 +106,7 @@ def test_a_stage_reduces_steps_and_starts_anew_by_itself_when_staggered() -> Non
     assert times[1, "W1_1", "1F0@1"] == (25, 26)
 
 
-def test_synchronous_stages_step_together_and_start_anew_after_the_longest_step() -> None:
+def test_synchronous_stages_step_together_and_start_again_after_the_longest_step() -> None:
     """Stage 1 ends its gradients at 4, stage 0 at 6; both step from 6, for 1 and for 7."""
     stages = tuple(StageProfile(1, 1, 1, fused_us=2, optimizer_us=step) for step in (1, 7))
     problem = replace(make_problem(1, 2, 1, techniques="none"), profile=Profile(stages))
@@ -139,8 +139,8 @@ def test_a_plan_that_asks_for_too_much_is_late(plan: Plan) -> None:
 def test_a_plan_that_claims_too_short_a_period_is_late_in_the_second_iteration(plan: Plan, less: int) -> None:
     assume(plan.period_us > less)
     claimed = replace(plan, period_us=plan.period_us - less)
-    played = replay(claimed, Conditions(2))
-    assert lateness_us(claimed, played) > 0
+    result = replay(claimed, Conditions(2))
+    assert lateness_us(claimed, result) > 0
     assert lateness_us(claimed, replay(claimed, Conditions(1))) == 0
 
 
@@ -181,7 +181,7 @@ def test_an_op_takes_the_same_time_whatever_happens_around_it() -> None:
     runs = [
         replay(plan, Conditions(num, jitter=0.2, eager=eager, slow=slow)) for num, eager in ((2, False), (2, True), (4, True))
     ]
-    lengths = [{key: end - start for key, (start, end) in ran(played).items() if key[0] < 2} for played in runs]
+    lengths = [{key: end - start for key, (start, end) in ran(result).items() if key[0] < 2} for result in runs]
     assert lengths[0] == lengths[1] == lengths[2]
 
 
@@ -198,17 +198,17 @@ def test_jitter_has_the_deviation_that_was_asked_for_and_no_more_than_three_of_t
 
 
 def test_an_op_takes_at_least_a_microsecond() -> None:
-    played = replay(make_1f1b_plan(), Conditions(5, jitter=1.0))
-    assert min(event.end_us - event.start_us for event in played.events()) == 1
+    result = replay(make_1f1b_plan(), Conditions(5, jitter=1.0))
+    assert min(event.end_us - event.start_us for event in result.events()) == 1
 
 
 def test_a_slow_worker_takes_its_factor_longer_and_delays_the_others() -> None:
     plan = make_1f1b_plan(profile=costly_profile(4))
-    played = replay(plan, Conditions(3, slow={Worker(0, 1): 1.5}))
-    times = ran(played)
+    result = replay(plan, Conditions(3, slow={Worker(0, 1): 1.5}))
+    times = ran(result)
     assert times[0, "W0_1", "1F0@0"] == (6240, 6240 + 9300)
     assert {end - start for (_, worker, op), (start, end) in times.items() if worker == "W1_1" and "F" in op} == {6200}
-    assert played.periods_us[0] > plan.period_us
+    assert result.periods_us[0] > plan.period_us
 
 
 def contended(latency_us: int) -> Plan:
@@ -252,12 +252,12 @@ def test_contention_only_ever_delays(plan: Plan) -> None:
 def test_every_microsecond_of_a_worker_is_busy_or_bubble_or_reduction_or_step(
     plan: Plan, jitter: float, eager: bool, num: int
 ) -> None:
-    played = replay(plan, Conditions(num, jitter=jitter, eager=eager))
-    windows = windows_us(played)
+    result = replay(plan, Conditions(num, jitter=jitter, eager=eager))
+    windows = stage_intervals_us(result)
     spans = defaultdict(list)
-    for ran_op in played.events():
+    for ran_op in result.events():
         spans[ran_op.worker].append(ran_op)
-    for share in shares(played):
+    for share in time_shares(result):
         first, last = int(windows[0, share.worker.stage, 0]), int(windows[-1, share.worker.stage, 1])
         sums = _by_counting(spans[str(share.worker)], first, last)
         assert (share.busy_us, share.reduce_us, share.optimizer_us, share.bubble_us) == sums
@@ -275,7 +275,7 @@ def _by_counting(events: list[OpRan], first_us: int, last_us: int) -> tuple[int,
 
 
 def test_the_bubbles_of_classic_1f1b_are_a_third_of_27_slots() -> None:
-    assert {Fraction(share.bubble_us, share.span_us) for share in shares(replay(make_1f1b_plan()))} == {Fraction(1, 3)}
+    assert {Fraction(share.bubble_us, share.span_us) for share in time_shares(replay(make_1f1b_plan()))} == {Fraction(1, 3)}
 
 
 @QUICK
@@ -310,25 +310,25 @@ def test_the_record_names_every_op_reduction_and_step_once_an_iteration() -> Non
     assert (0, "W0_1", "reduce") not in names
 
 
-def test_what_was_played_cannot_be_changed() -> None:
+def test_a_replay_result_is_read_only() -> None:
     with pytest.raises(ValueError, match="read-only"):
         replay(make_1f1b_plan()).starts_us[0, 0] = 7
 
 
 def test_progress_counts_every_op() -> None:
-    told: list[int] = []
-    replay(make_1f1b_plan(), Conditions(3), told.append)
-    assert sum(told) == 3 * 144
+    counts: list[int] = []
+    replay(make_1f1b_plan(), Conditions(3), counts.append)
+    assert sum(counts) == 3 * 144
 
 
 @pytest.mark.parametrize(
     ("conditions", "sentence"),
     [
-        ({"num_iterations": 0}, "0 iterations cannot be played: give from 1 to 1000"),
-        ({"num_iterations": 1001}, "1001 iterations cannot be played"),
-        ({"jitter": -0.01}, "a jitter of -1% cannot be played: give from 0% to 100%"),
-        ({"jitter": 1.01}, "a jitter of 101% cannot be played"),
-        ({"jitter": float("nan")}, "a jitter of nan% cannot be played"),
+        ({"num_iterations": 0}, "0 iterations cannot be replayed: give from 1 to 1000"),
+        ({"num_iterations": 1001}, "1001 iterations cannot be replayed"),
+        ({"jitter": -0.01}, "a jitter of -1% cannot be replayed: give from 0% to 100%"),
+        ({"jitter": 1.01}, "a jitter of 101% cannot be replayed"),
+        ({"jitter": float("nan")}, "a jitter of nan% cannot be replayed"),
         ({"slow": {Worker(0, 0): 0.0}}, "W0_0 cannot take 0 times as long: give a factor above 0, up to 1000"),
         ({"slow": {Worker(0, 0): 1e9}}, r"W0_0 cannot take 1e\+09 times as long"),
         ({"slow": {Worker(7, 0): 2.0}}, "W7_0 is not a worker of this plan: pipelines are 0 to 1, stages 0 to 1"),
@@ -336,31 +336,31 @@ def test_progress_counts_every_op() -> None:
         ({"seed": -1}, "the seed is -1"),
     ],
 )
-def test_conditions_that_cannot_be_played_are_refused_in_a_sentence(conditions: dict[str, object], sentence: str) -> None:
+def test_conditions_that_cannot_be_replayed_are_refused_in_a_sentence(conditions: dict[str, object], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         replay(make_rerouted_plan(), Conditions(**conditions))  # type: ignore[arg-type]
 
 
 def test_more_ops_than_anyone_waits_for_are_refused_with_what_is_possible() -> None:
     plan = make_1f1b_plan(16, 8, 100)
-    with pytest.raises(UserError, match=r"1000 iterations of 25600 ops are more than can be played.*at most --iterations 781"):
+    with pytest.raises(UserError, match=r"1000 iterations of 25600 ops are more than can be replayed.*at most --iterations 781"):
         replay(plan, Conditions(1000))
 
 
-def test_times_that_outgrow_the_clock_are_refused_in_a_sentence() -> None:
+def test_times_beyond_64_bits_are_refused_in_a_sentence() -> None:
     plan = make_1f1b_plan(1, 1, 2, Profile.uniform(1, 10**14, 10**14, 10**14))
-    with pytest.raises(UserError, match="outgrow the clock"):
+    with pytest.raises(UserError, match="exceed 64 bits"):
         replay(plan, Conditions(20, slow={Worker(0, 0): 1000.0}))
 
 
-def test_the_clock_goes_by_time_then_priority_then_order_of_asking() -> None:
-    clock: EventQueue[str] = EventQueue()
+def test_the_event_queue_goes_by_time_then_priority_then_order_of_pushes() -> None:
+    queue: EventQueue[str] = EventQueue()
     for time, what, priority in ((5, "d", 1), (3, "a", 9), (5, "e", 1), (5, "c", 0), (4, "b", 0)):
-        clock.at(time, what, priority)
-    assert [clock.next() for _ in range(len(clock))] == ["a", "b", "c", "d", "e"]
-    assert clock.now_us == 5
+        queue.push(time, what, priority)
+    assert [queue.next() for _ in range(len(queue))] == ["a", "b", "c", "d", "e"]
+    assert queue.now_us == 5
     with pytest.raises(AssertionError, match="it is 5 µs already"):
-        clock.at(4, "late")
+        queue.push(4, "late")
 
 
 @pytest.mark.parametrize("factor", [1.04, 1.3, 1.45])

@@ -26,7 +26,7 @@ def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "spread", here)
     for module in (table, ablation):
         monkeypatch.setattr(module, "TABLE", (ROW,))
-        monkeypatch.setattr(module, "NUM_MICROBATCHES", 8)
+    monkeypatch.setattr(table, "NUM_MICROBATCHES", 8)
     monkeypatch.setattr(table, "NUM_SEEDS", 2)
     monkeypatch.setattr(ablation, "MOST_FAILURES", 2)
     monkeypatch.setattr(scale, "CLUSTERS", (scale.ScaleCluster("gpt3-medium", 64, 32, ((2, 4), (4, 2))),))

@@ -23,7 +23,7 @@ def differences(cells):
 @pytest.mark.timeout(280)
 def test_ours_is_as_near_to_the_published_table_as_promised(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "OTHERS", ())  # only what was published
-    facts = table.table(tmp_path).facts
+    facts = table.run_throughput_table(tmp_path).facts
     near = {f"{model}/{system}": 0.10 for model in MODELS for system in ("recycle", "oobleck")} | {"gpt3-medium/bamboo": 0.15}
     found = {name: differences(facts[name]) for name in near}
     assert sum(map(len, found.values())) == 21
@@ -38,7 +38,7 @@ def test_ours_is_as_near_to_the_published_table_as_promised(tmp_path, monkeypatc
 @pytest.mark.timeout(280)
 def test_every_technique_is_worth_something_or_costs_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(ablation, "MOST_FAILURES", 2)  # the table of the documents has more
-    facts = ablation.ablation(tmp_path).facts
+    facts = ablation.run_ablation(tmp_path).facts
     assert tuple(facts) == MODELS
     for model, shares in facts.items():
         assert list(shares) == ["adaptive", "+ decoupled", "+ staggered"]
@@ -61,7 +61,7 @@ def is_rectangular(given):
 
 def test_the_table_sets_ours_beside_the_published(small, tmp_path):
     ticks = []
-    result = table.table(tmp_path, ticks.append)
+    result = table.run_throughput_table(tmp_path, ticks.append)
     first, second = result.tables
     assert is_rectangular(first)
     assert is_rectangular(second)
@@ -77,7 +77,7 @@ def test_the_table_sets_ours_beside_the_published(small, tmp_path):
 
 def test_who_never_fails_is_as_fast_as_published(small, tmp_path):
     # A run of 6 h ends before its first failure after 6 h; ReCycle and Oobleck are calibrated to the one fault-free number.
-    facts = table.table(tmp_path).facts
+    facts = table.run_throughput_table(tmp_path).facts
     for system in ("oobleck", "recycle"):
         ours = facts[f"gpt3-medium/{system}"]["ours"]
         assert ours[0] == pytest.approx(ROW.fault_free, rel=1e-3)
@@ -85,8 +85,8 @@ def test_who_never_fails_is_as_fast_as_published(small, tmp_path):
 
 
 def test_failures_of_the_table_come_one_interval_apart_and_differ_by_seed(small):
-    job = table.calibrated(ROW, None)
-    made = {hours: table.traces(job, hours) for hours in INTERVALS_H}
+    job = table.calibrated_job(ROW, None)
+    made = {hours: table.interval_traces(job, hours) for hours in INTERVALS_H}
     # Four workers, of which one always stays.
     assert {hours: [trace.num_failures for trace in traces] for hours, traces in made.items()} == {
         6.0: [0, 0],
@@ -108,7 +108,7 @@ def test_the_published_table_has_every_cell():
 
 
 def test_the_ablation_has_a_row_for_every_technique(small, tmp_path):
-    result = ablation.ablation(tmp_path)
+    result = ablation.run_ablation(tmp_path)
     (found,) = result.tables
     assert is_rectangular(found)
     assert [row[0] for row in found.rows] == [
@@ -125,7 +125,7 @@ def test_the_ablation_has_a_row_for_every_technique(small, tmp_path):
 
 
 def test_scale_compares_steady_throughput_and_a_month(small, tmp_path):
-    result = scale.scale(tmp_path)
+    result = scale.run_scale(tmp_path)
     steady, month = result.tables
     assert is_rectangular(steady)
     assert is_rectangular(month)
@@ -154,7 +154,7 @@ def test_dead_workers_are_drawn_at_random_but_the_same_for_all(small):
 
 def test_the_planner_is_timed_over_a_whole_library(small):
     ticks = []
-    result = planner.planner(ticks.append)
+    result = planner.run_planning_time(ticks.append)
     (found,) = result.tables
     assert is_rectangular(found)
     assert [row[:2] for row in found.rows] == [
@@ -170,7 +170,7 @@ def test_the_planner_is_timed_over_a_whole_library(small):
 
 @pytest.mark.parametrize("name", ["table", "ablation", "scale"])
 def test_an_experiment_gives_the_same_again_with_and_without_what_is_kept(name, small, tmp_path):
-    make = {"table": table.table, "ablation": ablation.ablation, "scale": scale.scale}[name]
+    make = {"table": table.run_throughput_table, "ablation": ablation.run_ablation, "scale": scale.run_scale}[name]
     first = make(tmp_path)
     assert make(tmp_path) == first
     assert make(None) == first

@@ -1,4 +1,4 @@
-"""All systems of the line-up through any trace: time is conserved, nobody beats the ideal, nothing is ever an exception."""
+"""All systems of the registry over random traces: time is conserved, no system beats the ideal, no trace raises."""
 
 from dataclasses import fields, replace
 from functools import cache
@@ -14,10 +14,10 @@ from recycle.core.events.trace import Change, Trace
 from recycle.report.record.metrics import measure
 from recycle.sim import iteration_times as timings
 from recycle.sim.campaign.trace_simulation import simulate_trace
+from recycle.sim.systems.baselines import FaultScaled, Ideal
 from recycle.sim.systems.constants import Constants
-from recycle.sim.systems.ideal import FaultScaled, Ideal
 from recycle.sim.systems.registry import SYSTEMS, SystemContext, parse_systems
-from tests.sim.hand_made import HandMade, spells, told, trace
+from tests.sim.hand_made import HandMade, spell_rows, spells, trace
 from tests.sim.jobs import small_job
 
 SECOND = 1_000_000
@@ -121,8 +121,8 @@ def step_of(shape):
 @given(campaigns())
 def test_nobody_is_faster_than_the_ideal(system, name, campaign):
     # The ideal counts in steps of its own, a part of which it may still have in flight when the other one's just ended. That is
-    # less than a step of the job, whatever happened before: no change makes the ideal wait. The yardstick fault-scaled ends at
-    # every change the step that it has begun, whoever left, and so may be ahead by a step for each.
+    # less than a step of the job, whatever happened before: no change makes the ideal wait. The baseline fault-scaled ends at
+    # every change its step in flight, and so may be ahead by a step for each.
     num_steps = 1 + (len(campaign[2].later) if name == "fault-scaled" else 0)
     assert samples(run(system, campaign, name)) <= samples(run(system, campaign, "ideal")) + num_steps * step_of(campaign[0])
 
@@ -173,7 +173,7 @@ def test_when_everybody_has_left_the_job_is_down_until_the_end(system, name, sha
     trace = named(names, *((60, False, name) for name in names), end_s=180)
     *_, last = simulate_trace(system(name, shape, "default"), trace, shape)
     assert (last.state, last.end_us, last.num_live) == ("down", 180 * SECOND, 0)
-    # The yardsticks do not lose the step in flight: they end it first.
+    # The baselines do not lose the step in flight: they end it first.
     assert last.length_us > 110 * SECOND if name in ("ideal", "fault-scaled") else last.length_us == 120 * SECOND
 
 
@@ -210,7 +210,7 @@ def test_a_spare_that_steps_in_at_once_does_not_save_the_step_in_flight(system, 
     assert found.down_us == 0
 
 
-def test_all_systems_are_in_the_line_up_under_their_own_names(system):
+def test_all_systems_are_in_the_registry_under_their_own_names(system):
     assert parse_systems("all") == list(SYSTEMS)
     assert [system(name, SHAPES[0], "default").name for name in SYSTEMS] == list(SYSTEMS)
 
@@ -219,12 +219,12 @@ def test_all_systems_are_in_the_line_up_under_their_own_names(system):
 FOUR = HandMade(num_pipelines=2)
 
 
-def test_the_ideal_spreads_the_work_over_whoever_is_there():
+def test_the_ideal_spreads_the_work_over_the_live_nodes():
     # 10 s of four: 12.5 steps. 10 s of three: 9.375 steps. 10 s of none. 10 s of one: 3.125 steps.
     leaves = [(10, "remove", "W0_0"), *((20, "remove", name) for name in ("W0_1", "W1_0", "W1_1"))]
     found = spells(Ideal(FOUR, FOUR.timing), trace(FOUR, *leaves, (30, "add", "W1_1"), end_s=40))
     added = {num: sum(spell.samples for spell in found if spell.num_live == num) for num in (4, 3, 0, 1)}
-    # The sample in flight is finished first, even by nobody: the ideal loses nothing.
+    # The sample in flight is finished first, even without a node: the ideal loses nothing.
     assert added == pytest.approx({4: 100, 3: 75, 0: 0, 1: 25}, abs=1)
     assert sum(spell.length_us for spell in found if spell.state == "down") == pytest.approx(10 * SECOND, abs=0.2 * SECOND)
     assert all(spell.busy_us == spell.length_us for spell in found if spell.state == "train")
@@ -233,7 +233,7 @@ def test_the_ideal_spreads_the_work_over_whoever_is_there():
 def test_fault_scaled_is_fault_free_1f1b_slowed_by_the_share_of_the_dead():
     leaves = [(10.5, "remove", "W0_0"), (10.5, "remove", "W0_1"), (51, "remove", "W1_0")]
     found = spells(FaultScaled(FOUR, FOUR.timing), trace(FOUR, *leaves, end_s=61))
-    assert told(found) == [
+    assert spell_rows(found) == [
         (0.0, 10.0, "train", "", 80, 0),
         (10.0, 51.0, "train", "", 168, 0),  # the step in flight ends at 11 s as it began; two workers take 2 s for each of 20
         (51.0, 61.0, "train", "", 16, 0),  # one takes 4 s, and the third step is not finished
@@ -241,7 +241,7 @@ def test_fault_scaled_is_fault_free_1f1b_slowed_by_the_share_of_the_dead():
     assert [spell.busy_us / spell.length_us for spell in found] == pytest.approx([0.8] * 3)
 
 
-def test_yardsticks_use_no_more_nodes_than_the_job_has():
+def test_baselines_use_no_more_nodes_than_the_job_has():
     for system in (Ideal(FOUR, FOUR.timing), FaultScaled(FOUR, FOUR.timing)):
         few, many = (spells(system, trace(FOUR, end_s=10, spares=spares)) for spares in ((), ("node1", "node2")))
         assert [spell.samples for spell in few] == [spell.samples for spell in many]

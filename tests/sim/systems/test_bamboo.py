@@ -1,4 +1,4 @@
-"""Bamboo: what redundancy costs in time and memory, who takes over from whom, and when pipelines are formed anew."""
+"""Bamboo: what redundancy costs in time and memory, which worker takes over, and when pipelines are formed again."""
 
 import pytest
 from hypothesis import given, settings
@@ -9,13 +9,13 @@ from recycle.core.events.record import Spell
 from recycle.core.events.trace import Change, Trace
 from recycle.core.profile import Link, Profile, StageProfile
 from recycle.sim import failure_traces as failures
-from recycle.sim.campaign import placement as seats
+from recycle.sim.campaign.placement import Placement, membership_changes
 from recycle.sim.campaign.trace_simulation import simulate_trace
-from recycle.sim.iteration_times import one_f_one_b
+from recycle.sim.iteration_times import one_f_one_b_time
 from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import Loss, Members
 from recycle.sim.systems.bamboo import Bamboo, step_time_us, take_over, wants_rebalance
-from recycle.sim.systems.ideal import Ideal
+from recycle.sim.systems.baselines import Ideal
 from tests.sim.jobs import SMALL, small_job, traces
 
 SECOND, HOUR = 1_000_000, 3_600_000_000
@@ -27,25 +27,25 @@ def bamboo(job, depth=None):
 
 
 def after(system, *groups):
-    """The verdicts of a system that loses (`-W0_1`) and gets (`+W0_1`) nodes, a group at a time; first that of its start."""
+    """The decisions of a system that loses (`-W0_1`) and gets (`+W0_1`) nodes, a group at a time; first that of its start."""
     shape = system.job.shape
-    places = seats.Placement(shape)
-    verdicts = [system.begin(places.change(0, (), map(str, shape.workers())).members)]
+    places = Placement(shape)
+    decisions = [system.begin(places.change(0, (), map(str, shape.workers())).members)]
     for number, group in enumerate(groups, start=1):
         words = group.split()
         leaving, joining = ([word[1:] for word in words if word[0] == sign] for sign in "-+")
-        verdicts.append(system.change(places.change(number, leaving, joining), verdicts[-1].state))
-    return verdicts
+        decisions.append(system.change(places.change(number, leaving, joining), decisions[-1].state))
+    return decisions
 
 
-def counts(verdict):
+def counts(decision):
     """Pipelines, workers that hold two stages, spares."""
-    crew = verdict.state
-    return len(crew.pipelines), crew.num_overloaded, len(crew.spares)
+    layout = decision.state
+    return len(layout.pipelines), layout.num_overloaded, len(layout.spares)
 
 
-def causes(verdict):
-    return [pause.cause for pause in verdict.pauses]
+def causes(decision):
+    return [pause.cause for pause in decision.pauses]
 
 
 # Time
@@ -92,9 +92,9 @@ def test_pipelines_are_no_deeper_than_the_model_has_layers():
 def test_of_the_published_models_only_the_smallest_fits_in_80_gb(model, shape, fits):
     system = bamboo(SimulatedJob.of(model, "a100-80", shape))
     assert system.is_out_of_memory is not fits
-    verdict = system.begin(Members(shape, frozenset(shape.workers())))
-    assert verdict.regime.is_down is not fits
-    assert ("out of memory" in verdict.reason) is not fits
+    decision = system.begin(Members(shape, frozenset(shape.workers())))
+    assert decision.steady_state.is_down is not fits
+    assert ("out of memory" in decision.reason) is not fits
 
 
 def test_a_gpu_holds_two_stages_and_the_activations_of_both():
@@ -108,8 +108,8 @@ def test_a_gpu_holds_two_stages_and_the_activations_of_both():
 
 
 def test_a_job_that_is_out_of_memory_stays_down_whatever_happens():
-    verdicts = after(bamboo(SimulatedJob.of("gpt3-6.7b", "a100-80", Shape(4, 8, 4))), "-W0_0", "-W0_1 -W1_1", "+W0_0")
-    assert all(verdict.regime.is_down and not verdict.pauses for verdict in verdicts)
+    decisions = after(bamboo(SimulatedJob.of("gpt3-6.7b", "a100-80", Shape(4, 8, 4))), "-W0_0", "-W0_1 -W1_1", "+W0_0")
+    assert all(decision.steady_state.is_down and not decision.pauses for decision in decisions)
 
 
 # Rules
@@ -138,7 +138,7 @@ def test_two_neighbours_or_one_with_two_stages_are_a_fatal_loss():
         (3, 1, 0, True),  # 2 of 35 are 5.7 %
     ],
 )
-def test_pipelines_are_formed_anew_by_the_three_rules(num_pipelines, num_overloaded, num_spare, wanted):
+def test_pipelines_are_formed_again_by_the_three_rules(num_pipelines, num_overloaded, num_spare, wanted):
     assert wants_rebalance(num_pipelines, 12, num_overloaded, num_spare) is wanted
 
 
@@ -152,92 +152,92 @@ def test_nodes_that_fill_no_pipeline_are_spare():
 
 
 def test_the_loss_of_a_spare_costs_nothing():
-    start, verdict = after(bamboo(small_job(5, 2)), "-W4_1")
-    assert (verdict.loses, verdict.pauses, verdict.keeps_unfinished) == (Loss.NOTHING, (), True)
-    assert verdict.regime.step_us == start.regime.step_us
+    start, decision = after(bamboo(small_job(5, 2)), "-W4_1")
+    assert (decision.loses, decision.pauses, decision.keeps_unfinished) == (Loss.NOTHING, (), True)
+    assert decision.steady_state.step_us == start.steady_state.step_us
 
 
 def test_a_spare_takes_the_place_of_a_lost_worker():
-    start, verdict = after(bamboo(small_job(5, 2)), "-W0_1")
-    assert (verdict.loses, causes(verdict), sum(pause.time_us for pause in verdict.pauses)) == (
+    start, decision = after(bamboo(small_job(5, 2)), "-W0_1")
+    assert (decision.loses, causes(decision), sum(pause.time_us for pause in decision.pauses)) == (
         Loss.STEP,
         ["rebalance"],
         REBALANCE_US,
     )
-    assert counts(verdict) == (3, 0, 0)
-    assert verdict.regime.step_us == start.regime.step_us
+    assert counts(decision) == (3, 0, 0)
+    assert decision.steady_state.step_us == start.steady_state.step_us
 
 
 def test_without_a_spare_fewer_pipelines_share_the_batch():
-    *_, verdict = after(bamboo(small_job(5, 2)), "-W0_1", "-W3_0")
-    assert causes(verdict) == ["rebalance"]
-    assert counts(verdict) == (2, 0, 2)
+    *_, decision = after(bamboo(small_job(5, 2)), "-W0_1", "-W3_0")
+    assert causes(decision) == ["rebalance"]
+    assert counts(decision) == (2, 0, 2)
 
 
 def test_two_neighbours_lost_at_once_are_a_rendezvous():
-    _, verdict = after(bamboo(small_job(5, 2)), "-W0_0 -W0_1")
-    assert (verdict.loses, causes(verdict), sum(pause.time_us for pause in verdict.pauses)) == (
+    _, decision = after(bamboo(small_job(5, 2)), "-W0_0 -W0_1")
+    assert (decision.loses, causes(decision), sum(pause.time_us for pause in decision.pauses)) == (
         Loss.STEP,
         ["rendezvous"],
         FATAL_US,
     )
-    assert counts(verdict) == (2, 0, 2)
+    assert counts(decision) == (2, 0, 2)
 
 
 def test_a_node_that_completes_a_pipeline_is_worth_a_rebalance_and_no_step():
-    *_, two, verdict = after(bamboo(small_job(5, 2)), "-W0_1", "-W3_0", "+W3_0")
-    assert (verdict.loses, causes(verdict), counts(verdict)) == (Loss.NOTHING, ["rebalance"], (3, 0, 0))
-    assert verdict.regime.step_us < two.regime.step_us
+    *_, two, decision = after(bamboo(small_job(5, 2)), "-W0_1", "-W3_0", "+W3_0")
+    assert (decision.loses, causes(decision), counts(decision)) == (Loss.NOTHING, ["rebalance"], (3, 0, 0))
+    assert decision.steady_state.step_us < two.steady_state.step_us
 
 
 def test_a_node_that_completes_none_waits_as_a_spare():
-    verdict = after(bamboo(small_job(5, 2)), "-W4_1", "+W4_1")[-1]
-    assert (verdict.pauses, counts(verdict)) == ((), (3, 0, 1))
+    decision = after(bamboo(small_job(5, 2)), "-W4_1", "+W4_1")[-1]
+    assert (decision.pauses, counts(decision)) == ((), (3, 0, 1))
 
 
 def test_of_many_workers_one_may_hold_two_stages_for_long():
     # 14 pipelines of three, no spare: two stages of 41 workers are 4.9 %.
     start, one, two = after(bamboo(small_job(21, 2, 1)), "-W0_1", "-W9_0")
     assert (one.loses, one.pauses, counts(one)) == (Loss.STEP, (), (14, 1, 0))
-    assert one.regime.step_us == pytest.approx(1.5 * start.regime.step_us, rel=1e-5)
+    assert one.steady_state.step_us == pytest.approx(1.5 * start.steady_state.step_us, rel=1e-5)
     assert (causes(two), counts(two)) == (["rebalance"], (13, 0, 1))
 
 
 def test_the_loss_of_one_who_took_over_is_fatal():
     # W0_0 holds the stage of W0_1.
-    *_, verdict = after(bamboo(small_job(21, 2, 1)), "-W0_1", "-W0_0")
-    assert (causes(verdict), counts(verdict)) == (["rendezvous"], (13, 0, 1))
+    *_, decision = after(bamboo(small_job(21, 2, 1)), "-W0_1", "-W0_0")
+    assert (causes(decision), counts(decision)) == (["rendezvous"], (13, 0, 1))
 
 
 def test_the_last_pipeline_goes_on_with_one_who_holds_two_stages():
     start, one, none, again = after(bamboo(small_job(1, 3), depth=3), "-W0_1", "-W0_2", "+W0_1 +W0_2")
     assert counts(one) == (1, 1, 0)
-    assert one.regime.step_us == pytest.approx(1.5 * start.regime.step_us, rel=1e-5)
-    assert none.regime.is_down
-    assert (causes(again), again.regime.step_us) == (["rendezvous"], start.regime.step_us)
+    assert one.steady_state.step_us == pytest.approx(1.5 * start.steady_state.step_us, rel=1e-5)
+    assert none.steady_state.is_down
+    assert (causes(again), again.steady_state.step_us) == (["rendezvous"], start.steady_state.step_us)
 
 
 def test_too_few_nodes_for_a_pipeline_wait():
     # Half as deep again as two stages, on two nodes.
     start, lost, back = after(bamboo(small_job(1, 2)), "-W0_0 -W0_1", "+W0_0")
-    assert start.regime.is_down
-    assert lost.regime.is_down
-    assert back.regime.is_down
+    assert start.steady_state.is_down
+    assert lost.steady_state.is_down
+    assert back.steady_state.is_down
 
 
 def test_a_node_that_is_replaced_at_once_has_lost_its_stage():
-    # A node beyond the cluster sits down where W0_1 was: it is a spare like any other.
+    # A node beyond the cluster takes the place of W0_1: it is a spare like any other.
     job = small_job(5, 2)
     names = [*map(str, job.shape.workers()), "further"]
     trace = Trace((*(Change(0, True, name) for name in names), Change(SECOND, False, "W0_1")), 2 * SECOND)
-    _, event = seats.events(trace, job.shape, 0)
-    verdict = bamboo(job).change(event, after(bamboo(job))[0].state)
-    assert (causes(verdict), counts(verdict)) == (["rebalance"], (3, 0, 1))
+    _, event = membership_changes(trace, job.shape, 0)
+    decision = bamboo(job).change(event, after(bamboo(job))[0].state)
+    assert (causes(decision), counts(decision)) == (["rebalance"], (3, 0, 1))
 
 
 def test_a_fail_over_in_a_trace_costs_its_step_and_the_rebalance():
     job = small_job(5, 2)
-    step_us = after(bamboo(job))[0].regime.step_us
+    step_us = after(bamboo(job))[0].steady_state.step_us
     at_us = 10 * step_us + 1000 * (step_us // 2000)
     names = map(str, job.shape.workers())
     trace = Trace((*(Change(0, True, name) for name in names), Change(at_us, False, "W0_1")), at_us + REBALANCE_US + 5 * step_us)
@@ -260,11 +260,11 @@ def test_a_fail_over_in_a_trace_costs_its_step_and_the_rebalance():
 def test_the_published_throughput_is_within_15_per_cent(interval_h, published):
     shape = Shape(16, 2, 8)
     job = SimulatedJob.of("gpt3-medium", "a100-80", shape)
-    fault_free_s = one_f_one_b(job.problem()).period_us / 1e6
+    fault_free_s = one_f_one_b_time(job.problem()).period_us / 1e6
     job = job.with_scale(shape.num_chains / 27.58 / fault_free_s)
     samples = 0
     for seed in range(10):
-        trace = failures.every(failures.worker_names(16, 2), round(interval_h * HOUR), 6 * HOUR, seed)
+        trace = failures.periodic_trace(failures.worker_names(16, 2), round(interval_h * HOUR), 6 * HOUR, seed)
         samples += sum(event.samples for event in simulate_trace(bamboo(job), trace, shape) if isinstance(event, Spell))
     assert samples / 10 / (6 * 3600) == pytest.approx(published, rel=0.15)
 
@@ -274,14 +274,14 @@ def test_the_published_throughput_is_within_15_per_cent(interval_h, published):
 def test_bamboo_is_never_faster_than_the_ideal(data):
     shape = Shape(*(data.draw(st.integers(1, most)) for most in (4, 3, 6)))
     job = SimulatedJob.of(SMALL, "a100-80", shape, scale=10.0)
-    peer, ideal = bamboo(job, data.draw(st.none() | st.integers(1, 6))), Ideal(job, one_f_one_b(job.problem()))
-    events = seats.events(data.draw(traces(shape)), shape, 0)
+    peer, ideal = bamboo(job, data.draw(st.none() | st.integers(1, 6))), Ideal(job, one_f_one_b_time(job.problem()))
+    events = membership_changes(data.draw(traces(shape)), shape, 0)
     first = next(events)
     mine, best = peer.begin(first.members), ideal.begin(first.members)
     for event in events:
-        assert mine.regime.samples_per_s <= best.regime.samples_per_s * 1.001
+        assert mine.steady_state.samples_per_s <= best.steady_state.samples_per_s * 1.001
         mine, best = peer.change(event, mine.state), ideal.change(event, best.state)
-    assert mine.regime.samples_per_s <= best.regime.samples_per_s * 1.001
+    assert mine.steady_state.samples_per_s <= best.steady_state.samples_per_s * 1.001
 
 
 @settings(max_examples=30, deadline=None)
@@ -289,9 +289,9 @@ def test_bamboo_is_never_faster_than_the_ideal(data):
 def test_every_live_node_holds_a_stage_or_is_spare(data):
     job = small_job(5, 2)
     system = bamboo(job)
-    events = seats.events(data.draw(traces(job.shape, most_changes=30)), job.shape, 0)
-    verdict = system.begin(next(events).members)
+    events = membership_changes(data.draw(traces(job.shape, most_changes=30)), job.shape, 0)
+    decision = system.begin(next(events).members)
     for event in events:
-        verdict = system.change(event, verdict.state)
-        assert frozenset(verdict.state.nodes) == event.members.live
-        assert all(len(pipeline) == 3 for pipeline in verdict.state.pipelines)
+        decision = system.change(event, decision.state)
+        assert frozenset(decision.state.nodes) == event.members.live
+        assert all(len(pipeline) == 3 for pipeline in decision.state.pipelines)

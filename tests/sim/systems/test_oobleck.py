@@ -1,5 +1,7 @@
 """Oobleck: what a failure does to its pipelines, what waits, and what it costs."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,13 +11,14 @@ from recycle.core.errors import UserError
 from recycle.core.events.record import Spell
 from recycle.core.events.trace import Change, Trace
 from recycle.planner.profiles.catalog import ModelSpec, parse_gpu
-from recycle.sim.campaign import placement as seats
+from recycle.sim.campaign.placement import membership_changes
 from recycle.sim.campaign.trace_simulation import simulate_trace
 from recycle.sim.iteration_times import IterationTime
 from recycle.sim.job import SimulatedJob
-from recycle.sim.policy import DOWN, Event, Loss, Members, Pause, Regime
-from recycle.sim.systems.ideal import Ideal
-from recycle.sim.systems.oobleck.policy import Oobleck, OobleckByTable, OobleckLayout, repair
+from recycle.sim.policy import DOWN, Loss, Members, MembershipChange, Pause
+from recycle.sim.systems.baselines import Ideal
+from recycle.sim.systems.oobleck import policy
+from recycle.sim.systems.oobleck.policy import Oobleck, OobleckLayout, repair
 from tests.sim.jobs import traces
 
 SECOND = 1_000_000
@@ -35,7 +38,7 @@ def members(*failed, shape=SHAPE, num_spare=0):
 
 def losing(*failed, after=()):
     """The loss of these places, after that of others."""
-    return Event(0, members(*failed, *after), tuple(failed))
+    return MembershipChange(0, members(*failed, *after), tuple(failed))
 
 
 def sizes_of(pipelines):
@@ -109,40 +112,40 @@ def test_all_nodes_begin_in_at_least_four_pipelines(oobleck):
 
 def test_a_failure_shortens_the_pipeline_that_it_hits_and_no_other(oobleck):
     before = OobleckLayout((nodes(0, 1, 2), *((Worker(p, 0), Worker(p, 1), Worker(p, 2)) for p in (1, 2, 3))), frozenset())
-    verdict = oobleck.change(losing(Worker(0, 1)), before)
-    assert verdict.state.pipelines == (nodes(0, 2), *before.pipelines[1:])
-    assert verdict.loses is Loss.STEP
-    assert verdict.pauses == (Pause("reconfigure", 5 * SECOND),)
-    assert verdict.regime.samples == JOB.samples_per_step
-    assert not verdict.keeps_unfinished
+    decision = oobleck.change(losing(Worker(0, 1)), before)
+    assert decision.state.pipelines == (nodes(0, 2), *before.pipelines[1:])
+    assert decision.loses is Loss.STEP
+    assert decision.pauses == (Pause("reconfigure", 5 * SECOND),)
+    assert decision.steady_state.samples == JOB.samples_per_step
+    assert not decision.keeps_unfinished
 
 
 def test_a_node_that_joins_waits_for_the_next_reconfiguration(oobleck):
     first = oobleck.begin(members())
     fewer = oobleck.change(losing(Worker(0, 0)), first.state)
-    joins = Event(0, members(), joined=(Worker(0, 0),))
+    joins = MembershipChange(0, members(), joined=(Worker(0, 0),))
     waiting = oobleck.change(joins, fewer.state)
     assert waiting.state == OobleckLayout(fewer.state.pipelines, frozenset({Worker(0, 0)}))
     assert (waiting.pauses, waiting.loses, waiting.keeps_unfinished) == ((), Loss.NOTHING, True)
-    assert waiting.regime.step_us == fewer.regime.step_us
-    assert waiting.regime.busy_share < fewer.regime.busy_share
+    assert waiting.steady_state.step_us == fewer.steady_state.step_us
+    assert waiting.steady_state.busy_share < fewer.steady_state.busy_share
     used = oobleck.change(losing(Worker(1, 1)), waiting.state)
     assert not used.state.waiting
     assert sum(used.state.sizes) == 11
-    assert used.regime == oobleck.begin(members(Worker(1, 1))).regime
+    assert used.steady_state == oobleck.begin(members(Worker(1, 1))).steady_state
 
 
 def test_the_loss_of_a_waiting_node_changes_nothing(oobleck):
     first = oobleck.begin(members(Worker(0, 0)))
-    waiting = oobleck.change(Event(0, members(), joined=(Worker(0, 0),)), first.state)
+    waiting = oobleck.change(MembershipChange(0, members(), joined=(Worker(0, 0),)), first.state)
     gone = oobleck.change(losing(Worker(0, 0)), waiting.state)
-    assert (gone.regime, gone.loses, gone.pauses) == (first.regime, Loss.NOTHING, ())
+    assert (gone.steady_state, gone.loses, gone.pauses) == (first.steady_state, Loss.NOTHING, ())
     assert gone.state == first.state
 
 
 def test_a_spare_that_steps_in_is_used_at_once(oobleck):
     first = oobleck.begin(members(num_spare=1))
-    swapped = Event(0, members(), (Worker(1, 0),), (Worker(1, 0),))
+    swapped = MembershipChange(0, members(), (Worker(1, 0),), (Worker(1, 0),))
     after = oobleck.change(swapped, first.state)
     assert after.loses is Loss.STEP
     assert sum(after.state.sizes) == 12
@@ -151,40 +154,38 @@ def test_a_spare_that_steps_in_is_used_at_once(oobleck):
 def test_too_few_nodes_stop_the_job_until_one_joins(oobleck):
     places = sorted(SHAPE.workers())
     alone = oobleck.change(losing(*places[:-1]), oobleck.begin(members()).state)
-    assert alone.regime == DOWN
+    assert alone.steady_state == DOWN
     assert (alone.state.pipelines, alone.state.waiting, alone.pauses) == ((), {places[-1]}, ())
-    still = oobleck.change(Event(0, members(*places), (places[-1],)), alone.state)
-    assert still.regime == DOWN
-    again = oobleck.change(Event(0, members(*places[2:]), joined=tuple(places[:2])), still.state)
+    still = oobleck.change(MembershipChange(0, members(*places), (places[-1],)), alone.state)
+    assert still.steady_state == DOWN
+    again = oobleck.change(MembershipChange(0, members(*places[2:]), joined=tuple(places[:2])), still.state)
     assert again.state.sizes == (2,)
     assert again.pauses == (Pause("reconfigure", 5 * SECOND),)
-    assert not again.regime.is_down
+    assert not again.steady_state.is_down
 
 
 def test_a_job_that_no_pipeline_holds_is_down_from_the_start():
     tight = SimulatedJob(MODEL, parse_gpu("a100-80,memory=100MB"), SHAPE)
-    verdict = Oobleck(tight, SECOND).begin(members())
-    assert verdict.regime == DOWN
-    gone = Event(0, members(*SHAPE.workers()), tuple(SHAPE.workers()))
-    assert Oobleck(tight, SECOND).change(gone, verdict.state).regime == DOWN
+    decision = Oobleck(tight, SECOND).begin(members())
+    assert decision.steady_state == DOWN
+    gone = MembershipChange(0, members(*SHAPE.workers()), tuple(SHAPE.workers()))
+    assert Oobleck(tight, SECOND).change(gone, decision.state).steady_state == DOWN
 
 
-def test_instantiating_anew_is_as_fast_as_it_gets(oobleck):
-    anew = Oobleck(JOB, 5 * SECOND, reinstantiates=True)
+def test_new_pipelines_from_all_nodes_are_never_slower_than_repaired_ones(oobleck):
     lost: list[Worker] = []
-    mine, other = oobleck.begin(members()), anew.begin(members())
+    mine = oobleck.begin(members())
     for worker in (Worker(0, 0), Worker(3, 2), Worker(1, 1), Worker(2, 0)):
         event = losing(worker, after=lost)
         lost.append(worker)
-        mine, other = oobleck.change(event, mine.state), anew.change(event, other.state)
-        assert other.regime.step_us <= mine.regime.step_us
-        assert other.regime == anew.begin(members(*lost)).regime
+        mine = oobleck.change(event, mine.state)
+        assert oobleck.begin(members(*lost)).steady_state.step_us <= mine.steady_state.step_us
 
 
 def test_a_slower_job_takes_longer_steps_and_is_as_busy(oobleck):
-    slow = Oobleck(JOB.with_scale(3.0), SECOND).begin(members()).regime
-    assert slow.step_us == pytest.approx(3 * oobleck.begin(members()).regime.step_us, abs=3)
-    assert slow.busy_share == oobleck.begin(members()).regime.busy_share
+    slow = Oobleck(JOB.with_scale(3.0), SECOND).begin(members()).steady_state
+    assert slow.step_us == pytest.approx(3 * oobleck.begin(members()).steady_state.step_us, abs=3)
+    assert slow.busy_share == oobleck.begin(members()).steady_state.busy_share
 
 
 def test_a_negative_number_of_faults_is_refused():
@@ -192,7 +193,7 @@ def test_a_negative_number_of_faults_is_refused():
         Oobleck(JOB, SECOND, faults=-1)
 
 
-# Whole courses.
+# Whole traces.
 
 
 def spells(system, trace, shape=SHAPE):
@@ -223,19 +224,19 @@ def jobs(draw):
 
 
 @settings(max_examples=40, deadline=None)
-@given(jobs(), st.booleans(), st.data())
-def test_oobleck_is_never_faster_than_the_ideal(job, reinstantiates, data):
+@given(jobs(), st.data())
+def test_oobleck_is_never_faster_than_the_ideal(job, data):
     work_us = job.num_microbatches * sum(stage.forward_us + stage.fused_us for stage in job.profile(1).stages)
     ideal = Ideal(job, IterationTime(1, 1, work_us, (0,) * job.shape.num_stages))
-    system = Oobleck(job, SECOND, data.draw(st.integers(0, 3)), reinstantiates)
-    events = seats.events(data.draw(traces(job.shape)), job.shape, 0)
+    system = Oobleck(job, SECOND, data.draw(st.integers(0, 3)))
+    events = membership_changes(data.draw(traces(job.shape)), job.shape, 0)
     first = next(events)
     mine, best = system.begin(first.members), ideal.begin(first.members)
-    assert mine.regime.samples_per_s <= best.regime.samples_per_s * 1.001
+    assert mine.steady_state.samples_per_s <= best.steady_state.samples_per_s * 1.001
     for event in events:
         mine, best = system.change(event, mine.state), ideal.change(event, best.state)
-        assert mine.regime.samples_per_s <= best.regime.samples_per_s * 1.001
-        assert 0 <= mine.regime.busy_share <= 1
+        assert mine.steady_state.samples_per_s <= best.steady_state.samples_per_s * 1.001
+        assert 0 <= mine.steady_state.busy_share <= 1
         used = [node for pipeline in mine.state.pipelines for node in pipeline]
         assert sorted([*used, *mine.state.waiting]) == sorted(event.members.live)
 
@@ -246,21 +247,20 @@ def test_every_microsecond_of_any_trace_is_in_one_spell(trace):
     assert sum(spell.length_us for spell in spells(Oobleck(JOB, 5 * SECOND), trace)) == trace.end_us
 
 
-# By table.
+# Steps by the number of nodes, so that a whole trace can be worked out by hand.
 
 
-def by_nodes(num_nodes):
-    """A second a step with four nodes, and more with fewer; one node is too few."""
-    return Regime((5 - num_nodes) * SECOND, 10) if num_nodes > 1 else DOWN
-
-
-def test_by_table_the_speed_is_looked_up_at_every_reconfiguration():
+def test_nodes_that_join_are_used_from_the_next_reconfiguration_on_and_one_node_is_too_few(monkeypatch):
+    """A second a step with four nodes, and a second more for each that is missing."""
+    sizes, job = range(2, 5), SimpleNamespace(shape=Shape(2, 2, 4), samples_per_step=10, scaled_us=round)
+    monkeypatch.setattr(policy, "best_sizes", lambda job, faults, num_nodes: (num_nodes,) if num_nodes in sizes else ())
+    monkeypatch.setattr(policy, "layout_iteration_us", lambda job, faults, sizes: (5 - sum(sizes)) * SECOND)
+    monkeypatch.setattr(policy, "instances", lambda job, faults: SimpleNamespace(sizes=sizes, costs=SimpleNamespace(work_us=1)))
     names = ["a", "b", "c", "d"]
     changes = [*(Change(0, True, name) for name in names), Change(10 * SECOND, False, "a"), Change(20 * SECOND, True, "a")]
     changes += [Change(at_s * SECOND, False, name) for at_s, name in ((30, "b"), (40, "c"), (50, "d"))]
-    found = spells(OobleckByTable(by_nodes, 2 * SECOND), Trace(tuple(changes), 60 * SECOND), Shape(2, 2, 4))
-    told = [(spell.start_us // SECOND, spell.end_us // SECOND, spell.state, spell.samples) for spell in found]
-    assert told == [
+    found = spells(Oobleck(job, 2 * SECOND), Trace(tuple(changes), 60 * SECOND), job.shape)
+    assert [(spell.start_us // SECOND, spell.end_us // SECOND, spell.state, spell.samples) for spell in found] == [
         (0, 10, "train", 100),  # four nodes
         (10, 12, "pause", 0),
         (12, 20, "train", 40),  # three

@@ -16,12 +16,12 @@ from recycle.sim.systems.oobleck.instances import Instances, TemplateCosts, inst
 from recycle.sim.systems.oobleck.multisets import exchanges, multisets, num_multisets, of_two_sizes
 from recycle.sim.systems.oobleck.templates import (
     Template,
-    bearable_faults,
     cut_layers,
     fewest_nodes,
     planned_time,
     template_sizes,
     templates,
+    tolerated_faults,
 )
 
 LATENCIES = st.lists(st.integers(1, 12), min_size=1, max_size=9).map(tuple)
@@ -123,7 +123,7 @@ def test_nodes_that_hold_no_pipeline_have_no_sizes():
 @given(st.integers(1, 6), st.integers(0, 3), st.integers(1, 40))
 def test_every_number_of_nodes_is_the_sum_of_enough_sizes(fewest, faults, num_nodes):
     sizes = template_sizes(num_nodes, fewest, faults, num_nodes)
-    faults = bearable_faults(num_nodes, fewest, faults)
+    faults = tolerated_faults(num_nodes, fewest, faults)
     assume(len(sizes) and sizes[-1] >= 2 * fewest - 1)
     # Which totals so many pipelines reach, by adding one after the other.
     reached, totals = set(), {0}

@@ -8,16 +8,16 @@ from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import Spell
 from recycle.core.events.trace import Change, Trace
 from recycle.sim.campaign.trace_simulation import simulate_trace
-from recycle.sim.iteration_times import IterationTimes, one_f_one_b
-from recycle.sim.policy import Event, Loss, Members
+from recycle.sim.iteration_times import IterationTimes, one_f_one_b_time
+from recycle.sim.policy import Loss, Members, MembershipChange
+from recycle.sim.systems.baselines import Ideal
 from recycle.sim.systems.constants import RecycleConstants
-from recycle.sim.systems.ideal import Ideal
 from recycle.sim.systems.recycle import Recycle
 from tests.sim.jobs import small_job, traces
 
 JOB = small_job()
 TIMINGS = IterationTimes(JOB.problem())
-BASE = one_f_one_b(JOB.problem())
+BASE = one_f_one_b_time(JOB.problem())
 
 
 def recycle(moves=True, **costs):
@@ -57,34 +57,34 @@ def test_it_is_never_faster_than_the_ideal(trace, moves):
 def test_a_failure_costs_detection_regrouping_and_the_iteration_in_flight():
     system = recycle(detect_us=3, abort_us=5, regroup_us=7, plan_us=11)
     first = system.begin(members())
-    verdict = system.change(Event(0, members(Worker(1, 0)), left=(Worker(1, 0),)), first.state)
-    assert verdict.loses is Loss.STEP
-    assert [(pause.cause, pause.time_us) for pause in verdict.pauses[:4]] == [
+    decision = system.change(MembershipChange(0, members(Worker(1, 0)), left=(Worker(1, 0),)), first.state)
+    assert decision.loses is Loss.STEP
+    assert [(pause.cause, pause.time_us) for pause in decision.pauses[:4]] == [
         ("detect", 3),
         ("abort", 5),
         ("regroup", 7),
         ("plan", 11),
     ]
-    assert verdict.regime.samples == first.regime.samples
-    assert verdict.regime.step_us > first.regime.step_us
+    assert decision.steady_state.samples == first.steady_state.samples
+    assert decision.steady_state.step_us > first.steady_state.step_us
 
 
 def test_a_worker_that_joins_loses_nothing_but_the_time_of_its_copy():
     system = recycle()
     first = system.begin(members(Worker(1, 0)))
-    verdict = system.change(Event(0, members(), joined=(Worker(1, 0),)), first.state)
-    assert verdict.loses is Loss.NOTHING
-    assert "transfer" in {pause.cause for pause in verdict.pauses}
-    assert verdict.regime == system.begin(members()).regime
+    decision = system.change(MembershipChange(0, members(), joined=(Worker(1, 0),)), first.state)
+    assert decision.loses is Loss.NOTHING
+    assert "transfer" in {pause.cause for pause in decision.pauses}
+    assert decision.steady_state == system.begin(members()).steady_state
 
 
 def test_workers_move_so_that_failures_lie_where_they_hurt_least():
     dead = (Worker(0, 0), Worker(1, 0))
     moving, staying = recycle(moves=True), recycle(moves=False)
-    event = Event(0, members(*dead), left=dead)
+    event = MembershipChange(0, members(*dead), left=dead)
     with_moves = moving.change(event, moving.begin(members()).state)
     without = staying.change(event, staying.begin(members()).state)
-    assert with_moves.regime.step_us < without.regime.step_us
+    assert with_moves.steady_state.step_us < without.steady_state.step_us
     assert "transfer" in {pause.cause for pause in with_moves.pauses}
     assert "transfer" not in {pause.cause for pause in without.pauses}
 
@@ -92,9 +92,9 @@ def test_workers_move_so_that_failures_lie_where_they_hurt_least():
 def test_who_moved_is_remembered_when_it_dies_later():
     system = recycle()
     dead = (Worker(0, 0), Worker(1, 0))
-    state = system.change(Event(0, members(*dead), left=dead), system.begin(members()).state).state
+    state = system.change(MembershipChange(0, members(*dead), left=dead), system.begin(members()).state).state
     mover = next(worker for worker, stage in state.stage_of.items() if stage != worker.stage)
-    after = system.change(Event(1, members(*dead, mover), left=(mover,)), state)
+    after = system.change(MembershipChange(1, members(*dead, mover), left=(mover,)), state)
     assert mover not in after.state.stage_of
     assert len(after.state.stage_of) == JOB.num_nodes - 3
     assert min(after.state.counts(JOB.shape.num_stages)) >= 1
@@ -103,20 +103,20 @@ def test_who_moved_is_remembered_when_it_dies_later():
 def test_a_stage_without_workers_is_loaded_from_a_checkpoint_by_one_that_moves_there():
     dead = tuple(Worker(pipeline, 0) for pipeline in range(3))
     system = recycle()
-    verdict = system.change(Event(0, members(*dead), left=dead), system.begin(members()).state)
-    assert verdict.loses is Loss.SINCE_CHECKPOINT
-    assert not verdict.regime.is_down
-    assert "restart" in {pause.cause for pause in verdict.pauses}
+    decision = system.change(MembershipChange(0, members(*dead), left=dead), system.begin(members()).state)
+    assert decision.loses is Loss.SINCE_CHECKPOINT
+    assert not decision.steady_state.is_down
+    assert "restart" in {pause.cause for pause in decision.pauses}
 
 
 def test_where_nobody_may_move_the_job_waits_and_goes_on_from_the_checkpoint_when_a_node_comes():
     dead = tuple(Worker(pipeline, 0) for pipeline in range(3))
     system = recycle(moves=False)
-    down = system.change(Event(0, members(*dead), left=dead), system.begin(members()).state)
-    assert down.regime.is_down
+    down = system.change(MembershipChange(0, members(*dead), left=dead), system.begin(members()).state)
+    assert down.steady_state.is_down
     assert "stage 0" in down.reason
-    back = system.change(Event(1, members(*dead[1:]), joined=dead[:1]), down.state)
-    assert not back.regime.is_down
+    back = system.change(MembershipChange(1, members(*dead[1:]), joined=dead[:1]), down.state)
+    assert not back.steady_state.is_down
     assert back.loses is Loss.SINCE_CHECKPOINT
 
 

@@ -1,7 +1,7 @@
 """Replica drop, worked out by hand: a dead worker takes its pipeline out, and the batch shrinks."""
 
 from recycle.sim.systems.replica_drop import ReplicaDrop
-from tests.sim.hand_made import SECOND, HandMade, spells, told, trace
+from tests.sim.hand_made import SECOND, HandMade, spell_rows, spells, trace
 
 # Three pipelines of two stages: a step takes 1 s and adds 4 samples for each pipeline that is whole.
 JOB = HandMade(num_pipelines=3)
@@ -10,7 +10,7 @@ WAITS = "every pipeline misses a worker: the job waits"
 
 
 def test_a_dead_worker_takes_its_pipeline_out_and_the_batch_shrinks():
-    assert told(spells(SYSTEM, trace(JOB, (10.5, "remove", "W0_1"), end_s=20))) == [
+    assert spell_rows(spells(SYSTEM, trace(JOB, (10.5, "remove", "W0_1"), end_s=20))) == [
         (0.0, 10.0, "train", "", 120, 0),
         (10.0, 10.5, "redo", "dropped", 0, 6),  # half a step of 12 samples
         (10.5, 13.5, "pause", "reconfigure", 0, 0),
@@ -29,8 +29,8 @@ def test_a_second_death_in_the_same_pipeline_costs_nothing_more():
     assert sum(spell.length_us for spell in found if spell.state in ("pause", "redo")) == 3.5 * SECOND
 
 
-def test_a_second_death_in_another_pipeline_begins_the_pause_anew():
-    assert told(spells(SYSTEM, trace(JOB, (10, "remove", "W0_1"), (12, "remove", "W1_0"), end_s=20))) == [
+def test_a_second_death_in_another_pipeline_starts_the_pause_again():
+    assert spell_rows(spells(SYSTEM, trace(JOB, (10, "remove", "W0_1"), (12, "remove", "W1_0"), end_s=20))) == [
         (0.0, 10.0, "train", "", 120, 0),
         (10.0, 12.0, "pause", "reconfigure", 0, 0),
         (12.0, 15.0, "pause", "reconfigure", 0, 0),
@@ -39,7 +39,7 @@ def test_a_second_death_in_another_pipeline_begins_the_pause_anew():
 
 
 def test_two_deaths_at_once_are_one_pause():
-    assert told(spells(SYSTEM, trace(JOB, (10, "remove", "W0_1"), (10, "remove", "W1_0"), end_s=20))) == [
+    assert spell_rows(spells(SYSTEM, trace(JOB, (10, "remove", "W0_1"), (10, "remove", "W1_0"), end_s=20))) == [
         (0.0, 10.0, "train", "", 120, 0),
         (10.0, 13.0, "pause", "reconfigure", 0, 0),
         (13.0, 20.0, "train", "", 28, 0),
@@ -48,13 +48,13 @@ def test_two_deaths_at_once_are_one_pause():
 
 def test_with_no_pipeline_whole_the_job_is_down():
     deaths = [(10 + number, "remove", f"W{number}_0") for number in range(3)]
-    found = told(spells(SYSTEM, trace(JOB, *deaths, end_s=100)))
+    found = spell_rows(spells(SYSTEM, trace(JOB, *deaths, end_s=100)))
     assert found[-1] == (12.0, 100.0, "down", WAITS, 0, 0)
 
 
 def test_a_pipeline_that_is_whole_again_enters_after_the_step_in_flight():
-    happens = trace(JOB, (10.5, "remove", "W0_1"), (16.2, "add", "W0_1"), end_s=22.5)
-    assert told(spells(SYSTEM, happens)) == [
+    given_trace = trace(JOB, (10.5, "remove", "W0_1"), (16.2, "add", "W0_1"), end_s=22.5)
+    assert spell_rows(spells(SYSTEM, given_trace)) == [
         (0.0, 10.0, "train", "", 120, 0),
         (10.0, 10.5, "redo", "dropped", 0, 6),
         (10.5, 13.5, "pause", "reconfigure", 0, 0),
@@ -68,7 +68,7 @@ def test_a_pipeline_that_is_whole_again_enters_after_the_step_in_flight():
 
 def test_a_job_that_was_down_goes_on_when_one_pipeline_is_whole():
     deaths = [(10, "remove", f"W{number}_0") for number in range(3)]
-    assert told(spells(SYSTEM, trace(JOB, *deaths, (30, "add", "W2_0"), end_s=40))) == [
+    assert spell_rows(spells(SYSTEM, trace(JOB, *deaths, (30, "add", "W2_0"), end_s=40))) == [
         (0.0, 10.0, "train", "", 120, 0),
         (10.0, 30.0, "down", WAITS, 0, 0),
         (30.0, 33.0, "pause", "reconfigure", 0, 0),
@@ -77,7 +77,7 @@ def test_a_job_that_was_down_goes_on_when_one_pipeline_is_whole():
 
 
 def test_a_spare_that_steps_in_at_once_saves_the_batch_but_not_the_step():
-    assert told(spells(SYSTEM, trace(JOB, (10.5, "remove", "W0_1"), end_s=20.5, spares=["node7"])))[1:] == [
+    assert spell_rows(spells(SYSTEM, trace(JOB, (10.5, "remove", "W0_1"), end_s=20.5, spares=["node7"])))[1:] == [
         (10.0, 10.5, "redo", "dropped", 0, 6),
         (10.5, 13.5, "pause", "reconfigure", 0, 0),
         (13.5, 20.5, "train", "", 84, 0),
@@ -86,8 +86,8 @@ def test_a_spare_that_steps_in_at_once_saves_the_batch_but_not_the_step():
 
 def test_one_pipeline_that_leaves_as_another_one_returns_is_no_bargain():
     # Two pipelines train before and after 20.5 s, but they are not the same two.
-    happens = trace(JOB, (20.5, "remove", "W0_0"), (20.5, "add", "W1_0"), end_s=30.5, absent=["W1_0"])
-    assert told(spells(SYSTEM, happens)) == [
+    given_trace = trace(JOB, (20.5, "remove", "W0_0"), (20.5, "add", "W1_0"), end_s=30.5, absent=["W1_0"])
+    assert spell_rows(spells(SYSTEM, given_trace)) == [
         (0.0, 20.0, "train", "", 160, 0),
         (20.0, 20.5, "redo", "dropped", 0, 4),
         (20.5, 23.5, "pause", "reconfigure", 0, 0),
@@ -96,6 +96,6 @@ def test_one_pipeline_that_leaves_as_another_one_returns_is_no_bargain():
 
 
 def test_a_job_that_begins_with_a_worker_missing_begins_with_fewer_pipelines():
-    assert told(spells(SYSTEM, trace(JOB, end_s=5, absent=["W2_1"]))) == [(0.0, 5.0, "train", "", 40, 0)]
+    assert spell_rows(spells(SYSTEM, trace(JOB, end_s=5, absent=["W2_1"]))) == [(0.0, 5.0, "train", "", 40, 0)]
     absent = ["W0_0", "W1_1", "W2_0"]
-    assert told(spells(SYSTEM, trace(JOB, end_s=5, absent=absent))) == [(0.0, 5.0, "down", WAITS, 0, 0)]
+    assert spell_rows(spells(SYSTEM, trace(JOB, end_s=5, absent=absent))) == [(0.0, 5.0, "down", WAITS, 0, 0)]

@@ -11,12 +11,12 @@ from recycle.core.cluster import Shape
 from recycle.core.events.record import Spell
 from recycle.core.events.trace import Change, Trace
 from recycle.core.profile import Link, Profile, StageProfile
-from recycle.sim.campaign import placement as seats
+from recycle.sim.campaign.placement import membership_changes
 from recycle.sim.campaign.trace_simulation import simulate_trace
-from recycle.sim.iteration_times import one_f_one_b
+from recycle.sim.iteration_times import one_f_one_b_time
 from recycle.sim.job import SimulatedJob
 from recycle.sim.one_f_one_b import most_bytes, pipeline_us
-from recycle.sim.systems.ideal import Ideal
+from recycle.sim.systems.baselines import Ideal
 from recycle.sim.systems.varuna import Varuna, best_layout, depths
 from tests.sim.jobs import SMALL, small_job, traces
 
@@ -60,11 +60,11 @@ def trace(*changes, end_s):
     return Trace((*start, *(Change(round(at_s * SECOND), joins, name) for at_s, joins, name in changes)), end_s * SECOND)
 
 
-def spells(happenings, system=None):
-    return [event for event in simulate_trace(system or varuna(), happenings, SHAPE) if isinstance(event, Spell)]
+def spells(given_trace, system=None):
+    return [event for event in simulate_trace(system or varuna(), given_trace, SHAPE) if isinstance(event, Spell)]
 
 
-def told(found):
+def spell_rows(found):
     return [(spell.start_us / SECOND, spell.end_us / SECOND, spell.state, spell.cause, spell.samples) for spell in found]
 
 
@@ -110,9 +110,9 @@ def test_nodes_beyond_the_cluster_are_not_used():
     assert best_layout(ROOMY, 9) == best_layout(ROOMY, 4)
 
 
-def test_a_loss_rolls_back_to_the_last_checkpoint_and_cuts_the_job_anew():
+def test_a_loss_rolls_back_to_the_last_checkpoint_and_partitions_the_job_again():
     # Ten steps of 0.75 s and a checkpoint of 1 s, twice, are 17 s; the four steps until 20 s are lost. Then 1.35 s a step.
-    assert told(spells(trace((20, False, "W0_0"), end_s=30))) == [
+    assert spell_rows(spells(trace((20, False, "W0_0"), end_s=30))) == [
         (0.0, 7.5, "train", "", 80),
         (7.5, 8.5, "checkpoint", "", 0),
         (8.5, 16.0, "train", "", 80),
@@ -124,14 +124,14 @@ def test_a_loss_rolls_back_to_the_last_checkpoint_and_cuts_the_job_anew():
 
 
 def test_a_checkpoint_that_is_interrupted_loses_its_ten_steps():
-    assert told(spells(trace((8, False, "W0_0"), end_s=12))) == [
+    assert spell_rows(spells(trace((8, False, "W0_0"), end_s=12))) == [
         (0.0, 8.0, "redo", "rolled back", 0),
         (8.0, 12.0, "pause", "restart", 0),
     ]
 
 
 def test_a_node_that_makes_it_faster_is_taken_in_after_a_checkpoint():
-    found = told(spells(trace((20, False, "W0_0"), (30, True, "W0_0"), end_s=40)))
+    found = spell_rows(spells(trace((20, False, "W0_0"), (30, True, "W0_0"), end_s=40)))
     # The fourth step of 1.35 s ends at 30.4; then 0.75 s a step again. A spell ends where the number of live nodes changes.
     assert found[-5:] == [
         (25.0, 29.05, "train", "", 24),
@@ -144,7 +144,7 @@ def test_a_node_that_makes_it_faster_is_taken_in_after_a_checkpoint():
 
 def test_a_node_that_makes_it_no_faster_changes_nothing():
     losses = [(20, False, "W0_0"), (20, False, "W0_1")]
-    found = told(spells(trace(*losses, (21, True, "W0_0"), end_s=31)))
+    found = spell_rows(spells(trace(*losses, (21, True, "W0_0"), end_s=31)))
     # Two of three nodes are a pipeline, as two of two are: the restart goes on, and four steps of 1.35 s end by 30.4 s.
     assert found[-3:] == [
         (20.0, 21.0, "pause", "restart", 0),
@@ -155,7 +155,7 @@ def test_a_node_that_makes_it_no_faster_changes_nothing():
 
 def test_too_few_nodes_for_any_depth_wait_for_one_and_restart():
     gone = [(20, False, name) for name in NAMES[:3]]
-    found = told(spells(trace(*gone, (50, True, "W0_0"), end_s=60)))
+    found = spell_rows(spells(trace(*gone, (50, True, "W0_0"), end_s=60)))
     assert found[-4:] == [
         (17.0, 20.0, "redo", "rolled back", 0),
         (20.0, 50.0, "down", "no depth fits on so few nodes and in their memory: the job waits", 0),
@@ -169,17 +169,17 @@ def test_a_job_that_fits_at_no_depth_never_trains():
     assert [spell.state for spell in spells(trace((20, False, "W0_0"), (30, True, "W0_0"), end_s=40), system)] == ["down"] * 3
 
 
-def test_a_checkpoint_is_due_as_often_as_said_whatever_happens():
+def test_a_checkpoint_interval_is_as_configured_after_every_change():
     system = varuna()
-    events = list(seats.events(trace(*((9, False, name) for name in NAMES), end_s=20), SHAPE, 0))
-    verdict = system.begin(events[0].members)
-    assert verdict.regime.checkpoint_every == 10
-    assert system.change(events[1], verdict.state).regime.checkpoint_every == 10
+    events = list(membership_changes(trace(*((9, False, name) for name in NAMES), end_s=20), SHAPE, 0))
+    decision = system.begin(events[0].members)
+    assert decision.steady_state.checkpoint_every == 10
+    assert system.change(events[1], decision.state).steady_state.checkpoint_every == 10
 
 
 def test_gpt3_medium_is_trained_no_slower_than_in_its_own_shape():
     job = SimulatedJob.of("gpt3-medium", "a100-80", Shape(16, 2, 8))
-    assert best_layout(job, 32).step_us <= one_f_one_b(job.problem()).period_us
+    assert best_layout(job, 32).step_us <= one_f_one_b_time(job.problem()).period_us
 
 
 @settings(max_examples=15, deadline=None)
@@ -187,19 +187,19 @@ def test_gpt3_medium_is_trained_no_slower_than_in_its_own_shape():
 def test_varuna_is_never_faster_than_the_ideal(data):
     shape = Shape(*(data.draw(st.integers(1, most)) for most in (4, 3, 6)))
     job = SimulatedJob.of(SMALL, "a100-80", shape, scale=10.0)
-    peer, ideal = varuna(job), Ideal(job, one_f_one_b(job.problem()))
-    events = seats.events(data.draw(traces(shape)), shape, 0)
+    peer, ideal = varuna(job), Ideal(job, one_f_one_b_time(job.problem()))
+    events = membership_changes(data.draw(traces(shape)), shape, 0)
     first = next(events)
     mine, best = peer.begin(first.members), ideal.begin(first.members)
-    assert mine.regime.samples_per_s <= best.regime.samples_per_s * 1.001
+    assert mine.steady_state.samples_per_s <= best.steady_state.samples_per_s * 1.001
     for event in events:
         mine, best = peer.change(event, mine.state), ideal.change(event, best.state)
-        assert mine.regime.samples_per_s <= best.regime.samples_per_s * 1.001
+        assert mine.steady_state.samples_per_s <= best.steady_state.samples_per_s * 1.001
 
 
 @settings(max_examples=15, deadline=None)
 @given(traces(Shape(3, 2, 4)))
-def test_every_microsecond_of_any_trace_is_in_one_spell(happenings):
+def test_every_microsecond_of_any_trace_is_in_one_spell(given_trace):
     job = small_job()
-    found = [event for event in simulate_trace(varuna(job), happenings, job.shape) if isinstance(event, Spell)]
-    assert sum(spell.length_us for spell in found) == happenings.end_us
+    found = [event for event in simulate_trace(varuna(job), given_trace, job.shape) if isinstance(event, Spell)]
+    assert sum(spell.length_us for spell in found) == given_trace.end_us

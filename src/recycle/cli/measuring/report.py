@@ -25,7 +25,7 @@ from recycle.report.render.terminal_chart import MOST_WORKERS, PLAIN, Cell, draw
 from recycle.report.timeline.plan_timeline import plan_timeline
 from recycle.report.timeline.run_timeline import run_timeline
 from recycle.report.timeline.timeline import Timeline
-from recycle.sim.replay.time_shares import counted
+from recycle.sim.replay.time_shares import with_unlimited_memory
 
 _LONG_BYTES = 5_000_000  # of a record: from here on reading takes about a second
 _MOST_TRACED = 300_000  # ops in a trace: beyond, the viewer and the disk ask for less
@@ -234,5 +234,5 @@ def _write_files(args: argparse.Namespace, summary: Summary, iteration: int) -> 
         ran, is_long = summary.executed, len(summary.run.ops) > _MOST_TRACED
         traced = summary.run.ops.events(_around(iteration) if is_long else [*ran.whole, *ran.elsewhere])
         recoveries = () if is_long else summary.recoveries
-        write_text(args.perfetto, draw_run_trace(counted(summary.plan.problem), traced, recoveries))
+        write_text(args.perfetto, draw_run_trace(with_unlimited_memory(summary.plan.problem), traced, recoveries))
     return [path for path in (args.png, args.svg, args.perfetto) if path]

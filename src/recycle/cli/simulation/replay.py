@@ -1,19 +1,17 @@
-"""`recycle replay`: play a plan for some iterations, and say how long they take, where time goes, and what decides it."""
+"""`recycle replay`: simulate a plan for some iterations; print periods, time shares, memory and the critical path."""
 
 import argparse
 import json
-import sys
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-from recycle.cli.simulation.replay_text import facts, rating, summary
-from recycle.cli.terminal import Terminal, chart_width, print_lines
+from recycle.cli.simulation.replay_text import replay_facts, replay_subtitle, replay_summary
+from recycle.cli.terminal import Terminal, chart_width, print_lines, progress_bar
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
-from recycle.core.events.record import write_record
+from recycle.core.events.record import OpRan, write_record
 from recycle.core.files import refuse_unwritable, write_bytes, write_text
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
@@ -23,22 +21,21 @@ from recycle.report.render.terminal_chart import MOST_WORKERS, draw_chart, selec
 from recycle.report.timeline.run_timeline import run_timeline
 from recycle.report.timeline.timeline import Timeline
 from recycle.sim.replay.replay import Conditions, replay
-from recycle.sim.replay.replay_result import Replay
-from recycle.sim.replay.time_shares import counted, windows_us
+from recycle.sim.replay.replay_result import ReplayResult
+from recycle.sim.replay.time_shares import stage_intervals_us, with_unlimited_memory
 
-_LONG = 300_000  # ops: from here on it takes more than a second
-_MOST_TRACED = 300_000  # ops in a trace: beyond, the viewer and the disk ask for less
+_MOST_TRACED = 300_000  # ops in a Perfetto trace of all iterations
 _DESCRIPTION = """\
-Play a plan for several iterations in a row, event by event: an independent check of what it promises.
+Simulate a plan for several iterations in a row, op by op: an independent check of its period.
 
-Without noise a legal plan takes exactly its period. With --jitter, --slow or --contention it shows how robust the plan is.
-No op starts before the plan says so, unless --eager: then the order of each row alone drives, as in a real run."""
+Without noise a legal plan takes exactly its period. --jitter, --slow and --contention show how robust the plan is.
+No op starts before its planned start, unless --eager: then the order of each row alone decides, as in a real run."""
 _EXAMPLES = """\
 examples:
   recycle replay plan.json                            five iterations: period, bubbles, memory, critical path
   recycle replay plan.json --jitter 5% --seed 7       every op a little shorter or longer
   recycle replay plan.json --slow W0_1=1.3,W2_0=2     slow workers
-  recycle replay plan.json --contention --eager       messages of a worker one after another; rows alone drive
+  recycle replay plan.json --contention --eager       messages of a worker one after another; as in a real run
   recycle replay plan.json --perfetto trace.json      then open it at https://ui.perfetto.dev
   recycle replay plan.json --json | jq .critical_path.by_kind"""
 
@@ -46,7 +43,7 @@ examples:
 def add_replay_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser = subparsers.add_parser(
         "replay",
-        help="play a plan for some iterations, exactly or with noise",
+        help="simulate a plan for some iterations, exactly or with noise",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -88,17 +85,19 @@ def run_replay(args: argparse.Namespace) -> int:
     plan = Plan.load(args.plan)
     if broken := check(plan):
         raise UserError(
-            f"{args.plan} is not a legal plan, so there is nothing to play ({broken[0]}); recycle check {args.plan} lists "
+            f"{args.plan} is not a legal plan, so it cannot be replayed ({broken[0]}); recycle check {args.plan} lists "
             f"{'all ' if len(broken) > 1 else ''}{len(broken)} violation{'s' if len(broken) > 1 else ''}"
         )
-    played, eager = _play(plan, conditions)
-    written = _write_files(args, played)
+    result, eager = _replay(plan, conditions)
+    written = _write_files(args, result)
     if args.json:
-        print(json.dumps(facts(played, eager, conditions), ensure_ascii=False))
+        print(json.dumps(replay_facts(result, eager, conditions), ensure_ascii=False))
         return 0
-    print("\n".join(summary(played, eager, conditions)) + "\n")
-    console = Terminal()
-    print_lines(draw_chart(_chart_timeline(played, args.rows == "all"), chart_width(console), args.rows == "all"), console)
+    print("\n".join(replay_summary(result, eager, conditions)) + "\n")
+    console, all_rows = Terminal(), args.rows == "all"
+    workers = None if all_rows else set(select_workers(plan.problem.cluster, MOST_WORKERS))
+    timeline = _steady_timeline(result, result.events([result.steady_iteration], workers))
+    print_lines(draw_chart(timeline, chart_width(console), all_rows), console)
     for path in written:
         print(f"wrote {path}")
     return 0
@@ -110,7 +109,7 @@ def parse_jitter(text: str) -> float:
     try:
         return float(body[:-1]) / 100 if body.endswith("%") else float(body)
     except ValueError:
-        raise UserError(f"a jitter of {text!r} cannot be played: write a share such as 5%, from 0% to 100%") from None
+        raise UserError(f"a jitter of {text!r} cannot be replayed: write a share such as 5%, from 0% to 100%") from None
 
 
 def parse_slow(text: str) -> dict[Worker, float]:
@@ -130,52 +129,38 @@ def parse_slow(text: str) -> dict[Worker, float]:
     return slow
 
 
-def _play(plan: Plan, conditions: Conditions) -> tuple[Replay, Replay]:
-    """Play as asked, and eagerly under the same conditions; a bar on stderr shows how far a long replay is."""
-    runs = [conditions] if conditions.eager else [conditions, conditions.eagerly()]
-    total = len(runs) * conditions.num_iterations * plan.num_ops
-    columns = TextColumn("{task.description:>14}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=total < _LONG) as bar:
-        task = bar.add_task("playing", total=total)
-        played = [replay(plan, chosen, lambda num: bar.advance(task, num)) for chosen in runs]
-    return played[0], played[-1]
+def _replay(plan: Plan, conditions: Conditions) -> tuple[ReplayResult, ReplayResult]:
+    """Replay as asked, and eagerly under the same conditions."""
+    runs = [conditions] if conditions.eager else [conditions, replace(conditions, eager=True)]
+    with progress_bar() as bar:
+        task = bar.add_task("replaying ops", total=len(runs) * conditions.num_iterations * plan.num_ops)
+        results = [replay(plan, chosen, lambda num: bar.advance(task, num)) for chosen in runs]
+    return results[0], results[-1]
 
 
-def _write_files(args: argparse.Namespace, played: Replay) -> list[Path]:
+def _write_files(args: argparse.Namespace, result: ReplayResult) -> list[Path]:
     if args.record:
-        write_record(args.record, [played.started(args.plan.name), *played.events()])
+        write_record(args.record, [result.started(args.plan.name), *result.events()])
     if args.svg or args.png:
-        timeline = _picture_timeline(played)
+        timeline = _steady_timeline(result, result.events(_around_steady(result)))
         if args.svg:
             write_text(args.svg, draw_svg(timeline))
         if args.png:
-            from recycle.report.render.png import draw_png  # matplotlib takes half a second to import, and only this needs it
+            from recycle.report.render.png import draw_png  # matplotlib takes half a second to import
 
             write_bytes(args.png, draw_png(timeline))
     if args.perfetto:
-        is_big = played.program.num_ops * played.num_iterations > _MOST_TRACED
-        traced = played.events(_around_steady(played) if is_big else None)
-        write_text(args.perfetto, draw_run_trace(counted(played.problem), traced))
+        is_big = result.graph.num_ops * result.num_iterations > _MOST_TRACED
+        traced = result.events(_around_steady(result) if is_big else None)
+        write_text(args.perfetto, draw_run_trace(with_unlimited_memory(result.problem), traced))
     return [path for path in (args.record, args.svg, args.png, args.perfetto) if path]
 
 
-def _around_steady(played: Replay) -> list[int]:
-    middle = played.steady_iteration
-    return [number for number in (middle - 1, middle, middle + 1) if 0 <= number < played.num_iterations]
+def _around_steady(result: ReplayResult) -> list[int]:
+    middle = result.steady_iteration
+    return [number for number in (middle - 1, middle, middle + 1) if 0 <= number < result.num_iterations]
 
 
-def _picture_timeline(played: Replay) -> Timeline:
-    """The steady iteration of all workers, with those before and after it."""
-    events = played.events(_around_steady(played))
-    return run_timeline(played.problem, events, played.steady_iteration, rating(played), _windows(played))
-
-
-def _chart_timeline(played: Replay, all_rows: bool) -> Timeline:
-    """The steady iteration of the workers that the chart shows."""
-    workers = None if all_rows else set(select_workers(played.problem.cluster, MOST_WORKERS))
-    events = played.events([played.steady_iteration], workers)
-    return run_timeline(played.problem, events, played.steady_iteration, rating(played), _windows(played))
-
-
-def _windows(played: Replay) -> tuple[tuple[int, int], ...]:
-    return tuple((first, last) for first, last in windows_us(played)[played.steady_iteration].tolist())
+def _steady_timeline(result: ReplayResult, events: Iterable[OpRan]) -> Timeline:
+    intervals = tuple((first, last) for first, last in stage_intervals_us(result)[result.steady_iteration].tolist())
+    return run_timeline(result.problem, events, result.steady_iteration, replay_subtitle(result), intervals)

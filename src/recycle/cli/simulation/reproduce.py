@@ -1,4 +1,4 @@
-"""`recycle reproduce`: the paper's evaluation made again, ours beside the published numbers."""
+"""`recycle reproduce`: run an experiment of the paper's evaluation, and print our numbers beside the published ones."""
 
 import argparse
 import json
@@ -9,11 +9,11 @@ from recycle.cli.simulation.simulate import cache_folder
 from recycle.cli.terminal import progress_bar
 from recycle.core.files import refuse_unwritable, write_bytes, write_text
 from recycle.report.record.tables import document
-from recycle.sim.reproduce.ablation import ablation
-from recycle.sim.reproduce.experiment import Result
-from recycle.sim.reproduce.planning_time import planner
-from recycle.sim.reproduce.scale import scale
-from recycle.sim.reproduce.throughput_table import table
+from recycle.sim.reproduce.ablation import run_ablation
+from recycle.sim.reproduce.experiment_result import ExperimentResult
+from recycle.sim.reproduce.planning_time import run_planning_time
+from recycle.sim.reproduce.scale import run_scale
+from recycle.sim.reproduce.throughput_table import run_throughput_table
 
 _EXAMPLES = """\
 experiments:
@@ -27,19 +27,19 @@ examples:
   recycle reproduce ablation --out docs/reproduction"""
 
 Tick = Callable[[int], None]
-_EXPERIMENTS: dict[str, Callable[[Path | None, Tick], Result]] = {
-    "table": table,
-    "ablation": lambda folder, tick: ablation(folder),
-    "scale": lambda folder, tick: scale(folder),
-    "planner": lambda folder, tick: planner(tick),
+_EXPERIMENTS: dict[str, Callable[[Path | None, Tick], ExperimentResult]] = {
+    "table": run_throughput_table,
+    "ablation": lambda folder, tick: run_ablation(folder),
+    "scale": lambda folder, tick: run_scale(folder),
+    "planner": lambda folder, tick: run_planning_time(tick),
 }
 
 
 def add_reproduce_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "reproduce",
-        help="make the paper's evaluation again",
-        description="Run an experiment of the paper and set our numbers beside the published ones.",
+        help="run an experiment of the paper's evaluation",
+        description="Run an experiment of the paper and print our numbers beside the published ones.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -61,10 +61,8 @@ def run_reproduce(args: argparse.Namespace) -> int:
     text = document(result.title, f"recycle reproduce {result.name}", result.assumptions, tables, f"{result.name}.png")
     facts = {"experiment": result.name, "assumptions": list(result.assumptions), "results": result.facts}
     if args.out:
-        from recycle.report.figures.bar_groups import (  # matplotlib takes half a second to import, and only this needs it
-            Panel,
-            draw_bars,
-        )
+        # matplotlib takes half a second to import
+        from recycle.report.figures.bar_groups import Panel, draw_bars
 
         panels = [Panel(panel.title, panel.groups, panel.series) for panel in result.panels]
         write_text(args.out / f"{result.name}.md", text)

@@ -1,4 +1,4 @@
-"""`recycle simulate`: what throughput a cluster keeps under failures, with ReCycle and with what one would use instead."""
+"""`recycle simulate`: the throughput of ReCycle and of other training systems under a failure trace."""
 
 import argparse
 import json
@@ -16,8 +16,8 @@ from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_byt
 from recycle.core.units import format_duration, parse_duration_us
 from recycle.report.record.metrics import Metrics, measure
 from recycle.report.record.tables import aligned, campaign_table, down_notes, pause_table
-from recycle.sim import failure_traces as failures
-from recycle.sim.campaign.campaign import Case, run
+from recycle.sim import failure_traces
+from recycle.sim.campaign.campaign import Case, run_cases
 from recycle.sim.job import SimulatedJob
 from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import SYSTEMS, SystemContext, parse_systems
@@ -42,21 +42,21 @@ def add_simulate_parser(subparsers: "argparse._SubParsersAction[argparse.Argumen
     parser = subparsers.add_parser(
         "simulate",
         help="compare systems under failures, at any scale",
-        description="Say what throughput a cluster keeps while workers come and go, for ReCycle and for its alternatives.",
+        description="Compare the throughput of ReCycle and of other systems while workers fail and return.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_job_arguments(parser)
+    _add_job_arguments(parser.add_argument_group("the job"))
     parser.add_argument("--systems", default="all", metavar="LIST", help="which systems, separated by commas (default: all)")
-    changes = parser.add_argument_group("who leaves and joins when")
+    changes = parser.add_argument_group("failures")
     changes.add_argument("--interval", metavar="TIME", help="one worker at random fails every so often: 30m, 2h")
-    changes.add_argument("--mtbf", metavar="TIME", help="or every worker fails by itself, once in so long on average: 90d")
+    changes.add_argument("--mtbf", metavar="TIME", help="or each worker fails at random, once in so long on average: 90d")
     changes.add_argument("--rejoin", metavar="TIME", help="a failed worker comes back after so long (default: never)")
     changes.add_argument("--trace", type=Path, metavar="FILE", help="or a trace, as 'recycle trace make' writes it")
     changes.add_argument("--hours", type=float, metavar="H", help="how long (default: 6, or as long as the trace)")
     changes.add_argument("--seed", type=int, default=1, help="which workers fail (default: 1)")
     assumptions = parser.add_argument_group("assumptions")
-    add_constant_arguments(assumptions)
+    _add_constant_arguments(assumptions)
     assumptions.add_argument(
         "--fault-free", type=float, metavar="SAMPLES/S", help="measured fault-free 1F1B throughput, to scale the estimate to"
     )
@@ -67,8 +67,7 @@ def add_simulate_parser(subparsers: "argparse._SubParsersAction[argparse.Argumen
     parser.set_defaults(run=run_simulate)
 
 
-def add_job_arguments(parser: argparse.ArgumentParser) -> None:
-    job = parser.add_argument_group("the job")
+def _add_job_arguments(job: "argparse._ArgumentGroup") -> None:
     job.add_argument("--model", required=True, help="a model by name or by its numbers; see 'recycle estimate --help'")
     job.add_argument("--gpu", required=True, help="a GPU by name or by its numbers")
     job.add_argument("--pipelines", type=int, required=True, metavar="D", help="data-parallel pipelines")
@@ -77,7 +76,7 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--tensor-parallel", type=int, default=1, metavar="T", help="GPUs of a worker (default: 1)")
 
 
-def add_constant_arguments(group: "argparse._ArgumentGroup") -> None:
+def _add_constant_arguments(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--constants", type=Path, metavar="FILE", help="TOML with pauses and checkpoints, a table a system")
     group.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="one of them, such as oobleck.reconfigure=57s"
@@ -90,8 +89,8 @@ def add_constant_arguments(group: "argparse._ArgumentGroup") -> None:
 
 def run_simulate(args: argparse.Namespace) -> int:
     names = parse_systems(args.systems)
-    setting = make_setting(args)
-    trace = _trace(args, setting.job)
+    context = make_context(args)
+    trace = _trace(args, context.job)
     for path in (args.plot, args.records / "record.jsonl" if args.records else None):
         if path:
             refuse_unwritable(path)
@@ -99,47 +98,45 @@ def run_simulate(args: argparse.Namespace) -> int:
         refuse_other_suffix(args.plot, ".png")
     with progress_bar() as progress:
         task = progress.add_task("planning and simulating", total=len(names))
-        cases = [Case(name, setting, trace) for name in names]
-        records = dict(zip(names, run(cases, lambda done: progress.update(task, completed=done)), strict=True))
-    fault_free = fault_free_throughput(setting)
-    _write(args, records, setting, fault_free)
+        cases = [Case(name, context, trace) for name in names]
+        records = dict(zip(names, run_cases(cases, lambda done: progress.update(task, completed=done)), strict=True))
+    fault_free = fault_free_throughput(context)
+    _write(args, records, context, fault_free)
     metrics = {name: measure(record) for name, record in records.items()}
-    print(_json(args, setting, trace, fault_free, metrics) if args.json else _text(args, setting, trace, fault_free, metrics))
+    print(_json(args, context, trace, fault_free, metrics) if args.json else _text(args, context, trace, fault_free, metrics))
     return 0
 
 
-def make_setting(args: argparse.Namespace) -> SystemContext:
-    """The setting that the arguments of the job and the constants describe."""
+def make_context(args: argparse.Namespace) -> SystemContext:
     shape = Shape(args.pipelines, args.stages, args.microbatches)
     job = SimulatedJob.of(args.model, args.gpu, shape, args.tensor_parallel)
     constants = Constants.for_model(job.model.num_parameters)
     if args.constants:
         constants = constants.with_file(args.constants)
-    setting = SystemContext(job, constants.with_values(args.set), cache_folder(args))
-    wanted = getattr(args, "fault_free", None)
+    context = SystemContext(job, constants.with_values(args.set), cache_folder(args))
+    wanted = args.fault_free
     if wanted is None:
-        return setting
+        return context
     if not 1e-9 <= wanted <= 1e12:
         raise UserError(f"--fault-free is {wanted}, but it must be a number of samples a second above 0")
-    estimated = fault_free_throughput(setting)
-    scaled = replace(setting, job=job.with_scale(estimated / wanted))
-    # Times are whole microseconds, so that a step of a few of them is not as fast as it was told to be.
+    estimated = fault_free_throughput(context)
+    scaled = replace(context, job=job.with_scale(estimated / wanted))
+    # Times are whole microseconds, so that a very short step cannot be scaled exactly.
     if estimated / wanted > 1e6 or abs(fault_free_throughput(scaled) / wanted - 1) > 0.01:
         raise UserError(f"--fault-free is {wanted:g}, but the estimate is {estimated:.4g} samples a second: that cannot be meant")
     return scaled
 
 
-def fault_free_throughput(setting: SystemContext) -> float:
-    """Samples a second of fault-free 1F1B."""
-    return setting.job.samples_per_step * 1e6 / setting.job.scaled_us(setting.baseline.period_us)
+def fault_free_throughput(context: SystemContext) -> float:
+    return context.job.samples_per_step * 1e6 / context.job.scaled_us(context.baseline.period_us)
 
 
 def cache_folder(args: argparse.Namespace) -> Path | None:
-    """Where plans and results are kept: as told, or where the system keeps caches."""
+    """The folder of --cache, or the user's cache folder; None with --no-cache."""
     if args.no_cache:
         return None
-    users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recycle"
-    folder: Path = args.cache or users
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder: Path = args.cache or user_cache / "recycle"
     refuse_unwritable(folder / "timings.json")
     return folder
 
@@ -155,26 +152,25 @@ def _trace(args: argparse.Namespace, job: SimulatedJob) -> Trace:
         trace = Trace.load(args.trace)
         return trace if args.hours is None else trace.until(round(args.hours * 3.6e9))
     end_us = round((6 if args.hours is None else args.hours) * 3.6e9)
-    nodes = failures.worker_names(job.shape.num_pipelines, job.shape.num_stages)
+    nodes = failure_traces.worker_names(job.shape.num_pipelines, job.shape.num_stages)
     rejoin_us = parse_duration_us(args.rejoin) if args.rejoin is not None else None
     if args.mtbf is not None:
-        return failures.poisson(nodes, parse_duration_us(args.mtbf), end_us, args.seed, rejoin_us)
+        return failure_traces.poisson_trace(nodes, parse_duration_us(args.mtbf), end_us, args.seed, rejoin_us)
     if args.interval is None and args.rejoin is not None:
         raise UserError("--rejoin says when failed workers return, but none fails: give --interval or --mtbf, too")
     interval_us = parse_duration_us(args.interval) if args.interval is not None else end_us
-    return failures.every(nodes, interval_us, end_us, args.seed, rejoin_us)
+    return failure_traces.periodic_trace(nodes, interval_us, end_us, args.seed, rejoin_us)
 
 
-def _write(args: argparse.Namespace, records: dict[str, list[Event]], setting: SystemContext, fault_free: float) -> None:
+def _write(args: argparse.Namespace, records: dict[str, list[Event]], context: SystemContext, fault_free: float) -> None:
     if args.plot:
-        from recycle.report.figures.throughput_over_time import (
-            draw_campaign,  # matplotlib takes half a second to import, and only this needs it
-        )
+        # matplotlib takes half a second to import
+        from recycle.report.figures.throughput_over_time import draw_campaign
 
-        write_bytes(args.plot, draw_campaign(records, _title(setting.job), fault_free))
+        write_bytes(args.plot, draw_campaign(records, _title(context.job), fault_free))
     if args.records:
         for name, record in records.items():
-            write_record(args.records / f"{name}.jsonl", [Started("simulate", f"{name}: {_title(setting.job)}"), *record])
+            write_record(args.records / f"{name}.jsonl", [Started("simulate", f"{name}: {_title(context.job)}"), *record])
 
 
 def _title(job: SimulatedJob) -> str:
@@ -186,11 +182,11 @@ def _title(job: SimulatedJob) -> str:
     )
 
 
-def _json(args: argparse.Namespace, setting: SystemContext, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
+def _json(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
     systems: dict[str, Any] = {
         name: {**run.to_json(), "goodput": round(run.goodput(fault_free), 6)} for name, run in metrics.items()
     }
-    job = setting.job
+    job = context.job
     facts = {
         "model": job.model.name,
         "gpu": job.gpu.name,
@@ -205,12 +201,12 @@ def _json(args: argparse.Namespace, setting: SystemContext, trace: Trace, fault_
     return json.dumps(facts)
 
 
-def _text(args: argparse.Namespace, setting: SystemContext, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
+def _text(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
     num_joins = len(trace.later) - trace.num_failures
-    happened = f"{format_duration(trace.end_us)}, failures: {trace.num_failures}, joins: {num_joins}"
+    counts = f"{format_duration(trace.end_us)}, failures: {trace.num_failures}, joins: {num_joins}"
     lines = [
-        _title(setting.job),
-        f"{happened}; fault-free 1F1B {fault_free:.4g} samples/s, {setting.job.samples_per_step} samples a step",
+        _title(context.job),
+        f"{counts}; fault-free 1F1B {fault_free:.4g} samples/s, {context.job.samples_per_step} samples a step",
         "",
         aligned(campaign_table(metrics, fault_free)),
     ]

@@ -1,4 +1,4 @@
-"""`recycle trace`: make up who joins and leaves when, and look at such a trace or at a real one."""
+"""`recycle trace make` generates a failure trace; `recycle trace show` summarizes and draws one."""
 
 import argparse
 import json
@@ -14,11 +14,11 @@ from recycle.core.events.trace import Trace, live_counts
 from recycle.core.files import refuse_unwritable, write_bytes
 from recycle.core.units import format_duration, parse_duration_us, parse_share_or_count
 from recycle.report.figures.trace_chart import draw_strip, draw_trace_png
-from recycle.sim.failure_traces import LONGEST_US, bursts, every, node_names, poisson, racks, worker_names
+from recycle.sim import failure_traces
 
 LEAST_WIDTH = 40
-_TAKES = {"every": ("interval",), "poisson": ("mtbf",), "bursts": ("interval", "burst"), "racks": ("mtbf", "rack")}
-_SUCH_AS = {"interval": "30m", "mtbf": "30d", "burst": "25%", "rack": "4"}
+_OPTIONS_OF_KIND = {"every": ("interval",), "poisson": ("mtbf",), "bursts": ("interval", "burst"), "racks": ("mtbf", "rack")}
+_EXAMPLE_OF_OPTION = {"interval": "30m", "mtbf": "30d", "burst": "25%", "rack": "4"}
 _EXAMPLES = """\
 examples:
   recycle trace make --kind every --pipelines 4 --stages 8 --interval 30m --hours 6 --out trace.csv
@@ -27,7 +27,7 @@ _MAKE_DESCRIPTION = """\
 Make a trace: a line 'milliseconds,add|remove,node' for each node that joins or leaves.
 
   every    one random node leaves each --interval
-  poisson  each node by itself leaves after a random time, --mtbf on average
+  poisson  each node leaves after a random time, --mtbf on average
   bursts   like spot instances: up to --burst nodes leave together, each --interval on average; with --rejoin they
            come back a few at a time, the first after that time
   racks    each --rack nodes in a row leave together, and come back together; --mtbf is that of a rack
@@ -41,7 +41,7 @@ examples:
     recycle trace make --kind every --pipelines 4 --stages 8 --interval 30m --rejoin 1h --hours 6 --out trace.csv
   32 nodes that each fail once in 30 days on average
     recycle trace make --kind poisson --nodes 32 --mtbf 30d --rejoin 4h --days 60 --seed 7 --out trace.csv
-  spot instances, looked at without a file
+  spot instances, shown without a file
     recycle trace make --kind bursts --nodes 64 --interval 1h --burst 25% --rejoin 10m --days 1 | recycle trace show /dev/stdin
   racks of 8 that lose power once in a year
     recycle trace make --kind racks --nodes 128 --rack 8 --mtbf 365d --rejoin 6h --days 90 --out trace.csv"""
@@ -55,8 +55,8 @@ examples:
 def add_trace_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser = subparsers.add_parser(
         "trace",
-        help="make or look at a trace of nodes that leave and join",
-        description="Make up who joins and leaves when, or look at a trace.",
+        help="make or show a trace of nodes that leave and join",
+        description="Generate a trace of nodes that leave and join, or show one.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -73,8 +73,8 @@ def _add_make_parser(actions: "argparse._SubParsersAction[Any]") -> None:
         epilog=_MAKE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--kind", choices=tuple(_TAKES), required=True, help="how nodes fail")
-    nodes = parser.add_argument_group("the nodes: those of a cluster, named W0_0 and so on, or any number")
+    parser.add_argument("--kind", choices=tuple(_OPTIONS_OF_KIND), required=True, help="how nodes fail")
+    nodes = parser.add_argument_group("nodes: the workers of a cluster (W0_0, ...), or any number")
     nodes.add_argument("--pipelines", type=int, metavar="D", help="data-parallel pipelines")
     nodes.add_argument("--stages", type=int, metavar="S", help="stages of each pipeline")
     nodes.add_argument("--nodes", type=int, metavar="N", help="so many nodes instead, named node0 and so on")
@@ -89,14 +89,14 @@ def _add_make_parser(actions: "argparse._SubParsersAction[Any]") -> None:
     length.add_argument("--days", type=float, metavar="D", help="the same in days")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="another one makes another trace (default: 1)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the trace goes (default: it is printed)")
-    parser.set_defaults(run=run_make)
+    parser.set_defaults(run=run_trace_make)
 
 
 def _add_show_parser(actions: "argparse._SubParsersAction[Any]") -> None:
     parser = actions.add_parser(
         "show",
-        help="say what is in a trace, and draw how many nodes are live",
-        description="Say what is in a trace, and draw how many nodes are live over time.",
+        help="summarize a trace, and draw how many nodes are live",
+        description="Summarize a trace, and draw how many nodes are live over time.",
         epilog=_SHOW_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -107,11 +107,11 @@ def _add_show_parser(actions: "argparse._SubParsersAction[Any]") -> None:
     parser.set_defaults(run=run_trace_show)
 
 
-def run_make(args: argparse.Namespace) -> int:
-    """Print the trace, or write it and print what is in it."""
+def run_trace_make(args: argparse.Namespace) -> int:
+    """Print the trace, or write it and print its summary."""
     if args.out:
         refuse_unwritable(args.out)
-    trace = _made(args)
+    trace = _make_trace(args)
     comments = [_command(args)]
     if args.out is None:
         print(trace.dumps(comments), end="")
@@ -121,23 +121,23 @@ def run_make(args: argparse.Namespace) -> int:
     return 0
 
 
-def _made(args: argparse.Namespace) -> Trace:
-    _refuse_strays(args)
+def _make_trace(args: argparse.Namespace) -> Trace:
+    _refuse_other_options(args)
     nodes, end_us = _nodes(args), _end_us(args)
     rejoin_us = None if args.rejoin is None else parse_duration_us(args.rejoin)
     if args.kind == "bursts":
         most = max(1, len(nodes) // 4) if args.burst is None else parse_share_or_count(args.burst, len(nodes))
-        return bursts(nodes, most, parse_duration_us(args.interval), end_us, args.seed, rejoin_us)
+        return failure_traces.burst_trace(nodes, most, parse_duration_us(args.interval), end_us, args.seed, rejoin_us)
     if args.kind == "racks":
-        return racks(nodes, args.rack, parse_duration_us(args.mtbf), end_us, args.seed, rejoin_us)
-    kind: Callable[..., Trace] = {"every": every, "poisson": poisson}[args.kind]
+        return failure_traces.rack_trace(nodes, args.rack, parse_duration_us(args.mtbf), end_us, args.seed, rejoin_us)
+    kind: Callable[..., Trace] = {"every": failure_traces.periodic_trace, "poisson": failure_traces.poisson_trace}[args.kind]
     return kind(nodes, parse_duration_us(args.interval or args.mtbf), end_us, args.seed, rejoin_us)
 
 
-def _refuse_strays(args: argparse.Namespace) -> None:
-    """Raise if the kind lacks an option that it needs, or was given one that would change nothing."""
-    takes = _TAKES[args.kind]
-    for option, example in _SUCH_AS.items():
+def _refuse_other_options(args: argparse.Namespace) -> None:
+    """Raise if the kind lacks an option that it needs, or an option is given that it does not have."""
+    takes = _OPTIONS_OF_KIND[args.kind]
+    for option, example in _EXAMPLE_OF_OPTION.items():
         is_given = getattr(args, option) is not None
         if option in takes and not is_given and option != "burst":
             raise UserError(f"--kind {args.kind} needs --{option}: give it, such as --{option} {example}")
@@ -149,22 +149,22 @@ def _refuse_strays(args: argparse.Namespace) -> None:
 def _nodes(args: argparse.Namespace) -> tuple[str, ...]:
     shape = (args.pipelines, args.stages)
     if args.nodes is not None and shape == (None, None):
-        return node_names(args.nodes)
+        return failure_traces.node_names(args.nodes)
     if args.nodes is None and None not in shape:
-        return worker_names(*shape)
+        return failure_traces.worker_names(*shape)
     raise UserError("give the nodes once: either --pipelines D and --stages S, or --nodes N")
 
 
 def _end_us(args: argparse.Namespace) -> int:
     option, number, unit_ms = ("hours", args.hours, 3_600_000) if args.days is None else ("days", args.days, 86_400_000)
     length_ms = float(number) * unit_ms
-    if not 1 <= length_ms <= LONGEST_US // 1000:  # also true of what is not a number
+    if not 1 <= length_ms <= failure_traces.LONGEST_US // 1000:  # also refuses NaN
         raise UserError(f"--{option} is {number:g}, but a trace lasts from 1 ms to 30 years: give a number such as 6")
     return round(length_ms) * 1000
 
 
 def _command(args: argparse.Namespace) -> str:
-    """The command that makes the same trace again, as it stands in the file."""
+    """The command that makes the same trace, as a comment in the file."""
     names = ("kind", "pipelines", "stages", "nodes", "interval", "mtbf", "burst", "rack", "rejoin", "hours", "days", "seed")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
     words = [word for name, value in given.items() for word in (f"--{name}", str(value).removesuffix(".0"))]
@@ -172,7 +172,6 @@ def _command(args: argparse.Namespace) -> str:
 
 
 def run_trace_show(args: argparse.Namespace) -> int:
-    """Write the picture if one was asked for, then print the facts and the chart."""
     if args.width is not None and args.width < LEAST_WIDTH:
         raise UserError(f"--width is {args.width}, too narrow for a chart: give at least {LEAST_WIDTH} columns")
     trace = Trace.load(args.trace)
@@ -191,7 +190,7 @@ def run_trace_show(args: argparse.Namespace) -> int:
 
 
 def _facts(trace: Trace) -> dict[str, Any]:
-    """What scripts rely on. A failure is one node that leaves, whether or not others leave with it."""
+    """The JSON object of `--json`. Each node that leaves is one failure, also if others leave at the same time."""
     steps = list(live_counts(trace))
     lived_us = sum(count * (after - at) for (at, count), (after, _) in pairwise([*steps, (trace.end_us, 0)]))
     failures = trace.num_failures

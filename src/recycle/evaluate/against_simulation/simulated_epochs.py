@@ -35,7 +35,7 @@ from recycle.evaluate.against_simulation.epoch_comparison import (
 from recycle.planner.failure_normalization import Move, Takeover, move_time_us
 from recycle.planner.live_planner import Planner
 from recycle.report.record.run_columns import RunRecord
-from recycle.sim.replay.op_graph import ABSENT, KINDS, Ints, OpGraph, compile_plan
+from recycle.sim.replay.op_graph import ABSENT, KINDS, Ints, OpGraph, build_op_graph
 from recycle.sim.replay.replay import Conditions, replay
 from recycle.sim.systems.constants import Constants, RecycleConstants
 
@@ -118,7 +118,7 @@ def predict_us(plan: Plan, epoch: Epoch) -> list[int]:
 def _jitter(timed: Plan, epoch: Epoch) -> float:
     """By what share of their time ops of an iteration vary, in the median; no op can take less than nothing, so 1 is the most."""
     starts, ends = _steady_spans_us(timed, epoch)
-    spread = ((ends - starts) / compile_plan(timed).durations_us).std(axis=1)
+    spread = ((ends - starts) / build_op_graph(timed).durations_us).std(axis=1)
     return min(1.0, float(np.median(spread)))
 
 
@@ -143,7 +143,7 @@ def measured_profile(plan: Plan, epoch: Epoch) -> Profile:
     In the mean, because an iteration is as long as its ops add up to; and the median, because a few iterations that something
     else held up would spoil the rest.
     """
-    program, num_stages = compile_plan(plan), plan.problem.shape.num_stages
+    program, num_stages = build_op_graph(plan), plan.problem.shape.num_stages
     steady = _steady(epoch)
     starts, ends = _steady_spans_us(plan, epoch)
     finishes = zip(_middle(epoch.reduced_us(num_stages)[steady]), _middle(epoch.stepped_us(num_stages)[steady]), strict=True)

@@ -37,7 +37,7 @@ from recycle.evaluate.results.cluster_tables import (
 from recycle.report.record.tables import markdown
 from recycle.report.render.svg import draw_svg
 from recycle.report.timeline.run_timeline import run_timeline
-from recycle.sim.replay.expected_iteration import expected
+from recycle.sim.replay.expected_iteration import expected_iteration
 
 KEPT, MEDIAN_ERROR, WORST_ERROR = 0.97, 0.03, 0.08
 RESULTS, PICTURE, TIMELINE = "results", "throughput.png", "timeline.svg"
@@ -81,7 +81,7 @@ def _predictions(plan: Plan, profiles: Mapping[int, Profile], rounds: Sequence[i
 
 
 def _prediction(plan: Plan) -> Prediction:
-    return Prediction(**asdict(expected(plan)))
+    return Prediction(**asdict(expected_iteration(plan)))
 
 
 def write_results(folder: Path, setup: Setup, variants: Sequence[Variant], profile: Profile, command: str) -> str:

@@ -1,3 +1,4 @@
-"""Systems simulated over failure traces: one trace, or many systems over the same traces. Imports core, host and the rest of sim
-except reproduce and reference.
+"""Simulation of training systems over failure traces: nodes get places, a trace is simulated, many cases run in parallel.
+
+Imports core, host and the rest of sim except reproduce.
 """

@@ -1,6 +1,6 @@
-"""The campaign: systems through traces, all of them through the same ones, side by side, each answer kept.
+"""`simulate` and `run_cases`: training systems over failure traces, in parallel, with a cache of their records.
 
-A case is answered once: its record lies in the cache under a name made from all that it depends on.
+The record of a case is cached in a file whose name is a digest of everything that the record depends on.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from recycle.core.events.record import Event, Spell, read_record, write_record
 from recycle.core.events.trace import Trace, live_counts
 from recycle.core.release import source_digest
 from recycle.host.parallel_map import spread
-from recycle.sim.campaign.placement import events
+from recycle.sim.campaign.placement import membership_changes
 from recycle.sim.campaign.trace_simulation import simulate_trace
 from recycle.sim.job import SimulatedJob
 from recycle.sim.systems.constants import Constants
@@ -24,74 +24,100 @@ from recycle.sim.systems.registry import SYSTEMS, SystemContext, parse_systems
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One system in one setting through one trace."""
+    """One system, made for one context, and one trace."""
 
     system: str
-    setting: SystemContext
+    context: SystemContext
     trace: Trace
 
     @property
     def path(self) -> Path | None:
-        """Where the answer is kept; None if nothing is."""
-        folder = self.setting.folder
+        """The cache file of the record; None without a cache."""
+        folder = self.context.folder
         if folder is None:
             return None
-        job, constants = asdict(self.setting.job), asdict(self.setting.constants)
+        job, constants = asdict(self.context.job), asdict(self.context.constants)
         text = json.dumps([source_digest(), self.system, job, constants, repr(self.trace)], sort_keys=True)
-        return folder / f"course-{hashlib.sha256(text.encode()).hexdigest()[:24]}.jsonl"
+        return folder / f"simulation-{hashlib.sha256(text.encode()).hexdigest()[:24]}.jsonl"
 
 
 def simulate(
     job: SimulatedJob, trace: Trace, systems: str = "all", constants: Constants | None = None, folder: Path | None = None
 ) -> dict[str, list[Event]]:
-    """Return the record of every system through `trace`; plans and answers are kept in `folder`, if there is one."""
-    setting = SystemContext(job, constants or Constants.for_model(job.model.num_parameters), folder)
+    """Simulate training systems over one failure trace.
+
+    Args:
+        job: The model, the GPUs and the shape, from `simulated_job`.
+        trace: The nodes that leave and join, and when.
+        systems: Names of systems, separated by commas, or `all`; `recycle simulate --help` lists them.
+        constants: Pauses and checkpoint costs of all systems; the default depends on the size of the model.
+        folder: Where plans and records are cached; nothing is cached without it.
+
+    Returns:
+        The record of each system, by name: its events from the start to the end of the trace. `recycle.measure` sums one up.
+
+    Raises:
+        UserError: A system is unknown or named twice, or the trace has a worker that the cluster does not have.
+
+    Example:
+        >>> import recycle
+        >>> job = recycle.simulated_job("layers=4,hidden=512,heads=8,sequence=512", "a100-80", 3, 2, 4)
+        >>> nodes = "".join(f"0,add,node{number}\\n" for number in range(6))
+        >>> trace = recycle.Trace.parse(nodes + "600000,remove,node3\\n# end 3600000")
+        >>> records = recycle.simulate(job, trace, "recycle,ideal")
+        >>> runs = {name: recycle.measure(record) for name, record in records.items()}
+        >>> 0 < runs["recycle"].throughput < runs["ideal"].throughput
+        True
+    """
+    context = SystemContext(job, constants or Constants.for_model(job.model.num_parameters), folder)
     names = parse_systems(systems)
-    return dict(zip(names, run([Case(name, setting, trace) for name in names]), strict=True))
+    return dict(zip(names, run_cases([Case(name, context, trace) for name in names]), strict=True))
 
 
-def run(cases: Sequence[Case], tick: Callable[[int], None] = lambda done: None) -> list[list[Event]]:
-    """Return the record of every case; those that are not kept yet are run in parallel."""
+def run_cases(cases: Sequence[Case], tick: Callable[[int], None] = lambda done: None) -> list[list[Event]]:
+    """Return the record of every case, from the cache or by simulation; `tick` is called with the number of records so far."""
     for case in cases:
-        deque(events(case.trace, case.setting.job.shape, 0), maxlen=0)  # refuses nodes that the cluster cannot have
-    known = {number: record for number, case in enumerate(cases) if (record := _kept(case)) is not None}
+        deque(
+            membership_changes(case.trace, case.context.job.shape, 0), maxlen=0
+        )  # refuses workers that the cluster does not have
+    known = {number: record for number, case in enumerate(cases) if (record := _cached(case)) is not None}
     missing = [number for number in range(len(cases)) if number not in known]
     _prepare([cases[number] for number in missing])
     tick(len(known))
-    # Following a trace takes a fraction of a second; starting a process takes more than that.
+    # The simulation of a trace takes less time than the start of a process.
     num_processes = None if len(missing) > 50 else 1
-    records = spread(_run_one, [cases[number] for number in missing], lambda done: tick(len(known) + done), num_processes)
+    records = spread(_simulate_case, [cases[number] for number in missing], lambda done: tick(len(known) + done), num_processes)
     known |= dict(zip(missing, records, strict=True))
     return [known[number] for number in range(len(cases))]
 
 
 def _prepare(cases: Sequence[Case]) -> None:
-    """Plan in parallel what ReCycle will ask for; one after another would use one core."""
+    """Make the plans of ReCycle in parallel; a simulation alone would make them one after another."""
     for case in cases:
-        if case.system == "recycle" and case.setting.constants.recycle.moves:
-            num_nodes = case.setting.job.num_nodes
+        if case.system == "recycle" and case.context.constants.recycle.moves:
+            num_nodes = case.context.job.num_nodes
             fewest = min(count for _, count in live_counts(case.trace))
-            num_stages = case.setting.job.shape.num_stages
+            num_stages = case.context.job.shape.num_stages
             most_failures = min(num_nodes - min(fewest, num_nodes), num_nodes - num_stages)
-            case.setting.timings.prepare(most_failures)
+            case.context.timings.prepare(most_failures)
 
 
-def _run_one(case: Case) -> list[Event]:
+def _simulate_case(case: Case) -> list[Event]:
     mtbf_us = case.trace.end_us // max(1, case.trace.num_outages)
-    system = SYSTEMS[case.system](replace(case.setting, mtbf_us=mtbf_us))
-    record = simulate_trace(system, case.trace, case.setting.job.shape, case.setting.constants.ready_us)
+    system = SYSTEMS[case.system](replace(case.context, mtbf_us=mtbf_us))
+    record = simulate_trace(system, case.trace, case.context.job.shape, case.context.constants.ready_us)
     if case.path:
         write_record(case.path, record)
     return record
 
 
-def _kept(case: Case) -> list[Event] | None:
+def _cached(case: Case) -> list[Event] | None:
     if case.path is None or not case.path.exists():
         return None
     try:
         record = list(read_record(case.path))
-        # A record that was cut between two lines can be read, but it does not reach the end.
+        # A file that was cut between two lines can be read, but its record does not reach the end of the trace.
         covered_us = sum(event.length_us for event in record if isinstance(event, Spell))
     except (FileProblem, TypeError):
-        return None  # a broken file is made again
+        return None  # a damaged file is replaced
     return record if covered_us == case.trace.end_us else None

@@ -1,1 +1,1 @@
-"""A plan played op by op: a second opinion on what it promises."""
+"""Discrete-event replay of one plan, op by op, and what it tells: time shares, memory, critical path, expected period."""

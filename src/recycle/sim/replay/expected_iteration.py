@@ -1,11 +1,11 @@
-"""What an iteration is expected to take on the machine that a profile was measured on: its links, its crowd, its unevenness.
+"""`expected_iteration`: the period of a plan on the machine of its profile, with links, contention and slow workers.
 
-Workers that share a machine hold each other up, by how many of them compute at the same moment. So a plan is played, what each
-of its ops takes is set by who computed beside it, and it is played again, a dozen times, by when hardly anything changes.
+Workers on one machine slow each other down, depending on how many compute at the same moment. So the plan is replayed, each op is
+lengthened by the contention that the replay shows, and the plan is replayed again; after a dozen rounds hardly anything changes.
 
-And medians alone promise too much: where some workers are slower than others, an iteration waits for the slowest of them. So it
-is played many times, each time with workers as fast as some that were measured, and the median is taken. That single ops vary,
-too, is left out: what holds up one worker mostly lets another one run, and what is left evens out within an iteration.
+Median costs alone are too optimistic: if some workers are slower than others, an iteration waits for the slowest. So the plan is
+replayed many times, each time with random factors of measured workers, and the median period is taken. Variation of single ops is
+left out: a delay of one worker mostly lets another one run, and the rest evens out within an iteration.
 """
 
 import random
@@ -17,20 +17,20 @@ from numpy.typing import NDArray
 
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import Link, Profile
-from recycle.sim.replay.op_graph import OpGraph, compile_plan
-from recycle.sim.replay.replay import Conditions, replay_program
-from recycle.sim.replay.replay_result import Replay
+from recycle.sim.replay.op_graph import OpGraph, build_op_graph
+from recycle.sim.replay.replay import Conditions, replay_graph
+from recycle.sim.replay.replay_result import ReplayResult
 
-_NUM_PLAYS, _NUM_ITERATIONS = 25, 8
-# The first iterations are still those of the plan's own costs, and in the last one there is nobody of the next beside.
+_NUM_REPLAYS, _NUM_ITERATIONS = 25, 8
+# The first iterations are not yet steady, and no next iteration contends with the last one.
 _STEADY = slice(2, -1)
-_NUM_TURNS = 12
+_NUM_ROUNDS = 12
 _FREE = Link(bytes_per_us=1e9)
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """The time of an iteration in µs: of ops alone; with links; with the crowd of this plan; and with uneven workers, too."""
+class ExpectedIteration:
+    """The period in µs: of ops alone, and with each of links, contention and uneven workers added."""
 
     ops_us: float
     links_us: float
@@ -38,22 +38,22 @@ class Expected:
     uneven_us: float
 
 
-def expected(plan: Plan, seed: int = 1) -> Expected:
-    """What an iteration of `plan` takes by its profile."""
+def expected_iteration(plan: Plan, seed: int = 1) -> ExpectedIteration:
+    """Return the expected period of `plan` by its profile; `seed` draws the factors of the workers."""
     profile = plan.problem.profile
     free = replace(plan, problem=replace(plan.problem, profile=replace(profile, stage_link=_FREE)))
-    program = compile_plan(plan)
-    crowded = _crowded(program, profile) if profile.contention else program
-    ops_us, links_us, crowded_us = (_played(one).steady_period_us for one in (compile_plan(free), program, crowded))
+    graph = build_op_graph(plan)
+    crowded = _with_contention(graph, profile) if profile.contention else graph
+    ops_us, links_us, crowded_us = (_replayed(one).steady_period_us for one in (build_op_graph(free), graph, crowded))
     uneven_us = _uneven_us(crowded, profile, seed) if profile.factors else crowded_us
-    return Expected(ops_us, links_us, crowded_us, uneven_us)
+    return ExpectedIteration(ops_us, links_us, crowded_us, uneven_us)
 
 
-def held_up(played: Replay, profile: Profile) -> NDArray[np.float64]:
-    """What each op takes in the crowd of a replay over what it costs, by iteration and op; who reduces and steps counts, too."""
-    peers = [len(played.program.rows_of_stage(stage)) for stage in range(played.problem.shape.num_stages)]
-    starts, ends = played.starts_us.ravel(), played.ends_us.ravel()
-    finishes = (played.reduce_starts_us, played.reduce_ends_us), (played.step_starts_us, played.step_ends_us)
+def contention_factors(result: ReplayResult, profile: Profile) -> NDArray[np.float64]:
+    """The slowdown of each op by contention, by iteration and op; workers that reduce or step contend, too."""
+    peers = [len(result.graph.rows_of_stage(stage)) for stage in range(result.problem.shape.num_stages)]
+    starts, ends = result.starts_us.ravel(), result.ends_us.ravel()
+    finishes = (result.reduce_starts_us, result.reduce_ends_us), (result.step_starts_us, result.step_ends_us)
     all_starts, all_ends = (
         np.concatenate([own, *(np.repeat(pair[end], peers, axis=1).ravel() for pair in finishes)])
         for end, own in enumerate((starts, ends))
@@ -63,30 +63,30 @@ def held_up(played: Replay, profile: Profile) -> NDArray[np.float64]:
     changes = np.concatenate([np.ones(len(all_starts), np.int64), np.full(len(all_ends), -1)])
     num = np.cumsum(changes[order])
     levels = np.array([profile.held_up(others) for others in range(int(num.max()))])
-    # Time as the held up see it: the area under the levels.
+    # The integral of the slowdown over time.
     area = np.concatenate([[0.0], np.cumsum(levels[np.maximum(num, 1) - 1][:-1] * np.diff(times[order]))])
     took = np.interp(ends, times[order], area) - np.interp(starts, times[order], area)
-    held: NDArray[np.float64] = (took / np.maximum(1, ends - starts)).reshape(played.starts_us.shape)
-    return held
+    factors: NDArray[np.float64] = (took / np.maximum(1, ends - starts)).reshape(result.starts_us.shape)
+    return factors
 
 
-def _crowded(program: OpGraph, profile: Profile) -> OpGraph:
-    """The program with what ops take in the crowd that it makes itself, in its steady iterations."""
-    factors, crowded = np.ones(program.num_ops), program
-    for _ in range(_NUM_TURNS):
-        # Half of the way at a time: who is held up comes later, and holds up others.
-        factors = (factors + held_up(_played(crowded), profile)[_STEADY].mean(axis=0)) / 2
-        crowded = replace(program, durations_us=np.maximum(1, np.rint(program.durations_us * factors)).astype(np.int64))
+def _with_contention(graph: OpGraph, profile: Profile) -> OpGraph:
+    """The graph with the durations that ops have under its own contention, in steady iterations."""
+    factors, crowded = np.ones(graph.num_ops), graph
+    for _ in range(_NUM_ROUNDS):
+        # Half of the change at a time, because a delayed op delays other ops in turn.
+        factors = (factors + contention_factors(_replayed(crowded), profile)[_STEADY].mean(axis=0)) / 2
+        crowded = replace(graph, durations_us=np.maximum(1, np.rint(graph.durations_us * factors)).astype(np.int64))
     return crowded
 
 
-def _played(program: OpGraph) -> Replay:
-    return replay_program(program, Conditions(_NUM_ITERATIONS, eager=True))
+def _replayed(graph: OpGraph) -> ReplayResult:
+    return replay_graph(graph, Conditions(_NUM_ITERATIONS, eager=True))
 
 
-def _uneven_us(program: OpGraph, profile: Profile, seed: int) -> float:
+def _uneven_us(graph: OpGraph, profile: Profile, seed: int) -> float:
     chance, periods_us = random.Random(seed), list[float]()
-    for _ in range(_NUM_PLAYS):
-        slow = {row.worker: chance.choice(profile.factors) for row in program.plan.rows}
-        periods_us.append(replay_program(program, Conditions(_NUM_ITERATIONS, slow=slow, eager=True)).steady_period_us)
+    for _ in range(_NUM_REPLAYS):
+        slow = {row.worker: chance.choice(profile.factors) for row in graph.plan.rows}
+        periods_us.append(replay_graph(graph, Conditions(_NUM_ITERATIONS, slow=slow, eager=True)).steady_period_us)
     return median(periods_us)

@@ -1,4 +1,4 @@
-"""What a replay did: when every op, reduction and step ran, and what each of them waited for."""
+"""ReplayResult: when every op, reduction and step of a replay ran, and the cause that each of them waited for longest."""
 
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,20 +11,21 @@ from recycle.core.plans.rules import makespan_us, stage_windows
 from recycle.core.problem import Problem
 from recycle.sim.replay.op_graph import Ints, OpGraph
 
-NOTHING = -1  # an op that waited for nothing: the first of a row in the first iteration
+NO_CAUSE = -1  # an op that waited for nothing: the first of a row in the first iteration
 REDUCE, OPTIMIZER = "reduce", "optimizer"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Replay:
-    """Times by iteration and op, and by iteration and stage. An op is numbered as in its program.
+class ReplayResult:
+    """Times by iteration and op, and by iteration and stage. Ops are numbered as in `graph`.
 
-    `causes` names what an op waited for longest, not counting the plan's clock: the op before it in its row, or the one that sent
-    it a message, by `iteration * num_ops + op`; the step before its iteration, as `step_cause(stage)`; or NOTHING.
+    The cause of an op is the dependency that ended last; its planned start does not count. The cause is the op before it in its
+    row, or the op that sent it a message, as `iteration * num_ops + op`; the step before its iteration, as `step_cause(stage)`;
+    or NO_CAUSE.
     """
 
-    program: OpGraph
-    ready_us: Ints  # when all was there that an op waited for; only the plan's clock may keep it from starting then
+    graph: OpGraph
+    ready_us: Ints  # when the last dependency of an op ended; a paced op may start later
     starts_us: Ints
     ends_us: Ints
     causes: Ints
@@ -41,11 +42,11 @@ class Replay:
 
     @property
     def plan(self) -> Plan:
-        return self.program.plan
+        return self.graph.plan
 
     @property
     def problem(self) -> Problem:
-        return self.program.problem
+        return self.graph.problem
 
     @property
     def num_iterations(self) -> int:
@@ -58,20 +59,20 @@ class Replay:
 
     @property
     def periods_us(self) -> list[int]:
-        """Time between two completions; that before the first one is where the plan would have had it."""
+        """Time between two completions. The completion before the first iteration is where the plan has it."""
         planned = min(first for first, _ in stage_windows(self.plan)) + makespan_us(self.plan)
         ends = [planned - self.plan.period_us, *self.completions_us]
         return [after - before for before, after in pairwise(ends)]
 
     @property
     def steady_period_us(self) -> float:
-        """The mean period of the later half of the iterations, in which the start is forgotten."""
+        """The mean period of the later half of the iterations, which the start no longer influences."""
         later = self.periods_us[self.num_iterations // 2 :]
         return sum(later) / len(later)
 
     @property
     def steady_iteration(self) -> int:
-        """The iteration to look at: not the first, and with one after it, where there are so many."""
+        """The iteration to show: neither the first nor the last one, if there are enough."""
         return max(self.num_iterations - 2, min(1, self.num_iterations - 1))
 
     def makespan_us(self, iteration: int) -> int:
@@ -82,27 +83,27 @@ class Replay:
         return Started("replay", name)
 
     def events(self, iterations: Iterable[int] | None = None, workers: Container[Worker] | None = None) -> Iterator[OpRan]:
-        """Yield what workers did, all unless some are named, iteration by iteration and row by row, each in order of time."""
+        """Yield the executed ops of the workers (default: all), iteration by iteration and row by row, in order of time."""
         texts = self._texts()
         for iteration in range(self.num_iterations) if iterations is None else iterations:
             for number, row in enumerate(self.plan.rows):
                 if workers is not None and row.worker not in workers:
                     continue
-                first, last = self.program.bounds[number : number + 2].tolist()
-                starts, ends = (times[iteration, first:last].tolist() for times in (self.starts_us, self.ends_us))
+                ops = self.graph.ops_of_row(number)
+                starts, ends = (times[iteration, ops].tolist() for times in (self.starts_us, self.ends_us))
                 name = str(row.worker)
-                for text, start, end in zip(texts[first:last], starts, ends, strict=True):
+                for text, start, end in zip(texts[ops], starts, ends, strict=True):
                     yield OpRan(iteration, name, text, start, end)
                 yield from self._finish(iteration, name, row.worker.stage)
 
     def _finish(self, iteration: int, name: str, stage: int) -> Iterator[OpRan]:
-        place = iteration, stage
-        for what, starts, ends in (
+        at = iteration, stage
+        for name_of_op, starts, ends in (
             (REDUCE, self.reduce_starts_us, self.reduce_ends_us),
             (OPTIMIZER, self.step_starts_us, self.step_ends_us),
         ):
-            if ends[place] > starts[place]:
-                yield OpRan(iteration, name, what, int(starts[place]), int(ends[place]))
+            if ends[at] > starts[at]:
+                yield OpRan(iteration, name, name_of_op, int(starts[at]), int(ends[at]))
 
     def _texts(self) -> list[str]:
         num = self.problem.shape.num_microbatches
@@ -114,5 +115,5 @@ class Replay:
 
 
 def step_cause(stage: int) -> int:
-    """The cause of an op that waited for the step of `stage`; the same function turns it back into the stage."""
+    """Encode the step of `stage` as the cause of an op; the function is its own inverse."""
     return -2 - stage

@@ -1,1 +1,1 @@
-"""The paper's evaluation, made again: one file an experiment, each with its assumptions, ours beside the published numbers."""
+"""The experiments of the paper's evaluation, one a file, each with its assumptions and the published numbers beside ours."""

@@ -1,14 +1,13 @@
-"""The ablation: what each technique is worth, for the paper's three models and one to four dead workers."""
+"""Ablation: the throughput with each technique, for the paper's three models and one to four dead workers."""
 
 from pathlib import Path
 
-from recycle.core.cluster import Shape
 from recycle.core.problem import Techniques
-from recycle.sim.iteration_times import IterationTimes, one_f_one_b
+from recycle.sim.iteration_times import IterationTimes, one_f_one_b_time
 from recycle.sim.job import SimulatedJob
-from recycle.sim.reproduce.experiment import Bars, Result, Table
+from recycle.sim.reproduce.experiment_result import BarPanel, ExperimentResult, ResultTable
 from recycle.sim.reproduce.published_numbers import TABLE
-from recycle.sim.reproduce.throughput_table import GPU, NUM_MICROBATCHES, model_text
+from recycle.sim.reproduce.throughput_table import published_job
 
 MOST_FAILURES = 4
 STEPS = {
@@ -18,22 +17,20 @@ STEPS = {
 }
 
 
-def ablation(folder: Path | None) -> Result:
+def run_ablation(folder: Path | None) -> ExperimentResult:
     """Return the throughput of each technique relative to fault-free 1F1B."""
     counts = range(1, MOST_FAILURES + 1)
     tables, panels, facts = [], [], {}
     for row in TABLE:
-        job = SimulatedJob.of(
-            model_text(row.model), GPU, Shape(row.num_pipelines, row.num_stages, NUM_MICROBATCHES // row.num_pipelines)
-        )
-        base = one_f_one_b(job.problem(), folder)
+        job = published_job(row)
+        base = one_f_one_b_time(job.problem(), folder)
         shares = {name: _shares(job, techniques, base.period_us, folder) for name, techniques in STEPS.items()}
         body = [[name, *(f"{share:.3f}" for share in values)] for name, values in shares.items()]
         head = [f"{row.model}, {row.num_pipelines} x {row.num_stages}", *(f"{count} dead" for count in counts)]
         first = ["fault-free 1F1B", *["1.000"] * MOST_FAILURES]
         scaled = ["fault-scaled", *(f"{1 - count / job.num_nodes:.3f}" for count in counts)]
-        tables.append(Table(f"Throughput of {row.model}, as a share of fault-free 1F1B", [head, first, scaled, *body]))
-        panels.append(Bars(row.model, [str(count) for count in counts], shares))
+        tables.append(ResultTable(f"Throughput of {row.model}, as a share of fault-free 1F1B", [head, first, scaled, *body]))
+        panels.append(BarPanel(row.model, [str(count) for count in counts], shares))
         facts[row.model] = shares
     assumptions = (
         "shapes and costs as in `recycle reproduce table`: 16 x 2, 8 x 4 and 4 x 8 workers, 128 micro-batches in a step",
@@ -41,7 +38,7 @@ def ablation(folder: Path | None) -> Result:
         "steady state: no pause is counted",
         "1 is fault-free 1F1B: more than 1 means that splitting and staggering fill more bubbles than the dead workers cost",
     )
-    return Result(
+    return ExperimentResult(
         "ablation", "What each technique is worth", assumptions, tables, panels, "share of fault-free 1F1B", "dead workers", facts
     )
 

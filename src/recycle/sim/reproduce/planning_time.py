@@ -1,4 +1,4 @@
-"""Planning time: every plan for 0 to 25 % failures of 2,048 GPUs, where the paper says "under an hour"."""
+"""Planning time: a library for 0 to 25 % failures of 2,048 GPUs, for which the paper says "under an hour"."""
 
 import os
 import tempfile
@@ -9,14 +9,14 @@ from recycle.core.cluster import Cluster, Shape
 from recycle.core.problem import Memory, Problem
 from recycle.core.profile import Profile
 from recycle.planner.build_library import build
-from recycle.sim.reproduce.experiment import Bars, Result, Table
+from recycle.sim.reproduce.experiment_result import BarPanel, ExperimentResult, ResultTable
 from recycle.sim.reproduce.published_numbers import PLANNER_SECONDS
 
 SHAPES = (Shape(4, 64, 256), Shape(16, 16, 64))
 COSTS, COMM_US = (10, 13, 9), 1
 
 
-def planner(tick: Callable[[int], None] = lambda done: None) -> Result:
+def run_planning_time(tick: Callable[[int], None] = lambda done: None) -> ExperimentResult:
     """Build each library in an empty folder and return how long it took."""
     rows, seconds, facts = [["library", "plans", "worst period over bound", "ours", "published"]], [], {}
     for shape in SHAPES:
@@ -31,9 +31,9 @@ def planner(tick: Callable[[int], None] = lambda done: None) -> Result:
         f"{os.cpu_count()} cores; the library is written to disk; times differ from run to run and from machine to machine",
     )
     groups = [f"{shape.num_pipelines} x {shape.num_stages}" for shape in SHAPES]
-    panel = Bars("2,048 GPUs, 0 to 25 % failures (published: under an hour)", groups, {"ours": seconds})
-    table = Table("Time to plan a whole library", rows)
-    return Result("planner", "How long planning takes", assumptions, (table,), (panel,), "seconds", "library", facts)
+    panel = BarPanel("2,048 GPUs, 0 to 25 % failures (published: under an hour)", groups, {"ours": seconds})
+    table = ResultTable("Time to plan a whole library", rows)
+    return ExperimentResult("planner", "How long planning takes", assumptions, (table,), (panel,), "seconds", "library", facts)
 
 
 def _build(shape: Shape, tick: Callable[[int], None]) -> tuple[float, list[float]]:

@@ -1,4 +1,4 @@
-"""The published numbers: Gandhi, Zhao, Skiadopoulos, Kozyrakis, "ReCycle", SOSP 2024. Samples a second on 32 A100."""
+"""Published numbers of Gandhi, Zhao, Skiadopoulos, Kozyrakis, "ReCycle", SOSP 2024: samples a second on 32 A100."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ INTERVALS_H = (6.0, 2.0, 0.5)
 
 @dataclass(frozen=True, slots=True)
 class PublishedRow:
-    """A model: our reading of its shape on 32 workers, fault-free 1F1B, and each system by interval; None is out of memory."""
+    """A model: its shape on 32 workers as we read it, fault-free 1F1B, and each system by interval; None is out of memory."""
 
     model: str
     num_pipelines: int

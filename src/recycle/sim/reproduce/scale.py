@@ -1,4 +1,4 @@
-"""Scale: the paper's large models at up to 1,536 GPUs with 1, 5 and 10 % of the workers dead, and a month on 16,384 GPUs."""
+"""Scale: the paper's large models on up to 1,536 GPUs with 1, 5 and 10 % dead workers, and a month on 16,384 GPUs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,11 +6,11 @@ from statistics import mean
 
 from recycle.core.cluster import Shape
 from recycle.core.events.record import Spell
-from recycle.sim import failure_traces as failures
-from recycle.sim.campaign.campaign import Case, run
+from recycle.sim import failure_traces
+from recycle.sim.campaign.campaign import Case, run_cases
 from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import Members
-from recycle.sim.reproduce.experiment import Bars, Result, Table
+from recycle.sim.reproduce.experiment_result import BarPanel, ExperimentResult, ResultTable
 from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import SYSTEMS, SystemContext
 
@@ -47,8 +47,8 @@ MONTH_REJOIN_H = 24
 _DAY_US = 86_400_000_000
 
 
-def scale(folder: Path | None) -> Result:
-    """Return the steady throughput of every cluster and share, and the month."""
+def run_scale(folder: Path | None) -> ExperimentResult:
+    """Return the steady throughput of every cluster at every share of dead workers, and the throughput of the month."""
     facts: dict[str, object] = {}
     rows, panels = [], []
     for cluster in CLUSTERS:
@@ -60,17 +60,19 @@ def scale(folder: Path | None) -> Result:
             for number, share in enumerate(SHARES):
                 values = [f"{shares[system][number]:.3f}" for system in STEADY]
                 rows.append([name, str(shape.num_microbatches), f"{share:.0%}", *values])
-            panels.append(Bars(f"{cluster.model}, {num_pipelines} x {num_stages}", [f"{share:.0%}" for share in SHARES], shares))
+            panels.append(
+                BarPanel(f"{cluster.model}, {num_pipelines} x {num_stages}", [f"{share:.0%}" for share in SHARES], shares)
+            )
     month = _month(folder)
     facts["month"] = month
     tables = (
-        Table("Steady throughput, as a share of fault-free 1F1B", [["cluster", "micro-batches", "dead", *STEADY], *rows]),
-        Table(
+        ResultTable("Steady throughput, as a share of fault-free 1F1B", [["cluster", "micro-batches", "dead", *STEADY], *rows]),
+        ResultTable(
             f"{MONTH_DAYS} days on 16,384 GPUs at the failure rate of the Llama 3 run",
             [["system", "of fault-free 1F1B"], *([name, f"{value:.4f}"] for name, value in month.items())],
         ),
     )
-    return Result(
+    return ExperimentResult(
         "scale", "At scale", _ASSUMPTIONS, tables, panels, "share of fault-free 1F1B", "share of workers that is dead", facts
     )
 
@@ -87,46 +89,46 @@ _ASSUMPTIONS = (
 )
 
 
-def _setting(model: str, gpu: str, shape: Shape, folder: Path | None) -> SystemContext:
+def _context(model: str, gpu: str, shape: Shape, folder: Path | None) -> SystemContext:
     job = SimulatedJob.of(model, gpu, shape, TENSOR_PARALLEL)
     return SystemContext(job, Constants.for_model(job.model.num_parameters), folder)
 
 
 def _steady(model: str, shape: Shape, folder: Path | None) -> dict[str, list[float]]:
-    """The throughput of each system at each share of dead workers, over fault-free 1F1B's."""
-    setting = _setting(f"{model},microbatch={MICROBATCH}", GPU, shape, folder)
-    fault_free = setting.job.samples_per_step * 1e6 / setting.baseline.period_us
+    """The throughput of each system at each share of dead workers, relative to fault-free 1F1B."""
+    context = _context(f"{model},microbatch={MICROBATCH}", GPU, shape, folder)
+    fault_free = context.job.samples_per_step * 1e6 / context.baseline.period_us
     counts = [-(-round(share * 1000) * shape.num_workers // 1000) for share in SHARES]
-    setting.timings.prepare(max(counts))
-    return {name: [round(_mean_rate(setting, name, count) / fault_free, 6) for count in counts] for name in STEADY}
+    context.timings.prepare(max(counts))
+    return {name: [round(_mean_rate(context, name, count) / fault_free, 6) for count in counts] for name in STEADY}
 
 
-def _mean_rate(setting: SystemContext, name: str, num_dead: int) -> float:
-    system = SYSTEMS[name](setting)
-    rates = [system.begin(members).regime.samples_per_s for members in _draws(setting.job.shape, num_dead, NUM_SEEDS)]
-    return mean(rates)
+def _mean_rate(context: SystemContext, name: str, num_dead: int) -> float:
+    system = SYSTEMS[name](context)
+    draws = _draws(context.job.shape, num_dead, NUM_SEEDS)
+    return mean(system.begin(members).steady_state.samples_per_s for members in draws)
 
 
 def _draws(shape: Shape, num_dead: int, num_seeds: int) -> list[Members]:
-    """Clusters with so many dead workers at random."""
-    nodes = failures.worker_names(shape.num_pipelines, shape.num_stages)
-    made = []
+    """Random members with so many dead workers, one draw a seed."""
+    nodes = failure_traces.worker_names(shape.num_pipelines, shape.num_stages)
+    draws = []
     for seed in range(num_seeds):
-        trace = failures.every(nodes, 1000, 1000 * (num_dead + 1), seed)
+        trace = failure_traces.periodic_trace(nodes, 1000, 1000 * (num_dead + 1), seed)
         gone = {change.node for change in trace.later}
-        made.append(Members(shape, frozenset(worker for worker in shape.workers() if str(worker) not in gone)))
-    return made
+        draws.append(Members(shape, frozenset(worker for worker in shape.workers() if str(worker) not in gone)))
+    return draws
 
 
 def _month(folder: Path | None) -> dict[str, float]:
     """The throughput of each system over the month, as a share of fault-free 1F1B."""
-    setting = _setting(MONTH_MODEL, MONTH_GPU, MONTH_SHAPE, folder)
+    context = _context(MONTH_MODEL, MONTH_GPU, MONTH_SHAPE, folder)
     num_workers = INTERRUPTED_GPUS // TENSOR_PARALLEL
     mtbf_us = INTERRUPTED_DAYS * _DAY_US * num_workers // INTERRUPTIONS
-    nodes = failures.worker_names(MONTH_SHAPE.num_pipelines, MONTH_SHAPE.num_stages)
-    trace = failures.poisson(nodes, mtbf_us, MONTH_DAYS * _DAY_US, 1, MONTH_REJOIN_H * 3_600_000_000)
-    fault_free = setting.job.samples_per_step * 1e6 / setting.baseline.period_us
-    records = run([Case(name, setting, trace) for name in SYSTEMS])
+    nodes = failure_traces.worker_names(MONTH_SHAPE.num_pipelines, MONTH_SHAPE.num_stages)
+    trace = failure_traces.poisson_trace(nodes, mtbf_us, MONTH_DAYS * _DAY_US, 1, MONTH_REJOIN_H * 3_600_000_000)
+    fault_free = context.job.samples_per_step * 1e6 / context.baseline.period_us
+    records = run_cases([Case(name, context, trace) for name in SYSTEMS])
     seconds = trace.end_us / 1e6
     done = (sum(event.samples for event in record if isinstance(event, Spell)) for record in records)
     return {name: round(samples / seconds / fault_free, 6) for name, samples in zip(SYSTEMS, done, strict=True)}

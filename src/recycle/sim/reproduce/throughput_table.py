@@ -1,24 +1,24 @@
-"""The published table: throughput on 32 GPUs with a failure every 6 h, 2 h and 30 min, from one set of assumptions.
+"""The throughput table of the paper: 32 GPUs with a failure every 6 h, 2 h and 30 min, from one set of assumptions.
 
-Fault-free throughput is the one number per model that is taken from the paper. Nothing else is fitted to a cell: every assumption
-holds for all models and intervals of a system.
+Only the fault-free throughput of each model is taken from the paper. Nothing is fitted to a single cell: every assumption holds
+for all models and intervals of a system.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
 from recycle.core.cluster import Shape
-from recycle.core.events.record import Event, Spell
+from recycle.core.events.record import Spell
 from recycle.core.events.trace import Trace
 from recycle.host.parallel_map import spread
-from recycle.sim import failure_traces as failures
+from recycle.sim import failure_traces
 from recycle.sim.campaign.trace_simulation import simulate_trace
-from recycle.sim.iteration_times import IterationTimes, one_f_one_b
+from recycle.sim.iteration_times import IterationTimes, one_f_one_b_time
 from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import Members, System
-from recycle.sim.reproduce.experiment import Bars, Result, Table
+from recycle.sim.reproduce.experiment_result import BarPanel, ExperimentResult, ResultTable
 from recycle.sim.reproduce.published_numbers import INTERVALS_H, TABLE, PublishedRow
 from recycle.sim.systems.bamboo import Bamboo
 from recycle.sim.systems.constants import Constants
@@ -30,7 +30,7 @@ NUM_MICROBATCHES = 128
 RUN_HOURS = 6
 NUM_SEEDS = 20
 SYSTEMS = ("bamboo", "oobleck", "recycle")
-# Shown beside the published systems: what they would do under assumptions that the paper's table does not bear out.
+# Shown beside the published systems: the same systems under assumptions that do not agree with the paper's table.
 OTHERS = ("oobleck with its authors' own pauses", "recycle as planned here: workers move, fault-free without bubbles")
 # Two numbers for Oobleck's nine cells: a reconfiguration takes a fixed time, and one that grows with the model's state.
 OOBLECK_FIXED_S, OOBLECK_BYTES_PER_S = 220.0, 0.30e9
@@ -50,44 +50,42 @@ ASSUMPTIONS = (
 )
 
 
-def model_text(model: str) -> str:
-    """The model without embedding and head: a vocabulary of one token."""
-    return f"{model},vocabulary=1"
-
-
 @dataclass(frozen=True, slots=True)
-class _Question:
-    """One system and model, for all intervals and seeds: asked in one process, so that its plans are shared."""
+class _TableRow:
+    """One system and model, for all intervals and seeds; it is simulated in one process, which shares its plans."""
 
     system: str
-    row: PublishedRow
+    published: PublishedRow
     folder: Path | None
 
 
-def table(folder: Path | None, tick: Callable[[int], None] = lambda done: None) -> Result:
-    """Return the table, ours beside the published."""
-    questions = [_Question(system, row, folder) for row in TABLE for system in (*SYSTEMS, *OTHERS)]
-    answers = spread(_ask, questions, tick)
-    found = {(question.system, question.row.model): cells for question, cells in zip(questions, answers, strict=True)}
+def run_throughput_table(folder: Path | None, tick: Callable[[int], None] = lambda done: None) -> ExperimentResult:
+    """Return our throughput beside the published table; `tick` is called with the number of rows so far."""
+    rows = [_TableRow(system, row, folder) for row in TABLE for system in (*SYSTEMS, *OTHERS)]
+    cells = spread(_simulate_row, rows, tick)
+    found = {(row.system, row.published.model): values for row, values in zip(rows, cells, strict=True)}
     return _result(found)
 
 
-def _ask(question: _Question) -> tuple[float, ...] | None:
+def _simulate_row(row: _TableRow) -> tuple[float, ...] | None:
     """The mean throughput at each interval; None if the system is out of memory."""
-    row = question.row
-    job = calibrated(row, question.folder)
-    system = make_system(question.system, job, row.fault_free, question.folder)
+    job = calibrated_job(row.published, row.folder)
+    system = make_system(row.system, job, row.published.fault_free, row.folder)
     if isinstance(system, Bamboo) and system.is_out_of_memory:
         return None
-    return tuple(mean(_throughput(system, job, trace) for trace in traces(job, hours)) for hours in INTERVALS_H)
+    return tuple(mean(_throughput(system, job, trace) for trace in interval_traces(job, hours)) for hours in INTERVALS_H)
 
 
-def calibrated(row: PublishedRow, folder: Path | None) -> SimulatedJob:
-    """The model's job, stretched so that its fault-free 1F1B is as fast as published."""
-    job = SimulatedJob.of(
-        model_text(row.model), GPU, Shape(row.num_pipelines, row.num_stages, NUM_MICROBATCHES // row.num_pipelines)
-    )
-    period_us = one_f_one_b(job.problem(), folder).period_us
+def published_job(row: PublishedRow) -> SimulatedJob:
+    """The job of a model without embedding and head: a vocabulary of one token."""
+    shape = Shape(row.num_pipelines, row.num_stages, NUM_MICROBATCHES // row.num_pipelines)
+    return SimulatedJob.of(f"{row.model},vocabulary=1", GPU, shape)
+
+
+def calibrated_job(row: PublishedRow, folder: Path | None) -> SimulatedJob:
+    """The model's job, scaled so that its fault-free 1F1B is as fast as published."""
+    job = published_job(row)
+    period_us = one_f_one_b_time(job.problem(), folder).period_us
     return job.with_scale(job.samples_per_step * 1e6 / row.fault_free / period_us)
 
 
@@ -100,7 +98,7 @@ def make_system(name: str, job: SimulatedJob, fault_free: float, folder: Path | 
         pause_s = OOBLECK_FIXED_S + job.state_bytes / OOBLECK_BYTES_PER_S
         return _as_fast_as(fault_free, Oobleck(job, round(pause_s * 1e6)))
     if name == "recycle":
-        base = one_f_one_b(job.problem(), folder)
+        base = one_f_one_b_time(job.problem(), folder)
         return Recycle(job, timings, replace(constants.recycle, moves=False), fault_free=base)
     if name == OTHERS[0]:
         return _as_fast_as(fault_free, Oobleck(job, constants.oobleck.reconfigure_us))
@@ -108,26 +106,26 @@ def make_system(name: str, job: SimulatedJob, fault_free: float, folder: Path | 
 
 
 def _as_fast_as(fault_free: float, system: Oobleck) -> Oobleck:
-    """The same system, stretched so that it makes `fault_free` samples a second while nobody is dead."""
+    """The same system, scaled to `fault_free` samples a second while no worker is dead."""
     shape = system.job.shape
-    own = system.begin(Members(shape, frozenset(shape.workers()))).regime.samples_per_s
+    own = system.begin(Members(shape, frozenset(shape.workers()))).steady_state.samples_per_s
     return replace(system, job=system.job.with_scale(system.job.scale * own / fault_free))
 
 
-def traces(job: SimulatedJob, hours: float) -> list[Trace]:
-    nodes = failures.worker_names(job.shape.num_pipelines, job.shape.num_stages)
+def interval_traces(job: SimulatedJob, hours: float) -> list[Trace]:
+    nodes = failure_traces.worker_names(job.shape.num_pipelines, job.shape.num_stages)
     end_us = RUN_HOURS * 3_600_000_000
-    return [failures.every(nodes, round(hours * 3.6e9), end_us, seed) for seed in range(NUM_SEEDS)]
+    return [failure_traces.periodic_trace(nodes, round(hours * 3.6e9), end_us, seed) for seed in range(NUM_SEEDS)]
 
 
 def _throughput(system: System, job: SimulatedJob, trace: Trace) -> float:
-    record: Sequence[Event] = simulate_trace(system, trace, job.shape)
+    record = simulate_trace(system, trace, job.shape)
     return sum(event.samples for event in record if isinstance(event, Spell)) * 1e6 / trace.end_us
 
 
-def _result(found: dict[tuple[str, str], tuple[float, ...] | None]) -> Result:
+def _result(found: dict[tuple[str, str], tuple[float, ...] | None]) -> ExperimentResult:
     rows = [["samples/s", *(f"{hours:g} h: {what}" for hours in INTERVALS_H for what in ("published", "ours", "differs"))]]
-    panels: list[Bars] = []
+    panels: list[BarPanel] = []
     facts: dict[str, object] = {}
     for row in TABLE:
         series: dict[str, list[float | None]] = {}
@@ -137,13 +135,13 @@ def _result(found: dict[tuple[str, str], tuple[float, ...] | None]) -> Result:
             series[f"{system}, published"] = _or_none(published)
             series[f"{system}, ours"] = _or_none(ours)
             facts[f"{row.model}/{system}"] = {"published": published, "ours": ours and [round(value, 4) for value in ours]}
-        panels.append(Bars(f"{row.model} (fault-free {row.fault_free:g})", [f"{hours:g} h" for hours in INTERVALS_H], series))
+        panels.append(BarPanel(f"{row.model} (fault-free {row.fault_free:g})", [f"{hours:g} h" for hours in INTERVALS_H], series))
     tables = (
-        Table("Samples a second, by the time between two failures", rows),
-        Table("Under other assumptions: samples a second", _other_rows(found)),
+        ResultTable("Samples a second, by the time between two failures", rows),
+        ResultTable("Under other assumptions: samples a second", _other_rows(found)),
     )
     facts["others"] = {f"{row.model}/{name}": found[name, row.model] for row in TABLE for name in OTHERS}
-    return Result(
+    return ExperimentResult(
         "table", "The published table, made again", ASSUMPTIONS, tables, panels, "samples / s", "time between two failures", facts
     )
 

@@ -1,1 +1,1 @@
-"""One file a policy: what ReCycle and its peers do when workers come and go."""
+"""The training systems that are compared under failures: one policy a file, their constants, and the registry of their names."""

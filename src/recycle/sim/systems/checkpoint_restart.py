@@ -1,9 +1,8 @@
 """Checkpoint and restart, as torchrun and Megatron do it: any failure stops the whole job, which resumes from a checkpoint.
 
 Assumptions: 1F1B on all places of the cluster; a checkpoint every `checkpoint_every` steps stops training for `checkpoint_us`;
-a failure is noticed, the job is started again and loads its state, `restart_us` in all. With spares (`has_spares`) there is
-always another node; without, the job stands still until every place is filled again. A node that joins while all places are
-filled changes nothing.
+detection, restart and loading take `restart_us` together. With spares (`has_spares`) a node is always available; without, the job
+waits until every place is filled again. A node that joins while all places are filled changes nothing.
 """
 
 from dataclasses import dataclass
@@ -11,14 +10,14 @@ from typing import Any
 
 from recycle.sim.iteration_times import IterationTime
 from recycle.sim.job import SimulatedJob
-from recycle.sim.policy import Event, Loss, Members, PolicyDecision, Regime, pauses
+from recycle.sim.policy import Loss, Members, MembershipChange, PolicyDecision, SteadyState, pauses
 
 _WAITS = "the job waits until every place is filled again"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRestart:
-    """State: whether the job runs."""
+    """The policy; its state is whether the job runs."""
 
     job: SimulatedJob
     timing: IterationTime
@@ -33,28 +32,22 @@ class CheckpointRestart:
 
     def begin(self, members: Members) -> PolicyDecision:
         runs = self._can_run(members)
-        return PolicyDecision(self._regime() if runs else self._waiting(), reason="" if runs else _WAITS, state=runs)
+        return PolicyDecision(self._steady_state(runs), reason="" if runs else _WAITS, state=runs)
 
-    def change(self, event: Event, state: Any) -> PolicyDecision:
-        runs = self._can_run(event.members)
-        if not runs:
-            return PolicyDecision(self._waiting(), (), Loss.SINCE_CHECKPOINT, _WAITS, False)
+    def change(self, event: MembershipChange, state: Any) -> PolicyDecision:
+        steady_state = self._steady_state(self._can_run(event.members))
+        if steady_state.is_down:
+            return PolicyDecision(steady_state, (), Loss.SINCE_CHECKPOINT, _WAITS, False)
         if not event.left and state:
-            return PolicyDecision(self._regime(), (), Loss.NOTHING, "nothing changes", True, keeps_unfinished=True)
+            return PolicyDecision(steady_state, (), Loss.NOTHING, "nothing changes", True, keeps_unfinished=True)
         restart = pauses(("restart", self.restart_us))
-        return PolicyDecision(self._regime(), restart, Loss.SINCE_CHECKPOINT, "the job starts again from its checkpoint", True)
+        return PolicyDecision(steady_state, restart, Loss.SINCE_CHECKPOINT, "the job starts again from its checkpoint", True)
 
     def _can_run(self, members: Members) -> bool:
         return self.has_spares or not members.failed
 
-    def _waiting(self) -> Regime:
-        return Regime(0, 0, checkpoint_every=self.checkpoint_every)
-
-    def _regime(self) -> Regime:
-        return Regime(
-            self.job.scaled_us(self.timing.period_us),
-            self.job.samples_per_step,
-            self.timing.busy_share(self.job.num_nodes),
-            self.checkpoint_every,
-            self.checkpoint_us,
-        )
+    def _steady_state(self, runs: bool) -> SteadyState:
+        if not runs:
+            return SteadyState(0, 0, checkpoint_every=self.checkpoint_every)
+        step_us, busy_share = self.job.scaled_us(self.timing.period_us), self.timing.busy_share(self.job.num_nodes)
+        return SteadyState(step_us, self.job.samples_per_step, busy_share, self.checkpoint_every, self.checkpoint_us)

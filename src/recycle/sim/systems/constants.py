@@ -1,8 +1,8 @@
-"""The constants of every system, in one place: pauses, checkpoints, limits. docs/simulator.md says where each comes from.
+"""Constants of every system: pauses, checkpoints, limits. docs/simulator.md has the source of each.
 
-They come from a TOML file with a table a system, or one by one (`oobleck.reconfigure=57s`). What is not given is the default for
-the size of the model: the peers' own figures for models of up to 6.7 billion parameters, interpolated; larger models are given
-the largest, because they run on more nodes, each of which holds no more than those did.
+They come from a TOML file with a table a system, or one by one (`oobleck.reconfigure=57s`). The defaults depend on the size of
+the model: published figures for models of up to 6.7 billion parameters, interpolated. Larger models get the largest figure,
+because they run on more nodes, each of which holds no more than before.
 """
 
 import math
@@ -15,19 +15,22 @@ from typing import Any
 
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.units import parse_duration_us
-from recycle.sim.systems.published_costs import COSTS
 
 _SECOND = 1_000_000
-# Billions of parameters of the models between which the peers' costs are interpolated.
-_SIZES = {0.35: COSTS["gpt-3-medium"], 2.7: COSTS["gpt-3-2.7b"], 6.7: COSTS["gpt-3-6.7b"]}
+# Pauses of the other systems in ms, from the Oobleck authors' public simulator, for GPT-3 of so many billions of parameters.
+_SIZES = (0.35, 2.7, 6.7)
+_RECONFIGURE_MS = (3_000, 6_000, 10_000)  # Oobleck
+_REBALANCE_MS = (100_000, 230_000, 450_000)  # Bamboo
+_CHECKPOINT_MS = (11_200, 50_000, 120_000)  # Varuna
+_RESTART_MS = (78_700, 515_000, 701_000)  # Varuna, a checkpoint included
 
 
 @dataclass(frozen=True, slots=True)
 class RecycleConstants:
-    """What a recovery of ReCycle takes beside the work itself. Assumptions, until a real run has measured them.
+    """Pauses of a recovery of ReCycle: assumptions that a real run can replace by measurements.
 
-    A death is pushed, not timed out; communicators are rebuilt once; plans are looked up. Checkpoints are written beside the
-    training; they matter only when a stage loses all its workers, and everybody starts again from the last one.
+    A death is pushed, not timed out; communicators are rebuilt once; plans are looked up. Checkpoints are written in the
+    background, and are loaded only when a stage has lost all its workers.
     """
 
     detect_us: int = _SECOND
@@ -57,7 +60,7 @@ class BambooConstants:
 
 @dataclass(frozen=True, slots=True)
 class VarunaConstants:
-    """What a checkpoint costs, what a restart costs on top, and the time between two checkpoints; 0 is Young's choice."""
+    """The time of a checkpoint, of a restart after it, and between two checkpoints; 0 is Young's interval."""
 
     checkpoint_us: int
     restart_us: int
@@ -66,17 +69,14 @@ class VarunaConstants:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDropConstants:
-    """A new quorum and new communicators."""
+    """The pause for a new quorum and new communicators."""
 
     reconfigure_us: int = 10 * _SECOND
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRestartConstants:
-    """How long a checkpoint stops the training, what a restart takes (notice, start, load), and the time between two checkpoints.
-
-    An interval of 0 is Young's choice.
-    """
+    """The time of a checkpoint, of a restart (detect, start, load), and between two checkpoints; 0 is Young's interval."""
 
     checkpoint_us: int = 10 * _SECOND
     restart_us: int = 300 * _SECOND
@@ -85,7 +85,7 @@ class CheckpointRestartConstants:
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """The constants of all systems, and how long an added node takes until it can be used, which is the same for all."""
+    """The constants of all systems, and the time until an added node can be used, which is the same for all."""
 
     oobleck: OobleckConstants
     bamboo: BambooConstants
@@ -97,10 +97,8 @@ class Constants:
 
     @staticmethod
     def for_model(num_parameters: float) -> "Constants":
-        """The defaults for a model of this size."""
         reconfigure, rebalance, checkpoint, restart = (
-            _by_size(num_parameters, [getattr(costs, f"{name}_ms") for costs in _SIZES.values()])
-            for name in ("reconfigure", "rebalance", "checkpoint", "restart")
+            _by_size(num_parameters, times_ms) for times_ms in (_RECONFIGURE_MS, _REBALANCE_MS, _CHECKPOINT_MS, _RESTART_MS)
         )
         varuna = VarunaConstants(checkpoint, restart - checkpoint)
         return Constants(OobleckConstants(reconfigure), BambooConstants(rebalance), varuna)
@@ -113,24 +111,24 @@ class Constants:
             raise FileProblem(f"cannot read {path}: {problem.strerror or problem}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise FileProblem(f"{path} is not TOML: {problem}") from None
-        made = self
+        constants = self
         for system, table in tables.items():
             if isinstance(table, Mapping):
                 for key, value in table.items():
-                    made = made.with_value(f"{system}.{key}", value)
+                    constants = constants.with_value(f"{system}.{key}", value)
             else:
-                made = made.with_value(system, table)
-        return made
+                constants = constants.with_value(system, table)
+        return constants
 
     def with_values(self, pairs: Iterable[str]) -> "Constants":
         """The same, changed by texts such as `oobleck.reconfigure=57s`."""
-        made = self
+        constants = self
         for pair in pairs:
             name, equals, value = pair.partition("=")
             if not equals:
                 raise UserError(f"{pair!r} does not set a constant: write system.name=value, such as oobleck.reconfigure=57s")
-            made = made.with_value(name.strip(), value.strip())
-        return made
+            constants = constants.with_value(name.strip(), value.strip())
+        return constants
 
     def with_value(self, name: str, value: Any) -> "Constants":
         """The same, with one constant changed; durations are texts such as `57s`."""
@@ -144,12 +142,12 @@ class Constants:
 
 
 def young_us(checkpoint_us: int, mtbf_us: int) -> int:
-    """The time between two checkpoints that loses least, to first order: the root of 2 * cost * time between failures."""
+    """Young's interval between two checkpoints, which loses least to first order: sqrt(2 * cost * time between failures)."""
     return round(math.sqrt(2 * checkpoint_us * mtbf_us))
 
 
 def _by_size(num_parameters: float, known_ms: Sequence[int]) -> int:
-    """Interpolate between the known sizes, in µs; below and above them the nearest one holds."""
+    """Interpolate between the known sizes, in µs; outside their range the nearest size counts."""
     billions, value = num_parameters / 1e9, float(known_ms[0])
     for (low, high), (before, after) in zip(pairwise(_SIZES), pairwise(known_ms), strict=True):
         if billions > low:
@@ -158,7 +156,7 @@ def _by_size(num_parameters: float, known_ms: Sequence[int]) -> int:
 
 
 def _with_field(name: str, table: Any, key: str, value: Any) -> Any:
-    """Set one field of a system's constants, read by what it is now: a duration, a switch or a count."""
+    """Set one field of a system's constants, parsed as a duration, a switch or a count like its present value."""
     names = {item.name.removesuffix("_us"): item.name for item in fields(table)}
     if key not in names:
         raise UserError(f"{name!r} is not a constant: this system has {', '.join(_dashed(names))}")

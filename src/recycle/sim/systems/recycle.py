@@ -1,11 +1,10 @@
-"""ReCycle: peers take over a dead worker's micro-batches, at the speed that the planner's own plans have.
+"""ReCycle: peers take over the micro-batches of a dead worker; the planner's own plans give the iteration time.
 
-Assumptions: `RecycleConstants` hold what a recovery takes beside the work; a real run can fill them in. The iteration in flight
-is done again. After a pause the pipeline fills anew: the first iteration takes its makespan, not the period. With `moves`, live
-workers change stage so that the failures lie as the plan for their number wants them (Failure Normalization), copying the state
-of their new stage from a peer; without, failures stay where they fall. A worker that joins copies its state at an iteration
-boundary. A stage that lost all its workers is loaded from the last checkpoint, and so is everybody; where nobody can move
-there, the job waits for a node.
+Assumptions: `RecycleConstants` has the pauses of a recovery, which a real run can measure. The iteration in flight is repeated.
+After a pause the pipeline fills again: the first iteration takes its makespan, not the period. With `moves`, live workers change
+stage so that the failures are where the plan for their number has them (Failure Normalization), and copy the state of their new
+stage from a peer; without, nobody changes stage. A worker that joins copies its state at an iteration boundary. If a stage has
+lost all its workers, every stage is loaded from the last checkpoint; if no worker can move there, the job waits for a node.
 """
 
 from dataclasses import dataclass, replace
@@ -14,13 +13,13 @@ from typing import Any
 from recycle.core.cluster import Worker
 from recycle.sim.iteration_times import IterationTime, IterationTimes
 from recycle.sim.job import SimulatedJob
-from recycle.sim.policy import Event, Loss, Members, PolicyDecision, Regime, pauses
+from recycle.sim.policy import Loss, Members, MembershipChange, PolicyDecision, SteadyState, pauses
 from recycle.sim.systems.constants import RecycleConstants
 
 
 @dataclass(frozen=True, slots=True)
 class _Holders:
-    """Which stage each live worker holds, and whether some stage's state exists only in a checkpoint."""
+    """The stage of each live worker, and whether the state of some stage exists only in a checkpoint."""
 
     stage_of: dict[Worker, int]
     is_lost: bool = False
@@ -34,7 +33,7 @@ class _Holders:
 
 @dataclass(frozen=True, slots=True)
 class Recycle:
-    """State: who holds which stage. `fault_free`, if given, is what runs while nobody is dead, instead of the planner's plan."""
+    """The policy; its state is `_Holders`. `fault_free`, if given, replaces the planner's plan while no worker is dead."""
 
     job: SimulatedJob
     timings: IterationTimes
@@ -44,22 +43,22 @@ class Recycle:
 
     def begin(self, members: Members) -> PolicyDecision:
         holders = _Holders({worker: worker.stage for worker in members.live})
-        return self._settle(holders, Loss.STEP, (), [])
+        return self._continue(holders, Loss.STEP, (), [])
 
-    def change(self, event: Event, state: Any) -> PolicyDecision:
+    def change(self, event: MembershipChange, state: Any) -> PolicyDecision:
         assert isinstance(state, _Holders)
         kept = {worker: stage for worker, stage in state.stage_of.items() if worker not in event.left}
         joined = [worker for worker in event.joined if worker in event.members.live]
         before = _Holders(kept, state.is_lost)
-        # A newcomer has no state yet, so it takes the stage that misses it most: its own if workers do not move.
+        # A new worker has no state yet, so that it can take the stage with the fewest workers; without moves, its own.
         for worker in joined:
             kept[worker] = self._stage_for(worker, before)
         switch = (("regroup", self.costs.regroup_us), ("plan", self.costs.plan_us))
         if not event.left:
-            # A spare that comes or goes has no place, so that nobody regroups for it.
-            return self._settle(before, Loss.NOTHING, switch if joined else (), joined)
+            # A spare has no place, so that its arrival or departure regroups nobody.
+            return self._continue(before, Loss.NOTHING, switch if joined else (), joined)
         notice = (("detect", self.costs.detect_us), ("abort", self.costs.abort_us))
-        return self._settle(before, Loss.STEP, (*notice, *switch), joined)
+        return self._continue(before, Loss.STEP, (*notice, *switch), joined)
 
     def _stage_for(self, worker: Worker, holders: _Holders) -> int:
         if not self.costs.moves:
@@ -67,31 +66,33 @@ class Recycle:
         counts = holders.counts(self.job.shape.num_stages)
         return min(range(len(counts)), key=lambda stage: (counts[stage], stage != worker.stage, stage))
 
-    def _settle(self, holders: _Holders, loses: Loss, costs: tuple[tuple[str, int], ...], joined: list[Worker]) -> PolicyDecision:
-        """Go on with these holders: choose the plan, move who must move, and load a checkpoint if a stage is lost."""
+    def _continue(
+        self, holders: _Holders, loses: Loss, costs: tuple[tuple[str, int], ...], joined: list[Worker]
+    ) -> PolicyDecision:
+        """Continue with these holders: choose the plan, move workers, and load a checkpoint if a stage is lost."""
         shape = self.job.shape
         counts = holders.counts(shape.num_stages)
         is_lost = holders.is_lost or 0 in counts
         num_live = len(holders.stage_of)
         if num_live < shape.num_stages or (0 in counts and not self.costs.moves):
             reason = f"no worker is left at stage {counts.index(0)}: the job waits for a node"
-            regime = Regime(0, 0, checkpoint_every=1)
+            steady_state = SteadyState(0, 0, checkpoint_every=1)
             return PolicyDecision(
-                regime, (), loses if not is_lost else Loss.SINCE_CHECKPOINT, reason, replace(holders, is_lost=True)
+                steady_state, (), loses if not is_lost else Loss.SINCE_CHECKPOINT, reason, replace(holders, is_lost=True)
             )
         timing = self._timing(counts, num_live)
         copies = [holders.stage_of[worker] for worker in joined]
         if self.costs.moves:
             copies += _move(holders.stage_of, counts, timing.distribution, shape.num_pipelines)
-        regime = self._regime(timing, num_live)
+        steady_state = self._steady_state(timing, num_live)
         refill_us = self.job.scaled_us(max(1, timing.makespan_us - timing.period_us)) if costs else 0
         if is_lost:
             restart = pauses(*costs, ("restart", self.costs.restart_us), ("refill", refill_us))
-            reason = "a stage lost all its workers: everybody goes on from the last checkpoint"
-            return PolicyDecision(regime, restart, Loss.SINCE_CHECKPOINT, reason, replace(holders, is_lost=False))
+            reason = "a stage lost all its workers: all workers continue from the last checkpoint"
+            return PolicyDecision(steady_state, restart, Loss.SINCE_CHECKPOINT, reason, replace(holders, is_lost=False))
         wait = pauses(*costs, ("transfer", self._transfer_us(copies, counts)), ("refill", refill_us))
         reason = f"{shape.num_workers - num_live} dead, {len(copies)} copies of a stage's state"
-        return PolicyDecision(regime, wait, loses, reason, holders, keeps_unfinished=loses is Loss.NOTHING)
+        return PolicyDecision(steady_state, wait, loses, reason, holders, keeps_unfinished=loses is Loss.NOTHING)
 
     def _timing(self, counts: list[int], num_live: int) -> IterationTime:
         num_failed = self.job.num_nodes - num_live
@@ -99,15 +100,15 @@ class Recycle:
             return self.fault_free
         if self.costs.moves:
             return self.timings.normalized(num_failed)
-        return self.timings.as_is(tuple(self.job.shape.num_pipelines - count for count in counts))
+        return self.timings.for_distribution(tuple(self.job.shape.num_pipelines - count for count in counts))
 
-    def _regime(self, timing: IterationTime, num_live: int) -> Regime:
+    def _steady_state(self, timing: IterationTime, num_live: int) -> SteadyState:
         step_us = self.job.scaled_us(timing.period_us)
         every = max(1, self.costs.checkpoint_interval_us // step_us)
-        return Regime(step_us, self.job.samples_per_step, timing.busy_share(num_live), every)
+        return SteadyState(step_us, self.job.samples_per_step, timing.busy_share(num_live), every)
 
     def _transfer_us(self, stages: list[int], counts: list[int]) -> int:
-        """Time until the last copy is there: copies run side by side, spread over the peers that hold the stage."""
+        """Time until the last copy has arrived: copies run in parallel, spread over the peers that hold the stage."""
         profile = self.timings.problem.profile
         rounds = {stage: -(-stages.count(stage) // max(1, counts[stage] - stages.count(stage))) for stage in set(stages)}
         times = (num * profile.peer_link.time_us(profile.stages[stage].static_bytes) for stage, num in rounds.items())
@@ -115,7 +116,7 @@ class Recycle:
 
 
 def _move(stage_of: dict[Worker, int], counts: list[int], distribution: tuple[int, ...], num_pipelines: int) -> list[int]:
-    """Let workers of stages that have more than the plan needs change to those that have fewer; return the new stages."""
+    """Move workers from stages with more workers than planned to stages with fewer; return the new stage of each move."""
     wanted = [num_pipelines - dead for dead in distribution]
     moved = []
     for stage, need in enumerate(wanted):

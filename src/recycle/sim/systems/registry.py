@@ -1,17 +1,17 @@
-"""The line-up: every system by the name that a user gives it, made for a job and its constants."""
+"""SYSTEMS: the registry of training systems by name, and the context that each is made from."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from recycle.core.errors import UserError
-from recycle.sim.iteration_times import IterationTime, IterationTimes, one_f_one_b
+from recycle.sim.iteration_times import IterationTime, IterationTimes, one_f_one_b_time
 from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import System
 from recycle.sim.systems.bamboo import Bamboo
+from recycle.sim.systems.baselines import FaultScaled, Ideal
 from recycle.sim.systems.checkpoint_restart import CheckpointRestart
 from recycle.sim.systems.constants import Constants, young_us
-from recycle.sim.systems.ideal import FaultScaled, Ideal
 from recycle.sim.systems.oobleck.policy import Oobleck
 from recycle.sim.systems.recycle import Recycle
 from recycle.sim.systems.replica_drop import ReplicaDrop
@@ -22,9 +22,9 @@ DAY_US = 86_400_000_000
 
 @dataclass(frozen=True, slots=True)
 class SystemContext:
-    """What a system is made from: the job, the constants of all systems, and where timings are kept.
+    """The job, the constants of all systems, the cache folder, and the expected time between two failures.
 
-    `mtbf_us` is the time between two failures that who sets a checkpoint interval expects.
+    Systems with checkpoints set their interval by `mtbf_us`.
     """
 
     job: SimulatedJob
@@ -35,7 +35,7 @@ class SystemContext:
     @property
     def baseline(self) -> IterationTime:
         """Fault-free 1F1B."""
-        return one_f_one_b(self.job.problem(), self.folder)
+        return one_f_one_b_time(self.job.problem(), self.folder)
 
     @property
     def timings(self) -> IterationTimes:
@@ -46,58 +46,30 @@ class SystemContext:
         return max(1, (interval_us or young_us(checkpoint_us, self.mtbf_us)) // step_us)
 
 
-def _recycle(given: SystemContext) -> System:
-    return Recycle(given.job, given.timings, given.constants.recycle)
+def _varuna(context: SystemContext) -> System:
+    costs, layout = context.constants.varuna, best_layout(context.job, context.job.num_nodes)
+    step_us = context.job.scaled_us(layout.step_us if layout else 1)
+    every = context.steps_between_checkpoints(costs.checkpoint_interval_us, costs.checkpoint_us, step_us)
+    return Varuna(context.job, every, costs.checkpoint_us, costs.restart_us)
 
 
-def _oobleck(given: SystemContext) -> System:
-    return Oobleck(given.job, given.constants.oobleck.reconfigure_us, given.constants.oobleck.faults)
-
-
-def _bamboo(given: SystemContext) -> System:
-    return Bamboo(given.job, given.constants.bamboo.rebalance_us, given.constants.bamboo.fatal_us)
-
-
-def _varuna(given: SystemContext) -> System:
-    costs, layout = given.constants.varuna, best_layout(given.job, given.job.num_nodes)
-    step_us = given.job.scaled_us(layout.step_us if layout else 1)
-    every = given.steps_between_checkpoints(costs.checkpoint_interval_us, costs.checkpoint_us, step_us)
-    return Varuna(given.job, every, costs.checkpoint_us, costs.restart_us)
-
-
-def _replica_drop(given: SystemContext) -> System:
-    return ReplicaDrop(given.job, given.baseline, given.constants.replica_drop.reconfigure_us)
-
-
-def _checkpoint_restart(given: SystemContext, has_spares: bool = False) -> System:
-    costs, baseline = given.constants.checkpoint_restart, given.baseline
-    step_us = given.job.scaled_us(baseline.period_us)
-    every = given.steps_between_checkpoints(costs.checkpoint_interval_us, costs.checkpoint_us, step_us)
-    return CheckpointRestart(given.job, baseline, every, costs.checkpoint_us, costs.restart_us, has_spares)
-
-
-def _checkpoint_restart_spare(given: SystemContext) -> System:
-    return _checkpoint_restart(given, has_spares=True)
-
-
-def _ideal(given: SystemContext) -> System:
-    return Ideal(given.job, given.baseline)
-
-
-def _fault_scaled(given: SystemContext) -> System:
-    return FaultScaled(given.job, given.baseline)
+def _checkpoint_restart(context: SystemContext, has_spares: bool = False) -> System:
+    costs, baseline = context.constants.checkpoint_restart, context.baseline
+    step_us = context.job.scaled_us(baseline.period_us)
+    every = context.steps_between_checkpoints(costs.checkpoint_interval_us, costs.checkpoint_us, step_us)
+    return CheckpointRestart(context.job, baseline, every, costs.checkpoint_us, costs.restart_us, has_spares)
 
 
 SYSTEMS: dict[str, Callable[[SystemContext], System]] = {
-    "recycle": _recycle,
-    "oobleck": _oobleck,
-    "bamboo": _bamboo,
+    "recycle": lambda context: Recycle(context.job, context.timings, context.constants.recycle),
+    "oobleck": lambda context: Oobleck(context.job, context.constants.oobleck.reconfigure_us, context.constants.oobleck.faults),
+    "bamboo": lambda context: Bamboo(context.job, context.constants.bamboo.rebalance_us, context.constants.bamboo.fatal_us),
     "varuna": _varuna,
-    "replica-drop": _replica_drop,
+    "replica-drop": lambda context: ReplicaDrop(context.job, context.baseline, context.constants.replica_drop.reconfigure_us),
     "checkpoint-restart": _checkpoint_restart,
-    "checkpoint-restart-spare": _checkpoint_restart_spare,
-    "fault-scaled": _fault_scaled,
-    "ideal": _ideal,
+    "checkpoint-restart-spare": lambda context: _checkpoint_restart(context, has_spares=True),
+    "fault-scaled": lambda context: FaultScaled(context.job, context.baseline),
+    "ideal": lambda context: Ideal(context.job, context.baseline),
 }
 
 

@@ -1,9 +1,8 @@
-"""Replica drop, as torchft does it: a dead worker takes its whole pipeline out until it is whole again.
+"""Replica drop, as torchft does it: a pipeline with a dead worker does not train until the worker is replaced.
 
-Assumptions: the remaining pipelines run 1F1B with their own micro-batches, so that the batch shrinks and the step takes as long
-as before; the step in flight is discarded and its samples are not seen again; a new quorum and new communicators take
-`reconfigure_us`; a pipeline that is whole again copies its state from another one while that one goes on, and enters at the
-next step. Spare nodes fill empty places as they come.
+Assumptions: the other pipelines run 1F1B with their own micro-batches, so that the batch shrinks and the step takes as long as
+before; the step in flight is discarded and its samples are dropped; a new quorum and new communicators take `reconfigure_us`; a
+complete pipeline copies its state from another one while that one trains, and joins at the next step. Spares fill empty places.
 """
 
 from dataclasses import dataclass
@@ -11,14 +10,14 @@ from typing import Any
 
 from recycle.sim.iteration_times import IterationTime
 from recycle.sim.job import SimulatedJob
-from recycle.sim.policy import DOWN, Event, Loss, Members, PolicyDecision, Regime, pauses
+from recycle.sim.policy import DOWN, Loss, Members, MembershipChange, PolicyDecision, SteadyState, pauses
 
 _NONE_WHOLE = "every pipeline misses a worker: the job waits"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDrop:
-    """State: the pipelines that train."""
+    """The policy; its state is the set of pipelines that train."""
 
     job: SimulatedJob
     timing: IterationTime
@@ -27,27 +26,27 @@ class ReplicaDrop:
 
     def begin(self, members: Members) -> PolicyDecision:
         whole = self._whole_pipelines(members)
-        return PolicyDecision(self._regime(len(whole)), reason="" if whole else _NONE_WHOLE, state=whole)
+        return PolicyDecision(self._steady_state(len(whole)), reason="" if whole else _NONE_WHOLE, state=whole)
 
-    def change(self, event: Event, state: Any) -> PolicyDecision:
+    def change(self, event: MembershipChange, state: Any) -> PolicyDecision:
         before, whole = frozenset(state), self._whole_pipelines(event.members)
-        # A pipeline that a spare makes whole at once, or another one instead, has lost its step all the same.
+        # A pipeline has lost its step even if a spare replaces the dead worker at once.
         hit = before & {worker.pipeline for worker in event.left}
-        regime = self._regime(len(whole))
+        steady_state = self._steady_state(len(whole))
         wait = pauses(("reconfigure", self.reconfigure_us)) if whole else ()
         if hit:
             reason = f"{len(hit)} pipelines lost a worker, {len(whole)} go on" if whole else _NONE_WHOLE
-            return PolicyDecision(regime, wait, Loss.STEP, reason, whole, drops_samples=True)
+            return PolicyDecision(steady_state, wait, Loss.STEP, reason, whole, drops_samples=True)
         if whole - before:
-            return PolicyDecision(regime, wait, Loss.NOTHING, f"{len(whole - before)} pipelines are whole again", whole)
+            return PolicyDecision(steady_state, wait, Loss.NOTHING, f"{len(whole - before)} pipelines are whole again", whole)
         reason = "no pipeline that trains is touched" if whole else _NONE_WHOLE
-        return PolicyDecision(regime, (), Loss.NOTHING, reason, whole, keeps_unfinished=True)
+        return PolicyDecision(steady_state, (), Loss.NOTHING, reason, whole, keeps_unfinished=True)
 
     def _whole_pipelines(self, members: Members) -> frozenset[int]:
         return frozenset(range(self.job.shape.num_pipelines)) - {worker.pipeline for worker in members.failed}
 
-    def _regime(self, num_pipelines: int) -> Regime:
+    def _steady_state(self, num_pipelines: int) -> SteadyState:
         if num_pipelines == 0:
             return DOWN
         samples = self.job.samples_per_step * num_pipelines // self.job.shape.num_pipelines
-        return Regime(self.job.scaled_us(self.timing.period_us), samples, self.timing.busy_share(self.job.num_nodes))
+        return SteadyState(self.job.scaled_us(self.timing.period_us), samples, self.timing.busy_share(self.job.num_nodes))

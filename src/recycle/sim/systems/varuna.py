@@ -1,18 +1,18 @@
-"""Varuna (EuroSys'22): the job is cut anew for whoever is there, and every loss rolls it back to its last checkpoint.
+"""Varuna (EuroSys'22): the job is partitioned again for the live nodes, and every loss rolls back to the last checkpoint.
 
-Assumptions, the peer at its best:
+Assumptions, in favour of Varuna:
 - A depth is a divisor of the number of transformer layers, smaller than that number, at which every stage fits in memory:
-  parameters, optimizer state and the activations that 1F1B holds. Of G nodes, `G // depth` pipelines are made, the rest is idle.
-- The global batch is fixed: its micro-batches, of the job's size, are spread evenly, and the pipeline with most of them sets the
-  pace. The depth with the least step wins, of equal ones the shallowest.
-- A step is `pipeline_us` and then the slowest stage's reduction and optimizer. An activation waits for the network only while
-  the pipeline fills and drains; else it travels beside the computing.
+  parameters, optimizer state and the activations that 1F1B holds. G nodes form `G // depth` pipelines; the rest is idle.
+- The global batch is fixed and spread evenly; the pipeline with most micro-batches determines the step. The depth with the
+  shortest step is chosen, of equal ones the shallowest.
+- A step is `pipeline_us`, then the reduction and the optimizer of the slowest stage. Messages take time only while the pipeline
+  fills and drains; else they overlap with computation.
 - After every `checkpoint_every` steps training stops for `checkpoint_us`.
-- Any loss of a place of the cluster is a morph, also that of an idle node: the job rolls back to its last whole checkpoint and
-  stands still for `restart_us`, which holds no checkpoint.
-- A node that joins is a morph only if the step gets shorter by it. The job then finishes its step and writes a checkpoint first,
-  so that nothing is rolled back and the pause is `checkpoint_us + restart_us`; it starts anew if another change comes meanwhile.
-- Nodes beyond the size of the cluster are not used. With too few for any depth, the job waits for a node.
+- Any loss of a place, also of an idle node, is a morph: the job rolls back to its last complete checkpoint and pauses for
+  `restart_us`, which includes no checkpoint.
+- A node that joins is a morph only if it makes the step shorter. The job first finishes its step and writes a checkpoint, so that
+  nothing is rolled back and the pause is `checkpoint_us + restart_us`; another change during the pause starts it again.
+- Nodes beyond the size of the cluster are not used. With too few nodes for any depth, the job waits.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from typing import Any
 
 from recycle.sim.job import SimulatedJob
 from recycle.sim.one_f_one_b import latencies_us, most_bytes, pipeline_us
-from recycle.sim.policy import Event, Loss, Members, PolicyDecision, Regime, pauses
+from recycle.sim.policy import Loss, Members, MembershipChange, PolicyDecision, SteadyState, pauses
 
 
 @dataclass(frozen=True, slots=True)
 class VarunaLayout:
-    """How the job is cut: so many pipelines of so many stages, and the step that this gives, before the job's scale."""
+    """So many pipelines of so many stages, and their step time before the job's scale."""
 
     num_pipelines: int
     num_stages: int
@@ -35,7 +35,7 @@ class VarunaLayout:
 
 @dataclass(frozen=True, slots=True)
 class Varuna:
-    """State: the layout that runs, None while the job waits."""
+    """The policy; its state is the layout, None while the job waits."""
 
     job: SimulatedJob
     checkpoint_every: int
@@ -45,38 +45,40 @@ class Varuna:
 
     def begin(self, members: Members) -> PolicyDecision:
         layout = best_layout(self.job, members.num_live)
-        return PolicyDecision(self._regime(layout, members), reason=_reason(layout), state=layout)
+        return PolicyDecision(self._steady_state(layout, members), reason=_reason(layout), state=layout)
 
-    def change(self, event: Event, state: Any) -> PolicyDecision:
+    def change(self, event: MembershipChange, state: Any) -> PolicyDecision:
         assert state is None or isinstance(state, VarunaLayout)
         layout = best_layout(self.job, event.members.num_live)
         restart = pauses(("restart", self.restart_us)) if layout else ()
         if event.left:
-            return PolicyDecision(self._regime(layout, event.members), restart, Loss.SINCE_CHECKPOINT, _reason(layout), layout)
+            return PolicyDecision(
+                self._steady_state(layout, event.members), restart, Loss.SINCE_CHECKPOINT, _reason(layout), layout
+            )
         if layout is None or (state is not None and layout.step_us >= state.step_us):
-            kept = self._regime(state, event.members)
+            kept = self._steady_state(state, event.members)
             return PolicyDecision(kept, (), Loss.NOTHING, "no layout is faster", state, keeps_unfinished=True)
         save = pauses(("checkpoint", self.checkpoint_us)) if state else ()
-        regime = self._regime(layout, event.members)
-        return PolicyDecision(regime, (*save, *restart), Loss.NOTHING, _reason(layout), layout, secures=state is not None)
+        steady_state = self._steady_state(layout, event.members)
+        return PolicyDecision(steady_state, (*save, *restart), Loss.NOTHING, _reason(layout), layout, secures=state is not None)
 
-    def _regime(self, layout: VarunaLayout | None, members: Members) -> Regime:
+    def _steady_state(self, layout: VarunaLayout | None, members: Members) -> SteadyState:
         if layout is None:
-            return Regime(0, 0, checkpoint_every=self.checkpoint_every)
+            return SteadyState(0, 0, checkpoint_every=self.checkpoint_every)
         busy_share = min(1.0, layout.work_us / (layout.step_us * members.num_live))
         step_us = self.job.scaled_us(layout.step_us)
-        return Regime(step_us, self.job.samples_per_step, busy_share, self.checkpoint_every, self.checkpoint_us)
+        return SteadyState(step_us, self.job.samples_per_step, busy_share, self.checkpoint_every, self.checkpoint_us)
 
 
 def best_layout(job: SimulatedJob, num_nodes: int) -> VarunaLayout | None:
-    """Return the fastest way to cut `job` over so many nodes, None if no depth fits."""
+    """Return the fastest layout of `job` on so many nodes, None if no depth fits."""
     usable = min(num_nodes, job.num_nodes)
     layouts = [_layout(job, depth, usable // depth) for depth in depths(job.model.num_layers) if depth <= usable]
     return min((layout for layout in layouts if layout), key=lambda layout: layout.step_us, default=None)
 
 
 def depths(num_layers: int) -> list[int]:
-    """The depths in question: every divisor of the number of layers but that number itself, and always 1."""
+    """The possible depths: every divisor of the number of layers but that number itself, and always 1."""
     return [depth for depth in range(1, num_layers) if num_layers % depth == 0] or [1]
 
 

@@ -1,1 +1,1 @@
-"""Oobleck (SOSP'23): its policy, its pipeline templates, and how it combines them. Imports what sim.systems may import."""
+"""Oobleck: pipeline templates, the choice of a multiset of them, and the policy after failures."""

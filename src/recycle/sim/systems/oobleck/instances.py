@@ -1,8 +1,8 @@
-"""How Oobleck fills a number of nodes with pipelines: the multiset of templates with the shortest iteration.
+"""Instances: the multiset of Oobleck's pipeline templates with the shortest iteration on a number of nodes.
 
-An iteration is the 1F1B time of the slowest pipeline, then a ring all-reduce over the pipelines and the optimizer's step, both
-of the biggest stage of all. A pipeline runs nb micro-batches in (sum of its stages) + (nb - 1) * (its slowest stage); nothing is
-charged for sending activations. Every cut has the same sum, so that only (nb - 1) * slowest differs between pipelines.
+An iteration is the 1F1B time of the slowest pipeline, then a ring all-reduce over the pipelines and the optimizer step, both of
+the biggest stage of all. A pipeline runs nb micro-batches in (sum of its stages) + (nb - 1) * (its slowest stage); messages with
+activations take no time. The sum is the same for every cut, so that only (nb - 1) * slowest differs between pipelines.
 """
 
 from collections import Counter
@@ -19,11 +19,11 @@ from recycle.sim.job import SimulatedJob
 from recycle.sim.systems.oobleck.multisets import MOST_LAYOUTS, Counts, as_sizes, candidates, exchanges, num_pipelines
 from recycle.sim.systems.oobleck.templates import (
     Template,
-    bearable_faults,
     fewest_nodes,
     latency_ns,
     template_sizes,
     templates,
+    tolerated_faults,
 )
 
 _NUM_STARTS = 16
@@ -31,7 +31,7 @@ _NUM_STARTS = 16
 
 @dataclass(frozen=True, slots=True)
 class TemplateCosts:
-    """What an iteration is made of, beside the templates: the batch, a micro-batch's work, the network and the optimizer."""
+    """The costs of an iteration that no template has: the batch, the work of a micro-batch, the network, the optimizer."""
 
     num_microbatches: int
     chain_ns: int
@@ -40,11 +40,10 @@ class TemplateCosts:
 
     @property
     def work_us(self) -> float:
-        """The forward and backward passes of all micro-batches."""
         return self.num_microbatches * self.chain_ns / 1000
 
     def after_us(self, num_pipelines: NDArray[np.int64], gradient_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """All-reduce and optimizer step of so many pipelines, whose biggest stage has so many bytes of gradients."""
+        """The time of all-reduce and optimizer step for so many pipelines and gradient bytes of the biggest stage."""
         steps = 2 * (num_pipelines - 1)
         ring = steps * self.link.latency_us + steps / num_pipelines * gradient_bytes / self.link.bytes_per_us
         return ring + gradient_bytes * self.optimizer_us_per_byte
@@ -52,7 +51,7 @@ class TemplateCosts:
 
 @dataclass(frozen=True, slots=True)
 class Instances:
-    """The templates of a job, by size, and what iterations of their multisets take. `num_wanted` pipelines bear the faults."""
+    """The templates of a job by size, and the iteration times of their multisets. `num_wanted` pipelines tolerate the faults."""
 
     templates: tuple[Template, ...]
     num_wanted: int
@@ -63,7 +62,6 @@ class Instances:
         return range(self.templates[0].num_nodes, self.templates[-1].num_nodes + 1) if self.templates else range(0)
 
     def iteration_us(self, sizes: Iterable[int]) -> float:
-        """How long an iteration takes on pipelines of these sizes."""
         layout = tuple(Counter(sizes).items())
         after_us = float(self._after_us(self._matrix([layout]))[0])
         return (self.costs.chain_ns + self._slowest_ns(layout)) / 1000 + after_us
@@ -71,8 +69,8 @@ class Instances:
     def best(self, num_nodes: int, most_layouts: int = MOST_LAYOUTS) -> tuple[int, ...]:
         """The sizes of the pipelines with the shortest iteration on `num_nodes`, or on as many of them as templates can fill.
 
-        There are `num_wanted` pipelines, or more; where the nodes do not suffice for that, as many as they do suffice for.
-        With more than `most_layouts` layouts not all are compared; what is then found takes at most 1 % longer, where we tried.
+        There are at least `num_wanted` pipelines, or as many as the nodes suffice for. Of more than `most_layouts` layouts not
+        all are compared; in our tests the result then took at most 1 % longer than the best.
         """
         usable = self.usable(num_nodes)
         if not usable:
@@ -86,14 +84,14 @@ class Instances:
         return as_sizes(self._fastest(layouts))
 
     def usable(self, num_nodes: int) -> int:
-        """How many of the nodes pipelines can have together: p of them any number from p times the fewest to p times the most."""
+        """The most nodes that pipelines can use: p pipelines use any number from p times the fewest to p times the most."""
         if not self.templates:
             return 0
         fewest, most = self.sizes[0], self.sizes[-1]
         return next((number for number in range(num_nodes, fewest - 1, -1) if -(-number // most) <= number // fewest), 0)
 
     def _promising(self, layouts: Sequence[Counts]) -> Iterator[Counts]:
-        """Yield the most promising layout of each number of pipelines, by the bound, the most promising number first."""
+        """Yield the layout with the least bound for each number of pipelines, in order of the bound."""
         seen = set()
         for index in np.argsort(self._bounds_us(self._matrix(layouts)), kind="stable"):
             number = num_pipelines(layouts[index])
@@ -102,13 +100,13 @@ class Instances:
                 yield layouts[index]
 
     def _improved(self, layout: Counts) -> Counts:
-        """Let one pipeline give nodes to another, always where that helps most, until it helps no more."""
+        """Hill climbing: one pipeline gives nodes to another, always the best exchange, until none helps."""
         while (better := self._fastest([layout, *exchanges(layout, self.sizes)])) != layout:
             layout = better
         return layout
 
     def _fastest(self, layouts: Sequence[Counts]) -> Counts:
-        """The layout with the shortest iteration: the most promising first, until the bound says that no other is shorter."""
+        """The layout with the shortest iteration; layouts are tried in order of their bound, until no bound is shorter."""
         matrix = self._matrix(layouts)
         bounds_us, after_us = self._bounds_us(matrix), self._after_us(matrix)
         best_us, best = float("inf"), layouts[0]
@@ -121,7 +119,7 @@ class Instances:
         return best
 
     def _matrix(self, layouts: Sequence[Counts]) -> NDArray[np.int64]:
-        """A row for each layout: how many pipelines it has of each template."""
+        """A row for each layout: the number of pipelines of each template."""
         fewest = self.sizes[0]
         matrix = np.zeros((len(layouts), len(self.templates)), dtype=np.int64)
         cells = np.array([(row, size - fewest, number) for row, layout in enumerate(layouts) for size, number in layout])
@@ -129,7 +127,7 @@ class Instances:
         return matrix
 
     def _bounds_us(self, matrix: NDArray[np.int64]) -> NDArray[np.float64]:
-        """What iterations take at least, less the first micro-batch: after that one a pipeline runs 1 / slowest of them a ns."""
+        """Lower bounds of the iteration times, without the first micro-batch; then a pipeline runs 1 / slowest of them a ns."""
         per_ns = matrix @ np.array([1 / template.slowest_ns for template in self.templates])
         least_ns: NDArray[np.float64] = np.maximum(0, self.costs.num_microbatches - matrix.sum(axis=1)) / per_ns
         return least_ns / 1000 + self._after_us(matrix)
@@ -145,11 +143,11 @@ class Instances:
 
 
 def slowest_ns(pipelines: Sequence[tuple[int, int]], num_microbatches: int) -> int:
-    """How long the slowest pipeline runs beyond one micro-batch when the batch is split best.
+    """The time of the slowest pipeline beyond one micro-batch, if the batch is split optimally.
 
-    `pipelines` are latencies of a slowest stage and how many pipelines have it. In a time x such a pipeline runs
-    x // latency + 1 micro-batches. A split in which nobody takes longer than x exists if and only if these sum up to the batch,
-    so that the least such x is the least that any split in whole micro-batches can reach.
+    `pipelines` are pairs: the latency of the slowest stage, and the number of pipelines with it. In a time x such a pipeline runs
+    x // latency + 1 micro-batches. A split in which no pipeline takes longer than x exists if and only if these sum up to the
+    batch, so that the least such x is optimal.
     """
     rate = sum(number / latency for latency, number in pipelines)
     low, high = -1, int(num_microbatches / rate) + 1
@@ -162,13 +160,13 @@ def slowest_ns(pipelines: Sequence[tuple[int, int]], num_microbatches: int) -> i
 
 @lru_cache(maxsize=256)
 def instances(job: SimulatedJob, faults: int) -> Instances:
-    """The templates of a job that shall bear so many faults, and its costs."""
+    """The templates and the costs of a job that tolerates so many faults."""
     fewest = fewest_nodes(job.layers, job.gpu.memory_bytes)
     sizes = template_sizes(job.num_nodes, fewest, faults, len(job.layers))
     whole = job.profile(1).stages[0]
     chain_ns = sum(latency_ns(layer) for layer in job.layers)
     costs = TemplateCosts(job.num_microbatches, chain_ns, job.gpu.inter_node, whole.optimizer_us / max(1, whole.gradient_bytes))
-    return Instances(templates(job.layers, sizes), bearable_faults(job.num_nodes, fewest, faults) + 1, costs)
+    return Instances(templates(job.layers, sizes), tolerated_faults(job.num_nodes, fewest, faults) + 1, costs)
 
 
 @lru_cache(maxsize=16384)

@@ -1,28 +1,27 @@
-"""Oobleck (SOSP'23): pipelines of unequal depth, from templates made in advance; a failure shortens, refills or merges them.
+"""The Oobleck policy (SOSP'23): pipelines of unequal depth from templates; a failure shortens, refills or merges them.
 
-Assumptions, the peer at its best:
-- A node is a worker. `oobleck_templates` says which sizes pipelines may have and how layers are cut; a node has one stage. That
-  the smallest size holds the model, by Oobleck's own rule, is all that is asked of memory.
-- The first pipelines are the fastest that `oobleck_instances` finds for all nodes; the global batch is fixed and split best.
-- A lost node leaves its pipeline, which takes the template of its smaller size. Below the smallest size it borrows nodes from the
-  biggest pipeline that can spare one; where none can, it merges with the smallest other one. The batch is split anew.
-- The interrupted iteration is run again. Noticing, new groups and the copies of missing layers take `reconfigure_us` together,
-  whatever is copied; a failure meanwhile begins it anew.
-- A node that joins waits for the next reconfiguration, which then instantiates all nodes anew. The loss of one that waits changes
-  nothing. With `reinstantiates`, every reconfiguration instantiates anew.
-- With fewer nodes than the smallest size the job waits for one, and then goes on where it was: no layer is ever lost for good.
+Assumptions, in favour of Oobleck:
+- A node is a worker with one stage. `templates` has the sizes that pipelines may have and how layers are cut. Memory is checked
+  only by Oobleck's own rule for the smallest size.
+- The first pipelines are the fastest that `instances` finds for all nodes; the global batch is fixed and split optimally.
+- A pipeline that loses a node takes the template of the smaller size. Below the smallest size it borrows nodes from the biggest
+  pipeline that can spare one; if none can, it merges with the smallest other pipeline. The batch is split again.
+- The interrupted iteration is repeated. Detection, new groups and copies of missing layers take `reconfigure_us` together,
+  independent of the copied bytes; a failure during this pause starts it again.
+- A node that joins waits for the next reconfiguration, which then instantiates pipelines from all nodes. The loss of a waiting
+  node changes nothing.
+- With fewer nodes than the smallest size the job waits for a node, and then continues: no layer is ever lost for good.
 - Nodes beyond the size of the cluster are not used.
 """
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.sim.job import SimulatedJob
-from recycle.sim.policy import DOWN, Event, Loss, Members, PolicyDecision, Regime, pauses
+from recycle.sim.policy import DOWN, Loss, Members, MembershipChange, PolicyDecision, SteadyState, pauses
 from recycle.sim.systems.oobleck.instances import best_sizes, instances, layout_iteration_us
 
 Pipelines = tuple[tuple[Worker, ...], ...]
@@ -30,7 +29,7 @@ Pipelines = tuple[tuple[Worker, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class OobleckLayout:
-    """Which nodes make up each pipeline, and which wait for the next reconfiguration. Without a pipeline the job is down."""
+    """The nodes of each pipeline, and the nodes that wait for the next reconfiguration. Without a pipeline the job is down."""
 
     pipelines: Pipelines
     waiting: frozenset[Worker]
@@ -42,12 +41,11 @@ class OobleckLayout:
 
 @dataclass(frozen=True, slots=True)
 class Oobleck:
-    """State: the layout."""
+    """The policy; its state is the `OobleckLayout`."""
 
     job: SimulatedJob
     reconfigure_us: int
     faults: int = 3
-    reinstantiates: bool = False
     name: str = "oobleck"
 
     def __post_init__(self) -> None:
@@ -55,42 +53,46 @@ class Oobleck:
             raise UserError(f"oobleck shall bear {self.faults} faults, but it must be a whole number of at least 0")
 
     def begin(self, members: Members) -> PolicyDecision:
-        return self._rules.begin(members)
+        layout, steady_state = self._checked(self._instantiated(members.live), members)
+        return PolicyDecision(steady_state, reason=_reason(layout), state=layout)
 
-    def change(self, event: Event, state: Any) -> PolicyDecision:
-        return self._rules.change(event, state)
+    def change(self, event: MembershipChange, state: Any) -> PolicyDecision:
+        assert isinstance(state, OobleckLayout)
+        left = set(event.left)
+        kept = tuple(tuple(node for node in pipeline if node not in left) for pipeline in state.pipelines)
+        if kept and kept == state.pipelines:
+            layout, steady_state = self._checked(kept, event.members)
+            reason = f"no pipeline is touched, {len(layout.waiting)} nodes wait"
+            return PolicyDecision(steady_state, (), Loss.NOTHING, reason, layout, keeps_unfinished=True)
+        layout, steady_state = self._checked(self._reconfigured(kept, event.members.live), event.members)
+        wait = () if steady_state.is_down else pauses(("reconfigure", self.reconfigure_us))
+        return PolicyDecision(steady_state, wait, Loss.STEP, _reason(layout), layout)
 
-    @property
-    def _rules(self) -> "_Rules":
-        return _Rules(_FromTemplates(self.job, self.faults), self.reconfigure_us, self.reinstantiates)
+    def _reconfigured(self, kept: Pipelines, live: frozenset[Worker]) -> Pipelines:
+        """The pipelines after a failure, or after the job was down."""
+        if not kept or live - _nodes(kept):
+            return self._instantiated(live)
+        return repair(kept, instances(self.job, self.faults).sizes)
 
+    def _instantiated(self, live: frozenset[Worker]) -> Pipelines:
+        """New pipelines of the best sizes, filled with the nodes in order."""
+        nodes = iter(sorted(live))
+        return tuple(tuple(next(nodes) for _ in range(size)) for size in best_sizes(self.job, self.faults, len(live)))
 
-@dataclass(frozen=True, slots=True)
-class OobleckByTable:
-    """The same rules, but the speed comes from a table: by how many nodes take part since the last reconfiguration.
-
-    State: the layout, which has all these nodes in one pipeline.
-    """
-
-    regime_by_nodes: Callable[[int], Regime]
-    reconfigure_us: int
-    name: str = "oobleck"
-
-    def begin(self, members: Members) -> PolicyDecision:
-        return self._rules.begin(members)
-
-    def change(self, event: Event, state: Any) -> PolicyDecision:
-        return self._rules.change(event, state)
-
-    @property
-    def _rules(self) -> "_Rules":
-        return _Rules(_FromTable(self.regime_by_nodes), self.reconfigure_us, reinstantiates=False)
+    def _checked(self, pipelines: Pipelines, members: Members) -> tuple[OobleckLayout, SteadyState]:
+        """The layout of these pipelines and its steady state; without a pipeline every node waits and the job is down."""
+        layout = OobleckLayout(pipelines, members.live - _nodes(pipelines))
+        if not pipelines:
+            return layout, DOWN
+        step_us = layout_iteration_us(self.job, self.faults, layout.sizes)
+        busy_share = min(1.0, instances(self.job, self.faults).costs.work_us / (step_us * members.num_live))
+        return layout, SteadyState(self.job.scaled_us(step_us), self.job.samples_per_step, busy_share)
 
 
 def repair(pipelines: Pipelines, sizes: range) -> Pipelines:
-    """Return pipelines of these sizes, made of what failures have left of `pipelines`; none if all together are too few.
+    """Return pipelines of these sizes from the nodes that are left in `pipelines`; none if there are too few.
 
-    No node is left out, except where a merged pipeline would have more than the biggest size.
+    All nodes are used, except where a merged pipeline would have more than the biggest size.
     """
     fewest, most = sizes[0], sizes[-1]
     groups = [list(pipeline) for pipeline in pipelines]
@@ -104,98 +106,6 @@ def repair(pipelines: Pipelines, sizes: range) -> Pipelines:
             return ()
         min(groups, key=len).extend(needy)
     return tuple(tuple(group[:most]) for group in groups)
-
-
-class _Source(Protocol):
-    """Where layouts and their speed come from."""
-
-    @property
-    def sizes(self) -> range:
-        """The sizes that a pipeline may have."""
-        ...
-
-    def best(self, num_nodes: int) -> tuple[int, ...]:
-        """The sizes of the pipelines that so many nodes are best used for, none if they are too few."""
-        ...
-
-    def regime(self, sizes: tuple[int, ...], num_live: int) -> Regime:
-        """What pipelines of these sizes do while nothing changes."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _FromTemplates:
-    job: SimulatedJob
-    faults: int
-
-    @property
-    def sizes(self) -> range:
-        return instances(self.job, self.faults).sizes
-
-    def best(self, num_nodes: int) -> tuple[int, ...]:
-        return best_sizes(self.job, self.faults, num_nodes)
-
-    def regime(self, sizes: tuple[int, ...], num_live: int) -> Regime:
-        step_us = layout_iteration_us(self.job, self.faults, sizes)
-        work_us = instances(self.job, self.faults).costs.work_us
-        return Regime(self.job.scaled_us(step_us), self.job.samples_per_step, min(1.0, work_us / (step_us * num_live)))
-
-
-@dataclass(frozen=True, slots=True)
-class _FromTable:
-    regime_by_nodes: Callable[[int], Regime]
-
-    @property
-    def sizes(self) -> range:
-        return range(1, 1 << 60)
-
-    def best(self, num_nodes: int) -> tuple[int, ...]:
-        return (num_nodes,) if num_nodes else ()
-
-    def regime(self, sizes: tuple[int, ...], num_live: int) -> Regime:
-        return self.regime_by_nodes(sum(sizes))
-
-
-@dataclass(frozen=True, slots=True)
-class _Rules:
-    """What a change does to a layout, wherever layouts come from."""
-
-    source: _Source
-    reconfigure_us: int
-    reinstantiates: bool
-
-    def begin(self, members: Members) -> PolicyDecision:
-        layout, regime = self._settled(self._dealt(members.live), members)
-        return PolicyDecision(regime, reason=_reason(layout), state=layout)
-
-    def change(self, event: Event, state: Any) -> PolicyDecision:
-        assert isinstance(state, OobleckLayout)
-        left = set(event.left)
-        kept = tuple(tuple(node for node in pipeline if node not in left) for pipeline in state.pipelines)
-        if kept and kept == state.pipelines:
-            layout, regime = self._settled(kept, event.members)
-            reason = f"no pipeline is touched, {len(layout.waiting)} nodes wait"
-            return PolicyDecision(regime, (), Loss.NOTHING, reason, layout, keeps_unfinished=True)
-        layout, regime = self._settled(self._reconfigured(kept, event.members.live), event.members)
-        wait = () if regime.is_down else pauses(("reconfigure", self.reconfigure_us))
-        return PolicyDecision(regime, wait, Loss.STEP, _reason(layout), layout)
-
-    def _reconfigured(self, kept: Pipelines, live: frozenset[Worker]) -> Pipelines:
-        """The pipelines after a failure, or after the job was down."""
-        if self.reinstantiates or not kept or live - _nodes(kept):
-            return self._dealt(live)
-        return repair(kept, self.source.sizes)
-
-    def _dealt(self, live: frozenset[Worker]) -> Pipelines:
-        """New pipelines of the best sizes, the nodes dealt to them in order."""
-        nodes = iter(sorted(live))
-        return tuple(tuple(next(nodes) for _ in range(size)) for size in self.source.best(len(live)))
-
-    def _settled(self, pipelines: Pipelines, members: Members) -> tuple[OobleckLayout, Regime]:
-        """The layout and the regime of these pipelines; where they cannot train, there are none, and every node waits."""
-        layout = OobleckLayout(pipelines, members.live - _nodes(pipelines))
-        regime = self.source.regime(layout.sizes, members.num_live) if pipelines else DOWN
-        return (OobleckLayout((), members.live), DOWN) if regime.is_down else (layout, regime)
 
 
 def _nodes(pipelines: Pipelines) -> frozenset[Worker]:

@@ -1,4 +1,4 @@
-"""Oobleck's pipeline templates: which numbers of nodes a pipeline may have, and how its layers are cut over them.
+"""Oobleck's pipeline templates: the numbers of nodes that a pipeline may have, and how its layers are cut over them.
 
 Sizes are consecutive, n0 to nmax. n0 nodes hold six times the parameters in fp32 and the largest activation of a layer. nmax
 leaves n0 nodes for each of `faults` other pipelines. Where nmax >= 2*n0 - 1, any number of nodes from (faults + 1) * n0 on is
@@ -18,12 +18,12 @@ from itertools import accumulate, pairwise
 from recycle.planner.profiles.estimate import LayerCost
 
 FP32_BYTES = 4
-_STATE_COPIES = 6  # of the parameters, by Oobleck's rule: weights, gradients, optimizer state and room to work
+_STATE_COPIES = 6  # of the parameters, by Oobleck's rule: weights, gradients, optimizer state and workspace
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A pipeline of so many nodes: how many layers each has, the time of its slowest stage, the gradients of its biggest."""
+    """The layers of each node of a pipeline, the time of its slowest stage, and the gradient bytes of its biggest stage."""
 
     num_layers: tuple[int, ...]
     slowest_ns: int
@@ -35,24 +35,23 @@ class Template:
 
 
 def fewest_nodes(layers: Sequence[LayerCost], memory_bytes: int) -> int:
-    """n0: how many nodes of so much memory hold the model at least, by Oobleck's rule."""
+    """n0: the fewest nodes of so much memory that hold the model, by Oobleck's rule."""
     state_bytes = _STATE_COPIES * FP32_BYTES * sum(layer.num_parameters for layer in layers)
     return math.ceil((state_bytes + max(layer.activation_bytes for layer in layers)) / memory_bytes)
 
 
-def bearable_faults(num_nodes: int, fewest: int, faults: int) -> int:
-    """Return `faults`, or fewer where the nodes do not suffice for faults + 1 pipelines: the job can then run at all."""
+def tolerated_faults(num_nodes: int, fewest: int, faults: int) -> int:
+    """Return `faults`, or fewer if the nodes do not suffice for faults + 1 pipelines, so that the job can run."""
     return max(0, min(faults, num_nodes // fewest - 1))
 
 
 def template_sizes(num_nodes: int, fewest: int, faults: int, num_layers: int) -> range:
-    """The sizes n0 to nmax for a job on `num_nodes`; none where not even one pipeline fits. A node has at least one layer."""
-    most = num_nodes - bearable_faults(num_nodes, fewest, faults) * fewest
+    """The sizes n0 to nmax for a job on `num_nodes`; none if no pipeline fits. A node has at least one layer."""
+    most = num_nodes - tolerated_faults(num_nodes, fewest, faults) * fewest
     return range(fewest, min(most, num_layers) + 1)
 
 
 def templates(layers: Sequence[LayerCost], sizes: range) -> tuple[Template, ...]:
-    """Return the template of each size."""
     latencies = tuple(latency_ns(layer) for layer in layers)
     return tuple(_template(layers, latencies, cut_layers(latencies, size)) for size in sizes)
 
@@ -63,7 +62,7 @@ def latency_ns(layer: LayerCost) -> int:
 
 
 def planned_time(stages: Sequence[int]) -> int:
-    """Oobleck's estimate of an iteration from the stages' latencies: what a template minimises.
+    """Oobleck's estimate of an iteration from the stages' latencies, which a template minimises.
 
     The last slowest stage k counts: all stages once to fill, 2S + k + 1 times the slowest, and from k on back to the end.
     """
@@ -78,11 +77,10 @@ def planned_time(stages: Sequence[int]) -> int:
 def cut_layers(latencies: tuple[int, ...], num_stages: int) -> tuple[int, ...]:
     """Return how many layers each stage gets, at least one, so that `planned_time` is least.
 
-    Once the last slowest stage is chosen (its layers, and its number k), the estimate is known, whatever the rest looks like. So
-    all choices are tried, and the rest must only be possible: k stages before it that are no slower, the others behind it that
-    are faster. Layers can be cut into exactly n such stages if and only if n is at least the fewest, which filling one stage
-    after the other finds, and at most the number of layers, since cutting a stage in two makes none slower. A smaller k is
-    better, so that the smallest possible one is enough.
+    The last slowest stage (its layers, and its number k) determines the estimate. So all choices of it are tried, and the rest
+    must only be possible: k stages before it that are no slower, the others behind it that are faster. Layers can be cut into
+    exactly n such stages if and only if n is at least the fewest, which greedy filling finds, and at most the number of layers,
+    since cutting a stage in two makes none slower. A smaller k is better, so that the smallest possible one is enough.
     """
     assert 1 <= num_stages <= len(latencies), f"{len(latencies)} layers cannot be cut into {num_stages} stages"
     _, most, start, end, before = min(_choices(latencies, num_stages))
@@ -111,7 +109,7 @@ class _Slowest:
 
 
 def _choices(latencies: tuple[int, ...], num_stages: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield for each possible last slowest stage what it adds to the estimate, its latency, its layers and its number."""
+    """Yield for each possible last slowest stage its part of the estimate, its latency, its layers and its number."""
     started = list(accumulate(latencies, initial=0))
     for stage in _slowest_stages(latencies):
         number = max(stage.fewest_before, num_stages - 1 - (len(latencies) - stage.end))
@@ -121,13 +119,9 @@ def _choices(latencies: tuple[int, ...], num_stages: int) -> Iterator[tuple[int,
 
 
 @lru_cache(maxsize=16)
-def _slowest_stages(latencies: tuple[int, ...]) -> tuple[_Slowest, ...]:
-    return tuple(_possible_slowest(latencies))
-
-
-def _possible_slowest(latencies: tuple[int, ...]) -> Iterator[_Slowest]:
-    """Yield every run of layers that can be the last slowest stage of some cut."""
-    num_layers = len(latencies)
+def _slowest_stages(latencies: tuple[int, ...]) -> list[_Slowest]:
+    """Every run of layers that can be the last slowest stage of some cut."""
+    num_layers, stages = len(latencies), []
     backwards = latencies[::-1]
     fewest: dict[int, tuple[list[int], list[int]]] = {}
     for start in range(num_layers):
@@ -136,7 +130,8 @@ def _possible_slowest(latencies: tuple[int, ...]) -> Iterator[_Slowest]:
                 fewest[latency] = _fewest_stages(latencies, latency), _fewest_stages(backwards, latency - 1)
             before, after = fewest[latency]
             if start < len(before) and num_layers - end < len(after):
-                yield _Slowest(start, end, latency, before[start], after[num_layers - end])
+                stages.append(_Slowest(start, end, latency, before[start], after[num_layers - end]))
+    return stages
 
 
 def _fewest_stages(latencies: Sequence[int], most: int) -> list[int]:

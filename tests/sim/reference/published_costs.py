@@ -1,11 +1,11 @@
-"""What the authors of Oobleck measured or assumed of their peers, for five models. Facts from their public simulator."""
+"""Costs of Oobleck, Varuna and Bamboo for five models, as the Oobleck authors' public simulator has them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedCosts:
-    """What a model costs: samples of a step, and pauses in ms. `restart_ms` of Varuna includes a checkpoint."""
+    """Samples of a step, and pauses in ms. `restart_ms` of Varuna includes a checkpoint."""
 
     samples: int
     reconfigure_ms: int

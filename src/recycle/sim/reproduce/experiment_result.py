@@ -1,4 +1,4 @@
-"""What an experiment gives: its assumptions in words, its tables, and the series of its picture."""
+"""ExperimentResult: the assumptions, tables and bar charts of one experiment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,16 +6,16 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """A caption and rows of texts, the first of which is the head."""
+class ResultTable:
+    """A caption and rows of texts; the first row is the head."""
 
     caption: str
     rows: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Bars:
-    """One panel of a picture: for every series (a system) a value for every group; None where there is none."""
+class BarPanel:
+    """One panel of a bar chart: for every series (a system) a value for every group, or None."""
 
     title: str
     groups: Sequence[str]
@@ -23,14 +23,14 @@ class Bars:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """An experiment: what it is called, under which assumptions, and what came out."""
+class ExperimentResult:
+    """The output of an experiment; `facts` are its numbers for scripts, `axis` and `groups` label the chart."""
 
     name: str
     title: str
     assumptions: Sequence[str]
-    tables: Sequence[Table]
-    panels: Sequence[Bars]
+    tables: Sequence[ResultTable]
+    panels: Sequence[BarPanel]
     axis: str
     groups: str
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""Two yardsticks that no failure can pause.
+"""Two baselines that failures never pause: `ideal` and `fault-scaled`.
 
-`ideal`: every live worker computes all the time; no bubble, no reduction, no pause, and steps so short that a change waits for
-none. No system that runs the same ops on the same workers can be faster. `fault-scaled`: the paper's yardstick, fault-free 1F1B
-times the share of workers that are alive; a system that fills 1F1B's bubbles can be faster than this one.
+`ideal`: every live worker computes all the time, without bubble, reduction or pause, in steps so short that no change waits for
+one. No system that runs the same ops on the same workers can be faster. `fault-scaled`: the paper's baseline, fault-free 1F1B
+times the share of live workers; a system that fills the bubbles of 1F1B can be faster.
 """
 
 import math
@@ -11,9 +11,9 @@ from typing import Any
 
 from recycle.sim.iteration_times import IterationTime
 from recycle.sim.job import SimulatedJob
-from recycle.sim.policy import DOWN, Event, Members, PolicyDecision, Regime
+from recycle.sim.policy import DOWN, Members, MembershipChange, PolicyDecision, SteadyState
 
-# With a few workers an iteration takes long; one that began before others joined must not keep them waiting.
+# With few workers an iteration takes long, and workers that join must not wait for its end.
 _STEP_US = 10_000
 
 
@@ -31,15 +31,15 @@ class Ideal:
             return PolicyDecision(DOWN)
         sample_us = self.job.scale * self.timing.work_us / num_live / self.job.samples_per_step
         samples = min(self.job.samples_per_step, math.ceil(_STEP_US / sample_us))
-        return PolicyDecision(Regime(max(1, int(samples * sample_us)), samples))
+        return PolicyDecision(SteadyState(max(1, int(samples * sample_us)), samples))
 
-    def change(self, event: Event, state: Any) -> PolicyDecision:
+    def change(self, event: MembershipChange, state: Any) -> PolicyDecision:
         return self.begin(event.members)
 
 
 @dataclass(frozen=True, slots=True)
 class FaultScaled:
-    """Fault-free 1F1B, slowed by the share of workers that are dead."""
+    """Fault-free 1F1B, slowed down by the share of dead workers."""
 
     job: SimulatedJob
     timing: IterationTime
@@ -50,7 +50,7 @@ class FaultScaled:
         if not num_live:
             return PolicyDecision(DOWN)
         step_us = self.job.scaled_us(self.timing.period_us * self.job.num_nodes / num_live)
-        return PolicyDecision(Regime(step_us, self.job.samples_per_step, self.timing.busy_share(self.job.num_nodes)))
+        return PolicyDecision(SteadyState(step_us, self.job.samples_per_step, self.timing.busy_share(self.job.num_nodes)))
 
-    def change(self, event: Event, state: Any) -> PolicyDecision:
+    def change(self, event: MembershipChange, state: Any) -> PolicyDecision:
         return self.begin(event.members)

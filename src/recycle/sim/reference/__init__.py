@@ -1,1 +1,0 @@
-"""Others' simulator, by its own rules, to hold our policies against theirs."""
