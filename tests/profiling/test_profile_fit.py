@@ -14,7 +14,7 @@ from recycle.profiling.contention import Timed
 from recycle.profiling.plan_runner import PlanRun, WeightState
 from recycle.profiling.profile_fit import Over, ProfileFit
 from recycle.runtime.compute.stage_costs import StageBytes
-from recycle.runtime.execute.executor import Span
+from recycle.runtime.execute.spans import Span
 
 pytestmark = pytest.mark.timeout(60)
 TAKEN = Taken("cpu", "a machine", "2.11", 2, 3, "GPT")

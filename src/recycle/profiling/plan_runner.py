@@ -16,7 +16,7 @@ from recycle.core.errors import WorkerFailed
 from recycle.core.plans.plan import Plan
 from recycle.profiling.worker_pool import TIMEOUT
 from recycle.runtime.compute.optimizer_step import StepVerdict
-from recycle.runtime.execute.executor import Span, now_us
+from recycle.runtime.execute.spans import Span, now_us
 from recycle.runtime.transport.gloo import GlooTransport, GroupView
 from recycle.runtime.transport.select import make_transport
 from recycle.runtime.worker.epoch_setup import make_stage_state, make_trainer, worker_program

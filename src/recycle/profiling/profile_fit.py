@@ -27,7 +27,7 @@ from recycle.core.profile import QUARTILE, Link, Profile, Spread, StageProfile, 
 from recycle.profiling.contention import Contenders, Timed, What, costs_and_levels
 from recycle.profiling.plan_runner import PlanRun, WeightState
 from recycle.runtime.compute.stage_costs import StageBytes
-from recycle.runtime.execute.executor import Span
+from recycle.runtime.execute.spans import Span
 
 # A message that was sent so much earlier than its receiver was free for it was there already.
 _LONG_US = 50_000

@@ -13,7 +13,7 @@ from recycle.control.decide.messages import Ballot, ProgressReport
 from recycle.core.cluster import Shape
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.tied_parameters import Tie
-from recycle.runtime.execute.executor import Span
+from recycle.runtime.execute.spans import Span
 from recycle.runtime.job import TrainOptions
 from recycle.runtime.worker.epoch_setup import make_stage_state
 from recycle.runtime.worker.worker_spec import CopiedStages, WorkerSpec

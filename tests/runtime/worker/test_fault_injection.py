@@ -11,7 +11,7 @@ import pytest
 import recycle
 from recycle.core.cluster import Worker
 from recycle.core.events.failure_script import Action, Injection
-from recycle.runtime.execute.executor import now_us
+from recycle.runtime.execute.spans import now_us
 from recycle.runtime.worker.epoch_setup import worker_program
 from recycle.runtime.worker.fault_injection import FaultInjector, death_us
 from tests.processes import is_there, until

@@ -99,7 +99,7 @@ def run_coordinator(args: argparse.Namespace) -> int:
     )
     from recycle.runtime.coordinator.ledger.run_folder import RunFolderOptions
     from recycle.runtime.coordinator.service import serve_job
-    from recycle.runtime.execute.executor import now_us
+    from recycle.runtime.execute.spans import now_us
 
     config = read_config(args)
     host, port = _address(args.listen)

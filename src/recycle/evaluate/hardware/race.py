@@ -26,7 +26,7 @@ from recycle.evaluate.hardware.round_profiles import Rehearsal, round_path
 from recycle.evaluate.hardware.setup import Setup
 from recycle.evaluate.hardware.variants import Variant
 from recycle.profiling.worker_pool import WorkerPool, worker_pool
-from recycle.runtime.execute.executor import Span
+from recycle.runtime.execute.spans import Span
 
 WARM_UP = 2
 MEASURED, PLANS, SPANS = "measured.jsonl", "plans", "spans"

@@ -18,8 +18,8 @@ from recycle.core.op import Kind
 from recycle.evaluate.hardware.setup import SEED, Setup, make_optimizer
 from recycle.profiling.worker_pool import TIMEOUT, Station
 from recycle.runtime.compute.microbatches import MicroBatches
-from recycle.runtime.execute.executor import now_us
 from recycle.runtime.execute.row_program import TensorMessage
+from recycle.runtime.execute.spans import now_us
 from recycle.runtime.transport.cuda_ipc import CudaIpcTransport
 from recycle.runtime.transport.gloo import GlooTransport, GroupView, TensorSpec
 from recycle.runtime.worker.worker_spec import CopiedStages

@@ -4,19 +4,17 @@ It knows no clock. An op waits for its message, runs, and sends on; the order of
 can wait for each other.
 """
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from recycle.core.cluster import Worker
-from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
 from recycle.runtime.compute.seeds import seed_of
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.execute.row_program import Instruction, TensorMessage
+from recycle.runtime.execute.spans import Span, now_us
 
 # Receives for so many ops ahead are posted, so that their messages come while others compute.
 _AHEAD = 3
@@ -46,28 +44,6 @@ class MicroBatchSource(Protocol):
     """Micro-batches by their address, the same for whoever asks."""
 
     def get(self, step: int, pipeline: int, index: int) -> tuple[Tensor, Tensor]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """When something ran, in µs of the machine's clock: an op by its text, or what follows all ops.
-
-    `asked_us` is when its worker was free for it, and began to wait for its message; it stays within the worker.
-    """
-
-    label: str
-    start_us: int
-    end_us: int
-    is_in_vain: bool = False
-    asked_us: int = 0
-
-    @property
-    def is_op(self) -> bool:
-        return self.label not in (REDUCE, OPTIMIZER)
-
-
-def now_us() -> int:
-    return time.monotonic_ns() // 1000
 
 
 Reached = Callable[[int, str], None]

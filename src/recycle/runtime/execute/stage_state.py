@@ -15,7 +15,7 @@ from recycle.core.cluster import Shape
 from recycle.runtime.compute.optimizer_step import Stepper, StepVerdict, judge_step, norm_squared
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.compute.tied_parameters import Tie, counted_elsewhere
-from recycle.runtime.execute.executor import Span
+from recycle.runtime.execute.spans import Span
 
 Report = Callable[[int, Mapping[int, float], Sequence[Span], StepVerdict], None]
 """What is called when an iteration is applied for good, with its number, losses, spans and verdict."""

@@ -19,7 +19,8 @@ from recycle.control.decide.messages import Ballot
 from recycle.core.cluster import Shape
 from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.runtime.compute.tied_parameters import Tie
-from recycle.runtime.execute.executor import Executor, Span, now_us
+from recycle.runtime.execute.executor import Executor
+from recycle.runtime.execute.spans import Span, now_us
 from recycle.runtime.execute.stage_state import Report, StageState
 from recycle.runtime.transport.gloo import GlooTransport, GroupView
 
@@ -77,11 +78,11 @@ class Trainer:
                     self.executor.begin_again()
                     return False
                 if not was_right:
-                    spans[:] = [replace(span, is_in_vain=True) for span in spans]
+                    spans[:] = [replace(span, is_discarded=True) for span in spans]
                     self._begin_again()
                 elif self.executor.doubt is not None:
                     raise self.executor.doubt
-            played = sum(not span.is_in_vain for span in spans)
+            played = sum(not span.is_discarded for span in spans)
             self.executor.play(iteration, played, len(self.executor.turns), spans)
             if self._finish(iteration, spans, report):
                 return False

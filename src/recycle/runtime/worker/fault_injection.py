@@ -10,8 +10,8 @@ from pathlib import Path
 from recycle.core.events import failure_script as script
 from recycle.core.events import record
 from recycle.core.events.failure_script import RECOVERY, Action, Injection
-from recycle.runtime.execute.executor import now_us
 from recycle.runtime.execute.row_program import Instruction
+from recycle.runtime.execute.spans import now_us
 
 # What the executor calls the moments that the script calls otherwise.
 _MOMENTS = {script.REDUCE: record.REDUCE, script.STEP: record.OPTIMIZER}

@@ -51,8 +51,8 @@ from recycle.runtime.coordinator.ledger.worker_reports import (
     WorkerReport,
     report_to_json,
 )
-from recycle.runtime.execute.executor import Span, now_us
 from recycle.runtime.execute.row_program import Instruction
+from recycle.runtime.execute.spans import Span, now_us
 from recycle.runtime.execute.stage_state import StageState
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.transport import state_transfer as transfer
