@@ -16,8 +16,8 @@ from recycle.models.text import Text
 from recycle.runtime.compute.activation_memory import ActivationMeter, planned_peak_bytes
 from recycle.runtime.compute.microbatches import MicroBatches
 from recycle.runtime.compute.stage_costs import measure_bytes, measure_stages
-from recycle.runtime.solo import Solo
 from tests.runtime.jobs import BATCH, WIDTH, Numbers, adamw, loss, make_stages
+from tests.runtime.reference_executor import ReferenceExecutor
 
 torch.set_num_threads(1)
 HIDDEN_BYTES = 4 * BATCH * 5 * WIDTH
@@ -186,7 +186,7 @@ def plan(options):
 
 def peaks(made, stages, samples, own_loss):
     """The measured and the planned peak of every worker."""
-    job = Solo(made, stages, samples, own_loss, adamw)
+    job = ReferenceExecutor(made, stages, samples, own_loss, adamw)
     for executor in job.workers.values():
         executor.stage.meter = ActivationMeter(executor.stage.module)
     job.iterate(0)

@@ -23,10 +23,10 @@ from recycle.core.op import Kind
 from recycle.core.profile import Link, Profile, StageProfile
 from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.gradients import make_sums
+from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper
 from recycle.runtime.compute.seeds import seed_of
 from recycle.runtime.compute.stage import Loss, Stage
-from recycle.runtime.execute.executor import MicroBatchSource
 
 Clock = Callable[[], float]
 """The time in µs, from any moment on."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
+from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.seeds import seed_of
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.execute.row_program import Instruction, TensorMessage
@@ -38,12 +39,6 @@ class Transport(Protocol):
     def blank(self, message: TensorMessage) -> Tensor:
         """Return zeros of the form that the message has."""
         ...
-
-
-class MicroBatchSource(Protocol):
-    """Micro-batches by their address, the same for whoever asks."""
-
-    def get(self, step: int, pipeline: int, index: int) -> tuple[Tensor, Tensor]: ...
 
 
 Reached = Callable[[int, str], None]

@@ -15,11 +15,12 @@ from recycle.core.cluster import Worker
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.routes import Routes
 from recycle.runtime.compute.gradients import make_sums
+from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper, judge_step, norm_squared
 from recycle.runtime.compute.stage import Loss, Stage
 from recycle.runtime.compute.tied_parameters import counted_elsewhere, find_ties
 from recycle.runtime.compute.weight_digest import digest, whole_digest
-from recycle.runtime.execute.executor import Executor, MicroBatchSource
+from recycle.runtime.execute.executor import Executor
 from recycle.runtime.execute.row_program import TensorMessage, compile_rows
 from recycle.runtime.execute.warm_up import warm_ups
 
@@ -44,7 +45,7 @@ class Mailbox:
         raise AssertionError("nothing is guessed within a process")
 
 
-class Solo:
+class ReferenceExecutor:
     """A training job in one process. `is_exact` makes sums that do not depend on who ran what."""
 
     def __init__(
