@@ -17,9 +17,9 @@ from recycle.core.profile import StageProfile
 from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer, Schedule, constant
 from recycle.runtime.compute.stage import Loss, cast, refuse_unusable
-from recycle.runtime.compute.stage_costs import measure_bytes
+from recycle.runtime.compute.stage_bytes import measure_bytes
 from recycle.runtime.compute.tied_parameters import Tie, find_ties
-from recycle.runtime.transport.gloo import TensorSpec
+from recycle.runtime.transport.specs import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

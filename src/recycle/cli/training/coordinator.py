@@ -192,7 +192,7 @@ def make_worker_spec(door: "Endpoint", folder: Path, about: Any) -> "WorkerSpec"
     from recycle.runtime.checkpoint.files import plain
     from recycle.runtime.checkpoint.resume import differing
     from recycle.runtime.coordinator.ledger.run_folder import RunFolderOptions
-    from recycle.runtime.transport.gloo import TensorSpec
+    from recycle.runtime.transport.specs import TensorSpec
     from recycle.runtime.worker.worker_spec import CopiedStages, worker_spec
 
     config = parse_config(about["config"])

@@ -17,7 +17,7 @@ from recycle.runtime.compute.optimizer_step import MakeOptimizer, Schedule
 from recycle.runtime.compute.stage import Loss
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.job import CheckpointOptions, Job, TrainOptions
-from recycle.runtime.transport.gloo import TensorSpec
+from recycle.runtime.transport.specs import TensorSpec
 
 
 class StageFactory(Protocol):
