@@ -8,7 +8,7 @@ from one end to the next; an iteration ends with its last worker.
 import gzip
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
@@ -163,7 +163,8 @@ def _append(path: Path, trial: Trial) -> None:
     """Add a line; a line that was cut off gets its end first, so that it does not spoil this one, too."""
     is_cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
     with path.open("a", encoding="utf-8") as stream:
-        stream.write("\n" * is_cut_off + json.dumps(_to_json(trial)) + "\n")
+        row = {**asdict(trial), "losses": [round(loss, 6) for loss in trial.losses]}
+        stream.write("\n" * is_cut_off + json.dumps(row) + "\n")
 
 
 def _row(span: Span, zero_us: int) -> list[Any]:
@@ -179,20 +180,6 @@ def read_trials(folder: Path) -> Iterator[Trial]:
         return
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            yield _from_json(json.loads(line))
-        except (ValueError, KeyError):
+            yield Trial(**json.loads(line))
+        except (ValueError, TypeError):
             continue
-
-
-def _to_json(trial: Trial) -> dict[str, Any]:
-    return {
-        "round": trial.round,
-        "variant": trial.variant,
-        "iterations_us": list(trial.iterations_us),
-        "losses": [round(loss, 6) for loss in trial.losses],
-        "ops_us": dict(trial.ops_us),
-    }
-
-
-def _from_json(data: Mapping[str, Any]) -> Trial:
-    return Trial(data["round"], data["variant"], data["iterations_us"], data["losses"], data["ops_us"])

@@ -77,13 +77,11 @@ class StageCopies:
         gradient = None
         for stage in reversed(self.stages):
             for kind in kinds:
-                match kind:
-                    case Kind.I:
-                        gradient = run(stage, kind, partial(stage.backward_input, _CHAIN, gradient))
-                    case Kind.B:
-                        gradient = run(stage, kind, partial(stage.backward, _CHAIN, gradient))
-                    case Kind.W:
-                        run(stage, kind, partial(stage.backward_weight, _CHAIN))
+                if kind is Kind.W:
+                    run(stage, kind, partial(stage.backward_weight, _CHAIN))
+                else:
+                    backward = stage.backward_input if kind is Kind.I else stage.backward
+                    gradient = run(stage, kind, partial(backward, _CHAIN, gradient))
 
     def measure_bytes(self) -> list[StageBytes]:
         """The bytes that stages hold between their ops; meters are used here alone, since they take time."""

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from recycle.core.cluster import Worker
 from recycle.runtime.compute.tied_parameters import Tie
-from recycle.runtime.transport.gloo import NUM_TAG_ROUNDS
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.messages import MessageQueue, Posted
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportSpec
@@ -156,19 +155,16 @@ class CudaIpcCarrier:
         self.slot(self._inboxes[message.receiver], message, round_).copy_(tensor.detach())
         self._memory.synchronize()
         notification = torch.zeros(1, dtype=torch.uint8)
-        return Posted(self._groups.begin_send(notification, message.receiver, self._tag(message, round_)), notification)
+        return Posted(self._groups.begin_send(notification, message.receiver, self._spec.tag(message, round_)), notification)
 
     def post_receives(self, message: TensorMessage, round_: int) -> dict[TensorMessage, Posted]:
         notification = torch.empty(1, dtype=torch.uint8)
-        work = self._groups.begin_receive(notification, message.sender, self._tag(message, round_))
+        work = self._groups.begin_receive(notification, message.sender, self._spec.tag(message, round_))
         return {message: Posted(work, notification)}
 
     def unpack(self, message: TensorMessage, body: Tensor, round_: int) -> Tensor:
         """A copy: the sender will need the slot again, and the micro-batch may still be in flight then."""
         return self.slot(self.inbox, message, round_).clone()
-
-    def _tag(self, message: TensorMessage, round_: int) -> int:
-        return self._spec.number(message, round_, NUM_TAG_ROUNDS)
 
     def close(self) -> None:
         self._inboxes.clear()

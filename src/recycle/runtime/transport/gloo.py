@@ -13,9 +13,6 @@ from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.messages import MessageQueue, Posted
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportSpec
 
-# Messages of so many rounds may be on their way at once: stages run at most one iteration apart, and may try one twice.
-NUM_TAG_ROUNDS = 8
-
 
 class GlooTransport:
     """The connections of one worker in one epoch, all of them over gloo."""
@@ -46,15 +43,12 @@ class GlooCarrier:
 
     def post_send(self, message: TensorMessage, tensor: Tensor, round_: int) -> Posted:
         body = tensor.detach().cpu().contiguous()
-        return Posted(self._groups.begin_send(body, message.receiver, self._tag(message, round_)), body)
+        return Posted(self._groups.begin_send(body, message.receiver, self._spec.tag(message, round_)), body)
 
     def post_receives(self, message: TensorMessage, round_: int) -> dict[TensorMessage, Posted]:
         spec = self._spec.tensor_spec(message)
         body = torch.empty(spec.shape, dtype=spec.dtype)
-        return {message: Posted(self._groups.begin_receive(body, message.sender, self._tag(message, round_)), body)}
+        return {message: Posted(self._groups.begin_receive(body, message.sender, self._spec.tag(message, round_)), body)}
 
     def unpack(self, message: TensorMessage, body: Tensor, round_: int) -> Tensor:
         return body
-
-    def _tag(self, message: TensorMessage, round_: int) -> int:
-        return self._spec.number(message, round_, NUM_TAG_ROUNDS)

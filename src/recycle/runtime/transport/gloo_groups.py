@@ -64,6 +64,7 @@ class GlooGroups:
             raise TransportBroken(str(problem)) from None
 
     def wait(self, work: Any) -> None:
+        """Wait for an operation that was begun."""
         try:
             work.wait(self._spec.timeout)
         except RuntimeError as problem:
@@ -78,6 +79,7 @@ class GlooGroups:
         return self.begin(self._all.recv, [body], self._rank[sender], tag)
 
     def send_bytes(self, receiver: Worker, body: Tensor, tag: int) -> None:
+        """Send bytes, and return when they were taken."""
         self.wait(self.begin_send(body, receiver, _BULK_TAGS + tag))
 
     def receive_bytes(self, sender: Worker, size_bytes: int, tag: int) -> Tensor:
@@ -86,7 +88,7 @@ class GlooGroups:
         return body
 
     def begin_all_reduce(self, tensor: Tensor, group: Any = None) -> Any:
-        """Begin to sum a tensor over all live workers, or over the members of `group`, which may be of another backend."""
+        """Begin to sum a tensor over all live workers, or over `group`, which may be of another backend; `wait` ends it."""
         return self.begin((self._all if group is None else group).allreduce, [tensor], self._options)
 
     def all_reduce(self, tensor: Tensor, tie: Tie | None = None) -> None:

@@ -43,7 +43,7 @@ class MessageCarrier(Protocol):
 
 
 class MessageQueue:
-    """Sends and receives over a carrier. `round` is that of the messages that are sent and received now."""
+    """Sends and receives over a carrier. `round` counts the tries at iterations: messages of two rounds are never confused."""
 
     def __init__(self, view: GroupView, spec: TransportSpec, groups: GlooGroups, carrier: MessageCarrier) -> None:
         self.round = 0
@@ -90,6 +90,7 @@ class MessageQueue:
             self._groups.wait(posted.work)
 
     def flush(self) -> None:
+        """Wait until every message that was sent has been taken."""
         for receiver in self._sent:
             self._release(receiver, (self.round + 1, 0))
 

@@ -6,12 +6,13 @@ worker dies, the workers that wait for it fail, and `abort` from another thread 
 transport is never repaired; the next epoch has its own.
 """
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
-from recycle.core.cluster import Worker
 from recycle.runtime.compute.tied_parameters import Tie
+from recycle.runtime.transport.gloo_groups import GlooGroups
+from recycle.runtime.transport.messages import MessageQueue
 from recycle.runtime.transport.specs import TensorMessage
 
 
@@ -35,42 +36,14 @@ class TensorChannel(Protocol):
         ...
 
 
-class MessageChannel(TensorChannel, Protocol):
-    """All messages of a worker. `round` counts the tries at iterations: messages of different rounds are never confused."""
-
-    round: int
-
-    def flush(self) -> None:
-        """Wait until every message that was sent has been taken."""
-        ...
-
-
-class HostChannel(Protocol):
-    """Communication in host memory, over the group of all live workers."""
-
-    def begin_all_reduce(self, tensor: Tensor) -> Any:
-        """Begin to replace the tensor by its sum over all live workers; `wait` on the returned work ends it."""
-        ...
-
-    def wait(self, work: Any) -> None:
-        """Wait for an operation that was begun."""
-        ...
-
-    def send_bytes(self, receiver: Worker, body: Tensor, tag: int) -> None:
-        """Send bytes, and return when they were taken."""
-        ...
-
-    def receive_bytes(self, sender: Worker, size_bytes: int, tag: int) -> Tensor: ...
-
-
 class Transport(Protocol):
     """The connections of one worker in one epoch."""
 
     @property
-    def messages(self) -> MessageChannel: ...
+    def messages(self) -> MessageQueue: ...
 
     @property
-    def host(self) -> HostChannel: ...
+    def host(self) -> GlooGroups: ...
 
     def all_reduce(self, tensor: Tensor, tie: Tie | None = None) -> None:
         """Replace the tensor by its sum over the live peers of the stage, or over the live workers of all stages of a tie."""

@@ -10,6 +10,9 @@ from recycle.core.cluster import Worker
 from recycle.core.op import Kind
 from recycle.runtime.compute.tied_parameters import Tie
 
+# Messages of so many rounds may be on their way at once: stages run at most one iteration apart, and may try one twice.
+_NUM_TAG_ROUNDS = 8
+
 
 class TransportBroken(Exception):
     """A connection to another worker is gone, or was closed because the epoch is over."""
@@ -88,6 +91,9 @@ class TransportSpec:
     def tensor_spec(self, message: TensorMessage) -> TensorSpec:
         """The stage before made an activation; a gradient is as large as the tensor that its receiver had sent."""
         return self.tensor_specs[message.stage - 1 if message.kind is Kind.F else message.stage]
+
+    def tag(self, message: TensorMessage, round_: int) -> int:
+        return self.number(message, round_, _NUM_TAG_ROUNDS)
 
     def number(self, message: TensorMessage, round_: int, num_rounds: int) -> int:
         """A number that differs for all messages to one worker in any `num_rounds` consecutive rounds."""

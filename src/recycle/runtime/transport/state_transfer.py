@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from recycle.core.cluster import Worker
 from recycle.runtime.checkpoint.state import Snapshot, put_back, take_snapshot
 from recycle.runtime.checkpoint.tensor_file import memory_of
-from recycle.runtime.transport.protocol import HostChannel
+from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.specs import TransportBroken
 
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
@@ -22,7 +22,7 @@ _HEADER_TAG, _BODY_TAG = 0, 1
 _LENGTH_BYTES, _DIGEST_BYTES = 8, 32
 
 
-def send_state(channel: HostChannel, receiver: Worker, module: nn.Module, optimizer: Optimizer) -> int:
+def send_state(groups: GlooGroups, receiver: Worker, module: nn.Module, optimizer: Optimizer) -> int:
     """Send the whole state of the stage; return the number of bytes of its tensors."""
     snapshot = take_snapshot(module, optimizer)
     tensors = [(name, value.contiguous()) for name, value in snapshot.tensors.items()]
@@ -32,24 +32,24 @@ def send_state(channel: HostChannel, receiver: Worker, module: nn.Module, optimi
     layout = [[name, str(value.dtype), list(value.shape)] for name, value in tensors]
     header = json.dumps({"tensors": layout, "optimizer": snapshot.optimizer, "sha256": digest.hexdigest()}).encode()
     for part in (len(header).to_bytes(_LENGTH_BYTES, "little") + hashlib.sha256(header).digest(), header):
-        channel.send_bytes(receiver, torch.frombuffer(bytearray(part), dtype=torch.uint8), _HEADER_TAG)
+        groups.send_bytes(receiver, torch.frombuffer(bytearray(part), dtype=torch.uint8), _HEADER_TAG)
     flat = [value.reshape(-1).view(torch.uint8) for _, value in tensors]
     body = torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
     if len(body):
-        channel.send_bytes(receiver, body, _BODY_TAG)
+        groups.send_bytes(receiver, body, _BODY_TAG)
     return len(body)
 
 
-def receive_state(channel: HostChannel, sender: Worker, module: nn.Module, optimizer: Optimizer) -> int:
+def receive_state(groups: GlooGroups, sender: Worker, module: nn.Module, optimizer: Optimizer) -> int:
     """Replace module and optimizer by the state that a peer sends; return the number of bytes of its tensors."""
-    opening = _bytes_of(channel.receive_bytes(sender, _LENGTH_BYTES + _DIGEST_BYTES, _HEADER_TAG))
-    received = channel.receive_bytes(sender, int.from_bytes(opening[:_LENGTH_BYTES], "little"), _HEADER_TAG)
+    opening = _bytes_of(groups.receive_bytes(sender, _LENGTH_BYTES + _DIGEST_BYTES, _HEADER_TAG))
+    received = groups.receive_bytes(sender, int.from_bytes(opening[:_LENGTH_BYTES], "little"), _HEADER_TAG)
     _refuse_changed(sender, received, opening[_LENGTH_BYTES:])
     header = json.loads(_bytes_of(received))
     layout = [(name, _DTYPES[dtype], shape) for name, dtype, shape in header["tensors"]]
     sizes = [dtype.itemsize * torch.Size(shape).numel() for _, dtype, shape in layout]
     total = sum(sizes)
-    body = channel.receive_bytes(sender, total, _BODY_TAG) if total else torch.empty(0, dtype=torch.uint8)
+    body = groups.receive_bytes(sender, total, _BODY_TAG) if total else torch.empty(0, dtype=torch.uint8)
     _refuse_changed(sender, body, bytes.fromhex(header["sha256"]))
     # A copy of each, because a tensor must begin at a multiple of the size of its numbers.
     parts = zip(layout, torch.split(body, sizes), strict=True)

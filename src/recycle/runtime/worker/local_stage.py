@@ -13,7 +13,7 @@ from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.coordinator.ledger.worker_reports import IterationApplied, StepUndone, WorkerReport
 from recycle.runtime.execute.spans import Span
 from recycle.runtime.execute.stage_state import StageState
-from recycle.runtime.transport.protocol import HostChannel
+from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.specs import GroupView
 from recycle.runtime.transport.state_transfer import receive_state, send_state
 from recycle.runtime.worker.epoch_setup import make_stage_state
@@ -95,14 +95,14 @@ class LocalStage:
         if courier is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def transfer(self, channel: HostChannel, sources: Mapping[str, str]) -> None:
+    def transfer(self, groups: GlooGroups, sources: Mapping[str, str]) -> None:
         """Send the state to the peers that copy it from here, or receive it. `sources` are the senders by receiver."""
         module, optimizer = self.state.stage.module, self.state.stepper.optimizer
         for receiver, sender in sorted(sources.items()):
             if sender == str(self.place):
-                send_state(channel, Worker.parse(receiver), module, optimizer)
+                send_state(groups, Worker.parse(receiver), module, optimizer)
             elif receiver == str(self.place):
-                receive_state(channel, Worker.parse(sender), module, optimizer)
+                receive_state(groups, Worker.parse(sender), module, optimizer)
                 self._has_state = True
 
     def report_undone(self, iteration: int, spans: Sequence[Span]) -> None:

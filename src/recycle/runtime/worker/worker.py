@@ -11,7 +11,6 @@ import signal
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,8 @@ from recycle.runtime.compute.weight_digest import digest
 from recycle.runtime.coordinator.ledger.worker_reports import WorkerCrashed, WorkerFinished
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.execute.trainer import Trainer
+from recycle.runtime.transport.protocol import Transport
+from recycle.runtime.transport.rendezvous import Rendezvous
 from recycle.runtime.transport.specs import GroupView, TransportBroken
 from recycle.runtime.worker.control_thread import ControlThread
 from recycle.runtime.worker.epoch_setup import connect, make_trainer, worker_program
@@ -105,9 +106,8 @@ class _WorkerProcess:
     def _on_saved(self, iteration: int) -> None:
         self._injector.on_progress(iteration, CHECKPOINT)
 
-    @cached_property
-    def _device(self) -> torch.device:
-        """The device that this worker computes on: the members share the GPUs of a machine."""
+    def _set_device(self) -> torch.device:
+        """Select this worker's device in the calling thread, and return it: the members share the GPUs of a machine."""
         settings = self._spec.settings
         if settings.device != "cuda":
             return torch.device(settings.device)
@@ -153,12 +153,13 @@ class _WorkerProcess:
         """Take this worker's place in the epoch, connect to the other workers, and copy the stage's state where it is needed."""
         places = {member: Worker.parse(place) for place, member in start.seats.items()}
         view = GroupView(places[self._control.client.member], sorted(places.values()), start.epoch)
-        stage.move_to(view, start, self._device)
+        stage.move_to(view, start, self._set_device())
         program = worker_program(Plan.parse(start.plan), view.worker)
-        host = self._control.client.own_address
-        transport = self._control.connect(
-            start.epoch, lambda store: connect(self._spec, program, view, store, self._device, host)
-        )
+
+        def make_transport(store: Rendezvous) -> Transport:
+            return connect(self._spec, program, view, store, self._set_device(), self._control.client.own_address)
+
+        transport = self._control.connect(start.epoch, make_transport)
         self._injector.set_program(program.instructions)
         trainer = make_trainer(self._spec, program, view, stage.state, transport, self._injector.on_progress)
         regrouped_us = now_us()
@@ -185,13 +186,13 @@ class _WorkerProcess:
         """Report that all steps are done, and stay, since another worker may still be lost."""
         assert stage.place is not None
         stage.finish_checkpoints(start)
-        sha256, peak_bytes = digest(trainer.executor.stage.module), _peak_bytes(self._device)
+        sha256, peak_bytes = digest(trainer.executor.stage.module), _peak_bytes(self._spec.settings.device)
         self._control.report_finished(WorkerFinished(stage.place, sha256, peak_bytes, trainer.activation_bytes))
 
 
-def _peak_bytes(device: torch.device) -> int:
+def _peak_bytes(device: str) -> int:
     """The peak memory of the process: of the GPU's, or of the machine's."""
-    if device.type == "cuda":
+    if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated()
     peak: Any = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) * 1024
