@@ -25,7 +25,7 @@ from recycle.planner.live_planner import Planner
 from recycle.runtime.checkpoint import load
 from recycle.runtime.compute.weight_digest import digest, whole_digest
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
-from recycle.runtime.execute.executor import now_us
+from recycle.runtime.execute.spans import now_us
 
 STAGGERED, SYNCHRONOUS = ALL, "adaptive,decoupled"
 # A worker is back well before the end if so many iterations are left.

@@ -18,7 +18,7 @@ from runtime_cases import SEED, Sizes
 import recycle
 from recycle.core.events.record import Recovered
 from recycle.core.events.trace import Change, Trace
-from recycle.runtime.execute.executor import now_us
+from recycle.runtime.execute.spans import now_us
 
 # A run that is struck never comes to its last step: it is ended when enough is known.
 ENDLESS = 10**6

@@ -25,12 +25,13 @@ from recycle.core.cluster import Worker
 from recycle.core.events.record import Event, Stepped
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
-from recycle.profiling.worker_pool import TIMEOUT, Station, worker_pool
+from recycle.profiling.worker_pool import TIMEOUT, MemberContext, worker_pool
 from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.microbatches import MicroBatches
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
 from recycle.runtime.job import Job, TrainOptions
-from recycle.runtime.transport.gloo import GlooTransport, GroupView
+from recycle.runtime.transport.gloo import GlooTransport
+from recycle.runtime.transport.specs import GroupView, TransportSpec
 from recycle.runtime.worker.epoch_setup import make_stage_state, make_trainer, worker_program
 from recycle.runtime.worker.worker_spec import CopiedStages, WorkerSpec, worker_spec
 
@@ -81,15 +82,15 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a worker of a race is given: what is trained, by which plan, and where it sits."""
+    """A worker of a race: its spec, its plan, and its view of the other workers."""
 
-    kit: WorkerSpec
+    spec: WorkerSpec
     plan: recycle.Plan
-    address: GroupView
+    view: GroupView
 
     @property
     def worker(self) -> Worker:
-        return self.address.worker
+        return self.view.worker
 
 
 class Runner(Protocol):
@@ -106,20 +107,21 @@ class Ours:
     """A worker of ReCycle."""
 
     def __init__(self, given: Place, store: Any) -> None:
-        kit, part = given.kit, worker_program(given.plan, given.worker)
-        links = GlooTransport(store, given.address, kit.parcels, kit.shape.num_chains, kit.ties, TIMEOUT)
-        self._footing = make_stage_state(kit, given.worker.stage)
-        self._footing.stage.meter = ActivationMeter(self._footing.stage.module)
-        self._trainer = make_trainer(kit, part, given.address, self._footing, links)
+        spec, program = given.spec, worker_program(given.plan, given.worker)
+        transport_spec = TransportSpec(spec.parcels, spec.shape.num_chains, spec.ties, TIMEOUT)
+        transport = GlooTransport(store, given.view, transport_spec)
+        self._state = make_stage_state(spec, given.worker.stage)
+        self._state.stage.meter = ActivationMeter(self._state.stage.module)
+        self._trainer = make_trainer(spec, program, given.view, self._state, transport)
 
     def run(self, num_iterations: int) -> None:
-        if not self._trainer.train(self._footing.num_steps + num_iterations, lambda *told: None):
+        if not self._trainer.train(self._state.num_steps + num_iterations, lambda *report: None):
             raise RuntimeError("a worker paused, though nobody asked it to")
 
 
 def ours_exact(given: Place, store: Any) -> Ours:
-    kit = replace(given.kit, settings=replace(given.kit.settings, is_exact=True))
-    return Ours(replace(given, kit=kit), store)
+    spec = replace(given.spec, settings=replace(given.spec.settings, is_exact=True))
+    return Ours(replace(given, spec=spec), store)
 
 
 class Theirs:
@@ -129,16 +131,16 @@ class Theirs:
         # Here, because only races need it, and it takes a second to load.
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-        worker, shape = given.worker, given.kit.shape
+        worker, shape = given.worker, given.spec.shape
         ranks = [[p * shape.num_stages + s for s in range(shape.num_stages)] for p in range(shape.num_pipelines)]
         pipelines = [dist.new_group(own) for own in ranks]
         peers = [dist.new_group(list(own)) for own in zip(*ranks, strict=True)]
         self._given, self._peers, self._num_peers = given, peers[worker.stage], shape.num_pipelines
-        module = given.kit.stages.make(worker.stage)
+        module = given.spec.stages.make(worker.stage)
         self._parameters: list[Tensor] = list(module.parameters())
         stage = PipelineStage(module, worker.stage, shape.num_stages, torch.device("cpu"), group=pipelines[worker.pipeline])
         self._schedule = Schedule1F1B(stage, shape.num_microbatches, loss_fn=next_byte_loss)
-        self._optimizer = given.kit.make_optimizer(self._parameters)
+        self._optimizer = given.spec.make_optimizer(self._parameters)
         self._done = 0
 
     def run(self, num_iterations: int) -> None:
@@ -147,7 +149,7 @@ class Theirs:
             self._done += 1
 
     def _step(self) -> None:
-        worker, shape = self._given.worker, self._given.kit.shape
+        worker, shape = self._given.worker, self._given.spec.shape
         is_first, is_last = worker.stage == 0, worker.stage == shape.num_stages - 1
         inputs, targets = self._data() if is_first or is_last else (None, None)
         losses: list[Tensor] = []
@@ -167,18 +169,18 @@ class Theirs:
             parameter.grad = part.view(parameter.shape)
 
     def _data(self) -> tuple[Tensor, Tensor]:
-        kit, pipeline = self._given.kit, self._given.worker.pipeline
-        parts = [kit.samples.get(self._done, pipeline, index) for index in range(kit.shape.num_microbatches)]
+        spec, pipeline = self._given.spec, self._given.worker.pipeline
+        parts = [spec.samples.get(self._done, pipeline, index) for index in range(spec.shape.num_microbatches)]
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
 
 class _Racer:
     """One worker of a race, on every side of it."""
 
-    def __init__(self, kit: WorkerSpec, plan: recycle.Plan, entrants: Sequence[Entrant], station: Station) -> None:
-        store, size = station.store, len(station.workers)
-        dist.init_process_group("gloo", store=dist.PrefixStore("all", store), rank=station.rank, world_size=size, timeout=TIMEOUT)
-        place = Place(kit, plan, GroupView(station.worker, station.workers))
+    def __init__(self, spec: WorkerSpec, plan: recycle.Plan, entrants: Sequence[Entrant], context: MemberContext) -> None:
+        store, size = context.store, len(context.workers)
+        dist.init_process_group("gloo", store=dist.PrefixStore("all", store), rank=context.rank, world_size=size, timeout=TIMEOUT)
+        place = Place(spec, plan, GroupView(context.worker, context.workers))
         self._runners = [enter(place, dist.PrefixStore(str(number), store)) for number, enter in enumerate(entrants)]
         for runner in self._runners:
             runner.run(WARM_UP)
@@ -190,9 +192,9 @@ class _Racer:
 
 def race(job: Job, entrants: Sequence[Entrant], num_rounds: int, num_iterations: int) -> list[list[float]]:
     """Return the seconds of an iteration of each entrant, round by round. Nobody must be dead in the job's plan."""
-    kit, workers = worker_spec(job, CopiedStages(job.stages), job.parcels()), [row.worker for row in job.plan.rows]
-    with worker_pool(workers, partial(_Racer, kit, job.plan, entrants), ["torch.distributed.pipelining"]) as crew:
-        return [crew.ask(num_iterations)[workers[0]] for _ in range(num_rounds)]
+    spec, workers = worker_spec(job, CopiedStages(job.stages), job.parcels()), [row.worker for row in job.plan.rows]
+    with worker_pool(workers, partial(_Racer, spec, job.plan, entrants), ["torch.distributed.pipelining"]) as pool:
+        return [pool.ask(num_iterations)[workers[0]] for _ in range(num_rounds)]
 
 
 def _timed_s(runner: Runner, num_iterations: int) -> float:

@@ -1,4 +1,4 @@
-"""Who computes beside whom, and what that costs: found again from durations that were made by known costs and levels."""
+"""The fit of contention: costs and levels are found again from durations that were made by known ones."""
 
 import random
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recycle.core.op import Kind
-from recycle.profiling.contention import Contenders, Timed, costs_and_levels
+from recycle.profiling.contention import Concurrency, TimedOp, costs_and_levels
 
 pytestmark = pytest.mark.timeout(60)
 COSTS = {(0, Kind.F): 1000.0, (0, Kind.I): 2000.0, (1, Kind.F): 1500.0, (1, Kind.W): 700.0}
@@ -16,36 +16,36 @@ KINKED = [1.0, 1.0, 1.0, 1.0, 1.05, 1.1]
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=8), st.data())
-def test_a_crowd_counts_as_one_would_microsecond_by_microsecond(given_spans, data):
+def test_concurrency_is_counted_as_one_would_microsecond_by_microsecond(given_spans, data):
     busy = [(start, start + length) for start, length in given_spans]
     start, end = data.draw(st.sampled_from(busy))
     until = data.draw(st.integers(start + 1, end))
     by_hand = [0] * 8
     for at in range(start, until):
         by_hand[sum(begin <= at < stop for begin, stop in busy) - 1] += 1
-    assert Contenders(busy).shares(start, until, 7) == pytest.approx([num / (until - start) for num in by_hand])
+    assert Concurrency(busy).shares(start, until, 7) == pytest.approx([num / (until - start) for num in by_hand])
 
 
-def test_an_op_that_takes_no_time_has_nobody_beside_it():
-    assert Contenders([(0, 10), (5, 5)]).shares(5, 5, 2) == [1, 0, 0]
+def test_an_op_that_takes_no_time_has_no_contention():
+    assert Concurrency([(0, 10), (5, 5)]).shares(5, 5, 2) == [1, 0, 0]
 
 
 def made(levels, others, noise=0.0, num=400, seed=1):
-    """Ops by known costs and levels, with a crowd that is one of `others` for a part of the time, and another for the rest."""
+    """Ops by known costs and levels, each beside two numbers of other workers out of `others` in turn."""
     chance, ops = random.Random(seed), []
     for number in range(num):
-        what = list(COSTS)[number % len(COSTS)]
+        op_type = list(COSTS)[number % len(COSTS)]
         shares, part = [0.0] * len(levels), chance.random()
         shares[chance.choice(others)] += part
         shares[chance.choice(others)] += 1 - part
         level = sum(share * of for share, of in zip(shares, levels, strict=True))
-        ops.append(Timed(what, round(COSTS[what] * level * (1 + chance.gauss(0, noise))), shares))
+        ops.append(TimedOp(op_type, round(COSTS[op_type] * level * (1 + chance.gauss(0, noise))), shares))
     return ops
 
 
 def scaled(costs, levels):
-    """Costs and levels of nobody else, so that it does not matter which crowd was usual."""
-    return {what: cost * levels[0] for what, cost in costs.items()}, [level / levels[0] for level in levels]
+    """Costs and levels without other workers, so that it does not matter which contention was usual."""
+    return {op_type: cost * levels[0] for op_type, cost in costs.items()}, [level / levels[0] for level in levels]
 
 
 @pytest.mark.parametrize("levels", [KINKED, [1.0] * 6, [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]])
@@ -56,7 +56,7 @@ def test_costs_and_levels_are_found_again(levels):
     assert costs == pytest.approx(COSTS, rel=0.002)
 
 
-def test_they_are_found_among_noise_and_ops_that_were_held_up_by_something_else():
+def test_they_are_found_among_noise_and_ops_that_were_delayed_by_something_else():
     ops = made(KINKED, range(6), noise=0.03, num=2000)
     ops = [op._replace(took_us=round(1.4 * op.took_us)) if number % 11 == 0 else op for number, op in enumerate(ops)]
     costs, found = scaled(*costs_and_levels(ops, ops))
@@ -64,16 +64,16 @@ def test_they_are_found_among_noise_and_ops_that_were_held_up_by_something_else(
     assert costs == pytest.approx(COSTS, rel=0.03)
 
 
-def test_costs_are_those_of_the_usual_crowd():
+def test_costs_are_those_of_the_usual_contention():
     ops, usual = made(KINKED, range(6)), made(KINKED, [5])
     costs, found = costs_and_levels(ops + usual, usual)
     assert found[5] == pytest.approx(1)
-    assert costs == pytest.approx({what: 1.1 * cost for what, cost in COSTS.items()}, rel=0.002)
+    assert costs == pytest.approx({op_type: 1.1 * cost for op_type, cost in COSTS.items()}, rel=0.002)
 
 
 def test_levels_never_fall_and_stay_where_nothing_was_seen():
-    faster_in_a_crowd = made([1.2, 1.1, 1.0, 0.9, 0.8, 0.7], range(6))
-    _, found = costs_and_levels(faster_in_a_crowd, faster_in_a_crowd)
+    faster_beside_others = made([1.2, 1.1, 1.0, 0.9, 0.8, 0.7], range(6))
+    _, found = costs_and_levels(faster_beside_others, faster_beside_others)
     assert found == pytest.approx([1] * 6)
     ops = made([*KINKED[:5], 9.0], [0, 1, 4])
     _, found = scaled(*costs_and_levels(ops, ops))
@@ -82,5 +82,5 @@ def test_levels_never_fall_and_stay_where_nothing_was_seen():
 
 
 def test_one_worker_is_alone():
-    ops = [Timed((0, Kind.F), took_us, [1.0]) for took_us in (10, 12, 11)]
+    ops = [TimedOp((0, Kind.F), took_us, [1.0]) for took_us in (10, 12, 11)]
     assert costs_and_levels(ops, ops) == ({(0, Kind.F): 11}, [1.0])

@@ -9,7 +9,7 @@ from recycle.core.cluster import Shape
 from recycle.core.plans.rules import check
 from recycle.core.profile import Profile
 from recycle.profiling.rehearsal import Patience, rehearsal_plan, rehearse
-from recycle.runtime.compute.stage_costs import measure_bytes
+from recycle.runtime.compute.stage_bytes import measure_bytes
 from recycle.runtime.job import Job, TrainOptions
 from tests.plans import make_1f1b_plan
 from tests.runtime.jobs import BATCH, Numbers, adamw, loss, make_stages
@@ -45,24 +45,24 @@ def is_equal(one, other):
 
 
 def test_a_rehearsal_with_real_workers_gives_a_profile_that_can_be_kept_and_planned_with():
-    stages, told = make_stages(2), []
+    stages, rounds = make_stages(2), []
     before = states_of(stages)
     job = Job(rehearsal_plan(Shape(2, 2, 2), True), stages, Numbers(), loss, adamw, TrainOptions(1))
-    # Medians of real clocks do not stand perfectly still: it ends with the last round.
-    found = rehearse(job, "two layers", Patience(0.0, 1, 2), lambda number, unrest: told.append((number, unrest)))
+    # Medians of real clocks are never perfectly stable: it ends with the last round.
+    found = rehearse(job, "two layers", Patience(0.0, 1, 2), lambda number, change: rounds.append((number, change)))
 
     assert multiprocessing.active_children() == []
     assert is_equal(states_of(stages), before)
-    assert [number for number, _ in told] == [1, 2]
-    assert (told[0][1], told[1][1]) == (1.0, found.unrest)
-    assert (found.num_rounds, found.is_at_rest) == (2, found.unrest == 0)
+    assert [number for number, _ in rounds] == [1, 2]
+    assert (rounds[0][1], rounds[1][1]) == (1.0, found.median_change)
+    assert (found.num_rounds, found.is_stable) == (2, found.median_change == 0)
 
     profile = found.profile
     assert Profile.from_json(profile.to_json()) == profile
     sizes = [(stage.activation_bytes, stage.weight_held_bytes, stage.output_bytes) for stage in profile.stages]
     assert sizes == measure_bytes(stages, Numbers(), loss)
     assert (profile.taken.pipelines, profile.taken.samples, profile.taken.model) == (2, BATCH, "two layers")
-    assert 4 * 2 * 2 <= len(profile.factors) <= 25  # of four workers in two plays of two rounds
+    assert 4 * 2 * 2 <= len(profile.factors) <= 25  # of four workers in two runs of two rounds
     assert len(profile.contention) == 4
     assert list(profile.contention) == sorted(profile.contention)
     assert profile.reduce_us(0, 2) > 0
@@ -79,6 +79,6 @@ def test_a_rehearsal_with_real_workers_gives_a_profile_that_can_be_kept_and_plan
 def test_a_rehearsal_ends_as_soon_as_medians_move_no_more_than_they_may():
     job = Job(rehearsal_plan(Shape(1, 2, 1), True), make_stages(2), Numbers(), loss, adamw, TrainOptions(1))
     found = rehearse(job, "two layers", Patience(share=1.0, least_rounds=1, most_rounds=5))
-    assert (found.num_rounds, found.is_at_rest) == (1, True)
+    assert (found.num_rounds, found.is_stable) == (1, True)
     assert len(found.profile.contention) == 2  # with nobody else, and with one other
     assert found.profile.reduce_us(0, 1) == 0

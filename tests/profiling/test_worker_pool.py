@@ -1,4 +1,4 @@
-"""A crew: everybody answers, whatever goes wrong in one member is told, and no process outlives it."""
+"""A worker pool: every member answers, an error in one member is reported, and no process outlives the pool."""
 
 import multiprocessing
 import os
@@ -18,32 +18,32 @@ WORKERS = [Worker(0, 0), Worker(0, 1), Worker(1, 0)]
 class Echo:
     """A member that says who it is, and does on one of the workers what it is asked to."""
 
-    def __init__(self, station):
-        self.station, self.num_answers = station, 0
+    def __init__(self, context):
+        self.context, self.num_answers = context, 0
 
-    def answer(self, question):
-        what, worker = question
+    def answer(self, request):
+        what, worker = request
         self.num_answers += 1
-        if worker == self.station.worker and what == "raise":
+        if worker == self.context.worker and what == "raise":
             raise RuntimeError("the needle is off the scale")
-        if worker == self.station.worker and what == "end":
+        if worker == self.context.worker and what == "end":
             os._exit(7)
         assert parent_process() is not None
-        return self.station.rank, os.getpid(), self.num_answers, self._met() if what == "meet" else []
+        return self.context.rank, os.getpid(), self.num_answers, self._met() if what == "meet" else []
 
     def _met(self):
         """What all members have left at the store; who comes first waits there."""
-        self.station.store.set(str(self.station.worker), f"{self.station.rank} was here")
-        return [self.station.store.get(str(other)).decode() for other in self.station.workers]
+        self.context.store.set(str(self.context.worker), f"{self.context.rank} was here")
+        return [self.context.store.get(str(other)).decode() for other in self.context.workers]
 
 
-def refuse(station):
-    raise RuntimeError(f"{station.worker} cannot be made")
+def refuse(context):
+    raise RuntimeError(f"{context.worker} cannot be made")
 
 
-def test_all_answer_each_in_a_process_of_its_own_which_ends_with_the_crew():
-    with worker_pool(WORKERS, Echo) as crew:
-        first, second = crew.ask(("hello", None)), crew.ask(("meet", None))
+def test_all_answer_each_in_a_process_of_its_own_which_ends_with_the_pool():
+    with worker_pool(WORKERS, Echo) as pool:
+        first, second = pool.ask(("hello", None)), pool.ask(("meet", None))
         assert set(first) == set(second) == set(WORKERS)
         assert [first[worker][0] for worker in WORKERS] == [0, 1, 2]
         pids = {worker: pid for worker, (_, pid, _, _) in first.items()}
@@ -55,29 +55,29 @@ def test_all_answer_each_in_a_process_of_its_own_which_ends_with_the_crew():
     assert multiprocessing.active_children() == []
 
 
-def ask(question, pids, make=Echo):
-    """Put the question to a crew that answered before, with these process ids."""
-    with worker_pool(WORKERS, make) as crew:
-        pids += [pid for _, pid, _, _ in crew.ask(("hello", None)).values()]
-        crew.ask(question)
+def ask(request, pids, make=Echo):
+    """Send the request to a pool that answered before, with these process ids."""
+    with worker_pool(WORKERS, make) as pool:
+        pids += [pid for _, pid, _, _ in pool.ask(("hello", None)).values()]
+        pool.ask(request)
 
 
 @pytest.mark.parametrize(
-    ("question", "told"),
+    ("asked", "message"),
     [
         (("raise", Worker(0, 1)), r"(?s)W0_1 failed while it was measured:\nTraceback.*needle is off the scale"),
         (("end", Worker(1, 0)), "W1_0 ended with exit code 7 while it was measured"),
     ],
 )
-def test_a_member_that_fails_is_named_with_its_last_words_and_all_end(question, told):
+def test_a_member_that_fails_is_named_with_its_traceback_and_all_end(asked, message):
     pids = []
-    with pytest.raises(WorkerFailed, match=told):
-        ask(question, pids)
+    with pytest.raises(WorkerFailed, match=message):
+        ask(asked, pids)
     assert len(pids) == 3
     assert not any(map(is_there, pids))
 
 
-def test_a_member_that_cannot_be_made_is_told_with_the_first_answer():
+def test_a_member_that_cannot_be_made_is_reported_with_the_first_answer():
     with pytest.raises(WorkerFailed, match=r"(?s)W\d_\d failed while it was measured:\nTraceback.*W\d_\d cannot be made"):
         ask(("hello", None), [], make=refuse)
     assert multiprocessing.active_children() == []

@@ -21,8 +21,8 @@ from recycle.runtime.coordinator.ledger.run_folder import RunFolderOptions
 from recycle.runtime.execute.warm_up import warm_ups
 from recycle.runtime.job import Job, TrainOptions
 from recycle.runtime.launch.local_launcher import FailureOptions, launch
-from recycle.runtime.solo import Solo
 from tests.runtime.jobs import Numbers, adamw, loss, make_stages
+from tests.runtime.reference_executor import ReferenceExecutor
 
 pytestmark = pytest.mark.timeout(240)
 ALL, SYNCHRONOUS = "adaptive,decoupled,staggered", "adaptive,decoupled"
@@ -54,9 +54,11 @@ def unhurried_stages(num_stages, seconds):
 def undisturbed(shape, steps=STEPS, max_norm=None):
     """The weights and losses of the synchronous reference, in one process."""
     plan = recycle.solve(problem(shape, ALL), "greedy")
-    solo = Solo(plan, unhurried_stages(shape[1], 0), Numbers(), loss, adamw, seed=SEED, is_exact=True, max_norm=max_norm)
-    losses = [solo.iterate(step) for step in range(steps)]
-    return solo.weights_sha256(), losses
+    reference = ReferenceExecutor(
+        plan, unhurried_stages(shape[1], 0), Numbers(), loss, adamw, seed=SEED, is_exact=True, max_norm=max_norm
+    )
+    losses = [reference.iterate(step) for step in range(steps)]
+    return reference.weights_sha256(), losses
 
 
 class Run:

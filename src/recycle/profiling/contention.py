@@ -1,11 +1,12 @@
-"""How workers of one machine hold each other up, read from who computed when.
+"""Fit of contention: how much longer an op takes while other workers of the same machine compute.
 
-While others compute, an op takes longer: they want the same memory, power and caches. By how much is a level for each number of
-others. It need not rise evenly: a machine may bear eight of twelve at no cost at all, and pay for the rest. It never falls.
+While others compute, an op takes longer: all of them need the same memory, power and caches. The fit has one level for each
+number of others. Levels need not rise evenly: a machine may bear eight of twelve workers at no cost, and slow down with the rest.
+They never fall.
 
-Levels and costs are found in turns: the cost of an op is the median of what it took, each over the levels while it ran; levels
-are those for which costs come nearest to what ops took, by least squares. Ops that took far longer than that were held up by
-something else, and count only as far as levels could explain them.
+Levels and costs are found alternately: the cost of an op is the median of its durations, each divided by the mean level while it
+ran; levels are the least-squares fit of the durations divided by the costs. An op that took far longer was delayed by something
+else, and counts only as far as levels could explain it.
 """
 
 from bisect import bisect_right
@@ -19,14 +20,14 @@ from torch import Tensor
 
 from recycle.core.op import Kind
 
-What = tuple[int, Kind]
+OpType = tuple[int, Kind]
 """A stage and a kind of op."""
-_NUM_TURNS, _NUM_SWEEPS = 20, 20
+_NUM_ALTERNATIONS, _NUM_SWEEPS = 20, 20
 _FAR = 0.15
 
 
-class Contenders:
-    """How many workers computed when, from the spans of all of them."""
+class Concurrency:
+    """The number of workers that compute, over time, from the spans of all of them."""
 
     def __init__(self, spans_us: Sequence[tuple[int, int]]) -> None:
         changes = sorted([*((start, 1) for start, _ in spans_us), *((end, -1) for _, end in spans_us)])
@@ -38,60 +39,60 @@ class Contenders:
             self._nums.append(num)
 
     def shares(self, start_us: int, end_us: int, most: int) -> list[float]:
-        """The share of the time from `start_us` to `end_us`, while somebody computed, with no other, one other, up to `most`."""
+        """The shares of an op's time, `start_us` to `end_us`, in which no other, one other, up to `most` others computed."""
         shares = [0.0] * (most + 1)
         if end_us <= start_us:
             shares[0] = 1.0
             return shares
-        place, at_us = bisect_right(self._times, start_us) - 1, start_us
+        index, at_us = bisect_right(self._times, start_us) - 1, start_us
         while at_us < end_us:
-            until_us = min(end_us, self._times[place + 1])
-            shares[self._nums[place] - 1] += (until_us - at_us) / (end_us - start_us)
-            place, at_us = place + 1, until_us
+            until_us = min(end_us, self._times[index + 1])
+            shares[self._nums[index] - 1] += (until_us - at_us) / (end_us - start_us)
+            index, at_us = index + 1, until_us
         return shares
 
 
-class Timed(NamedTuple):
-    """What an op took, and for which shares of that how many others computed."""
+class TimedOp(NamedTuple):
+    """The duration of an op, and the shares of it in which no other, one other, two others and so on computed."""
 
-    what: What
+    type: OpType
     took_us: int
     shares: Sequence[float]
 
 
-def costs_and_levels(ops: Sequence[Timed], usual: Sequence[Timed]) -> tuple[dict[What, float], list[float]]:
-    """What each kind of op costs in the crowd that is usual, and what it takes over that by the number of others."""
+def costs_and_levels(ops: Sequence[TimedOp], usual: Sequence[TimedOp]) -> tuple[dict[OpType, float], list[float]]:
+    """The cost of each type of op under the usual contention, and its duration over that by the number of others."""
     shares = torch.tensor([op.shares for op in ops], dtype=torch.float64)
     took = torch.tensor([op.took_us for op in ops], dtype=torch.float64)
     mean = torch.tensor([op.shares for op in usual], dtype=torch.float64).mean(dim=0)
-    places: defaultdict[What, list[int]] = defaultdict(list)
-    for place, op in enumerate(ops):
-        places[op.what].append(place)
+    indices: defaultdict[OpType, list[int]] = defaultdict(list)
+    for index, op in enumerate(ops):
+        indices[op.type].append(index)
     num = shares.shape[1]
     # Levels are the sums of their rises: column j is the share of the time with at least j others.
     at_least = shares.flip(1).cumsum(1).flip(1)
     squares = at_least.T @ at_least
     rises = torch.zeros(num, dtype=torch.float64)
     levels = torch.ones(num, dtype=torch.float64)
-    costs = dict[What, float]()
-    for _ in range(_NUM_TURNS):
-        held_up = shares @ levels
+    costs = dict[OpType, float]()
+    for _ in range(_NUM_ALTERNATIONS):
+        slowdown = shares @ levels
         over = torch.empty_like(took)
-        for what, own in places.items():
-            costs[what] = median((took[own] / held_up[own]).tolist())
-            over[own] = took[own] / costs[what]
-        over = over.clamp(held_up * (1 - _FAR), held_up * (1 + _FAR))
+        for op_type, own in indices.items():
+            costs[op_type] = median((took[own] / slowdown[own]).tolist())
+            over[own] = took[own] / costs[op_type]
+        over = over.clamp(slowdown * (1 - _FAR), slowdown * (1 + _FAR))
         rises = _rises(squares, at_least.T @ over, rises)
         levels = rises.cumsum(0)
         levels = levels / (mean @ levels)
-    return {what: median((took[own] / (shares @ levels)[own]).tolist()) for what, own in places.items()}, levels.tolist()
+    return {op_type: median((took[own] / (shares @ levels)[own]).tolist()) for op_type, own in indices.items()}, levels.tolist()
 
 
 def _rises(squares: Tensor, wanted: Tensor, rises: Tensor) -> Tensor:
-    """The least squares of `squares` @ rises = `wanted` among rises that are not negative, coordinate by coordinate."""
+    """The least-squares solution of `squares` @ rises = `wanted` with no negative rise, by coordinate descent."""
     for _ in range(_NUM_SWEEPS):
-        for place in range(len(rises)):
-            own = squares[place, place]
+        for index in range(len(rises)):
+            own = squares[index, index]
             if own > 0:
-                rises[place] = max(0.0, float(rises[place] + (wanted[place] - squares[place] @ rises) / own))
+                rises[index] = max(0.0, float(rises[index] + (wanted[index] - squares[index] @ rises) / own))
     return rises

@@ -1,14 +1,14 @@
-"""What workers did, read as a profile: durations from the spans of a rehearsal.
+"""ProfileFit: a profile from the spans of a rehearsal.
 
-- An op takes from its start until its worker is free for the next one: sending what it made is part of it, waiting is not.
-  Taking a message that is there already is part of it, too.
+- An op takes from its start until its worker is free for the next one: sending its result is part of it, waiting is not.
+  Taking a message that has arrived already is part of it, too.
 - A message takes from the moment its sender is free to the start of the op that waited for it.
-- While others compute, an op takes longer (`crowd`): so it costs what it takes in the usual crowd, that of all pipelines. Those
-  who reduce and step count among the others.
-- Workers need not be equally fast, though they do the same: each has a factor of its own, as long as a play lasts. What of their
-  differences the variation of single ops explains is no factor.
-- A reduction takes from its last peer's arrival to its end; a step from there until the worker is free for the next iteration. It
-  is that of the slowest peer: one of them has more to do, because it speaks for all.
+- While others compute, an op takes longer (`contention`): it costs its duration under the usual contention, that of all
+  pipelines. Workers that reduce or step count among the others.
+- Workers need not be equally fast, though they do the same: each has a factor of its own, as long as a run lasts. The part of
+  their differences that the variation of single ops explains is no factor.
+- A reduction takes from its last peer's arrival to its end; a step from there until the worker is free for the next iteration.
+  The profile has the step of the slowest peer: the first peer has more to do, because it puts in the norm of the stage.
 """
 
 import math
@@ -24,21 +24,21 @@ from recycle.core.events.record import REDUCE
 from recycle.core.op import Kind, Op
 from recycle.core.plans.rules import needs
 from recycle.core.profile import QUARTILE, Link, Profile, Spread, StageProfile, Taken
-from recycle.profiling.contention import Contenders, Timed, What, costs_and_levels
-from recycle.profiling.plan_runner import PlanRun, WeightState
-from recycle.runtime.compute.stage_costs import StageBytes
-from recycle.runtime.execute.executor import Span
+from recycle.profiling.contention import Concurrency, OpType, TimedOp, costs_and_levels
+from recycle.profiling.plan_runner import PlanRun, StateBytes
+from recycle.runtime.compute.stage_bytes import StageBytes
+from recycle.runtime.execute.spans import Span
 
-# A message that was sent so much earlier than its receiver was free for it was there already.
-_LONG_US = 50_000
+# A message that was sent so much earlier than its receiver was free for it had arrived already.
+_ARRIVED_US = 50_000
 _FREE = Link(bytes_per_us=1e9)
 # So many factors of workers are kept: enough to draw from, and few enough to read.
 _NUM_FACTORS = 25
 
 
 @dataclass(frozen=True, slots=True)
-class _Ran:
-    """An op as it ran, and when its worker was free again."""
+class _OpRun:
+    """The span of an op, and when its worker was free again."""
 
     span: Span
     free_us: int
@@ -50,92 +50,94 @@ class _Ran:
 
 @dataclass(slots=True)
 class ProfileFit:
-    """Durations in µs, of all workers of a shape; beside one, at most `most_others` compute. `ops` are by worker and play."""
+    """Durations of all workers of a shape; beside one, at most `most_others` compute. `ops` are by worker and run."""
 
     shape: Shape
     most_others: int
-    ops: list[list[Timed]] = field(default_factory=list)
-    receives: list[int] = field(default_factory=list)
-    ways: list[int] = field(default_factory=list)
-    reductions: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    steps: defaultdict[Worker, list[int]] = field(default_factory=lambda: defaultdict(list))
+    ops: list[list[TimedOp]] = field(default_factory=list)
+    receives_us: list[int] = field(default_factory=list)
+    messages_us: list[int] = field(default_factory=list)
+    reductions_us: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    steps_us: defaultdict[Worker, list[int]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, played: Mapping[Worker, PlanRun], first: int) -> None:
-        """Read the iterations from number `first` on."""
-        ran = {worker: [pair for spans in told.spans[first:] for pair in _ran(spans)] for worker, told in played.items()}
+    def add(self, runs: Mapping[Worker, PlanRun], first: int) -> None:
+        """Add the durations of a run, from iteration `first` on."""
         busy_us = list[tuple[int, int]]()
-        for iteration in range(min(len(told.spans) for told in played.values())):
-            spans = {worker: told.spans[iteration] for worker, told in played.items()}
+        for iteration in range(min(len(run.spans) for run in runs.values())):
+            spans = {worker: run.spans[iteration] for worker, run in runs.items()}
             busy_us += self._busy_us(spans)  # also before the first: some are still in it while others go on
             if iteration >= first:
-                self._add_ways({op: one for own in spans.values() for op, one in _ran(own)})
+                self._add_messages({op: run for own in spans.values() for op, run in _op_runs(own)})
                 self._add_reductions(spans)
-        crowd = Contenders(busy_us)
-        for worker, told in played.items():
-            for before, after in pairwise(told.spans[first:]):
-                self.steps[worker].append(after[0].asked_us - _reduction(before).end_us)
+        concurrency = Concurrency(busy_us)
+        for worker, own in runs.items():
+            for before, after in pairwise(own.spans[first:]):
+                self.steps_us[worker].append(after[0].asked_us - _reduction(before).end_us)
             self.ops.append(
                 [
-                    Timed((op.stage, op.kind), one.took_us, crowd.shares(one.span.start_us, one.free_us, self.most_others))
-                    for op, one in ran[worker]
+                    TimedOp(
+                        (op.stage, op.kind), run.took_us, concurrency.shares(run.span.start_us, run.free_us, self.most_others)
+                    )
+                    for each in own.spans[first:]
+                    for op, run in _op_runs(each)
                 ]
             )
 
-    def _add_ways(self, ran: Mapping[Op, _Ran]) -> None:
-        for op, one in ran.items():
+    def _add_messages(self, runs: Mapping[Op, _OpRun]) -> None:
+        for op, run in runs.items():
             for before in needs(op, self.shape.num_stages):
-                made = ran.get(before) or ran.get(replace(before, kind=Kind.B))
+                made = runs.get(before) or runs.get(replace(before, kind=Kind.B))
                 if before.stage == op.stage or made is None:
                     continue
-                asked_us, start_us = one.span.asked_us, one.span.start_us
+                asked_us, start_us = run.span.asked_us, run.span.start_us
                 if asked_us < made.span.end_us:  # it waited, and for nothing else
-                    self.ways.append(start_us - made.free_us)
-                elif asked_us > made.span.end_us + _LONG_US:
-                    self.receives.append(start_us - asked_us)
+                    self.messages_us.append(start_us - made.free_us)
+                elif asked_us > made.span.end_us + _ARRIVED_US:
+                    self.receives_us.append(start_us - asked_us)
 
     def _add_reductions(self, spans: Mapping[Worker, Sequence[Span]]) -> None:
         for stage in range(self.shape.num_stages):
-            own = [_reduction(told) for worker, told in spans.items() if worker.stage == stage]
+            own = [_reduction(of_worker) for worker, of_worker in spans.items() if worker.stage == stage]
             last_us = max(span.start_us for span in own)
-            self.reductions[stage] += [span.end_us - last_us for span in own]
+            self.reductions_us[stage] += [span.end_us - last_us for span in own]
 
     def _busy_us(self, spans: Mapping[Worker, Sequence[Span]]) -> Iterator[tuple[int, int]]:
-        """When workers were busy in an iteration: with ops, and from the arrival of the last peer on with reduction and step."""
+        """The times at which workers computed in an iteration: ops, and from the last peer's arrival on reduction and step."""
         for stage in range(self.shape.num_stages):
-            own = [told for worker, told in spans.items() if worker.stage == stage]
-            last_us = max(_reduction(told).start_us for told in own)
-            for told in own:
-                yield from ((one.span.start_us, one.free_us) for _, one in _ran(told))
-                yield last_us, told[-1].end_us
+            peers = [of_worker for worker, of_worker in spans.items() if worker.stage == stage]
+            last_us = max(_reduction(of_worker).start_us for of_worker in peers)
+            for of_worker in peers:
+                yield from ((run.span.start_us, run.free_us) for _, run in _op_runs(of_worker))
+                yield last_us, of_worker[-1].end_us
 
-    def medians(self) -> dict[What, float]:
-        """What ops take, whoever runs them, and in whatever crowd."""
-        times: defaultdict[What, list[int]] = defaultdict(list)
+    def medians(self) -> dict[OpType, float]:
+        """The median duration of each type of op, over all workers and any contention."""
+        times: defaultdict[OpType, list[int]] = defaultdict(list)
         for op in self.all_ops():
-            times[op.what].append(op.took_us)
-        return {what: median(took) for what, took in times.items()}
+            times[op.type].append(op.took_us)
+        return {op_type: median(took) for op_type, took in times.items()}
 
-    def all_ops(self) -> list[Timed]:
+    def all_ops(self) -> list[TimedOp]:
         return [op for own in self.ops for op in own]
 
-    def unrest(self, before: Mapping[What, float]) -> float:
-        """By how much medians have moved since at most, as a share."""
-        return max(abs(now / before[what] - 1) if what in before else 1.0 for what, now in self.medians().items())
+    def median_change(self, before: Mapping[OpType, float]) -> float:
+        """The largest change of a median since `before`, as a share."""
+        return max(abs(now / before[type_] - 1) if type_ in before else 1.0 for type_, now in self.medians().items())
 
     def profile(
         self,
         sizes: Sequence[StageBytes],
-        states: Mapping[int, WeightState],
+        states: Mapping[int, StateBytes],
         ping_us: float,
         taken: Taken,
         others: Sequence["ProfileFit"] = (),
     ) -> Profile:
-        """The profile; `ping_us` is what the smallest message takes, `others` are readings of fewer pipelines at work."""
-        receive_us = median(self.receives) if self.receives else 0.0
-        ops = [op for reading in (self, *others) for op in reading.all_ops()]
+        """The profile; `ping_us` is the time of the smallest message, `others` are fits of runs of fewer pipelines."""
+        receive_us = median(self.receives_us) if self.receives_us else 0.0
+        ops = [op for fit in (self, *others) for op in fit.all_ops()]
         costs, levels = costs_and_levels(ops, self.all_ops())
-        over = Over(self.ops, costs, levels)
-        spreads = over.spreads()
+        relative = RelativeTimes(self.ops, costs, levels)
+        spreads = relative.spreads()
         stages = tuple(self._stage(stage, own, states[stage], costs, spreads, receive_us) for stage, own in enumerate(sizes))
         return Profile(
             stages,
@@ -144,21 +146,21 @@ class ProfileFit:
             name=f"{taken.model}, measured with {self.shape.num_workers} workers on {taken.machine}",
             taken=taken,
             contention=tuple(round(level, 4) for level in levels),
-            factors=tuple(round(factor, 4) for factor in _thinned(sorted(over.lasting_factors()))),
+            factors=tuple(round(factor, 4) for factor in _thinned(sorted(relative.lasting_factors()))),
         )
 
     def _stage(
         self,
         stage: int,
         sizes: StageBytes,
-        state: WeightState,
-        costs: Mapping[What, float],
-        spreads: Mapping[What, int],
+        state: StateBytes,
+        costs: Mapping[OpType, float],
+        spreads: Mapping[OpType, int],
         receive_us: float,
     ) -> StageProfile:
         def took_us(kind: Kind) -> int:
-            takes = {Kind.F: stage > 0, Kind.W: False}.get(kind, stage < self.shape.num_stages - 1)
-            return max(1, round(costs[stage, kind] + receive_us * takes))
+            receives = {Kind.F: stage > 0, Kind.W: False}.get(kind, stage < self.shape.num_stages - 1)
+            return max(1, round(costs[stage, kind] + receive_us * receives))
 
         input_us = took_us(Kind.I)
         return StageProfile(
@@ -166,7 +168,7 @@ class ProfileFit:
             input_us=input_us,
             weight_us=took_us(Kind.W),
             fused_us=max(input_us, took_us(Kind.B)),
-            optimizer_us=round(max(median(took) for worker, took in self.steps.items() if worker.stage == stage)),
+            optimizer_us=round(max(median(took) for worker, took in self.steps_us.items() if worker.stage == stage)),
             activation_bytes=sizes.activation_bytes,
             weight_held_bytes=sizes.weight_held_bytes,
             static_bytes=state.static_bytes,
@@ -176,53 +178,53 @@ class ProfileFit:
         )
 
     def _stage_link(self, stages: Sequence[StageProfile], ping_us: float, receive_us: float) -> Link:
-        if not self.ways:
+        if not self.messages_us:
             return _FREE
         size_bytes = median(stage.output_bytes for stage in stages[:-1])
-        return _link(max(0.0, median(self.ways) - receive_us), ping_us, size_bytes)
+        return _link(max(0.0, median(self.messages_us) - receive_us), ping_us, size_bytes)
 
     def _peer_link(self, stages: Sequence[StageProfile], ping_us: float) -> Link:
-        """The link over which a ring of these peers would take what the reductions took."""
+        """The link over which a ring all-reduce of these peers would take as long as the reductions took."""
         num_peers = self.shape.num_pipelines
         if num_peers < 2:
             return _FREE
         num_steps = 2 * (num_peers - 1)
-        took_us = median(median(times) for times in self.reductions.values())
+        took_us = median(median(times) for times in self.reductions_us.values())
         return _link(took_us / num_steps, ping_us, median(stage.gradient_bytes for stage in stages) / num_peers)
 
 
-class Over:
-    """What ops took over what they cost in their crowd: `factors` are how much slower each worker was in each play.
+class RelativeTimes:
+    """Durations of ops over their costs under contention. `factors` are the slowdowns of each worker in each run.
 
-    A machine need not treat all alike.
+    A machine need not treat all workers alike.
     """
 
-    def __init__(self, ops: Sequence[Sequence[Timed]], costs: Mapping[What, float], levels: Sequence[float]) -> None:
+    def __init__(self, ops: Sequence[Sequence[TimedOp]], costs: Mapping[OpType, float], levels: Sequence[float]) -> None:
         self._costs = costs
         self._ratios = [
-            [(op.what, op.took_us / costs[op.what] / sum(map(mul, op.shares, levels))) for op in own] for own in ops if own
+            [(op.type, op.took_us / costs[op.type] / sum(map(mul, op.shares, levels))) for op in own] for own in ops if own
         ]
         self.factors = [median(ratio for _, ratio in own) for own in self._ratios]
 
     def lasting_factors(self) -> list[float]:
-        """The factors without what they owe to chance: even equal workers have different medians of ops that vary."""
+        """The factors without their random part: even equal workers have different medians of ops that vary."""
         variance = pvariance(self.factors, 1.0) if self.factors else 0.0
         if not variance:
             return self.factors
         beside = [abs(ratio / factor - 1) for own, factor in zip(self._ratios, self.factors, strict=True) for _, ratio in own]
-        # So much a median of as many values varies, if they are normal.
-        chance = math.pi / 2 * (median(beside) / QUARTILE) ** 2 / fmean(map(len, self._ratios))
-        share = math.sqrt(max(0.0, 1 - chance / variance))
+        # The variance of a median of as many values, if they are normal.
+        random_variance = math.pi / 2 * (median(beside) / QUARTILE) ** 2 / fmean(map(len, self._ratios))
+        share = math.sqrt(max(0.0, 1 - random_variance / variance))
         return [1 + share * (factor - 1) for factor in self.factors]
 
-    def spreads(self) -> dict[What, int]:
-        """How far the durations of one worker lie apart: half of what is between their quartiles."""
-        ratios: defaultdict[What, list[float]] = defaultdict(list)
+    def spreads(self) -> dict[OpType, int]:
+        """The spread of the durations of one worker: half of the interquartile range."""
+        ratios: defaultdict[OpType, list[float]] = defaultdict(list)
         for own, factor in zip(self._ratios, self.factors, strict=True):
-            for what, ratio in own:
-                ratios[what].append(ratio / factor)
-        quartiles = {what: quantiles(own, n=4) if len(own) > 1 else (1, 1, 1) for what, own in ratios.items()}
-        return {what: round((high - low) / 2 * self._costs[what]) for what, (low, _, high) in quartiles.items()}
+            for op_type, ratio in own:
+                ratios[op_type].append(ratio / factor)
+        quartiles = {op_type: quantiles(own, n=4) if len(own) > 1 else (1, 1, 1) for op_type, own in ratios.items()}
+        return {op_type: round((high - low) / 2 * self._costs[op_type]) for op_type, (low, _, high) in quartiles.items()}
 
 
 def _link(took_us: float, ping_us: float, size_bytes: float) -> Link:
@@ -232,11 +234,11 @@ def _link(took_us: float, ping_us: float, size_bytes: float) -> Link:
     return Link(latency_us, size_bytes / rest_us if rest_us > 0 and size_bytes else _FREE.bytes_per_us)
 
 
-def _ran(spans: Sequence[Span]) -> Iterator[tuple[Op, _Ran]]:
+def _op_runs(spans: Sequence[Span]) -> Iterator[tuple[Op, _OpRun]]:
     for span, following in pairwise(spans):
         if not span.is_op:
             return
-        yield Op.parse(span.label, 0), _Ran(span, following.asked_us if following.is_op else following.start_us)
+        yield Op.parse(span.label, 0), _OpRun(span, following.asked_us if following.is_op else following.start_us)
 
 
 def _reduction(spans: Sequence[Span]) -> Span:
@@ -244,7 +246,7 @@ def _reduction(spans: Sequence[Span]) -> Span:
 
 
 def _thinned(values: Sequence[float]) -> Sequence[float]:
-    """So few of sorted values that they can be kept, evenly chosen."""
+    """At most _NUM_FACTORS of sorted values, evenly chosen, with both ends."""
     if len(values) <= _NUM_FACTORS:
         return values
     return [values[round(number * (len(values) - 1) / (_NUM_FACTORS - 1))] for number in range(_NUM_FACTORS)]

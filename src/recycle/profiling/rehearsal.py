@@ -1,8 +1,8 @@
-"""A profile by rehearsal: every worker of the cluster trains for a while over the job's own links, and what it did is read.
+"""rehearse: a profile by rehearsal: every worker of the cluster trains for a while over the job's own transport.
 
-Ops that are measured one after the other in one process are too fast: in a cluster on one machine all workers want its memory at
-the same time, and each op also packs up what it sends. So the workers play 1F1B, once with whole and once with split backward
-passes, and then fewer pipelines, until the medians stand still; `reading` makes a profile of what they did.
+Ops that are measured one after the other in one process are too fast: in a cluster on one machine all workers need its memory at
+the same time, and each op also packs the tensor that it sends. So the workers run 1F1B, once with whole and once with split
+backward passes, and then fewer pipelines, until the medians are stable; `profile_fit` makes a profile of their spans.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,21 +20,22 @@ from recycle.core.plans.plan import Plan, Quality, Row, make_row, microbatch_of
 from recycle.core.plans.rules import needs, period_us
 from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Profile, StageProfile, Taken
-from recycle.profiling.plan_runner import PlanRun, PlanRunner, WeightState
+from recycle.profiling.machine import machine_name
+from recycle.profiling.plan_runner import PlanRun, PlanRunner, StateBytes
 from recycle.profiling.profile_fit import ProfileFit
-from recycle.profiling.worker_pool import Station, worker_pool
-from recycle.runtime.compute.stage_costs import StageBytes, machine, measure_bytes
+from recycle.profiling.worker_pool import MemberContext, worker_pool
+from recycle.runtime.compute.stage_bytes import StageBytes, measure_bytes
 from recycle.runtime.job import Job
 from recycle.runtime.worker.worker_spec import CopiedStages, WorkerSpec, worker_spec
 
 _WARM_UP, _PER_ROUND = 2, 4
 Progress = Callable[[int, float], None]
-"""Told after each round: how many there were, and how far the medians still move, as a share."""
+"""Called after each round with the number of rounds, and the largest change of a median, as a share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """When a rehearsal ends: when no median moves by more than `share` any more, or after so many rounds."""
+    """When a rehearsal ends: when no median changes by more than `share` any more, or after `most_rounds`."""
 
     share: float = 0.02
     least_rounds: int = 3
@@ -46,16 +47,16 @@ _PATIENCE = Patience()
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """A profile, and whether the medians in it had come to rest."""
+    """A profile, and whether its medians were stable; `median_change` is the largest change in the last round, as a share."""
 
     profile: Profile
     num_rounds: int
-    unrest: float
-    is_at_rest: bool
+    median_change: float
+    is_stable: bool
 
 
 def rehearsal_plan(shape: Shape, is_split: bool) -> Plan:
-    """1F1B for nobody dead, as a plan of ops that all take 1 µs: known without a planner, and good enough to measure by."""
+    """1F1B without dead workers, as a plan of ops that all take 1 µs: known without a planner, and good enough to measure by."""
     stage = StageProfile(1, 1, 1, 1 if is_split else 2)
     techniques = Techniques(adaptive=False, decoupled=is_split, staggered=True)
     profile = Profile((stage,) * shape.num_stages, name="rehearsal")
@@ -106,9 +107,9 @@ def _end(ends: Mapping[Op, int], op: Op) -> int | None:
 
 
 class RehearsalFits:
-    """What is read from rounds: of all pipelines together, with whole and with split passes, and of fewer of them.
+    """The fits of a rehearsal: of all pipelines, with whole and with split backward passes, and of fewer pipelines.
 
-    A round is `plays`, in this order; each is told what came of it.
+    A round is `runs`, in this order; the spans of each are added to its fit.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -116,53 +117,55 @@ class RehearsalFits:
         self.together = ProfileFit(shape, most_others)
         numbers = sorted({1, (shape.num_pipelines + 1) // 2} - {shape.num_pipelines})
         self._fewer = [ProfileFit(Shape(num, shape.num_stages, shape.num_microbatches), most_others) for num in numbers]
-        self.plays = [RehearsalPlay(self.together, is_split=False), RehearsalPlay(self.together, is_split=True)]
-        self.plays += [RehearsalPlay(reading, is_split=True) for reading in self._fewer]
+        self.runs = [RehearsalRun(self.together, is_split=False), RehearsalRun(self.together, is_split=True)]
+        self.runs += [RehearsalRun(fit, is_split=True) for fit in self._fewer]
 
-    def profile(self, sizes: Sequence[StageBytes], states: Mapping[int, WeightState], ping_us: float, taken: Taken) -> Profile:
+    def profile(self, sizes: Sequence[StageBytes], states: Mapping[int, StateBytes], ping_us: float, taken: Taken) -> Profile:
         return self.together.profile(sizes, states, ping_us, taken, self._fewer)
 
 
-class RehearsalPlay:
-    """A plan that is played for some iterations, and who reads what was done."""
+class RehearsalRun:
+    """A plan that is run for some iterations, and the fit that its spans are added to."""
 
     num_iterations = _WARM_UP + _PER_ROUND
 
-    def __init__(self, reading: ProfileFit, is_split: bool) -> None:
-        self.plan = rehearsal_plan(reading.shape, is_split)
-        self._reading = reading
+    def __init__(self, fit: ProfileFit, is_split: bool) -> None:
+        self.plan = rehearsal_plan(fit.shape, is_split)
+        self._fit = fit
 
-    def add(self, played: Mapping[Worker, PlanRun]) -> None:
-        """Read it; who has no part in the plan did nothing."""
-        self._reading.add({worker: told for worker, told in played.items() if told.spans}, _WARM_UP)
+    def add(self, runs: Mapping[Worker, PlanRun]) -> None:
+        """Add the spans of the workers that took part in the plan."""
+        self._fit.add({worker: run for worker, run in runs.items() if run.spans}, _WARM_UP)
 
 
-def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Progress = lambda rounds, unrest: None) -> Rehearsed:
-    """Measure what `job` costs with all workers of its shape at once; its plan is not played, and nothing of it is changed."""
+def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Progress = lambda rounds, change: None) -> Rehearsed:
+    """Measure the costs of `job` with all workers of its shape at once; its plan is not run, and nothing of it is changed."""
     shape = job.plan.problem.shape
-    kit = worker_spec(job, CopiedStages(job.stages), job.parcels())
+    spec = worker_spec(job, CopiedStages(job.stages), job.parcels())
     sizes = measure_bytes(job.stages, job.samples, job.loss, job.settings.autocast, job.settings.device)
-    readings, numbers, unrest = RehearsalFits(shape), count(1), 1.0
-    with worker_pool(list(shape.workers()), partial(_Rehearser, kit)) as crew:
-        states = {worker.stage: state for worker, state in crew.ask(AskState()).items()}
-        pings_us = [ping for told in crew.ask(Ping()).values() for ping in told]
+    fits, numbers, change = RehearsalFits(shape), count(1), 1.0
+    with worker_pool(list(shape.workers()), partial(_Rehearser, spec)) as pool:
+        states = {worker.stage: state for worker, state in pool.ask(MeasureState()).items()}
+        pings_us = [ping for own in pool.ask(Ping()).values() for ping in own]
         for number in range(patience.most_rounds):
-            before = readings.together.medians()
-            for play in readings.plays:
-                play.add(crew.ask(Play(next(numbers), play.plan, play.num_iterations)))
-            unrest = readings.together.unrest(before)
-            progress(number + 1, unrest)
-            if number + 1 >= patience.least_rounds and unrest <= patience.share:
+            before = fits.together.medians()
+            for run in fits.runs:
+                run.add(pool.ask(RunPlan(next(numbers), run.plan, run.num_iterations)))
+            change = fits.together.median_change(before)
+            progress(number + 1, change)
+            if number + 1 >= patience.least_rounds and change <= patience.share:
                 break
     inputs, _ = job.samples.get(0, 0, 0)
-    taken = Taken(job.settings.device, machine(job.settings.device), torch.__version__, shape.num_pipelines, len(inputs), model)
-    profile = readings.profile(sizes, states, median(pings_us) if pings_us else 0.0, taken)
-    return Rehearsed(profile, number + 1, unrest, unrest <= patience.share)
+    taken = Taken(
+        job.settings.device, machine_name(job.settings.device), torch.__version__, shape.num_pipelines, len(inputs), model
+    )
+    profile = fits.profile(sizes, states, median(pings_us) if pings_us else 0.0, taken)
+    return Rehearsed(profile, number + 1, change, change <= patience.share)
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
-    """The question to play a plan for some iterations."""
+class RunPlan:
+    """The request to run a plan for some iterations."""
 
     number: int
     plan: Plan
@@ -170,31 +173,32 @@ class Play:
 
 
 @dataclass(frozen=True, slots=True)
-class AskState:
-    """The question how large the state of a stage is."""
+class MeasureState:
+    """The request for the size of a stage's state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """The question how long the smallest message takes, in µs."""
+    """The request for the times of the smallest message, in µs."""
 
 
 class _Rehearser:
-    """A member of the crew."""
+    """A member of the pool."""
 
-    def __init__(self, kit: WorkerSpec, station: Station) -> None:
-        self._kit, self._station = kit, station
-        self._player = PlanRunner(kit, station.store)
+    def __init__(self, spec: WorkerSpec, context: MemberContext) -> None:
+        self._spec, self._context = spec, context
+        self._runner = PlanRunner(spec, context.store)
 
-    def answer(self, question: Any) -> Any:
-        match question:
-            case Play(number, plan, num_iterations):
-                if self._station.worker not in [row.worker for row in plan.rows]:
+    def answer(self, request: Any) -> Any:
+        worker, workers, store = self._context
+        match request:
+            case RunPlan(number, plan, num_iterations):
+                if worker not in [row.worker for row in plan.rows]:
                     return PlanRun()
-                kit = replace(self._kit, shape=plan.problem.shape)
-                return PlanRunner(kit, self._station.store).play(number, plan, self._station.worker, num_iterations)
-            case AskState():
-                return self._player.state(self._station.worker.stage)
+                spec = replace(self._spec, shape=plan.problem.shape)
+                return PlanRunner(spec, store).run(number, plan, worker, num_iterations)
+            case MeasureState():
+                return self._runner.state_bytes(worker.stage)
             case Ping():
-                return self._player.ping(self._station.worker, self._station.workers)
-        raise AssertionError(question)
+                return self._runner.ping(worker, workers)
+        raise AssertionError(request)

@@ -1,7 +1,7 @@
-"""A crew: processes on this machine, one for each worker of a cluster, that do what they are asked, all at the same time.
+"""WorkerPool: processes on this machine, one for each worker of a cluster, that all run the same request at the same time.
 
-It is for measuring, where nobody dies: `train` has a coordinator for that. Each member is made in its process from a function
-that is sent there, and answers one question after the other; whatever goes wrong in one of them ends the crew.
+It is for measuring, where no worker dies: `train` has a coordinator for that. Each member is made in its process by a function
+that is sent there, and answers one request after the other; an error in one of them ends the pool.
 """
 
 import pickle
@@ -21,17 +21,17 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import WorkerFailed
 from recycle.host.process_lifetime import end_with_parent, interrupts_held
 from recycle.runtime.launch.forkserver import fork_context
-from recycle.runtime.transport.gloo import TransportBroken
+from recycle.runtime.transport.specs import TransportBroken
 from recycle.runtime.worker.worker_spec import pickled
 
 TIMEOUT = timedelta(seconds=120)
 _HOST = "127.0.0.1"
-# Who fails makes others fail who wait for it: so long all are listened to, for the one that was the first.
-_ECHO_S = 2.0
+# A member that fails makes others fail that wait for it: for so long all answers are collected, to find the first error.
+_FOLLOWING_ERRORS_S = 2.0
 
 
-class Station(NamedTuple):
-    """Where a member of a crew is: which worker it is, among whom, and the store at which they meet."""
+class MemberContext(NamedTuple):
+    """The worker that a member of the pool is, all workers of the pool, and the store for their process groups."""
 
     worker: Worker
     workers: Sequence[Worker]
@@ -43,25 +43,25 @@ class Station(NamedTuple):
 
 
 class PoolMember(Protocol):
-    """One process's part."""
+    """The object that answers requests in one process of the pool."""
 
-    def answer(self, question: Any) -> Any: ...
+    def answer(self, request: Any) -> Any: ...
 
 
-MakePoolMember = Callable[[Station], PoolMember]
+MakePoolMember = Callable[[MemberContext], PoolMember]
 
 
 class WorkerPool:
-    """Processes that answer questions."""
+    """The processes of a pool."""
 
     def __init__(self, pipes: dict[Worker, Connection], processes: dict[Worker, BaseProcess]) -> None:
         self._pipes, self._processes = pipes, processes
 
-    def ask(self, question: Any) -> dict[Worker, Any]:
-        """Put a question to all members, and return what each answers."""
+    def ask(self, request: Any) -> dict[Worker, Any]:
+        """Send a request to all members, and return the answer of each."""
         for worker, pipe in self._pipes.items():
             try:
-                pipe.send(question)
+                pipe.send(request)
             except OSError:
                 raise self._gone(worker) from None
         answers: dict[Worker, Any] = {}
@@ -69,7 +69,8 @@ class WorkerPool:
         missing = {pipe: worker for worker, pipe in self._pipes.items()}
         while missing:
             ready = wait(
-                [*missing, *(self._processes[worker].sentinel for worker in missing.values())], _ECHO_S if problems else None
+                [*missing, *(self._processes[worker].sentinel for worker in missing.values())],
+                _FOLLOWING_ERRORS_S if problems else None,
             )
             if not ready:
                 break
@@ -87,7 +88,7 @@ class WorkerPool:
     def _received(self, worker: Worker, pipe: Connection) -> Any:
         try:
             problem, answer = pipe.recv()
-        except (EOFError, OSError):  # the latter if it was killed before it had read the question
+        except (EOFError, OSError):  # the latter if it was killed before it had read the request
             raise self._gone(worker) from None
         if problem:
             raise WorkerFailed(f"{worker} failed while it was measured:\n{problem}")
@@ -100,8 +101,8 @@ class WorkerPool:
 
 @contextmanager
 def worker_pool(workers: Sequence[Worker], make: MakePoolMember, preload: Sequence[str] = ()) -> Iterator[WorkerPool]:
-    """A crew of these workers; its processes are gone when the context is left."""
-    sent = pickled(make)
+    """A pool of these workers; its processes have ended when the context is left."""
+    packed = pickled(make)
     pipes: dict[Worker, Connection] = {}
     processes: dict[Worker, BaseProcess] = {}
     try:
@@ -111,7 +112,7 @@ def worker_pool(workers: Sequence[Worker], make: MakePoolMember, preload: Sequen
             for worker in workers:
                 pipes[worker], other = context.Pipe()
                 process = context.Process(
-                    target=_serve, args=(sent, worker, list(workers), store.port, other), daemon=True, name=str(worker)
+                    target=_serve, args=(packed, worker, list(workers), store.port, other), daemon=True, name=str(worker)
                 )
                 process.start()
                 other.close()
@@ -119,30 +120,30 @@ def worker_pool(workers: Sequence[Worker], make: MakePoolMember, preload: Sequen
         yield WorkerPool(pipes, processes)
     finally:
         for started in processes.values():
-            started.kill()  # nobody has anything to lose, and a GPU's slice is free again sooner
+            started.kill()  # a member has nothing to lose, and a GPU's slice is free again sooner
         for started in processes.values():
             started.join()
         for pipe in pipes.values():
             pipe.close()
 
 
-def _serve(sent: bytes, worker: Worker, workers: Sequence[Worker], port: int, pipe: Connection) -> None:
+def _serve(packed: bytes, worker: Worker, workers: Sequence[Worker], port: int, pipe: Connection) -> None:
     """The process of one member."""
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells everybody; the parent ends its crew
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to every process; the parent ends the pool
     torch.set_num_threads(1)
     member: PoolMember | None = None
     while True:
         try:
-            question = pipe.recv()
+            request = pipe.recv()
         except (EOFError, OSError):
             return
         try:
             if member is None:
-                make: MakePoolMember = pickle.loads(sent)
+                make: MakePoolMember = pickle.loads(packed)
                 store = dist.TCPStore(_HOST, port, is_master=False)  # type: ignore[attr-defined]
-                member = make(Station(worker, workers, store))
-            said = ("", member.answer(question))
+                member = make(MemberContext(worker, workers, store))
+            response = ("", member.answer(request))
         except Exception:
-            said = (traceback.format_exc(), None)
-        pipe.send(said)
+            response = (traceback.format_exc(), None)
+        pipe.send(response)

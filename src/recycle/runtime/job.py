@@ -14,12 +14,12 @@ from recycle.core.errors import ForeignPlan, UserError
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.core.profile import StageProfile
+from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer, Schedule, constant
 from recycle.runtime.compute.stage import Loss, cast, refuse_unusable
-from recycle.runtime.compute.stage_costs import measure_bytes
+from recycle.runtime.compute.stage_bytes import measure_bytes
 from recycle.runtime.compute.tied_parameters import Tie, find_ties
-from recycle.runtime.execute.executor import MicroBatchSource
-from recycle.runtime.transport.gloo import TensorSpec
+from recycle.runtime.transport.specs import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

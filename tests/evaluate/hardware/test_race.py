@@ -32,23 +32,23 @@ FIRST, LAST = ROWS[0], ROWS[-1]
 TOLERANCE = 1e-4
 
 
-def never(heat, done, of):
-    raise AssertionError(f"nothing was missing, but {heat} was run")
+def never(trial, done, of):
+    raise AssertionError(f"nothing was missing, but {trial} was run")
 
 
 @pytest.fixture(scope="module")
 def raced(tmp_path_factory):
-    """A folder with one round of one iteration of every variant, and what was told meanwhile."""
+    """A folder with one round of one iteration of every variant, and the progress that was reported."""
     folder = tmp_path_factory.mktemp("raced")
     save_plans(folder)
-    told = []
-    run_race(folder, TINY, ROWS, 1, 1, lambda heat, done, of: told.append((heat.variant, done, of)))
-    return folder, told
+    progress = []
+    run_race(folder, TINY, ROWS, 1, 1, lambda trial, done, of: progress.append((trial.variant, done, of)))
+    return folder, progress
 
 
 @pytest.fixture(scope="module")
 def resumed(raced, tmp_path_factory):
-    """The race of two variants, cut off in its second line, after it went on to two rounds: its folder, and what was told.
+    """The race of two variants, cut off in its second line, after it went on to two rounds: its folder and the reports.
 
     With every turn: its round and variant, how many there were and will be, and whose spans were there by then.
     """
@@ -57,24 +57,24 @@ def resumed(raced, tmp_path_factory):
     shutil.rmtree(folder / "spans")
     whole, *_, cut = (folder / "measured.jsonl").read_text().splitlines()
     (folder / "measured.jsonl").write_text(f"{whole}\n{cut[: len(cut) // 2]}")
-    told = []
+    progress = []
 
-    def progress(heat, done, of):
-        told.append((heat.round, heat.variant, done, of, sorted(path.name for path in (folder / "spans").iterdir())))
+    def report(trial, done, of):
+        progress.append((trial.round, trial.variant, done, of, sorted(path.name for path in (folder / "spans").iterdir())))
 
-    run_race(folder, TINY, [FIRST, LAST], 2, 1, progress)
-    return folder, told
+    run_race(folder, TINY, [FIRST, LAST], 2, 1, report)
+    return folder, progress
 
 
 def spans_of(folder, name):
     return json.loads(gzip.decompress((folder / "spans" / f"{name}.json.gz").read_bytes()))
 
 
-def test_every_variant_has_its_turn_and_is_told_of(raced):
-    folder, told = raced
+def test_every_variant_has_its_turn_and_is_reported(raced):
+    folder, progress = raced
     names = [row.name for row in ROWS]
-    assert [heat.variant for heat in read_trials(folder)] == names
-    assert told == [(name, number, len(names)) for number, name in enumerate(names, 1)]
+    assert [trial.variant for trial in read_trials(folder)] == names
+    assert progress == [(name, number, len(names)) for number, name in enumerate(names, 1)]
 
 
 def plain_losses(num_iterations):
@@ -93,21 +93,21 @@ def plain_losses(num_iterations):
 
 
 def test_all_variants_come_to_the_losses_of_the_whole_model_in_one_process_torchs_too(raced):
-    heats = list(read_trials(raced[0]))
-    assert {heat.variant for heat in heats} >= set(TORCH)
+    trials = list(read_trials(raced[0]))
+    assert {trial.variant for trial in trials} >= set(TORCH)
     # The iterations that warm up are trained on as well.
     expected = plain_losses(3)
-    for heat in heats:
-        assert heat.losses == pytest.approx(expected, abs=TOLERANCE), heat.variant
+    for trial in trials:
+        assert trial.losses == pytest.approx(expected, abs=TOLERANCE), trial.variant
 
 
 def test_every_turn_took_time_and_says_what_its_ops_took(raced):
-    for heat in read_trials(raced[0]):
-        assert len(heat.iterations_us) == 1
-        assert heat.iteration_us == heat.iterations_us[0] > 0
+    for trial in read_trials(raced[0]):
+        assert len(trial.iterations_us) == 1
+        assert trial.iteration_us == trial.iterations_us[0] > 0
         # torch does not say when its ops ran.
-        assert bool(heat.ops_us) == (heat.variant not in TORCH)
-        assert all(took_us > 0 for took_us in heat.ops_us.values())
+        assert bool(trial.ops_us) == (trial.variant not in TORCH)
+        assert all(took_us > 0 for took_us in trial.ops_us.values())
 
 
 def test_the_mean_over_iterations_is_what_an_iteration_takes():
@@ -122,21 +122,21 @@ def test_a_race_that_is_whole_runs_nothing(raced):
 
 
 def test_a_race_that_was_cut_off_runs_only_what_is_missing(resumed):
-    _, told = resumed
-    assert [turn[:4] for turn in told] == [(0, LAST.name, 2, 4), (1, FIRST.name, 3, 4), (1, LAST.name, 4, 4)]
+    _, progress = resumed
+    assert [turn[:4] for turn in progress] == [(0, LAST.name, 2, 4), (1, FIRST.name, 3, 4), (1, LAST.name, 4, 4)]
 
 
 def test_a_line_that_was_cut_off_is_measured_again_and_spoils_no_other(resumed):
     folder, _ = resumed
-    heats = list(read_trials(folder))
-    assert [(heat.round, heat.variant) for heat in heats] == [(r, row.name) for r in range(2) for row in (FIRST, LAST)]
+    trials = list(read_trials(folder))
+    assert [(trial.round, trial.variant) for trial in trials] == [(r, row.name) for r in range(2) for row in (FIRST, LAST)]
     run_race(folder, TINY, [FIRST, LAST], 2, 1, never)
 
 
 def test_what_goes_on_later_comes_to_the_same_losses(resumed):
     first, *others = read_trials(resumed[0])
-    for heat in others:
-        assert heat.losses == pytest.approx(first.losses, abs=TOLERANCE)
+    for trial in others:
+        assert trial.losses == pytest.approx(first.losses, abs=TOLERANCE)
 
 
 def test_spans_are_kept_of_the_last_round_only(resumed):
@@ -177,10 +177,10 @@ def test_torchs_schedules_have_no_spans(raced):
 
 
 @pytest.mark.parametrize("variant", OURS, ids=lambda variant: variant.name)
-def test_what_ops_took_is_told_by_the_kinds_of_the_plan(raced, variant):
-    (heat,) = [heat for heat in read_trials(raced[0]) if heat.variant == variant.name]
+def test_the_times_of_ops_are_by_the_kinds_of_the_plan(raced, variant):
+    (trial,) = [trial for trial in read_trials(raced[0]) if trial.variant == variant.name]
     kinds = {Kind(kind).value for row in Plan.load(plan_path(raced[0], variant)).rows for kind in row.kinds}
-    assert set(heat.ops_us) == kinds
+    assert set(trial.ops_us) == kinds
 
 
 def test_a_plan_that_is_missing_is_named_before_anything_runs(raced, tmp_path):
@@ -197,32 +197,32 @@ def test_nothing_was_measured_in_a_folder_that_is_new(tmp_path):
     assert list(read_trials(tmp_path)) == []
 
 
-class Linked:
-    """A member of a crew that plays torch's schedules over our links, as on a GPU."""
+class OverTransport:
+    """A member of a pool that runs torch's schedules over our transport, as on a GPU."""
 
-    def __init__(self, parcels, station):
-        prefix = dist.PrefixStore("race", station.store)
-        dist.init_process_group("gloo", store=prefix, rank=station.rank, world_size=len(station.workers))
-        self._side = TorchContender(TINY, parcels, station, is_linked=True)
+    def __init__(self, tensor_specs, context):
+        prefix = dist.PrefixStore("race", context.store)
+        dist.init_process_group("gloo", store=prefix, rank=context.rank, world_size=len(context.workers))
+        self._contender = TorchContender(TINY, tensor_specs, context, uses_transport=True)
 
-    def answer(self, question):
-        return self._side.run(*question)
+    def answer(self, request):
+        return self._contender.run(*request)
 
 
-def test_torchs_schedules_train_the_same_over_our_links():
+def test_torchs_schedules_train_the_same_over_our_transport():
     plan = make_plan(TINY.shape, "", "none")
-    parcels = TINY.job(plan).parcels()
-    with worker_pool(list(TINY.shape.workers()), partial(Linked, parcels), ["torch.distributed.pipelining"]) as crew:
-        for number, side in enumerate(TORCH):
-            told = [losses for _, losses in crew.ask((number, side, 3)).values() if losses]
-            assert len(told) == TINY.pipelines, side
-            means = [sum(own) / len(own) for own in zip(*told, strict=True)]
-            assert means == pytest.approx(plain_losses(3), abs=TOLERANCE), side
+    tensor_specs = TINY.job(plan).parcels()
+    with worker_pool(list(TINY.shape.workers()), partial(OverTransport, tensor_specs), ["torch.distributed.pipelining"]) as pool:
+        for number, variant in enumerate(TORCH):
+            reported = [losses for _, losses in pool.ask((number, variant, 3)).values() if losses]
+            assert len(reported) == TINY.pipelines, variant
+            means = [sum(own) / len(own) for own in zip(*reported, strict=True)]
+            assert means == pytest.approx(plain_losses(3), abs=TOLERANCE), variant
 
 
 @pytest.mark.parametrize(
-    ("turns", "plays", "row"),
+    ("turns", "runs", "sequence"),
     [("abcdefgh", "1234", "1ab2cd3ef4gh"), ("abc", "1234", "1a2b3c4"), ("a", "12", "1a2"), ("abc", "", "abc"), ("", "12", "12")],
 )
-def test_plays_lie_evenly_between_turns_and_none_is_left_out(turns, plays, row):
-    assert "".join(interleaved(turns, plays)) == row
+def test_runs_lie_evenly_between_turns_and_none_is_left_out(turns, runs, sequence):
+    assert "".join(interleaved(turns, runs)) == sequence

@@ -29,7 +29,7 @@ KNOWN = Profile(
 def raced(tmp_path_factory):
     folder = tmp_path_factory.mktemp("raced")
     save_plans(folder)
-    run_race(folder, TINY, variants(TINY)[:1], 2, 1, lambda heat, done, of: None, KNOWN)
+    run_race(folder, TINY, variants(TINY)[:1], 2, 1, lambda trial, done, of: None, KNOWN)
     return folder
 
 
@@ -51,19 +51,19 @@ def test_times_are_measured_and_sizes_are_as_they_were_known(raced):
 def test_a_round_that_was_rehearsed_is_not_rehearsed_again(raced):
     before = round_path(raced, 1).read_bytes()
     (raced / "measured.jsonl").unlink()
-    run_race(raced, TINY, variants(TINY)[:1], 2, 1, lambda heat, done, of: None, replace(KNOWN, name="another"))
+    run_race(raced, TINY, variants(TINY)[:1], 2, 1, lambda trial, done, of: None, replace(KNOWN, name="another"))
     assert round_path(raced, 1).read_bytes() == before
 
 
 def test_without_a_profile_nobody_rehearses(raced, tmp_path):
     save_plans(tmp_path)
-    run_race(tmp_path, TINY, variants(TINY)[:1], 1, 1, lambda heat, done, of: None)
+    run_race(tmp_path, TINY, variants(TINY)[:1], 1, 1, lambda trial, done, of: None)
     assert round_profiles(tmp_path) == {}
 
 
 def test_a_round_of_which_only_the_rehearsal_is_missing_gets_it(raced):
     round_path(raced, 1).unlink()
     turns = []
-    run_race(raced, TINY, variants(TINY)[:1], 2, 1, lambda heat, done, of: turns.append(heat), KNOWN)
+    run_race(raced, TINY, variants(TINY)[:1], 2, 1, lambda trial, done, of: turns.append(trial), KNOWN)
     assert round_path(raced, 1).exists()
     assert turns == []

@@ -26,7 +26,7 @@ from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.coordinator.ledger.run_folder import RunFolder, RunFolderOptions, led_to
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
 from recycle.runtime.coordinator.ledger.worker_reports import IterationApplied
-from recycle.runtime.execute.executor import Span
+from recycle.runtime.execute.spans import Span
 from recycle.runtime.job import Job, TrainOptions
 from tests.runtime.checkpoint.saved_stages import names_in, report_of, save_all, small_stage
 from tests.runtime.jobs import Numbers, adamw, loss, make_stages

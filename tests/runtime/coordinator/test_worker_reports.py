@@ -22,7 +22,7 @@ from recycle.runtime.coordinator.ledger.worker_reports import (
     report_from_json,
     report_to_json,
 )
-from recycle.runtime.execute.executor import Span
+from recycle.runtime.execute.spans import Span
 
 pytestmark = pytest.mark.timeout(60)
 KINDS = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, UserError)]

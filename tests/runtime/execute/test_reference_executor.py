@@ -13,8 +13,8 @@ from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
 from recycle.runtime.compute.microbatches import MicroBatches
 from recycle.runtime.compute.optimizer_step import Stepper, StepVerdict, judge_step, norm_squared
-from recycle.runtime.solo import Solo
 from tests.runtime.jobs import Explodes, Numbers, adamw, loss, make_stages, sgd, tied_stages
+from tests.runtime.reference_executor import ReferenceExecutor
 
 torch.set_num_threads(1)
 STEPS = 3
@@ -28,7 +28,7 @@ def plan(shape, fail="", techniques="adaptive,decoupled,staggered", memory=None)
 
 
 def trained(made, stages, optimizer=adamw, steps=STEPS, **options):
-    job = Solo(made, stages, Numbers(), loss, optimizer, seed=5, **options)
+    job = ReferenceExecutor(made, stages, Numbers(), loss, optimizer, seed=5, **options)
     losses = [job.iterate(step) for step in range(steps)]
     return job, losses
 
@@ -111,7 +111,9 @@ def test_in_exact_mode_the_weights_are_equal_bit_for_bit_whoever_is_dead(setting
     options = {"stages": make_stages(4), "samples": Numbers(), **SETTINGS[setting]}
     found = {}
     for case in [*CASES.values(), *(SINGLE if setting in ("clipping", "tied") else ())]:
-        job = Solo(plan(SHAPE, **case), options["stages"], options["samples"], loss, adamw, 5, True, options.get("max_norm"))
+        job = ReferenceExecutor(
+            plan(SHAPE, **case), options["stages"], options["samples"], loss, adamw, 5, True, options.get("max_norm")
+        )
         losses = [job.iterate(step) for step in range(3)]
         found[job.weights_sha256(), str(losses)] = case
     assert len(found) == 1, found
@@ -123,7 +125,9 @@ def test_so_are_they_with_two_dead_in_one_stage_of_four_pipelines(setting):
     dead = ["", "W0_1,W2_1", "W1_3,W3_3", "W0_0,W1_0,W2_2,W3_2"]
     found = set()
     for fail in dead:
-        job = Solo(plan((4, 4, 4), fail), options["stages"], options["samples"], loss, adamw, 5, True, options.get("max_norm"))
+        job = ReferenceExecutor(
+            plan((4, 4, 4), fail), options["stages"], options["samples"], loss, adamw, 5, True, options.get("max_norm")
+        )
         losses = [job.iterate(step) for step in range(3)]
         found.add((job.weights_sha256(), str(losses)))
     assert len(found) == 1
@@ -145,7 +149,7 @@ def test_exact_sums_are_as_good_as_floating_point_ones():
 @pytest.mark.parametrize("is_exact", [False, True])
 def test_a_step_with_infinite_gradients_is_skipped_at_every_stage(is_exact):
     stages = make_stages(4)
-    job = Solo(plan(SHAPE, fail="W1_2"), stages, Explodes(1), loss, adamw, is_exact=is_exact)
+    job = ReferenceExecutor(plan(SHAPE, fail="W1_2"), stages, Explodes(1), loss, adamw, is_exact=is_exact)
     job.iterate(0)
     before = job.weights_sha256()
     job.iterate(1)
@@ -167,7 +171,7 @@ def test_a_step_is_taken_back_exactly_and_can_be_done_again():
 
 def test_every_worker_holds_no_more_micro_batches_than_its_plan_says():
     made = plan(SHAPE, fail="W1_2", memory=6)
-    job = Solo(made, make_stages(4), Numbers(), loss, adamw)
+    job = ReferenceExecutor(made, make_stages(4), Numbers(), loss, adamw)
     peaks = dict.fromkeys(job.workers, 0)
     for executor in job.workers.values():
         stage, forward = executor.stage, executor.stage.forward
@@ -213,7 +217,7 @@ def test_a_small_gpt_learns_real_text_the_same_whoever_is_dead():
     for dead in ("", "W1_1", "W0_0,W1_2"):
         made = plan((2, 3, 4), fail=dead)
         samples = MicroBatches(Text(32), made.problem.shape, microbatch=2, seed=1)
-        job = Solo(made, gpt_stages(config, 3, seed=1), samples, next_byte_loss, adamw, is_exact=True, max_norm=1.0)
+        job = ReferenceExecutor(made, gpt_stages(config, 3, seed=1), samples, next_byte_loss, adamw, is_exact=True, max_norm=1.0)
         losses = [job.iterate(step) for step in range(4)]
         assert losses[0] == pytest.approx(math.log(256), rel=0.05)
         assert losses[-1] < losses[0] - 0.2

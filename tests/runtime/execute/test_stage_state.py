@@ -1,4 +1,4 @@
-"""A worker's footing: whatever was guessed, taken back, settled late or done again, its weights are those of plain torch."""
+"""The state of a stage: whatever was guessed, taken back, settled late or done again, its weights are those of plain torch."""
 
 import math
 
@@ -13,7 +13,7 @@ from recycle.control.decide.messages import Ballot, ProgressReport
 from recycle.core.cluster import Shape
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.tied_parameters import Tie
-from recycle.runtime.execute.executor import Span
+from recycle.runtime.execute.spans import Span
 from recycle.runtime.job import TrainOptions
 from recycle.runtime.worker.epoch_setup import make_stage_state
 from recycle.runtime.worker.worker_spec import CopiedStages, WorkerSpec
@@ -48,8 +48,8 @@ def make_modules():
 
 
 def begin(optimizer, is_exact=False, stage=1, ties=()):
-    """The footing of a worker of one of two stages, by default the last."""
-    kit = WorkerSpec(
+    """The state of a worker of one of two stages, by default the last."""
+    spec = WorkerSpec(
         shape=SHAPE,
         stages=CopiedStages(make_modules()),
         parcels={},
@@ -60,7 +60,7 @@ def begin(optimizer, is_exact=False, stage=1, ties=()):
         schedule=falling,
         settings=TrainOptions(9, is_exact=is_exact, max_norm=MAX_NORM),
     )
-    return make_stage_state(kit, stage)
+    return make_stage_state(spec, stage)
 
 
 def gradients(iteration, parameters):
@@ -69,13 +69,13 @@ def gradients(iteration, parameters):
     return [[torch.randint(-256, 256, of.shape, generator=generator) / 256 for of in parameters] for _ in range(2)]
 
 
-def reduce(footing, iteration, spans=()):
+def reduce(state, iteration, spans=()):
     """Compute an iteration up to the gradient of all peers; return the ballot but for the other stage."""
-    parameters = list(footing.stage.parameters())
+    parameters = list(state.stage.parameters())
     for contribution in gradients(iteration, parameters):
-        footing.stage.sums.add(parameters, contribution)
-    footing.hold(iteration, dict(enumerate(LOSSES)), spans)
-    norm = footing.norm_squared()
+        state.stage.sums.add(parameters, contribution)
+    state.hold(iteration, dict(enumerate(LOSSES)), spans)
+    norm = state.norm_squared()
     return lambda other: Ballot(iteration, (other, norm))
 
 
@@ -107,12 +107,12 @@ class Plain:
         return self
 
 
-def is_same(footing, plain):
+def is_same(state, plain):
     """Whether weights and optimizer are equal, bit for bit."""
-    return held(footing.stage.module, footing.stepper.optimizer) == held(plain.module, plain.optimizer)
+    return held(state.stage.module, state.stepper.optimizer) == held(plain.module, plain.optimizer)
 
 
-def nobody(*told):
+def ignore(*report):
     pass
 
 
@@ -127,25 +127,25 @@ class Reports(list):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("is_exact", [False, True])
 def test_a_guess_that_was_right_is_the_step_itself(optimizer, is_exact):
-    footing = begin(optimizer, is_exact)
+    state = begin(optimizer, is_exact)
     for iteration in range(3):
-        ballot = reduce(footing, iteration)
-        footing.apply(1.0)
-        assert footing.confirm(ballot(FINE), nobody)
-    assert footing.num_steps == 3
-    assert is_same(footing, Plain(optimizer).steps(FINE, FINE, FINE))
+        ballot = reduce(state, iteration)
+        state.apply(1.0)
+        assert state.confirm(ballot(FINE), ignore)
+    assert state.num_steps == 3
+    assert is_same(state, Plain(optimizer).steps(FINE, FINE, FINE))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("is_exact", [False, True])
 @pytest.mark.parametrize("other", [LARGE, INFINITE, math.nan])
 def test_a_guess_that_was_wrong_is_as_if_it_had_waited(optimizer, is_exact, other):
-    footing = begin(optimizer, is_exact)
+    state = begin(optimizer, is_exact)
     for iteration, found in enumerate((FINE, other, FINE)):
-        ballot = reduce(footing, iteration)
-        footing.apply(1.0)
-        assert footing.confirm(ballot(found), nobody) == (found == FINE)
-    assert is_same(footing, Plain(optimizer).steps(FINE, other, FINE))
+        ballot = reduce(state, iteration)
+        state.apply(1.0)
+        assert state.confirm(ballot(found), ignore) == (found == FINE)
+    assert is_same(state, Plain(optimizer).steps(FINE, other, FINE))
 
 
 steps = st.lists(
@@ -157,35 +157,35 @@ steps = st.lists(
 @settings(max_examples=30, deadline=None)
 @given(steps=steps)
 def test_whatever_was_applied_before_the_verdict_was_heard_counts_for_nothing(optimizer, steps):
-    footing, plain = begin(optimizer), Plain(optimizer)
+    state, plain = begin(optimizer), Plain(optimizer)
     for iteration, (guess, other) in enumerate(steps):
-        ballot = reduce(footing, iteration)(other)
-        scale = footing.judge(ballot).scale
+        ballot = reduce(state, iteration)(other)
+        scale = state.judge(ballot).scale
         if guess != "nothing":
-            footing.apply(1.0 if guess == 1.0 else scale)
-        assert footing.confirm(ballot, nobody) == (guess != "nothing" and (guess != 1.0 or scale == 1.0))
-        assert is_same(footing, plain.step(iteration, other))
-        assert footing.standing() == ProgressReport(iteration + 1, None, ballot)
+            state.apply(1.0 if guess == 1.0 else scale)
+        assert state.confirm(ballot, ignore) == (guess != "nothing" and (guess != 1.0 or scale == 1.0))
+        assert is_same(state, plain.step(iteration, other))
+        assert state.progress() == ProgressReport(iteration + 1, None, ballot)
 
 
 def test_an_iteration_is_held_once_and_in_its_turn():
-    footing = begin(adamw)
+    state = begin(adamw)
     with pytest.raises(AssertionError, match="iteration 1 is to be applied after 0 steps"):
-        footing.hold(1, {}, ())
-    reduce(footing, 0)
+        state.hold(1, {}, ())
+    reduce(state, 0)
     with pytest.raises(AssertionError, match="still to be confirmed"):
-        footing.hold(0, {}, ())
+        state.hold(0, {}, ())
     with pytest.raises(AssertionError, match="a verdict on iteration 4, not 0"):
-        footing.confirm(Ballot(4, (0.0, 1.0)), nobody)
+        state.confirm(Ballot(4, (0.0, 1.0)), ignore)
 
 
 def test_an_iteration_is_reported_once_when_it_cannot_be_taken_back_with_its_losses():
-    footing, reports, spans = begin(sgd), Reports(), [Span("0F0@0", 1, 2)]
-    reduce(footing, 0, spans)
-    footing.apply(1.0)
+    state, reports, spans = begin(sgd), Reports(), [Span("0F0@0", 1, 2)]
+    reduce(state, 0, spans)
+    state.apply(1.0)
     spans.append(Span("optimizer", 2, 3))
     assert reports == []
-    footing.confirm(Ballot(0, (90.0**2, 90.0**2)), reports)
+    state.confirm(Ballot(0, (90.0**2, 90.0**2)), reports)
     norm = math.sqrt(2) * 90
     assert reports == [(0, dict(enumerate(LOSSES)), spans, StepVerdict(pytest.approx(norm), pytest.approx(MAX_NORM / norm)))]
 
@@ -194,65 +194,65 @@ def test_a_tied_parameter_counts_for_the_norm_of_its_first_stage_alone():
     tie = Tie(((0, "0.weight"), (1, "0.weight")))
     norms = []
     for stage, ties in ((0, ()), (0, [tie]), (1, ()), (1, [tie])):
-        footing = begin(sgd, stage=stage, ties=ties)
-        reduce(footing, 0)
-        norms.append(footing.norm_squared())
+        state = begin(sgd, stage=stage, ties=ties)
+        reduce(state, 0)
+        norms.append(state.norm_squared())
     tied = gradients(0, list(make_modules()[1].parameters()))
     own = float(((tied[0][0] + tied[1][0]) / 2).double().square().sum())
     assert norms[0] == norms[1]
     assert norms[2] - norms[3] == pytest.approx(own, rel=1e-12)
 
 
-# Where it stands.
+# Its progress.
 
 
-def test_a_footing_without_a_step_stands_at_its_beginning():
-    assert begin(adamw).standing() == ProgressReport(0)
+def test_a_state_without_a_step_reports_its_beginning():
+    assert begin(adamw).progress() == ProgressReport(0)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("is_applied", [False, True])
 def test_who_holds_a_gradient_says_its_own_part_and_what_it_heard_last(optimizer, is_applied):
-    footing = begin(optimizer)
-    first = reduce(footing, 0)(FINE)
-    footing.confirm(first, nobody)
-    norm = reduce(footing, 1)(FINE).norms[1]
+    state = begin(optimizer)
+    first = reduce(state, 0)(FINE)
+    state.confirm(first, ignore)
+    norm = reduce(state, 1)(FINE).norms[1]
     if is_applied:
-        footing.apply(1.0)
-    assert footing.standing() == ProgressReport(1 + is_applied, Ballot(1, (ABSENT, norm)), first)
-    assert footing.standing().num_reduced == 2
+        state.apply(1.0)
+    assert state.progress() == ProgressReport(1 + is_applied, Ballot(1, (ABSENT, norm)), first)
+    assert state.progress().num_reduced == 2
 
 
 # Where all go on.
 
 
 def stopped(optimizer, is_exact, is_held, is_applied):
-    """A footing that was stopped in its second iteration, with an op in flight, and the ballot of that iteration."""
-    footing = begin(optimizer, is_exact)
-    footing.confirm(reduce(footing, 0)(LARGE), nobody)
+    """A state that was stopped in its second iteration, with an op in flight, and the ballot of that iteration."""
+    state = begin(optimizer, is_exact)
+    state.confirm(reduce(state, 0)(LARGE), ignore)
     ballot = None
     if is_held:
-        ballot = reduce(footing, 1, [Span("1F0@0", 10, 20)])
+        ballot = reduce(state, 1, [Span("1F0@0", 10, 20)])
         if is_applied:
-            footing.apply(1.0)
+            state.apply(1.0)
     else:  # in the middle of its backward passes, or of the reduction
-        parameters = list(footing.stage.parameters())
-        footing.stage.sums.add(parameters, gradients(99, parameters)[0])
-    footing.stage.forward(0, torch.ones(2, 3), seed=1, targets=torch.zeros(2, 3))
-    return footing, ballot
+        parameters = list(state.stage.parameters())
+        state.stage.sums.add(parameters, gradients(99, parameters)[0])
+    state.stage.forward(0, torch.ones(2, 3), seed=1, targets=torch.zeros(2, 3))
+    return state, ballot
 
 
-def goes_on(footing, optimizer, *others):
+def goes_on(state, optimizer, *others):
     """Whether the next iterations are those of plain torch, which was never stopped and found `others` so far."""
     plain = Plain(optimizer).steps(*others)
-    assert footing.num_steps == len(others)
-    assert is_same(footing, plain)
+    assert state.num_steps == len(others)
+    assert is_same(state, plain)
     for iteration in range(len(others), len(others) + 2):
-        ballot = reduce(footing, iteration)
-        footing.apply(1.0)
-        footing.confirm(ballot(LARGE), nobody)
+        ballot = reduce(state, iteration)
+        state.apply(1.0)
+        state.confirm(ballot(LARGE), ignore)
         plain.step(iteration, LARGE)
-    return is_same(footing, plain)
+    return is_same(state, plain)
 
 
 everywhere = pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -264,69 +264,69 @@ in_both_arithmetics = pytest.mark.parametrize("is_exact", [False, True])
 @pytest.mark.parametrize("is_applied", [False, True])
 @pytest.mark.parametrize("other", [FINE, LARGE, INFINITE])
 def test_a_settled_iteration_is_confirmed_by_its_ballot(optimizer, is_exact, is_applied, other):
-    footing, ballot = stopped(optimizer, is_exact, True, is_applied)
+    state, ballot = stopped(optimizer, is_exact, True, is_applied)
     reports = Reports()
-    assert not footing.go_to(2, ballot(other), reports)
+    assert not state.resume_at(2, ballot(other), reports)
     assert [(iteration, losses) for iteration, losses, *_ in reports] == [(1, dict(enumerate(LOSSES)))]
-    assert footing.stage.num_in_flight == 0
-    assert footing.standing() == ProgressReport(2, None, ballot(other))
-    assert goes_on(footing, optimizer, LARGE, other)
+    assert state.stage.num_in_flight == 0
+    assert state.progress() == ProgressReport(2, None, ballot(other))
+    assert goes_on(state, optimizer, LARGE, other)
 
 
 @everywhere
 @in_both_arithmetics
 @pytest.mark.parametrize(("is_held", "is_applied"), [(False, False), (True, False), (True, True)])
 def test_an_iteration_that_is_not_settled_is_taken_back_and_done_again(optimizer, is_exact, is_held, is_applied):
-    footing, _ = stopped(optimizer, is_exact, is_held, is_applied)
-    whole = footing.standing().whole
+    state, _ = stopped(optimizer, is_exact, is_held, is_applied)
+    whole = state.progress().whole
     reports = Reports()
-    assert bool(footing.go_to(1, None, reports)) == is_held  # what it had run of it
+    assert bool(state.resume_at(1, None, reports)) == is_held  # what it had run of it
     assert reports == []
-    assert footing.stage.num_in_flight == 0
-    assert footing.standing() == ProgressReport(1, None, whole)
-    assert goes_on(footing, optimizer, LARGE)
+    assert state.stage.num_in_flight == 0
+    assert state.progress() == ProgressReport(1, None, whole)
+    assert goes_on(state, optimizer, LARGE)
 
 
 @everywhere
 def test_who_was_confirmed_before_the_others_stays_there_and_hears_nothing_new(optimizer):
-    footing, ballot = stopped(optimizer, False, True, True)
-    footing.confirm(ballot(FINE), nobody)
+    state, ballot = stopped(optimizer, False, True, True)
+    state.confirm(ballot(FINE), ignore)
     reports = Reports()
-    footing.go_to(2, ballot(FINE), reports)
+    state.resume_at(2, ballot(FINE), reports)
     assert reports == []
-    assert goes_on(footing, optimizer, LARGE, FINE)
+    assert goes_on(state, optimizer, LARGE, FINE)
 
 
 @everywhere
 def test_a_confirmed_step_can_be_taken_back_once(optimizer):
-    footing, ballot = stopped(optimizer, False, True, True)
-    footing.confirm(ballot(LARGE), nobody)
-    footing.go_to(1, None, nobody)
-    assert goes_on(footing, optimizer, LARGE)
+    state, ballot = stopped(optimizer, False, True, True)
+    state.confirm(ballot(LARGE), ignore)
+    state.resume_at(1, None, ignore)
+    assert goes_on(state, optimizer, LARGE)
 
 
 @everywhere
-def test_a_footing_can_be_stopped_again_and_again_in_one_iteration(optimizer):
-    footing, _ = stopped(optimizer, False, True, True)
+def test_a_state_can_be_stopped_again_and_again_in_one_iteration(optimizer):
+    state, _ = stopped(optimizer, False, True, True)
     for is_applied in (True, False, True):
-        footing.go_to(1, None, nobody)
-        reduce(footing, 1)
+        state.resume_at(1, None, ignore)
+        reduce(state, 1)
         if is_applied:
-            footing.apply(1.0)
-    footing.go_to(1, None, nobody)
-    assert goes_on(footing, optimizer, LARGE)
+            state.apply(1.0)
+    state.resume_at(1, None, ignore)
+    assert goes_on(state, optimizer, LARGE)
 
 
 @pytest.mark.parametrize("iteration", [0, 3])
-def test_nobody_goes_where_it_cannot_get(iteration):
-    footing, _ = stopped(adamw, False, False, False)
-    footing.go_to(1, None, nobody)
-    footing.confirm(reduce(footing, 1)(FINE), nobody)
+def test_no_state_resumes_at_an_iteration_that_it_cannot_reach(iteration):
+    state, _ = stopped(adamw, False, False, False)
+    state.resume_at(1, None, ignore)
+    state.confirm(reduce(state, 1)(FINE), ignore)
     with pytest.raises(AssertionError, match=f"the weights have 2 steps, but all go on at {iteration}"):
-        footing.go_to(iteration, None, nobody)
+        state.resume_at(iteration, None, ignore)
 
 
 def test_a_settled_iteration_needs_its_verdict():
-    footing, _ = stopped(adamw, False, True, True)
+    state, _ = stopped(adamw, False, True, True)
     with pytest.raises(AssertionError, match="iteration 1 is settled, but without a verdict"):
-        footing.go_to(2, None, nobody)
+        state.resume_at(2, None, ignore)

@@ -1,4 +1,4 @@
-"""What a row plays before the verdict on the step before, and what it takes and gives: for any legal plan."""
+"""The warm-up of every row, and the messages of its instructions: for any legal plan."""
 
 from collections import Counter
 
@@ -93,38 +93,45 @@ def test_who_waits_for_a_pass_behind_a_backward_one_has_no_warm_up_nor_has_who_w
     assert lengths_of(made) == {"W0_0": 1, "W0_1": 1, "W1_1": 0, "W0_2": 1, "W1_2": 0}
 
 
-# Turns.
+# Instructions.
 
 
 @often
 @given(plans)
-def test_turns_are_the_rows_op_by_op(plan):
-    turns = compile_rows(plan, Routes(plan), warm_ups(plan, Routes(plan)))
+def test_instructions_are_the_rows_op_by_op(plan):
+    instructions = compile_rows(plan, Routes(plan), warm_ups(plan, Routes(plan)))
     for worker, ops in rows_of(plan).items():
-        assert [turn.label for turn in turns[worker]] == [str(op) for op in ops]
-        assert [(turn.kind, turn.microbatch) for turn in turns[worker]] == [(op.kind, op.microbatch) for op in ops]
-        assert [turn.chain for turn in turns[worker]] == [chain_of(plan.problem.shape, op.microbatch) for op in ops]
-    assert set(turns) == set(rows_of(plan))
+        assert [each.label for each in instructions[worker]] == [str(op) for op in ops]
+        assert [(each.kind, each.microbatch) for each in instructions[worker]] == [(op.kind, op.microbatch) for op in ops]
+        assert [each.chain for each in instructions[worker]] == [chain_of(plan.problem.shape, op.microbatch) for op in ops]
+    assert set(instructions) == set(rows_of(plan))
 
 
 @often
 @given(plans)
-def test_every_message_is_given_once_and_taken_once_at_the_places_that_it_says(plan):
+def test_every_message_is_sent_once_and_received_once_at_the_indices_that_it_says(plan):
     lengths, rows = warm_ups(plan, Routes(plan)), rows_of(plan)
-    turns = compile_rows(plan, Routes(plan), lengths)
-    given_at = [(turn.gives, (worker, place)) for worker in turns for place, turn in enumerate(turns[worker]) if turn.gives]
-    taken_at = [(turn.takes, (worker, place)) for worker in turns for place, turn in enumerate(turns[worker]) if turn.takes]
-    assert Counter(message for message, _ in given_at) == Counter(message for message, _ in taken_at)
-    assert len(dict(given_at)) == len(given_at) == len(taken_at)
-    for message, where in given_at:
+    instructions = compile_rows(plan, Routes(plan), lengths)
+    sent_at = [
+        (each.sends, (worker, index)) for worker in instructions for index, each in enumerate(instructions[worker]) if each.sends
+    ]
+    received_at = [
+        (each.receives, (worker, index))
+        for worker in instructions
+        for index, each in enumerate(instructions[worker])
+        if each.receives
+    ]
+    assert Counter(message for message, _ in sent_at) == Counter(message for message, _ in received_at)
+    assert len(dict(sent_at)) == len(sent_at) == len(received_at)
+    for message, where in sent_at:
         assert where == (message.sender, message.made_at)
         assert message.is_of_warm_up == (message.made_at < lengths[message.sender])
-    for message, where in taken_at:
+    for message, where in received_at:
         assert where == (message.receiver, message.taken_at)
     # One forwards and one backwards for every micro-batch and every border between two stages, and what they carry is right.
     shape = plan.problem.shape
-    assert len(given_at) == 2 * (shape.num_stages - 1) * shape.num_chains
-    for message, _ in given_at:
+    assert len(sent_at) == 2 * (shape.num_stages - 1) * shape.num_chains
+    for message, _ in sent_at:
         made, used = rows[message.sender][message.made_at], rows[message.receiver][message.taken_at]
         assert made.microbatch == used.microbatch
         assert chain_of(shape, made.microbatch) == message.chain
@@ -139,8 +146,8 @@ def test_every_message_is_given_once_and_taken_once_at_the_places_that_it_says(p
 
 def test_a_gradient_goes_back_to_whoever_ran_the_forward_pass():
     plan = recycle.solve(recycle.problem(2, 2, 2, fail="W1_1", costs=(1, 1, 1)), "greedy")
-    turns = compile_rows(plan, Routes(plan), warm_ups(plan, Routes(plan)))
+    instructions = compile_rows(plan, Routes(plan), warm_ups(plan, Routes(plan)))
     (worker,) = [row.worker for row in plan.rows if row.worker.stage == 1]
-    receivers = {turn.microbatch.pipeline: turn.gives.receiver for turn in turns[worker] if turn.gives}
+    receivers = {each.microbatch.pipeline: each.sends.receiver for each in instructions[worker] if each.sends}
     assert {home: str(receiver) for home, receiver in receivers.items()} == {0: "W0_0", 1: "W1_0"}
-    assert {turn.takes.sender for turn in turns[worker] if turn.takes} == set(receivers.values())
+    assert {each.receives.sender for each in instructions[worker] if each.receives} == set(receivers.values())

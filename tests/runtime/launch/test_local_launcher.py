@@ -17,7 +17,6 @@ from recycle.core.events.record import OpRan, Stepped
 from recycle.core.op import Kind
 from recycle.runtime.job import Job, TrainOptions
 from recycle.runtime.launch.local_launcher import launch
-from recycle.runtime.solo import Solo
 from tests.processes import ends_with
 from tests.runtime.jobs import (
     Bounded,
@@ -32,6 +31,7 @@ from tests.runtime.jobs import (
     sgd,
     tied_stages,
 )
+from tests.runtime.reference_executor import ReferenceExecutor
 
 pytestmark = pytest.mark.timeout(180)
 SYNCHRONOUS = "adaptive,decoupled"
@@ -43,7 +43,7 @@ def plan(fail, techniques="adaptive,decoupled,staggered", shape=(2, 3, 4)):
 
 def in_one_process(stages, samples, is_exact=True, max_norm=None, steps=3, shape=(2, 3, 4)):
     """The mean loss of every step and the weights, by the synchronous reference with nobody dead."""
-    job = Solo(plan("", shape=shape), stages, samples, loss, adamw, seed=5, is_exact=is_exact, max_norm=max_norm)
+    job = ReferenceExecutor(plan("", shape=shape), stages, samples, loss, adamw, seed=5, is_exact=is_exact, max_norm=max_norm)
     return [job.iterate(step) for step in range(steps)], job.weights_sha256()
 
 

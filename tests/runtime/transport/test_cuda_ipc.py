@@ -1,6 +1,6 @@
-"""Links within a GPU, as far as they can be tested without one: who is on one machine, and where in an inbox a message lies.
+"""CUDA IPC, as far as it can be tested without a GPU: which workers share a machine, and the slots of an inbox.
 
-The inbox is in the host's memory here, and nobody else enters it; all that is computed about it is the links' own.
+The inbox is in host memory here, and no other worker maps it; everything else is the transport's own.
 """
 
 from datetime import timedelta
@@ -12,36 +12,42 @@ import torch.distributed as dist
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
-from recycle.runtime.execute.row_program import TensorMessage
-from recycle.runtime.transport import cuda_ipc as ipc_links
+from recycle.runtime.transport import cuda_ipc
 from recycle.runtime.transport.cuda_ipc import CudaIpcTransport, share_one_gpu
-from recycle.runtime.transport.gloo import GroupView, TensorSpec
-from tests.runtime.transport.worker_threads import TIMEOUT, at_once
+from recycle.runtime.transport.specs import GroupView, TensorMessage, TensorSpec
+from tests.runtime.transport.worker_threads import at_once, transport_spec
 
 pytestmark = pytest.mark.timeout(60)
 WORKERS = [Worker(0, 0), Worker(0, 1), Worker(1, 0)]
 OWN = Worker(0, 1)
 ALIGNMENT = 256
 # What stage 0 makes is of another size and type than what stage 1 makes; no size is a multiple of the alignment.
-PARCELS = {0: TensorSpec((3, 50), torch.bfloat16), 1: TensorSpec((2, 71), torch.float32)}
+SPECS = {0: TensorSpec((3, 50), torch.bfloat16), 1: TensorSpec((2, 71), torch.float32)}
 NUM_CHAINS = 5
 
 
-class OnHost(CudaIpcTransport):
-    """Links whose memory nobody else can enter."""
+class HostMemory:
+    """Memory of a worker that no other worker can map."""
 
-    def _opened(self, purpose, name, size_bytes):
-        return torch.zeros(size_bytes, dtype=torch.uint8, device=self._device)
+    device = torch.device("cpu")
+
+    def open(self, purpose, name, size_bytes):
+        return torch.zeros(size_bytes, dtype=torch.uint8)
 
 
 @pytest.fixture
-def links():
-    """Those of a worker that is alone."""
-    address = GroupView(OWN, [OWN])
-    made = OnHost(dist.HashStore(), address, PARCELS, NUM_CHAINS, (), TIMEOUT, torch.device("cpu"))
+def transport():
+    """That of a worker that is alone."""
+    view = GroupView(OWN, [OWN])
+    made = CudaIpcTransport(dist.HashStore(), view, transport_spec(SPECS, NUM_CHAINS), HostMemory())
     yield made
     made.abort()
     made.close()
+
+
+@pytest.fixture
+def carrier(transport):
+    return transport._carrier
 
 
 def message(kind, chain):
@@ -73,7 +79,7 @@ def test_what_was_said_in_another_epoch_does_not_count():
 
 
 def test_machines_that_do_not_say_when_they_were_started_are_not_taken_for_one(monkeypatch, tmp_path):
-    monkeypatch.setattr(ipc_links, "_BOOT", tmp_path / "absent")
+    monkeypatch.setattr(cuda_ipc, "_BOOT", tmp_path / "absent")
     store = dist.HashStore()
     assert at_once(*(lambda worker=worker: ask(store, worker) for worker in WORKERS)) == [False] * 3
 
@@ -85,51 +91,50 @@ def test_nobody_is_taken_for_a_neighbour_who_says_nothing():
         ask(store, WORKERS[0])
 
 
-def places(links, rounds):
+def slots(carrier, rounds):
     """The bytes of the inbox that each message of these rounds has, as (start, end), in order."""
     found = []
-    for number, kind, chain in product(rounds, (Kind.F, Kind.I), range(NUM_CHAINS)):
-        links.round = number
-        place = links._place(links._inbox, message(kind, chain))
-        start = place.data_ptr() - links._inbox.data_ptr()
-        found.append((start, start + place.nbytes))
+    for round_, kind, chain in product(rounds, (Kind.F, Kind.I), range(NUM_CHAINS)):
+        slot = carrier.slot(carrier.inbox, message(kind, chain), round_)
+        start = slot.data_ptr() - carrier.inbox.data_ptr()
+        found.append((start, start + slot.nbytes))
     return sorted(found)
 
 
 @pytest.mark.parametrize("first", [0, 1, 6, 7])
-def test_messages_of_two_rounds_in_a_row_lie_apart(links, first):
-    found = places(links, (first, first + 1))
+def test_messages_of_two_rounds_in_a_row_lie_apart(carrier, first):
+    found = slots(carrier, (first, first + 1))
     assert len(found) == 2 * 2 * NUM_CHAINS
     assert all(end <= start for (_, end), (start, _) in pairwise(found))
 
 
-def test_every_message_lies_within_the_inbox_where_a_tensor_of_any_kind_may_begin(links):
-    found = places(links, (0, 1))
+def test_every_message_lies_within_the_inbox_where_a_tensor_of_any_dtype_may_begin(carrier):
+    found = slots(carrier, (0, 1))
     assert found[0][0] == 0
-    assert found[-1][1] <= links._inbox.nbytes
+    assert found[-1][1] <= carrier.inbox.nbytes
     assert all(start % ALIGNMENT == 0 for start, _ in found)
 
 
-def test_the_round_after_the_next_has_the_same_places(links):
-    assert places(links, (0,)) == places(links, (2,)) != places(links, (1,))
+def test_the_round_after_the_next_has_the_same_slots(carrier):
+    assert slots(carrier, (0,)) == slots(carrier, (2,)) != slots(carrier, (1,))
 
 
-@pytest.mark.parametrize(("kind", "parcel"), [(Kind.F, PARCELS[0]), (Kind.I, PARCELS[1])])
-def test_a_place_has_the_form_of_what_is_sent(links, kind, parcel):
-    place = links._place(links._inbox, message(kind, NUM_CHAINS - 1))
-    assert (tuple(place.shape), place.dtype) == (parcel.shape, parcel.dtype)
+@pytest.mark.parametrize(("kind", "spec"), [(Kind.F, SPECS[0]), (Kind.I, SPECS[1])])
+def test_a_slot_has_the_spec_of_its_message(carrier, kind, spec):
+    slot = carrier.slot(carrier.inbox, message(kind, NUM_CHAINS - 1), 0)
+    assert (tuple(slot.shape), slot.dtype) == (spec.shape, spec.dtype)
 
 
-def test_what_was_received_is_the_receivers_own(links):
+def test_what_was_received_is_the_receivers_own(carrier):
     given = message(Kind.I, 2)
-    place = links._place(links._inbox, given)
-    place.fill_(7.0)
-    received = links._unpacked(given, links._room(given))
-    place.fill_(8.0)
-    assert torch.equal(received, torch.full(PARCELS[1].shape, 7.0))
+    slot = carrier.slot(carrier.inbox, given, 0)
+    slot.fill_(7.0)
+    received = carrier.unpack(given, torch.zeros(1, dtype=torch.uint8), 0)
+    slot.fill_(8.0)
+    assert torch.equal(received, torch.full(SPECS[1].shape, 7.0))
 
 
-def test_sums_of_what_lies_on_no_gpu_go_over_the_host(links):
+def test_sums_of_tensors_on_no_gpu_go_over_the_host(transport):
     tensor = torch.arange(2.0**15)
-    links.add_over_peers(tensor)
+    transport.all_reduce(tensor)
     assert torch.equal(tensor, torch.arange(2.0**15))

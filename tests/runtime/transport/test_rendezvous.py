@@ -1,4 +1,4 @@
-"""Where workers find each other: what one puts in, all can read; and nobody waits for an epoch that is over."""
+"""The rendezvous: an entry that one worker sets all can read; and no wait outlasts its epoch."""
 
 import base64
 import json
@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 
 from recycle.core.cluster import Worker
-from recycle.runtime.transport.gloo import GlooTransport, GroupView, TransportBroken
-from recycle.runtime.transport.rendezvous import Rendezvous, made_in_time
-from tests.runtime.transport.worker_threads import PATIENCE_S, TIMEOUT, at_once, ends, linked
+from recycle.runtime.transport.gloo import GlooTransport
+from recycle.runtime.transport.rendezvous import Rendezvous, make_unless_over
+from recycle.runtime.transport.specs import GroupView, TransportBroken
+from tests.runtime.transport.worker_threads import PATIENCE_S, at_once, connected, rendezvous_of, transport_spec
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(60)
@@ -27,8 +28,8 @@ def nowhere(key, value):
     pass
 
 
-def test_what_one_puts_in_all_others_can_read():
-    one, *others = ends(3)
+def test_an_entry_that_one_sets_all_others_can_read():
+    one, *others = rendezvous_of(3)
     one.set("a", b"\x00\xff bytes")
     one.set("b", "words")
     for other in (one, *others):
@@ -37,41 +38,41 @@ def test_what_one_puts_in_all_others_can_read():
         assert not other.check(["a", "c"])
 
 
-def test_what_is_shared_is_text_that_any_message_can_carry():
-    shared = []
-    Rendezvous(lambda key, value: shared.append((key, value))).set("e1/all/0", bytes(range(256)))
-    assert json.loads(json.dumps(shared)) == [["e1/all/0", base64.b64encode(bytes(range(256))).decode()]]
+def test_an_entry_is_text_that_any_message_can_carry():
+    published = []
+    Rendezvous(lambda key, value: published.append((key, value))).set("e1/all/0", bytes(range(256)))
+    assert json.loads(json.dumps(published)) == [["e1/all/0", base64.b64encode(bytes(range(256))).decode()]]
 
 
-def test_what_was_put_in_here_can_be_shared_again_and_nothing_else():
-    shared = []
-    store = Rendezvous(lambda key, value: shared.append((key, value)))
+def test_own_entries_can_be_published_again_and_no_others():
+    published = []
+    store = Rendezvous(lambda key, value: published.append((key, value)))
     store.set("own", "x")
-    store.hear("of another", base64.b64encode(b"y").decode())
-    store.share_again()
-    assert shared == [("own", base64.b64encode(b"x").decode())] * 2
+    store.add_entry("of another", base64.b64encode(b"y").decode())
+    store.publish_again()
+    assert published == [("own", base64.b64encode(b"x").decode())] * 2
 
 
 def test_it_is_a_store_to_torch():
-    one, other = ends(2)
+    one, other = rendezvous_of(2)
     dist.PrefixStore("e1/all", one).set("0", "an address")
     assert other.get("e1/all/0") == dist.PrefixStore("e1/all", other).get("0") == b"an address"
 
 
-def test_whoever_waits_for_something_has_it_as_soon_as_it_is_put_in():
-    one, other = ends(2)
+def test_whoever_waits_for_something_has_it_as_soon_as_it_is_set():
+    one, other = rendezvous_of(2)
     found = at_once(lambda: other.get("a"), lambda: other.wait(["a", "b"]), lambda: [one.set(key, key) for key in ("b", "a")])
     assert found[0] == b"a"
 
 
-def test_what_nobody_puts_in_is_waited_for_no_longer_than_was_asked():
+def test_an_entry_that_nobody_sets_is_waited_for_no_longer_than_was_asked():
     store = Rendezvous(nowhere)
     store.set("a", "there")
-    with pytest.raises(RuntimeError, match="nobody has put in b"):
+    with pytest.raises(RuntimeError, match="no worker has set b"):
         store.wait(["a", "b"], timedelta(milliseconds=20))
     store.set_timeout(timedelta(milliseconds=20))
     assert store.timeout() == timedelta(milliseconds=20)
-    with pytest.raises(RuntimeError, match="nobody has put in c"):
+    with pytest.raises(RuntimeError, match="no worker has set c"):
         store.get("c")
 
 
@@ -88,13 +89,14 @@ def test_an_epoch_that_is_over_wakes_whoever_waits_and_lets_nobody_wait_again():
 
 
 def test_groups_find_each_other_by_it():
-    with linked(WORKERS) as links:
+    with connected(WORKERS) as transports:
         peers = [torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0]), torch.tensor([5.0, 6.0])]
         every = [torch.tensor([float(number)]) for number in (1, 2, 4)]
 
         def add(number):
-            links[number].add_over_peers(peers[number])
-            links[number].wait(links[number].start_adding_over_all(every[number]))
+            transports[number].all_reduce(peers[number])
+            host = transports[number].host
+            host.wait(host.begin_all_reduce(every[number]))
 
         at_once(*(lambda number=number: add(number) for number in range(3)))
     assert [value.tolist() for value in peers] == [[11.0, 22.0], [11.0, 22.0], [5.0, 6.0]]
@@ -102,16 +104,16 @@ def test_groups_find_each_other_by_it():
 
 
 def test_an_epoch_that_ends_while_a_group_is_made_ends_the_making_at_once():
-    # It puts in where it is, and waits for the others to do so, too, which they never do.
-    put_in, is_there = [], threading.Event()
+    # It sets its own address, and waits for those of the others, which never come.
+    keys, is_there = [], threading.Event()
 
-    def share(key, value):
-        put_in.append(key)
+    def publish(key, value):
+        keys.append(key)
         is_there.set()
 
-    store = Rendezvous(share)
+    store = Rendezvous(publish)
     with ThreadPoolExecutor(1) as pool:
-        making = pool.submit(GlooTransport, store, GroupView(WORKERS[0], WORKERS, epoch=3), {}, 1, (), TIMEOUT)
+        making = pool.submit(GlooTransport, store, GroupView(WORKERS[0], WORKERS, epoch=3), transport_spec())
         assert is_there.wait(PATIENCE_S)
         assert not making.done()
         began_s = time.monotonic()
@@ -120,14 +122,14 @@ def test_an_epoch_that_ends_while_a_group_is_made_ends_the_making_at_once():
         assert time.monotonic() - began_s < SOON_S
     assert isinstance(problem, TransportBroken)
     assert "the epoch is over" in str(problem)
-    assert {key.split("/")[0] for key in put_in} == {"e3"}
+    assert {key.split("/")[0] for key in keys} == {"e3"}
 
 
 class Late:
-    """Links that are made when somebody lets them, and say what became of them."""
+    """A transport that is made when it is let, and notes what became of it."""
 
     def __init__(self):
-        self.begun, self.let, self.said, self.closed = threading.Event(), threading.Event(), [], threading.Event()
+        self.begun, self.let, self.calls, self.closed = threading.Event(), threading.Event(), [], threading.Event()
 
     def make(self):
         self.begun.set()
@@ -135,43 +137,43 @@ class Late:
         return self
 
     def abort(self):
-        self.said.append("aborted")
+        self.calls.append("aborted")
 
     def close(self):
-        self.said.append("closed")
+        self.calls.append("closed")
         self.closed.set()
 
 
-def test_links_that_are_made_in_time_are_used():
+def test_links_that_are_make_unless_over_are_used():
     late = Late()
     late.let.set()
-    assert made_in_time(late.make, Rendezvous(nowhere)) is late
-    assert late.said == []
+    assert make_unless_over(late.make, Rendezvous(nowhere)) is late
+    assert late.calls == []
 
 
-def test_what_goes_wrong_when_links_are_made_is_told_as_it_is():
+def test_an_error_while_a_transport_is_made_is_raised_as_it_is():
     def fail():
         raise TransportBroken("the group all could not be made")
 
     with pytest.raises(TransportBroken, match="the group all could not be made"):
-        made_in_time(fail, Rendezvous(nowhere))
+        make_unless_over(fail, Rendezvous(nowhere))
 
 
-def test_the_end_of_an_epoch_ends_the_wait_for_links_and_those_that_come_too_late_are_cut():
+def test_the_end_of_an_epoch_ends_the_wait_for_a_transport_and_one_that_is_made_too_late_is_aborted():
     late, store = Late(), Rendezvous(nowhere)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(made_in_time, late.make, store)
+        waiting = pool.submit(make_unless_over, late.make, store)
         assert late.begun.wait(PATIENCE_S)
         store.abort()
         assert isinstance(waiting.exception(SOON_S), TransportBroken)
     late.let.set()
     assert late.closed.wait(PATIENCE_S)
-    assert late.said == ["aborted", "closed"]
+    assert late.calls == ["aborted", "closed"]
 
 
-def test_no_links_are_waited_for_in_an_epoch_that_is_over():
+def test_no_transport_is_waited_for_in_an_epoch_that_is_over():
     late, store = Late(), Rendezvous(nowhere)
     store.abort()
     with pytest.raises(TransportBroken, match="over before it began"):
-        made_in_time(late.make, store)
+        make_unless_over(late.make, store)
     late.let.set()

@@ -1,4 +1,4 @@
-"""Which links workers get: those over the host wherever no GPU computes, or nobody else is there."""
+"""The choice of a transport: gloo wherever no GPU computes, or a worker is alone."""
 
 import pytest
 import torch
@@ -6,40 +6,42 @@ import torch.distributed as dist
 
 from recycle.core.cluster import Worker
 from recycle.runtime.job import Job, TrainOptions
-from recycle.runtime.transport.gloo import GlooTransport, GroupView
-from recycle.runtime.transport.select import make_transport
+from recycle.runtime.transport.gloo import GlooTransport
+from recycle.runtime.transport.specs import GroupView
+from recycle.runtime.worker.epoch_setup import WorkerProgram, connect
 from recycle.runtime.worker.worker_spec import CopiedStages, worker_spec
 from tests.plans import make_1f1b_plan
 from tests.runtime.jobs import Numbers, adamw, loss, make_stages
-from tests.runtime.transport.worker_threads import at_once, ends
+from tests.runtime.transport.worker_threads import at_once, rendezvous_of
 
 pytestmark = pytest.mark.timeout(60)
+NO_PROGRAM = WorkerProgram((), 0, False)
 
 
-def make_kit():
+def make_spec():
     stages = make_stages(2)
     job = Job(make_1f1b_plan(2, 2, 2), stages, Numbers(), loss, adamw, TrainOptions(num_steps=1))
     return worker_spec(job, CopiedStages(stages), job.parcels())
 
 
-def test_workers_on_cores_have_links_over_the_host():
-    kit, workers = make_kit(), [Worker(0, 0), Worker(0, 1)]
+def test_workers_on_cores_have_a_transport_over_gloo():
+    spec, workers = make_spec(), [Worker(0, 0), Worker(0, 1)]
 
     def made(worker, store):
-        return make_transport(kit, store, GroupView(worker, workers, epoch=1), (), torch.device("cpu"))
+        return connect(spec, NO_PROGRAM, GroupView(worker, workers, epoch=1), store, torch.device("cpu"))
 
-    links = at_once(*(lambda pair=pair: made(*pair) for pair in zip(workers, ends(2), strict=True)))
+    transports = at_once(*(lambda pair=pair: made(*pair) for pair in zip(workers, rendezvous_of(2), strict=True)))
     try:
-        assert [type(each) for each in links] == [GlooTransport] * 2
+        assert [type(each) for each in transports] == [GlooTransport] * 2
     finally:
-        for each in links:
+        for each in transports:
             each.abort()
             each.close()
 
 
 def test_one_worker_alone_on_a_gpu_has_nobody_to_share_its_memory_with():
-    address = GroupView(Worker(0, 0), [Worker(0, 0)])
-    links = make_transport(make_kit(), dist.HashStore(), address, (), torch.device("cuda", 0))
-    assert type(links) is GlooTransport
-    links.abort()
-    links.close()
+    view = GroupView(Worker(0, 0), [Worker(0, 0)])
+    transport = connect(make_spec(), NO_PROGRAM, view, dist.HashStore(), torch.device("cuda", 0))
+    assert type(transport) is GlooTransport
+    transport.abort()
+    transport.close()

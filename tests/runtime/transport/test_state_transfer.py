@@ -8,11 +8,11 @@ from torch import nn
 
 from recycle.core.cluster import Worker
 from recycle.runtime.compute.optimizer_step import Stepper
-from recycle.runtime.transport.gloo import TransportBroken
+from recycle.runtime.transport.specs import TransportBroken
 from recycle.runtime.transport.state_transfer import receive_state, send_state
 from tests.runtime.checkpoint.saved_stages import held
 from tests.runtime.jobs import adamw, make_stages, sgd
-from tests.runtime.transport.worker_threads import at_once, linked
+from tests.runtime.transport.worker_threads import at_once, connected
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(60)
@@ -24,9 +24,9 @@ DTYPES = [*WHOLE, *REAL, torch.complex64, torch.complex128]
 
 @pytest.fixture(scope="module")
 def pair():
-    """Links between two workers; a test that breaks them makes its own."""
-    with linked([GIVER, TAKER]) as links:
-        yield links
+    """The channels of two workers; a test that breaks them makes its own."""
+    with connected([GIVER, TAKER]) as transports:
+        yield [each.host for each in transports]
 
 
 def stepped(module, make_optimizer, seed=0, num_steps=2):
@@ -38,9 +38,9 @@ def stepped(module, make_optimizer, seed=0, num_steps=2):
     return module, stepper.optimizer
 
 
-def copied(links, giver, taker):
+def copied(channels, giver, taker):
     """Let one give and the other get; return how many bytes each says that it was."""
-    one, other = links
+    one, other = channels
     return at_once(lambda: send_state(one, TAKER, *giver), lambda: receive_state(other, GIVER, *taker))
 
 
@@ -107,7 +107,8 @@ def test_what_was_got_is_the_takers_own(pair):
 
 def test_one_gives_to_several_in_turn():
     giver, takers = stepped(make_stages(1)[0], adamw), [stepped(make_stages(2)[1], adamw, seed=seed) for seed in (4, 5)]
-    with linked([GIVER, TAKER, OTHER]) as (one, two, three):
+    with connected([GIVER, TAKER, OTHER]) as transports:
+        one, two, three = (each.host for each in transports)
         at_once(
             lambda: [send_state(one, to, *giver) for to in (TAKER, OTHER)],
             lambda: receive_state(two, GIVER, *takers[0]),
@@ -120,34 +121,34 @@ def test_one_gives_to_several_in_turn():
 
 
 class Damaging:
-    """Links that change one byte of one message: the head's length and digest, the head, the tensors."""
+    """A channel that changes one byte of one message: the header's length and digest, the header, the tensors."""
 
-    def __init__(self, links, message, place):
-        self._links, self._message, self._place, self._num_sent = links, message, place, 0
+    def __init__(self, transport, message, index):
+        self._channel, self._message, self._index, self._num_sent = transport.host, message, index, 0
 
     def send_bytes(self, to, body, tag):
         if self._num_sent == self._message:
             body = body.clone()
-            body[self._place] ^= 1
+            body[self._index] ^= 1
         self._num_sent += 1
-        self._links.send_bytes(to, body, tag)
+        self._channel.send_bytes(to, body, tag)
 
 
 class Leaving:
-    """Links that are cut after some messages, as those of a process that is killed."""
+    """A channel that breaks after some messages, as that of a process that is killed."""
 
-    def __init__(self, links, num_messages):
-        self._links, self._left = links, num_messages
+    def __init__(self, transport, num_messages):
+        self._transport, self._channel, self._left = transport, transport.host, num_messages
 
     def send_bytes(self, to, body, tag):
         if self._left == 0:
-            self._links.abort()
+            self._transport.abort()
         self._left -= 1
-        self._links.send_bytes(to, body, tag)
+        self._channel.send_bytes(to, body, tag)
 
 
 class Noting:
-    """Links to nobody, which keep what is sent."""
+    """A channel to nobody, which keeps what is sent."""
 
     def __init__(self):
         self.sent = []
@@ -156,14 +157,14 @@ class Noting:
         self.sent.append(bytes(body.tolist()))
 
 
-def refused(bad_links, giver):
-    """Why somebody who holds another state does not take what `giver` sends over bad links; it keeps what it had."""
+def refused(bad_channel, giver):
+    """Why somebody who holds another state does not take what `giver` sends over a bad channel; it keeps what it had."""
     taker = stepped(make_stages(2)[1], adamw, seed=4)
     before = held(*taker)
-    with linked([GIVER, TAKER]) as (one, other), ThreadPoolExecutor(1) as pool:
-        giving = pool.submit(send_state, bad_links(one), TAKER, *giver)
+    with connected([GIVER, TAKER]) as (one, other), ThreadPoolExecutor(1) as pool:
+        giving = pool.submit(send_state, bad_channel(one), TAKER, *giver)
         with pytest.raises(TransportBroken) as broken:
-            receive_state(other, GIVER, *taker)
+            receive_state(other.host, GIVER, *taker)
         other.abort()
         assert giving.exception(30) is None or isinstance(giving.exception(), TransportBroken)
     assert held(*taker) == before
@@ -173,21 +174,21 @@ def refused(bad_links, giver):
 CHANGED = "what came from W0_1 is not what it sent: its SHA-256 differs"
 
 
-@pytest.mark.parametrize(("message", "place"), [(0, -1), (1, 0), (1, 40), (1, -1), (2, 0), (2, 1000), (2, -1)])
-def test_a_byte_that_was_changed_on_its_way_is_noticed_and_nothing_is_used(message, place):
+@pytest.mark.parametrize(("message", "index"), [(0, -1), (1, 0), (1, 40), (1, -1), (2, 0), (2, 1000), (2, -1)])
+def test_a_byte_that_was_changed_on_its_way_is_noticed_and_nothing_is_used(message, index):
     giver = stepped(make_stages(1)[0], adamw)
-    assert refused(lambda links: Damaging(links, message, place), giver) == CHANGED
+    assert refused(lambda transport: Damaging(transport, message, index), giver) == CHANGED
 
 
 def test_a_digit_that_was_changed_in_the_optimizers_learning_rate_is_noticed():
     giver, noting = stepped(make_stages(1)[0], adamw), Noting()
     send_state(noting, TAKER, *giver)
     rate = rb"\"lr\", 0.01"
-    place = noting.sent[1].index(rate) + len(rate) - 1
-    assert refused(lambda links: Damaging(links, 1, place), giver) == CHANGED
+    index = noting.sent[1].index(rate) + len(rate) - 1
+    assert refused(lambda transport: Damaging(transport, 1, index), giver) == CHANGED
 
 
 @pytest.mark.parametrize("num_messages", [0, 1, 2])
 def test_a_peer_that_goes_away_in_the_middle_ends_the_wait(num_messages):
     giver = stepped(make_stages(1)[0], adamw)
-    assert refused(lambda links: Leaving(links, num_messages), giver) != CHANGED
+    assert refused(lambda transport: Leaving(transport, num_messages), giver) != CHANGED

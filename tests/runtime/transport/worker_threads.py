@@ -1,32 +1,33 @@
-"""Workers as threads of one process, which find each other as real ones do: by a store that each has its own end of."""
+"""Workers as threads of one process, each with its own rendezvous, as real workers have."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from recycle.core.cluster import Worker
-from recycle.runtime.transport.gloo import GlooTransport, GroupView
+from recycle.runtime.transport.gloo import GlooTransport
 from recycle.runtime.transport.rendezvous import Rendezvous
+from recycle.runtime.transport.specs import GroupView, TensorSpec, TransportSpec
 
 PATIENCE_S = 30
 TIMEOUT = timedelta(seconds=PATIENCE_S)
 
 
-def ends(num_workers: int) -> list[Rendezvous]:
-    """Each worker's end of a store: what one puts in, all others hear, as if the coordinator had passed it on."""
+def rendezvous_of(num_workers: int) -> list[Rendezvous]:
+    """The rendezvous of each worker: an entry of one reaches all others, as if the coordinator had forwarded it."""
     made: list[Rendezvous] = []
 
-    def passed_on(sender: int) -> Callable[[str, str], None]:
-        def share(key: str, value: str) -> None:
+    def publish_from(sender: int) -> Callable[[str, str], None]:
+        def publish(key: str, value: str) -> None:
             for number, other in enumerate(made):
                 if number != sender:
-                    other.hear(key, value)
+                    other.add_entry(key, value)
 
-        return share
+        return publish
 
-    made += [Rendezvous(passed_on(number)) for number in range(num_workers)]
+    made += [Rendezvous(publish_from(number)) for number in range(num_workers)]
     return made
 
 
@@ -37,17 +38,21 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
         return [one.result(PATIENCE_S) for one in begun]
 
 
+def transport_spec(tensor_specs: Mapping[int, TensorSpec] | None = None, num_chains: int = 1) -> TransportSpec:
+    return TransportSpec(tensor_specs or {}, num_chains, (), TIMEOUT)
+
+
 @contextmanager
-def linked(workers: Sequence[Worker]) -> Iterator[list[GlooTransport]]:
-    """The links of these workers in one epoch, each to be used by a thread of its own."""
+def connected(workers: Sequence[Worker]) -> Iterator[list[GlooTransport]]:
+    """The transports of these workers in one epoch, each to be used by a thread of its own."""
 
-    def links_of(worker: Worker, store: Rendezvous) -> Callable[[], GlooTransport]:
-        return lambda: GlooTransport(store, GroupView(worker, workers, epoch=1), {}, 1, (), TIMEOUT)
+    def connect(worker: Worker, store: Rendezvous) -> Callable[[], GlooTransport]:
+        return lambda: GlooTransport(store, GroupView(worker, workers, epoch=1), transport_spec())
 
-    links = at_once(*(links_of(*pair) for pair in zip(workers, ends(len(workers)), strict=True)))
+    transports = at_once(*(connect(*pair) for pair in zip(workers, rendezvous_of(len(workers)), strict=True)))
     try:
-        yield links
+        yield transports
     finally:
-        for each in links:
+        for each in transports:
             each.abort()
             each.close()

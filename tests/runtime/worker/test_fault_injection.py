@@ -11,7 +11,7 @@ import pytest
 import recycle
 from recycle.core.cluster import Worker
 from recycle.core.events.failure_script import Action, Injection
-from recycle.runtime.execute.executor import now_us
+from recycle.runtime.execute.spans import now_us
 from recycle.runtime.worker.epoch_setup import worker_program
 from recycle.runtime.worker.fault_injection import FaultInjector, death_us
 from tests.processes import is_there, until
@@ -21,9 +21,9 @@ on_linux = pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="asks Linu
 WORKER = Worker(0, 1)
 
 
-def turns(fail=""):
+def instructions(fail=""):
     plan = recycle.solve(recycle.problem(2, 2, 3, fail=fail, costs=(1, 1, 1)), "greedy")
-    return worker_program(plan, WORKER).turns
+    return worker_program(plan, WORKER).instructions
 
 
 def parse(action, place):
@@ -31,7 +31,7 @@ def parse(action, place):
 
 
 def labels(fail=""):
-    return [turn.label for turn in turns(fail)]
+    return [each.label for each in instructions(fail)]
 
 
 def strikes(injector, row, num_iterations=3):
@@ -40,7 +40,7 @@ def strikes(injector, row, num_iterations=3):
     for iteration in range(num_iterations):
         for what in (*row, "reduce", "optimizer", "checkpoint"):
             try:
-                injector.reached(iteration, what)
+                injector.on_progress(iteration, what)
             except RuntimeError:  # as it was asked for
                 found.append((iteration, what))
     return found
@@ -65,13 +65,13 @@ def moments():
 @pytest.mark.parametrize("place", moments())
 def test_a_failure_comes_at_its_moment_of_its_step_and_never_again(place):
     injector = FaultInjector([parse(Action.FAIL, f"2{place}")], None)
-    injector.play(turns())
+    injector.set_program(instructions())
     assert strikes(injector, labels()) == [(1, moments()[place])]
 
 
 def test_an_op_that_somebody_else_runs_strikes_nobody():
     injector = FaultInjector([parse(Action.FAIL, "2:1F0@1")], None)
-    injector.play(turns())
+    injector.set_program(instructions())
     assert "1F0@1" not in labels()
     assert strikes(injector, labels()) == []
 
@@ -80,37 +80,37 @@ def test_the_middle_is_that_of_the_row_that_is_played_now():
     injector = FaultInjector([parse(Action.FAIL, "1"), parse(Action.FAIL, "2")], None)
     before, after = labels(), labels(fail="W1_1")
     assert before[len(before) // 2] != after[len(after) // 2]
-    injector.play(turns())
+    injector.set_program(instructions())
     assert strikes(injector, before, 1) == [(0, before[len(before) // 2])]
-    injector.play(turns(fail="W1_1"))
+    injector.set_program(instructions(fail="W1_1"))
     assert strikes(injector, after) == [(1, after[len(after) // 2])]
 
 
 def test_an_iteration_that_is_done_again_is_not_struck_again():
     injector = FaultInjector([parse(Action.FAIL, "1:first")], None)
-    injector.play(turns())
+    injector.set_program(instructions())
     assert strikes(injector, labels(), 1) == [(0, labels()[0])]
     assert strikes(injector, labels(), 1) == []
 
 
 def test_of_two_things_at_one_moment_both_happen():
     injector = FaultInjector([parse(Action.SLOW, "1:reduce+0.05s"), parse(Action.FAIL, "1:reduce")], None)
-    injector.play(turns())
+    injector.set_program(instructions())
     began_s = time.monotonic()
     with pytest.raises(RuntimeError, match="asked for"):
-        injector.reached(0, "reduce")
+        injector.on_progress(0, "reduce")
     assert time.monotonic() - began_s >= 0.05
 
 
 @pytest.mark.parametrize(("resumed_at", "is_struck"), [(0, False), (1, True), (2, True), (3, False)])
 def test_a_recovery_is_struck_whether_its_iteration_is_done_again_or_was_settled(resumed_at, is_struck):
     injector = FaultInjector([parse(Action.FAIL, "2:recovery")], None)
-    injector.play(turns())
+    injector.set_program(instructions())
     assert strikes(injector, labels()) == []
     if is_struck:
         with pytest.raises(RuntimeError, match="asked for"):
-            injector.recovering(resumed_at)
-    injector.recovering(resumed_at)  # once
+            injector.on_recovery(resumed_at)
+    injector.on_recovery(resumed_at)  # once
 
 
 # What.
@@ -120,12 +120,12 @@ def test_a_recovery_is_struck_whether_its_iteration_is_done_again_or_was_settled
 def child(*injections, deaths=None):
     """The id of a process that comes to the first op of its first iteration, and ends with 0 if it gets beyond that."""
     injector = FaultInjector(injections, deaths)
-    injector.play(turns())
+    injector.set_program(instructions())
     first = labels()[0]
     pid = os.fork()
     if pid == 0:
         try:
-            injector.reached(0, first)
+            injector.on_progress(0, first)
             os._exit(0)
         finally:
             os._exit(9)

@@ -65,7 +65,7 @@ def run_bench(args: argparse.Namespace) -> int:
         from recycle.evaluate.hardware.variants import variants
         from recycle.evaluate.results.cluster_page import PICTURE, RESULTS, write_results
         from recycle.evaluate.results.variant_plans import make_plans
-        from recycle.runtime.compute.stage_costs import num_cores
+        from recycle.profiling.machine import num_cores
     except ImportError as problem:
         raise UserError(f"measuring needs torch ({problem}): install it with pip install 'recycle-train[train]'") from None
     parts = _parts(args.only)

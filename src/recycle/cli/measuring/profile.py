@@ -79,8 +79,8 @@ def run_profile(args: argparse.Namespace) -> int:
     config = without_clipping(read_config(args))
     refuse_unwritable(args.out)
     parts = TrainingJobFactory(config)
+    from recycle.profiling.machine import num_cores
     from recycle.profiling.rehearsal import Patience, rehearsal_plan, rehearse
-    from recycle.runtime.compute.stage_costs import num_cores
 
     cluster, usual = config.cluster, Patience()
     shape = Shape(cluster.pipelines, cluster.stages, cluster.microbatches)
@@ -93,7 +93,7 @@ def run_profile(args: argparse.Namespace) -> int:
     write_text(args.out, json.dumps(found.profile.to_json(), indent=1) + "\n")
     if args.json:
         print(json.dumps(found.profile.to_json()))
-        if not found.is_at_rest:
+        if not found.is_stable:
             print(f"note: {at_rest(found, patience)}", file=sys.stderr)
     else:
         print(describe_profile(found, patience, shape, args.out))

@@ -111,8 +111,8 @@ def at_rest(found: "Rehearsed", patience: "Patience") -> str:
     """Whether the medians had come to rest when the rehearsal ended."""
     if found.num_rounds == 1:
         return "not known after one round: take the numbers with care, or measure again with more --rounds"
-    moved = f"moved by {found.unrest:.1%} in the last of {found.num_rounds} rounds"
-    if found.is_at_rest:
+    moved = f"moved by {found.median_change:.1%} in the last of {found.num_rounds} rounds"
+    if found.is_stable:
         return f"medians {moved}"
     return f"this machine is not quiet: medians still {moved}, more than {patience.share:.1%}; take the numbers with care"
 

@@ -99,7 +99,7 @@ def run_coordinator(args: argparse.Namespace) -> int:
     )
     from recycle.runtime.coordinator.ledger.run_folder import RunFolderOptions
     from recycle.runtime.coordinator.service import serve_job
-    from recycle.runtime.execute.executor import now_us
+    from recycle.runtime.execute.spans import now_us
 
     config = read_config(args)
     host, port = _address(args.listen)
@@ -192,7 +192,7 @@ def make_worker_spec(door: "Endpoint", folder: Path, about: Any) -> "WorkerSpec"
     from recycle.runtime.checkpoint.files import plain
     from recycle.runtime.checkpoint.resume import differing
     from recycle.runtime.coordinator.ledger.run_folder import RunFolderOptions
-    from recycle.runtime.transport.gloo import TensorSpec
+    from recycle.runtime.transport.specs import TensorSpec
     from recycle.runtime.worker.worker_spec import CopiedStages, worker_spec
 
     config = parse_config(about["config"])

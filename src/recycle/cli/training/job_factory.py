@@ -68,8 +68,8 @@ class TrainingJobFactory:
 
         from recycle.core.cluster import Shape
         from recycle.models.gpt import next_byte_loss
+        from recycle.profiling.stage_times import measure_stages
         from recycle.runtime.compute.microbatches import MicroBatches
-        from recycle.runtime.compute.stage_costs import measure_stages
 
         cluster = self.config.cluster
         shape = Shape(cluster.pipelines, cluster.stages, cluster.microbatches)

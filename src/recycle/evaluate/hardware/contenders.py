@@ -1,4 +1,4 @@
-"""The sides of a race: ReCycle by some plan, or one of the schedules of torch.distributed.pipelining."""
+"""Contender: a member of the race's worker pool, which trains by a plan of ReCycle or by a schedule of torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,66 +10,67 @@ from recycle.core.plans.plan import Plan
 from recycle.evaluate.hardware.setup import Setup
 from recycle.evaluate.hardware.torch_contender import TorchContender
 from recycle.profiling.plan_runner import PlanRun, PlanRunner
-from recycle.profiling.worker_pool import Station
-from recycle.runtime.transport.gloo import TensorSpec
+from recycle.profiling.worker_pool import MemberContext
+from recycle.runtime.transport.specs import TensorSpec
 from recycle.runtime.worker.worker_spec import CopiedStages, WorkerSpec, worker_spec
 
 
 @dataclass(frozen=True, slots=True)
 class ContenderTurn:
-    """The question to train for some iterations: by a plan, or without one by torch's schedule of that name.
+    """The request to train for some iterations: by a plan, or without one by torch's schedule of that name.
 
-    A plan of fewer pipelines is played by the first of those that `pipelines` names, and so on.
+    The first pipeline of the plan is run by the first of `pipelines`, and so on.
     """
 
     number: int
-    side: str
+    variant: str
     num_iterations: int
     plan: Plan | None = None
     pipelines: Sequence[int] = ()
 
-    def seat(self, worker: Worker) -> Worker | None:
-        """Where a worker sits in this turn, if it takes part."""
+    def place(self, worker: Worker) -> Worker | None:
+        """The place of a worker of the pool in the plan, if it takes part."""
         if worker.pipeline not in self.pipelines:
             return None
-        seat = Worker(self.pipelines.index(worker.pipeline), worker.stage)
-        return seat if self.plan is None or self.plan.problem.cluster.is_live(seat) else None
+        place = Worker(self.pipelines.index(worker.pipeline), worker.stage)
+        return place if self.plan is None or self.plan.problem.cluster.is_live(place) else None
 
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """What a worker did in a turn: when it ended each iteration, the mean losses at a last stage, and its spans if it has any."""
+    """A worker's turn: the end of each iteration, the mean losses at a last stage, and its run if it was by a plan."""
 
     ends_us: Sequence[int] = ()
     losses: Sequence[float] = ()
-    played: PlanRun = field(default_factory=PlanRun)
+    run: PlanRun = field(default_factory=PlanRun)
 
 
 class Contender:
-    """A member of the crew, that takes every side in turn."""
+    """A member of the pool, which trains by every variant in turn."""
 
-    def __init__(self, setup: Setup, parcels: dict[int, TensorSpec], station: Station) -> None:
-        self._setup, self._parcels, self._station = setup, parcels, station
+    def __init__(self, setup: Setup, tensor_specs: dict[int, TensorSpec], context: MemberContext) -> None:
+        self._setup, self._tensor_specs, self._context = setup, tensor_specs, context
         self._stages = CopiedStages(setup.modules())
-        self._kits: dict[Shape, WorkerSpec] = {}
+        self._specs: dict[Shape, WorkerSpec] = {}
         self._torch: TorchContender | None = None
-        prefix = dist.PrefixStore("race", station.store)  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=prefix, rank=station.rank, world_size=len(station.workers))
+        prefix = dist.PrefixStore("race", context.store)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=prefix, rank=context.rank, world_size=len(context.workers))
 
     def answer(self, turn: ContenderTurn) -> TurnResult:
-        """Wait until all are there, and take part."""
-        seat = turn.seat(self._station.worker)
+        """Wait until all members are ready, and train if this worker takes part."""
+        place = turn.place(self._context.worker)
         dist.barrier()
-        if seat is None:
+        if place is None:
             return TurnResult()
         if turn.plan is None:
-            self._torch = self._torch or TorchContender(self._setup, self._parcels, self._station)
-            return TurnResult(*self._torch.run(turn.number, turn.side, turn.num_iterations))
-        played = PlanRunner(self._kit(turn.plan), self._station.store).play(turn.number, turn.plan, seat, turn.num_iterations)
-        return TurnResult([spans[-1].end_us for spans in played.spans], played.losses, played)
+            self._torch = self._torch or TorchContender(self._setup, self._tensor_specs, self._context)
+            return TurnResult(*self._torch.run(turn.number, turn.variant, turn.num_iterations))
+        runner = PlanRunner(self._spec(turn.plan), self._context.store)
+        run = runner.run(turn.number, turn.plan, place, turn.num_iterations)
+        return TurnResult([spans[-1].end_us for spans in run.spans], run.losses, run)
 
-    def _kit(self, plan: Plan) -> WorkerSpec:
+    def _spec(self, plan: Plan) -> WorkerSpec:
         shape = plan.problem.shape
-        if shape not in self._kits:
-            self._kits[shape] = worker_spec(self._setup.job(plan), self._stages, self._parcels)
-        return self._kits[shape]
+        if shape not in self._specs:
+            self._specs[shape] = worker_spec(self._setup.job(plan), self._stages, self._tensor_specs)
+        return self._specs[shape]

@@ -66,9 +66,9 @@ def measure_profile(folder: Path, setup: Setup, say: Say) -> None:
     if (folder / PROFILE).exists():
         return
     job = setup.job(rehearsal_plan(setup.shape, is_split=True))
-    found = rehearse(job, setup.model, progress=lambda number, unrest: say(f"round {number}: medians moved by {unrest:.1%}"))
-    if not found.is_at_rest:
-        say(f"medians still moved by {found.unrest:.1%} after {found.num_rounds} rounds: this machine is not quiet")
+    found = rehearse(job, setup.model, progress=lambda number, change: say(f"round {number}: medians moved by {change:.1%}"))
+    if not found.is_stable:
+        say(f"medians still moved by {found.median_change:.1%} after {found.num_rounds} rounds: this machine is not quiet")
     write_text(folder / PROFILE, json.dumps(found.profile.to_json(), indent=1) + "\n")
 
 

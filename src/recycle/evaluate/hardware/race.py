@@ -1,14 +1,14 @@
-"""The race: all variants in turns by the same processes, round after round, into a folder from which it goes on if it is cut off.
+"""run_race: train all variants in turns by the same processes, round after round, and measure their iterations.
 
-`measured.jsonl` has a line for every turn. In a turn everybody starts from the same weights, trains `WARM_UP` iterations that do
-not count, and then those that do; the time of an iteration is from one end to the next, where an iteration ends with its last
-worker.
+`measured.jsonl` in the race's folder has a line for every turn, so that an interrupted race can go on. In a turn all workers
+start from the same weights, train `WARM_UP` iterations that do not count, and then those that do. The time of an iteration is
+from one end to the next; an iteration ends with its last worker.
 """
 
 import gzip
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
@@ -26,7 +26,7 @@ from recycle.evaluate.hardware.round_profiles import Rehearsal, round_path
 from recycle.evaluate.hardware.setup import Setup
 from recycle.evaluate.hardware.variants import Variant
 from recycle.profiling.worker_pool import WorkerPool, worker_pool
-from recycle.runtime.execute.executor import Span
+from recycle.runtime.execute.spans import Span
 
 WARM_UP = 2
 MEASURED, PLANS, SPANS = "measured.jsonl", "plans", "spans"
@@ -36,7 +36,7 @@ _Other = TypeVar("_Other")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One turn of a variant: what the iterations that count took, the losses of all, and the median of each kind of op."""
+    """One turn of a variant: the times of the iterations that count, the losses of all, and the median of each kind of op."""
 
     round: int
     variant: str
@@ -50,7 +50,7 @@ class Trial:
 
 
 Progress = Callable[[Trial, int, int], None]
-"""Told of every turn, with how many there were and how many there will be."""
+"""Called after every turn, with the number of turns so far and the number of all turns."""
 
 
 def run_race(
@@ -62,45 +62,46 @@ def run_race(
     progress: Progress,
     profile: Profile | None = None,
 ) -> None:
-    """Run what is missing of so many rounds; with a profile, rehearse in each of them."""
+    """Run the turns that are missing of `num_rounds` rounds; with a profile, rehearse in each round."""
     plans = {one.name: _plan(folder, setup, one) for one in variants if not one.is_torch}
     missing = _missing(folder, variants, num_rounds, is_rehearsed=profile is not None)
     if not missing:
         return
     num_turns, num_done = num_rounds * len(variants), num_rounds * len(variants) - sum(map(len, missing.values()))
-    parcels = setup.job(next(iter(plans.values()))).parcels()
+    tensor_specs = setup.job(next(iter(plans.values()))).parcels()
     (folder / SPANS).mkdir(exist_ok=True)
-    with worker_pool(list(setup.shape.workers()), partial(Contender, setup, parcels), ["torch.distributed.pipelining"]) as crew:
-        numbers = count(1)  # what tells one turn's links from another's
+    make_contender = partial(Contender, setup, tensor_specs)
+    with worker_pool(list(setup.shape.workers()), make_contender, ["torch.distributed.pipelining"]) as pool:
+        numbers = count(1)  # every turn has a transport of its own
         for number, todo in missing.items():
             rehearsal = None
             if profile is not None and not round_path(folder, number).exists():
                 rehearsal = Rehearsal(folder, setup, number, profile)
-            for step in interleaved(todo, rehearsal.plays if rehearsal else []):
+            for step in interleaved(todo, rehearsal.runs if rehearsal else []):
                 if not isinstance(step, Variant):
                     assert rehearsal is not None
-                    rehearsal.play(step, crew, next(numbers))
+                    rehearsal.do(step, pool, next(numbers))
                     continue
                 turn = ContenderTurn(
                     next(numbers), step.name, WARM_UP + num_iterations, plans.get(step.name), step.pipelines(setup)
                 )
-                heat, ran = _heat(crew, turn, number)
+                trial, results = _run_trial(pool, turn, number)
                 if number == num_rounds - 1:
-                    _keep_spans(folder / SPANS / f"{step.name}.json.gz", ran)
-                _append(folder / MEASURED, heat)
+                    _keep_spans(folder / SPANS / f"{step.name}.json.gz", results)
+                _append(folder / MEASURED, trial)
                 num_done += 1
-                progress(heat, num_done, num_turns)
+                progress(trial, num_done, num_turns)
 
 
-def interleaved(turns: Sequence[_One], plays: Sequence[_Other]) -> Iterator[_One | _Other]:
-    """Both in one row: plays evenly between the turns, the first before all of them."""
-    place = 0
+def interleaved(turns: Sequence[_One], runs: Sequence[_Other]) -> Iterator[_One | _Other]:
+    """Both in one sequence: runs evenly between the turns, the first before all of them."""
+    index = 0
     for number, turn in enumerate(turns):
-        while place < len(plays) and place * len(turns) <= number * len(plays):
-            yield plays[place]
-            place += 1
+        while index < len(runs) and index * len(turns) <= number * len(runs):
+            yield runs[index]
+            index += 1
         yield turn
-    yield from plays[place:]
+    yield from runs[index:]
 
 
 def plan_path(folder: Path, variant: Variant) -> Path:
@@ -121,35 +122,35 @@ def _plan(folder: Path, setup: Setup, variant: Variant) -> Plan:
 
 def _missing(folder: Path, variants: Sequence[Variant], num_rounds: int, is_rehearsed: bool) -> dict[int, list[Variant]]:
     """The turns that are missing, by round; a round may miss its rehearsal alone."""
-    done = {(heat.round, heat.variant) for heat in read_trials(folder)}
+    done = {(trial.round, trial.variant) for trial in read_trials(folder)}
     missing = {number: [one for one in variants if (number, one.name) not in done] for number in range(num_rounds)}
     return {
         number: todo for number, todo in missing.items() if todo or (is_rehearsed and not round_path(folder, number).exists())
     }
 
 
-def _heat(crew: WorkerPool, turn: ContenderTurn, number: int) -> tuple[Trial, Mapping[Worker, TurnResult]]:
-    ran = {worker: told for worker, told in crew.ask(turn).items() if told.ends_us}
-    ends_us = [max(told.ends_us[iteration] for told in ran.values()) for iteration in range(turn.num_iterations)]
-    told = [ran[worker].losses for worker in sorted(ran) if ran[worker].losses]
+def _run_trial(pool: WorkerPool, turn: ContenderTurn, number: int) -> tuple[Trial, Mapping[Worker, TurnResult]]:
+    results = {worker: result for worker, result in pool.ask(turn).items() if result.ends_us}
+    ends_us = [max(result.ends_us[iteration] for result in results.values()) for iteration in range(turn.num_iterations)]
+    losses = [results[worker].losses for worker in sorted(results) if results[worker].losses]
     # Torch's last stages know their own pipeline's losses only; ours know those of all.
-    losses = [sum(own) / len(own) for own in zip(*told, strict=True)]
+    means = [sum(own) / len(own) for own in zip(*losses, strict=True)]
     took = [after - before for before, after in pairwise(ends_us[WARM_UP - 1 :])]
-    return Trial(number, turn.side, took, losses, _medians_us(ran)), ran
+    return Trial(number, turn.variant, took, means, _medians_us(results)), results
 
 
-def _medians_us(ran: Mapping[Worker, TurnResult]) -> dict[str, int]:
-    """What ops took by themselves, by kind: whether a variant is slow, or the machine was."""
+def _medians_us(results: Mapping[Worker, TurnResult]) -> dict[str, int]:
+    """The median time of ops by kind: it shows whether a variant is slow, or the machine was."""
     times: dict[str, list[int]] = {}
-    for told in ran.values():
-        for span in (span for spans in told.played.spans[WARM_UP:] for span in spans if span.is_op):
+    for result in results.values():
+        for span in (span for spans in result.run.spans[WARM_UP:] for span in spans if span.is_op):
             times.setdefault(Op.parse(span.label, 0).kind.value, []).append(span.end_us - span.start_us)
     return {kind: round(median(took)) for kind, took in sorted(times.items())}
 
 
-def _keep_spans(path: Path, ran: Mapping[Worker, TurnResult]) -> None:
-    """Write what ran when in the iterations that count, in µs from the first of them on."""
-    spans = {str(worker): told.played.spans[WARM_UP:] for worker, told in sorted(ran.items()) if told.played.spans}
+def _keep_spans(path: Path, results: Mapping[Worker, TurnResult]) -> None:
+    """Write the spans of the iterations that count, in µs from the first of them on."""
+    spans = {str(worker): result.run.spans[WARM_UP:] for worker, result in sorted(results.items()) if result.run.spans}
     if not spans:
         return
     zero_us = min(own[0][0].start_us for own in spans.values())
@@ -158,40 +159,27 @@ def _keep_spans(path: Path, ran: Mapping[Worker, TurnResult]) -> None:
         stream.write(json.dumps(rows).encode())
 
 
-def _append(path: Path, heat: Trial) -> None:
-    """Add a line; one that was cut off gets its end first, so that it does not spoil this one, too."""
+def _append(path: Path, trial: Trial) -> None:
+    """Add a line; a line that was cut off gets its end first, so that it does not spoil this one, too."""
     is_cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
     with path.open("a", encoding="utf-8") as stream:
-        stream.write("\n" * is_cut_off + json.dumps(_to_json(heat)) + "\n")
+        row = {**asdict(trial), "losses": [round(loss, 6) for loss in trial.losses]}
+        stream.write("\n" * is_cut_off + json.dumps(row) + "\n")
 
 
 def _row(span: Span, zero_us: int) -> list[Any]:
-    """A span as it is written: what, when its worker was free for it (None after all ops), its start and its end."""
+    """A span as it is written: label, when its worker was free for it (None after all ops), start and end."""
     asked_us = span.asked_us - zero_us if span.is_op else None
     return [span.label, asked_us, span.start_us - zero_us, span.end_us - zero_us]
 
 
 def read_trials(folder: Path) -> Iterator[Trial]:
-    """The turns that were measured; a line that was cut off is not one."""
+    """The turns that were measured; a line that was cut off is left out."""
     path = folder / MEASURED
     if not path.exists():
         return
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            yield _from_json(json.loads(line))
-        except (ValueError, KeyError):
+            yield Trial(**json.loads(line))
+        except (ValueError, TypeError):
             continue
-
-
-def _to_json(heat: Trial) -> dict[str, Any]:
-    return {
-        "round": heat.round,
-        "variant": heat.variant,
-        "iterations_us": list(heat.iterations_us),
-        "losses": [round(loss, 6) for loss in heat.losses],
-        "ops_us": dict(heat.ops_us),
-    }
-
-
-def _from_json(data: Mapping[str, Any]) -> Trial:
-    return Trial(data["round"], data["variant"], data["iterations_us"], data["losses"], data["ops_us"])

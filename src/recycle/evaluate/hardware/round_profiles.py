@@ -1,6 +1,6 @@
-"""What ops cost while a race goes on: its workers rehearse in each round, between the turns that count.
+"""Profiles of the rounds of a race: its workers rehearse in each round, between the turns that are measured.
 
-So a slow hour of the machine is not taken for a slow plan, and a slow minute not for a slow hour.
+So a slow hour of the machine is not mistaken for a slow plan, and a slow minute not for a slow hour.
 """
 
 import json
@@ -11,10 +11,10 @@ from recycle.core.files import write_text
 from recycle.core.profile import Profile
 from recycle.evaluate.hardware.contenders import ContenderTurn
 from recycle.evaluate.hardware.setup import Setup
-from recycle.profiling.plan_runner import WeightState
-from recycle.profiling.rehearsal import RehearsalFits, RehearsalPlay
+from recycle.profiling.plan_runner import StateBytes
+from recycle.profiling.rehearsal import RehearsalFits, RehearsalRun
 from recycle.profiling.worker_pool import WorkerPool
-from recycle.runtime.compute.stage_costs import StageBytes
+from recycle.runtime.compute.stage_bytes import StageBytes
 
 ROUNDS = "rounds"
 
@@ -24,31 +24,31 @@ def round_path(folder: Path, number: int) -> Path:
 
 
 class Rehearsal:
-    """The rehearsal of one round: plays that are done one by one, and a profile when all are. Sizes are as they are known."""
+    """The rehearsal of one round: runs one by one, and a profile after the last one. Its sizes are those of a known profile."""
 
     def __init__(self, folder: Path, setup: Setup, number: int, known: Profile) -> None:
         self._path, self._known = round_path(folder, number), known
-        self._readings, self._num_done = RehearsalFits(setup.shape), 0
+        self._fits, self._num_done = RehearsalFits(setup.shape), 0
 
     @property
-    def plays(self) -> Sequence[RehearsalPlay]:
-        return self._readings.plays
+    def runs(self) -> Sequence[RehearsalRun]:
+        return self._fits.runs
 
-    def play(self, play: RehearsalPlay, crew: WorkerPool, turn: int) -> None:
-        """Have one of the plays done, as a turn of its own; after the last one, write the profile."""
-        pipelines = range(play.plan.problem.shape.num_pipelines)
-        ran = crew.ask(ContenderTurn(turn, "rehearsal", play.num_iterations, play.plan, pipelines))
-        play.add({worker: told.played for worker, told in ran.items()})
+    def do(self, run: RehearsalRun, pool: WorkerPool, turn: int) -> None:
+        """Do one of the runs, as a turn of its own; after the last one, write the profile."""
+        pipelines = range(run.plan.problem.shape.num_pipelines)
+        results = pool.ask(ContenderTurn(turn, "rehearsal", run.num_iterations, run.plan, pipelines))
+        run.add({worker: result.run for worker, result in results.items()})
         self._num_done += 1
-        if self._num_done == len(self.plays):
+        if self._num_done == len(self.runs):
             self._write()
 
     def _write(self) -> None:
         known = self._known
-        assert known.taken is not None, "a profile that was measured knows on what"
+        assert known.taken is not None, "a measured profile says on what it was measured"
         sizes = [StageBytes(one.activation_bytes, one.weight_held_bytes, one.output_bytes) for one in known.stages]
-        states = {stage: WeightState(one.static_bytes, one.gradient_bytes) for stage, one in enumerate(known.stages)}
-        made = self._readings.profile(sizes, states, known.stage_link.latency_us, known.taken)
+        states = {stage: StateBytes(one.static_bytes, one.gradient_bytes) for stage, one in enumerate(known.stages)}
+        made = self._fits.profile(sizes, states, known.stage_link.latency_us, known.taken)
         write_text(self._path, json.dumps(made.to_json(), indent=1) + "\n")
 
 

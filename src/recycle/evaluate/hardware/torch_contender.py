@@ -1,8 +1,8 @@
-"""The other side of a race: torch.distributed.pipelining's schedules, with plain data parallelism around them.
+"""TorchContender: torch.distributed.pipelining's schedules as contenders of a race, with plain data parallelism around them.
 
-On CPUs all of it is torch's own. On GPU slices torch has no way from one process to the other but through the host: gloo carries
-nothing else, and NCCL refuses two processes on one GPU. So there its messages and sums go over our links, within the GPU, and
-what is compared is the schedule and the split of the backward pass.
+On CPUs all of it is torch's own. On GPU slices torch can only communicate through the host: gloo carries nothing else, and NCCL
+refuses two processes on one GPU. So there its messages and sums go over ReCycle's transport, within the GPU, and the race
+compares the schedules and the split of the backward pass.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,40 +16,49 @@ from torch.nn import functional
 from recycle.core.cluster import Shape, Worker
 from recycle.core.op import Kind
 from recycle.evaluate.hardware.setup import SEED, Setup, make_optimizer
-from recycle.profiling.worker_pool import TIMEOUT, Station
+from recycle.profiling.worker_pool import TIMEOUT, MemberContext
 from recycle.runtime.compute.microbatches import MicroBatches
-from recycle.runtime.execute.executor import now_us
-from recycle.runtime.execute.row_program import TensorMessage
-from recycle.runtime.transport.cuda_ipc import CudaIpcTransport
-from recycle.runtime.transport.gloo import GlooTransport, GroupView, TensorSpec
+from recycle.runtime.execute.spans import now_us
+from recycle.runtime.transport.cuda_ipc import CudaIpcTransport, SharedMemory
+from recycle.runtime.transport.gloo import GlooTransport
+from recycle.runtime.transport.protocol import TensorChannel, Transport
+from recycle.runtime.transport.specs import GroupView, TensorMessage, TensorSpec, TransportSpec
 from recycle.runtime.worker.worker_spec import CopiedStages
 
 TORCH_1F1B, TORCH_ZERO_BUBBLE, TORCH_ZBV = "torch-1f1b", "torch-zero-bubble", "torch-zbv"
 TORCH = (TORCH_1F1B, TORCH_ZERO_BUBBLE, TORCH_ZBV)
+_VOCABULARY = 256
 
 
 class TorchContender:
-    """One worker, whichever of the schedules it plays. With `is_linked`, messages and sums go over our links."""
+    """One worker, whichever of the schedules it runs. With `uses_transport`, messages and sums go over ReCycle's transport."""
 
-    def __init__(self, setup: Setup, parcels: Mapping[int, TensorSpec], station: Station, is_linked: bool | None = None) -> None:
-        self._setup, self._parcels, self._station = setup, parcels, station
-        self._is_linked = setup.is_gpu if is_linked is None else is_linked
+    def __init__(
+        self,
+        setup: Setup,
+        tensor_specs: Mapping[int, TensorSpec],
+        context: MemberContext,
+        uses_transport: bool | None = None,
+    ) -> None:
+        # Wherever the model is cut, the tensor between two stages has the same spec.
+        self._setup, self._tensor_spec, self._context = setup, tensor_specs[0], context
+        self._uses_transport = setup.is_gpu if uses_transport is None else uses_transport
         self._stages: dict[int, CopiedStages] = {}
         shape = setup.shape
         ranks = [[p * shape.num_stages + s for s in range(shape.num_stages)] for p in range(shape.num_pipelines)]
-        self._pipeline = [dist.new_group(own) for own in ranks][station.worker.pipeline]
-        self._peers = [dist.new_group(list(own)) for own in zip(*ranks, strict=True)][station.worker.stage]
+        self._pipeline = [dist.new_group(own) for own in ranks][context.worker.pipeline]
+        self._peers = [dist.new_group(list(own)) for own in zip(*ranks, strict=True)][context.worker.stage]
         self._device = torch.device("cuda", 0) if setup.is_gpu else torch.device("cpu")
 
-    def run(self, number: int, side: str, num_iterations: int) -> tuple[list[int], list[float]]:
-        """Train: when each iteration ended, and the mean losses of its pipeline if it has the last stage."""
-        setup, shape, worker = self._setup, self._setup.shape, self._station.worker
+    def run(self, number: int, variant: str, num_iterations: int) -> tuple[list[int], list[float]]:
+        """Train; return the end of each iteration, and the mean losses of the worker's pipeline if it has the last stage."""
+        setup, shape, worker = self._setup, self._setup.shape, self._context.worker
         batches = MicroBatches(setup.text(), shape, setup.samples, SEED)
-        links = self._links(number) if self._is_linked else None
-        schedule, modules = self._schedule(side, links)
+        transport = self._make_transport(number) if self._uses_transport else None
+        schedule, modules = self._schedule(variant, transport)
         parameters = [parameter for module in modules for parameter in module.parameters()]
         optimizer = make_optimizer(parameters)
-        has_last = worker.stage == 0 if side == TORCH_ZBV else worker.stage == shape.num_stages - 1
+        has_last = worker.stage == 0 if variant == TORCH_ZBV else worker.stage == shape.num_stages - 1
         ends_us: list[int] = []
         losses: list[float] = []
         for iteration in range(num_iterations):
@@ -60,71 +69,70 @@ class TorchContender:
                 {"target": torch.cat([y for _, y in parts]).to(self._device), "losses": own} if has_last else {}
             )
             schedule.step(*inputs, **given)
-            self._reduce(parameters, links)
+            self._reduce(parameters, transport)
             optimizer.step()
             optimizer.zero_grad()
             losses += [float(torch.stack(own).detach().mean())] if own else []
-            if links is not None:
-                links.settle()
-                links.round += 1
+            if transport is not None:
+                transport.messages.flush()
+                transport.messages.round += 1
             ends_us.append(self._done_us())
-        if links is not None:
-            links.abort()
-            links.close()
+        if transport is not None:
+            transport.abort()
+            transport.close()
         return ends_us, losses
 
-    def _links(self, number: int) -> GlooTransport:
-        """Links for twice as many micro-batches and stages, because a worker of a V has two."""
-        station, num_chains = self._station, 2 * self._setup.shape.num_chains
-        # Wherever the model is cut, what is passed on has the same form.
-        parcels = dict.fromkeys(range(2 * self._setup.stages), self._parcels[0])
-        address = GroupView(station.worker, station.workers, number)
+    def _make_transport(self, number: int) -> Transport:
+        """A transport for twice as many micro-batches and stages, because a worker of a V has two stages."""
+        store, view = self._context.store, GroupView(self._context.worker, self._context.workers, number)
+        tensor_specs = dict.fromkeys(range(2 * self._setup.stages), self._tensor_spec)
+        spec = TransportSpec(tensor_specs, 2 * self._setup.shape.num_chains, (), TIMEOUT)
         if self._setup.is_gpu:
-            return CudaIpcTransport(station.store, address, parcels, num_chains, (), TIMEOUT, self._device)
-        return GlooTransport(station.store, address, parcels, num_chains, (), TIMEOUT)
+            return CudaIpcTransport(store, view, spec, SharedMemory(store, view, self._device))
+        return GlooTransport(store, view, spec)
 
-    def _schedule(self, side: str, links: GlooTransport | None) -> tuple[Any, list[nn.Module]]:
+    def _schedule(self, variant: str, transport: Transport | None) -> tuple[Any, list[nn.Module]]:
         # Here, because nobody else needs them, and they take a second to load.
         from torch.distributed.pipelining import schedules
 
-        shape, stage = self._setup.shape, self._station.worker.stage
-        num_stages = shape.num_stages * (2 if side == TORCH_ZBV else 1)
-        numbers = [stage, num_stages - 1 - stage] if side == TORCH_ZBV else [stage]
+        shape, stage = self._setup.shape, self._context.worker.stage
+        num_stages = shape.num_stages * (2 if variant == TORCH_ZBV else 1)
+        numbers = [stage, num_stages - 1 - stage] if variant == TORCH_ZBV else [stage]
         modules = [self._module(num_stages, number) for number in numbers]
-        make = _stage_class(links, shape, self._station.worker.pipeline)
-        forms = [self._forms(number, num_stages) if links is not None else {} for number in numbers]
+        make = _stage_class(transport.messages if transport is not None else None, shape, self._context.worker.pipeline)
+        examples = [self._examples(number, num_stages) if transport is not None else {} for number in numbers]
         stages = [
-            make(module, number, num_stages, self._device, group=self._pipeline, **form)
-            for module, number, form in zip(modules, numbers, forms, strict=True)
+            make(module, number, num_stages, self._device, group=self._pipeline, **example)
+            for module, number, example in zip(modules, numbers, examples, strict=True)
         ]
-        if side == TORCH_1F1B:
+        if variant == TORCH_1F1B:
             return schedules.Schedule1F1B(stages[0], shape.num_microbatches, loss_fn=_loss), modules
         kind: Callable[..., Any] = (
-            schedules.ScheduleZBVZeroBubble if side == TORCH_ZBV else schedules.ScheduleInterleavedZeroBubble
+            schedules.ScheduleZBVZeroBubble if variant == TORCH_ZBV else schedules.ScheduleInterleavedZeroBubble
         )
         return kind(stages, shape.num_microbatches, loss_fn=_loss), modules
 
-    def _forms(self, number: int, num_stages: int) -> dict[str, Tensor]:
-        """What a stage takes and makes, said beforehand: torch would else ask its neighbours, over gloo."""
-        parcel, setup = self._parcels[0], self._setup
-        passed = torch.empty(parcel.shape, dtype=parcel.dtype, device=self._device, requires_grad=True)
+    def _examples(self, number: int, num_stages: int) -> dict[str, Tensor]:
+        """Example inputs and outputs of a stage: without them torch would ask its neighbours, over gloo."""
+        spec, setup = self._tensor_spec, self._setup
+        between = torch.empty(spec.shape, dtype=spec.dtype, device=self._device, requires_grad=True)
         ids = torch.zeros(setup.samples, setup.context, dtype=torch.int64, device=self._device)
         size = setup.samples, setup.context, _VOCABULARY
-        logits = torch.empty(size, dtype=parcel.dtype, device=self._device, requires_grad=True)
-        return {"input_args": ids if number == 0 else passed, "output_args": logits if number == num_stages - 1 else passed}
+        logits = torch.empty(size, dtype=spec.dtype, device=self._device, requires_grad=True)
+        return {"input_args": ids if number == 0 else between, "output_args": logits if number == num_stages - 1 else between}
 
     def _module(self, num_stages: int, number: int) -> nn.Module:
-        """A stage as it is before the first step, where it computes."""
+        """A stage as it is before the first step, on its device."""
         if num_stages not in self._stages:
             self._stages[num_stages] = CopiedStages(self._setup.modules(num_stages))
         return self._stages[num_stages].make(number).to(self._device)
 
-    def _reduce(self, parameters: Sequence[Tensor], links: GlooTransport | None) -> None:
-        """Replace gradients by their mean over the peers, in one go."""
+    def _reduce(self, parameters: Sequence[Tensor], transport: Transport | None) -> None:
+        """Replace gradients by their mean over the peers, in one all-reduce."""
         flat = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
         total = flat.float()
-        if links is not None:
-            links.add_over_peers(total)
+        if transport is not None:
+            transport.all_reduce(total)
         else:
             dist.all_reduce(total, group=self._peers)
         flat.copy_(total / self._setup.pipelines)
@@ -138,72 +146,63 @@ class TorchContender:
         return now_us()
 
 
-_VOCABULARY = 256
-
-
 def _loss(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
-class _Post(NamedTuple):
-    """A message of torch's that goes over our links."""
+class _ChannelOp(NamedTuple):
+    """A send or receive of torch's schedule that goes over ReCycle's transport; it is its own work, for which torch waits."""
 
-    links: GlooTransport
+    channel: TensorChannel
     message: TensorMessage
     tensor: Tensor
-    is_sent: bool
+    is_send: bool
 
-    def begin(self) -> "_Coming":
-        if self.is_sent:
-            self.links.send(self.message, self.tensor)
+    def begin(self) -> "_ChannelOp":
+        if self.is_send:
+            self.channel.send(self.message, self.tensor)
         else:
-            self.links.expect(self.message)
-        return _Coming(self)
-
-
-class _Coming(NamedTuple):
-    """What torch waits for."""
-
-    post: _Post
+            self.channel.post_receive(self.message)
+        return self
 
     def wait(self) -> None:
-        """What is sent waits for nobody; what is received is put where torch wants it."""
-        if not self.post.is_sent:
+        """A send waits for nobody; a received tensor is copied to the buffer that torch has for it."""
+        if not self.is_send:
             with torch.no_grad():
-                self.post.tensor.copy_(self.post.links.receive(self.post.message))
+                self.tensor.copy_(self.channel.receive(self.message))
 
 
-def _use_posts(schedules: Any) -> None:
-    """Let torch's schedules begin posts as they begin their own messages."""
-    begin_theirs = schedules._batch_p2p
+def _begin_channel_ops(schedules: Any) -> None:
+    """Make torch's schedules begin a _ChannelOp as they begin their own sends and receives."""
+    begin_torch_ops = schedules._batch_p2p
 
     def begin(ops: Sequence[Any], desc: str | None = None) -> list[Any]:
-        return [op.begin() for op in ops] if ops and isinstance(ops[0], _Post) else begin_theirs(ops, desc)
+        return [op.begin() for op in ops] if ops and isinstance(ops[0], _ChannelOp) else begin_torch_ops(ops, desc)
 
     schedules._batch_p2p = begin
 
 
-def _stage_class(links: GlooTransport | None, shape: Shape, pipeline: int) -> Any:
-    """torch's stage, with its messages over our links if there are any."""
+def _stage_class(channel: TensorChannel | None, shape: Shape, pipeline: int) -> Any:
+    """torch's stage, whose messages go over the channel if there is one."""
     from torch.distributed.pipelining import PipelineStage, schedules
 
     class Stage(PipelineStage):
-        """A stage that does not greet its neighbours first: in a V one of them is itself, which gloo refuses."""
+        """A stage that does not contact its neighbours first: in a V one of them is itself, which gloo refuses."""
 
         def _get_init_p2p_neighbors_ops(self) -> list[Any]:
             return []
 
-    if links is None:
+    if channel is None:
         return Stage
-    _use_posts(schedules)
+    _begin_channel_ops(schedules)
 
     num_workers, num_chains, num_microbatches = shape.num_stages, shape.num_chains, shape.num_microbatches
 
     def worker_of(stage: int) -> Worker:
         return Worker(pipeline, stage if stage < num_workers else 2 * num_workers - 1 - stage)
 
-    def posts(ops: Sequence[Any], kind: Kind, stage: int, index: int, is_sent: bool) -> list[_Post]:
-        """`stage` is that which gets the message."""
+    def convert(ops: Sequence[Any], kind: Kind, stage: int, index: int, is_send: bool) -> list[_ChannelOp]:
+        """`stage` is the receiver's."""
         source = stage - 1 if kind is Kind.F else stage + 1
         chain = pipeline * num_microbatches + index
         if stage >= num_workers:  # of the two stages that a worker of a V has, the second one has chains of its own
@@ -211,21 +210,21 @@ def _stage_class(links: GlooTransport | None, shape: Shape, pipeline: int) -> An
         message = TensorMessage(
             kind, stage, chain, worker_of(source), worker_of(stage), made_at=0, taken_at=1, is_of_warm_up=False
         )
-        return [_Post(links, message, op.tensor, is_sent) for op in ops]
+        return [_ChannelOp(channel, message, op.tensor, is_send) for op in ops]
 
-    class Linked(Stage):
-        """A stage whose messages go over our links."""
+    class ChannelStage(Stage):
+        """A stage whose messages go over the channel."""
 
         def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
-            return posts(super().get_fwd_recv_ops(fwd_chunk_id), Kind.F, self.stage_index, fwd_chunk_id, False)
+            return convert(super().get_fwd_recv_ops(fwd_chunk_id), Kind.F, self.stage_index, fwd_chunk_id, False)
 
         def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[Any]:
-            return posts(super().get_fwd_send_ops(fwd_chunk_id), Kind.F, self.stage_index + 1, fwd_chunk_id, True)
+            return convert(super().get_fwd_send_ops(fwd_chunk_id), Kind.F, self.stage_index + 1, fwd_chunk_id, True)
 
         def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[Any]:
-            return posts(super().get_bwd_recv_ops(bwd_chunk_id), Kind.I, self.stage_index, bwd_chunk_id, False)
+            return convert(super().get_bwd_recv_ops(bwd_chunk_id), Kind.I, self.stage_index, bwd_chunk_id, False)
 
         def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[Any]:
-            return posts(super().get_bwd_send_ops(bwd_chunk_id), Kind.I, self.stage_index - 1, bwd_chunk_id, True)
+            return convert(super().get_bwd_send_ops(bwd_chunk_id), Kind.I, self.stage_index - 1, bwd_chunk_id, True)
 
-    return Linked
+    return ChannelStage

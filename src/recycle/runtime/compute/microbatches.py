@@ -31,6 +31,12 @@ class Dataset(Protocol):
     def __getitem__(self, number: int, /) -> tuple[Tensor, Tensor]: ...
 
 
+class MicroBatchSource(Protocol):
+    """Micro-batches by their address: every worker that asks for an address gets the same samples."""
+
+    def get(self, step: int, pipeline: int, index: int) -> tuple[Tensor, Tensor]: ...
+
+
 class MicroBatches:
     """The micro-batches of a data set, each of `microbatch` samples, in an order that depends on nothing but the seed."""
 

@@ -62,7 +62,7 @@ from recycle.runtime.coordinator.ledger.worker_reports import (
     WorkerReport,
     report_from_json,
 )
-from recycle.runtime.execute.executor import now_us
+from recycle.runtime.execute.spans import now_us
 from recycle.runtime.worker.fault_injection import death_us
 
 _MOST_WAIT_US = 5_000_000

@@ -1,172 +1,123 @@
-"""The executor: one worker that plays its row. What to receive and to send follows from the plan.
+"""Executor: one worker that plays its row. The messages that it receives and sends follow from the plan.
 
-It knows no clock. An op waits for its message, runs, and sends on; the order of a legal plan has no cycle, so that no two workers
-can wait for each other.
+It knows no clock. An op waits for its message, runs, and sends its result; the order of a legal plan has no cycle, so that no two
+workers can wait for each other.
 """
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
 from recycle.core.cluster import Worker
-from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
+from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.seeds import seed_of
 from recycle.runtime.compute.stage import Stage
-from recycle.runtime.execute.row_program import Instruction, TensorMessage
+from recycle.runtime.execute.row_program import Instruction
+from recycle.runtime.execute.spans import Span, now_us
+from recycle.runtime.transport.protocol import TensorChannel
 
-# Receives for so many ops ahead are posted, so that their messages come while others compute.
+# Receives for so many ops ahead are posted, so that their messages arrive while others compute.
 _AHEAD = 3
 
-
-class Transport(Protocol):
-    """How workers reach each other."""
-
-    def send(self, message: TensorMessage, tensor: Tensor) -> None:
-        """Send without waiting for the receiver."""
-        ...
-
-    def expect(self, message: TensorMessage) -> None:
-        """Let the message come while something else runs."""
-        ...
-
-    def receive(self, message: TensorMessage) -> Tensor:
-        """Return the tensor that was sent, or wait for it."""
-        ...
-
-    def blank(self, message: TensorMessage) -> Tensor:
-        """Return zeros of the form that the message has."""
-        ...
-
-
-class MicroBatchSource(Protocol):
-    """Micro-batches by their address, the same for whoever asks."""
-
-    def get(self, step: int, pipeline: int, index: int) -> tuple[Tensor, Tensor]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """When something ran, in µs of the machine's clock: an op by its text, or what follows all ops.
-
-    `asked_us` is when its worker was free for it, and began to wait for its message; it stays within the worker.
-    """
-
-    label: str
-    start_us: int
-    end_us: int
-    is_in_vain: bool = False
-    asked_us: int = 0
-
-    @property
-    def is_op(self) -> bool:
-        return self.label not in (REDUCE, OPTIMIZER)
-
-
-def now_us() -> int:
-    return time.monotonic_ns() // 1000
-
-
-Reached = Callable[[int, str], None]
-"""What is called when a worker is about to do something in an iteration: an op by its text, or what follows all ops."""
+OnProgress = Callable[[int, str], None]
+"""Called when a worker is about to run something in an iteration: an op by its text, or REDUCE or OPTIMIZER."""
 
 
 class Executor:
-    """A worker with its stage and its turns. `losses` are those of the iteration, by chain, at the last stage.
+    """A worker with its stage and its instructions. `losses` are those of the iteration, by chain, at the last stage.
 
-    `busy_since_us` is when the present op began to compute, 0 while it waits for others.
+    `busy_since_us` is when the current op began to compute, 0 while it waits for other workers.
     """
 
     def __init__(
         self,
         worker: Worker,
-        turns: Sequence[Instruction],
+        instructions: Sequence[Instruction],
         num_stages: int,
         stage: Stage,
-        links: Transport,
+        channel: TensorChannel,
         samples: MicroBatchSource,
         seed: int,
-        reached: Reached = lambda iteration, what: None,
+        on_progress: OnProgress = lambda iteration, label: None,
     ) -> None:
-        self.worker, self.turns, self.stage, self.reached = worker, turns, stage, reached
+        self.worker, self.instructions, self.stage, self.on_progress = worker, instructions, stage, on_progress
         self.busy_since_us = 0
         self.losses: dict[int, float] = {}
-        self.doubt: Exception | None = None
+        self.warm_up_error: Exception | None = None
         self._is_first, self._is_last = worker.stage == 0, worker.stage == num_stages - 1
-        self._links, self._samples, self._seed = links, samples, seed
-        self._split = {turn.chain for turn in turns if turn.kind is Kind.I}
+        self._channel, self._samples, self._seed = channel, samples, seed
+        self._split = {each.chain for each in instructions if each.kind is Kind.I}
 
-    def play(self, iteration: int, first: int, stop: int, spans: list[Span], is_guess: bool = False) -> None:
-        """Play the turns from `first` to before `stop`, and add their spans; nothing behind them is looked for.
+    def play(self, iteration: int, first: int, stop: int, spans: list[Span], is_tentative: bool = False) -> None:
+        """Play the instructions from `first` to before `stop`, and add their spans; no receive behind them is posted.
 
-        If the weights are a guess, an op may fail for that alone. It is kept as a `doubt`, and from then on receivers get zeros
-        instead of nothing: they wait for them, and nobody will use them if the guess was wrong.
+        While the weights are tentative, an op may fail because of them alone. The error is kept as `warm_up_error`, and from then
+        on receivers get zeros: they wait for a message, and nobody will use it if the weights were wrong.
         """
-        for place in range(first, min(first + _AHEAD, stop)):
-            self._expect(place)
-        for place in range(first, stop):
-            if place + _AHEAD < stop:
-                self._expect(place + _AHEAD)
-            spans.append(self.run(iteration, place, is_guess))
+        for index in range(first, min(first + _AHEAD, stop)):
+            self._post_receive(index)
+        for index in range(first, stop):
+            if index + _AHEAD < stop:
+                self._post_receive(index + _AHEAD)
+            spans.append(self.run(iteration, index, is_tentative))
 
-    def run(self, iteration: int, place: int, is_guess: bool = False) -> Span:
-        """Run one op: receive what it needs, compute, send what it makes. The span is that of the computation."""
-        turn, asked = self.turns[place], now_us()
-        taken = self._links.receive(turn.takes) if turn.takes is not None else None
+    def run(self, iteration: int, index: int, is_tentative: bool = False) -> Span:
+        """Run one op: receive its message, compute, send its result. The span is that of the computation."""
+        instruction, asked = self.instructions[index], now_us()
+        received = self._channel.receive(instruction.receives) if instruction.receives is not None else None
         self.busy_since_us = start = now_us()
-        self.reached(iteration, turn.label)
-        made = self._guessed(iteration, turn, taken) if is_guess else self._compute(iteration, turn, taken)
+        self.on_progress(iteration, instruction.label)
+        compute = self._compute_tentatively if is_tentative else self._compute
+        made = compute(iteration, instruction, received)
         self.stage.finish()
-        span = Span(turn.label, start, now_us(), asked_us=asked)
+        span = Span(instruction.label, start, now_us(), asked_us=asked)
         self.busy_since_us = 0
-        if turn.gives is not None:
+        if instruction.sends is not None:
             assert made is not None
-            self._links.send(turn.gives, made)
+            self._channel.send(instruction.sends, made)
         return span
 
-    def _guessed(self, iteration: int, turn: Instruction, taken: Tensor | None) -> Tensor | None:
-        if self.doubt is None:
+    def _compute_tentatively(self, iteration: int, instruction: Instruction, received: Tensor | None) -> Tensor | None:
+        if self.warm_up_error is None:
             try:
-                return self._compute(iteration, turn, taken)
+                return self._compute(iteration, instruction, received)
             except Exception as problem:
-                self.doubt = problem
-        return self._links.blank(turn.gives) if turn.gives is not None else None
+                self.warm_up_error = problem
+        return self._channel.zeros(instruction.sends) if instruction.sends is not None else None
 
-    def begin_again(self) -> None:
-        """Forget all micro-batches in flight, and what was wrong with them."""
+    def reset(self) -> None:
+        """Forget all micro-batches in flight, and the error of the warm-up."""
         self.stage.forget()
         self.losses.clear()
-        self.doubt = None
+        self.warm_up_error = None
 
-    def _expect(self, place: int) -> None:
-        message = self.turns[place].takes
+    def _post_receive(self, index: int) -> None:
+        message = self.instructions[index].receives
         if message is not None:
-            self._links.expect(message)
+            self._channel.post_receive(message)
 
-    def _compute(self, iteration: int, turn: Instruction, taken: Tensor | None) -> Tensor | None:
-        match turn.kind:
+    def _compute(self, iteration: int, instruction: Instruction, received: Tensor | None) -> Tensor | None:
+        match instruction.kind:
             case Kind.F:
-                return self._forward(iteration, turn, taken)
+                return self._forward(iteration, instruction, received)
             case Kind.I:
-                return self.stage.backward_input(turn.chain, taken)
+                return self.stage.backward_input(instruction.chain, received)
             case Kind.B:
-                return self.stage.backward(turn.chain, taken)
+                return self.stage.backward(instruction.chain, received)
             case Kind.W:
-                self.stage.backward_weight(turn.chain)
+                self.stage.backward_weight(instruction.chain)
                 return None
 
-    def _forward(self, iteration: int, turn: Instruction, taken: Tensor | None) -> Tensor:
-        pipeline, index = turn.microbatch.pipeline, turn.microbatch.index
+    def _forward(self, iteration: int, instruction: Instruction, received: Tensor | None) -> Tensor:
+        chain, pipeline, index = instruction.chain, instruction.microbatch.pipeline, instruction.microbatch.index
         targets = None
         if self._is_first or self._is_last:
             inputs, targets = self._samples.get(iteration, pipeline, index)
-            taken = inputs if self._is_first else taken
-        assert taken is not None
+            received = inputs if self._is_first else received
+        assert received is not None
         seed = seed_of(self._seed, iteration, pipeline, index, self.worker.stage)
-        made = self.stage.forward(turn.chain, taken, seed, targets if self._is_last else None, turn.chain in self._split)
+        made = self.stage.forward(chain, received, seed, targets if self._is_last else None, chain in self._split)
         if self._is_last:
-            self.losses[turn.chain] = float(made)
+            self.losses[chain] = float(made)
         return made

@@ -1,7 +1,7 @@
-"""A row as its worker plays it: every op with the messages that it takes and gives, derived from the plan once.
+"""compile_rows: a row of a plan as instructions: every op with the messages that it receives and sends, derived once.
 
-A message carries no acknowledgement, and needs none: what comes from a worker at some place of its row says that it has taken
-everything that it needed until then. So a sender knows from the plan alone when it can let go of what it sent.
+A message has no acknowledgement, and needs none: a message that a worker makes at some index of its row says that the worker has
+taken every message that it needed until then. So a sender knows from the plan alone when it can release a tensor that it sent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,66 +11,49 @@ from recycle.core.cluster import Worker
 from recycle.core.op import Kind, MicroBatch, Op
 from recycle.core.plans.plan import Plan, microbatch_of
 from recycle.core.plans.routes import Routes
-
-
-@dataclass(frozen=True, slots=True)
-class TensorMessage:
-    """A tensor on its way: the activation (F) or the gradient (I) of a chain, for a stage.
-
-    Its sender makes it in the op at place `made_at` of its row, in its warm-up or after it; its receiver takes it for the op at
-    place `taken_at`.
-    """
-
-    kind: Kind
-    stage: int
-    chain: int
-    sender: Worker
-    receiver: Worker
-    made_at: int
-    taken_at: int
-    is_of_warm_up: bool
+from recycle.runtime.transport.specs import TensorMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One op of a row, with what it takes and gives; a stage's first and last have nothing to take or give on one side."""
+    """One op of a row, with the messages that it receives and sends; the first and the last stage lack some of them."""
 
     kind: Kind
     chain: int
     microbatch: MicroBatch
     label: str
-    takes: TensorMessage | None
-    gives: TensorMessage | None
+    receives: TensorMessage | None
+    sends: TensorMessage | None
 
 
 def compile_rows(plan: Plan, routes: Routes, warm_ups: Mapping[Worker, int]) -> dict[Worker, Sequence[Instruction]]:
-    """Return every worker's turns, in the order of its row."""
-    # A gradient is passed on by I or by B, whichever a worker runs.
-    places = {
-        (row.worker, Kind.F if kind == Kind.F.value else Kind.I, chain): place
+    """Return the instructions of every worker, in the order of its row."""
+    # A gradient is sent by I or by B, whichever a worker runs.
+    indices = {
+        (row.worker, Kind.F if kind == Kind.F.value else Kind.I, chain): index
         for row in plan.rows
-        for place, (kind, chain) in enumerate(zip(row.kinds, row.chains, strict=True))
+        for index, (kind, chain) in enumerate(zip(row.kinds, row.chains, strict=True))
         if kind != Kind.W.value
     }
 
     def message(kind: Kind, stage: int, chain: int) -> TensorMessage | None:
-        """What reaches `stage` for its op of this kind: forwards from the stage before, backwards from the one after."""
+        """The message for an op of `stage`: an activation from the stage before, or a gradient from the one after."""
         source = stage - 1 if kind is Kind.F else stage + 1
         if not (0 <= source < plan.problem.shape.num_stages and 0 <= stage < plan.problem.shape.num_stages):
             return None
         sender, receiver = routes.worker(source, chain), routes.worker(stage, chain)
-        made_at, taken_at = places[sender, kind, chain], places[receiver, kind, chain]
+        made_at, taken_at = indices[sender, kind, chain], indices[receiver, kind, chain]
         return TensorMessage(kind, stage, chain, sender, receiver, made_at, taken_at, made_at < warm_ups[sender])
 
-    def turn(stage: int, kind: Kind, chain: int) -> Instruction:
+    def instruction(stage: int, kind: Kind, chain: int) -> Instruction:
         microbatch = microbatch_of(plan.problem.shape, chain)
         label = str(Op(stage, kind, microbatch))
         if kind is Kind.W:
             return Instruction(kind, chain, microbatch, label, None, None)
-        way, onward = (Kind.F, stage + 1) if kind is Kind.F else (Kind.I, stage - 1)
-        return Instruction(kind, chain, microbatch, label, message(way, stage, chain), message(way, onward, chain))
+        direction, onward = (Kind.F, stage + 1) if kind is Kind.F else (Kind.I, stage - 1)
+        return Instruction(kind, chain, microbatch, label, message(direction, stage, chain), message(direction, onward, chain))
 
     return {
-        row.worker: [turn(row.worker.stage, Kind(kind), chain) for kind, chain in zip(row.kinds, row.chains, strict=True)]
+        row.worker: [instruction(row.worker.stage, Kind(kind), chain) for kind, chain in zip(row.kinds, row.chains, strict=True)]
         for row in plan.rows
     }

@@ -1,11 +1,11 @@
-"""The warm-up of an iteration: what can be played before it is known whether the step before it was right.
+"""warm_ups: how many ops at the head of each row may run before the verdict on the last step is known.
 
-It is the head of every row: forward passes alone, so that no gradient is touched, and only such as need nothing but other forward
-passes of the warm-up. So every worker can play all of its warm-up whatever the verdict will be, and if the verdict is that the
-step was wrong, all begin the iteration again; nobody waits for a message that nobody sends.
+A warm-up holds forward passes only, so that no gradient is touched, and only forward passes that need nothing but other forward
+passes of a warm-up. So every worker can play all of its warm-up whatever the verdict will be. If the verdict is that the step was
+wrong, all workers begin the iteration again, and no worker waits for a message that is never sent.
 
-The verdict costs no time beyond its own way: the first backward pass of an iteration needs a forward pass at every stage, which
-each follow that stage's step, so that by then all stages have said what they have to say.
+The verdict costs no time beyond its own transport: the first backward pass of an iteration needs a forward pass at every stage,
+each after the step of that stage, so that all stages have put in their part of the ballot by then.
 """
 
 import math
@@ -22,20 +22,22 @@ _NEVER = math.inf
 def warm_ups(plan: Plan, routes: Routes) -> dict[Worker, int]:
     """How many ops at the head of each row are its warm-up."""
     lengths = {row.worker: len(row.kinds) - len(row.kinds.lstrip(Kind.F.value)) for row in plan.rows}
-    places = {row.worker: {chain: place for place, chain in enumerate(row.chains[: lengths[row.worker]])} for row in plan.rows}
-    while cut := _cut(plan, routes, lengths, places):
-        lengths |= cut
+    indices = {row.worker: {chain: index for index, chain in enumerate(row.chains[: lengths[row.worker]])} for row in plan.rows}
+    while shorter := _shortened(plan, routes, lengths, indices):
+        lengths |= shorter
     return lengths
 
 
-def _cut(plan: Plan, routes: Routes, lengths: dict[Worker, int], places: dict[Worker, dict[int, int]]) -> dict[Worker, int]:
+def _shortened(
+    plan: Plan, routes: Routes, lengths: dict[Worker, int], indices: dict[Worker, dict[int, int]]
+) -> dict[Worker, int]:
     """Rows whose warm-up must end earlier, because an op in it needs one that is in no warm-up."""
     shape, found = plan.problem.shape, {}
     for row in plan.rows:
-        for place, chain in enumerate(row.chains[: lengths[row.worker]]):
+        for index, chain in enumerate(row.chains[: lengths[row.worker]]):
             op = Op(row.worker.stage, Kind.F, microbatch_of(shape, chain))
             makers = ((routes.worker(before.stage, chain), before) for before in needs(op, shape.num_stages))
-            if any(places[maker].get(chain_of(shape, before.microbatch), _NEVER) >= lengths[maker] for maker, before in makers):
-                found[row.worker] = place
+            if any(indices[maker].get(chain_of(shape, before.microbatch), _NEVER) >= lengths[maker] for maker, before in makers):
+                found[row.worker] = index
                 break
     return found

@@ -44,7 +44,7 @@ from recycle.runtime.coordinator.config import (
 from recycle.runtime.coordinator.ledger.run_folder import RunFolderOptions
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
 from recycle.runtime.coordinator.service import run_coordinator_process
-from recycle.runtime.execute.executor import now_us
+from recycle.runtime.execute.spans import now_us
 from recycle.runtime.job import Job
 from recycle.runtime.launch.forkserver import fork_context
 from recycle.runtime.worker.worker import run_worker_process

@@ -1,4 +1,4 @@
-"""Process groups of one epoch behind one protocol: gloo, NCCL, CUDA IPC; their rendezvous, and the transfer of a stage's state.
+"""The transport of one epoch behind one protocol: gloo, NCCL or CUDA IPC; the rendezvous of its workers; state transfer.
 
-Imports core, runtime.compute, runtime.checkpoint and the row program of runtime.execute.
+Imports core, runtime.compute and runtime.checkpoint. Order of the sub-packages: compute, checkpoint, transport, execute, worker.
 """

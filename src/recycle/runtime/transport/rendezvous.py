@@ -1,8 +1,8 @@
-"""Where the workers of an epoch find each other: a store for process groups, over their connections to the coordinator.
+"""Rendezvous: the store by which the workers of an epoch make their process groups, over the connections to the coordinator.
 
-What one puts in, the coordinator passes on to all of the epoch, so that nobody has to ask: a worker waits until it is there. So
-there is no server beside the coordinator, nobody without the job's token can read or write it, and a wait ends at once when the
-epoch does.
+The coordinator forwards every entry that a worker sets to all workers of the epoch, so that nobody has to ask: a worker waits
+until the entry is there. So there is no server beside the coordinator, nobody without the job's token can read or write the
+store, and a wait ends at once when the epoch does.
 """
 
 import base64
@@ -15,55 +15,56 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from recycle.runtime.transport.gloo import GlooTransport, TransportBroken
+from recycle.runtime.transport.protocol import Transport
+from recycle.runtime.transport.specs import TransportBroken
 
-_PATIENCE = timedelta(seconds=60)
+_DEFAULT_TIMEOUT = timedelta(seconds=60)
 
 
 class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
-    """The store of one epoch. `share` sends a key and its value to all; what they send comes in by `hear`."""
+    """The store of one epoch. `publish` sends an entry to all other workers; entries of theirs arrive by `add_entry`."""
 
-    def __init__(self, share: Callable[[str, str], object]) -> None:
+    def __init__(self, publish: Callable[[str, str], object]) -> None:
         super().__init__()
-        self._share = share
+        self._publish = publish
         self._values: dict[str, bytes] = {}
         self._own: set[str] = set()
         self._changed = threading.Condition()
         self._is_over = False
-        self._when_over: list[Callable[[], object]] = []
-        self._timeout = _PATIENCE
+        self._on_abort: list[Callable[[], object]] = []
+        self._timeout = _DEFAULT_TIMEOUT
 
-    def hear(self, key: str, value: str) -> None:
-        """Take in what somebody has put in."""
+    def add_entry(self, key: str, value: str) -> None:
+        """Store an entry that another worker has published."""
         with self._changed:
             self._values[key] = base64.b64decode(value)
             self._changed.notify_all()
 
-    def share_again(self) -> None:
-        """Send all that was put in here once more: who was to pass it on may be another one now."""
+    def publish_again(self) -> None:
+        """Publish all own entries once more: a new coordinator does not have them."""
         with self._changed:
             own = {key: self._values[key] for key in self._own}
         for key, body in own.items():
             self._send(key, body)
 
     def abort(self) -> None:
-        """The epoch is over: nobody waits any longer."""
+        """End every wait, because the epoch is over."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
-            called, self._when_over = self._when_over, []
-        for call in called:
+            callbacks, self._on_abort = self._on_abort, []
+        for call in callbacks:
             call()
 
-    def when_over(self, call: Callable[[], object]) -> None:
-        """Have something called when the epoch is over, by whoever ends it; now if it is."""
+    def on_abort(self, call: Callable[[], object]) -> None:
+        """Call a function when the store is aborted, in the thread that aborts it; now if it was aborted before."""
         with self._changed:
             if not self._is_over:
-                self._when_over.append(call)
+                self._on_abort.append(call)
                 return
         call()
 
-    # What torch calls.
+    # The methods that torch calls.
 
     def set(self, key: str, value: bytes | str) -> None:
         body = value.encode() if isinstance(value, str) else bytes(value)
@@ -74,7 +75,7 @@ class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
         self._send(key, body)
 
     def _send(self, key: str, body: bytes) -> None:
-        self._share(key, base64.b64encode(body).decode())
+        self._publish(key, base64.b64encode(body).decode())
 
     def get(self, key: str) -> bytes:
         self.wait([key], self._timeout)
@@ -89,7 +90,7 @@ class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
                     raise RuntimeError("the epoch is over")
                 if not self._changed.wait(end_s - time.monotonic()):
                     missing = [key for key in keys if key not in self._values]
-                    raise RuntimeError(f"nobody has put in {missing[0]}")
+                    raise RuntimeError(f"no worker has set {missing[0]}")
 
     def check(self, keys: list[str]) -> bool:
         with self._changed:
@@ -102,23 +103,23 @@ class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
         return self._timeout
 
 
-def made_in_time(make: Callable[[], GlooTransport], rendezvous: Rendezvous) -> GlooTransport:
-    """What `make` makes, unless the epoch is over before: gloo waits for one who dies while it connects, and we do not."""
-    coming: Future[GlooTransport] = Future()
-    rendezvous.when_over(coming.cancel)
-    threading.Thread(target=_make, args=(make, coming), name="making links", daemon=True).start()
+def make_unless_over(make: Callable[[], Transport], rendezvous: Rendezvous) -> Transport:
+    """Return what `make` makes, unless the epoch ends before: gloo waits for a worker that dies while it connects."""
+    coming: Future[Transport] = Future()
+    rendezvous.on_abort(coming.cancel)
+    threading.Thread(target=_make, args=(make, coming), name="making transport", daemon=True).start()
     try:
         return coming.result()
     except CancelledError:
         raise TransportBroken("the epoch was over before it began") from None
 
 
-def _make(make: Callable[[], GlooTransport], coming: "Future[GlooTransport]") -> None:
+def _make(make: Callable[[], Transport], coming: "Future[Transport]") -> None:
     made = None
     try:
         made = make()
         coming.set_result(made)
-    except InvalidStateError:  # it is too late
+    except InvalidStateError:  # the epoch is over
         if made is not None:
             made.abort()
             made.close()

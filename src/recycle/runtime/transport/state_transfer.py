@@ -1,7 +1,7 @@
-"""A stage's state from a peer: parameters, optimizer, all of it, in bytes with digests that are checked.
+"""Transfer of a stage's state between peers: parameters, buffers and optimizer, as bytes with digests that are checked.
 
-First comes how long the head is, with its digest; then the head, JSON with the form of every tensor, all else of the optimizer
-and the digest of what follows; then the tensors, one behind the other.
+Three parts are sent: the length of the header and its SHA-256; the header, JSON with name, dtype and shape of every tensor, the
+rest of the optimizer's state and the SHA-256 of the tensors; the tensors, one after the other.
 """
 
 import hashlib
@@ -14,60 +14,54 @@ from torch.optim import Optimizer
 from recycle.core.cluster import Worker
 from recycle.runtime.checkpoint.state import Snapshot, put_back, take_snapshot
 from recycle.runtime.checkpoint.tensor_file import memory_of
-from recycle.runtime.transport.gloo import GlooTransport, TransportBroken
+from recycle.runtime.transport.gloo_groups import GlooGroups
+from recycle.runtime.transport.specs import TransportBroken
 
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-_HEAD, _BODY = 0, 1
+_HEADER_TAG, _BODY_TAG = 0, 1
 _LENGTH_BYTES, _DIGEST_BYTES = 8, 32
 
 
-def send_state(links: GlooTransport, to: Worker, module: nn.Module, optimizer: Optimizer) -> int:
-    """Send all that the stage holds; return how many bytes that was."""
+def send_state(groups: GlooGroups, receiver: Worker, module: nn.Module, optimizer: Optimizer) -> int:
+    """Send the whole state of the stage; return the number of bytes of its tensors."""
     snapshot = take_snapshot(module, optimizer)
     tensors = [(name, value.contiguous()) for name, value in snapshot.tensors.items()]
     digest = hashlib.sha256()
     for _, value in tensors:
         digest.update(memory_of(value))
-    forms = [[name, str(value.dtype), list(value.shape)] for name, value in tensors]
-    head = json.dumps({"tensors": forms, "optimizer": snapshot.optimizer, "sha256": digest.hexdigest()}).encode()
-    links.send_bytes(to, _as_tensor(len(head).to_bytes(_LENGTH_BYTES, "little") + hashlib.sha256(head).digest()), _HEAD)
-    links.send_bytes(to, _as_tensor(head), _HEAD)
-    body = torch.cat([_flat(value) for _, value in tensors]) if tensors else torch.empty(0, dtype=torch.uint8)
+    layout = [[name, str(value.dtype), list(value.shape)] for name, value in tensors]
+    header = json.dumps({"tensors": layout, "optimizer": snapshot.optimizer, "sha256": digest.hexdigest()}).encode()
+    for part in (len(header).to_bytes(_LENGTH_BYTES, "little") + hashlib.sha256(header).digest(), header):
+        groups.send_bytes(receiver, torch.frombuffer(bytearray(part), dtype=torch.uint8), _HEADER_TAG)
+    flat = [value.reshape(-1).view(torch.uint8) for _, value in tensors]
+    body = torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
     if len(body):
-        links.send_bytes(to, body, _BODY)
+        groups.send_bytes(receiver, body, _BODY_TAG)
     return len(body)
 
 
-def receive_state(links: GlooTransport, source: Worker, module: nn.Module, optimizer: Optimizer) -> int:
-    """Receive what a peer gives, and hold it from now on; return how many bytes that was."""
-    opening = _bytes_of(links.receive_bytes(source, _LENGTH_BYTES + _DIGEST_BYTES, _HEAD))
-    told = links.receive_bytes(source, int.from_bytes(opening[:_LENGTH_BYTES], "little"), _HEAD)
-    _refuse_changed(source, told, opening[_LENGTH_BYTES:])
-    head = json.loads(_bytes_of(told))
-    forms = [(name, _DTYPES[dtype], shape) for name, dtype, shape in head["tensors"]]
-    sizes = [torch.empty(0, dtype=dtype).element_size() * torch.Size(shape).numel() for _, dtype, shape in forms]
+def receive_state(groups: GlooGroups, sender: Worker, module: nn.Module, optimizer: Optimizer) -> int:
+    """Replace module and optimizer by the state that a peer sends; return the number of bytes of its tensors."""
+    opening = _bytes_of(groups.receive_bytes(sender, _LENGTH_BYTES + _DIGEST_BYTES, _HEADER_TAG))
+    received = groups.receive_bytes(sender, int.from_bytes(opening[:_LENGTH_BYTES], "little"), _HEADER_TAG)
+    _refuse_changed(sender, received, opening[_LENGTH_BYTES:])
+    header = json.loads(_bytes_of(received))
+    layout = [(name, _DTYPES[dtype], shape) for name, dtype, shape in header["tensors"]]
+    sizes = [dtype.itemsize * torch.Size(shape).numel() for _, dtype, shape in layout]
     total = sum(sizes)
-    body = links.receive_bytes(source, total, _BODY) if total else torch.empty(0, dtype=torch.uint8)
-    _refuse_changed(source, body, bytes.fromhex(head["sha256"]))
-    # A copy of each, because a tensor of wider numbers must not begin anywhere in the bytes.
-    parts = zip(forms, torch.split(body, sizes), strict=True)
+    body = groups.receive_bytes(sender, total, _BODY_TAG) if total else torch.empty(0, dtype=torch.uint8)
+    _refuse_changed(sender, body, bytes.fromhex(header["sha256"]))
+    # A copy of each, because a tensor must begin at a multiple of the size of its numbers.
+    parts = zip(layout, torch.split(body, sizes), strict=True)
     tensors = {name: part.clone().view(dtype).view(shape) for (name, dtype, shape), part in parts}
-    put_back(Snapshot(tensors, head["optimizer"]), module, optimizer)
+    put_back(Snapshot(tensors, header["optimizer"]), module, optimizer)
     return total
 
 
-def _refuse_changed(source: Worker, body: torch.Tensor, digest: bytes) -> None:
+def _refuse_changed(sender: Worker, body: torch.Tensor, digest: bytes) -> None:
     if hashlib.sha256(memory_of(body)).digest() != digest:
-        raise TransportBroken(f"what came from {source} is not what it sent: its SHA-256 differs")
-
-
-def _as_tensor(body: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(body), dtype=torch.uint8)
+        raise TransportBroken(f"what came from {sender} is not what it sent: its SHA-256 differs")
 
 
 def _bytes_of(body: torch.Tensor) -> bytes:
     return memory_of(body).tobytes()
-
-
-def _flat(value: torch.Tensor) -> torch.Tensor:
-    return value.reshape(-1).view(torch.uint8) if value.dim() else value.reshape(1).view(torch.uint8)

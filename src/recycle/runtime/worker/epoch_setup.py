@@ -1,7 +1,9 @@
-"""What a worker needs at a seat: the stage with its weights, and the trainer that plays the seat's row of a plan."""
+"""Set-up of a worker for an epoch: its program of the plan, the state of its stage, its transport and its trainer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 import torch
 
@@ -11,20 +13,22 @@ from recycle.core.plans.routes import Routes
 from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.optimizer_step import Stepper
 from recycle.runtime.compute.stage import Stage
-from recycle.runtime.execute.executor import Executor, Reached
+from recycle.runtime.execute.executor import Executor, OnProgress
 from recycle.runtime.execute.row_program import Instruction, compile_rows
 from recycle.runtime.execute.stage_state import StageState
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.execute.warm_up import warm_ups
-from recycle.runtime.transport.gloo import GlooTransport, GroupView
+from recycle.runtime.transport.protocol import Transport
+from recycle.runtime.transport.select import make_transport
+from recycle.runtime.transport.specs import GroupView, TransportSpec
 from recycle.runtime.worker.worker_spec import WorkerSpec
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgram:
-    """A seat's part of a plan: its turns, how many of them are its warm-up, and whether stages step on their own."""
+    """One worker's part of a plan: its instructions, how many are its warm-up, and whether stages step on their own."""
 
-    turns: Sequence[Instruction]
+    instructions: Sequence[Instruction]
     warm_up: int
     is_staggered: bool
 
@@ -35,26 +39,38 @@ def worker_program(plan: Plan, worker: Worker) -> WorkerProgram:
     return WorkerProgram(compile_rows(plan, routes, warm)[worker], warm[worker], plan.problem.techniques.staggered)
 
 
-def make_stage_state(kit: WorkerSpec, stage: int, num_steps: int = 0, device: torch.device | None = None) -> StageState:
+def make_stage_state(spec: WorkerSpec, stage: int, num_steps: int = 0, device: torch.device | None = None) -> StageState:
     """A stage as it is before the first step, on `device`."""
-    settings = kit.settings
-    module = kit.stages.make(stage).to(device)
-    sums = make_sums(module.parameters(), kit.shape.num_chains, settings.is_exact, settings.sum_dtype, device)
-    loss = kit.loss if stage == kit.shape.num_stages - 1 else None
+    settings = spec.settings
+    module = spec.stages.make(stage).to(device)
+    sums = make_sums(module.parameters(), spec.shape.num_chains, settings.is_exact, settings.sum_dtype, device)
+    loss = spec.loss if stage == spec.shape.num_stages - 1 else None
     made = Stage(module, sums, stage, loss, autocast=settings.autocast, device=device)
-    stepper = Stepper(made.parameters(), kit.make_optimizer, kit.schedule)
-    return StageState(made, stepper, kit.shape, kit.ties, settings.max_norm, num_steps)
+    stepper = Stepper(made.parameters(), spec.make_optimizer, spec.schedule)
+    return StageState(made, stepper, spec.shape, spec.ties, settings.max_norm, num_steps)
+
+
+def connect(
+    spec: WorkerSpec, program: WorkerProgram, view: GroupView, store: Any, device: torch.device, host: str = "127.0.0.1"
+) -> Transport:
+    """The transport of a worker of this machine, which the others reach at `host`; all workers of the epoch must call it."""
+    timeout = timedelta(seconds=spec.settings.timeout_s)
+    transport_spec = TransportSpec(spec.parcels, spec.shape.num_chains, spec.ties, timeout, host)
+    incoming = [each.receives for each in program.instructions if each.receives is not None]
+    return make_transport(store, view, transport_spec, incoming, device)
 
 
 def make_trainer(
-    kit: WorkerSpec,
-    part: WorkerProgram,
-    address: GroupView,
-    footing: StageState,
-    links: GlooTransport,
-    reached: Reached = lambda iteration, what: None,
+    spec: WorkerSpec,
+    program: WorkerProgram,
+    view: GroupView,
+    state: StageState,
+    transport: Transport,
+    on_progress: OnProgress = lambda iteration, label: None,
 ) -> Trainer:
-    """The trainer of a worker in one epoch, on its footing."""
-    worker, num_stages = address.worker, kit.shape.num_stages
-    executor = Executor(worker, part.turns, num_stages, footing.stage, links, kit.samples, kit.settings.seed, reached)
-    return Trainer(executor, links, footing, address, kit.shape, kit.ties, part.warm_up, part.is_staggered)
+    """The trainer of a worker in one epoch, on the state of its stage."""
+    num_stages, seed = spec.shape.num_stages, spec.settings.seed
+    executor = Executor(
+        view.worker, program.instructions, num_stages, state.stage, transport.messages, spec.samples, seed, on_progress
+    )
+    return Trainer(executor, transport, state, view, spec.shape, spec.ties, program.warm_up, program.is_staggered)

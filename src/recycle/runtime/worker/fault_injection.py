@@ -1,93 +1,88 @@
-"""Failures on purpose: a worker that does to itself what its script says, at the very moment that the script names."""
+"""FaultInjector: a worker kills, stops, delays or fails itself at the moment that the failure script names."""
 
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from recycle.core.events import failure_script as script
 from recycle.core.events import record
 from recycle.core.events.failure_script import RECOVERY, Action, Injection
-from recycle.runtime.execute.executor import now_us
 from recycle.runtime.execute.row_program import Instruction
+from recycle.runtime.execute.spans import now_us
 
-# What the executor calls the moments that the script calls otherwise.
-_MOMENTS = {script.REDUCE: record.REDUCE, script.STEP: record.OPTIMIZER}
+# The executor's labels of moments that the script names differently.
+_LABELS = {script.REDUCE: record.REDUCE, script.STEP: record.OPTIMIZER}
 
 
 class FaultInjector:
-    """One process's share of a script. What was done is not done again."""
+    """The injections of one process; each happens once. Their times are appended to the file `deaths`."""
 
     def __init__(self, injections: Sequence[Injection], deaths: Path | None) -> None:
         self._left = list(injections)
         self._deaths = deaths
-        self._turns: Sequence[Instruction] = ()
+        self._instructions: Sequence[Instruction] = ()
 
-    def play(self, turns: Sequence[Instruction]) -> None:
-        """These are the turns from now on: they say which op is the first, the last or the one in the middle."""
-        self._turns = turns
+    def set_program(self, instructions: Sequence[Instruction]) -> None:
+        """Set the instructions of the epoch: they decide which op is the first, the last or the middle one."""
+        self._instructions = instructions
 
-    def reached(self, iteration: int, what: str) -> None:
-        """Do what is due."""
-        due = [each for each in self._left if each.iteration == iteration and self._moment(each) == what]
-        for injection in due:
+    def on_progress(self, iteration: int, label: str) -> None:
+        """Inject the failures for this moment of an iteration."""
+        self._inject(lambda each: each.iteration == iteration and self._label(each) == label)
+
+    def on_recovery(self, iteration: int) -> None:
+        """Inject the failures for a recovery that resumes at `iteration`: that of the failure, or the one after it."""
+        self._inject(lambda each: each.at == RECOVERY and each.iteration in (iteration, iteration - 1))
+
+    def _inject(self, is_due: Callable[[Injection], bool]) -> None:
+        for injection in [each for each in self._left if is_due(each)]:
             self._left.remove(injection)
-            self._do(injection)
+            self._execute(injection)
 
-    def recovering(self, iteration: int) -> None:
-        """A recovery has begun, after which all go on at `iteration`: that of the failure, or the one after it."""
-        due = [each for each in self._left if each.at == RECOVERY and each.iteration in (iteration, iteration - 1)]
-        for injection in due:
-            self._left.remove(injection)
-            self._do(injection)
-
-    def _moment(self, injection: Injection) -> str:
+    def _label(self, injection: Injection) -> str:
         match injection.at:
             case script.MIDDLE:
-                return self._turns[len(self._turns) // 2].label
+                return self._instructions[len(self._instructions) // 2].label
             case script.FIRST:
-                return self._turns[0].label
+                return self._instructions[0].label
             case script.LAST:
-                return self._turns[-1].label
-        return _MOMENTS.get(injection.at, injection.at)
+                return self._instructions[-1].label
+        return _LABELS.get(injection.at, injection.at)
 
-    def _do(self, injection: Injection) -> None:
+    def _execute(self, injection: Injection) -> None:
+        if injection.action is not Action.REJOIN:  # that is the launcher's part
+            self._note_time()
         match injection.action:
             case Action.KILL:
-                self._say_when()
                 os.kill(os.getpid(), signal.SIGKILL)
             case Action.HANG:
-                self._say_when()
                 if injection.seconds:
                     subprocess.Popen(["sh", "-c", _wake_up(os.getpid(), injection.seconds)], start_new_session=True)
                 os.kill(os.getpid(), signal.SIGSTOP)
             case Action.SLOW:
-                self._say_when()
                 time.sleep(injection.seconds)
             case Action.FAIL:
-                self._say_when()
                 raise RuntimeError("this failure was asked for")
-            case _:
-                pass
 
-    def _say_when(self) -> None:
-        """Leave a note of the moment, since nobody can tell of its own death."""
+    def _note_time(self) -> None:
+        """Write the time of the failure, since a dead process cannot report it."""
         if self._deaths is not None:
             with self._deaths.open("a", encoding="ascii") as stream:
                 stream.write(f"{os.getpid()} {now_us()}\n")
 
 
 def _wake_up(pid: int, seconds: float) -> str:
-    """What a shell does to wake up a process that stands still, after a while; it ends by itself if the process is gone."""
+    """A shell command that continues a stopped process after a while; it ends by itself if the process is gone."""
     whole, rest = divmod(seconds, 1)
     wait = f'left={int(whole)}; while [ "$left" -gt 0 ] && kill -0 {pid}; do sleep 1; left=$((left - 1)); done'
     return f"exec 2>/dev/null; sleep {rest:.6f}; {wait}; kill -CONT {pid}"
 
 
 def death_us(deaths: Path, pid: int) -> int:
-    """When a process said that it was about to fail; 0 if it did not."""
+    """When a process noted that it was about to fail; 0 if it did not."""
     try:
         lines = [line.split() for line in deaths.read_text(encoding="ascii").splitlines()]
     except OSError:

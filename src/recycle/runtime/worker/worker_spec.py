@@ -12,12 +12,12 @@ from torch import nn
 from recycle.control.net.file_transfer import FileTransfer
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
+from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer, Schedule
 from recycle.runtime.compute.stage import Loss
 from recycle.runtime.compute.tied_parameters import Tie
-from recycle.runtime.execute.executor import MicroBatchSource
 from recycle.runtime.job import CheckpointOptions, Job, TrainOptions
-from recycle.runtime.transport.gloo import TensorSpec
+from recycle.runtime.transport.specs import TensorSpec
 
 
 class StageFactory(Protocol):

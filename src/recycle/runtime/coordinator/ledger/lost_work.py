@@ -8,7 +8,7 @@ of the next one has been played by then, and is thrown away, too.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from recycle.runtime.execute.executor import Span
+from recycle.runtime.execute.spans import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class LostWork:
 
     def undone(self, spans: Iterable[Span]) -> None:
         """Ops of an iteration were thrown away; those that had been in vain before are no part of that."""
-        self._undone += [span for span in spans if span.is_op and not span.is_in_vain]
+        self._undone += [span for span in spans if span.is_op and not span.is_discarded]
 
     def go_back(self, iteration: int) -> None:
         """All go on at `iteration`: the steps from there on are done again."""

@@ -19,7 +19,7 @@ from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.weight_digest import whole_digest
 from recycle.runtime.coordinator.ledger.lost_work import LostWork
 from recycle.runtime.coordinator.ledger.worker_reports import IterationApplied, StepUndone, WorkerFinished, WorkerReport
-from recycle.runtime.execute.executor import Span, now_us
+from recycle.runtime.execute.spans import Span, now_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +295,9 @@ class RunLedger:
 
     def _shifted(self, spans: Iterable[Span]) -> list[Span]:
         """Spans in the time of the record."""
-        return [Span(span.label, span.start_us - self._begin_us, span.end_us - self._begin_us, span.is_in_vain) for span in spans]
+        return [
+            Span(span.label, span.start_us - self._begin_us, span.end_us - self._begin_us, span.is_discarded) for span in spans
+        ]
 
     def _close_if_whole(self, iteration: int) -> None:
         page = self._pages[iteration]
@@ -310,18 +312,18 @@ class RunLedger:
         """All workers have applied an iteration: write it down."""
         spans = [(worker, span) for worker in sorted(page.spans) for span in page.spans[worker]]
         for worker, span in spans:
-            self._write(OpRan(iteration, str(worker), span.label, span.start_us, span.end_us, span.is_in_vain))
+            self._write(OpRan(iteration, str(worker), span.label, span.start_us, span.end_us, span.is_discarded))
         if not self._has_started:
             self._start(min(span.start_us for _, span in spans), len(page.plan.rows))
         before = max(self._ends_us[-1] if self._ends_us else 0, self._resumed_us)
         end = max(before, *(span.end_us for _, span in spans))
         busy = sum(span.end_us - span.start_us for _, span in spans)
         loss = fmean(page.losses[chain] for chain in sorted(page.losses))
-        ops = sum(span.end_us - span.start_us for _, span in spans if span.is_op and not span.is_in_vain)
+        ops = sum(span.end_us - span.start_us for _, span in spans if span.is_op and not span.is_discarded)
         self._planned_us.append(page.plan.period_at_us(ops))
-        self._num_begun_again += any(span.is_in_vain for _, span in spans)
+        self._num_begun_again += any(span.is_discarded for _, span in spans)
         self._losses.append(loss)
-        self._end_step(iteration, end, end - before, _num_ops(span.label for _, span in spans if not span.is_in_vain))
+        self._end_step(iteration, end, end - before, _num_ops(span.label for _, span in spans if not span.is_discarded))
         mean_busy = min(end - before, round(busy / len(page.plan.rows)))
         self._write(Spell(before, end, "train", samples=self._samples, busy_us=mean_busy, num_live=len(page.plan.rows)))
         self._write(Stepped(iteration, end, _finite(loss), _finite(verdict.norm), verdict.scale, self._planned_us[-1]))

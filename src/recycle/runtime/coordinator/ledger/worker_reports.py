@@ -9,7 +9,7 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.runtime.checkpoint import StageNotSaved, StageSaved
 from recycle.runtime.compute.optimizer_step import StepVerdict
-from recycle.runtime.execute.executor import Span
+from recycle.runtime.execute.spans import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +106,11 @@ def _named(told: IterationApplied | StepUndone | WorkerFinished | WorkerCrashed,
 
 
 def _spans(spans: Sequence[Span]) -> list[list[Any]]:
-    return [[span.label, span.start_us, span.end_us, span.is_in_vain] for span in spans]
+    return [[span.label, span.start_us, span.end_us, span.is_discarded] for span in spans]
 
 
 def _read_spans(told: Sequence[Sequence[Any]], clock_us: int) -> list[Span]:
-    return [Span(label, start_us + clock_us, end_us + clock_us, is_in_vain) for label, start_us, end_us, is_in_vain in told]
+    return [Span(label, start_us + clock_us, end_us + clock_us, is_discarded) for label, start_us, end_us, is_discarded in told]
 
 
 def _problem(told: Sequence[str] | None) -> UserError | None:

@@ -1,7 +1,7 @@
-"""All workers of a plan in one process: the same executors, with a dictionary for a network.
+"""ReferenceExecutor: all workers of a plan in one process, by the same executors, with a dictionary as the transport.
 
-It is how the mathematics is tested without processes: every worker has its own copy of its stage, plays its own row, and steps
-with its own optimizer, exactly as a real one. Only time is missing.
+It tests the mathematics without processes: every worker has its own copy of its stage, plays its own row, and steps with its own
+optimizer, exactly as a real one. Only time is missing.
 """
 
 import copy
@@ -15,36 +15,38 @@ from recycle.core.cluster import Worker
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.routes import Routes
 from recycle.runtime.compute.gradients import make_sums
+from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper, judge_step, norm_squared
 from recycle.runtime.compute.stage import Loss, Stage
 from recycle.runtime.compute.tied_parameters import counted_elsewhere, find_ties
 from recycle.runtime.compute.weight_digest import digest, whole_digest
-from recycle.runtime.execute.executor import Executor, MicroBatchSource
-from recycle.runtime.execute.row_program import TensorMessage, compile_rows
+from recycle.runtime.execute.executor import Executor
+from recycle.runtime.execute.row_program import compile_rows
 from recycle.runtime.execute.warm_up import warm_ups
+from recycle.runtime.transport.specs import TensorMessage
 
 
 class Mailbox:
-    """Links within a process: what is sent lies there until it is received, once."""
+    """A tensor channel within a process: a message is received once."""
 
     def __init__(self) -> None:
-        self._letters: dict[TensorMessage, Tensor] = {}
+        self._sent: dict[TensorMessage, Tensor] = {}
 
     def send(self, message: TensorMessage, tensor: Tensor) -> None:
-        assert message not in self._letters
-        self._letters[message] = tensor.clone()
+        assert message not in self._sent
+        self._sent[message] = tensor.clone()
 
-    def expect(self, message: TensorMessage) -> None:
+    def post_receive(self, message: TensorMessage) -> None:
         pass
 
     def receive(self, message: TensorMessage) -> Tensor:
-        return self._letters.pop(message)
+        return self._sent.pop(message)
 
-    def blank(self, message: TensorMessage) -> Tensor:
-        raise AssertionError("nothing is guessed within a process")
+    def zeros(self, message: TensorMessage) -> Tensor:
+        raise AssertionError("no weights are tentative within a process")
 
 
-class Solo:
+class ReferenceExecutor:
     """A training job in one process. `is_exact` makes sums that do not depend on who ran what."""
 
     def __init__(
@@ -62,21 +64,21 @@ class Solo:
         self.plan = plan
         self._max_norm, self._ties = max_norm, find_ties(stages)
         routes, mailbox, shape = Routes(plan), Mailbox(), plan.problem.shape
-        turns = compile_rows(plan, routes, warm_ups(plan, routes))
+        instructions = compile_rows(plan, routes, warm_ups(plan, routes))
         self.workers: dict[Worker, Executor] = {}
         self._steppers: dict[Worker, Stepper] = {}
-        for worker in turns:
+        for worker in instructions:
             module = copy.deepcopy(stages[worker.stage])
             sums = make_sums(module.parameters(), shape.num_chains, is_exact)
             is_last = worker.stage == shape.num_stages - 1
             stage = Stage(module, sums, worker.stage, loss if is_last else None, autocast=autocast)
-            self.workers[worker] = Executor(worker, turns[worker], shape.num_stages, stage, mailbox, samples, seed)
+            self.workers[worker] = Executor(worker, instructions[worker], shape.num_stages, stage, mailbox, samples, seed)
             self._steppers[worker] = Stepper(stage.parameters(), make_optimizer)
 
     def iterate(self, iteration: int) -> float:
         """Play one iteration, step everywhere, and return the mean loss over the global batch."""
-        for _, worker, place in sorted(self._slots()):
-            self.workers[worker].run(iteration, place)
+        for _, worker, index in sorted(self._slots()):
+            self.workers[worker].run(iteration, index)
         self._step(iteration)
         losses = {chain: loss for executor in self.workers.values() for chain, loss in executor.losses.items()}
         return fmean(losses[chain] for chain in sorted(losses))
@@ -86,15 +88,15 @@ class Solo:
             stepper.take_back()
 
     def _slots(self) -> list[tuple[int, Worker, int]]:
-        """Every op, by its place in its row, in the order of its start; what starts at one time does not depend on each other."""
-        return [(start, row.worker, place) for row in self.plan.rows for place, start in enumerate(row.starts_us)]
+        """Every op by its start, its worker and its index in the row; ops that start at one time do not depend on each other."""
+        return [(start, row.worker, index) for row in self.plan.rows for index, start in enumerate(row.starts_us)]
 
     def _step(self, iteration: int) -> None:
         shape = self.plan.problem.shape
-        speakers = [self._reduced(stage) for stage in range(shape.num_stages)]
-        self._tie(speakers)
-        means = [speaker.stage.sums.means(shape.num_chains) for speaker in speakers]
-        verdict = judge_step([self._norm(speaker, own) for speaker, own in zip(speakers, means, strict=True)], self._max_norm)
+        firsts = [self._reduced(stage) for stage in range(shape.num_stages)]
+        self._tie(firsts)
+        means = [first.stage.sums.means(shape.num_chains) for first in firsts]
+        verdict = judge_step([self._norm(first, own) for first, own in zip(firsts, means, strict=True)], self._max_norm)
         for worker, stepper in self._steppers.items():
             stepper.step(iteration, means[worker.stage], verdict.scale)
             self.workers[worker].stage.sums.clear()
@@ -106,18 +108,18 @@ class Solo:
             first.stage.sums.flat += other.stage.sums.flat
         return first
 
-    def _tie(self, speakers: Sequence[Executor]) -> None:
+    def _tie(self, firsts: Sequence[Executor]) -> None:
         """Give every stage of a tie the sum of the gradients of all."""
         for tie in self._ties:
-            stages = [speakers[number].stage for number in tie.stages]
+            stages = [firsts[number].stage for number in tie.stages]
             held = [stage.sums.of(tie.parameter(stage.number, stage.module)) for stage in stages]
             for same in zip(*held, strict=True):
                 total = torch.stack(same).sum(0)
                 for part in same:
                     part.copy_(total)
 
-    def _norm(self, speaker: Executor, means: Sequence[Tensor | None]) -> float:
-        stage = speaker.stage
+    def _norm(self, first: Executor, means: Sequence[Tensor | None]) -> float:
+        stage = first.stage
         elsewhere = counted_elsewhere(self._ties, stage.number, stage.module)
         return norm_squared(mean for mean, of in zip(means, stage.parameters(), strict=True) if id(of) not in elsewhere)
 

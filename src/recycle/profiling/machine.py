@@ -1,0 +1,28 @@
+"""The machine that a profile is measured on: its name and its number of cores."""
+
+import contextlib
+import os
+import platform
+
+import torch
+
+
+def machine_name(device: str) -> str:
+    """The name of the GPU, or of the processor with its number of cores."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name()
+    return f"{_processor()}, {num_cores()} cores"
+
+
+def num_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _processor() -> str:
+    """The processor's own name, where the system knows it."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as stream:
+        for line in stream:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

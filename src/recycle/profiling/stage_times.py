@@ -1,0 +1,113 @@
+"""measure_stages: a profile of all stages, measured one op after the other in one process; links are not measured."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from recycle.core.errors import UserError
+from recycle.core.op import Kind
+from recycle.core.profile import Link, Profile, StageProfile
+from recycle.profiling.machine import machine_name
+from recycle.runtime.compute.microbatches import MicroBatchSource
+from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper
+from recycle.runtime.compute.stage import Loss, Stage
+from recycle.runtime.compute.stage_bytes import StageBytes, StageCopies, random_state_kept, uses_gpu
+
+Clock = Callable[[], float]
+"""The time in µs, from any moment on."""
+
+_Made = TypeVar("_Made")
+# Between two steps the micro-batch goes through with its backward pass in two parts, and in one.
+_NUM_PASSES = 2
+_OPTIMIZER = "optimizer"
+# A link that was not measured: within a machine, messages cost next to nothing beside ops.
+_UNMEASURED = Link(bytes_per_us=1e9)
+
+
+def measure_stages(
+    stages: Sequence[nn.Module],
+    samples: MicroBatchSource,
+    loss: Loss,
+    num_repeats: int = 5,
+    is_exact: bool = False,
+    make_optimizer: MakeOptimizer | None = None,
+    sum_dtype: torch.dtype = torch.float32,
+    autocast: torch.dtype | None = None,
+    device: str | None = None,
+    clock_us: Clock | None = None,
+) -> Profile:
+    """Return the costs of every stage on `device`, or where it is: medians of `num_repeats` passes, after a first one.
+
+    Static bytes are those of the parameters, gradient bytes those of the sums that peers reduce. An optimizer that is not given
+    takes no time; links are not measured, and as if they were free. The caller sets how many threads torch computes with.
+    """
+    if isinstance(num_repeats, bool) or not isinstance(num_repeats, int) or num_repeats < 1:
+        raise UserError(f"num_repeats is {num_repeats!r}, but it must be a whole number of at least 1")
+    with random_state_kept():
+        copies = StageCopies(stages, samples, loss, _NUM_PASSES, is_exact, sum_dtype, autocast, device)
+        steppers = [(stage, Stepper(stage.parameters(), make_optimizer)) for stage in copies.stages if make_optimizer is not None]
+        sizes = copies.measure_bytes()
+        _run_passes(copies, steppers, _Stopwatch(clock_us or _now_us))
+        watch = _Stopwatch(clock_us or _now_us)
+        for _ in range(num_repeats):
+            _run_passes(copies, steppers, watch)
+    profiles = tuple(_profile(stage, own, watch) for stage, own in zip(copies.stages, sizes, strict=True))
+    where = next((parameter.device.type for stage in copies.stages for parameter in stage.parameters()), "cpu")
+    return Profile(profiles, _UNMEASURED, _UNMEASURED, name=f"measured on {machine_name(where)}, links as if they were free")
+
+
+class _Stopwatch:
+    """The durations of every op and step, by stage."""
+
+    def __init__(self, clock_us: Clock) -> None:
+        self._clock_us = clock_us
+        self._durations_us: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
+
+    def time(self, stage: Stage, label: str, run: Callable[[], _Made]) -> _Made:
+        start_us = self._clock_us()
+        made = run()
+        self._durations_us[stage.number, label].append(self._clock_us() - start_us)
+        return made
+
+    def median_us(self, stage: Stage, label: str, least: int) -> int:
+        """The median, or `least` if that is more or nothing was timed."""
+        return max(least, round(median(self._durations_us.get((stage.number, label), [0.0]))))
+
+
+def _run_passes(copies: StageCopies, steppers: Sequence[tuple[Stage, Stepper]], watch: _Stopwatch) -> None:
+    """Run the micro-batch through with its backward pass in two parts, again with it in one, and step."""
+    for kinds in ((Kind.I, Kind.W), (Kind.B,)):
+        copies.forward(watch.time)
+        copies.backward(kinds, watch.time)
+    for stage, stepper in steppers:
+        watch.time(stage, _OPTIMIZER, partial(stepper.step, 0, stage.sums.means(_NUM_PASSES), 1.0))
+    for stage in copies.stages:
+        stage.sums.clear()
+
+
+def _profile(stage: Stage, sizes: StageBytes, watch: _Stopwatch) -> StageProfile:
+    input_us = watch.median_us(stage, Kind.I, least=1)
+    return StageProfile(
+        forward_us=watch.median_us(stage, Kind.F, least=1),
+        input_us=input_us,
+        weight_us=watch.median_us(stage, Kind.W, least=1),
+        # A whole backward pass contains I; where W is next to nothing, the clock may say otherwise.
+        fused_us=watch.median_us(stage, Kind.B, least=input_us),
+        optimizer_us=watch.median_us(stage, _OPTIMIZER, least=0),
+        static_bytes=sum(parameter.nbytes for parameter in stage.module.parameters()),
+        gradient_bytes=stage.sums.flat.nbytes,
+        **sizes._asdict(),
+    )
+
+
+def _now_us() -> float:
+    """The time when all work of a GPU is done."""
+    if uses_gpu():
+        torch.cuda.synchronize()
+    return time.perf_counter_ns() / 1000

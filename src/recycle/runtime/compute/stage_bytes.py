@@ -1,0 +1,123 @@
+"""measure_bytes: the memory that one micro-batch holds at every stage, and the bytes that the stage sends.
+
+One micro-batch goes through copies of all stages, forwards and backwards, as workers would run it. Modules, their gradients and
+torch's random state are afterwards as they were before.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from recycle.core.op import Kind
+from recycle.runtime.compute.activation_memory import ActivationMeter
+from recycle.runtime.compute.gradients import make_sums
+from recycle.runtime.compute.microbatches import MicroBatchSource
+from recycle.runtime.compute.seeds import seed_of
+from recycle.runtime.compute.stage import Loss, Stage
+
+RunOp = Callable[[Stage, Kind, Callable[[], Tensor | None]], Tensor | None]
+"""Runs an op of a stage, and returns its result; a caller may measure it."""
+_CHAIN = 0
+
+
+class StageBytes(NamedTuple):
+    """The bytes that a stage stores in F, that W needs after I, and that the stage sends (the loss, at the last one).
+
+    W may need more than F stored: the gradients of a plain MLP's layers are as large as their inputs, and the activations that
+    a checkpointed block recomputes stay for its W. A plan's memory model has no I that takes memory. So F is said to take as
+    much then: a plan counts on more than is held, never on less.
+    """
+
+    activation_bytes: int
+    weight_held_bytes: int
+    output_bytes: int
+
+
+class StageCopies:
+    """Copies of all stages, and one micro-batch to run through them."""
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        samples: MicroBatchSource,
+        loss: Loss,
+        num_contributions: int,
+        is_exact: bool = False,
+        sum_dtype: torch.dtype = torch.float32,
+        autocast: torch.dtype | None = None,
+        device: str | None = None,
+    ) -> None:
+        self.stages: list[Stage] = []
+        for number, original in enumerate(stages):
+            module = copy.deepcopy(original).to(device)
+            sums = make_sums(module.parameters(), num_contributions, is_exact, sum_dtype)
+            own_loss = loss if number == len(stages) - 1 else None
+            self.stages.append(Stage(module, sums, number, own_loss, autocast=autocast))
+        # Storages of their own: a view would hold all of the data set that it is of.
+        self._inputs, self._targets = (tensor.clone() for tensor in samples.get(0, 0, 0))
+
+    def forward(self, run: RunOp = lambda stage, kind, op: op()) -> list[Tensor]:
+        """Run F at every stage, and return the output of each."""
+        outputs: list[Tensor] = []
+        for stage in self.stages:
+            inputs = outputs[-1] if outputs else self._inputs
+            seed = seed_of("measure", stage.number)
+            output = run(stage, Kind.F, partial(stage.forward, _CHAIN, inputs, seed, self._targets))
+            assert output is not None
+            outputs.append(output)
+        return outputs
+
+    def backward(self, kinds: Sequence[Kind], run: RunOp = lambda stage, kind, op: op()) -> None:
+        """Run I, I and W, or B at every stage, from the last to the first."""
+        gradient = None
+        for stage in reversed(self.stages):
+            for kind in kinds:
+                if kind is Kind.W:
+                    run(stage, kind, partial(stage.backward_weight, _CHAIN))
+                else:
+                    backward = stage.backward_input if kind is Kind.I else stage.backward
+                    gradient = run(stage, kind, partial(backward, _CHAIN, gradient))
+
+    def measure_bytes(self) -> list[StageBytes]:
+        """The bytes that stages hold between their ops; meters are used here alone, since they take time."""
+        meters = [ActivationMeter(stage.module) for stage in self.stages]
+        for stage, meter in zip(self.stages, meters, strict=True):
+            stage.meter = meter
+        outputs = self.forward()
+        after_forward = [meter.held_bytes for meter in meters]
+        self.backward([Kind.I])
+        after_input = [meter.held_bytes for meter in meters]
+        for stage in self.stages:
+            stage.backward_weight(_CHAIN)
+            stage.sums.clear()
+            stage.meter = None
+        return [
+            StageBytes(max(activation, held), held, output.nbytes)
+            for activation, held, output in zip(after_forward, after_input, outputs, strict=True)
+        ]
+
+
+def measure_bytes(
+    stages: Sequence[nn.Module],
+    samples: MicroBatchSource,
+    loss: Loss,
+    autocast: torch.dtype | None = None,
+    device: str | None = None,
+) -> list[StageBytes]:
+    """Measure what every stage holds and sends, with one micro-batch and without a clock."""
+    with random_state_kept():
+        return StageCopies(stages, samples, loss, 1, autocast=autocast, device=device).measure_bytes()
+
+
+def random_state_kept() -> AbstractContextManager[None]:
+    """Restore torch's random state at the end, that of GPUs in use, too: stages seed it for every micro-batch."""
+    return torch.random.fork_rng(range(torch.cuda.device_count()) if uses_gpu() else ())
+
+
+def uses_gpu() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

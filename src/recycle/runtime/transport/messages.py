@@ -1,0 +1,99 @@
+"""MessageQueue: the messages of one worker in one epoch, over any MessageCarrier: what was posted, what was sent, what is kept.
+
+A message is sent without waiting, and its tensor is kept until the receiver must have taken it. No acknowledgement says so, but
+a later message from that receiver does, because it was made at a later index of the receiver's row.
+"""
+
+from collections.abc import Mapping
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from recycle.core.cluster import Worker
+from recycle.core.errors import Unsendable
+from recycle.runtime.transport.gloo_groups import GlooGroups
+from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportSpec
+
+
+class Posted(NamedTuple):
+    """A send or a receive that was begun, and the tensor that it reads from or writes to."""
+
+    work: Any
+    body: Tensor
+
+
+class MessageCarrier(Protocol):
+    """How tensors travel from worker to worker. `round_` is the round that the message belongs to."""
+
+    device: torch.device
+    """Where received tensors lie."""
+
+    def post_send(self, message: TensorMessage, tensor: Tensor, round_: int) -> Posted: ...
+
+    def post_receives(self, message: TensorMessage, round_: int) -> Mapping[TensorMessage, Posted]:
+        """Post the receive of a message, and before it those of other messages that must come first."""
+        ...
+
+    def unpack(self, message: TensorMessage, body: Tensor, round_: int) -> Tensor:
+        """Return the tensor that was sent, from the body that was received."""
+        ...
+
+
+class MessageQueue:
+    """Sends and receives over a carrier. `round` counts the tries at iterations: messages of two rounds are never confused."""
+
+    def __init__(self, view: GroupView, spec: TransportSpec, groups: GlooGroups, carrier: MessageCarrier) -> None:
+        self.round = 0
+        self._spec, self._groups, self._carrier = spec, groups, carrier
+        # The messages sent to each worker, a heap by the round and the index at which the receiver takes them.
+        self._sent: dict[Worker, list[tuple[tuple[int, int], int, Posted]]] = {other: [] for other in view.workers}
+        self._counter = count()
+        self._posted: dict[TensorMessage, Posted] = {}
+
+    def send(self, message: TensorMessage, tensor: Tensor) -> None:
+        self._refuse_other_spec(message, tensor)
+        posted = self._carrier.post_send(message, tensor, self.round)
+        heappush(self._sent[message.receiver], ((self.round, message.taken_at), next(self._counter), posted))
+
+    def _refuse_other_spec(self, message: TensorMessage, tensor: Tensor) -> None:
+        """The receiver has allocated the tensor that the first micro-batch of the job had."""
+        spec = self._spec.tensor_spec(message)
+        if (tuple(tensor.shape), tensor.dtype) != (spec.shape, spec.dtype):
+            raise Unsendable(
+                f"{message.sender} made {tensor.dtype} of shape {list(tensor.shape)} for {message.receiver}, but the first "
+                f"micro-batch made {spec.dtype} of shape {list(spec.shape)}: all must be alike; pad or cut the samples"
+            )
+
+    def post_receive(self, message: TensorMessage) -> None:
+        if message not in self._posted:
+            self._posted.update(self._carrier.post_receives(message, self.round))
+
+    def receive(self, message: TensorMessage) -> Tensor:
+        self.post_receive(message)
+        work, body = self._posted.pop(message)
+        self._groups.wait(work)
+        self._release(message.sender, (self.round, message.made_at))
+        return self._carrier.unpack(message, body, self.round)
+
+    def zeros(self, message: TensorMessage) -> Tensor:
+        spec = self._spec.tensor_spec(message)
+        return torch.zeros(spec.shape, dtype=spec.dtype, device=self._carrier.device)
+
+    def _release(self, receiver: Worker, reached: tuple[int, int]) -> None:
+        """Release the tensors that `receiver` has taken, now that it has reached an index of its row in a round."""
+        sent = self._sent[receiver]
+        while sent and sent[0][0] <= reached:
+            _, _, posted = heappop(sent)
+            self._groups.wait(posted.work)
+
+    def flush(self) -> None:
+        """Wait until every message that was sent has been taken."""
+        for receiver in self._sent:
+            self._release(receiver, (self.round + 1, 0))
+
+    def close(self) -> None:
+        self._sent.clear()
+        self._posted.clear()

@@ -1,0 +1,58 @@
+"""Transport: the protocol by which the workers of an epoch exchange tensors. Gloo, NCCL and CUDA IPC implement it.
+
+A transport has three parts: `messages` carries activations and gradients between stages, `host` carries host memory (ballots,
+bulk bytes), and `all_reduce` sums gradients where they lie. A transport lives for one epoch and breaks as a whole: when a
+worker dies, the workers that wait for it fail, and `abort` from another thread makes every other wait fail, too. A broken
+transport is never repaired; the next epoch has its own.
+"""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from recycle.runtime.compute.tied_parameters import Tie
+from recycle.runtime.transport.gloo_groups import GlooGroups
+from recycle.runtime.transport.messages import MessageQueue
+from recycle.runtime.transport.specs import TensorMessage
+
+
+class TensorChannel(Protocol):
+    """The part of a transport that an executor needs: tensors from worker to worker."""
+
+    def send(self, message: TensorMessage, tensor: Tensor) -> None:
+        """Send without waiting for the receiver."""
+        ...
+
+    def post_receive(self, message: TensorMessage) -> None:
+        """Let the message arrive while something else runs."""
+        ...
+
+    def receive(self, message: TensorMessage) -> Tensor:
+        """Return the tensor that was sent, or wait for it."""
+        ...
+
+    def zeros(self, message: TensorMessage) -> Tensor:
+        """Return zeros of the shape and dtype that the message has."""
+        ...
+
+
+class Transport(Protocol):
+    """The connections of one worker in one epoch."""
+
+    @property
+    def messages(self) -> MessageQueue: ...
+
+    @property
+    def host(self) -> GlooGroups: ...
+
+    def all_reduce(self, tensor: Tensor, tie: Tie | None = None) -> None:
+        """Replace the tensor by its sum over the live peers of the stage, or over the live workers of all stages of a tie."""
+        ...
+
+    def abort(self) -> None:
+        """Make every wait on this transport fail at once, in this process and in the others; any thread may call it."""
+        ...
+
+    def close(self) -> None:
+        """Drop the process groups of an aborted transport: their connections close with the last reference."""
+        ...

@@ -1,0 +1,101 @@
+"""The values of the transport: TensorSpec, TensorMessage, GroupView, TransportSpec; and TransportBroken, its only error."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+
+from recycle.core.cluster import Worker
+from recycle.core.op import Kind
+from recycle.runtime.compute.tied_parameters import Tie
+
+# Messages of so many rounds may be on their way at once: stages run at most one iteration apart, and may try one twice.
+_NUM_TAG_ROUNDS = 8
+
+
+class TransportBroken(Exception):
+    """A connection to another worker is gone, or was closed because the epoch is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape and dtype of the tensor that a stage sends to the next one; the gradient that comes back has the same."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMessage:
+    """A tensor from one worker to another: the activation (F) or the gradient (I) of a chain, for the op of `stage`.
+
+    The sender makes it in the op at index `made_at` of its row, in its warm-up or after it; the receiver takes it for the op at
+    index `taken_at` of its own row.
+    """
+
+    kind: Kind
+    stage: int
+    chain: int
+    sender: Worker
+    receiver: Worker
+    made_at: int
+    taken_at: int
+    is_of_warm_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """A worker's view of the live workers of one epoch. `workers` have the same order in every view of the epoch."""
+
+    worker: Worker
+    workers: Sequence[Worker]
+    epoch: int = 0
+
+    @property
+    def peers(self) -> list[Worker]:
+        """The live workers of the worker's stage, itself included."""
+        return [other for other in self.workers if other.stage == self.worker.stage]
+
+    @property
+    def is_first_peer(self) -> bool:
+        """Whether the worker represents its stage where only one of the peers must contribute."""
+        return self.worker == self.peers[0]
+
+    def sum_groups(self, ties: Sequence[Tie]) -> dict[Tie | None, tuple[str, list[Worker]]]:
+        """Name and members of the groups that sum gradients: of the peers (key None), and of each tie that the stage is in."""
+        groups: dict[Tie | None, tuple[str, list[Worker]]] = {None: (f"stage{self.worker.stage}", self.peers)}
+        for number, tie in enumerate(ties):
+            if self.worker.stage in tie.stages:
+                groups[tie] = f"tie{number}", [other for other in self.workers if other.stage in tie.stages]
+        return groups
+
+
+@dataclass(frozen=True, slots=True)
+class TransportSpec:
+    """What a job asks of its transport, the same in every epoch.
+
+    `tensor_specs` are by the stage that sends a tensor forwards. `host` is the address at which other machines reach this one.
+    """
+
+    tensor_specs: Mapping[int, TensorSpec]
+    num_chains: int
+    ties: Sequence[Tie]
+    timeout: timedelta
+    host: str = "127.0.0.1"
+
+    def tensor_spec(self, message: TensorMessage) -> TensorSpec:
+        """The stage before made an activation; a gradient is as large as the tensor that its receiver had sent."""
+        return self.tensor_specs[message.stage - 1 if message.kind is Kind.F else message.stage]
+
+    def tag(self, message: TensorMessage, round_: int) -> int:
+        return self.number(message, round_, _NUM_TAG_ROUNDS)
+
+    def number(self, message: TensorMessage, round_: int, num_rounds: int) -> int:
+        """A number that differs for all messages to one worker in any `num_rounds` consecutive rounds."""
+        direction = 0 if message.kind is Kind.F else 1
+        return (round_ % num_rounds * 2 + direction) * self.num_chains + message.chain

@@ -1,0 +1,138 @@
+"""ControlThread: a worker's reactions to the coordinator while its main thread trains, and the state that both threads share.
+
+The thread is that of the control connection. It renews the lease, aborts the transport when an epoch is over, and queues the
+other messages for the main thread.
+"""
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from recycle.control.decide.messages import (
+    ControlMessage,
+    EpochStopped,
+    JobEnded,
+    PauseAtBoundary,
+    RenewLease,
+    StartEpoch,
+    StopEpoch,
+    StoreEntry,
+    Welcome,
+)
+from recycle.control.net.client import Client
+from recycle.control.net.handshake import Endpoint, JoinRefused
+from recycle.runtime.coordinator.ledger.worker_reports import WorkerFinished, WorkerReport, report_to_json
+from recycle.runtime.execute.spans import now_us
+from recycle.runtime.execute.trainer import Trainer
+from recycle.runtime.transport.protocol import Transport
+from recycle.runtime.transport.rendezvous import Rendezvous, make_unless_over
+from recycle.runtime.transport.specs import TransportBroken
+
+
+class ControlThread:
+    """The control connection of one worker. `get_num_steps` returns how many steps its weights have, for its leases.
+
+    `inbox` holds the messages for the main thread, and a JoinRefused if the coordinator does not want this worker back.
+    """
+
+    def __init__(self, endpoint: Endpoint, place: str, get_num_steps: Callable[[], int]) -> None:
+        self.inbox: SimpleQueue[ControlMessage | JoinRefused] = SimpleQueue()
+        self.client = Client(endpoint, place, self._react, lambda reason: self.inbox.put(JoinRefused(reason)), self._renew_lease)
+        self._get_num_steps = get_num_steps
+        self._lock = threading.Lock()
+        self._rendezvous: Rendezvous | None = None
+        self._transport: Transport | None = None
+        self._trainer: Trainer | None = None
+        self._epoch = self._stopped_epoch = self._paused_epoch = -1
+        self._stopped: EpochStopped | None = None
+        self._finished: WorkerFinished | None = None
+
+    # Called in the control thread.
+
+    def _react(self, message: ControlMessage) -> None:
+        match message:
+            case StartEpoch(epoch=epoch):
+                with self._lock:
+                    self._epoch = self.client.epoch = epoch
+                    self._stopped = self._finished = None
+                    self._rendezvous = Rendezvous(lambda key, value: self.client.send(StoreEntry(epoch, key, value)))
+                self.inbox.put(message)
+            case StoreEntry(epoch=epoch) if epoch == self._epoch:
+                assert self._rendezvous is not None
+                self._rendezvous.add_entry(message.key, message.value)
+            case PauseAtBoundary(epoch=epoch):
+                with self._lock:
+                    self._paused_epoch = max(self._paused_epoch, epoch)
+                    if self._trainer is not None:
+                        self._trainer.wants_pause = True
+            case Welcome():
+                self._report_again()
+            case StopEpoch(epoch=epoch):
+                with self._lock:
+                    self._stopped_epoch = max(self._stopped_epoch, epoch)
+                    rendezvous, transport = self._rendezvous, self._transport
+                if rendezvous is not None:
+                    rendezvous.abort()
+                if transport is not None:
+                    transport.abort()
+                self.inbox.put(message)
+            case JobEnded():
+                self.inbox.put(message)
+            case _:
+                pass
+
+    def _report_again(self) -> None:
+        """Repeat what a new coordinator, which may be another process, does not know."""
+        if self._rendezvous is not None:
+            self._rendezvous.publish_again()
+        if self._stopped is not None:
+            self.client.send(self._stopped)
+        elif self._finished is not None:
+            self.report(self._finished)
+
+    def _renew_lease(self) -> RenewLease:
+        trainer = self._trainer
+        since_us = trainer.executor.busy_since_us if trainer is not None else 0
+        return RenewLease(self._get_num_steps(), now_us() - since_us if since_us else 0)
+
+    # Called in the main thread.
+
+    def connect(self, epoch: int, make: Callable[[Rendezvous], Transport]) -> Transport:
+        """Make the transport of an epoch; raises TransportBroken if the epoch ends before."""
+        with self._lock:
+            self._refuse_stopped(epoch)
+            rendezvous = self._rendezvous
+        assert rendezvous is not None
+        transport = make_unless_over(lambda: make(rendezvous), rendezvous)
+        with self._lock:
+            self._transport = transport
+            self._refuse_stopped(epoch)
+        return transport
+
+    def _refuse_stopped(self, epoch: int) -> None:
+        if self._stopped_epoch >= epoch:
+            raise TransportBroken("the epoch was over before it began")
+
+    def start(self, epoch: int, trainer: Trainer) -> None:
+        """Make the trainer pause when the coordinator asks for it, or at once if it has asked already."""
+        with self._lock:
+            self._trainer = trainer
+            trainer.wants_pause = self._paused_epoch >= epoch
+
+    def leave_epoch(self) -> tuple[Transport | None, Trainer | None]:
+        """Forget transport and trainer of the epoch, and return them."""
+        with self._lock:
+            left = self._transport, self._trainer
+            self._transport = self._trainer = None
+        return left
+
+    def report(self, report: WorkerReport) -> None:
+        self.client.tell(report_to_json(report))
+
+    def report_stopped(self, stopped: EpochStopped) -> None:
+        self._stopped = stopped
+        self.client.send(stopped)
+
+    def report_finished(self, finished: WorkerFinished) -> None:
+        self._finished = finished
+        self.report(finished)

@@ -1,0 +1,133 @@
+"""LocalStage: the stage that a worker process holds: its place, its state, and its checkpoints. It outlives an epoch."""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from recycle.control.decide.messages import ProgressReport, StartEpoch
+from recycle.core.cluster import Worker
+from recycle.runtime.checkpoint import StageWriter, fetch_stage, load_stage
+from recycle.runtime.checkpoint.files import read_checkpoint, step_folder
+from recycle.runtime.compute.optimizer_step import StepVerdict
+from recycle.runtime.coordinator.ledger.worker_reports import IterationApplied, StepUndone, WorkerReport
+from recycle.runtime.execute.spans import Span
+from recycle.runtime.execute.stage_state import StageState
+from recycle.runtime.transport.gloo_groups import GlooGroups
+from recycle.runtime.transport.specs import GroupView
+from recycle.runtime.transport.state_transfer import receive_state, send_state
+from recycle.runtime.worker.epoch_setup import make_stage_state
+from recycle.runtime.worker.worker_spec import WorkerSpec
+
+
+class LocalStage:
+    """The stage of one process. `place` is the preferred one, or None, before the first epoch.
+
+    `on_saved` is called with the iteration after which a checkpoint was begun.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        place: Worker | None,
+        report: Callable[[WorkerReport], None],
+        on_saved: Callable[[int], None],
+    ) -> None:
+        self.place = place
+        self._spec, self._report, self._on_saved = spec, report, on_saved
+        self._state: StageState | None = None
+        self._has_state = False
+        self._writes_checkpoints = False
+        self._writer: StageWriter | None = None
+
+    @property
+    def state(self) -> StageState:
+        assert self._state is not None
+        return self._state
+
+    @property
+    def num_steps(self) -> int:
+        return self._state.num_steps if self._state is not None else 0
+
+    @property
+    def number(self) -> int:
+        """The number of the stage, -1 before there is one."""
+        return self._state.stage.number if self._state is not None else -1
+
+    def progress(self) -> ProgressReport | None:
+        """The progress of the worker; None while it awaits the state of its stage."""
+        return self.state.progress() if self._has_state else None
+
+    def move_to(self, view: GroupView, start: StartEpoch, device: torch.device) -> None:
+        """Take a place in an epoch, with the state at which all resume; `transfer` fetches the state if a peer has it."""
+        place = view.worker
+        is_new = self.number != place.stage
+        is_fresh = start.checkpoint >= 0 or (start.epoch == 1 and is_new)
+        is_copied = str(place) in start.sources
+        if is_fresh or is_new or is_copied:
+            self._has_state = False
+            self._state = self._make_state(place.stage, start.iteration, device)
+        if is_fresh:
+            self._load_checkpoint(start.checkpoint)
+            self._has_state = True
+        elif not is_copied:
+            self.report_undone(start.iteration, self.state.resume_at(start.iteration, start.ballot, self.on_applied))
+        self.place = place
+        writers = [peer for peer in view.peers if str(peer) not in start.sources]
+        self._writes_checkpoints = self._spec.saving is not None and place == writers[0]
+
+    def _make_state(self, stage: int, num_steps: int, device: torch.device) -> StageState:
+        if self._spec.saving is not None:
+            deliver = self._spec.courier.bring if self._spec.courier is not None else None
+            self._writer = StageWriter(self._spec.saving.folder, stage, self._report, deliver)
+        return make_stage_state(self._spec, stage, num_steps, device)
+
+    def _load_checkpoint(self, num_steps: int) -> None:
+        """Load the stage from the checkpoint after `num_steps` steps, if there is one."""
+        if num_steps <= 0:
+            return
+        assert self._spec.saving is not None
+        folder, courier = self._spec.saving.folder / step_folder(num_steps), self._spec.courier
+        if courier is not None:
+            fetch_stage(courier.fetch, folder, self.number)
+        checkpoint = read_checkpoint(folder, self.number)
+        load_stage(checkpoint, self.number, self.state.stage.module, self.state.stepper.optimizer)
+        if courier is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def transfer(self, groups: GlooGroups, sources: Mapping[str, str]) -> None:
+        """Send the state to the peers that copy it from here, or receive it. `sources` are the senders by receiver."""
+        module, optimizer = self.state.stage.module, self.state.stepper.optimizer
+        for receiver, sender in sorted(sources.items()):
+            if sender == str(self.place):
+                send_state(groups, Worker.parse(receiver), module, optimizer)
+            elif receiver == str(self.place):
+                receive_state(groups, Worker.parse(sender), module, optimizer)
+                self._has_state = True
+
+    def report_undone(self, iteration: int, spans: Sequence[Span]) -> None:
+        """Report the ops of an iteration that is to be done again."""
+        if spans and self.place is not None:
+            self._report(StepUndone(self.place, iteration, spans))
+
+    def on_applied(self, iteration: int, losses: Mapping[int, float], spans: Sequence[Span], verdict: StepVerdict) -> None:
+        """Report an iteration that is applied for good, and save it if a checkpoint is due."""
+        assert self.place is not None
+        self._report(IterationApplied(self.place, iteration, losses, spans, verdict))
+        saving, num_steps = self._spec.saving, self._spec.settings.num_steps
+        if self._writes_checkpoints and saving is not None and saving.is_due(iteration + 1, num_steps):
+            self._save(iteration + 1)
+            self._on_saved(iteration)
+
+    def _save(self, num_steps: int) -> None:
+        assert self._writer is not None
+        is_last = num_steps == self._spec.settings.num_steps
+        self._writer.save(num_steps, self.state.stage.module, self.state.stepper.optimizer, is_last=is_last)
+
+    def finish_checkpoints(self, start: StartEpoch) -> None:
+        """Wait for the checkpoints that are being written, and first write the last one if its writer may have died."""
+        num_steps = self._spec.settings.num_steps
+        if self._writes_checkpoints and start.iteration == num_steps and start.epoch > 1:
+            self._save(num_steps)
+        if self._writer is not None:
+            self._writer.wait()
