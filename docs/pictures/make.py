@@ -6,13 +6,14 @@ One is drawn from a record that is kept beside it: remove `failure.jsonl`, and a
 import tempfile
 from pathlib import Path
 
+from failure_picture import draw_failure
+from failure_timeline import events_around, read_failure
+
 import recycle
 from recycle.cli.main import main as main_command
 from recycle.core.events.record import RECORD, Recovered, read_record, write_record
 from recycle.core.plans.plan import Plan
-from recycle.report.render.failure_svg import draw_failure
 from recycle.report.render.svg import draw_svg
-from recycle.report.timeline.failure_timeline import events_around, read_failure
 
 HERE = Path(__file__).parent
 ALL = "adaptive,decoupled,staggered"
