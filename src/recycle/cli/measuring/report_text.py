@@ -211,17 +211,3 @@ def _resampled(values: Sequence[float], num: int) -> list[float]:
         share = place - before
         made.append(values[before] * (1 - share) + values[before + 1] * share)
     return made
-
-
-def executed_rating(summary: Summary, iteration: int) -> tuple[str, ...]:
-    """Say below the title of a chart how its iteration went."""
-    return (
-        f"{format_us(summary.executed.length_us(iteration))} since the end of the iteration before",
-        f"the median is {format_us(summary.times.median_us)}",
-        f"workers in bubbles {summary.bubble:.0%} over the run",
-    )
-
-
-def planned_title(summary: Summary) -> tuple[str, ...]:
-    """Say above the plan's chart what its period is worth in the time of the run."""
-    return "as planned", f"a period of {format_us(round(summary.executed.promised_us))} at the speed at which ops ran"

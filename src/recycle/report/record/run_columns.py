@@ -8,9 +8,11 @@ from typing import Any, get_origin
 import numpy as np
 from numpy.typing import NDArray
 
-from recycle.core.cluster import Worker
+from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.events.record import (
+    OPTIMIZER,
+    REDUCE,
     Changed,
     Event,
     Held,
@@ -23,6 +25,7 @@ from recycle.core.events.record import (
     Warned,
     in_hindsight,
 )
+from recycle.core.op import Op
 from recycle.report.record.metrics import Metrics, measure
 
 Ints = NDArray[np.int64]
@@ -195,6 +198,18 @@ def read_run_record(events: Iterable[Event]) -> RunRecord:
         saved=tuple(known.get(Saved, [])),
         warned=tuple(known.get(Warned, [])),
     )
+
+
+def completed_us(ops: Ops, shape: Shape) -> dict[int, int]:
+    """Return the end of each complete iteration: with an F, and a B or an I and a W, of every micro-batch at every stage."""
+    numbers, position = np.unique(ops.iteration, return_inverse=True)
+    kinds = np.array(["" if text in (REDUCE, OPTIMIZER) else Op.parse(text).kind.value for text in ops.texts] or [""])[ops.what]
+    num = {kind: np.bincount(position[kinds == kind], minlength=len(numbers)) for kind in "FBIW"}
+    num_all = shape.num_stages * shape.num_chains
+    is_complete = (num["F"] == num_all) & (num["B"] + num["W"] == num_all) & (num["I"] == num["W"])
+    ends = np.zeros(len(numbers), dtype=np.int64)
+    np.maximum.at(ends, position, ops.end_us)
+    return dict(zip(numbers[is_complete].tolist(), ends[is_complete].tolist(), strict=True))
 
 
 def _thrown_away(ops: Ops, recoveries: Iterable[Recovered]) -> Bools:
