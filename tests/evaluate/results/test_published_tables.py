@@ -70,8 +70,8 @@ RESULTS_ROWS = {
     ERRORS: errors,
     "SIGKILL to the first op after it, 20 kills: median, worst": kills,
     "as above: median error, worst": errors,
-    "each round by itself, by its own profile": errors_in_rounds,
-    "by the first profile alone, measured before the first round": errors_before,
+    "each round by itself, by its own rehearsal": errors_in_rounds,
+    "by the one profile that was taken before the race": errors_before,
 }
 
 

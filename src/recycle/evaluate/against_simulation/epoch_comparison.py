@@ -64,15 +64,11 @@ class Epoch:
 
     def spans_us(self, rows: Mapping[Worker, Sequence[Op]]) -> tuple[Ints, Ints]:
         """Start and end of each op, by complete iteration and by the op's number in `rows`, one row after the other."""
-        numbered = [(str(worker), str(op)) for worker, ops in rows.items() for op in ops]
-        numbers = {pair: number for number, pair in enumerate(numbered)}
-        ops = self.ops
-        pairs, position = np.unique(ops.worker * len(ops.texts) + ops.what, return_inverse=True)
-        named = ((ops.workers[pair // len(ops.texts)], ops.texts[pair % len(ops.texts)]) for pair in pairs.tolist())
-        number = np.array([numbers.get(pair, -1) for pair in named])[position]
+        names = [(str(worker), str(op)) for worker, row in rows.items() for op in row]
+        ops, number = self.ops, self.ops.look_up({name: number for number, name in enumerate(names)})
         is_op = number >= 0
         where = np.searchsorted(self.complete, ops.iteration[is_op]), number[is_op]
-        starts, ends = (np.zeros((len(self.complete), len(numbers)), dtype=np.int64) for _ in range(2))
+        starts, ends = (np.zeros((len(self.complete), len(names)), dtype=np.int64) for _ in range(2))
         starts[where], ends[where] = ops.start_us[is_op], ops.end_us[is_op]
         return starts, ends
 
@@ -96,8 +92,7 @@ class Epoch:
         """Return which events are of this kind, and their complete iterations and stages."""
         ops = self.ops
         chosen: Bools = np.array([text == what for text in ops.texts])[ops.what]
-        stages = np.array([Worker.parse(name).stage for name in ops.workers])
-        return chosen, (np.searchsorted(self.complete, ops.iteration[chosen]), stages[ops.worker[chosen]])
+        return chosen, (np.searchsorted(self.complete, ops.iteration[chosen]), ops.stages[ops.worker[chosen]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +111,7 @@ def split_epochs(run: RunRecord, shape: Shape) -> list[Epoch]:
     boundaries = _boundaries(run)
     firsts_us = [boundary.from_us for boundary in boundaries]
     number = np.searchsorted(firsts_us, run.ops.start_us, side="right") - 1
-    counts = ~run.ops.in_vain | run.thrown_away  # a discarded iteration counts in the epoch that completed it
+    counts = ~run.ops.in_vain | run.discarded  # a discarded iteration counts in the epoch that completed it
     epochs = []
     for index, (boundary, last_us) in enumerate(zip(boundaries, [*firsts_us[1:], None], strict=True)):
         ops = run.ops.chosen(counts & (number == index))

@@ -29,14 +29,14 @@ def draw_page(summary: Summary, executed: Timeline, planned: Timeline) -> bytes:
     """Return the page as a PNG file, with the timelines of one executed iteration and of the plan."""
     pictures = lay_out(executed, planned, summary.executed.slowdown())
     width = pictures[0].width_px
-    table = height_px(len(summary.recoveries))
+    table = height_px(len(summary.run.recoveries))
     height = _HEAD_PX + _PANEL_PX + _BELOW_PX + table + sum(picture.height_px + _GAP_PX for picture in pictures)
     figure = new_figure(width / 100, height / 100, is_constrained=False)
     _draw_head(figure, summary, height)
     _draw_panels(figure, summary, width, height)
     top = _HEAD_PX + _PANEL_PX + _BELOW_PX
     if table:
-        draw_recoveries(figure.add_axes((0, 1 - (top + table) / height, 1, table / height)), summary.recoveries, width)
+        draw_recoveries(figure.add_axes((0, 1 - (top + table) / height, 1, table / height)), summary.run.recoveries, width)
         top += table
     for picture in pictures:
         top += _GAP_PX
@@ -58,7 +58,7 @@ def lay_out(executed: Timeline, planned: Timeline, slowdown: float) -> tuple[Pic
 def _draw_head(figure: Figure, summary: Summary, height: float) -> None:
     run, times = summary.run, summary.times
     title = f"{run.source} · {run.name}" if run.name else run.source
-    clauses = [f"{len(summary.steps)} steps"] if summary.steps else [f"{len(summary.executed.whole)} iterations"]
+    clauses = [f"{len(summary.run.steps)} steps"] if summary.run.steps else [f"{len(summary.executed.whole)} iterations"]
     clauses += [f"{summary.samples_per_s:.4g} samples/s"] if summary.samples_per_s else []
     clauses += [
         f"{format_us(times.median_us)} an iteration",
