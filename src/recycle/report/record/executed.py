@@ -221,7 +221,7 @@ class Executed:
         steady, closed = self._steady, self._steady & self._has_next & self._is_undisturbed
         frame = closed if closed.any() else steady
         ops, lengths = self._ops, self._ops.end_us - self._ops.start_us
-        counted = self._counts & frame[self._place]
+        counted = self._counts & frame[self._index]
         what = [text if text in (REDUCE, OPTIMIZER) else "op" for text in ops.texts]
         is_a = {look: counted & np.array([one == look for one in what])[ops.what] for look in ("op", REDUCE, OPTIMIZER)}
         in_vain = ops.in_vain & np.isin(
