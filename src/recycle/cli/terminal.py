@@ -16,14 +16,10 @@ from recycle.report.render.palette import PAINTS
 PIPED_WIDTH = 120
 _ASCII = str.maketrans({"·": ".", "▏": "|", "▕": "|", "─": "-", "┬": "+", "×": "x", "µ": "u", "⋮": ":"})
 _PLAIN_STYLES = {
-    chart.BUBBLE: Style(dim=True),
-    chart.DEAD: Style(dim=True),
-    chart.AXIS: Style(dim=True),
+    **dict.fromkeys((chart.BUBBLE, chart.DEAD, chart.AXIS), Style(dim=True)),
+    **dict.fromkeys((chart.TITLE, chart.WINDOW), Style(bold=True)),
+    **dict.fromkeys((chart.LABEL, chart.PLAIN), Style()),
     chart.NOTE: Style(italic=True, dim=True),
-    chart.LABEL: Style(),
-    chart.TITLE: Style(bold=True),
-    chart.WINDOW: Style(bold=True),
-    chart.PLAIN: Style(),
 }
 
 

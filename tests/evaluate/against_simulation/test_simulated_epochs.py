@@ -223,7 +223,11 @@ WRONG = {
         "'oobleck.reconfigure=57s' is no constant of a recovery: write recycle.name=value, such as recycle.detect=50ms",
     ),
     "an unknown constant": (["--against-simulation", "--set", "recycle.luck=1s"], 2, "'recycle.luck' is not a constant"),
-    "another plan": (["--against-simulation", "--plan", "other.json"], 12, "no iteration of this record went by this plan"),
+    "another plan": (
+        ["--against-simulation", "--plan", "other.json"],
+        12,
+        "no iteration of this record was executed by this plan",
+    ),
     "no ops": (["--against-simulation", "--plan", "failed/plan.json"], 2, "the record is empty: it holds no op"),
 }
 

@@ -88,7 +88,9 @@ def _other_plans(summary: Summary) -> list[str]:
     executed = summary.executed
     if not executed.elsewhere:
         return []
-    return [f"{len(executed.whole):,} iterations went by this plan, {len(executed.elsewhere):,} by those of other epochs"]
+    return [
+        f"{len(executed.whole):,} iterations were executed by this plan, {len(executed.elsewhere):,} by plans of other epochs"
+    ]
 
 
 def _times(ratio: float) -> str:

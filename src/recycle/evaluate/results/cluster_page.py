@@ -214,7 +214,8 @@ def _page(results: ClusterResults) -> Iterator[str]:
         f"{_errors_text(errors_by_round(variants))}.\n"
     )
     yield "The first profile was measured before the first round; plans were made from it:\n"
-    yield "\n".join(f"- {sentence}" for sentence in [*_about_profile(profile), *_about_beforehand(variants)]) + "\n"
+    yield from (f"- {sentence}" for sentence in _about_profile(profile))
+    yield f"- By this profile alone, {_errors_text(errors_beforehand(variants))}.\n"
     if results.recoveries:
         yield f"## Kills and rejoins\n\n{markdown(times_table(_times_us(results.recoveries)))}\n"
         yield f"{_about_redone(results.recoveries, setup)}\n"
@@ -236,11 +237,6 @@ def _about_profile(profile: Profile) -> Iterator[str]:
             f"Uneven workers: the slowest took {profile.factors[-1]:.3f} of the median, the fastest {profile.factors[0]:.3f}; "
             f"ops of one worker vary by {profile.jitter:.1%}."
         )
-
-
-def _about_beforehand(results: Sequence[VariantResult]) -> Iterator[str]:
-    if errors := errors_beforehand(results):
-        yield f"By this profile alone, {_errors_text(errors)}."
 
 
 def _about_redone(recoveries: Sequence[MeasuredRecovery], setup: Setup) -> str:

@@ -66,9 +66,8 @@ def _draw_head(figure: Figure, summary: Summary, height: float) -> None:
         f"bubbles {summary.bubble:.0%}, planned {summary.planned_bubble:.0%}",
     ]
     if summary.executed.elsewhere:
-        clauses.append(
-            f"by this plan {len(summary.executed.whole)} iterations, by those of other epochs {len(summary.executed.elsewhere)}"
-        )
+        num, num_other = len(summary.executed.whole), len(summary.executed.elsewhere)
+        clauses.append(f"{num} iterations by this plan, {num_other} by plans of other epochs")
     figure.text(0.01, 1 - 24 / height, title, fontsize=12, fontweight="bold", color=palette.INK, va="baseline")
     figure.text(0.01, 1 - 43 / height, " · ".join(clauses), fontsize=8.5, color=palette.FAINT_INK, va="baseline")
 

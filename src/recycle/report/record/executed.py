@@ -69,14 +69,10 @@ class Executed:
         has_epochs: bool = False,
         own: Collection[int] | None = None,
     ) -> None:
-        """Select the iterations of `plan` among `ops`.
+        """Select the iterations of `plan`: those in `own` or, if that is None, those with all ops in its rows.
 
-        Args:
-            plan: The plan to compare with.
-            ops: The recorded ops.
-            pauses: Times in which no worker trained; they count neither as busy time nor as bubble.
-            has_epochs: Whether other plans were executed, too: their iterations are left out, and refused otherwise.
-            own: The iterations of this plan; if None, the iterations all of whose ops are in its rows.
+        Iterations of other plans are left out if the run `has_epochs`, and refused otherwise. `pauses`, in which no worker
+        trained, are neither busy time nor bubble.
         """
         self.elsewhere: tuple[int, ...] = ()
         if (has_epochs or own is not None) and len(ops):
@@ -155,7 +151,7 @@ class Executed:
     def _index_of(self, iteration: int) -> int:
         if iteration not in self.whole:
             if iteration in self.elsewhere:
-                raise UserError(f"iteration {iteration} went by the plan of another epoch: give that plan to draw it")
+                raise UserError(f"iteration {iteration} was executed by the plan of another epoch: give that plan to draw it")
             raise UserError(_not_whole(iteration, self.whole, iteration in self._numbers))
         return int(np.searchsorted(self._numbers, iteration))
 
@@ -302,7 +298,7 @@ def _split_by_plan(plan: Plan, ops: Ops, known: Collection[int] | None) -> tuple
     own = ops.chosen(~np.isin(ops.iteration, others) & (in_row | (~ops.in_vain & (known is not None))))
     if len(own) == 0:
         raise ForeignPlan(
-            "no iteration of this record went by this plan: workers came or went before the first one ended; "
+            "no iteration of this record was executed by this plan: workers joined or left before the first one ended; "
             "give the plan of another epoch"
         )
     return own, tuple(others.tolist())

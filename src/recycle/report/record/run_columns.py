@@ -133,10 +133,7 @@ class _Reader:
     """Collects events one by one; ops are stored as columns."""
 
     def __init__(self) -> None:
-        self.workers: dict[str, int] = {}
-        self.texts: dict[str, int] = {}
-        self.columns = tuple(array("q") for _ in range(5))
-        self.in_vain = bytearray()
+        self._begin_ops()
         self.others: dict[type[Event], list[Any]] = {}
         self.history: list[Stepped | Recovered] = []
 
@@ -144,7 +141,7 @@ class _Reader:
         if not isinstance(event, OpRan):
             _refuse_unsound(event)
             if isinstance(event, Started):
-                self._forget_ops()  # the run was resumed by another plan, with which its later ops are compared
+                self._begin_ops()  # the run was resumed by another plan, with which its later ops are compared
             self.others.setdefault(type(event), []).append(event)
             if isinstance(event, Stepped | Recovered):
                 self.history.append(event)
@@ -159,12 +156,11 @@ class _Reader:
             raise
         self.in_vain.append(bool(event.is_in_vain))
 
-    def _forget_ops(self) -> None:
-        self.workers.clear()
-        self.texts.clear()
-        self.in_vain.clear()
-        for column in self.columns:
-            del column[:]
+    def _begin_ops(self) -> None:
+        self.workers: dict[str, int] = {}
+        self.texts: dict[str, int] = {}
+        self.columns = tuple(array("q") for _ in range(5))
+        self.in_vain = bytearray()
 
     def ops(self) -> Ops:
         iteration, worker, what, start_us, end_us = (np.array(column, dtype=np.int64) for column in self.columns)
