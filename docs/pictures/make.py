@@ -1,18 +1,19 @@
-"""Draw the pictures of the documents: `make pictures`. Plans are made and systems simulated on the spot.
+"""Draw the pictures of the documents (`make pictures`): plans, a simulation, a training run and a failure.
 
-One is drawn from a record that is kept beside it: remove `failure.jsonl`, and a worker is killed once more.
+The failure is drawn from the record `failure.jsonl`; without that file, a new run is recorded in which a worker is killed.
 """
 
 import tempfile
 from pathlib import Path
 
+from failure_picture import draw_failure
+from failure_timeline import events_around, read_failure
+
 import recycle
 from recycle.cli.main import main as main_command
 from recycle.core.events.record import RECORD, Recovered, read_record, write_record
 from recycle.core.plans.plan import Plan
-from recycle.report.render.failure_svg import draw_failure
 from recycle.report.render.svg import draw_svg
-from recycle.report.timeline.failure_timeline import events_around, read_failure
 
 HERE = Path(__file__).parent
 ALL = "adaptive,decoupled,staggered"
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 def draw_simulation(name: str) -> None:
-    """The README's example: a worker dies every half hour and returns after two hours."""
+    """Draw the README's example: a worker dies every half hour and returns after two hours."""
     path = HERE / f"{name}.png"
     job = "--model gpt3-6.7b --gpu a100-80 --pipelines 4 --stages 8 --microbatches 32"
     systems = "recycle,oobleck,varuna,replica-drop,checkpoint-restart-spare,fault-scaled"
@@ -52,7 +53,7 @@ def draw_simulation(name: str) -> None:
 
 
 def draw_run(name: str) -> None:
-    """The README's run: a small GPT with a dead worker, for real; how long its ops take depends on the machine."""
+    """Draw the README's training run: a small GPT with a dead worker; op times depend on the machine."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         main_command(
@@ -62,7 +63,7 @@ def draw_run(name: str) -> None:
 
 
 def draw_kill(name: str) -> None:
-    """A worker is killed in the middle of an iteration, as it was recorded once: no two runs take the same milliseconds."""
+    """Draw the recorded failure: a worker is killed in the middle of an iteration."""
     kept = HERE / f"{name}.jsonl"
     if not kept.exists():
         record_kill(kept)
@@ -71,7 +72,7 @@ def draw_kill(name: str) -> None:
 
 
 def record_kill(path: Path) -> None:
-    """Train, kill W1_2 in step 12, when the plan for that is ready, and keep of the record what lies around that."""
+    """Train, kill W1_2 in step 12, when the plan for that is ready, and keep the events around the failure."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         main_command(f"train --pipelines 3 --stages 4 --microbatches 6 --steps 14 --exact --kill W1_2@12 --out {run}".split())

@@ -1,4 +1,4 @@
-"""The `recycle` command: finds the command that was named, runs it, and turns what went wrong into one sentence."""
+"""The `recycle` command: parses the arguments, runs the named subcommand, and prints errors as one sentence."""
 
 import argparse
 import os
@@ -11,12 +11,12 @@ from recycle.core.release import RELEASE
 
 _EPILOG = """\
 examples:
-  recycle demo                                    train with twelve workers, kill some, and see that nothing is lost
+  recycle demo                                    train with twelve workers, kill some, and compare the weights
   recycle plan --pipelines 3 --stages 4 --microbatches 6 --fail W1_2 --costs 1,1,1 --out plan.json
   recycle show plan.json                          the schedule as a chart
-  recycle check plan.json                         is it legal, and if not, why
+  recycle check plan.json                         whether the plan is legal, and if not, why
   recycle train --dead W1_2 --out runs/a          train a small GPT with a dead worker
-  recycle report runs/a                           how that went
+  recycle report runs/a                           the results of that run
 
 exit codes: 0 done; 1 'check' found an illegal plan; 2 input that cannot be used; 10 to 20 as 'recycle train --help' says;
 130 interrupted."""
@@ -24,14 +24,14 @@ _INTERRUPTED = 130
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, with errors as one sentence like all of ours."""
+    """An argument parser whose errors are one sentence."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(UserError.exit_code, f"{self.prog}: {message}; see '{self.prog} --help'\n")
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of all commands. They are imported here, not above, so that an interrupt during the imports is caught too."""
+    """Return the parser of all commands. They are imported here, so that an interrupt during the imports is handled too."""
     from recycle.cli.demo.demo import add_demo_parser
     from recycle.cli.measuring.bench import add_bench_parser
     from recycle.cli.measuring.profile import add_profile_parser
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return _INTERRUPTED
     except BrokenPipeError:
-        # The reader (a pager, `head`) has seen enough; keep Python from complaining about it at exit.
+        # The reader (a pager, `head`) has closed the pipe; without this, Python would print an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as problem:

@@ -1,7 +1,6 @@
-"""Chart lines on a terminal: the style names of `report.chart` become colours, where the terminal has any.
+"""Terminal output with rich: charts with the colours of `report.render.terminal_chart`, and progress bars.
 
-rich leaves colours out under NO_COLOR, and every escape sequence out when the output is not a terminal; letters, case and dots
-then say all that colour said.
+rich omits colours under NO_COLOR, and every escape sequence if the output is not a terminal; charts are readable without them.
 """
 
 from collections.abc import Iterable
@@ -17,26 +16,22 @@ from recycle.report.render.palette import PAINTS
 PIPED_WIDTH = 120
 _ASCII = str.maketrans({"·": ".", "▏": "|", "▕": "|", "─": "-", "┬": "+", "×": "x", "µ": "u", "⋮": ":"})
 _PLAIN_STYLES = {
-    chart.BUBBLE: Style(dim=True),
-    chart.DEAD: Style(dim=True),
-    chart.AXIS: Style(dim=True),
+    **dict.fromkeys((chart.BUBBLE, chart.DEAD, chart.AXIS), Style(dim=True)),
+    **dict.fromkeys((chart.TITLE, chart.WINDOW), Style(bold=True)),
+    **dict.fromkeys((chart.LABEL, chart.PLAIN), Style()),
     chart.NOTE: Style(italic=True, dim=True),
-    chart.LABEL: Style(),
-    chart.TITLE: Style(bold=True),
-    chart.WINDOW: Style(bold=True),
-    chart.PLAIN: Style(),
 }
 
 
 class Terminal(Console):
-    """rich's console, but a reader who has seen enough is not an error: `main` ends the command quietly."""
+    """rich's console, but a closed pipe raises BrokenPipeError, on which `main` ends the command quietly."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def styles() -> dict[str, Style]:
-    """Return a style for every name that a chart uses. Fills carry their own ink, so they read on dark and on light grounds."""
+    """Return a style for every style name of a chart; fills have their own ink, for dark and light backgrounds."""
     made = dict(_PLAIN_STYLES)
     for look, paint in PAINTS.items():
         made[look] = Style(color=paint.ink, bgcolor=paint.fill)
@@ -45,12 +40,12 @@ def styles() -> dict[str, Style]:
 
 
 def chart_width(console: Console) -> int:
-    """The columns to draw for: the terminal's, or a page's where the output is a pipe or a file."""
+    """The width of a chart: that of the terminal, or PIPED_WIDTH for a pipe or a file."""
     return console.width if console.is_terminal else PIPED_WIDTH
 
 
 def print_lines(lines: Iterable[chart.Line], console: Console) -> None:
-    """Print chart lines as they are: never wrapped, cropped or read as markup, in ASCII where the encoding knows no more."""
+    """Print chart lines without wrapping, cropping or markup; in ASCII if the encoding has nothing else."""
     known = styles()
     for line in lines:
         text = Text(no_wrap=True, overflow="ignore")
@@ -60,7 +55,7 @@ def print_lines(lines: Iterable[chart.Line], console: Console) -> None:
 
 
 def progress_bar() -> Progress:
-    """A bar on a terminal's error stream, gone when the work is done; nothing where that is no terminal."""
+    """Return a progress bar on stderr that disappears at the end; disabled if stderr is not a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -1,4 +1,4 @@
-"""Predicted against measured: schedules side by side on real hardware, and runs beside their simulation.
+"""Predictions compared with measurements: schedules on real hardware, and training runs beside their simulation.
 
-Imports every room but the command line.
+Imports every package but the command line.
 """

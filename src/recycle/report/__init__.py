@@ -1,1 +1,1 @@
-"""Plans and records as pictures, traces and tables."""
+"""Plans and records as numbers, tables, pictures and exported formats. Imports core."""

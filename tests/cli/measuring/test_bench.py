@@ -1,6 +1,7 @@
-"""`recycle bench cluster`: a small cluster from its profile to its page, in one command that goes on where it was cut off."""
+"""`recycle bench cluster`: a small cluster from its profile to its page, in one command that resumes where it was cut off."""
 
 import json
+import shutil
 
 import pytest
 
@@ -10,7 +11,7 @@ from recycle.evaluate.hardware.kills import read_recoveries
 from recycle.evaluate.hardware.race import Trial, read_trials
 from recycle.evaluate.hardware.round_profiles import round_profiles
 from recycle.evaluate.hardware.variants import variants
-from recycle.evaluate.results.cluster_page import whole_rounds
+from recycle.evaluate.results.cluster_page import complete_rounds
 from tests.cli.measuring.test_profile import run
 from tests.evaluate.hardware.tiny_setup import TINY
 
@@ -21,7 +22,7 @@ PICTURES = ("throughput.png", "timeline.svg")
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """The folder of a whole measurement, and what its command printed."""
+    """The folder of a complete measurement, with the stdout and stderr of its command."""
     folder = tmp_path_factory.mktemp("measured")
     begin_evaluation(folder, TINY)
     code, out, err = run(f"bench cluster --out {folder} {SMALL}")
@@ -44,23 +45,23 @@ def test_every_variant_has_its_row_and_all_train_the_same(measured):
     for variant in variants(TINY):
         assert f"| {variant.title} |" in out
     facts = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    assert [line["name"] for line in facts["lines"]] == [variant.name for variant in variants(TINY)]
-    by_what = {one["what"]: one for one in facts["asked"]}
-    assert by_what["losses of all turns, largest relative difference"]["is_met"]
+    assert [line["name"] for line in facts["variants"]] == [variant.name for variant in variants(TINY)]
+    by_what = {one["what"]: one for one in facts["requirements"]}
+    assert by_what["losses of all trials, largest relative difference"]["is_met"]
 
 
-def test_predictions_are_by_the_profile_of_the_round(measured):
+def test_predictions_use_the_profile_of_the_round(measured):
     folder, _, _ = measured
     assert sorted(round_profiles(folder)) == [0]
     facts = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    for line, variant in zip(facts["lines"], variants(TINY), strict=True):
+    for line, variant in zip(facts["variants"], variants(TINY), strict=True):
         assert bool(line["predictions"]) != variant.is_torch
 
 
 def test_a_worker_was_killed_and_came_back(measured):
     folder, out, _ = measured
     assert [one.joins for one in read_recoveries(folder)] == [False, True]
-    assert "a kill to the first op after it | 1 |" in out
+    assert "from a kill to the first op after it | 1 |" in out
 
 
 def test_a_second_run_measures_nothing_and_prints_the_same(measured):
@@ -68,7 +69,7 @@ def test_a_second_run_measures_nothing_and_prints_the_same(measured):
     before = list(read_trials(folder))
     code, again, err = run(f"bench cluster --out {folder} {SMALL}")
     assert (code, again) == (0, out)
-    assert "turn" not in err
+    assert "trial" not in err
     assert list(read_trials(folder)) == before
 
 
@@ -79,6 +80,18 @@ def test_a_report_by_itself_needs_no_hardware(measured):
         out,
         f"wrote {folder}/results.md and {folder}/throughput.png\n",
     )
+
+
+def test_without_out_the_folder_is_build_cluster_and_a_line_names_it(measured, tmp_path, monkeypatch):
+    folder, out, _ = measured
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder, tmp_path / "build" / "cluster")
+    code, page, err = run("bench cluster --only report")
+    assert (code, page) == (0, out)
+    assert err.splitlines() == [
+        "--out is not given: measurements and results are in build/cluster",
+        "wrote build/cluster/results.md and build/cluster/throughput.png",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -109,10 +122,10 @@ def test_a_folder_of_something_else_is_refused(measured):
 
 
 def test_a_round_that_was_cut_off_does_not_count_unless_there_is_no_other():
-    def heats(*numbered):
+    def trials(*numbered):
         return [Trial(number, name, [1], [1.0], {}) for number, names in numbered for name in names]
 
-    assert whole_rounds(heats((0, "ab"), (1, "ab"), (2, "a"))) == heats((0, "ab"), (1, "ab"))
-    assert whole_rounds(heats((0, "a"))) == heats((0, "a"))
-    assert whole_rounds(heats((0, "a"), (1, "b"))) == heats((0, "a"), (1, "b"))
-    assert whole_rounds([]) == []
+    assert complete_rounds(trials((0, "ab"), (1, "ab"), (2, "a"))) == trials((0, "ab"), (1, "ab"))
+    assert complete_rounds(trials((0, "a"))) == trials((0, "a"))
+    assert complete_rounds(trials((0, "a"), (1, "b"))) == trials((0, "a"), (1, "b"))
+    assert complete_rounds([]) == []

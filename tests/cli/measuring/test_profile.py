@@ -12,28 +12,25 @@ import pytest
 import torch
 
 from recycle.cli.main import main
-from recycle.cli.measuring.profile import without_clipping
-from recycle.cli.measuring.profile_text import (
-    at_rest,
-    contention_text,
-    crowding,
-    describe_profile,
-    remark,
-    stage_table,
-    unevenness,
-)
+from recycle.cli.measuring.profile import _RoundProgress, without_clipping
+from recycle.cli.measuring.profile_text import describe_profile, mismatch_note, stability_text
 from recycle.cli.training.train_config import parse_config
 from recycle.core.cluster import Shape
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import Link, Profile, Spread, StageProfile, Taken
 from recycle.profiling.rehearsal import Patience, Rehearsed
+from recycle.report.record.profile_table import contention_text, oversubscription_note, stage_table, unevenness_text
 
 pytestmark = pytest.mark.timeout(240)
+START = (
+    "measuring 4 workers in at most 1 round, until medians move by at most 2%: "
+    "this can take minutes; the time left is shown after the first round"
+)
 SMALL = "profile --pipelines 2 --stages 2 --microbatches 2 --layers 2 --width 32 --heads 2 --context 16"
 
 
 def run(command: str) -> tuple[int, str, str]:
-    """Run `recycle <command>` in this process: its exit code, what it printed, and what it said beside that."""
+    """Run `recycle <command>` in this process; return its exit code, stdout and stderr."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -51,7 +48,7 @@ def refusal(command: str, code: int = 2) -> str:
     return err
 
 
-# A real one.
+# A real measurement.
 
 
 def test_a_measured_profile_is_printed_kept_and_planned_with(tmp_path: Path) -> None:
@@ -61,8 +58,10 @@ def test_a_measured_profile_is_printed_kept_and_planned_with(tmp_path: Path) -> 
     path = tmp_path / "deep" / "profile.json"
     code, out, err = run(f"{SMALL} {config} --microbatch 3 --rounds 1 --out {path} --json")
     assert code == 0, err
-    # How many cores there are is the machine's matter.
+    # The note on cores depends on the machine.
     assert [line for line in err.splitlines() if " workers share " not in line] == [
+        START,
+        "starting the processes of 4 workers",
         "round 1 of at most 1",
         "note: not known after one round: take the numbers with care, or measure again with more --rounds",
     ]
@@ -81,19 +80,31 @@ def test_a_measured_profile_is_printed_kept_and_planned_with(tmp_path: Path) -> 
     assert code == 0
     assert json.loads(out)["period"] > 0
     machine = re.escape(profile.taken.machine)
-    said = rf"note: .* with 2 pipelines of 3 samples a micro-batch on {machine}; reductions and contention may differ for 3\n"
-    assert re.fullmatch(said, err)
+    note = rf"note: .* with 2 pipelines of 3 samples a micro-batch on {machine}; reductions and contention may differ for 3\n"
+    assert re.fullmatch(note, err)
+
+
+def test_every_round_is_shown_with_the_change_of_medians_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    with _RoundProgress(4, Patience(0.02, 2, 3)) as progress:
+        progress.advance(1, 1.0)
+        progress.advance(2, 0.031)
+        progress.advance(3, 0.012)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "starting the processes of 4 workers"
+    assert re.fullmatch(r"round 1 of at most 3, at most .+ left", lines[1])
+    assert re.fullmatch(r"round 2 of at most 3: medians moved by 3\.1%, at most .+ left", lines[2])
+    assert lines[3] == "round 3 of at most 3: medians moved by 1.2%"
 
 
 def test_steps_are_measured_without_clipping_because_clipped_ones_wait_for_others() -> None:
     assert without_clipping(parse_config("[training]\nmax_norm = 0.5\nsteps = 7\n")) == parse_config("[training]\nsteps = 7\n")
 
 
-# What it refuses.
+# Refusals.
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "told"),
+    ("options", "code", "sentence"),
     [
         ("--stages 0", 2, "cluster.stages is 0, but it must be a whole number from 1"),
         ("--stages 3", 10, "3 stages"),
@@ -105,14 +116,14 @@ def test_steps_are_measured_without_clipping_because_clipped_ones_wait_for_other
         ("--samples 100000000", 11, "one step needs 400000000 samples"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_a_sentence(tmp_path: Path, options: str, code: int, told: str) -> None:
+def test_what_cannot_be_measured_is_refused_in_a_sentence(tmp_path: Path, options: str, code: int, sentence: str) -> None:
     path = tmp_path / "profile.json"
-    assert told in refusal(f"{SMALL} {options} --out {path}", code)
+    assert sentence in refusal(f"{SMALL} {options} --out {path}", code)
     assert not path.exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_missed(tmp_path: Path) -> None:
+def test_a_missing_gpu_is_refused(tmp_path: Path) -> None:
     assert "torch finds no GPU here" in refusal(f"{SMALL} --device cuda --out {tmp_path / 'profile.json'}")
 
 
@@ -127,7 +138,7 @@ def test_the_help_ends_with_the_plan_that_is_made_next() -> None:
     assert "recycle plan --profile profile.json" in out.split("examples:")[1].splitlines()[-1]
 
 
-# What is printed, of a profile that is given.
+# The printed text of a given profile.
 
 TAKEN = Taken("cuda", "NVIDIA H200", "2.11", 3, 2, "GPT of width 64, 8 layers, 4 heads, context 64, float32")
 STAGE = StageProfile(
@@ -175,56 +186,56 @@ def test_a_stage_has_a_row_with_all_that_it_costs() -> None:
     assert len({len(head), len(first), len(last)}) == 1
 
 
-def test_below_the_table_stands_in_words_what_else_was_found() -> None:
+def test_links_contention_and_the_machine_are_described_below_the_table() -> None:
     text = describe_profile(Rehearsed(MEASURED, 4, 0.012, True), PATIENCE, Shape(3, 2, 6), Path("p.json"))
     assert text.splitlines()[4:] == [
         "links       to other stages 20 µs and 95.4 MiB/s; to peers 10 µs and 47.7 MiB/s",
-        "contention  alone, ops take 0.950 of what they cost, 0.950 with 1 other, 1.000 with 3 others, 1.045 with all 5",
+        "contention  alone, ops take 0.950 of their cost, 0.950 with 1 other, 1.000 with 3 others, 1.045 with all 5",
         "workers     the slowest took 1.12 times as long as the median, the fastest 0.95; durations of one worker vary by 1.4%",
-        f"taken on    NVIDIA H200 (cuda), torch 2.11: 3 pipelines of 2 samples a micro-batch; {TAKEN.model}",
-        "rest        medians moved by 1.2% in the last of 4 rounds",
+        f"machine     NVIDIA H200 (cuda), torch 2.11: 3 pipelines of 2 samples a micro-batch; {TAKEN.model}",
+        "stability   medians moved by 1.2% in the last of 4 rounds",
         "written     p.json  (recycle plan --profile p.json --pipelines 3 --stages 2 --microbatches 6)",
     ]
 
 
-def test_what_there_is_not_is_not_given_a_number() -> None:
+def test_missing_measurements_have_no_number() -> None:
     alone = replace(MEASURED, stages=(STAGE,), factors=(), contention=())
     text = describe_profile(Rehearsed(alone, 3, 0.0, True), PATIENCE, Shape(1, 1, 6), Path("p.json"))
     assert "links       to other stages none; to peers none" in text
-    assert "contention  none: nobody else computed" in text
-    assert unevenness(alone) == "durations of one worker vary by 1.4%"
+    assert "contention  none: no other worker computed" in text
+    assert unevenness_text(alone) == "durations of one worker vary by 1.4%"
     assert contention_text(replace(alone, contention=(1.0, 1.0, 1.0))) == "none found: ops are as fast with 2 others as alone"
 
 
-def test_medians_that_still_move_are_to_be_taken_with_care() -> None:
-    restless = at_rest(Rehearsed(MEASURED, 8, 0.051, False), PATIENCE)
+def test_medians_that_still_move_get_a_warning() -> None:
+    restless = stability_text(Rehearsed(MEASURED, 8, 0.051, False), PATIENCE)
     assert restless == (
         "this machine is not quiet: medians still moved by 5.1% in the last of 8 rounds, more than 2.0%; "
         "take the numbers with care"
     )
 
 
-# What is said when a profile is used for something else.
+# The note when a profile is used for something else.
 
 OTHER = "GPT of width 64, 8 layers, 4 heads, context 64, dropout 0.1, tied embeddings, bfloat16"
 FITTING = parse_config('[training]\ndevice = "cuda"\n')
 
 
-def test_a_profile_that_fits_or_was_not_measured_is_used_without_a_word() -> None:
-    assert remark(TAKEN, 3) is None
-    assert remark(TAKEN, 3, FITTING) is None
-    assert remark(None, 3, FITTING) is None
+def test_a_profile_that_fits_or_was_not_measured_gets_no_note() -> None:
+    assert mismatch_note(TAKEN, 3) is None
+    assert mismatch_note(TAKEN, 3, FITTING) is None
+    assert mismatch_note(None, 3, FITTING) is None
 
 
-def test_a_profile_of_another_number_of_pipelines_is_used_with_a_word() -> None:
-    assert remark(TAKEN, 4) == (
+def test_a_profile_of_another_number_of_pipelines_gets_a_note() -> None:
+    assert mismatch_note(TAKEN, 4) == (
         "note: this profile was measured with 3 pipelines of 2 samples a micro-batch on NVIDIA H200; "
         "reductions and contention may differ for 4"
     )
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "difference"),
     [
         ("", "this run computes on cpu"),
         ('[training]\ndevice = "cuda"\n[data]\nsamples = 1', "this run has 1 sample a micro-batch"),
@@ -234,12 +245,12 @@ def test_a_profile_of_another_number_of_pipelines_is_used_with_a_word() -> None:
         ),
     ],
 )
-def test_a_profile_of_another_device_micro_batch_or_model_is_trained_by_with_a_word(text: str, told: str) -> None:
-    note = remark(TAKEN, 3, parse_config(text))
-    assert note == f"note: this profile was measured with 3 pipelines of 2 samples a micro-batch on NVIDIA H200; {told}"
+def test_training_by_a_profile_of_another_device_micro_batch_or_model_gets_a_note(text: str, difference: str) -> None:
+    note = mismatch_note(TAKEN, 3, parse_config(text))
+    assert note == f"note: this profile was measured with 3 pipelines of 2 samples a micro-batch on NVIDIA H200; {difference}"
 
 
-def test_train_says_so_too(tmp_path: Path) -> None:
+def test_train_prints_the_note_too(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(MEASURED.to_json()))
     command = "train --pipelines 2 --stages 2 --microbatches 2 --steps 1 --layers 2 --width 32 --heads 2 --context 16"
@@ -250,6 +261,9 @@ def test_train_says_so_too(tmp_path: Path) -> None:
     assert "on NVIDIA H200; reductions and contention may differ for 2; this run computes on cpu; it was of a GPT" in notes[0]
 
 
-def test_more_workers_than_cores_are_told_of():
-    assert crowding(12, 12) is None
-    assert crowding(12, 1) == "note: 12 workers share 1 core: much of what is measured is how they wait for each other"
+def test_more_workers_than_cores_get_a_note():
+    assert oversubscription_note(12, 12) is None
+    assert (
+        oversubscription_note(12, 1)
+        == "note: 12 workers share 1 core: much of the measured time is time in which they wait for each other"
+    )

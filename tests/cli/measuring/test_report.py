@@ -208,7 +208,7 @@ def save_recovered(folder: Path) -> None:
 def test_a_run_with_recoveries_lists_them_below_where_the_time_went(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_recovered(Path("failed"))
     out = printed(capsys, "failed")
-    assert "           10 iterations went by this plan, 4 by those of other epochs" in out
+    assert "           10 iterations were executed by this plan, 4 by plans of other epochs" in out
     assert re.search(r"(?m)^time .* regroup [\d.]+%, start [\d.]+%, abort [\d.]+%, transfer [\d.]+%, detect [\d.]+%$", out)
     assert "recoveries 2, which cost 201 ms; 1 left, 1 joined" in out
     assert re.search(r"(?m)^           W1_1 left +6 +156 ms +3 ms +41 ms +- +92 ms +- +20 ms  its connection closed; ", out)
@@ -224,7 +224,7 @@ def test_a_run_with_recoveries_is_shown_by_any_plan_it_went_by(folder: Path, cap
     degraded_plan().save("degraded.json")
     out = printed(capsys, "failed", "--plan", "degraded.json", "--iteration", "6")
     assert "iteration 6 as executed" in out
-    assert "4 iterations went by this plan, 10 by those of other epochs" in out
+    assert "4 iterations were executed by this plan, 10 by plans of other epochs" in out
 
 
 def test_any_iteration_is_drawn_beside_the_plan_of_its_epoch(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,7 +237,7 @@ def test_any_iteration_is_drawn_beside_the_plan_of_its_epoch(folder: Path, capsy
         assert f"iteration {iteration} as executed" in out
         assert len(re.findall(r"(?m)^W1_1 .*dead", out)) == (2 if is_degraded else 0)  # as executed, and as planned
         counts = ("4", "10") if is_degraded else ("10", "4")
-        assert "{} iterations went by this plan, {} by those of other epochs".format(*counts) in out
+        assert "{} iterations were executed by this plan, {} by plans of other epochs".format(*counts) in out
     known = facts(capsys, "failed", "--iteration", "6", "--svg", "a.svg", "--png", "a.png")
     assert known["plan_file"] == "failed/plans/from-iteration-5.json"
     assert known["iteration_us"]["median"] == degraded_plan().period_us
@@ -249,7 +249,7 @@ def test_a_run_whose_worker_died_in_the_first_step_is_shown_by_the_plan_that_it_
     save_run(Path("early"), died_in_the_first_step())
     whole_plan().save("early/plan.json")
     assert run("early") == 12  # it was recorded without later plans
-    assert "no iteration of this record went by this plan" in capsys.readouterr().err
+    assert "no iteration of this record was executed by this plan" in capsys.readouterr().err
     save_later(Path("early"), {0: degraded_plan()})
     known = facts(capsys, "early")
     assert known["plan_file"] == "early/plans/from-iteration-0.json"

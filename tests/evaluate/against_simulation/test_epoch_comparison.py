@@ -1,4 +1,4 @@
-"""Epochs of records that are small enough to count by hand, and the tables that hold them against a prediction."""
+"""Epochs of records that are small enough to count by hand, and the tables that compare them with a prediction."""
 
 from dataclasses import replace
 
@@ -7,11 +7,11 @@ import pytest
 from recycle.core.cluster import Worker
 from recycle.core.events.record import Event, OpRan, Recovered, Spell, Stepped
 from recycle.evaluate.against_simulation.epoch_comparison import (
-    Comparison,
     Epoch,
-    EpochPace,
-    RecoveryPause,
-    Stretch,
+    EpochComparison,
+    PauseComparison,
+    RunComparison,
+    StepTimes,
     late_recoveries,
     split_epochs,
 )
@@ -72,7 +72,7 @@ def test_a_step_counts_although_the_dead_worker_did_not_tell_of_it() -> None:
     known = [event for event in recovery_record() if not (isinstance(event, OpRan) and is_last_of_the_dead(event))]
     first = epochs_of(known)[0]
     assert first.iterations == (0, 1, 2, 3, 4)
-    assert first.whole.tolist() == [0, 1, 2, 3]
+    assert first.complete.tolist() == [0, 1, 2, 3]
     assert first.times_us == [whole_plan().period_us] * 5
 
 
@@ -107,7 +107,7 @@ def test_a_run_that_was_started_again_has_another_epoch() -> None:
     ]
 
 
-def test_an_epoch_without_a_whole_iteration_is_left_out() -> None:
+def test_an_epoch_without_a_complete_iteration_is_left_out() -> None:
     ran, _, end_us = played(whole_plan(), 0, 3, 0)
     lost = [Recovered(end_us + 10 * n, end_us + 10 * n + 5, n, ("W1_1",), False, "dead", 3, regroup_us=5) for n in (1, 2)]
     begun = OpRan(3, "W0_0", "0F0@0", end_us + 16, end_us + 17)
@@ -123,22 +123,22 @@ def recovered(**others: object) -> Recovered:
     return replace(one, **others)  # type: ignore[arg-type]
 
 
-COMPARED = Comparison(
+COMPARED = RunComparison(
     (
-        Stretch(
-            1, 4, (), True, EpochPace.of([110_000, 100_000, 100_000, 100_000]), EpochPace.of([300_000, 120_000, 130_000, 110_000])
+        EpochComparison(
+            1, 4, (), True, StepTimes.of([110_000, 100_000, 100_000, 100_000]), StepTimes.of([300_000, 120_000, 130_000, 110_000])
         ),
-        Stretch(5, 5, (Worker(1, 1),), False, EpochPace.of([150_000]), EpochPace.of([180_000])),
+        EpochComparison(5, 5, (Worker(1, 1),), False, StepTimes.of([150_000]), StepTimes.of([180_000])),
     ),
-    (RecoveryPause(recovered(), {"detect": 1_000_000, "abort": 0, "plan": 0, "regroup": 200_000}),),
+    (PauseComparison(recovered(), {"detect": 1_000_000, "abort": 0, "plan": 0, "regroup": 200_000}),),
     redo_us=50_000,
 )
 
 
-def test_the_first_step_is_told_by_itself() -> None:
-    assert EpochPace.of([300, 120, 130, 110]) == EpochPace(300, 120, 660)
-    assert EpochPace.of([300]) == EpochPace(300, None, 300)
-    assert [one.ratio for one in COMPARED.stretches] == [1.2, 1.2]
+def test_the_first_step_is_compared_by_itself() -> None:
+    assert StepTimes.of([300, 120, 130, 110]) == StepTimes(300, 120, 660)
+    assert StepTimes.of([300]) == StepTimes(300, None, 300)
+    assert [one.ratio for one in COMPARED.epochs] == [1.2, 1.2]
 
 
 def test_what_is_done_again_counts_on_both_sides_and_in_no_pause() -> None:
@@ -149,14 +149,14 @@ def test_what_is_done_again_counts_on_both_sides_and_in_no_pause() -> None:
 
 
 def test_the_measured_parts_are_medians_over_those_who_left() -> None:
-    left = [RecoveryPause(recovered(detect_us=time_us)) for time_us in (10, 50, 20)]
-    assert Comparison((), (*left, RecoveryPause(recovered(joins=True, detect_us=0)))).measured_parts_us == {
+    left = [PauseComparison(recovered(detect_us=time_us)) for time_us in (10, 50, 20)]
+    assert RunComparison((), (*left, PauseComparison(recovered(joins=True, detect_us=0)))).measured_parts_us == {
         "detect": 20,
         "abort": 30_000,
         "plan": 0,
         "regroup": 70_000,
     }
-    assert Comparison((), (RecoveryPause(recovered(joins=True)),)).measured_parts_us == {}
+    assert RunComparison((), (PauseComparison(recovered(joins=True)),)).measured_parts_us == {}
 
 
 def test_the_facts_say_all_of_it() -> None:
@@ -187,20 +187,20 @@ TABLES = """\
 simulation steps    dead  iteration simulated   measured  ratio  first step simulated   measured  ratio
            1-4    nobody            100.00 ms  120.00 ms  1.200             110.00 ms  300.00 ms  2.727
            5        W1_1                    -          -      -             150.00 ms  180.00 ms  1.200
-           ops take as long and vary as much as they did in these steps, by stage and kind: where there are fewer cores than
-           workers they slow each other down, which no profile knows; the first step has an empty pipeline, and warms up
-           steps 5: not a plan that the planner makes on the spot; it is played as recorded
+           op times and their variation are those of these steps, by stage and kind: where there are fewer cores than workers,
+           workers slow each other down, which no profile knows; the first step has an empty pipeline, and warms up
+           steps 5: not a plan that the planner makes on the spot; it is simulated as recorded
 
            pause      step  simulated  measured  ratio
            W1_1 left     5    1200 ms    120 ms  0.100
-           simulated pauses are assumptions; here and in 'recycle simulate', this run's would be
+           simulated pauses are assumptions; this run's pauses, for here and for 'recycle simulate', are
              --set recycle.detect=20ms --set recycle.abort=30ms --set recycle.plan=0ms --set recycle.regroup=70ms
 
-                       simulated  measured  ratio
-           steps          560 ms    840 ms  1.500
-           pauses        1200 ms    120 ms  0.100
-           done again      50 ms     50 ms  1.000
-           in all        1810 ms   1010 ms  0.558"""
+                     simulated  measured  ratio
+           steps        560 ms    840 ms  1.500
+           pauses      1200 ms    120 ms  0.100
+           repeated      50 ms     50 ms  1.000
+           total       1810 ms   1010 ms  0.558"""
 
 
 def test_people_read_the_same_in_tables() -> None:
@@ -208,7 +208,7 @@ def test_people_read_the_same_in_tables() -> None:
 
 
 def test_many_recoveries_are_cut_short_and_what_was_not_predicted_has_no_ratio() -> None:
-    lines = Comparison(COMPARED.stretches, (RecoveryPause(recovered()),) * 30).lines()
+    lines = RunComparison(COMPARED.epochs, (PauseComparison(recovered()),) * 30).lines()
     assert sum("W1_1 left" in line for line in lines) == 24
     assert "           and 6 more; --json lists all" in lines
     assert "           W1_1 left     5       0 ms    120 ms      -" in lines

@@ -1,4 +1,4 @@
-"""Runs that were themselves simulated: whatever failed in them, they must be predicted to the microsecond."""
+"""Simulated runs, with any failures, must be predicted to the microsecond."""
 
 import argparse
 import json
@@ -53,14 +53,14 @@ def end_of(ops: Sequence[OpRan]) -> int:
 
 
 def degraded(plan: Plan) -> PlanAssignment:
-    """What the planner answers when W1_1 is dead: staggered nobody moves, synchronous W2_0 takes that seat."""
+    """The planner's assignment when W1_1 is dead: staggered no worker moves, synchronous W2_0 moves to that place."""
     return Planner(without_failures(plan.problem), given=plan).answer(frozenset({Worker(1, 1)}))
 
 
 def failing_record(plan: Plan, profile: Profile) -> list[Event]:
-    """6 steps with everybody, 7 without W1_1, 5 with a newcomer on the seat that is empty; ops take what `profile` says."""
+    """6 steps with everybody, 7 without W1_1, 5 with a worker that joined at the empty place; ops take what `profile` says."""
     answer = degraded(plan)
-    moves, empty = (f"{now}>{seat}" for now, seat in answer.moves), map(str, answer.plan.problem.cluster.failed)
+    moves, empty = (f"{now}>{place}" for now, place in answer.moves), map(str, answer.plan.problem.cluster.failed)
     first = ran(plan, 0, 6, 1000, profile)
     left = Recovered(end_of(first) + 900, end_of(first) + 1600, 2, ("W1_1",), False, "dead", 6, 100, 200, 0, 400, 0, 900)
     second = ran(answer.plan, 6, 7, left.end_us, profile)
@@ -78,14 +78,14 @@ def test_a_simulated_run_with_a_failure_and_a_return_is_predicted_exactly(techni
     plan = made_plan(techniques)
     record = failing_record(plan, costly_profile(2))
     compared = against_simulation(read_run_record(record), plan, NO_PAUSES)
-    assert [(one.first_step, one.last_step, one.dead) for one in compared.stretches] == [
+    assert [(one.first_step, one.last_step, one.dead) for one in compared.epochs] == [
         (1, 6, ()),
         (7, 13, (empty,)),
         (14, 18, ()),
     ]
-    assert all(one.is_planned for one in compared.stretches)
-    assert [one.predicted for one in compared.stretches] == [one.measured for one in compared.stretches]
-    times = [one.measured.iteration_us for one in compared.stretches]
+    assert all(one.is_planned for one in compared.epochs)
+    assert [one.predicted for one in compared.epochs] == [one.measured for one in compared.epochs]
+    times = [one.measured.iteration_us for one in compared.epochs]
     assert times[0] == times[2] != times[1]
 
 
@@ -105,9 +105,9 @@ def test_the_whole_run_takes_as_long_as_its_parts() -> None:
 def test_whatever_plan_was_played_is_predicted_exactly(plan: Plan) -> None:
     for num_steps in (1, 4):
         record = ran(plan, 3, num_steps, 50)
-        (stretch,) = against_simulation(read_run_record(record), plan, NO_PAUSES).stretches
-        assert stretch.predicted == stretch.measured
-        assert stretch.num_steps == num_steps
+        (epoch,) = against_simulation(read_run_record(record), plan, NO_PAUSES).epochs
+        assert epoch.predicted == epoch.measured
+        assert epoch.num_steps == num_steps
 
 
 @pytest.mark.timeout(120)
@@ -115,12 +115,12 @@ def test_workers_that_moved_are_asked_for_where_they_were() -> None:
     """All of stage 1 die, so that a worker of stage 0 takes over there, from the last checkpoint: after step 2 of 4."""
     plan = solve(make_problem(2, 2, 4, costs=(10, 13, 9)), "greedy", effort=20_000)
     answer = Planner(plan.problem).answer(frozenset({Worker(0, 1), Worker(1, 1)}))
-    moves = tuple(f"{now}>{seat}" for now, seat in answer.moves)
+    moves = tuple(f"{now}>{place}" for now, place in answer.moves)
     first = ran(plan, 0, 4, 0)
     left = Recovered(end_of(first), end_of(first) + 70, 2, ("W0_1", "W1_1"), False, "dead", 2, regroup_us=70, moves=moves)
     second = ran(answer.plan, 2, 5, left.end_us)
     compared = against_simulation(read_run_record([*first, left, *second]), plan, RecycleConstants())
-    before, after = compared.stretches
+    before, after = compared.epochs
     assert moves
     assert (after.first_step, after.last_step) == (3, 7)
     assert after.dead == tuple(sorted(answer.plan.problem.cluster.failed))
@@ -143,14 +143,14 @@ def static_stages(size_bytes: int) -> tuple[Any, ...]:
 
 def test_a_plan_that_the_planner_does_not_make_is_played_as_recorded() -> None:
     compared = against_simulation(read_run_record(recovery_record()), whole_plan(), NO_PAUSES)
-    assert [one.is_planned for one in compared.stretches] == [True, False, True]
-    assert [one.predicted for one in compared.stretches] == [one.measured for one in compared.stretches]
+    assert [one.is_planned for one in compared.epochs] == [True, False, True]
+    assert [one.predicted for one in compared.epochs] == [one.measured for one in compared.epochs]
 
 
 def test_ops_that_vary_make_a_run_longer_than_their_mean_and_that_is_predicted() -> None:
     plan = make_1f1b_plan(3, 4, 6, costly_profile(4))
     calm, wild = (
-        against_simulation(read_run_record(ran(plan, 0, 30, 0, jitter=jitter, seed=99)), plan, NO_PAUSES).stretches[0]
+        against_simulation(read_run_record(ran(plan, 0, 30, 0, jitter=jitter, seed=99)), plan, NO_PAUSES).epochs[0]
         for jitter in (0.0, 0.3)
     )
     assert wild.measured.total_us > 1.1 * calm.measured.total_us
@@ -159,20 +159,20 @@ def test_ops_that_vary_make_a_run_longer_than_their_mean_and_that_is_predicted()
 
 def test_of_many_steps_the_last_stand_for_those_that_are_not_played() -> None:
     plan = make_1f1b_plan(1, 2, 2, costly_profile(2))
-    (stretch,) = against_simulation(read_run_record(ran(plan, 0, 200, 0)), plan, NO_PAUSES).stretches
-    assert stretch.predicted == stretch.measured
-    assert stretch.num_steps == 200
+    (epoch,) = against_simulation(read_run_record(ran(plan, 0, 200, 0)), plan, NO_PAUSES).epochs
+    assert epoch.predicted == epoch.measured
+    assert epoch.num_steps == 200
 
 
-def test_a_record_without_a_whole_iteration_is_refused() -> None:
+def test_a_record_without_a_complete_iteration_is_refused() -> None:
     plan = whole_plan()
     for record in ([], ran(plan, 0, 1, 0)[:5]):
-        with pytest.raises(UserError, match="the record holds no whole iteration, so that there is nothing to be held against"):
+        with pytest.raises(UserError, match="no whole iteration, so there is nothing to compare with a simulation"):
             against_simulation(read_run_record(record), plan, NO_PAUSES)
 
 
 def run(*arguments: str) -> int:
-    """What `recycle report` does with these arguments, with its errors as `main` tells them."""
+    """Run `recycle report` with these arguments; errors are printed as by `main`."""
     parser = argparse.ArgumentParser(prog="recycle")
     add_report_parser(parser.add_subparsers(dest="command"))
     args = parser.parse_args(["report", *arguments])
@@ -223,7 +223,11 @@ WRONG = {
         "'oobleck.reconfigure=57s' is no constant of a recovery: write recycle.name=value, such as recycle.detect=50ms",
     ),
     "an unknown constant": (["--against-simulation", "--set", "recycle.luck=1s"], 2, "'recycle.luck' is not a constant"),
-    "another plan": (["--against-simulation", "--plan", "other.json"], 12, "no iteration of this record went by this plan"),
+    "another plan": (
+        ["--against-simulation", "--plan", "other.json"],
+        12,
+        "no iteration of this record was executed by this plan",
+    ),
     "no ops": (["--against-simulation", "--plan", "failed/plan.json"], 2, "the record is empty: it holds no op"),
 }
 

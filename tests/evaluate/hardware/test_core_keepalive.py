@@ -1,4 +1,4 @@
-"""Cores that are kept awake: by as many as there are cores, at the lowest priority, for no longer than is asked."""
+"""The core keepalive: one process a core, at the lowest priority, which ends with its parent."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recycle.evaluate.hardware import core_keepalive as awake
+from recycle.evaluate.hardware import core_keepalive
 from recycle.evaluate.hardware.core_keepalive import are_cores_migrated, cores_kept_awake
 
 pytestmark = pytest.mark.timeout(60)
@@ -30,7 +30,7 @@ def is_spinning(pid):
     return os.sched_getscheduler(pid) == os.SCHED_IDLE
 
 
-def test_every_core_has_somebody_of_the_lowest_priority_who_goes_when_it_is_over():
+def test_every_core_has_a_process_of_the_lowest_priority_until_the_context_ends():
     before = set(children(os.getpid()))
     with cores_kept_awake():
         spinners = set(children(os.getpid())) - before
@@ -40,7 +40,7 @@ def test_every_core_has_somebody_of_the_lowest_priority_who_goes_when_it_is_over
     assert not set(children(os.getpid())) & spinners
 
 
-def test_they_go_with_a_parent_that_is_killed():
+def test_the_processes_end_with_a_parent_that_is_killed():
     code = """import time
 from recycle.evaluate.hardware.core_keepalive import cores_kept_awake
 with cores_kept_awake():
@@ -60,15 +60,15 @@ with cores_kept_awake():
     [
         ("flags\t: fpu hypervisor lahf_lm\n", None, True),
         ("flags\t: fpu hypervisor lahf_lm\n", "max 100000\n", True),
-        ("flags\t: fpu hypervisor lahf_lm\n", "200000 100000\n", False),  # what spins would use up the time of those who compute
+        ("flags\t: fpu hypervisor lahf_lm\n", "200000 100000\n", False),  # the keepalive would use up the CPU quota
         ("flags\t: fpu lahf_lm\n", None, False),
         (None, None, False),
     ],
 )
-def test_cores_are_moved_about_if_they_say_that_they_are_a_hypervisors(cores, quota, are, tmp_path, monkeypatch):
+def test_cores_are_migrated_if_they_belong_to_a_hypervisor_without_a_quota(cores, quota, are, tmp_path, monkeypatch):
     for name, text in (("_CPU_INFO", cores), ("_QUOTA", quota)):
         path = tmp_path / name
         if text is not None:
             path.write_text(text)
-        monkeypatch.setattr(awake, name, path)
+        monkeypatch.setattr(core_keepalive, name, path)
     assert are_cores_migrated() == are

@@ -1,4 +1,4 @@
-"""The folder of a measurement: it is of one setup, says plainly what is wrong with it, and nothing in it is measured twice."""
+"""The folder of a measurement: it has one setup, errors are plain, and nothing in it is measured twice."""
 
 import json
 from dataclasses import replace
@@ -7,25 +7,20 @@ import pytest
 import torch
 
 from recycle.core.errors import FileProblem, UserError
-from recycle.evaluate.hardware.evaluation_folder import (
-    begin_evaluation,
-    hardware,
-    measure_deaths,
-    measure_profile,
-    measure_race,
-    read_setup,
-)
+from recycle.evaluate.hardware.evaluation_folder import begin_evaluation, choose_setup, hardware, measure_part, read_setup
+from recycle.evaluate.hardware.measurement_size import MeasurementSize
 from recycle.evaluate.hardware.setup import Setup
 from tests.evaluate.hardware.tiny_setup import TINY
 
+SIZE = MeasurementSize(1, 1, 1)
 HEAD = {"format": "recycle-cluster", "version": 1}
 
 
 def silent(sentence):
-    raise AssertionError(f"nothing was measured, so that there is nothing to say: {sentence}")
+    raise AssertionError(f"nothing was measured, but it printed: {sentence}")
 
 
-def test_a_folder_that_is_new_is_made_and_says_what_is_measured(tmp_path):
+def test_a_new_folder_is_made_with_its_setup(tmp_path):
     begin_evaluation(tmp_path / "a" / "b", TINY)
     assert read_setup(tmp_path / "a" / "b") == TINY
 
@@ -57,7 +52,7 @@ def test_a_folder_of_another_setup_is_refused_and_keeps_its_own(tmp_path, other)
         (json.dumps({**HEAD, "backend": "cpu-cores", "depth": 3}), "is not a setup: .*'depth'"),
     ],
 )
-def test_a_setup_that_is_rubbish_is_named_with_the_reason(tmp_path, text, reason):
+def test_an_invalid_setup_is_named_with_the_reason(tmp_path, text, reason):
     (tmp_path / "setup.json").write_text(text)
     with pytest.raises(FileProblem, match=reason) as refused:
         read_setup(tmp_path)
@@ -65,7 +60,7 @@ def test_a_setup_that_is_rubbish_is_named_with_the_reason(tmp_path, text, reason
     assert "\n" not in str(refused.value)
 
 
-def test_a_setup_with_a_size_that_cannot_be_is_refused(tmp_path):
+def test_a_setup_with_an_impossible_size_is_refused(tmp_path):
     (tmp_path / "setup.json").write_text(json.dumps({**HEAD, "backend": "cpu-cores", "width": -1}))
     with pytest.raises(UserError, match="width is -1"):
         read_setup(tmp_path)
@@ -76,24 +71,33 @@ def test_a_folder_without_a_setup_is_refused(tmp_path):
         read_setup(tmp_path)
 
 
+def test_without_options_the_setup_is_that_of_the_folder_if_it_has_one(tmp_path):
+    assert choose_setup(tmp_path, None, None, False) == Setup.usual("cpu-cores")
+    begin_evaluation(tmp_path, TINY)
+    assert choose_setup(tmp_path, None, None, False) == TINY
+    assert choose_setup(tmp_path, None, 8, True) == Setup.usual("cpu-cores", 8, is_small=True)
+    with pytest.raises(UserError, match="0 workers are no pipelines"):
+        choose_setup(tmp_path, None, 0, False)
+
+
 def test_a_profile_that_is_there_is_not_measured_again(tmp_path):
     (tmp_path / "profile.json").write_text("measured before")
-    measure_profile(tmp_path, TINY, silent)
+    measure_part("profile", tmp_path, TINY, SIZE, silent)
     assert (tmp_path / "profile.json").read_text() == "measured before"
 
 
-def test_a_race_without_plans_says_how_to_make_them(tmp_path):
+def test_a_comparison_without_plans_says_how_to_make_them(tmp_path):
     with pytest.raises(FileProblem, match=r"^there is no plan .*1f1b\.json: make the plans first, with recycle bench cluster"):
-        measure_race(tmp_path, TINY, 1, 1, silent)
+        measure_part("race", tmp_path, TINY, SIZE, silent)
 
 
-def test_deaths_without_plans_name_the_folder_where_they_belong(tmp_path):
+def test_kills_without_plans_name_the_folder_of_their_plans(tmp_path):
     with pytest.raises(FileProblem, match=f"^{tmp_path / 'deaths'} has no plan for none dead"):
-        measure_deaths(tmp_path, TINY, 1, silent)
+        measure_part("deaths", tmp_path, TINY, SIZE, silent)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
-def test_slices_of_a_gpu_that_is_not_there_are_refused():
+def test_slices_of_a_missing_gpu_are_refused():
     with pytest.raises(UserError, match="torch finds no GPU here"), hardware(replace(TINY, backend="gpu-slices")):
         pytest.fail("there is no GPU")
 

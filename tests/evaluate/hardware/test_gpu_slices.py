@@ -1,4 +1,4 @@
-"""The service that cuts a GPU into slices, played by a script: it is started, always told to quit, and leaves no trace."""
+"""The MPS service of GPU slices, replaced by a script: it is started, always stopped, and leaves no trace."""
 
 import os
 import subprocess
@@ -15,22 +15,22 @@ from recycle.host.scratch import sweep
 pytestmark = pytest.mark.timeout(60)
 NAME = "nvidia-cuda-mps-control"
 PIPES, LOGS, SHARE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-# It notes its arguments, what it is told, and whether the folders are there in which it is to work.
+# It writes down its arguments, its command on stdin, and whether its folders exist.
 NOTES = """#!/bin/sh
 [ -d "$CUDA_MPS_PIPE_DIRECTORY" ] && [ -d "$CUDA_MPS_LOG_DIRECTORY" ] && there=yes || there=no
-if [ "$1" = -d ]; then told=""; else read -r told; fi
-echo "args:$* told:$told folders:$there" >> "{notes}"
+if [ "$1" = -d ]; then command=""; else read -r command; fi
+echo "args:$* command:$command folders:$there" >> "{notes}"
 """
 REFUSES = """#!/bin/sh
 echo "An instance of this daemon is already running" >&2
 exit 1
 """
-STARTED, QUIT = "args:-d told: folders:yes", "args: told:quit folders:yes"
+STARTED, QUIT = "args:-d command: folders:yes", "args: command:quit folders:yes"
 
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Put a script in the place of the service's control; return where it writes its notes."""
+    """Replace the control program of the service by a script; return the file of its notes."""
 
     def install(text):
         script, notes = tmp_path / "bin" / NAME, tmp_path / "notes"
@@ -55,15 +55,15 @@ def test_the_service_runs_for_as_long_as_the_slices_are_used(install):
 
 
 @pytest.mark.parametrize(("num", "share"), [(12, 8), (8, 12), (1, 100), (200, 1)])
-def test_processes_that_start_inside_are_told_their_share_in_whole_percent(install, num, share):
+def test_processes_that_start_inside_get_their_share_in_whole_percent(install, num, share):
     install(NOTES)
     with slices(num):
-        told = subprocess.run(["sh", "-c", f"echo ${SHARE}"], capture_output=True, text=True, check=True).stdout
-    assert told.strip() == str(share)
+        printed = subprocess.run(["sh", "-c", f"echo ${SHARE}"], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == str(share)
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("a worker died"), KeyboardInterrupt()])
-def test_it_is_told_to_quit_when_what_runs_inside_fails(install, problem):
+def test_the_service_is_stopped_when_the_code_inside_fails(install, problem):
     notes = install(NOTES)
     with pytest.raises(type(problem)) as raised, slices(4):
         raise problem
@@ -71,14 +71,14 @@ def test_it_is_told_to_quit_when_what_runs_inside_fails(install, problem):
     assert lines(notes) == [STARTED, QUIT]
 
 
-def test_a_command_that_fails_inside_is_not_taken_for_the_services(install):
+def test_a_command_that_fails_inside_is_not_taken_for_the_services_command(install):
     notes = install(NOTES)
     with pytest.raises(subprocess.CalledProcessError), slices(4):
         subprocess.run(["false"], check=True)
     assert lines(notes) == [STARTED, QUIT]
 
 
-def test_it_is_told_to_quit_when_whoever_uses_them_is_killed(install):
+def test_the_service_is_stopped_when_the_process_that_uses_it_is_killed(install):
     notes = install(NOTES)
     code = (
         "import os, time\nfrom recycle.evaluate.hardware.gpu_slices import slices\n"
@@ -89,7 +89,7 @@ def test_it_is_told_to_quit_when_whoever_uses_them_is_killed(install):
         folder = Path(user.stdout.readline().strip()).parent
         assert folder.is_dir()
         user.kill()
-        sweep()  # as anybody does who makes a temporary folder, at whatever moment
+        sweep()  # as every process does that makes a scratch folder
     for _ in range(400):
         if lines(notes) == [STARTED, QUIT] and not folder.exists():
             return
@@ -122,13 +122,13 @@ def test_the_folders_of_the_service_are_gone_afterwards(install):
     assert not any(folder.exists() for folder in folders)
 
 
-def test_a_machine_without_the_service_is_told_in_one_sentence(tmp_path, monkeypatch):
+def test_a_machine_without_the_service_is_refused_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=f"^slices of a GPU need {NAME}, which comes with NVIDIA's driver, and it is not here$"):
         slices(4).__enter__()
 
 
-def test_a_service_that_does_not_start_is_told_in_its_own_words(install):
+def test_a_service_that_does_not_start_is_reported_with_its_own_message(install):
     install(REFUSES)
     with pytest.raises(UserError, match=f"^{NAME} cannot be started: An instance of this daemon is already running$"):
         slices(4).__enter__()

@@ -1,4 +1,4 @@
-"""`python -m recycle.evaluate.hardware`: what is wrong is one sentence and an exit code, as with every command of ours."""
+"""`python -m recycle.evaluate.hardware`: errors are one sentence and an exit code, as with every command."""
 
 import json
 import os
@@ -9,36 +9,36 @@ import time
 
 import pytest
 
-from recycle.evaluate.hardware.__main__ import main
+from recycle.evaluate.hardware.__main__ import run_hardware_part
 
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Run it with these arguments: its exit code, and what it said about errors."""
+    """Run the command with these arguments; return its exit code and stderr."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["recycle.evaluate.hardware", *map(str, arguments)])
-        return main(), capsys.readouterr().err
+        return run_hardware_part(), capsys.readouterr().err
 
     return run
 
 
-def test_a_folder_without_a_setup_is_told_in_one_sentence(run, tmp_path):
+def test_a_folder_without_a_setup_is_refused_in_one_sentence(run, tmp_path):
     sentence = f"python -m recycle.evaluate.hardware: cannot read {tmp_path / 'setup.json'}: No such file or directory\n"
     assert run("race", tmp_path) == (2, sentence)
 
 
-def test_workers_that_cannot_be_are_told_in_one_sentence_and_nothing_is_made(run, tmp_path):
-    code, said = run("race", tmp_path / "new", "--backend", "cpu-cores", "--workers", 9)
-    assert (code, said.count("\n")) == (2, 1)
-    assert "9 workers are no pipelines of 4 stages" in said
+def test_an_impossible_number_of_workers_is_refused_and_nothing_is_made(run, tmp_path):
+    code, err = run("race", tmp_path / "new", "--backend", "cpu-cores", "--workers", 9)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "9 workers are no pipelines of 4 stages" in err
     assert not (tmp_path / "new").exists()
 
 
-def test_a_new_folder_gets_its_setup_before_the_race_asks_for_plans(run, tmp_path):
-    code, said = run("race", tmp_path, "--backend", "cpu-cores", "--workers", 8)
-    assert (code, said.count("\n")) == (2, 1)
-    assert "there is no plan" in said
+def test_a_new_folder_gets_its_setup_before_plans_are_required(run, tmp_path):
+    code, err = run("race", tmp_path, "--backend", "cpu-cores", "--workers", 8)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "there is no plan" in err
     assert json.loads((tmp_path / "setup.json").read_text())["pipelines"] == 2
 
 
@@ -61,7 +61,7 @@ def is_there(group):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("after_s", [0.5, 4])  # while workers are started, and while they rehearse
-def test_interrupted_it_says_how_to_go_on_and_leaves_nobody(tmp_path, after_s):
+def test_an_interrupt_says_how_to_resume_and_leaves_no_process(tmp_path, after_s):
     command = [
         sys.executable,
         "-m",
@@ -81,8 +81,8 @@ def test_interrupted_it_says_how_to_go_on_and_leaves_nobody(tmp_path, after_s):
             time.sleep(0.1)
         time.sleep(after_s)
         os.killpg(started.pid, signal.SIGINT)  # as a terminal does: to all of them
-        said = started.communicate(timeout=60)[1]
-        assert said == "\npython -m recycle.evaluate.hardware: interrupted; the same command begins again\n"
+        err = started.communicate(timeout=60)[1]
+        assert err == "\npython -m recycle.evaluate.hardware: interrupted; the same command begins again\n"
         assert started.returncode == 128 + signal.SIGINT
         until = time.monotonic() + 10
         while is_there(started.pid):

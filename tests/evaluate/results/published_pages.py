@@ -1,4 +1,4 @@
-"""The pages of docs/results, as the numbers that they were made from."""
+"""The measurements and predictions behind the pages of docs/results."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 from recycle.evaluate.hardware.evaluation_folder import read_setup
 from recycle.evaluate.hardware.race import read_trials
 from recycle.evaluate.hardware.variants import variants
-from recycle.evaluate.results.cluster_page import whole_rounds
-from recycle.evaluate.results.cluster_tables import Line, Prediction
+from recycle.evaluate.results.cluster_page import complete_rounds
+from recycle.evaluate.results.cluster_tables import Prediction, VariantResult
 
 RESULTS = Path(__file__).parents[3] / "docs/results"
 
@@ -17,16 +17,16 @@ def shown(folder):
 
 
 def lines(folder):
-    """The variants as they were measured, with the predictions that are shown: making them again takes a while."""
-    setup, heats = read_setup(folder), whole_rounds(list(read_trials(folder)))
+    """The measured variants with the published predictions, because predicting again takes long."""
+    setup, trials = read_setup(folder), complete_rounds(list(read_trials(folder)))
     titles = {variant.name: variant for variant in variants(setup)}
     made = []
-    for line in shown(folder)["lines"]:
-        variant, own = titles[line["name"]], [heat for heat in heats if heat.variant == line["name"]]
-        predictions = {int(number): Prediction(**told) for number, told in line["predictions"].items()}
-        times_us = {heat.round: heat.iterations_us for heat in own}
+    for line in shown(folder)["variants"]:
+        variant, own = titles[line["name"]], [trial for trial in trials if trial.variant == line["name"]]
+        predictions = {int(number): Prediction(**found) for number, found in line["predictions"].items()}
+        times_us = {trial.round: trial.iterations_us for trial in own}
         beforehand = Prediction(**line["beforehand"]) if line["beforehand"] else None
         samples = variant.num_samples(setup)
-        losses = {heat.round: heat.losses for heat in own}
-        made.append(Line(variant.name, variant.title, variant.dead, times_us, samples, losses, predictions, beforehand))
+        losses = {trial.round: trial.losses for trial in own}
+        made.append(VariantResult(variant.name, variant.title, variant.dead, times_us, samples, losses, predictions, beforehand))
     return made

@@ -1,6 +1,6 @@
-"""What docs/results shows is what was measured: its numbers come from the records that lie beside them."""
+"""The pages of docs/results have the numbers of the measurements that lie beside them."""
 
-from dataclasses import asdict, replace
+from dataclasses import astuple, replace
 
 import pytest
 
@@ -11,8 +11,8 @@ from recycle.evaluate.hardware.kills import read_recoveries
 from recycle.evaluate.hardware.race import plan_path
 from recycle.evaluate.hardware.round_profiles import round_profiles
 from recycle.evaluate.hardware.variants import variants
-from recycle.evaluate.results.cluster_page import judged
-from recycle.evaluate.results.cluster_tables import asked_table, prediction_table, throughput_table
+from recycle.evaluate.results.cluster_page import check_requirements
+from recycle.evaluate.results.cluster_tables import prediction_table, requirement_table, throughput_table
 from recycle.report.record.tables import markdown
 from recycle.sim.replay.expected_iteration import expected_iteration
 from tests.evaluate.results.published_pages import RESULTS, lines, shown
@@ -21,25 +21,25 @@ FOLDERS = [path.parent for path in sorted(RESULTS.glob("*/results.md"))]
 pytestmark = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 
 
-def test_tables_are_of_what_was_measured(folder):
+def test_tables_have_the_measured_numbers(folder):
     page, setup, found = (folder / "results.md").read_text(encoding="utf-8"), read_setup(folder), lines(folder)
     assert {line.name for line in found} == {variant.name for variant in variants(setup)}
     assert markdown(throughput_table(found, found[0])) in page
-    assert markdown(asked_table(judged(found, setup))) in page
+    assert markdown(requirement_table(check_requirements(found, setup))) in page
     assert markdown(prediction_table(found)) in page
 
 
-def test_predictions_are_those_of_legal_plans_by_the_profiles_that_are_kept(folder):
+def test_predictions_are_those_of_legal_plans_by_the_kept_profiles(folder):
     setup, profiles = read_setup(folder), round_profiles(folder)
-    for variant, line in zip(variants(setup), shown(folder)["lines"], strict=True):
+    for variant, line in zip(variants(setup), shown(folder)["variants"], strict=True):
         assert set(map(int, line["predictions"])) <= set(profiles)
         if not variant.is_torch:
             plan = Plan.load(plan_path(folder, variant))
             assert check(plan) == []
-            assert line["beforehand"] == pytest.approx(asdict(expected_iteration(plan)))
+            assert list(line["beforehand"].values()) == pytest.approx(astuple(expected_iteration(plan)))
             # The first round's again; all of them would take half a minute.
             plan = replace(plan, problem=replace(plan.problem, profile=profiles[0]))
-            assert line["predictions"]["0"] == pytest.approx(asdict(expected_iteration(plan)))
+            assert list(line["predictions"]["0"].values()) == pytest.approx(astuple(expected_iteration(plan)))
 
 
 def test_at_least_twenty_workers_were_killed_and_came_back(folder):

@@ -1,4 +1,4 @@
-"""The tables of the README and of docs/results say what the measured pages say."""
+"""The tables of the README and of docs/results have the numbers of the measured pages."""
 
 from pathlib import Path
 from statistics import median
@@ -16,17 +16,17 @@ ERRORS = "predicted against measured: median error, worst"
 
 
 def shares(folder, *names):
-    found = {line["name"]: line["share"] for line in shown(folder)["lines"]}
+    found = {line["name"]: line["share"] for line in shown(folder)["variants"]}
     return [f"{found[name]:.1%}" for name in names]
 
 
 def beside(folder, name, other):
-    found = {line["name"]: line["share"] for line in shown(folder)["lines"]}
+    found = {line["name"]: line["share"] for line in shown(folder)["variants"]}
     return [f"{found[name] / found[other]:.1%}"]
 
 
 def errors(folder):
-    return [one["found"] for one in shown(folder)["asked"] if one["what"].startswith("predicted iteration time")]
+    return [one["found"] for one in shown(folder)["requirements"] if one["what"].startswith("predicted iteration time")]
 
 
 def errors_in_rounds(folder):
@@ -76,7 +76,7 @@ RESULTS_ROWS = {
 
 
 def cells(page, title):
-    """The cells of a row, one for each machine, as numbers in words: spaces, and percent signs, are for readers."""
+    """The cells of a row, one for each machine, as lists of numbers, without spaces and percent signs."""
     row = next(line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {title} |"))
     return [numbers(cell) for cell in row.strip("| ").split("|")[1:]]
 
@@ -91,19 +91,19 @@ def numbers(text):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_row_has_the_numbers_of_the_pages(page, title, found):
-    told = cells(page, title)
-    assert len(told) in (2, 3)  # tables of the first two, or of all three
-    assert told == [numbers(" ".join(found(folder))) for folder in FOLDERS[: len(told)]]
+    shown_numbers = cells(page, title)
+    assert len(shown_numbers) in (2, 3)  # tables of the first two, or of all three
+    assert shown_numbers == [numbers(" ".join(found(folder))) for folder in FOLDERS[: len(shown_numbers)]]
 
 
-def test_what_is_said_of_two_cores_is_what_was_found():
+def test_the_text_on_two_cores_has_the_measured_numbers():
     folder, text = RESULTS / "two-cores", " ".join((RESULTS / "README.md").read_text(encoding="utf-8").split())
-    said = text[text.index("**On two cores**") : text.index("**Contention on one GPU.**")]
-    times_ms = {line["name"]: line["typical_us"] / 1e3 for line in shown(folder)["lines"]}
+    paragraph = text[text.index("**On two cores**") : text.index("**Contention on one GPU.**")]
+    times_ms = {line["name"]: line["typical_us"] / 1e3 for line in shown(folder)["variants"]}
     ours = [times_ms[name] for name in times_ms if name not in TORCHS]
     one_f_one_b, *zero_bubble = (times_ms[name] for name in TORCHS)
     (middle, worst), (typical, longest) = errors(folder), kills(folder)
-    num_missed = sum(not one["is_met"] for one in shown(folder)["asked"])
+    num_missed = sum(not one["is_met"] for one in shown(folder)["requirements"])
     for sentence in (
         f"predictions are {middle[:-1]} % off at the median and {worst[:-1]} % at worst",
         f"{['no', 'one', 'two', 'three', 'four', 'five'][num_missed]} of the eight targets are missed",
@@ -111,4 +111,4 @@ def test_what_is_said_of_two_cores_is_what_was_found():
         f"torch's 1F1B {one_f_one_b:.0f}, and its zero-bubble schedules {zero_bubble[0]:.0f} and {zero_bubble[1]:.0f}",
         f"median {typical}, worst {longest} of 20",
     ):
-        assert sentence in said
+        assert sentence in paragraph

@@ -1,22 +1,22 @@
-"""`recycle profile`: what every op, message, reduction and step costs here, with all workers of the cluster at work at once."""
+"""`recycle profile`: measure the cost of every op, message, reduction and step while all workers of the cluster compute."""
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from recycle.cli.measuring.profile_text import at_rest, crowding, describe_profile
+from recycle.cli.measuring.profile_text import describe_profile, stability_text, start_text
+from recycle.cli.terminal import progress_bar
 from recycle.cli.training.job_factory import TrainingJobFactory
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments, read_config
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
 from recycle.core.files import refuse_unwritable, write_text
+from recycle.core.units import format_duration
+from recycle.report.record.profile_table import count_text, oversubscription_note
 
 if TYPE_CHECKING:
     from recycle.profiling.rehearsal import Patience
@@ -24,18 +24,19 @@ if TYPE_CHECKING:
 DEFAULT_OUT = Path("profile.json")
 _DEFAULT_ROUNDS = 8
 _DESCRIPTION = """\
-Measure what training costs on this machine: a process for every worker of the cluster trains for a while, over the links that
-'recycle train' would have, until the medians stand still. The profile that comes of it is what plans are made from.
+Measure the costs of training on this machine: a process for every worker of the cluster trains for a while, over the transport of
+'recycle train', until the medians of the measured times are stable. Plans are made from the profile that is written. A small
+model on a few cores takes about a minute, a larger one several.
 
-Flags and the TOML file are those of 'recycle train'. What says how long to train, what to keep or who is dead changes nothing
-here: all workers are measured, and nothing that they learn is kept."""
+Flags and the TOML file are those of 'recycle train'. Settings of steps, checkpoints and dead workers have no effect here: all
+workers are measured, and the trained weights are discarded."""
 _EXAMPLES = """\
 examples:
   the GPT of 'recycle train' on this machine's cores, three pipelines of four stages, two samples a micro-batch
     recycle profile --stages 4 --microbatch 2 --out profile.json
   a larger one on a GPU, computed in bfloat16
     recycle profile --stages 4 --microbatch 2 --device cuda --width 1024 --heads 8 --context 1024 --precision bfloat16
-  what a run trains, from its own file
+  the model of an earlier run, from its configuration file
     recycle profile runs/a/config.toml --out profile.json
   then a plan from it, for the cluster that was measured
     recycle plan --profile profile.json --pipelines 3 --stages 4 --microbatches 6 --fail W1_2 --out plan.json"""
@@ -45,7 +46,7 @@ def add_profile_parser(subparsers: "argparse._SubParsersAction[argparse.Argument
     parser = subparsers.add_parser(
         "profile",
         usage="recycle profile [CONFIG] [options]",
-        help="measure a profile, with all workers at work at once",
+        help="measure a profile while all workers compute",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -64,10 +65,10 @@ def add_profile_parser(subparsers: "argparse._SubParsersAction[argparse.Argument
         type=int,
         default=_DEFAULT_ROUNDS,
         metavar="N",
-        help=f"rounds after which it ends though medians still move (default: {_DEFAULT_ROUNDS})",
+        help=f"the most rounds, if medians do not become stable before (default: {_DEFAULT_ROUNDS})",
     )
     parser.add_argument(
-        "--out", type=Path, default=DEFAULT_OUT, metavar="FILE", help=f"where the profile goes (default: {DEFAULT_OUT})"
+        "--out", type=Path, default=DEFAULT_OUT, metavar="FILE", help=f"the profile to write (default: {DEFAULT_OUT})"
     )
     parser.add_argument("--json", action="store_true", help="print the profile as JSON instead of a table")
     parser.set_defaults(run=run_profile)
@@ -78,45 +79,60 @@ def run_profile(args: argparse.Namespace) -> int:
         raise UserError(f"--rounds is {args.rounds}, but at least 1 round must be measured")
     config = without_clipping(read_config(args))
     refuse_unwritable(args.out)
-    parts = TrainingJobFactory(config)
+    factory = TrainingJobFactory(config)
     from recycle.profiling.machine import num_cores
     from recycle.profiling.rehearsal import Patience, rehearsal_plan, rehearse
 
     cluster, usual = config.cluster, Patience()
     shape = Shape(cluster.pipelines, cluster.stages, cluster.microbatches)
     patience = Patience(usual.share, min(usual.least_rounds, args.rounds), args.rounds)
-    job = parts.job(rehearsal_plan(shape, is_split=True))
-    if config.training.device == "cpu" and (note := crowding(shape.num_workers, num_cores())):
+    job = factory.job(rehearsal_plan(shape, is_split=True))
+    if config.training.device == "cpu" and (note := oversubscription_note(shape.num_workers, num_cores())):
         print(note, file=sys.stderr)
-    with _progress(patience) as progress:
-        found = rehearse(job, config.model_text, patience, progress)
+    print(start_text(shape, patience), file=sys.stderr, flush=True)
+    with _RoundProgress(shape.num_workers, patience) as progress:
+        found = rehearse(job, config.model_text, patience, progress.advance)
     write_text(args.out, json.dumps(found.profile.to_json(), indent=1) + "\n")
     if args.json:
         print(json.dumps(found.profile.to_json()))
         if not found.is_stable:
-            print(f"note: {at_rest(found, patience)}", file=sys.stderr)
+            print(f"note: {stability_text(found, patience)}", file=sys.stderr)
     else:
         print(describe_profile(found, patience, shape, args.out))
     return 0
 
 
 def without_clipping(config: TrainConfig) -> TrainConfig:
-    """The same, with steps that wait for nobody: one that is clipped waits for all stages, which is no cost of its own."""
+    """Return the configuration without gradient clipping: a clipped step waits for all stages, which is no cost of its own."""
     return replace(config, training=replace(config.training, max_norm=0.0))
 
 
-@contextmanager
-def _progress(patience: "Patience") -> Iterator[Callable[[int, float], None]]:
-    """What shows each round on the error stream: in one line that changes, or line by line where that is no terminal."""
-    console = Console(stderr=True)
-    with console.status("starting a process for every worker") as status:
+class _RoundProgress:
+    """The progress of a measurement on stderr: a bar on a terminal, otherwise one line for each phase."""
 
-        def tell(number: int, unrest: float) -> None:
-            moved = f": medians moved by {unrest:.1%}" if number > 1 else ""
-            line = f"round {number} of at most {patience.most_rounds}{moved}"
-            if console.is_terminal:
-                status.update(line)
-            else:
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
+    def __init__(self, num_workers: int, patience: "Patience") -> None:
+        self._patience, self._bar = patience, progress_bar()
+        self._task = self._bar.add_task("", total=patience.most_rounds)
+        self._show(0, f"starting the processes of {count_text(num_workers, 'worker')}")
+        self._round_began_s = time.monotonic()
 
-        yield tell
+    def __enter__(self) -> "_RoundProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def advance(self, number: int, change: float) -> None:
+        """Show that a round has ended, by which share its medians changed, and how long the other rounds may take."""
+        now_s = time.monotonic()
+        num_left = self._patience.most_rounds - number
+        left = f", at most {format_duration(round((now_s - self._round_began_s) * 1e6) * num_left)} left" if num_left else ""
+        moved = f": medians moved by {change:.1%}" if number > 1 else ""
+        self._show(number, f"round {number} of at most {self._patience.most_rounds}{moved}{left}")
+        self._round_began_s = now_s
+
+    def _show(self, num_done: int, text: str) -> None:
+        self._bar.update(self._task, completed=num_done, description=text)
+        if self._bar.disable:
+            print(text, file=sys.stderr, flush=True)

@@ -1,8 +1,10 @@
-"""What `recycle report` says for people: lines aligned under their first words, a curve of the loss, clauses for the charts."""
+"""The text of `recycle report`: one labelled paragraph for each subject, and a curve of the loss."""
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+
+import numpy as np
 
 from recycle.core.events.record import Held
 from recycle.core.units import format_bytes, format_duration, format_us
@@ -16,12 +18,12 @@ _MOST_SAVED = 4
 _MOST_RECOVERIES = 12
 _CURVE_ROWS = 7
 _INDENT = " " * 11
-# The dots of a braille letter, row by row: two columns of four.
+# The bits of a braille character's dots: four rows of two.
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def report_lines(summary: Summary, state: str, width: int) -> list[str]:
-    """The run in some lines; `state` says how it ended."""
+    """Return the report in lines; `state` describes how the run ended."""
     return [
         *_line("run", f"{_named(summary)}, {state}"),
         *_step_lines(summary),
@@ -37,9 +39,9 @@ def report_lines(summary: Summary, state: str, width: int) -> list[str]:
     ]
 
 
-def _line(word: str, *texts: str) -> list[str]:
-    """A line, and others below it, after a word of the margin."""
-    return [f"{word if number == 0 else '':<11}{text}".rstrip() for number, text in enumerate(texts)]
+def _line(label: str, *texts: str) -> list[str]:
+    """Return lines of text, the first of them labelled in the margin."""
+    return [f"{label if number == 0 else '':<11}{text}".rstrip() for number, text in enumerate(texts)]
 
 
 def _named(summary: Summary) -> str:
@@ -49,10 +51,10 @@ def _named(summary: Summary) -> str:
 
 def _step_lines(summary: Summary) -> list[str]:
     executed = summary.executed
-    if not summary.steps:
+    if not summary.run.steps:
         return _line("iterations", f"{len(executed.whole):,} whole ones, {executed.whole[0]} to {executed.whole[-1]}")
     (_, first), (_, last) = summary.losses[0], summary.losses[-1]
-    text = f"{len(summary.steps):,}; loss {_loss(first)} at the first, {_loss(last)} at the last"
+    text = f"{len(summary.run.steps):,}; loss {_loss(first)} at the first, {_loss(last)} at the last"
     counts = {"skipped": len(summary.skipped), "clipped": len(summary.clipped), "taken back": len(executed.taken_back)}
     lines = _line("steps", text, ", ".join(f"{count or 'none'} {what}" for what, count in counts.items()))
     if executed.num_in_vain:
@@ -86,7 +88,9 @@ def _other_plans(summary: Summary) -> list[str]:
     executed = summary.executed
     if not executed.elsewhere:
         return []
-    return [f"{len(executed.whole):,} iterations went by this plan, {len(executed.elsewhere):,} by those of other epochs"]
+    return [
+        f"{len(executed.whole):,} iterations were executed by this plan, {len(executed.elsewhere):,} by plans of other epochs"
+    ]
 
 
 def _times(ratio: float) -> str:
@@ -94,7 +98,7 @@ def _times(ratio: float) -> str:
 
 
 def _bubbles(summary: Summary) -> str:
-    ordered = sorted(summary.shares, key=lambda share: (share.bubble, share.worker))
+    ordered = sorted(summary.executed.shares, key=lambda share: (share.bubble, share.worker))
     least, most = (f"{share.bubble:.1%} ({share.worker})" for share in (ordered[0], ordered[-1]))
     return (
         f"{summary.bubble:.1%} of the workers' time as executed, {summary.planned_bubble:.1%} as planned; from {least} to {most}"
@@ -113,7 +117,7 @@ def _time_lines(summary: Summary) -> list[str]:
 
 
 def _recovery_lines(summary: Summary) -> list[str]:
-    known = summary.recoveries
+    known = summary.run.recoveries
     if not known:
         return []
     num_left, num_joined = (sum(len(one.workers) for one in known if one.joins == joins) for joins in (False, True))
@@ -184,7 +188,7 @@ def _curve_lines(summary: Summary, width: int) -> list[str]:
 
 
 def curve(values: Sequence[float], num_columns: int, num_rows: int) -> list[str]:
-    """Draw values as a line of braille dots, the highest in the first row; of many values, each dot shows the mean of some."""
+    """Draw values as a line of braille dots, the highest in the first row; of many values, each dot is a mean."""
     wide, high = 2 * num_columns, 4 * num_rows
     points = _resampled(values, wide)
     low, span = min(points), max(points) - min(points)
@@ -192,7 +196,7 @@ def curve(values: Sequence[float], num_columns: int, num_rows: int) -> list[str]
     cells = [[0] * num_columns for _ in range(num_rows)]
     for x, level in enumerate(levels):
         before = levels[max(0, x - 1)]
-        # From next to the level before to this one, so that a steep line has no holes.
+        # All levels from the one before to this one, so that a steep line has no gaps.
         reached = range(min(level, before + 1), level + 1) if before <= level else range(level, before)
         for y in (high - 1 - dot for dot in reached):
             cells[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
@@ -200,28 +204,9 @@ def curve(values: Sequence[float], num_columns: int, num_rows: int) -> list[str]
 
 
 def _resampled(values: Sequence[float], num: int) -> list[float]:
-    """`num` values over the same stretch: means of equal parts, or points on the lines between values where there are fewer."""
+    """Return `num` values over the same range: means of equal parts, or linear interpolation if there are fewer values."""
     if len(values) >= num:
         bounds = [number * len(values) // num for number in range(num + 1)]
         return [math.fsum(values[first:last]) / (last - first) for first, last in pairwise(bounds)]
-    made = []
-    for number in range(num):
-        place = number * (len(values) - 1) / (num - 1)
-        before = min(int(place), len(values) - 2)
-        share = place - before
-        made.append(values[before] * (1 - share) + values[before + 1] * share)
-    return made
-
-
-def executed_rating(summary: Summary, iteration: int) -> tuple[str, ...]:
-    """Say below the title of a chart how its iteration went."""
-    return (
-        f"{format_us(summary.executed.length_us(iteration))} since the end of the iteration before",
-        f"the median is {format_us(summary.times.median_us)}",
-        f"workers in bubbles {summary.bubble:.0%} over the run",
-    )
-
-
-def planned_title(summary: Summary) -> tuple[str, ...]:
-    """Say above the plan's chart what its period is worth in the time of the run."""
-    return "as planned", f"a period of {format_us(round(summary.executed.promised_us))} at the speed at which ops ran"
+    points: list[float] = np.interp(np.linspace(0, len(values) - 1, num), range(len(values)), values).tolist()
+    return points

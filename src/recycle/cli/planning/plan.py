@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from recycle.cli.measuring.profile_text import remark
+from recycle.cli.measuring.profile_text import mismatch_note
 from recycle.core.errors import UserError
 from recycle.core.files import refuse_unwritable
 from recycle.core.plans.library import without_failures
@@ -102,7 +102,7 @@ def run_plan(args: argparse.Namespace) -> int:
         memory=args.memory,
         techniques=args.techniques,
     )
-    if note := remark(problem.profile.taken, problem.shape.num_pipelines):
+    if note := mismatch_note(problem.profile.taken, problem.shape.num_pipelines):
         print(note, file=sys.stderr)
     if args.library:
         return _run_library(args, problem)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recycle.cli.live.live_view import LiveView
-from recycle.cli.measuring.profile_text import remark
+from recycle.cli.measuring.profile_text import mismatch_note
 from recycle.cli.training.failure_flags import add_failure_arguments, read_failures
 from recycle.cli.training.job_factory import CONFIG, TrainingJobFactory, is_free
 from recycle.cli.training.plan_choice import choose_plan, seats_taken
@@ -110,7 +110,7 @@ def watching(
         listeners: list[Callable[[Event], None]] = [view.hear]
         for sentence in seats_taken(plan, config.cluster):
             view.say(sentence)
-        if note := remark(plan.problem.profile.taken, cluster.shape.num_pipelines, config):
+        if note := mismatch_note(plan.problem.profile.taken, cluster.shape.num_pipelines, config):
             view.say(note)
         if config.log.metrics_port:
             from recycle.cli.training.metrics_server import MetricsServer

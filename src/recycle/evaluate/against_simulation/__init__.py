@@ -1,1 +1,1 @@
-"""A run beside a simulation of it: its plans, its epochs as they went, its epochs as the simulator predicts them."""
+"""A recorded run beside a simulation of it: its epochs as measured, and as the simulator predicts them."""

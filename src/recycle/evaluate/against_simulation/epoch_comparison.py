@@ -1,7 +1,7 @@
-"""A run beside a simulation of it: the epochs of a record as they went, and the tables that hold them against a prediction.
+"""The epochs of a recorded run, and the comparison of their measured times with simulated ones, as JSON and as tables.
 
-An epoch is made of steps that went by one plan. Its first step begins with an empty pipeline, so it is told by itself. Steps that
-were done again from a checkpoint were done in two epochs, and count in both; ops that were in vain count nowhere.
+An epoch is a sequence of steps by one plan. Its first step starts with an empty pipeline, so it is compared by itself. Steps that
+were repeated from a checkpoint belong to two epochs and count in both; ops in vain count nowhere.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from recycle.core.events.record import OPTIMIZER, REDUCE, ROLLED_BACK, Recovered
 from recycle.core.op import Op
 from recycle.core.units import format_us
 from recycle.report.record.recoveries import format_ms, who
-from recycle.report.record.run_columns import Bools, Ints, Ops, RunRecord
+from recycle.report.record.run_columns import Bools, Ints, Ops, RunRecord, completed_us
 from recycle.report.record.tables import aligned
 
 _MOST_NAMED = 4
@@ -27,10 +27,10 @@ _MARGIN = 11
 
 @dataclass(frozen=True, eq=False)
 class Epoch:
-    """Steps in a row by one plan, from `begin_us` on; `recovered` says how they came to it, None where the run was started.
+    """Consecutive steps by one plan, from `begin_us` on, after the recovery `recovered`; None where the run was started.
 
-    `iterations` were applied, and ended at `ends_us`. `ops` are those of the iterations of which the record holds every op, which
-    may be fewer: a worker that dies has not told of its last ones.
+    `iterations` were applied, and ended at `ends_us`. `ops` belong to the complete iterations, which may be fewer: the record
+    lacks the last ops of a worker that died.
     """
 
     recovered: Recovered | None
@@ -41,68 +41,63 @@ class Epoch:
 
     @property
     def times_us(self) -> list[int]:
-        """What each step took, since the one before it."""
+        """The time of each step, from the end of the step before."""
         return np.diff(self.ends_us, prepend=self.begin_us).tolist()
 
     @cached_property
-    def whole(self) -> Ints:
-        """The iterations of which every op is known."""
+    def complete(self) -> Ints:
+        """The iterations of which the record holds every op."""
         return np.unique(self.ops.iteration)
 
     @cached_property
     def rows(self) -> dict[Worker, list[Op]]:
-        """Who ran what in an iteration, in order of time; nobody else was there."""
+        """The ops of each live worker in an iteration, in order of time."""
         rows: dict[Worker, list[Op]] = {Worker.parse(name): [] for name in self.ops.workers}
-        for event in self.ops.events([int(self.whole[0])]):
+        for event in self.ops.events([int(self.complete[0])]):
             if event.op not in (REDUCE, OPTIMIZER):
                 rows[Worker.parse(event.worker)].append(Op.parse(event.op))
         return rows
 
     def dead(self, shape: Shape) -> frozenset[Worker]:
-        """Whose seats nobody sat on."""
+        """The places without a live worker."""
         return frozenset(worker for worker in shape.workers() if worker not in self.rows)
 
     def spans_us(self, rows: Mapping[Worker, Sequence[Op]]) -> tuple[Ints, Ints]:
-        """When each op started and ended, by whole iteration and by its number in `rows`, one row after the other."""
-        numbered = [(str(worker), str(op)) for worker, ops in rows.items() for op in ops]
-        numbers = {pair: number for number, pair in enumerate(numbered)}
-        ops = self.ops
-        pairs, place = np.unique(ops.worker * len(ops.texts) + ops.what, return_inverse=True)
-        named = ((ops.workers[pair // len(ops.texts)], ops.texts[pair % len(ops.texts)]) for pair in pairs.tolist())
-        number = np.array([numbers.get(pair, -1) for pair in named])[place]
+        """Start and end of each op, by complete iteration and by the op's number in `rows`, one row after the other."""
+        names = [(str(worker), str(op)) for worker, row in rows.items() for op in row]
+        ops, number = self.ops, self.ops.look_up({name: number for number, name in enumerate(names)})
         is_op = number >= 0
-        where = np.searchsorted(self.whole, ops.iteration[is_op]), number[is_op]
-        starts, ends = (np.zeros((len(self.whole), len(numbers)), dtype=np.int64) for _ in range(2))
+        where = np.searchsorted(self.complete, ops.iteration[is_op]), number[is_op]
+        starts, ends = (np.zeros((len(self.complete), len(names)), dtype=np.int64) for _ in range(2))
         starts[where], ends[where] = ops.start_us[is_op], ops.end_us[is_op]
         return starts, ends
 
     def reduced_us(self, num_stages: int) -> Ints:
-        """What reductions took, by whole iteration and stage: they begin when the last worker has come to it."""
-        chosen, where = self._after_ops(REDUCE)
-        came, ended = (np.zeros((len(self.whole), num_stages), dtype=np.int64) for _ in range(2))
-        np.maximum.at(came, where, self.ops.start_us[chosen])
+        """The time of each reduction, by complete iteration and stage, from the arrival of its last worker."""
+        chosen, where = self._find(REDUCE)
+        arrived, ended = (np.zeros((len(self.complete), num_stages), dtype=np.int64) for _ in range(2))
+        np.maximum.at(arrived, where, self.ops.start_us[chosen])
         np.maximum.at(ended, where, self.ops.end_us[chosen])
-        return ended - came
+        return ended - arrived
 
     def stepped_us(self, num_stages: int) -> Ints:
-        """What optimizer steps took, by whole iteration and stage, in the mean over its workers."""
-        chosen, where = self._after_ops(OPTIMIZER)
-        sums, counts = (np.zeros((len(self.whole), num_stages), dtype=np.int64) for _ in range(2))
+        """The time of each optimizer step, by complete iteration and stage: the mean over its workers."""
+        chosen, where = self._find(OPTIMIZER)
+        sums, counts = (np.zeros((len(self.complete), num_stages), dtype=np.int64) for _ in range(2))
         np.add.at(sums, where, (self.ops.end_us - self.ops.start_us)[chosen])
         np.add.at(counts, where, 1)
         return sums // np.maximum(1, counts)
 
-    def _after_ops(self, what: str) -> tuple[Bools, tuple[Ints, Ints]]:
-        """Which events are of this kind, and of which whole iteration and stage they are."""
+    def _find(self, what: str) -> tuple[Bools, tuple[Ints, Ints]]:
+        """Return which events are of this kind, and their complete iterations and stages."""
         ops = self.ops
         chosen: Bools = np.array([text == what for text in ops.texts])[ops.what]
-        stages = np.array([Worker.parse(name).stage for name in ops.workers])
-        return chosen, (np.searchsorted(self.whole, ops.iteration[chosen]), stages[ops.worker[chosen]])
+        return chosen, (np.searchsorted(self.complete, ops.iteration[chosen]), ops.stages[ops.worker[chosen]])
 
 
 @dataclass(frozen=True, slots=True)
-class _Border:
-    """Ops that start at `from_us` or later are of the next epoch, which trains from `begin_us` on."""
+class _Boundary:
+    """The start of an epoch: its ops start at `from_us` or later, and it trains from `begin_us` on."""
 
     from_us: int
     begin_us: int
@@ -110,85 +105,75 @@ class _Border:
 
 
 def split_epochs(run: RunRecord, shape: Shape) -> list[Epoch]:
-    """Return the epochs of a run that have a whole iteration, in order of time."""
+    """Return the epochs of a run with a complete iteration, in order of time."""
     if len(run.ops) == 0:
         return []
-    borders = _borders(run)
-    firsts_us = [border.from_us for border in borders]
+    boundaries = _boundaries(run)
+    firsts_us = [boundary.from_us for boundary in boundaries]
     number = np.searchsorted(firsts_us, run.ops.start_us, side="right") - 1
-    counts = ~run.ops.in_vain | run.thrown_away  # what was thrown away with a whole iteration had counted until then
+    counts = ~run.ops.in_vain | run.discarded  # a discarded iteration counts in the epoch that completed it
     epochs = []
-    for place, (border, last_us) in enumerate(zip(borders, [*firsts_us[1:], None], strict=True)):
-        ops = run.ops.chosen(counts & (number == place))
-        if ends := whole_ends_us(ops, shape):
+    for index, (boundary, last_us) in enumerate(zip(boundaries, [*firsts_us[1:], None], strict=True)):
+        ops = run.ops.chosen(counts & (number == index))
+        if ends := completed_us(ops, shape):
             kept = ops.chosen(np.isin(ops.iteration, list(ends)))
-            ends |= {one.iteration: one.at_us for one in run.steps if border.from_us < one.at_us <= (last_us or one.at_us)}
+            ends |= {one.iteration: one.at_us for one in run.steps if boundary.from_us < one.at_us <= (last_us or one.at_us)}
             iterations = tuple(sorted(ends))
-            epochs.append(Epoch(border.recovered, border.begin_us, iterations, tuple(ends[one] for one in iterations), kept))
+            epochs.append(Epoch(boundary.recovered, boundary.begin_us, iterations, tuple(ends[one] for one in iterations), kept))
     return epochs
 
 
 def late_recoveries(run: RunRecord) -> list[Recovered]:
-    """The recoveries that came after the first op that the record still holds."""
-    return [border.recovered for border in _borders(run) if border.recovered is not None]
+    """The recoveries after the first op of the record."""
+    return [boundary.recovered for boundary in _boundaries(run) if boundary.recovered is not None]
 
 
 def in_flight_us(run: RunRecord) -> int:
-    """The time that recoveries threw away since the last step before them: steps that are done again count in their epochs."""
+    """The discarded time since the last step before each recovery: repeated steps count in their epochs."""
     ends_us = {one.at_us for one in late_recoveries(run)}
     spells = (spell for spell in run.spells if spell.state == "redo" and spell.cause != ROLLED_BACK)
     return sum(spell.length_us for spell in spells if spell.end_us in ends_us)
 
 
-def _borders(run: RunRecord) -> list[_Border]:
-    """Where epochs begin: with the first op, and where the run was started again or recovered."""
+def _boundaries(run: RunRecord) -> list[_Boundary]:
+    """Return the starts of the epochs: the first op, each restart of the run, each recovery."""
     first_us = int(run.ops.start_us.min())
-    starts = [_Border(spell.end_us, spell.end_us) for spell in run.spells if spell.cause == "start"]
-    # From the moment when all had stopped: the new epoch's first op may begin before anybody has heard of it.
-    recoveries = [_Border(one.at_us + one.detect_us + one.abort_us, one.end_us, one) for one in run.recoveries]
-    later = sorted((border for border in starts + recoveries if border.from_us > first_us), key=lambda border: border.from_us)
-    return [_Border(first_us, first_us), *later]
-
-
-def whole_ends_us(ops: Ops, shape: Shape) -> dict[int, int]:
-    """When each iteration ended that has an F, and a B or an I and a W, of every micro-batch at every stage."""
-    numbers, place = np.unique(ops.iteration, return_inverse=True)
-    kinds = np.array(["" if text in (REDUCE, OPTIMIZER) else Op.parse(text).kind.value for text in ops.texts] or [""])[ops.what]
-    num = {kind: np.bincount(place[kinds == kind], minlength=len(numbers)) for kind in "FBIW"}
-    all_of_them = shape.num_stages * shape.num_chains
-    is_whole = (num["F"] == all_of_them) & (num["B"] + num["W"] == all_of_them) & (num["I"] == num["W"])
-    ends = np.zeros(len(numbers), dtype=np.int64)
-    np.maximum.at(ends, place, ops.end_us)
-    return dict(zip(numbers[is_whole].tolist(), ends[is_whole].tolist(), strict=True))
+    starts = [_Boundary(spell.end_us, spell.end_us) for spell in run.spells if spell.cause == "start"]
+    # From the end of the abort on: the first op of the new epoch may start before the recovery is recorded as ended.
+    recoveries = [_Boundary(one.at_us + one.detect_us + one.abort_us, one.end_us, one) for one in run.recoveries]
+    later = sorted(
+        (boundary for boundary in starts + recoveries if boundary.from_us > first_us), key=lambda boundary: boundary.from_us
+    )
+    return [_Boundary(first_us, first_us), *later]
 
 
 @dataclass(frozen=True, slots=True)
-class EpochPace:
-    """What steps in a row take: the first, in which the pipeline fills, the median of those after it, and all of them."""
+class StepTimes:
+    """The times of consecutive steps: the first, in which the pipeline fills, the median of the others, and the sum."""
 
     first_us: int
-    iteration_us: int | None  # None where there is no other step than the first
+    iteration_us: int | None  # None if the first step is the only one
     total_us: int
 
     @staticmethod
-    def of(times_us: Sequence[int]) -> "EpochPace":
+    def of(times_us: Sequence[int]) -> "StepTimes":
         later = times_us[1:]
-        return EpochPace(times_us[0], round(median(later)) if later else None, sum(times_us))
+        return StepTimes(times_us[0], round(median(later)) if later else None, sum(times_us))
 
     def to_json(self) -> dict[str, Any]:
         return {"first": self.first_us, "iteration": self.iteration_us, "total": self.total_us}
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """The steps of an epoch, predicted and measured; `is_planned` says that the planner makes the plan that was played."""
+class EpochComparison:
+    """The steps of an epoch, predicted and measured; `is_planned` if the planner makes the plan that was executed."""
 
     first_step: int
     last_step: int
     dead: tuple[Worker, ...]
     is_planned: bool
-    predicted: EpochPace
-    measured: EpochPace
+    predicted: StepTimes
+    measured: StepTimes
 
     @property
     def num_steps(self) -> int:
@@ -196,7 +181,7 @@ class Stretch:
 
     @property
     def ratio(self) -> float | None:
-        """The measured iteration over the predicted one; of the first where there is no other."""
+        """The measured over the predicted iteration time; that of the first step if it is the only one."""
         if self.measured.iteration_us is None or self.predicted.iteration_us is None:
             return _ratio(self.measured.first_us, self.predicted.first_us)
         return _ratio(self.measured.iteration_us, self.predicted.iteration_us)
@@ -215,8 +200,8 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveryPause:
-    """A recovery, and what was predicted of it by part. What is done again is no part: it is as long as the failure came late."""
+class PauseComparison:
+    """The pause of a recovery, measured and predicted by part. Repeated work is no part of it."""
 
     recovered: Recovered
     predicted_parts_us: Mapping[str, int] = field(default_factory=dict)
@@ -242,20 +227,17 @@ class RecoveryPause:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """A whole run, predicted and measured. What was done again counts on both sides as it was, for it is no speed of anything.
+class RunComparison:
+    """A whole run, predicted and measured. `redo_us` is discarded work outside of the steps, the same on both sides."""
 
-    `redo_us` is what of it lies in no step of a stretch.
-    """
-
-    stretches: tuple[Stretch, ...]
-    pauses: tuple[RecoveryPause, ...]
+    epochs: tuple[EpochComparison, ...]
+    pauses: tuple[PauseComparison, ...]
     redo_us: int = 0
 
     @property
     def training_us(self) -> tuple[int, int]:
         """All steps: predicted, and measured."""
-        return sum(one.predicted.total_us for one in self.stretches), sum(one.measured.total_us for one in self.stretches)
+        return sum(one.predicted.total_us for one in self.epochs), sum(one.measured.total_us for one in self.epochs)
 
     @property
     def pauses_us(self) -> tuple[int, int]:
@@ -270,15 +252,15 @@ class Comparison:
 
     @property
     def measured_parts_us(self) -> dict[str, int]:
-        """What the parts of a recovery from a failure took in the median; empty where nobody left."""
+        """The median of each part of the recoveries from failures; empty if there was none."""
         failures = [one.recovered.parts_us for one in self.pauses if not one.recovered.joins]
         parts = ("detect", "abort", "plan", "regroup")
         return {part: round(median(times[part] for times in failures)) for part in parts} if failures else {}
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts rely on; times in µs, and each ratio is the measured over the predicted."""
+        """Return the form that scripts rely on: times in µs, ratios of measured to predicted times."""
         return {
-            "epochs": [one.to_json() for one in self.stretches],
+            "epochs": [one.to_json() for one in self.epochs],
             "recoveries": [one.to_json() for one in self.pauses],
             "training_us": _pair(self.training_us),
             "pauses_us": _pair(self.pauses_us),
@@ -288,40 +270,40 @@ class Comparison:
         }
 
     def lines(self) -> list[str]:
-        """The same for people: a table of epochs, one of recoveries, and what all of it comes to."""
-        texts = [*_stretch_lines(self.stretches), *self._notes()]
+        """Return tables of the epochs, of the recoveries and of the totals."""
+        texts = [*_epoch_lines(self.epochs), *self._notes()]
         if self.pauses:
             texts += ["", *_pause_lines(self.pauses), *self._constant_lines()]
         texts += ["", *self._total_lines()]
         return [f"{'' if number else 'simulation':<{_MARGIN}}{text}".rstrip() for number, text in enumerate(texts)]
 
     def _notes(self) -> list[str]:
-        others = [_steps(one) for one in self.stretches if not one.is_planned][:_MOST_ROWS]
+        others = [_steps(one) for one in self.epochs if not one.is_planned][:_MOST_ROWS]
         return [
-            "ops take as long and vary as much as they did in these steps, by stage and kind: where there are fewer cores than",
-            "workers they slow each other down, which no profile knows; the first step has an empty pipeline, and warms up",
-            *(f"steps {steps}: not a plan that the planner makes on the spot; it is played as recorded" for steps in others),
+            "op times and their variation are those of these steps, by stage and kind: where there are fewer cores than workers,",
+            "workers slow each other down, which no profile knows; the first step has an empty pipeline, and warms up",
+            *(f"steps {steps}: not a plan that the planner makes on the spot; it is simulated as recorded" for steps in others),
         ]
 
     def _constant_lines(self) -> list[str]:
         if not self.measured_parts_us:
             return []
-        told = " ".join(f"--set recycle.{part}={time_us / 1000:g}ms" for part, time_us in self.measured_parts_us.items())
-        return ["simulated pauses are assumptions; here and in 'recycle simulate', this run's would be", f"  {told}"]
+        flags = " ".join(f"--set recycle.{part}={time_us / 1000:g}ms" for part, time_us in self.measured_parts_us.items())
+        return ["simulated pauses are assumptions; this run's pauses, for here and for 'recycle simulate', are", f"  {flags}"]
 
     def _total_lines(self) -> list[str]:
         rows = [("steps", self.training_us), ("pauses", self.pauses_us)]
-        rows += [("done again", (self.redo_us, self.redo_us))] if self.redo_us else []
-        body = [[name, *_times(*pair, format_ms)] for name, pair in (*rows, ("in all", self.total_us))]
+        rows += [("repeated", (self.redo_us, self.redo_us))] if self.redo_us else []
+        body = [[name, *_times(*pair, format_ms)] for name, pair in (*rows, ("total", self.total_us))]
         return aligned([["", "simulated", "measured", "ratio"], *body]).splitlines()
 
 
-def _stretch_lines(stretches: Sequence[Stretch]) -> list[str]:
+def _epoch_lines(epochs: Sequence[EpochComparison]) -> list[str]:
     head = ["steps", "dead", "iteration simulated", "measured", "ratio", "first step simulated", "measured", "ratio"]
-    return _cut([head, *map(_stretch_row, stretches)])
+    return _cut([head, *map(_epoch_row, epochs)])
 
 
-def _stretch_row(one: Stretch) -> list[str]:
+def _epoch_row(one: EpochComparison) -> list[str]:
     names = ", ".join(map(str, one.dead)) if len(one.dead) <= _MOST_NAMED else f"{len(one.dead)} workers"
     predicted_us, measured_us = one.predicted.iteration_us, one.measured.iteration_us
     is_there = predicted_us is not None and measured_us is not None
@@ -329,7 +311,7 @@ def _stretch_row(one: Stretch) -> list[str]:
     return [_steps(one), names or "nobody", *later, *_times(one.predicted.first_us, one.measured.first_us, format_us)]
 
 
-def _pause_lines(pauses: Sequence[RecoveryPause]) -> list[str]:
+def _pause_lines(pauses: Sequence[PauseComparison]) -> list[str]:
     rows = [
         [who(one.recovered), str(one.recovered.iteration + 1), *_times(one.predicted_us, one.measured_us, format_ms)]
         for one in pauses
@@ -338,7 +320,7 @@ def _pause_lines(pauses: Sequence[RecoveryPause]) -> list[str]:
 
 
 def _cut(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The head and the first rows below it in lines."""
+    """Return lines of the head and the first rows."""
     num_left = len(rows) - 1 - _MOST_ROWS
     return aligned(rows[: _MOST_ROWS + 1]).splitlines() + ([f"and {num_left:,} more; --json lists all"] if num_left > 0 else [])
 
@@ -348,7 +330,7 @@ def _times(predicted_us: int, measured_us: int, show: Callable[[int], str]) -> l
     return [show(predicted_us), show(measured_us), "-" if ratio is None else f"{ratio:.3f}"]
 
 
-def _steps(one: Stretch) -> str:
+def _steps(one: EpochComparison) -> str:
     return f"{one.first_step}-{one.last_step}" if one.num_steps > 1 else str(one.first_step)
 
 
@@ -358,5 +340,5 @@ def _pair(times_us: tuple[int, int]) -> dict[str, Any]:
 
 
 def _ratio(measured_us: int, predicted_us: int) -> float | None:
-    """None where nothing was predicted, because the constants say so."""
+    """None if the predicted time is 0, by the constants."""
     return round(measured_us / predicted_us, 6) if predicted_us else None

@@ -1,10 +1,9 @@
-"""`recycle report --against-simulation`: the failures of a run once more, through planner and simulator.
+"""`recycle report --against-simulation`: predict the epochs and pauses of a recorded run with planner and simulator.
 
-Each epoch is played op by op with the plan that the planner makes for its dead, eagerly, as rows alone drive the runtime; the
-first step with an empty pipeline. How long ops, reductions, steps and messages take is measured in the run itself, by stage and
-kind, and so is by how much ops vary: on a machine with fewer cores than workers they slow each other down, which no profile made
-beforehand can know. So what is predicted is what the order of things makes of these times. Pauses are predicted by the
-simulator's constants.
+Each epoch is replayed eagerly, from an empty pipeline, by the plan that the planner makes for its dead workers. The times of ops,
+reductions, steps and messages, and the variation of op times, are measured in the run itself, by stage and kind: where workers
+share cores they slow each other down, which no earlier profile can know. So the prediction tests the order and the overlap of
+ops, not their costs. Pauses are predicted by the simulator's constants.
 """
 
 from array import array
@@ -23,11 +22,11 @@ from recycle.core.plans.plan import Plan, Quality, make_row
 from recycle.core.problem import Problem
 from recycle.core.profile import Link, Profile
 from recycle.evaluate.against_simulation.epoch_comparison import (
-    Comparison,
     Epoch,
-    EpochPace,
-    RecoveryPause,
-    Stretch,
+    EpochComparison,
+    PauseComparison,
+    RunComparison,
+    StepTimes,
     in_flight_us,
     late_recoveries,
     split_epochs,
@@ -39,14 +38,14 @@ from recycle.sim.replay.op_graph import ABSENT, KINDS, Ints, OpGraph, build_op_g
 from recycle.sim.replay.replay import Conditions, replay
 from recycle.sim.systems.constants import Constants, RecycleConstants
 
-# Iterations to play, and the ops in all of them; those after are taken to be like the last of them.
-_MOST_PLAYED, _MOST_OPS = 60, 2_000_000
-# Bytes that a link of the measured profile carries in a µs: so many that what a reduction took is met exactly.
+# The most iterations, and ops in all of them, to replay; later iterations are assumed to take as long as the last ones.
+_MOST_REPLAYED, _MOST_OPS = 60, 2_000_000
+# The bandwidth of the measured profile's peer link in bytes/µs: high enough to express a reduction time exactly.
 _FINE = 1000
 
 
 def read_constants(pairs: Iterable[str]) -> RecycleConstants:
-    """What a recovery takes in the simulation: the defaults, but for texts such as `recycle.detect=50ms`."""
+    """Return the constants of a simulated recovery: the defaults, changed by texts such as `recycle.detect=50ms`."""
     given = list(pairs)
     for pair in given:
         if not pair.strip().startswith("recycle."):
@@ -54,69 +53,71 @@ def read_constants(pairs: Iterable[str]) -> RecycleConstants:
     return Constants.for_model(0).with_values(given).recycle
 
 
-def against_simulation(run: RunRecord, plan: Plan, costs: RecycleConstants) -> Comparison:
-    """Predict a run that went by `plan` at first, and hold what was measured against it."""
+def against_simulation(run: RunRecord, plan: Plan, costs: RecycleConstants) -> RunComparison:
+    """Predict a run that began with `plan`, and compare the measured times with the prediction."""
     problem = without_failures(plan.problem)
     source = Planner(problem, given=plan)
     epochs = split_epochs(run, problem.shape)
     if not epochs:
-        raise UserError("the record holds no whole iteration, so that there is nothing to be held against a simulation")
-    stretches = tuple(_stretch(epoch, source) for epoch in epochs)
-    pauses = (RecoveryPause(one, _predicted_parts_us(one, _before(one, epochs), problem, costs)) for one in late_recoveries(run))
-    return Comparison(stretches, tuple(pauses), in_flight_us(run))
+        raise UserError("the record holds no whole iteration, so there is nothing to compare with a simulation")
+    compared = tuple(_compared(epoch, source) for epoch in epochs)
+    pauses = (
+        PauseComparison(one, _predicted_parts_us(one, _before(one, epochs), problem, costs)) for one in late_recoveries(run)
+    )
+    return RunComparison(compared, tuple(pauses), in_flight_us(run))
 
 
-def _stretch(epoch: Epoch, source: Planner) -> Stretch:
+def _compared(epoch: Epoch, source: Planner) -> EpochComparison:
     plan, is_planned = plan_of(epoch, source)
-    predicted = EpochPace.of(predict_us(plan, epoch))
+    predicted = StepTimes.of(predict_us(plan, epoch))
     dead = tuple(sorted(epoch.dead(plan.problem.shape)))
     steps = epoch.iterations[0] + 1, epoch.iterations[-1] + 1
-    return Stretch(*steps, dead, is_planned, predicted, EpochPace.of(epoch.times_us))
+    return EpochComparison(*steps, dead, is_planned, predicted, StepTimes.of(epoch.times_us))
 
 
 def plan_of(epoch: Epoch, source: Planner) -> tuple[Plan, bool]:
-    """The plan that an epoch went by, and whether it is the planner's; else it is made of what workers did."""
+    """Return the plan of an epoch, and whether it is the planner's; if not, it is built from the recorded ops."""
     problem = source.problem
     dead = epoch.dead(problem.shape)
     moves = epoch.recovered.moves if epoch.recovered is not None else ()
-    # The planner was asked before anybody moved.
-    empty = dead | {_seat(move, 2) for move in moves}
-    for question in dict.fromkeys((empty - {_seat(move, 0) for move in moves}, dead)):
-        plan = source.answer(question).plan
+    # The planner planned for the dead workers of the time before workers moved.
+    empty = dead | {_place(move, 2) for move in moves}
+    for failed in dict.fromkeys((empty - {_place(move, 0) for move in moves}, dead)):
+        plan = source.answer(failed).plan
         if _rows(plan) == {worker: ops for worker, ops in epoch.rows.items() if ops}:
             return plan, True
-    played = replace(problem, cluster=Cluster(problem.shape, dead))
+    recorded = replace(problem, cluster=Cluster(problem.shape, dead))
     rows = (make_row(problem.shape, worker, ((0, op) for op in ops)) for worker, ops in sorted(epoch.rows.items()))
-    return Plan(played, tuple(rows), 1, Quality(1, "feasible", "as recorded", 0.0)), False
+    return Plan(recorded, tuple(rows), 1, Quality(1, "feasible", "as recorded", 0.0)), False
 
 
-def _seat(move: str, place: int) -> Worker:
-    """Where a move goes from (0), or to (2)."""
-    return Worker.parse(move.partition(">")[place])
+def _place(move: str, end: int) -> Worker:
+    """Return the place from which (0), or to which (2), a worker moves."""
+    return Worker.parse(move.partition(">")[end])
 
 
 def _rows(plan: Plan) -> dict[Worker, list[Op]]:
-    """What each worker of a plan does, those without any op left out."""
+    """Return the ops of each worker of a plan, without workers that have none."""
     return {row.worker: [slot.op for slot in plan.slots(row)] for row in plan.rows if row.kinds}
 
 
 def predict_us(plan: Plan, epoch: Epoch) -> list[int]:
-    """What each step of an epoch takes by this plan, from an empty pipeline on: the mean of several tries where ops vary."""
+    """Predict the time of each step of an epoch, from an empty pipeline on: the mean of several replays where op times vary."""
     profile = measured_profile(plan, epoch)
     timed = _unclocked(replace(plan, problem=replace(plan.problem, profile=profile)))
     num_steps = len(epoch.iterations)
-    num_played = min(num_steps, max(2, min(_MOST_PLAYED, _MOST_OPS // plan.num_ops)))
+    num_replayed = min(num_steps, max(2, min(_MOST_REPLAYED, _MOST_OPS // plan.num_ops)))
     jitter = _jitter(timed, epoch)
-    num_tries = -(-_MOST_PLAYED // num_played) if jitter and plan.num_ops * _MOST_PLAYED <= _MOST_OPS else 1
-    tries = (Conditions(num_played, jitter, eager=True, seed=seed) for seed in range(1, num_tries + 1))
-    ends = np.array([replay(timed, conditions).completions_us for conditions in tries])
+    num_replays = -(-_MOST_REPLAYED // num_replayed) if jitter and plan.num_ops * _MOST_REPLAYED <= _MOST_OPS else 1
+    conditions = (Conditions(num_replayed, jitter, eager=True, seed=seed) for seed in range(1, num_replays + 1))
+    ends = np.array([replay(timed, condition).completions_us for condition in conditions])
     times: list[int] = np.rint(np.diff(ends, axis=1, prepend=0).mean(axis=0)).astype(np.int64).tolist()
     later = times[len(times) // 2 :]
-    return times + [round(sum(later) / len(later))] * (num_steps - num_played)
+    return times + [round(sum(later) / len(later))] * (num_steps - num_replayed)
 
 
 def _jitter(timed: Plan, epoch: Epoch) -> float:
-    """By what share of their time ops of an iteration vary, in the median; no op can take less than nothing, so 1 is the most."""
+    """The relative standard deviation of op times, the median over iterations, at most 1: no op takes less than no time."""
     starts, ends = _steady_spans_us(timed, epoch)
     spread = ((ends - starts) / build_op_graph(timed).durations_us).std(axis=1)
     return min(1.0, float(np.median(spread)))
@@ -128,20 +129,19 @@ def _steady_spans_us(plan: Plan, epoch: Epoch) -> tuple[Ints, Ints]:
 
 
 def _steady(epoch: Epoch) -> slice:
-    """The iterations that speak for an epoch: not the first, where there is another."""
-    return slice(1 if len(epoch.whole) > 1 else 0, None)
+    """The complete iterations without the first, if there is another."""
+    return slice(1 if len(epoch.complete) > 1 else 0, None)
 
 
 def _unclocked(plan: Plan) -> Plan:
-    """The same rows without their times, so that every stage starts as soon as it can."""
+    """Return the plan with all start times 0, so that every stage starts as soon as it can."""
     return replace(plan, rows=tuple(replace(row, starts_us=array("q", bytes(8 * len(row)))) for row in plan.rows))
 
 
 def measured_profile(plan: Plan, epoch: Epoch) -> Profile:
-    """What everything took at each stage: in the mean of an iteration, and of iterations the median, the first left out.
+    """Return the measured costs of each stage: the median over iterations, without the first, of the mean in an iteration.
 
-    In the mean, because an iteration is as long as its ops add up to; and the median, because a few iterations that something
-    else held up would spoil the rest.
+    The mean, because the ops of an iteration add up; the median, so that a few disturbed iterations do not matter.
     """
     program, num_stages = build_op_graph(plan), plan.problem.shape.num_stages
     steady = _steady(epoch)
@@ -159,18 +159,18 @@ def measured_profile(plan: Plan, epoch: Epoch) -> Profile:
 
 
 def _costs_us(program: OpGraph, lengths: Ints, stage: int) -> dict[str, int]:
-    """The costs of a stage by the names of a profile; a kind that nobody runs there costs next to nothing."""
+    """Return the op costs of a stage by their names in a profile; a kind that no worker runs there costs 1 µs."""
     found = {}
     for number, kind in enumerate(KINDS):
         chosen = (program.stage_of == stage) & (program.kinds == number)
         found[kind.value] = max(1, round(float(np.median(lengths[:, chosen].mean(axis=1))))) if chosen.any() else 1
-    # A whole backward contains I, says a profile; measured, it may be shorter by chance.
+    # In a profile B takes at least as long as I; measured, it may be shorter by chance.
     fused = max(found["B"], found["I"])
     return {"forward_us": found["F"], "input_us": found["I"], "weight_us": found["W"], "fused_us": fused}
 
 
 def _finish(reduce_us: int, optimizer_us: int, num_live: int) -> dict[str, int]:
-    """What lets a profile say that a reduction over so many peers took so long; one worker alone has none, so it steps longer."""
+    """Return the gradient size that gives this reduction time; a single worker has no reduction, so its step is longer."""
     if num_live < 2 or reduce_us < 1:
         return {"gradient_bytes": 0, "optimizer_us": reduce_us + optimizer_us}
     steps = 2 * (num_live - 1)
@@ -178,9 +178,9 @@ def _finish(reduce_us: int, optimizer_us: int, num_live: int) -> dict[str, int]:
 
 
 def _lags_us(program: OpGraph, starts: Ints, ends: Ints) -> list[int]:
-    """By the lower of two stages, how long a message takes between them: the median over receivers that did nothing else.
+    """Return the message time between two stages, by the lower stage: the median over receivers that were idle.
 
-    Where there is no such receiver, a message has the share of an op's time that the plan gives it.
+    Without an idle receiver it is the planned message time, scaled like the op times.
     """
     sources = np.flatnonzero(program.targets != ABSENT)
     targets = program.targets[sources]
@@ -204,17 +204,19 @@ def _middle(times: Ints) -> list[int]:
 
 
 def _before(recovered: Recovered, epochs: Sequence[Epoch]) -> Epoch | None:
-    """The last epoch with a step that began before this recovery."""
+    """The last epoch that began before this recovery."""
     return next((epoch for epoch in reversed(epochs) if epoch.begin_us < recovered.end_us), None)
 
 
 def _predicted_parts_us(one: Recovered, before: Epoch | None, problem: Problem, costs: RecycleConstants) -> dict[str, int]:
-    """What a recovery takes by the constants of the simulator; `before` is the epoch that it ended."""
+    """Predict the parts of a recovery by the constants of the simulator; `before` is the epoch that it ended."""
     notice = {} if one.joins else {"detect": costs.detect_us, "abort": costs.abort_us}
     copies = [Worker.parse(name) for name in one.workers] if one.joins else []
-    copies += [_seat(move, 2) for move in one.moves]
-    there = replace(problem, cluster=Cluster(problem.shape, before.dead(problem.shape))) if before is not None else problem
-    transfer_us = move_time_us(there, [worker.stage for worker in copies])
+    copies += [_place(move, 2) for move in one.moves]
+    cluster_before = (
+        replace(problem, cluster=Cluster(problem.shape, before.dead(problem.shape))) if before is not None else problem
+    )
+    transfer_us = move_time_us(cluster_before, [worker.stage for worker in copies])
     parts = {**notice, "plan": costs.plan_us, "regroup": costs.regroup_us, "transfer": transfer_us}
     is_rolled_back = before is not None and one.iteration <= before.iterations[-1]
     return parts | ({"restart": costs.restart_us} if is_rolled_back else {})

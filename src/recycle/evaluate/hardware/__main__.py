@@ -1,4 +1,4 @@
-"""The parts of `recycle bench cluster` that need the hardware, for machines that have torch and nothing else of ours installed.
+"""The parts of `recycle bench cluster` that need the hardware, as a command for machines that have only torch installed.
 
 PYTHONPATH=src python -m recycle.evaluate.hardware profile FOLDER --backend cpu-cores
 PYTHONPATH=src python -m recycle.evaluate.hardware race FOLDER
@@ -11,21 +11,15 @@ import sys
 from pathlib import Path
 
 from recycle.core.errors import UserError
-from recycle.evaluate.hardware import DEFAULT_ITERATIONS, DEFAULT_KILLS, DEFAULT_ROUNDS
-from recycle.evaluate.hardware.evaluation_folder import (
-    begin_evaluation,
-    hardware,
-    measure_deaths,
-    measure_profile,
-    measure_race,
-    read_setup,
-)
+from recycle.evaluate.hardware.evaluation_folder import begin_evaluation, hardware, measure_part, read_setup
+from recycle.evaluate.hardware.measurement_size import MeasurementSize, add_size_arguments
 from recycle.evaluate.hardware.setup import BACKENDS, Setup
 
 _NAME = "python -m recycle.evaluate.hardware"
 
 
-def main() -> int:
+def run_hardware_part() -> int:
+    """Measure one part and return the exit code."""
     args = _parser().parse_args()
     try:
         _measure(args)
@@ -43,30 +37,21 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=_NAME, description="Measure a cluster on this machine.")
     parser.add_argument("part", choices=("profile", "race", "deaths"))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--backend", choices=BACKENDS, help="of a folder that is new")
+    parser.add_argument("--backend", choices=BACKENDS, help="of a new folder")
     parser.add_argument("--workers", type=int, default=12)
-    parser.add_argument("--small", action="store_true", help="a small model, for a folder that is new")
-    parser.add_argument("--rounds", type=int, default=DEFAULT_ROUNDS)
-    parser.add_argument("--iterations", type=int, default=DEFAULT_ITERATIONS)
-    parser.add_argument("--kills", type=int, default=DEFAULT_KILLS)
+    parser.add_argument("--small", action="store_true", help="a small model, for a new folder")
+    add_size_arguments(parser)
     return parser
 
 
 def _measure(args: argparse.Namespace) -> None:
-    for name in ("rounds", "iterations", "kills"):
-        if getattr(args, name) < 1:
-            raise UserError(f"--{name} is {getattr(args, name)}, but it must be at least 1")
+    size = MeasurementSize.from_arguments(args)
     if args.backend:
         begin_evaluation(args.folder, Setup.usual(args.backend, args.workers, args.small))
     setup = read_setup(args.folder)
     with hardware(setup):
-        if args.part == "profile":
-            measure_profile(args.folder, setup, print)
-        elif args.part == "deaths":
-            measure_deaths(args.folder, setup, args.kills, print)
-        else:
-            measure_race(args.folder, setup, args.rounds, args.iterations, print)
+        measure_part(args.part, args.folder, setup, size, print)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_hardware_part())

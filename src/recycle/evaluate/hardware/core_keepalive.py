@@ -1,9 +1,8 @@
-"""Cores of a virtual machine that stay where they are: something of the lowest priority keeps each of them busy.
+"""Keepalive for the cores of a virtual machine: a process of the lowest priority keeps each core busy.
 
-A virtual core that has nothing to do is put to sleep, and when it wakes up the host puts it wherever it likes: often beside
-another busy one, until its balance is struck a second or two later. Workers that wait for each other many times in an iteration
-then are slow by chance, one or the other, by a quarter or by half. A core that never sleeps is moved less. What keeps it
-awake steps aside at once for anybody of the same session.
+An idle virtual core sleeps, and when it wakes up its host may migrate it, often onto a busy physical core, until the host
+rebalances a second or two later. Workers that wait for each other many times in an iteration are then slower at random, by a
+quarter or by half. A core that never sleeps is migrated less. The keepalive process yields at once to any other process.
 """
 
 import os
@@ -14,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 _CPU_INFO, _QUOTA = Path("/proc/cpuinfo"), Path("/sys/fs/cgroup/cpu.max")
-# It ends with whoever started it, killed or not.
+# It ends when its parent ends, even if the parent is killed.
 _SPIN = """
 import os, sys
 parent, core = map(int, sys.argv[1:])
@@ -27,14 +26,14 @@ while os.getppid() == parent:
 
 
 def are_cores_migrated() -> bool:
-    """Whether cores are known to be a hypervisor's, as only x86 tells, and not paid for by the time that they are busy."""
+    """Whether the cores belong to a hypervisor, which only x86 reports, and have no CPU quota that a keepalive would use up."""
     has_quota = _QUOTA.exists() and not _QUOTA.read_text(encoding="utf-8").startswith("max")
     return _CPU_INFO.exists() and " hypervisor" in _CPU_INFO.read_text(encoding="utf-8") and not has_quota
 
 
 @contextmanager
 def cores_kept_awake() -> Iterator[None]:
-    """Keep every core that may be used awake."""
+    """Run a keepalive process on every core that this process may use."""
     with ExitStack() as stack:
         for core in sorted(os.sched_getaffinity(0)):
             command = [sys.executable, "-S", "-c", _SPIN, str(os.getpid()), str(core)]

@@ -1,13 +1,13 @@
 """The folder of a measured cluster, and the parts of the evaluation that need its hardware.
 
-setup.json      what is measured
-profile.json    what ops, messages, reductions and steps cost with all workers at once
+setup.json      the cluster and its model
+profile.json    the costs of ops, messages, reductions and steps with all workers at once
 plans/          a plan for each variant, made from the profile
-rounds/         a profile for each round, from a rehearsal between its turns
-measured.jsonl  what each turn of each variant took
-spans/          who ran what when, in the last round
-deaths/         plans for whoever may die
-recoveries.json what each death and each return took
+rounds/         a profile for each round, measured between its trials
+measured.jsonl  iteration times and losses of each trial of each variant
+spans/          the ops of each worker with their times, in the last round
+deaths/         plans for every worker, and every pair of workers, that may be killed
+recoveries.json the duration of each recovery from a kill and of each rejoin
 """
 
 import json
@@ -22,21 +22,30 @@ from recycle.core.profile import Profile
 from recycle.evaluate.hardware.core_keepalive import are_cores_migrated, cores_kept_awake
 from recycle.evaluate.hardware.gpu_slices import slices
 from recycle.evaluate.hardware.kills import DEATHS, measure_recoveries
+from recycle.evaluate.hardware.measurement_size import MeasurementSize
 from recycle.evaluate.hardware.race import Trial, run_race
-from recycle.evaluate.hardware.setup import Setup
+from recycle.evaluate.hardware.setup import CPU_CORES, Setup
 from recycle.evaluate.hardware.variants import variants
 from recycle.profiling.rehearsal import rehearsal_plan, rehearse
 from recycle.runtime.job import refuse_absent
 
 SETUP, PROFILE = "setup.json", "profile.json"
 FORMAT, VERSION = "recycle-cluster", 1
-# Seconds from one kill to the next: enough to be back in.
+# Seconds between two kills: enough for the killed worker to rejoin.
 _CYCLE_S = 4.0
+_USUAL_WORKERS = 12
 Say = Callable[[str], None]
 
 
+def choose_setup(folder: Path, backend: str | None, num_workers: int | None, is_small: bool) -> Setup:
+    """Return the setup with these options; without any option, that of the folder if it has one."""
+    if backend is None and num_workers is None and not is_small and (folder / SETUP).exists():
+        return read_setup(folder)
+    return Setup.usual(backend or CPU_CORES, _USUAL_WORKERS if num_workers is None else num_workers, is_small)
+
+
 def begin_evaluation(folder: Path, setup: Setup) -> None:
-    """Make the folder of a measurement, or see that it is of the same."""
+    """Create the folder of a measurement; one that exists must be of the same setup."""
     if (folder / SETUP).exists():
         if read_setup(folder) != setup:
             raise UserError(f"{folder} holds a measurement of something else: name another folder")
@@ -55,16 +64,30 @@ def read_setup(folder: Path) -> Setup:
 
 @contextmanager
 def hardware(setup: Setup) -> Iterator[None]:
-    """What the setup computes on, for all of its parts: processes are forked from a server that starts in here, and once."""
+    """Prepare the hardware of a setup for all parts: GPU slices, or cores that are kept awake.
+
+    Worker processes are forked from a server that must start inside this context, once.
+    """
     refuse_absent(setup.device)
     with slices(setup.num_workers) if setup.is_gpu else cores_kept_awake() if are_cores_migrated() else nullcontext():
         yield
 
 
-def measure_profile(folder: Path, setup: Setup, say: Say) -> None:
-    """Rehearse, unless that was done."""
+def measure_part(part: str, folder: Path, setup: Setup, size: MeasurementSize, say: Say) -> None:
+    """Measure the part `profile`, `race` or `deaths`, or the rest of it; a part that is done is not measured again."""
+    if part == "profile":
+        _measure_profile(folder, setup, say)
+    elif part == "race":
+        _measure_variants(folder, setup, size, say)
+    else:
+        period_us = PlanFolder(folder / DEATHS).answer(frozenset()).plan.period_us
+        measure_recoveries(folder, setup, size.kills, max(2, round(_CYCLE_S * 1e6 / period_us)), say)
+
+
+def _measure_profile(folder: Path, setup: Setup, say: Say) -> None:
     if (folder / PROFILE).exists():
         return
+    say(f"measuring the profile: {setup.num_workers} worker processes start and train until the medians of op times are stable")
     job = setup.job(rehearsal_plan(setup.shape, is_split=True))
     found = rehearse(job, setup.model, progress=lambda number, change: say(f"round {number}: medians moved by {change:.1%}"))
     if not found.is_stable:
@@ -72,17 +95,10 @@ def measure_profile(folder: Path, setup: Setup, say: Say) -> None:
     write_text(folder / PROFILE, json.dumps(found.profile.to_json(), indent=1) + "\n")
 
 
-def measure_race(folder: Path, setup: Setup, num_rounds: int, num_iterations: int, say: Say) -> None:
-    """Run the race, or what is missing of it."""
-
-    def progress(heat: Trial, done: int, of: int) -> None:
-        say(f"turn {done} of {of}: {heat.variant} {heat.iteration_us / 1e3:.1f} ms, last loss {heat.losses[-1]:.4f}")
+def _measure_variants(folder: Path, setup: Setup, size: MeasurementSize, say: Say) -> None:
+    def progress(trial: Trial, num_done: int, num_trials: int) -> None:
+        took = f"{trial.iteration_us / 1e3:.1f} ms, last loss {trial.losses[-1]:.4f}"
+        say(f"trial {num_done} of {num_trials}: {trial.variant} {took}")
 
     profile = Profile.load(folder / PROFILE) if (folder / PROFILE).exists() else None
-    run_race(folder, setup, variants(setup), num_rounds, num_iterations, progress, profile)
-
-
-def measure_deaths(folder: Path, setup: Setup, num_kills: int, say: Say) -> None:
-    """Kill workers, one after the other, unless that was done."""
-    period_us = PlanFolder(folder / DEATHS).answer(frozenset()).plan.period_us
-    measure_recoveries(folder, setup, num_kills, max(2, round(_CYCLE_S * 1e6 / period_us)), say)
+    run_race(folder, setup, variants(setup), size.rounds, size.iterations, progress, profile)

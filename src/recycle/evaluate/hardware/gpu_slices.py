@@ -1,4 +1,4 @@
-"""Slices of one GPU: the CUDA Multi-Process Service gives each process a share of the multiprocessors. No setting is changed."""
+"""Slices of one GPU: the CUDA Multi-Process Service (MPS) gives each process a share of the multiprocessors."""
 
 import os
 import shutil
@@ -13,14 +13,14 @@ from recycle.core.errors import UserError
 
 _CONTROL = "nvidia-cuda-mps-control"
 _PIPES, _LOGS, _SHARE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-_PATIENCE_S, _PREFIX = 30, "recycle-slices-"
-# What it reads ends when it is told, or when whoever started it is gone.
+_TIMEOUT_S, _PREFIX = 30, "recycle-slices-"
+# Its stdin is closed by its parent, or when the parent has ended.
 _STOP = """
 import shutil, subprocess, sys
 sys.stdin.read()
-control, patience_s, folder = sys.argv[1:]
+control, timeout_s, folder = sys.argv[1:]
 try:
-    subprocess.run([control], input=b"quit\\n", timeout=float(patience_s), capture_output=True)
+    subprocess.run([control], input=b"quit\\n", timeout=float(timeout_s), capture_output=True)
 finally:
     shutil.rmtree(folder, ignore_errors=True)
 """
@@ -28,11 +28,11 @@ finally:
 
 @contextmanager
 def slices(num: int) -> Iterator[None]:
-    """Let processes that start inside each have one of `num` slices of the GPU; the service is stopped afterwards."""
+    """Give every process that starts inside one of `num` slices of the GPU; the service is stopped afterwards."""
     if shutil.which(_CONTROL) is None:
         raise UserError(f"slices of a GPU need {_CONTROL}, which comes with NVIDIA's driver, and it is not here")
     share = max(1, 100 // num)
-    # Not a scratch folder, which anybody may remove when this process is dead: the service is told to quit there after that.
+    # Not a scratch folder, which other processes may remove once this one has died: the guard still needs it to stop the service.
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     added = {_PIPES: str(folder / "pipe"), _LOGS: str(folder / "log"), _SHARE: str(share)}
     before = {name: os.environ.get(name) for name in added}
@@ -53,8 +53,8 @@ def slices(num: int) -> Iterator[None]:
 
 @contextmanager
 def _guard(folder: Path) -> Iterator[None]:
-    """Have the service stopped and its folder removed afterwards, by somebody who outlives this process if it is killed."""
-    command = [sys.executable, "-S", "-c", _STOP, _CONTROL, str(_PATIENCE_S), str(folder)]
+    """Stop the service and remove its folder afterwards, by a process that outlives this one if it is killed."""
+    command = [sys.executable, "-S", "-c", _STOP, _CONTROL, str(_TIMEOUT_S), str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as guard:
         try:
             yield
@@ -64,8 +64,8 @@ def _guard(folder: Path) -> Iterator[None]:
 
 def _start() -> None:
     try:
-        subprocess.run([_CONTROL, "-d"], check=True, timeout=_PATIENCE_S, capture_output=True, text=True)
+        subprocess.run([_CONTROL, "-d"], check=True, timeout=_TIMEOUT_S, capture_output=True, text=True)
     except subprocess.CalledProcessError as problem:
         raise UserError(f"{_CONTROL} cannot be started: {problem.stderr.strip() or problem}") from None
     except subprocess.TimeoutExpired:
-        raise UserError(f"{_CONTROL} cannot be started: it said nothing for {_PATIENCE_S} s") from None
+        raise UserError(f"{_CONTROL} cannot be started: it said nothing for {_TIMEOUT_S} s") from None

@@ -1,4 +1,4 @@
-"""What is compared: schedules without failures and with them, each as data; `recycle bench cluster` makes their plans."""
+"""The variants that `recycle bench cluster` compares: schedules with and without dead workers, each as data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ DROPPED = "dropped"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One row of the table. Without techniques it is torch's; `none` of them with nobody re-routing is 1F1B.
+    """One row of the results. Empty techniques mean a schedule of torch; the techniques `none` mean 1F1B.
 
-    `dropped` is a pipeline that is left out altogether: the others have its micro-batches to do besides their own.
+    `dropped` is a pipeline that is left out: the other pipelines run its micro-batches besides their own.
     """
 
     name: str
@@ -31,25 +31,25 @@ class Variant:
 
     @property
     def failed(self) -> frozenset[Worker]:
-        """Who is dead in its plan: nobody, where a whole pipeline has no part in it."""
+        """The dead workers of its plan; none if their whole pipeline is dropped."""
         return frozenset(map(Worker.parse, self.dead.split(","))) if self.dead and self.dropped is None else frozenset()
 
     def pipelines(self, setup: Setup) -> Sequence[int]:
-        """The pipelines of the cluster that take part, in the order of those of its plan."""
+        """The pipelines of the cluster that take part, in the order of the pipelines of its plan."""
         return [number for number in range(setup.pipelines) if number != self.dropped]
 
     def shape(self, setup: Setup) -> Shape:
-        """The shape of its plan: as many micro-batches in an iteration, or a few more where they do not come out even."""
+        """The shape of its plan; the number of micro-batches is rounded up if they do not divide evenly."""
         num = len(self.pipelines(setup))
         return Shape(num, setup.stages, -(-setup.pipelines * setup.microbatches // num))
 
     def num_samples(self, setup: Setup) -> int:
-        """How many samples an iteration trains on."""
+        """The number of samples in an iteration."""
         return self.shape(setup).num_chains * setup.samples
 
 
 def variants(setup: Setup) -> list[Variant]:
-    """The table's rows, from the fault-free ones to those with a dead worker in every stage."""
+    """Return all variants, from the fault-free ones to one dead worker in every stage."""
     last = setup.pipelines - 1
     every = ",".join(f"W{stage % setup.pipelines}_{stage}" for stage in range(setup.stages))
     one = f"W{min(1, last)}_{setup.stages // 2}"

@@ -1,4 +1,4 @@
-"""A measured cluster in tables: what an iteration took by each variant, what was predicted, and whether it is what was asked."""
+"""Tables of a measured cluster: iteration times and throughput shares, predictions and errors, requirements, recovery times."""
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,34 +11,33 @@ Rows = list[list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a variant's iteration was to take, in µs: by its ops alone, with links, with their crowd, with uneven workers."""
+    """A predicted iteration time in µs: from ops alone, with links, with contention, with uneven workers."""
 
     ops_us: float
     links_us: float
-    crowded_us: float
+    contended_us: float
     uneven_us: float
 
 
-How = Callable[[Prediction], float]
-"""One of a prediction's times."""
+PredictedTime = Callable[[Prediction], float]
 
-# Each knows one thing more than the one before.
-WAYS: Mapping[str, How] = {
+# Each step of the prediction takes one more effect into account.
+PREDICTION_STEPS: Mapping[str, PredictedTime] = {
     "ops alone": attrgetter("ops_us"),
     "+ links": attrgetter("links_us"),
-    "+ crowd": attrgetter("crowded_us"),
+    "+ contention": attrgetter("contended_us"),
     "+ uneven workers": attrgetter("uneven_us"),
 }
-BEST: How = WAYS["+ uneven workers"]
-BEFOREHAND = "as was known beforehand"
-_NUM_DRAWS, _COVERED = 1000, 0.9
+FULL: PredictedTime = PREDICTION_STEPS["+ uneven workers"]
+BEFOREHAND = "by the first profile"
+_NUM_RESAMPLES, _COVERAGE = 1000, 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One variant: what iterations took in each round, how many samples one trains on, its losses in each, what was predicted.
+class VariantResult:
+    """The measurements of one variant by round, and the predictions for it.
 
-    Predictions are by what was rehearsed in each round; the one beforehand is by the profile that its plan was made from.
+    `predictions` come from the profile of each round, `beforehand` from the profile that its plan was made from.
     """
 
     name: str
@@ -52,144 +51,139 @@ class Line:
 
     @property
     def typical_us(self) -> float:
-        return middle_mean(self.iterations_us)
+        return interquartile_mean(self.iterations_us)
 
     @property
     def samples_per_s(self) -> float:
         return self.samples_per_s_in(self.times_us)
 
     def samples_per_s_in(self, rounds: Iterable[int]) -> float:
-        """By these rounds, of which one may be named more than once."""
-        return self.num_samples / middle_mean(took_us for number in rounds for took_us in self.times_us[number]) * 1e6
+        """The throughput in these rounds, of which one may be named more than once."""
+        times_us = (time_us for number in rounds for time_us in self.times_us[number])
+        return self.num_samples / interquartile_mean(times_us) * 1e6
 
     @property
     def iterations_us(self) -> list[float]:
-        """What its iterations took, one by one."""
-        return [took_us for times_us in self.times_us.values() for took_us in times_us]
+        return [time_us for times_us in self.times_us.values() for time_us in times_us]
 
     @property
     def is_predicted(self) -> bool:
         return bool(self.predictions)
 
-    def predicted_us(self, how: How) -> float:
+    def predicted_us(self, step: PredictedTime) -> float:
         """The median over rounds."""
-        return median(how(made) for made in self.predictions.values())
+        return median(step(prediction) for prediction in self.predictions.values())
 
-    def error(self, how: How) -> float:
-        """By how much the prediction was too high, as a share of what was measured."""
-        return self.error_of(self.predicted_us(how))
+    def error(self, step: PredictedTime) -> float:
+        return self.error_of(self.predicted_us(step))
 
     def error_of(self, predicted_us: float) -> float:
+        """The error of a prediction as a share of the measured time, positive where it was too high."""
         return predicted_us / self.typical_us - 1
 
-    def share_of(self, other: "Line") -> float:
-        """Its throughput over another one's."""
+    def share_of(self, other: "VariantResult") -> float:
+        """Its throughput over another variant's."""
         return self.samples_per_s / other.samples_per_s
 
-    def share_between(self, other: "Line") -> tuple[float, float] | None:
-        """Between what that share lies nine times in ten if rounds are drawn by chance from these; None if there is but one."""
+    def share_interval(self, other: "VariantResult") -> tuple[float, float] | None:
+        """The 90 % bootstrap interval of that share, by resampling rounds; None if there is one round only."""
         rounds = sorted(set(self.times_us) & set(other.times_us))
         if len(rounds) < 2 or self is other:
             return None
-        chance = random.Random(1)
-        draws = (chance.choices(rounds, k=len(rounds)) for _ in range(_NUM_DRAWS))
-        shares = sorted(self.samples_per_s_in(drawn) / other.samples_per_s_in(drawn) for drawn in draws)
-        cut = round((1 - _COVERED) / 2 * _NUM_DRAWS)
+        generator = random.Random(1)
+        resamples = (generator.choices(rounds, k=len(rounds)) for _ in range(_NUM_RESAMPLES))
+        shares = sorted(self.samples_per_s_in(drawn) / other.samples_per_s_in(drawn) for drawn in resamples)
+        cut = round((1 - _COVERAGE) / 2 * _NUM_RESAMPLES)
         return shares[cut], shares[-1 - cut]
 
 
-def middle_mean(values: Iterable[float]) -> float:
-    """The mean of the middle half: what a mean is without the few that something else held up.
+def interquartile_mean(values: Iterable[float]) -> float:
+    """The mean of the middle half, which a few disturbed iterations do not change.
 
-    A median would take sides where long and short iterations alternate, as they do in some schedules.
+    A median would be arbitrary where long and short iterations alternate, as they do in some schedules.
     """
     ordered = sorted(values)
     cut = len(ordered) // 4
     return fmean(ordered[cut : len(ordered) - cut])
 
 
-def throughput_table(lines: Sequence[Line], yardstick: Line) -> Rows:
-    """What each variant took, beside what was predicted."""
+def throughput_table(results: Sequence[VariantResult], baseline: VariantResult) -> Rows:
+    """Return the measured and the predicted time of each variant, and its throughput as a share of the baseline's."""
     times = ["iteration ms", "median", "quartiles"]
-    head = ["variant", "dead", *times, "samples/s", f"of {yardstick.title}", "predicted ms", "error"]
-    return [head, *(_row(line, yardstick) for line in lines)]
+    head = ["variant", "dead", *times, "samples/s", f"of {baseline.title}", "predicted ms", "error"]
+    return [head, *(_row(result, baseline) for result in results)]
 
 
-def _row(line: Line, yardstick: Line) -> list[str]:
-    times_us = line.iterations_us
+def _row(result: VariantResult, baseline: VariantResult) -> list[str]:
+    times_us = result.iterations_us
     low_us, middle_us, high_us = quantiles(times_us, n=4, method="inclusive") if len(times_us) > 1 else times_us * 3
     spread = [f"{middle_us / 1e3:.1f}", f"{low_us / 1e3:.0f} – {high_us / 1e3:.0f}"]
-    told = [f"{line.predicted_us(BEST) / 1e3:.1f}", f"{line.error(BEST):+.1%}"] if line.is_predicted else ["–", "–"]
-    times = [f"{line.typical_us / 1e3:.1f}", *spread, f"{line.samples_per_s:.1f}"]
-    return [line.title, line.dead or "nobody", *times, share_text(line, yardstick), *told]
+    predicted = [f"{result.predicted_us(FULL) / 1e3:.1f}", f"{result.error(FULL):+.1%}"] if result.is_predicted else ["–", "–"]
+    times = [f"{result.typical_us / 1e3:.1f}", *spread, f"{result.samples_per_s:.1f}"]
+    return [result.title, result.dead or "nobody", *times, share_text(result, baseline), *predicted]
 
 
-def share_text(line: Line, other: Line) -> str:
-    """Its throughput over another one's, and between what that lies by chance."""
-    between = line.share_between(other)
-    return f"{line.share_of(other):.1%}" + (f" ({between[0]:.1%} – {between[1]:.1%})" if between else "")
+def share_text(result: VariantResult, other: VariantResult) -> str:
+    """The throughput over another variant's, with its 90 % bootstrap interval."""
+    interval = result.share_interval(other)
+    return f"{result.share_of(other):.1%}" + (f" ({interval[0]:.1%} – {interval[1]:.1%})" if interval else "")
 
 
-def prediction_table(lines: Sequence[Line]) -> Rows:
-    """How the prediction comes about: each column knows one thing more, with its error; beside it, what was known beforehand."""
-    rows = [[line.title, *_told(line), f"{line.typical_us / 1e3:.1f}"] for line in lines if line.is_predicted]
-    return [["variant", *WAYS, BEFOREHAND, "measured ms"], *rows]
+def prediction_table(results: Sequence[VariantResult]) -> Rows:
+    """Return the predicted time after each step of the prediction, and by the first profile, with the errors."""
+    rows = [[result.title, *_predicted(result), f"{result.typical_us / 1e3:.1f}"] for result in results if result.is_predicted]
+    return [["variant", *PREDICTION_STEPS, BEFOREHAND, "measured ms"], *rows]
 
 
-def _told(line: Line) -> list[str]:
-    known = BEST(line.beforehand) if line.beforehand else None
-    times_us = [*(line.predicted_us(how) for how in WAYS.values()), known]
-    return [f"{time_us / 1e3:.1f} ({line.error_of(time_us):+.1%})" if time_us else "–" for time_us in times_us]
+def _predicted(result: VariantResult) -> list[str]:
+    beforehand_us = FULL(result.beforehand) if result.beforehand else None
+    times_us = [*(result.predicted_us(step) for step in PREDICTION_STEPS.values()), beforehand_us]
+    return [f"{time_us / 1e3:.1f} ({result.error_of(time_us):+.1%})" if time_us else "–" for time_us in times_us]
 
 
-def errors_beforehand(lines: Iterable[Line]) -> list[float]:
-    """How far off predictions were, from what was known before the race alone."""
-    return [abs(line.error_of(BEST(line.beforehand))) for line in lines if line.beforehand]
+def errors_beforehand(results: Iterable[VariantResult]) -> list[float]:
+    """The absolute errors of the predictions by the first profile."""
+    return [abs(result.error_of(FULL(result.beforehand))) for result in results if result.beforehand]
 
 
-def errors_by_round(lines: Iterable[Line]) -> list[float]:
-    """How far off each round's prediction was of that round's turn."""
+def errors_by_round(results: Iterable[VariantResult]) -> list[float]:
+    """The absolute error of each round's prediction, relative to the time that was measured in that round."""
     return [
-        abs(BEST(made) / middle_mean(line.times_us[number]) - 1) for line in lines for number, made in line.predictions.items()
+        abs(FULL(prediction) / interquartile_mean(result.times_us[number]) - 1)
+        for result in results
+        for number, prediction in result.predictions.items()
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What was asked of a measurement: in words, what was found, and whether it is met."""
+class Requirement:
+    """A requirement on a measurement: its description, the target, the value that was found, and whether it is met."""
 
     what: str
-    asked: str
+    target: str
     found: str
     is_met: bool
 
 
-def asked_table(asked: Sequence[Asked]) -> Rows:
-    return [
-        ["asked", "target", "found", "met"],
-        *([one.what, one.asked, one.found, "yes" if one.is_met else "no"] for one in asked),
-    ]
+def requirement_table(requirements: Sequence[Requirement]) -> Rows:
+    rows = ([one.what, one.target, one.found, "yes" if one.is_met else "no"] for one in requirements)
+    return [["requirement", "target", "found", "met"], *rows]
 
 
-def errors_asked(lines: Sequence[Line], most_median: float, most: float) -> list[Asked]:
-    """Whether predictions came true."""
-    errors = [abs(line.error(BEST)) for line in lines if line.is_predicted]
+def error_requirements(results: Sequence[VariantResult], most_median: float, most: float) -> list[Requirement]:
+    """Check the median and the worst error of the predictions."""
+    errors = [abs(result.error(FULL)) for result in results if result.is_predicted]
     return [
-        Asked(
-            "predicted iteration time, median error",
-            f"≤ {most_median:.0%}",
-            f"{median(errors):.1%}",
-            median(errors) <= most_median,
-        ),
-        Asked("predicted iteration time, worst error", f"≤ {most:.0%}", f"{max(errors):.1%}", max(errors) <= most),
+        Requirement(f"predicted iteration time, {name} error", f"≤ {limit:.0%}", f"{error:.1%}", error <= limit)
+        for name, error, limit in (("median", median(errors), most_median), ("worst", max(errors), most))
     ]
 
 
 def times_table(times_us: Mapping[str, Sequence[float]]) -> Rows:
-    """Medians and worst of times by what they are of."""
+    """Return the number, the median and the maximum of each list of times; empty lists are left out."""
     rows = [
         [what, str(len(times)), f"{median(times) / 1e3:.0f}", f"{max(times) / 1e3:.0f}"]
         for what, times in times_us.items()
         if times
     ]
-    return [["what", "times", "median ms", "worst ms"], *rows]
+    return [["time", "count", "median ms", "worst ms"], *rows]

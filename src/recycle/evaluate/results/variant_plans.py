@@ -1,10 +1,10 @@
-"""Plans for a cluster that is measured: one for each variant, and one for whoever may die, all from its profile."""
+"""The plans of a measured cluster: one for each variant, and one for every worker or pair that may be killed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations
 from pathlib import Path
 
-from recycle.core.cluster import Worker
+from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import PlanFolder
 from recycle.core.profile import Profile
@@ -17,58 +17,33 @@ from recycle.planner.solve import solve
 
 ALL = "adaptive,decoupled,staggered"
 _VARIANT_S, _DEATH_S = 10.0, 1.0
-Say = Callable[[str], None]
 
 
-def make_plans(folder: Path, setup: Setup, variants: list[Variant], profile: Profile, say: Say) -> None:
+def make_plans(folder: Path, setup: Setup, variants: list[Variant], profile: Profile, say: Callable[[str], None]) -> None:
     """Make the plans that are missing."""
     for variant in variants:
         path = plan_path(folder, variant)
         if not variant.is_torch and not path.exists():
-            plan = _plan(variant, setup, profile)
+            plan = _solved(variant.shape(setup), profile, variant.failed, variant.techniques, "auto", _VARIANT_S)
             plan.save(path)
             say(f"planned {variant.title}: {plan.period_us / 1e3:.1f} ms, {plan.gap - 1:.1%} above its bound")
     source = PlanFolder(folder / DEATHS)
     for failed in _deaths(setup):
         if not source.path(failed).exists():
-            _solved(setup, profile, ",".join(map(str, sorted(failed)))).save(source.path(failed))
+            _solved(setup.shape, profile, failed, ALL, "greedy", _DEATH_S).save(source.path(failed))
 
 
-def _plan(variant: Variant, setup: Setup, profile: Profile) -> Plan:
-    shape = variant.shape(setup)
-    # 1F1B holds what lies between a micro-batch's way down and its way back; the others may hold what they like.
+def _solved(shape: Shape, profile: Profile, failed: Iterable[Worker], techniques: str, method: str, limit_s: float) -> Plan:
+    # 1F1B holds the micro-batches between a stage's forward and backward only; the other variants have no memory limit.
     in_flight = [min(shape.num_microbatches, shape.num_stages - stage) for stage in range(shape.num_stages)]
-    return solve(
-        problem(
-            shape.num_pipelines,
-            shape.num_stages,
-            shape.num_microbatches,
-            fail=map(str, variant.failed),
-            profile=profile,
-            memory=in_flight if variant.techniques == "none" else "unlimited",
-            techniques=variant.techniques,
-        ),
-        "auto",
-        _VARIANT_S,
-    )
-
-
-def _solved(setup: Setup, profile: Profile, dead: str) -> Plan:
-    shape = setup.shape
-    wanted = problem(
-        shape.num_pipelines,
-        shape.num_stages,
-        shape.num_microbatches,
-        fail=dead,
-        profile=profile,
-        memory="unlimited",
-        techniques=ALL,
-    )
-    return solve(wanted, "greedy", _DEATH_S)
+    sizes = shape.num_pipelines, shape.num_stages, shape.num_microbatches
+    memory = in_flight if techniques == "none" else "unlimited"
+    names = map(str, sorted(failed))
+    return solve(problem(*sizes, fail=names, profile=profile, memory=memory, techniques=techniques), method, limit_s)
 
 
 def _deaths(setup: Setup) -> Iterator[frozenset[Worker]]:
-    """Nobody, each one, and each two that leave every stage somebody."""
+    """Yield no worker, each worker, and each pair that leaves every stage a live worker."""
     workers = list(setup.shape.workers())
     yield frozenset()
     yield from (frozenset([worker]) for worker in workers)

@@ -1,7 +1,7 @@
-"""One pipeline of a fault-free plan in the text form of torch.distributed.pipelining, for its `_load_csv` with "compute_only".
+"""One pipeline of a fault-free plan in the CSV form of torch.distributed.pipelining, for its `_load_csv` with "compute_only".
 
-A row is a stage, a cell an action such as `2F0`: F forward, B whole backward, I and W its two halves. The form knows no
-time: a column is a step, and an empty cell says that the stage waits for another one in that step.
+A row is a stage, a cell an action such as `2F0`: F forward, B whole backward, I and W its two halves. The form has no times: a
+column is a step, and in an empty cell the stage waits for another one.
 """
 
 from recycle.core.errors import UserError
@@ -12,7 +12,7 @@ from recycle.core.plans.rules import needs
 
 def draw_torch_csv(plan: Plan, pipeline: int = 0) -> str:
     """Return the rows of `pipeline`, one line a stage, all equally long."""
-    _refuse_what_it_cannot_say(plan, pipeline)
+    _refuse_inexpressible(plan, pipeline)
     steps = _steps(plan, pipeline)
     length = 1 + max(steps.values(), default=-1)
     cells = [[""] * length for _ in range(plan.problem.shape.num_stages)]
@@ -21,7 +21,7 @@ def draw_torch_csv(plan: Plan, pipeline: int = 0) -> str:
     return "".join(",".join(row) + "\n" for row in cells)
 
 
-def _refuse_what_it_cannot_say(plan: Plan, pipeline: int) -> None:
+def _refuse_inexpressible(plan: Plan, pipeline: int) -> None:
     num_pipelines = plan.problem.shape.num_pipelines
     if not 0 <= pipeline < num_pipelines:
         raise UserError(f"there is no pipeline {pipeline} to export: choose one from 0 to {num_pipelines - 1}")
@@ -36,7 +36,7 @@ def _refuse_what_it_cannot_say(plan: Plan, pipeline: int) -> None:
 
 
 def _steps(plan: Plan, pipeline: int) -> dict[Op, int]:
-    """Number the steps: an op follows the one before it on its worker and all that it needs, as early as that allows."""
+    """Return the earliest step of each op after the op before it on its worker and all ops that it needs."""
     slots = [slot for row in plan.rows if row.worker.pipeline == pipeline for slot in plan.slots(row)]
     steps: dict[Op, int] = {}
     last = [-1] * plan.problem.shape.num_stages

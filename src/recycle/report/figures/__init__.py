@@ -1,1 +1,1 @@
-"""Matplotlib figures of runs, recoveries, traces and campaigns. Imports core and the rooms of report above this line."""
+"""Matplotlib figures of runs, recoveries, traces and campaigns. Imports core and report.{record,timeline,render}."""

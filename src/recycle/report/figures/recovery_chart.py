@@ -1,4 +1,4 @@
-"""Recoveries as a table with bars, for the page of a run: who, from which step on, what was lost, and to what."""
+"""The recovery table of the run page: workers, step, lost time, and its parts as bars and numbers."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ _LONGEST_CAUSE = 62
 
 
 def height_px(num_recoveries: int) -> float:
-    """How much of a page the table takes; nothing where there was no recovery."""
+    """The height of the table; 0 without recoveries."""
     if not num_recoveries:
         return 0.0
     num_rows = min(num_recoveries, MOST_ROWS) + (num_recoveries > MOST_ROWS)
@@ -27,7 +27,7 @@ def height_px(num_recoveries: int) -> float:
 
 
 def draw_recoveries(axes: Axes, recoveries: Sequence[Recovered], width_px: float) -> None:
-    """Draw into axes that are as many hundredths of an inch wide and high as the table has pixels; of many the longest."""
+    """Draw the longest recoveries into axes whose size in 1/100 inch is the size of the table in pixels."""
     axes.set_xlim(0, width_px)
     axes.set_ylim(height_px(len(recoveries)), 0)
     axes.set_axis_off()
@@ -47,7 +47,7 @@ def draw_recoveries(axes: Axes, recoveries: Sequence[Recovered], width_px: float
 
 
 def _text(axes: Axes, x: float, y: float, text: str, side: str, colour: str = palette.INK) -> None:
-    # A dollar sign would begin a formula.
+    # Otherwise a dollar sign would start a formula.
     axes.text(x, y, text, fontsize=_FONT, color=colour, ha=side, va="baseline", parse_math=False)
 
 

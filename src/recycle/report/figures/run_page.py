@@ -1,20 +1,17 @@
-"""A run on one page: loss, speed and memory above; below them recoveries, and an iteration as executed over the one as planned.
+"""The page of a run as a PNG: loss, speed and memory; recoveries; one iteration as executed and, below it, as planned.
 
-Both iterations are drawn to one scale, the plan's at the speed at which ops ran, so that what makes the run longer than the plan
-lies right below what the plan has there.
+Both iterations have the same scale, the planned one at the measured speed of the ops, so that differences are visible.
 """
-
-from io import BytesIO
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from recycle.core.units import format_bytes, format_us
 from recycle.report.figures.recovery_chart import draw_recoveries, height_px
 from recycle.report.record.run_summary import Summary, fullest_by_stage
 from recycle.report.render import palette
+from recycle.report.render.figure import new_figure, png_bytes, simplify_axes
 from recycle.report.render.layout import Picture
 from recycle.report.render.png import draw_picture
 from recycle.report.timeline.timeline import Timeline
@@ -29,31 +26,28 @@ _TIMES = ((2 * 3_600_000_000, 3_600_000_000, "hours"), (5 * 60_000_000, 60_000_0
 
 
 def draw_page(summary: Summary, executed: Timeline, planned: Timeline) -> bytes:
-    """Return the page as the bytes of a PNG file; the two timelines are those of one iteration of the run and of its plan."""
+    """Return the page as a PNG file, with the timelines of one executed iteration and of the plan."""
     pictures = lay_out(executed, planned, summary.executed.slowdown())
     width = pictures[0].width_px
-    table = height_px(len(summary.recoveries))
+    table = height_px(len(summary.run.recoveries))
     height = _HEAD_PX + _PANEL_PX + _BELOW_PX + table + sum(picture.height_px + _GAP_PX for picture in pictures)
-    figure = Figure(figsize=(width / 100, height / 100), facecolor=palette.PAPER)
-    FigureCanvasAgg(figure)
+    figure = new_figure(width / 100, height / 100, is_constrained=False)
     _draw_head(figure, summary, height)
     _draw_panels(figure, summary, width, height)
     top = _HEAD_PX + _PANEL_PX + _BELOW_PX
     if table:
-        draw_recoveries(figure.add_axes((0, 1 - (top + table) / height, 1, table / height)), summary.recoveries, width)
+        draw_recoveries(figure.add_axes((0, 1 - (top + table) / height, 1, table / height)), summary.run.recoveries, width)
         top += table
     for picture in pictures:
         top += _GAP_PX
         axes = figure.add_axes((0, 1 - (top + picture.height_px) / height, 1, picture.height_px / height))
         draw_picture(axes, picture)
         top += picture.height_px
-    stream = BytesIO()
-    figure.savefig(stream, format="png", dpi=180 if height < 3000 else 100, metadata={"Software": None})
-    return stream.getvalue()
+    return png_bytes(figure, dpi=180 if height < 3000 else 100)
 
 
 def lay_out(executed: Timeline, planned: Timeline, slowdown: float) -> tuple[Picture, Picture]:
-    """Lay both out over the same time: as long as the longer one, at the speed at which ops ran."""
+    """Lay out both timelines over the time of the longer one, at the measured speed of the ops."""
     (ran_us, planned_us) = (timeline.extent[1] - timeline.extent[0] for timeline in (executed, planned))
     length_us = max(ran_us, planned_us * slowdown)
     wanted = max(Picture(executed).plot_px, Picture(planned).plot_px)
@@ -64,7 +58,7 @@ def lay_out(executed: Timeline, planned: Timeline, slowdown: float) -> tuple[Pic
 def _draw_head(figure: Figure, summary: Summary, height: float) -> None:
     run, times = summary.run, summary.times
     title = f"{run.source} · {run.name}" if run.name else run.source
-    clauses = [f"{len(summary.steps)} steps"] if summary.steps else [f"{len(summary.executed.whole)} iterations"]
+    clauses = [f"{len(summary.run.steps)} steps"] if summary.run.steps else [f"{len(summary.executed.whole)} iterations"]
     clauses += [f"{summary.samples_per_s:.4g} samples/s"] if summary.samples_per_s else []
     clauses += [
         f"{format_us(times.median_us)} an iteration",
@@ -72,9 +66,8 @@ def _draw_head(figure: Figure, summary: Summary, height: float) -> None:
         f"bubbles {summary.bubble:.0%}, planned {summary.planned_bubble:.0%}",
     ]
     if summary.executed.elsewhere:
-        clauses.append(
-            f"by this plan {len(summary.executed.whole)} iterations, by those of other epochs {len(summary.executed.elsewhere)}"
-        )
+        num, num_other = len(summary.executed.whole), len(summary.executed.elsewhere)
+        clauses.append(f"{num} iterations by this plan, {num_other} by plans of other epochs")
     figure.text(0.01, 1 - 24 / height, title, fontsize=12, fontweight="bold", color=palette.INK, va="baseline")
     figure.text(0.01, 1 - 43 / height, " · ".join(clauses), fontsize=8.5, color=palette.FAINT_INK, va="baseline")
 
@@ -85,10 +78,7 @@ def _draw_panels(figure: Figure, summary: Summary, width: float, height: float) 
     for number, draw in enumerate((_draw_loss, _draw_speed, _draw_memory)):
         left = _SIDE_PX + number * (each + _BETWEEN_PX)
         axes = figure.add_axes((left / width, bottom, each / width, (_PANEL_PX - 26) / height))
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(colors=palette.FAINT_INK, labelsize=7)
-        axes.grid(axis="y", color=palette.GRID, linewidth=0.5)
-        axes.set_axisbelow(True)
+        simplify_axes(axes, label_size=7, line_width=0.5)
         draw(axes, summary)
 
 
@@ -103,7 +93,7 @@ def _absent(axes: Axes, text: str) -> None:
 
 
 def _draw_line(axes: Axes, x: list[float], y: list[float]) -> None:
-    """Every value, and where there are many of them, pale behind the mean of those around each."""
+    """Draw every value; many values are pale, behind their moving average."""
     is_long = len(x) >= _FEWEST_TO_SMOOTH
     axes.plot(x, y, color=_LINE, linewidth=0.8 if is_long else 1.4, alpha=0.35 if is_long else 1.0)
     if not is_long:
@@ -116,7 +106,7 @@ def _draw_line(axes: Axes, x: list[float], y: list[float]) -> None:
 
 
 def _mark(axes: Axes, x: list[float], level: float, marker: str, label: str, colour: str = _MARK) -> None:
-    """Put marks at a share of the height of the axes, whatever is drawn there."""
+    """Draw marks at a share of the height of the axes."""
     axes.plot(
         x,
         [level] * len(x),
@@ -185,7 +175,7 @@ def _mark_time(axes: Axes, summary: Summary, begin_us: int, unit_us: int) -> Non
 
 
 def _draw_times(axes: Axes, summary: Summary) -> None:
-    """How long iterations took, where the record does not say how many samples they had."""
+    """Draw the iteration times, for a record without samples."""
     times = summary.executed.times_us
     _title(axes, "milliseconds an iteration", "iteration")
     _draw_line(axes, [float(iteration) for iteration in times], [time / 1000 for time in times.values()])

@@ -1,17 +1,15 @@
-"""Systems side by side as a picture: their throughput over time, with every failure marked."""
+"""The chart of a campaign: the throughput of each system over time, and the live nodes with every failure marked."""
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from recycle.core.events.record import Changed, Event, Spell
 from recycle.report.record.metrics import measure, throughput_over_time
 from recycle.report.render import palette
+from recycle.report.render.figure import new_figure, png_bytes, simplify_axes
 
-# Okabe and Ito's colours, which colour-blind readers tell apart, each with its own dashes for print without colour.
+# Okabe and Ito's colours, which colour-blind readers can distinguish, each with its own dashes for print without colour.
 LINES: tuple[tuple[str, str | tuple[int, tuple[float, ...]]], ...] = (
     ("#0072B2", "-"),
     ("#D55E00", (0, (6, 1.5))),
@@ -24,8 +22,6 @@ LINES: tuple[tuple[str, str | tuple[int, tuple[float, ...]]], ...] = (
     ("#000000", (0, (1, 2))),
 )
 _NUM_BINS = 144
-
-
 # A system has the same line in every picture.
 _SYSTEMS = (
     "recycle",
@@ -41,22 +37,19 @@ _SYSTEMS = (
 
 
 def line_of(name: str, names: Sequence[str]) -> tuple[str, str | tuple[int, tuple[float, ...]]]:
-    """The colour and dashes of a system, or of any other name by its place among `names`."""
+    """The colour and dashes of a system, or of any other name by its position in `names`."""
     return LINES[(_SYSTEMS if name in _SYSTEMS else names).index(name) % len(LINES)]
 
 
 def draw_campaign(records: Mapping[str, Sequence[Event]], title: str, fault_free: float) -> bytes:
-    """Return a PNG: samples a second over time, one line a system, and below it how many nodes live."""
-    figure = Figure(figsize=(10, 5.6), facecolor=palette.PAPER, layout="constrained")
-    FigureCanvasAgg(figure)
+    """Return a PNG: samples a second over time, one line a system, and below it the number of live nodes."""
+    figure = new_figure(10, 5.6)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[5, 1])
     _draw_throughput(top, records, fault_free)
     _draw_nodes(bottom, next(iter(records.values())))
     top.set_title(title, fontsize=11, color=palette.INK, loc="left", fontweight="bold")
     bottom.set_xlabel("hours", color=palette.INK)
-    stream = BytesIO()
-    figure.savefig(stream, format="png", dpi=150, metadata={"Software": None})
-    return stream.getvalue()
+    return png_bytes(figure)
 
 
 def _draw_throughput(axes: Axes, records: Mapping[str, Sequence[Event]], fault_free: float) -> None:
@@ -70,14 +63,14 @@ def _draw_throughput(axes: Axes, records: Mapping[str, Sequence[Event]], fault_f
     axes.set_ylabel("samples / s", color=palette.INK)
     axes.text(1.005, fault_free, "fault-free", transform=axes.get_yaxis_transform(), va="center", ha="left", fontsize=7)
     axes.legend(fontsize=8, frameon=False, ncols=1, loc="center left", bbox_to_anchor=(1.06, 0.5), title="system (mean)")
-    _plain(axes)
+    simplify_axes(axes)
 
 
 def _draw_nodes(axes: Axes, record: Sequence[Event]) -> None:
     changes = [event for event in record if isinstance(event, Changed)]
     end = max((getattr(event, "end_us", 0) for event in record), default=0) / 3.6e9
     first = next((event.num_live for event in record if isinstance(event, Spell)), 0)
-    after = {change.at_us: change.num_live for change in changes}  # what happens at one time is drawn once
+    after = {change.at_us: change.num_live for change in changes}  # changes at the same time are drawn once
     times = [0.0, *(at_us / 3.6e9 for at_us in after), end]
     counts = [first, *after.values()]
     axes.step(times, [*counts, counts[-1]], where="post", color=palette.INK, linewidth=1.2)
@@ -92,11 +85,4 @@ def _draw_nodes(axes: Axes, record: Sequence[Event]) -> None:
     )
     axes.set_ylabel("live nodes", color=palette.INK)
     axes.set_xlim(0, end or 1)
-    _plain(axes)
-
-
-def _plain(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=palette.FAINT_INK, labelsize=8)
-    axes.grid(axis="y", color=palette.GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
+    simplify_axes(axes)

@@ -1,9 +1,8 @@
-"""A trace for the eye: how many nodes are live over time, as lines for a terminal and as a PNG picture."""
+"""The number of live nodes over the time of a trace, as a chart for a terminal and as a PNG."""
 
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from io import BytesIO
 from itertools import groupby, pairwise
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,9 @@ from recycle.report.render.terminal_chart import AXIS, LABEL, NOTE, PLAIN, Cell,
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LEFT, CAME = "B", "W"  # looks of the palette: orange for who leaves, green for who comes
+LEFT, CAME = "B", "W"  # looks of the palette: orange for nodes that leave, green for nodes that come
 _MOST_ROWS = 8
-_LABEL_COLUMNS = 12  # room for "1 h 30 min" and air around it
+_LABEL_COLUMNS = 12  # enough for "1 h 30 min" and spaces around it
 _PARTS = " ▁▂▃▄▅▆▇█"
 _ASCII_PARTS = " .....:::#"
 _MS, _S, _MIN, _H, _D = 1000, 10**6, 60 * 10**6, 3600 * 10**6, 86400 * 10**6
@@ -38,7 +37,7 @@ def ticks(end_us: int, most: int) -> list[int]:
 
 
 def levels(trace: Trace) -> tuple[int, int]:
-    """From which number of nodes to which a chart goes: from 0, unless most nodes are always live and 0 would hide the rest."""
+    """The lowest and highest number of nodes on the axis: from 0, unless most nodes are always live."""
     counts = [count for _, count in live_counts(trace)]
     lowest, highest = min(counts), max(counts)
     spare = max(1, (highest - lowest) // 4)
@@ -67,7 +66,7 @@ def draw_strip(trace: Trace, width: int, is_ascii: bool = False) -> list[Line]:
 
 
 def _fewest(trace: Trace, num_columns: int) -> list[int]:
-    """The fewest live nodes in each column: those that are there when it begins, or what it comes to inside."""
+    """The fewest live nodes in each column, at its start or within it."""
     times, counts = zip(*live_counts(trace), strict=True)
     edges = [-(-trace.end_us * column // num_columns) for column in range(num_columns)] + [trace.end_us + 1]
     fewest = []
@@ -79,7 +78,7 @@ def _fewest(trace: Trace, num_columns: int) -> list[int]:
 
 def _part(num_above: int, per_row: int, parts: str) -> str:
     share = min(max(num_above / per_row, 0), 1)
-    # Rounded up: a cell that stands for some nodes is never empty.
+    # Rounded up, so that a cell with live nodes is never empty.
     return parts[math.ceil(share * 8)] if share < 1 else parts[-1]
 
 
@@ -98,7 +97,7 @@ def _axis_lines(end_us: int, label: str, num_columns: int) -> list[Line]:
 
 
 def _count_line(trace: Trace, joins: bool, margin: int, num_columns: int) -> Line:
-    """How many nodes left (or came) in each column: a digit, or + for ten and more."""
+    """The number of nodes that left (or came) in each column: a digit, or + for ten and more."""
     counts = Counter(_column(change.at_us, trace.end_us, num_columns) for change in trace.later if change.joins == joins)
     text = "".join("·" if not counts[at] else str(counts[at]) if counts[at] < 10 else "+" for at in range(num_columns))
     look = CAME if joins else LEFT
@@ -112,19 +111,15 @@ def _column(at_us: int, end_us: int, num_columns: int) -> int:
 
 def draw_trace_png(trace: Trace, title: str) -> bytes:
     """Return the bytes of a PNG file: a step for each change, an orange mark where nodes left, a green one where they came."""
-    # matplotlib takes half a second to import, and the terminal's chart does without it.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    # Imported here, because matplotlib takes half a second to import, and the chart of a terminal does not need it.
+    from recycle.report.render.figure import new_figure, png_bytes
 
-    figure = Figure(figsize=(10, 3.6), facecolor=palette.PAPER, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10, 3.6)
     axes = figure.add_subplot()
     _draw_steps(axes, trace)
     _draw_marks(axes, trace)
-    _dress(axes, trace, title)
-    stream = BytesIO()
-    figure.savefig(stream, format="png", dpi=200)
-    return stream.getvalue()
+    _format_axes(axes, trace, title)
+    return png_bytes(figure, dpi=200)
 
 
 def _draw_steps(axes: "Axes", trace: Trace) -> None:
@@ -136,7 +131,7 @@ def _draw_steps(axes: "Axes", trace: Trace) -> None:
 
 
 def _draw_marks(axes: "Axes", trace: Trace) -> None:
-    """Mark departures at the upper edge and returns at the lower, whatever the number of nodes then."""
+    """Mark departures at the upper edge and returns at the lower edge."""
     for joins, look, meaning, marker, height in ((False, LEFT, "left", "v", 0.96), (True, CAME, "came", "^", 0.04)):
         times = sorted({change.at_us for change in trace.later if change.joins == joins})
         if times:
@@ -145,7 +140,7 @@ def _draw_marks(axes: "Axes", trace: Trace) -> None:
             axes.plot(times, [height] * len(times), transform=axes.get_xaxis_transform(), label=f"{num:,} {meaning}", **style)
 
 
-def _dress(axes: "Axes", trace: Trace, title: str) -> None:
+def _format_axes(axes: "Axes", trace: Trace, title: str) -> None:
     low, high = levels(trace)
     times = ticks(trace.end_us, 10)
     axes.set_xticks(times, [format_duration(time) if time else "0" for time in times])

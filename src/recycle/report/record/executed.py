@@ -1,8 +1,8 @@
-"""The iterations of a run beside its plan: when each began at every stage, how long it took, and where the time went.
+"""The executed iterations of a run beside one plan: their start at every stage, their length, busy time and bubbles.
 
-The first iteration, in which everything warms up, is not counted where there is another; neither is one that is not whole,
-because the run was cut off in it, or one that went by the plan of another epoch. Ops in vain, of an attempt that was begun again
-because the step before it was taken back, are neither busy time nor bubble.
+The first iteration, a warm-up, does not count if there is another; neither do incomplete iterations, nor iterations that were
+executed by the plan of another epoch. Ops in vain, of an attempt that was repeated because the step before it was taken back, are
+neither busy time nor bubble.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,7 +24,7 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class BubbleShare:
-    """Where the time of one worker went; what no part fills is bubble."""
+    """The time of one worker by its use; the rest is bubble."""
 
     worker: Worker
     span_us: int
@@ -43,23 +43,23 @@ class BubbleShare:
 
 
 def bubble_share(shares: Sequence[BubbleShare]) -> float:
-    """The share of all these workers' time together in which they computed nothing and neither reduced nor stepped."""
+    """The bubble of these workers as a share of their time."""
     return sum(share.bubble_us for share in shares) / sum(share.span_us for share in shares)
 
 
 def planned_shares(plan: Plan) -> list[BubbleShare]:
-    """Where the time of each live worker goes in one period, as planned."""
-    problem, made = plan.problem, []
+    """Return the planned use of each live worker's time in one period."""
+    problem, shares = plan.problem, []
     for row in plan.rows:
         stage = row.worker.stage
         busy = sum(row.kinds.count(kind.value) * problem.duration_us(stage, kind) for kind in Kind)
         optimizer_us = problem.profile.stages[stage].optimizer_us
-        made.append(BubbleShare(row.worker, plan.period_us, busy, problem.reduce_us(stage), optimizer_us))
-    return made
+        shares.append(BubbleShare(row.worker, plan.period_us, busy, problem.reduce_us(stage), optimizer_us))
+    return shares
 
 
 class Executed:
-    """The iterations of a run beside its plan: when each began at every stage, how long it took, where the time went."""
+    """The iterations of a run that were executed by one plan."""
 
     def __init__(
         self,
@@ -67,53 +67,51 @@ class Executed:
         ops: Ops,
         pauses: Sequence[Span] = (),
         has_epochs: bool = False,
-        mine: Collection[int] | None = None,
+        own: Collection[int] | None = None,
     ) -> None:
-        """`pauses` are when nobody trained: what an iteration shares with one of them is no bubble, and is not counted at all.
+        """Select the iterations of `plan`: those in `own` or, if that is None, those with all ops in its rows.
 
-        A run that has epochs went by other plans too: iterations that did are left out, where else they would be refused. `mine`
-        are those that went by this plan; where that is not known, those that hold no op but of its rows.
+        Iterations of other plans are left out if the run `has_epochs`, and refused otherwise. `pauses`, in which no worker
+        trained, are neither busy time nor bubble.
         """
         self.elsewhere: tuple[int, ...] = ()
-        if (has_epochs or mine is not None) and len(ops):
-            ops, self.elsewhere = _split_by_plan(plan, ops, mine)
+        if (has_epochs or own is not None) and len(ops):
+            ops, self.elsewhere = _split_by_plan(plan, ops, own)
         _refuse_other_plan(plan, ops)
         self.plan, self._ops = plan, ops
-        self._stage = np.array([Worker.parse(name).stage for name in ops.workers])[ops.worker]
-        kinds = ["" if text in (REDUCE, OPTIMIZER) else Op.parse(text).kind.value for text in ops.texts]
-        self._kind = np.array(kinds)[ops.what]
+        self._stage, self._kind = ops.stages[ops.worker], ops.kinds
         self._counts = ~ops.in_vain
-        self._numbers, self._place = np.unique(ops.iteration, return_inverse=True)
+        self._numbers, self._index = np.unique(ops.iteration, return_inverse=True)
         self._is_whole = self._find_whole()
         if not self._is_whole.any():
             raise UserError("the record holds no whole iteration: the run was cut off before the first one ended; train longer")
         first, last = self._spans()
         self._windows, self._has_next = self._find_windows(first, last)
         self._lengths, self._has_length = self._find_lengths(last.max(axis=1))
-        self._is_calm = self._find_calm(pauses)
+        self._is_undisturbed = self._find_undisturbed(pauses)
         if self.slowdown() == 0:
             raise UserError("the record is corrupt: its ops took no time at all")
 
     def _find_whole(self) -> Bools:
         counted = self._counts & (self._kind != "")
-        whole: Bools = np.bincount(self._place[counted], minlength=len(self._numbers)) == self.plan.num_ops
+        whole: Bools = np.bincount(self._index[counted], minlength=len(self._numbers)) == self.plan.num_ops
         return whole
 
     def _spans(self) -> tuple[Ints, Ints]:
-        """By iteration and stage, when what counts began and when it ended; for a synchronous plan all stages have the same."""
+        """The first start and last end by iteration and stage; in a synchronous plan they are the same for all stages."""
         shape = len(self._numbers), self.plan.problem.shape.num_stages
         first, last = np.full(shape, _NEVER), np.zeros(shape, dtype=np.int64)
-        where = self._place[self._counts], self._stage[self._counts]
+        where = self._index[self._counts], self._stage[self._counts]
         np.minimum.at(first, where, self._ops.start_us[self._counts])
         np.maximum.at(last, where, self._ops.end_us[self._counts])
         if not self.plan.problem.techniques.staggered:
-            is_there = (first < _NEVER).all(axis=1, keepdims=True)
-            first = np.broadcast_to(np.where(is_there, first.min(axis=1, keepdims=True), _NEVER), shape)
+            is_known = (first < _NEVER).all(axis=1, keepdims=True)
+            first = np.broadcast_to(np.where(is_known, first.min(axis=1, keepdims=True), _NEVER), shape)
             last = np.broadcast_to(last.max(axis=1, keepdims=True), shape)
         return first, last
 
     def _find_windows(self, first: Ints, last: Ints) -> tuple[Ints, Bools]:
-        """From the start of an iteration to that of the next; where there is none, as long as the longest stage took."""
+        """From the start of an iteration to the start of the next; without a next one, as long as the longest stage."""
         follows = np.append(np.diff(self._numbers) == 1, False)
         follows[:-1] &= (first[1:] < _NEVER).all(axis=1)
         begun = np.where(first < _NEVER, first, 0)
@@ -122,20 +120,20 @@ class Executed:
         return np.stack([begun, after], axis=2), follows
 
     def _find_lengths(self, completed: Ints) -> tuple[Ints, Bools]:
-        """From the end of the iteration before to that of each; where that is unknown, from its own start."""
+        """From the end of the iteration before to the end of each; if that is unknown, from its own start."""
         lengths = completed - self._windows[:, :, 0].min(axis=1)
         is_known = np.append(False, np.diff(self._numbers) == 1) & self._is_whole
         is_known[1:] &= self._is_whole[:-1]
         lengths[1:] = np.where(is_known[1:], np.diff(completed), lengths[1:])
         return lengths, is_known
 
-    def _find_calm(self, pauses: Sequence[Span]) -> Bools:
-        """Say in which iterations' windows there is no pause."""
+    def _find_undisturbed(self, pauses: Sequence[Span]) -> Bools:
+        """Which iterations have no pause in their windows."""
         first, last = self._windows[:, :, 0].min(axis=1), self._windows[:, :, 1].max(axis=1)
-        calm = np.ones(len(first), dtype=np.bool_)
+        undisturbed = np.ones(len(first), dtype=np.bool_)
         for begin, end in pauses:
-            calm &= (last <= begin) | (end <= first)
-        return calm
+            undisturbed &= (last <= begin) | (end <= first)
+        return undisturbed
 
     @property
     def whole(self) -> tuple[int, ...]:
@@ -143,36 +141,36 @@ class Executed:
         return tuple(self._numbers[self._is_whole].tolist())
 
     def windows(self, iteration: int) -> tuple[Span, ...]:
-        """By stage, when a whole iteration began and when the next one did."""
-        return tuple((first, last) for first, last in self._windows[self._place_of(iteration)].tolist())
+        """By stage, the start of a complete iteration and of the next one."""
+        return tuple((first, last) for first, last in self._windows[self._index_of(iteration)].tolist())
 
     def length_us(self, iteration: int) -> int:
-        """The time from the end of the iteration before to the end of this one, which must be whole."""
-        return int(self._lengths[self._place_of(iteration)])
+        """The time from the end of the iteration before to the end of this one, which must be complete."""
+        return int(self._lengths[self._index_of(iteration)])
 
-    def _place_of(self, iteration: int) -> int:
+    def _index_of(self, iteration: int) -> int:
         if iteration not in self.whole:
             if iteration in self.elsewhere:
-                raise UserError(f"iteration {iteration} went by the plan of another epoch: give that plan to draw it")
+                raise UserError(f"iteration {iteration} was executed by the plan of another epoch: give that plan to draw it")
             raise UserError(_not_whole(iteration, self.whole, iteration in self._numbers))
         return int(np.searchsorted(self._numbers, iteration))
 
     @cached_property
     def middle(self) -> int:
-        """The iteration to look at: of median length, and where there is one, with a whole one before it and one after."""
+        """The iteration to show: of median length and, if possible, between two complete iterations."""
         inner = self._is_whole & self._has_next
         inner[1:] &= self._is_whole[:-1] & self._has_next[:-1]
         inner[:1] = False
         choices = next(mask for mask in (inner, self._is_whole & self._has_next, self._is_whole) if mask.any())
-        places = np.flatnonzero(choices)
-        away = np.abs(self._lengths[places] - np.median(self._lengths[places]))
-        nearest = np.flatnonzero(away == away.min())
-        best = nearest[np.argmin(np.abs(nearest - (len(places) - 1) / 2))]
-        return int(self._numbers[places[best]])
+        indices = np.flatnonzero(choices)
+        distance = np.abs(self._lengths[indices] - np.median(self._lengths[indices]))
+        nearest = np.flatnonzero(distance == distance.min())
+        best = nearest[np.argmin(np.abs(nearest - (len(indices) - 1) / 2))]
+        return int(self._numbers[indices[best]])
 
     @property
     def _steady(self) -> Bools:
-        """The iterations that count: whole, and not the first where there is another."""
+        """The complete iterations without the first, if there is another."""
         steady = self._is_whole.copy()
         if steady.sum() > 1:
             steady[np.argmax(steady)] = False
@@ -180,49 +178,51 @@ class Executed:
 
     @cached_property
     def times_us(self) -> dict[int, int]:
-        """By iteration, the time between the ends of two whole ones in a row; where there are no two, that of the first alone."""
+        """The time between the ends of two consecutive complete iterations; without such a pair, that of the first one."""
         chosen = self._has_length if self._has_length.any() else self._numbers == self.whole[0]
         return dict(zip(self._numbers[chosen].tolist(), self._lengths[chosen].tolist(), strict=True))
 
     @cached_property
     def _ran(self) -> dict[str, tuple[Ints, Ints]]:
-        """By kind, and then by iteration that counts: what its ops took together, and what the plan gives them."""
+        """By kind and counted iteration, the measured and the planned time of all ops together."""
         problem, lengths = self.plan.problem, self._ops.end_us - self._ops.start_us
-        made = {}
+        found = {}
         for kind in Kind:
             costs = np.array([problem.duration_us(stage, kind) for stage in range(problem.shape.num_stages)])
             chosen = self._counts & (self._kind == kind.value)
-            sums = (_sums(self._place, times, chosen, len(self._numbers)) for times in (lengths, costs[self._stage]))
+            sums = (_sums(self._index, times, chosen, len(self._numbers)) for times in (lengths, costs[self._stage]))
             measured, planned = (times[self._steady] for times in sums)
-            made[kind.value] = measured, planned
-        return made
+            found[kind.value] = measured, planned
+        return found
 
     def slowdown(self, kinds: str = "FBIW") -> float:
-        """How many times as long as planned the ops of these kinds took, in a median iteration; nan where there are none.
+        """The measured over the planned time of the ops of these kinds: the median over iterations; nan without such ops.
 
-        Every iteration by itself, because a few that something else held up would spoil what all of them add up to.
+        A median, so that a few disturbed iterations do not matter.
         """
         measured, planned = (np.sum([self._ran[kind][which] for kind in kinds], axis=0) for which in (0, 1))
         return float(np.median(measured / planned)) if planned.all() else float("nan")
 
     @cached_property
     def promised_us(self) -> float:
-        """The period that the plan promises at the speed at which ops ran."""
+        """The period of the plan at the measured speed of the ops."""
         return self.plan.period_us * self.slowdown()
 
     @cached_property
     def shares(self) -> list[BubbleShare]:
-        """Where the time of each live worker went, over the windows without a pause that a next iteration closes, if any.
+        """The use of each live worker's time, over the windows without a pause that the next iteration ends, if there are any.
 
-        A reduction begins when the last worker of its stage has come to it; until then the others wait, and that is bubble.
+        A reduction begins when the last worker of its stage arrives; the others' waiting time before is bubble.
         """
-        steady, closed = self._steady, self._steady & self._has_next & self._is_calm
+        steady, closed = self._steady, self._steady & self._has_next & self._is_undisturbed
         frame = closed if closed.any() else steady
         ops, lengths = self._ops, self._ops.end_us - self._ops.start_us
-        counted = self._counts & frame[self._place]
+        counted = self._counts & frame[self._index]
         what = [text if text in (REDUCE, OPTIMIZER) else "op" for text in ops.texts]
         is_a = {look: counted & np.array([one == look for one in what])[ops.what] for look in ("op", REDUCE, OPTIMIZER)}
-        in_vain = ops.in_vain & np.isin(ops.iteration - 1, self._numbers[frame])  # it ran while the step before was not final
+        in_vain = ops.in_vain & np.isin(
+            ops.iteration - 1, self._numbers[frame]
+        )  # ran before the step of the iteration before was final
         spans = (self._windows[frame, :, 1] - self._windows[frame, :, 0]).sum(axis=0)
         parts = [
             self._by_worker(lengths, is_a["op"]),
@@ -240,19 +240,18 @@ class Executed:
         return dict(zip(self._ops.workers, sums.tolist(), strict=True))
 
     def _joined(self, is_reduce: Bools) -> Ints:
-        """For each event, when the last worker of its stage came to the reduction of its iteration."""
+        """For each event, the time at which the last worker of its stage arrived at the reduction of its iteration."""
         ops, num = self._ops, len(self._numbers)
-        came = np.full((num, len(ops.workers)), _NEVER)
-        np.minimum.at(came, (self._place[is_reduce], ops.worker[is_reduce]), ops.start_us[is_reduce])
+        arrived = np.full((num, len(ops.workers)), _NEVER)
+        np.minimum.at(arrived, (self._index[is_reduce], ops.worker[is_reduce]), ops.start_us[is_reduce])
         last = np.zeros((num, self.plan.problem.shape.num_stages), dtype=np.int64)
-        stages = np.array([Worker.parse(name).stage for name in ops.workers])
-        np.maximum.at(last, (np.arange(num)[:, None], stages[None, :]), np.where(came < _NEVER, came, 0))
-        joined: Ints = last[self._place, self._stage]
+        np.maximum.at(last, (np.arange(num)[:, None], ops.stages[None, :]), np.where(arrived < _NEVER, arrived, 0))
+        joined: Ints = last[self._index, self._stage]
         return joined
 
     @cached_property
     def taken_back(self) -> tuple[int, ...]:
-        """The iterations whose step was taken back, as far as ops of the next one had run in vain by then."""
+        """The iterations whose step was taken back after ops of the next iteration had run."""
         return tuple((np.unique(self._ops.iteration[self._ops.in_vain]) - 1).tolist())
 
     @property
@@ -264,10 +263,10 @@ class Executed:
         return int((self._ops.end_us - self._ops.start_us)[self._ops.in_vain].sum())
 
 
-def _sums(places: Ints, times_us: Ints, chosen: Bools, num: int) -> Ints:
-    """What the chosen times add up to in each of `num` places."""
+def _sums(indices: Ints, times_us: Ints, chosen: Bools, num: int) -> Ints:
+    """The sums of the chosen times by index, for `num` indices."""
     sums = np.zeros(num, dtype=np.int64)
-    np.add.at(sums, places[chosen], times_us[chosen])
+    np.add.at(sums, indices[chosen], times_us[chosen])
     return sums
 
 
@@ -278,45 +277,41 @@ def _not_whole(iteration: int, whole: Sequence[int], is_begun: bool) -> str:
 
 
 def _refuse_other_plan(plan: Plan, ops: Ops) -> None:
-    """Raise unless every op of the record is in the row of its worker."""
+    """Raise unless every op of the record is in the plan's row of its worker."""
     if len(ops) == 0:
         raise UserError("the record is empty: it holds no op that a worker ran, so there is nothing to report")
     rows = {str(row.worker): row for row in plan.rows}
     for name in ops.workers:
         if name not in rows:
             raise ForeignPlan(f"{name} ran ops in this record, but the plan has no row for it: give the plan of this run")
-    strange = np.flatnonzero(~_is_in(plan, ops))
-    if strange.size:
-        name, text = min((ops.workers[ops.worker[place]], ops.texts[ops.what[place]]) for place in strange.tolist())
+    foreign = np.flatnonzero(~_is_in(plan, ops))
+    if foreign.size:
+        name, text = min((ops.workers[ops.worker[index]], ops.texts[ops.what[index]]) for index in foreign.tolist())
         raise ForeignPlan(f"{name} ran {text} in this record, but the plan does not: give the plan of this run")
 
 
 def _split_by_plan(plan: Plan, ops: Ops, known: Collection[int] | None) -> tuple[Ops, tuple[int, ...]]:
-    """Return the ops of the iterations that went by this plan, and the numbers of those that went by another."""
+    """Return the ops of this plan's iterations, and the numbers of the iterations of other plans."""
     in_row = _is_in(plan, ops)
     others = np.unique(ops.iteration[~ops.in_vain & (~in_row if known is None else ~np.isin(ops.iteration, list(known)))])
-    # What was begun in vain may have been begun by another plan.
-    mine = ops.chosen(~np.isin(ops.iteration, others) & (in_row | (~ops.in_vain & (known is not None))))
-    if len(mine) == 0:
+    # An attempt in vain may have been by another plan.
+    own = ops.chosen(~np.isin(ops.iteration, others) & (in_row | (~ops.in_vain & (known is not None))))
+    if len(own) == 0:
         raise ForeignPlan(
-            "no iteration of this record went by this plan: workers came or went before the first one ended; "
+            "no iteration of this record was executed by this plan: workers joined or left before the first one ended; "
             "give the plan of another epoch"
         )
-    return mine, tuple(others.tolist())
+    return own, tuple(others.tolist())
 
 
 def _is_in(plan: Plan, ops: Ops) -> Bools:
-    """Say of each op whether it is in the row of its worker."""
-    known = {str(row.worker): _texts(plan, row) for row in plan.rows}
-    pairs, place = np.unique(ops.worker * len(ops.texts) + ops.what, return_inverse=True)
-    named = ((ops.workers[pair // len(ops.texts)], ops.texts[pair % len(ops.texts)]) for pair in pairs.tolist())
-    is_known = np.array([text in known.get(name, ()) for name, text in named], dtype=np.bool_)
-    in_row: Bools = is_known[place]
-    return in_row
+    """Whether each op is in the row of its worker."""
+    known = {(str(row.worker), text): 1 for row in plan.rows for text in _texts(plan, row)}
+    return ops.look_up(known) > 0
 
 
 def _texts(plan: Plan, row: Row) -> set[str]:
-    """What the worker of a row runs in an iteration."""
+    """The texts of all ops, the reduction and the step of a row."""
     shape, stage = plan.problem.shape, row.worker.stage
     chains = zip(row.kinds, row.chains, strict=True)
     return {REDUCE, OPTIMIZER, *(str(Op(stage, Kind(kind), microbatch_of(shape, chain))) for kind, chain in chains)}

@@ -1,6 +1,6 @@
-"""Numbers of a run, from its record alone: how fast, how much for nothing, and where the time went.
+"""`recycle.measure`: the metrics of a run from its record alone: throughput, lost samples, time by use.
 
-Every microsecond of the record lies in one spell, so that the times add up to the whole exactly.
+Every microsecond of the record lies in exactly one spell, so that the times add up to the total.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,22 @@ from recycle.core.events.record import Changed, Event, Spell
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """A run in numbers. Samples were applied once; redone ones were also worked on in vain, dropped ones only in vain."""
+    """The metrics of a run, simulated or real.
+
+    Attributes:
+        total_us: The length of the run in µs, the sum of all other times.
+        samples: Samples that were applied to the weights, each once.
+        redone_samples: Samples whose work was lost and repeated.
+        dropped_samples: Samples whose work was lost and not repeated.
+        busy_us: Training time in which live workers computed, as the mean over workers.
+        bubble_us: Training time in which live workers were idle, as the mean over workers.
+        redo_us: Time of lost work.
+        checkpoint_us: Time of regular checkpoints.
+        downs_us: Time in which the system could not train, by cause, the longest first.
+        pauses_us: Pauses of recoveries, by cause, the longest first.
+        num_failures: Workers that left.
+        num_joins: Workers that joined.
+    """
 
     total_us: int
     samples: int
@@ -29,7 +44,7 @@ class Metrics:
 
     @property
     def throughput(self) -> float:
-        """Samples applied in a second, over the whole run."""
+        """Applied samples per second, over the whole run."""
         return self.samples * 1e6 / self.total_us
 
     @property
@@ -46,11 +61,11 @@ class Metrics:
 
     @property
     def bubble_share(self) -> float:
-        """The share of the training time that live workers spent idle."""
+        """The share of the training time in which live workers were idle."""
         return self.bubble_us / self.train_us if self.train_us else 0.0
 
     def goodput(self, fault_free: float) -> float:
-        """The throughput as a share of `fault_free` samples a second."""
+        """The throughput as a share of `fault_free`, in samples per second."""
         return self.throughput / fault_free
 
     def to_json(self) -> dict[str, Any]:
@@ -78,7 +93,25 @@ class Metrics:
 
 
 def measure(record: Iterable[Event]) -> Metrics:
-    """Return the numbers of a record."""
+    """Return the metrics of a recorded run.
+
+    Args:
+        record: The events of a run, from `recycle.simulate` or from the `record.jsonl` of a training run. Only `Spell` and
+            `Changed` events are used.
+
+    Returns:
+        The metrics: throughput, samples that were lost, time by use, failures and joins.
+
+    Example:
+        >>> from recycle.core.events.record import Changed, Spell
+        >>> metrics = measure([
+        ...     Spell(0, 8_000_000, "train", samples=80, busy_us=6_000_000, num_live=4),
+        ...     Changed(8_000_000, "W0_0", False, 3),
+        ...     Spell(8_000_000, 10_000_000, "pause", "regroup"),
+        ... ])
+        >>> metrics.throughput, metrics.bubble_share, metrics.pauses_us, metrics.num_failures
+        (8.0, 0.25, {'regroup': 2000000}, 1)
+    """
     events = list(record)
     spells = [event for event in events if isinstance(event, Spell)]
     changes = [event for event in events if isinstance(event, Changed)]
@@ -101,7 +134,7 @@ def measure(record: Iterable[Event]) -> Metrics:
 
 
 def _by_cause(spells: list[Spell], state: str) -> dict[str, int]:
-    """The time in `state` by its cause, the longest first."""
+    """The time in `state` by cause, the longest first."""
     found: dict[str, int] = {}
     for spell in spells:
         if spell.state == state:
@@ -110,7 +143,7 @@ def _by_cause(spells: list[Spell], state: str) -> dict[str, int]:
 
 
 def throughput_over_time(record: Iterable[Event], num_bins: int) -> list[tuple[float, float]]:
-    """Return (hours, samples a second) for equal stretches of the run; a spell's samples are spread evenly over it."""
+    """Return (hours, samples per second) for equal parts of the run; a spell's samples are spread evenly over it."""
     spells = [event for event in record if isinstance(event, Spell)]
     end_us = max((spell.end_us for spell in spells), default=0)
     width = end_us / num_bins

@@ -1,35 +1,35 @@
-"""Recoveries in words: who left or joined, why, and where the milliseconds went."""
+"""Recoveries as text: the workers that left or joined, the cause, and the time of each part."""
 
 from collections.abc import Sequence
 
 from recycle.core.events.record import PARTS, Recovered
 from recycle.report.record.tables import aligned
 
-# By part: the look of the palette that it is drawn with, and its letter where there is no colour.
+# By part: its look of the palette, and its letter where there is no colour.
 PART_LOOKS = {"detect": "I", "abort": "B", "plan": "reduce", "regroup": "F", "transfer": "W", "redo": "optimizer"}
 PART_LETTERS = {"detect": "d", "abort": "a", "plan": "p", "regroup": "g", "transfer": "t", "redo": "r"}
 _MOST_NAMED = 4
 
 
 def who(recovered: Recovered) -> str:
-    """Say who came or went; of many only how many."""
+    """Name the workers that joined or left; of many only their number."""
     names, verb = recovered.workers, "joined" if recovered.joins else "left"
     return f"{', '.join(names)} {verb}" if len(names) <= _MOST_NAMED else f"{len(names)} workers {verb}"
 
 
 def format_ms(time_us: int) -> str:
-    """A time as one compares the parts of a recovery: in whole milliseconds, or from ten seconds on in seconds."""
+    """Format a time in whole milliseconds, or from ten seconds on in seconds."""
     return f"{time_us / 1000:.0f} ms" if time_us < 10_000_000 else f"{time_us / 1e6:.1f} s"
 
 
 def describe_parts(recovered: Recovered) -> str:
-    """Say where the time went, as a sum: `detect 3 ms, abort 41 ms, ... = 446 ms`."""
+    """Describe the parts as a sum: `detect 3 ms, abort 41 ms, ... = 446 ms`."""
     parts = ", ".join(f"{part} {format_ms(time_us)}" for part, time_us in recovered.parts_us.items())
     return f"{parts} = {format_ms(recovered.lost_us)}"
 
 
 def describe_rest(recovered: Recovered) -> str:
-    """Say the cause, and if there were any, how many ops were run again and who moved."""
+    """Describe the cause, the number of repeated ops, and the workers that moved."""
     clauses = [" ".join(recovered.cause.split())]
     clauses += [f"{recovered.redone_ops:,} ops run again"] if recovered.redone_ops else []
     clauses += [_moves(recovered.moves)] if recovered.moves else []
@@ -43,7 +43,7 @@ def _moves(moves: Sequence[str]) -> str:
 
 
 def recovery_table(recoveries: Sequence[Recovered]) -> list[list[str]]:
-    """Return the head and one row a recovery: who, from which step on, what it lost, and to what; the cause is not in it."""
+    """Return the head and one row a recovery: workers, step, lost time and its parts, without the cause."""
     head = ["who", "step", "lost", *PARTS]
     return [head, *([who(one), str(one.iteration + 1), *_times(one)] for one in recoveries)]
 
@@ -54,7 +54,7 @@ def _times(recovered: Recovered) -> list[str]:
 
 
 def recovery_lines(recoveries: Sequence[Recovered]) -> list[str]:
-    """Return the table in lines for a terminal, each with the cause at its end."""
+    """Return the table as lines for a terminal, with the cause at the end of each."""
     lines = aligned(recovery_table(recoveries)).splitlines()
     ends = ["cause", *map(describe_rest, recoveries)]
     return [f"{line}  {end}" for line, end in zip(lines, ends, strict=True)]

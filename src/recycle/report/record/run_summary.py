@@ -1,6 +1,6 @@
-"""How a run went, in numbers: steps and losses, speed beside what the plan promises, bubbles, recoveries, memory, checkpoints.
+"""The summary of a run: steps and losses, speed beside the plan's period, bubbles, recoveries, memory, checkpoints.
 
-A run in which workers came and went has gone by several plans. What is held against the plan are the iterations that went by it.
+A run with changes of membership was executed by several plans; a summary compares the iterations of one plan with it.
 """
 
 import math
@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from recycle.core.events.record import PARTS, Held, Recovered, Spell, Stepped
+from recycle.core.events.record import PARTS, Held, Spell
 from recycle.core.plans.plan import Plan
-from recycle.report.record.executed import BubbleShare, Executed, bubble_share, planned_shares
+from recycle.report.record.executed import Executed, bubble_share, planned_shares
 from recycle.report.record.run_columns import RunRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long iterations took: the median, and between which times four of five lie."""
+    """The distribution of iteration times: the median, the 10th and the 90th percentile."""
 
     num: int
     tenth_us: int
@@ -33,23 +33,19 @@ class Times:
 
 
 class Summary:
-    """A run beside its plan. What the record does not hold is None or empty, and `missing` names it."""
+    """A run beside its plan. Values that the record lacks are None or empty, and `missing` names them."""
 
-    def __init__(self, run: RunRecord, plan: Plan, mine: Collection[int] | None = None) -> None:
-        """`mine` are the iterations that went by this plan, if that is known; else they are told by their ops."""
+    def __init__(self, run: RunRecord, plan: Plan, own: Collection[int] | None = None) -> None:
+        """`own` are the iterations of this plan; if None, they are recognised by their ops."""
         self.run, self.plan = run, plan
         pauses = [(spell.start_us, spell.end_us) for spell in run.spells if spell.state != "train"]
-        ops = run.ops.chosen(~run.thrown_away) if run.thrown_away.any() else run.ops
-        self.executed = Executed(plan, ops, pauses, has_epochs=bool(run.recoveries), mine=mine)
+        ops = run.ops.chosen(~run.discarded) if run.discarded.any() else run.ops
+        self.executed = Executed(plan, ops, pauses, has_epochs=bool(run.recoveries), own=own)
         self.planned_bubble = bubble_share(planned_shares(plan))
-
-    @property
-    def steps(self) -> tuple[Stepped, ...]:
-        return self.run.steps
 
     @cached_property
     def losses(self) -> list[tuple[int, float | None]]:
-        """The loss of every step, by its iteration; None where it was not finite."""
+        """The loss of every step with its iteration; None if it was not finite."""
         return [(step.iteration, step.loss if _is_finite(step.loss) else None) for step in self.run.steps]
 
     @property
@@ -63,27 +59,23 @@ class Summary:
         return [step.iteration for step in self.run.steps if step.scale is not None and step.scale < 1]
 
     @property
-    def recoveries(self) -> tuple[Recovered, ...]:
-        return self.run.recoveries
-
-    @property
     def lost_us(self) -> int:
-        """What all recoveries together cost."""
-        return sum(one.lost_us for one in self.recoveries)
+        """The lost time of all recoveries together."""
+        return sum(one.lost_us for one in self.run.recoveries)
 
     @cached_property
     def _spells(self) -> list[Spell]:
-        """The spells of training by this plan: they end with a step of an iteration that did."""
+        """The training spells of this plan: each ends with the step of one of its iterations."""
         spells = self.run.train_spells
         if not self.executed.elsewhere:
             return spells
         whole = set(self.executed.whole)
-        ends_us = {step.at_us for step in self.steps if step.iteration in whole}
+        ends_us = {step.at_us for step in self.run.steps if step.iteration in whole}
         return [spell for spell in spells if spell.end_us in ends_us]
 
     @cached_property
     def times(self) -> Times:
-        """By the spells of the record, which leave checkpoints out; without them by the ends of iterations."""
+        """From the spells of the record, which exclude checkpoints; without spells from the ends of iterations."""
         lengths = [spell.length_us for spell in self._spells]
         return Times.of((lengths[1:] or lengths) or list(self.executed.times_us.values()))
 
@@ -96,18 +88,14 @@ class Summary:
 
     @property
     def over_promise(self) -> float:
-        """The median iteration over what the plan promises at the speed at which ops ran."""
+        """The median iteration time over the plan's period at the measured speed of the ops."""
         return self.times.median_us / self.executed.promised_us
 
     @cached_property
     def slowdowns(self) -> dict[str, float]:
-        """By kind of op: how many times as long as planned it took."""
+        """The measured over the planned time, by kind of op."""
         known = {kind: self.executed.slowdown(kind) for kind in "FBIW"}
         return {kind: value for kind, value in known.items() if not math.isnan(value)}
-
-    @property
-    def shares(self) -> list[BubbleShare]:
-        return self.executed.shares
 
     @cached_property
     def bubble(self) -> float:
@@ -115,18 +103,18 @@ class Summary:
 
     @property
     def missing(self) -> list[str]:
-        """What a record of training would hold, and this one does not."""
+        """The parts of a training record that this one lacks."""
         run = self.run
         parts = (("losses", run.steps), ("samples", run.train_spells), ("memory", run.held))
         return [name for name, events in parts if not events]
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts rely on; times in µs, shares of 1, None for what the record does not hold."""
+        """Return the form that scripts rely on: times in µs, shares of 1, None for values that the record lacks."""
         run, executed, times = self.run, self.executed, self.times
         return {
             "source": run.source,
             "name": run.name,
-            "steps": self._steps_json() if self.steps else None,
+            "steps": self._steps_json() if self.run.steps else None,
             "losses": [loss for _, loss in self.losses],
             "samples_per_s": _rounded(self.samples_per_s),
             "iteration_us": {
@@ -145,12 +133,15 @@ class Summary:
             "bubble_share": {
                 "executed": _rounded(self.bubble),
                 "planned": _rounded(self.planned_bubble),
-                "workers": {str(share.worker): _rounded(share.bubble) for share in self.shares},
+                "workers": {str(share.worker): _rounded(share.bubble) for share in executed.shares},
             },
             "in_vain": {"ops": executed.num_in_vain, "busy_us": executed.in_vain_us, "taken_back": list(executed.taken_back)},
             "run": run.metrics.to_json() if run.metrics else None,
-            "recoveries": [one.to_json() for one in self.recoveries],
-            "lost_us": {"total": self.lost_us, **{part: sum(one.parts_us[part] for one in self.recoveries) for part in PARTS}},
+            "recoveries": [one.to_json() for one in self.run.recoveries],
+            "lost_us": {
+                "total": self.lost_us,
+                **{part: sum(one.parts_us[part] for one in self.run.recoveries) for part in PARTS},
+            },
             "memory": [_held_json(held) for held in run.held],
             "checkpoints": [
                 {"at_us": one.at_us, "steps": one.num_steps, "folder": one.folder, "size_bytes": one.size_bytes}
@@ -168,7 +159,7 @@ class Summary:
 
     def _steps_json(self) -> dict[str, Any]:
         return {
-            "count": len(self.steps),
+            "count": len(self.run.steps),
             "first_loss": self.losses[0][1],
             "last_loss": self.losses[-1][1],
             "skipped": self.skipped,
@@ -178,12 +169,12 @@ class Summary:
 
 
 def memory_ratio(held: Held) -> float | None:
-    """Activations as measured over those planned; None where the plan knows no bytes."""
+    """Measured over planned activation bytes; None if the plan has no bytes."""
     return held.activation_bytes / held.planned_bytes if held.planned_bytes else None
 
 
 def fullest_by_stage(held: tuple[Held, ...]) -> list[Held]:
-    """Of each stage the worker that held the most activations: what is told of clusters too large to name everybody."""
+    """The worker with the most activations of each stage, for clusters too large to list all workers."""
     fullest: dict[str, Held] = {}
     for one in held:
         stage = one.worker.rpartition("_")[2]

@@ -1,4 +1,4 @@
-"""Tables of numbers as rows of texts, for a terminal or for Markdown."""
+"""Tables as rows of text cells: the metrics of a campaign, and their form for a terminal or in Markdown."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ from recycle.report.record.metrics import Metrics
 
 
 def campaign_table(runs: Mapping[str, Metrics], fault_free: float) -> list[list[str]]:
-    """Return the head and one row a system: throughput, share of fault-free, samples lost, and where the time went."""
+    """Return the head and one row a system: throughput, share of fault-free, lost samples, time by use."""
     head = ["system", "samples/s", "of fault-free", "redone", "dropped", "bubble", "paused", "redo", "down"]
     rows = [
         [
@@ -25,21 +25,21 @@ def campaign_table(runs: Mapping[str, Metrics], fault_free: float) -> list[list[
 
 
 def pause_table(runs: Mapping[str, Metrics]) -> list[list[str]]:
-    """Return the head and a row for each system that paused, with its pauses and checkpoints by cause; nothing if none did."""
-    waits = {name: _waits_us(run) for name, run in runs.items()}
-    causes = sorted({cause for times in waits.values() for cause in times})
-    rows = [[name, *(_time(times.get(cause, 0)) for cause in causes)] for name, times in waits.items() if times]
+    """Return the head and a row for each system that paused, with its pauses by cause; nothing if none paused."""
+    pauses = {name: _pauses_us(run) for name, run in runs.items()}
+    causes = sorted({cause for times in pauses.values() for cause in times})
+    rows = [[name, *(_time(times.get(cause, 0)) for cause in causes)] for name, times in pauses.items() if times]
     return [["paused by cause", *causes], *rows] if causes else []
 
 
-def _waits_us(run: Metrics) -> dict[str, int]:
-    """Pauses by cause, regular checkpoints among them: together they are the time that a run was paused."""
+def _pauses_us(run: Metrics) -> dict[str, int]:
+    """Pauses by cause, including regular checkpoints; their sum is the paused time of a run."""
     checkpoint_us = run.checkpoint_us + run.pauses_us.get("checkpoint", 0)
     return {**run.pauses_us, "checkpoint": checkpoint_us} if checkpoint_us else run.pauses_us
 
 
 def down_notes(runs: Mapping[str, Metrics]) -> list[str]:
-    """Return a line for each system that was down, with the reason that kept it down longest."""
+    """Return a line for each system that was down, with its longest cause."""
     longest = {name: next(iter(run.downs_us)) for name, run in runs.items() if run.downs_us}
     return [f"{name} was down for {_time(runs[name].down_us)}: {reason}" for name, reason in longest.items()]
 
@@ -49,14 +49,14 @@ def _time(time_us: int) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows, the first of which is the head, as a Markdown table with numbers to the right."""
+    """Return rows, the first of which is the head, as a Markdown table; all columns but the first are right-aligned."""
     head, *body = rows
     lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in body)])
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as columns for a terminal: the first to the left, the others to the right."""
+    """Return rows as aligned columns for a terminal; all columns but the first are right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])
@@ -68,7 +68,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 def document(
     title: str, made_by: str, assumptions: Sequence[str], tables: Mapping[str, Sequence[Sequence[str]]], picture: str
 ) -> str:
-    """Return a page of Markdown: what was assumed, then every table under its caption, then the picture."""
+    """Return a page of Markdown: assumptions, every table under its caption, the picture."""
     lines = [f"# {title}", "", f"Made by `{made_by}`.", "", "## Assumptions", "", *(f"- {text}" for text in assumptions), ""]
     for caption, rows in tables.items():
         lines += [f"## {caption}", "", markdown(rows), ""]

@@ -1,7 +1,7 @@
-"""What a picture of a plan or an executed iteration holds and where, before a format is chosen: `svg` and `figures` draw this.
+"""The layout of the picture of an iteration, which `svg` and `png` draw: title, axis, one band for each worker, legend.
 
-Lengths are in pixels of a screen. Small plans show every slot; big ones merge what is narrower than a pixel, so that
-a plan of a million slots is still a file one can open.
+Lengths are in screen pixels. Small plans show every slot; in big plans slots narrower than a pixel are merged, so that a picture
+of a million slots remains a small file.
 """
 
 import math
@@ -23,7 +23,7 @@ LETTER_PX = 0.66 * FONT_PX
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A lane with its place: the blocks of its window, the pale ones beside it, and its upper edge."""
+    """A lane with its upper edge: the blocks of its window, and the pale blocks beside it."""
 
     lane: Lane
     blocks: tuple[Block, ...]
@@ -33,7 +33,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """A piece of the legend: a look of the palette, or BUBBLE, WINDOW, BESIDE; and the left end of its text's line."""
+    """A legend entry at (x, y): a look of the palette, or BUBBLE, WINDOW, BESIDE, and its meaning."""
 
     look: str
     is_rerouted: bool
@@ -48,7 +48,7 @@ class Picture:
     left_px, right_px, top_px = 84.0, 24.0, 74.0
 
     def __init__(self, drawable: Drawable, plot_px: float | None = None, length_us: int | None = None) -> None:
-        """Lay out an iteration; a page that sets two of them below each other gives both the width and the length of the axis."""
+        """Lay out an iteration; a page with two pictures gives both the same width and length of the axis."""
         self.timeline = as_timeline(drawable)
         self.shape = self.timeline.problem.shape
         first, last = self.timeline.extent
@@ -63,7 +63,7 @@ class Picture:
         self.height_px = self.legend()[-1].y_px + 16
 
     def _wanted_px(self) -> float:
-        """The width of the time axis: about 36 pixels for the shortest op, within what a page and a screen take."""
+        """The width of the time axis: about 36 pixels for the shortest op, between the width of a page and of a screen."""
         return min(1600.0, max(760.0, 36.0 * (self.extent[1] - self.extent[0]) / self.timeline.shortest_us))
 
     @property
@@ -80,7 +80,7 @@ class Picture:
 
     @property
     def slot_px(self) -> float:
-        """The height of a slot: a little of the lane stays free between lanes that are high enough."""
+        """The height of a slot; high lanes have a gap between them."""
         return self.lane_px - (2 if self.lane_px > 8 else 0)
 
     @property
@@ -88,7 +88,7 @@ class Picture:
         return self.lane_px >= 0.8 * FONT_PX
 
     def has_pipeline_label(self, worker: Worker) -> bool:
-        """Say whether the first lane of a pipeline names it, where lanes are too low for labels of their own."""
+        """Whether this lane is labelled with its pipeline, where lanes are too low for labels of their own."""
         pipeline_px = self.shape.num_stages * self.lane_px + self.gap_px
         every = max(1, math.ceil(1.3 * FONT_PX / pipeline_px))
         return worker.stage == 0 and worker.pipeline % every == 0
@@ -111,14 +111,14 @@ class Picture:
             yield Band(lane, blocks, beside, top)
 
     def label(self, block: Block) -> str:
-        """The most that fits into the block of kind, micro-batch and (where re-routed) home pipeline."""
+        """The longest label that fits into the block, of kind, micro-batch and (if re-routed) home pipeline."""
         if self.is_merged or self.lane_px < FONT_PX + 2:
             return ""
         room = self.x_px(block.end_us) - self.x_px(block.start_us) - 3
         return next((text for text in _labels(block) if len(text) * LETTER_PX <= room), "")
 
     def legend(self) -> list[LegendEntry]:
-        """Explain what the plan holds, in as many lines as the width asks for."""
+        """Return the entries for all looks of the iteration, in as many lines as needed."""
         entries: list[LegendEntry] = []
         x, y = self.left_px, self.top_px + self.lanes_px + 30
         for look, is_rerouted, meaning in self._meanings():

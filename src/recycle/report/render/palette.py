@@ -1,7 +1,7 @@
-"""One palette for every picture, from the colours of Okabe and Ito, which people with colour-blindness can tell apart.
+"""The palette of every picture: the colours of Okabe and Ito, which colour-blind readers can distinguish.
 
-The hues also differ in lightness, so that F, W and I stay apart in a grey print. Re-routed work is never told by
-colour alone: it is pale with stripes in a picture, lower case and underlined in a terminal.
+The hues also differ in lightness, so that F, W and I differ in a grey print. Re-routed work is marked by more than colour: it is
+pale with stripes in a picture, lower case and underlined in a terminal.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Paint:
-    """How one look is drawn: its fill and the ink on it, the paler fill for re-routed work, and what it means."""
+    """The colours of one look: its fill, the ink on it, the pale fill for re-routed work; its letter and its meaning."""
 
     fill: str
     ink: str
@@ -30,7 +30,7 @@ PAINTS: Mapping[str, Paint] = MappingProxyType(
         "optimizer": Paint("#4d4d4d", "#ffffff", "#cacaca", "O", "optimizer step"),
     }
 )
-"""By look: the four kinds of op, then what follows a stage's last gradient."""
+"""By look: the four kinds of op, the reduction, the optimizer step."""
 
 INK = "#222222"
 FAINT_INK = "#6b6b6b"

@@ -1,16 +1,14 @@
-"""A plan, or an executed iteration, as a PNG, through matplotlib's object-oriented interface: no window, no global state."""
+"""A plan, or an executed iteration, as a PNG, drawn with matplotlib."""
 
-from io import BytesIO
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection, PolyCollection
-from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
 from recycle.report.render import palette
+from recycle.report.render.figure import new_figure, png_bytes
 from recycle.report.render.layout import BESIDE, BUBBLE, WINDOW, Band, Picture
 from recycle.report.render.palette import PAINTS
 from recycle.report.timeline.plan_timeline import Drawable
@@ -24,16 +22,13 @@ Box = tuple[tuple[float, float], tuple[float, float], tuple[float, float], tuple
 def draw_png(drawable: Drawable) -> bytes:
     """Return the picture as the bytes of a PNG file."""
     picture = Picture(drawable)
-    figure = Figure(figsize=(picture.width_px / 100, picture.height_px / 100), facecolor=palette.PAPER)
-    FigureCanvasAgg(figure)
+    figure = new_figure(picture.width_px / 100, picture.height_px / 100, is_constrained=False)
     draw_picture(figure.add_axes((0, 0, 1, 1)), picture)
-    stream = BytesIO()
-    figure.savefig(stream, format="png", dpi=200 if picture.height_px < 2000 else 100)
-    return stream.getvalue()
+    return png_bytes(figure, dpi=200 if picture.height_px < 2000 else 100)
 
 
 def draw_picture(axes: Axes, picture: Picture) -> None:
-    """Draw into axes that are as many hundredths of an inch wide and high as the picture has pixels."""
+    """Draw into axes whose size in 1/100 inch is the size of the picture in pixels."""
     axes.set_xlim(0, picture.width_px)
     axes.set_ylim(picture.height_px, 0)
     axes.set_axis_off()
@@ -104,7 +99,7 @@ def _collection(boxes: list[Box], look: str, is_rerouted: bool, is_beside: bool)
 
 
 def _one_path(axes: Axes, boxes: list[Box], look: str, is_rerouted: bool, is_beside: bool) -> PathPatch:
-    """All boxes as one path, five times as fast as a collection of them; without smoothing, which would show seams."""
+    """Return all boxes as one path: five times as fast as a collection; not antialiased, which would show seams."""
     points = [point for box in boxes for point in (*box, box[0])]
     codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(boxes)
     paint = PAINTS[look]
@@ -129,18 +124,9 @@ def _draw_dead(axes: Axes, picture: Picture, band: Band, height: float) -> None:
     middle = band.top_px + height / 2
     axes.plot([first, last], [middle, middle], color=palette.FAINT_INK, linewidth=0.7, linestyle=(0, (4, 4)), zorder=2)
     if picture.has_lane_labels:
-        paper = {"facecolor": palette.PAPER, "edgecolor": "none", "pad": 2}
-        text = f"{band.lane.worker} dead"
-        axes.text(
-            (first + last) / 2,
-            middle,
-            text,
-            fontsize=_FONT,
-            color=palette.FAINT_INK,
-            ha="center",
-            va="center_baseline",
-            bbox=paper,
-        )
+        plate = {"facecolor": palette.PAPER, "edgecolor": "none", "pad": 2}
+        style: dict[str, Any] = {"color": palette.FAINT_INK, "ha": "center", "va": "center_baseline", "bbox": plate}
+        axes.text((first + last) / 2, middle, f"{band.lane.worker} dead", fontsize=_FONT, **style)
 
 
 def _draw_texts(axes: Axes, picture: Picture, band: Band, height: float) -> None:
@@ -153,7 +139,7 @@ def _draw_texts(axes: Axes, picture: Picture, band: Band, height: float) -> None
 def _text_style(block: Block) -> dict[str, Any]:
     style: dict[str, Any] = {"fontsize": _FONT, "ha": "center", "va": "center_baseline", "clip_on": True}
     if block.is_rerouted:
-        # Stripes run behind the text, so it stands on a small plate of the stripes' ground.
+        # A plate in the pale colour keeps the label readable on the stripes.
         plate = {"facecolor": PAINTS[block.look].pale, "edgecolor": "none", "pad": 0.6}
         return style | {"color": "#000000", "bbox": plate}
     return style | {"color": PAINTS[block.look].ink}

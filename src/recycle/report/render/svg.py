@@ -1,7 +1,4 @@
-"""A plan, or an executed iteration, as an SVG, written without a library: sharp at any size.
-
-Every slot says what it is when pointed at.
-"""
+"""A plan, or an executed iteration, as an SVG whose slots have tooltips, written without a library."""
 
 from collections.abc import Iterator
 from xml.sax.saxutils import escape
@@ -38,22 +35,22 @@ def draw_svg(drawable: Drawable) -> str:
 
 
 def rect(look: str, x: float, y: float, width: float, height: float) -> str:
-    """A box of a class of the style."""
+    """Return a box; `look` is its CSS class."""
     return f'<rect class="{look}" x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}"/>'
 
 
 def text_at(look: str, x: float, y: float, text: str) -> str:
-    """A line of text that begins, has its middle or ends at `x`, as its class says."""
+    """Return a line of text; its CSS class decides whether `x` is its start, middle or end."""
     return f'<text class="{look}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
 
 
 def with_tip(box: str, tip: str) -> str:
-    """The same box, which says what it is when pointed at."""
+    """Return the box with a tooltip."""
     return f"{box[:-2]}><title>{escape(tip)}</title></rect>"
 
 
 def head(width: int, height: int, more_style: str = "") -> Iterator[str]:
-    """What every picture begins with: its size, the classes and stripes of the palette, and paper."""
+    """Yield the start of a picture: its size, the CSS classes and stripes of the palette, the background."""
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'font-family="Helvetica, Arial, sans-serif" font-size="{FONT_PX:g}">'
@@ -72,7 +69,7 @@ def head(width: int, height: int, more_style: str = "") -> Iterator[str]:
 
 
 def titles(title: str, subtitle: str) -> Iterator[str]:
-    """The title, also for whoever cannot see the picture, and the line below it."""
+    """Yield the title, also as the accessible name of the picture, and the line below it."""
     yield f"<title>{escape(title)}</title>"
     yield f'<text x="12" y="22" font-size="14" font-weight="bold">{escape(title)}</text>'
     yield text_at("faint", 12, 39, subtitle)
@@ -99,7 +96,7 @@ def _lanes(picture: Picture) -> Iterator[str]:
         if band.beside:
             yield f'<g class="beside">{"".join(_runs(picture, band.beside, band.top_px))}</g>'
         yield from _runs(picture, band.blocks, band.top_px) if picture.is_merged else _slots(picture, band)
-        # Where many lanes lie close, a bar of two pixels would hide what it frames.
+        # In low lanes, a bar of two pixels would hide the slots.
         look = "window" if height > 8 else "window thin"
         yield f'<path class="{look}" d="M{first:.1f} {band.top_px:.1f}v{height:.1f}M{last:.1f} {band.top_px:.1f}v{height:.1f}"/>'
 
@@ -136,14 +133,14 @@ def _slots(picture: Picture, band: Band) -> Iterator[str]:
 
 def _label(block: Block, x: float, middle: float, label: str) -> Iterator[str]:
     if block.is_rerouted:
-        # Stripes run behind the text, so it stands on a small plate of the stripes' ground.
+        # A plate in the pale colour keeps the label readable on the stripes.
         width = LETTER_PX * len(label)
         yield rect(f"plate-{block.look} label", x - width / 2, middle - 6.5, width, 13)
     yield text_at("mid label" if block.is_rerouted else f"mid label on-{block.look}", x, middle + FONT_PX / 3, label)
 
 
 def _runs(picture: Picture, blocks: tuple[Block, ...], top_px: float) -> Iterator[str]:
-    """One path for each look: a few bytes for each block."""
+    """Yield one path for each look, with a few bytes for each block."""
     paths: dict[str, list[str]] = {}
     for block in blocks:
         x, end = picture.x_px(block.start_us), picture.x_px(block.end_us)

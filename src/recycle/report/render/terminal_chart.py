@@ -1,8 +1,8 @@
-"""A plan, or an executed iteration, as a chart for a terminal: lines of cells, each a text and a style, without any library.
+"""A plan, or an executed iteration, as a chart for a terminal: lines of cells, each a text and a style.
 
-Every worker is one line. While the shortest op is at least a column wide, slots are drawn to scale and labelled; below
-that, each column shows one kind of those in it, so that kinds keep their shares. The kind is a letter, so that nothing
-depends on colour: upper case at home, lower case when the op was re-routed from another pipeline.
+Every worker is one line. If the shortest op is at least a column wide, slots are drawn to scale and labelled; else each column
+shows one of its kinds, so that kinds keep their shares. Kinds are letters, so that nothing depends on colour: upper case in the
+home pipeline, lower case if the op is re-routed.
 """
 
 import math
@@ -26,7 +26,7 @@ _WIDEST_OP = 5  # columns: enough for "f0@1" and a space; wider slots only sprea
 
 
 class Cell(NamedTuple):
-    """A piece of a line and its style: a look of the palette, with " rerouted" where it applies, or a name above."""
+    """A piece of a line and its style: a look of the palette, with the suffix REROUTED if re-routed, or a style name above."""
 
     text: str
     style: str
@@ -37,14 +37,14 @@ Line = tuple[Cell, ...]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Where a time lies: `num_columns` columns over the extent."""
+    """The time axis of a chart: `num_columns` columns over the extent."""
 
     extent: Span
     num_columns: int
 
     @staticmethod
     def fit(timeline: Timeline, room: int) -> "Scale":
-        """Use as many of `room` columns as help, and whole columns for each unit of time where there is room for that."""
+        """Use at most `room` columns, and whole columns for each unit of time if they fit."""
         extent, shortest = timeline.extent, timeline.shortest_us
         length = extent[1] - extent[0]
         room = max(_LEAST_COLUMNS, min(room, math.ceil(length * _WIDEST_OP / shortest)))
@@ -58,13 +58,13 @@ class Scale:
         return (2 * (time_us - first) * self.num_columns + last - first) // (2 * (last - first))
 
     def is_wide_enough(self, blocks: Iterable[Block]) -> bool:
-        """Say whether every op gets a column of its own."""
+        """Whether every op gets a column of its own."""
         length = self.extent[1] - self.extent[0]
         return all((block.end_us - block.start_us) * self.num_columns >= length for block in blocks if block.op)
 
 
 def draw_chart(drawable: Drawable, width: int, all_rows: bool = False) -> list[Line]:
-    """Return the chart in lines of at most `width` columns; where there are many workers, of a selection unless `all_rows`."""
+    """Return the chart in lines of at most `width` columns; of many workers a selection, unless `all_rows`."""
     timeline = as_timeline(drawable)
     workers = list(timeline.problem.shape.workers())
     shown = workers if all_rows else select_workers(timeline.problem.cluster, MOST_WORKERS)
@@ -84,7 +84,7 @@ def draw_chart(drawable: Drawable, width: int, all_rows: bool = False) -> list[L
 
 
 def select_workers(cluster: Cluster, most: int) -> list[Worker]:
-    """Choose at most `most` workers that tell the story: failed ones, the peers who took over, the first and the last."""
+    """Choose at most `most` workers: failed ones, their live peers, the first and the last."""
     workers = list(cluster.shape.workers())
     if len(workers) <= most:
         return workers
@@ -99,9 +99,9 @@ def select_workers(cluster: Cluster, most: int) -> list[Worker]:
 
 
 def _spaced(drawn: list[Line], shown: list[Worker], workers: list[Worker]) -> list[Line]:
-    """Set pipelines apart by an empty line, and mark where workers are left out, unless that is nearly everywhere."""
-    place = {worker: number for number, worker in enumerate(workers)}
-    jumps = [place[after] - place[before] > 1 for before, after in pairwise(shown)]
+    """Separate pipelines by an empty line, and mark omitted workers, unless there are too many gaps."""
+    position = {worker: number for number, worker in enumerate(workers)}
+    jumps = [position[after] - position[before] > 1 for before, after in pairwise(shown)]
     lines = drawn[:1]
     for line, jump, (before, after) in zip(drawn[1:], jumps, pairwise(shown), strict=True):
         if jump and sum(jumps) <= _MOST_JUMPS:
@@ -136,14 +136,14 @@ def _lane_line(lane: Lane, scale: Scale, margin: int, to_scale: bool) -> Line:
             _paint(cells, first, _best_text(block, last - first), block)
     else:
         for block in merged(lane.blocks, scale.extent, scale.num_columns):
-            # A column may reach past the end of the window; the bar there stays.
+            # A column may extend beyond the end of the window; the bar at the end is kept.
             first, last = scale.column(block.start_us), min(scale.column(block.end_us), scale.column(lane.window[1]))
             _paint(cells, first, _letter(block) * (last - first), block)
     return (label, *_joined(cells))
 
 
 def _background(window: Span, scale: Scale) -> list[Cell]:
-    """One cell a column, with one more at either side for the bars of the window: dots inside it, nothing outside."""
+    """One cell a column, and one more at either side for the bars of the window: dots inside the window, spaces outside."""
     first, last = scale.column(window[0]) + 1, scale.column(window[1]) + 1
     cells = [Cell("·", BUBBLE) if first <= column < last else Cell(" ", PLAIN) for column in range(scale.num_columns + 2)]
     cells[first - 1], cells[last] = Cell("▕", WINDOW), Cell("▏", WINDOW)
@@ -173,7 +173,7 @@ def _letter(block: Block) -> str:
 
 
 def _best_text(block: Block, num_columns: int) -> str:
-    """The most that fits of kind, micro-batch and (where re-routed) home pipeline, filled up to the slot's width."""
+    """The longest label that fits, of kind, micro-batch and (if re-routed) home pipeline, padded to the slot's width."""
     texts = [_letter(block)]
     if block.op:
         texts.insert(0, f"{texts[0]}{block.op.microbatch.index}")
@@ -199,7 +199,7 @@ def _legend(drawn: list[Line], scale: Scale, to_scale: bool) -> list[Cell]:
 
 
 def _wrap(cells: list[Cell], width: int, between: str = "  ") -> list[Line]:
-    """Set cells side by side, with `between` in between, in lines of at most `width` columns where a cell allows it."""
+    """Join cells by `between`, in lines of at most `width` columns unless a single cell is longer."""
     lines: list[list[Cell]] = [[]]
     for cell in cells:
         used = sum(len(known.text) for known in lines[-1])

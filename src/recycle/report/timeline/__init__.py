@@ -1,1 +1,1 @@
-"""Lanes of blocks over time, before a format is chosen: of a plan, of an executed iteration, of a failure. Imports core."""
+"""Lanes of blocks over time, independent of the output format: of a plan, of an executed iteration. Imports core."""

@@ -1,4 +1,4 @@
-"""The timeline of a plan, and what its title says. The iterations before and after look the same, one period away."""
+"""The timeline of a plan, and its title. The iterations before and after are the same, one period away."""
 
 import math
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ Drawable = Plan | Timeline
 
 
 def as_timeline(drawable: Drawable) -> Timeline:
-    """Return what a picture draws: a plan is drawn as it is written, an executed iteration as it went."""
+    """Return the timeline to draw, of a plan or of an executed iteration."""
     return plan_timeline(drawable) if isinstance(drawable, Plan) else drawable
 
 
 def plan_timeline(plan: Plan) -> Timeline:
-    """Return the timeline of a plan, legal or not, if there is a place on paper for it."""
+    """Return the timeline of a plan, legal or not."""
     _refuse_undrawable(plan)
     source = PlanBlocks(plan)
     kinds = {(row.worker.stage, kind) for row in plan.rows for kind in set(row.kinds)}
@@ -42,7 +42,7 @@ def plan_timeline(plan: Plan) -> Timeline:
 
 
 class PlanBlocks:
-    """The blocks of a plan's rows, and of what follows them."""
+    """The blocks of a plan: the slots of its rows, the reductions, the optimizer steps."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -59,8 +59,8 @@ class PlanBlocks:
         row = self._rows.get(worker)
         if row is None:
             return []
-        made = [*(_op_blocks(self.plan, row) if with_ops else _bare_blocks(self.plan, row)), *self.finish(worker.stage)]
-        return sorted(made, key=lambda block: block.start_us)
+        blocks = [*(_op_blocks(self.plan, row) if with_ops else _bare_blocks(self.plan, row)), *self.finish(worker.stage)]
+        return sorted(blocks, key=lambda block: block.start_us)
 
     def finish(self, stage: int) -> list[Block]:
         """The reduction and the optimizer step that follow the last gradient of `stage`."""
@@ -89,7 +89,7 @@ class PlanBlocks:
 
 
 def _refuse_undrawable(plan: Plan) -> None:
-    """Refuse what has no place on paper: a period of nothing, or rows of workers that the cluster does not have."""
+    """Refuse a period of 0, and rows of workers that the cluster does not have."""
     shape = plan.problem.shape
     if plan.period_us < 1:
         raise UserError(f"the plan's period is {plan.period_us} µs, so there is nothing to draw: plan again")
@@ -118,15 +118,14 @@ def _op_blocks(plan: Plan, row: Row) -> Iterator[Block]:
 
 def idle_share(plan: Plan) -> float:
     """The share of the live workers' time in a period that no op fills."""
-    busy = 0
-    for row in plan.rows:
-        busy += sum(row.kinds.count(kind.value) * plan.problem.duration_us(row.worker.stage, kind) for kind in Kind)
+    kinds = ((row.worker.stage, kind, row.kinds.count(kind.value)) for row in plan.rows for kind in Kind)
+    busy_us = sum(num * plan.problem.duration_us(stage, kind) for stage, kind, num in kinds)
     num_live = plan.problem.shape.num_workers - len(plan.problem.cluster.failed)
-    return 1 - busy / (num_live * plan.period_us)
+    return 1 - busy_us / (num_live * plan.period_us)
 
 
 def headline(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Say in two lists of clauses what the plan is of, and how good it is."""
+    """Return two lists of clauses: the cluster of a plan, and the plan's quality."""
     quality, techniques = plan.quality, plan.problem.techniques
     above = f", {plan.gap - 1:.1%} above it" if 0 < quality.bound_us < plan.period_us else ""
     rating = (
@@ -140,7 +139,7 @@ def headline(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def about(problem: Problem) -> tuple[str, ...]:
-    """Say in clauses how large the cluster is, and who is dead."""
+    """Return clauses on the size of the cluster and its dead workers."""
     shape, dead = problem.shape, sorted(problem.cluster.failed)
     names = ", ".join(map(str, dead[:4])) + (f" and {len(dead) - 4} more" if len(dead) > 4 else "")
     return (

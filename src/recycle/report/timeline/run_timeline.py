@@ -1,7 +1,6 @@
-"""The timeline of an executed iteration, from the record of a run: replayed or real, it is drawn like a plan.
+"""The timeline of an executed iteration, from the record of a replay or of a real run.
 
-What lies beside a window are the iterations before and after as they went, as far as the record holds them. Ops in vain are not
-drawn: they were run again, and those that counted are.
+Blocks beside a window belong to the executed iterations before and after, if the record has them. Ops in vain are not drawn.
 """
 
 import math
@@ -19,9 +18,9 @@ from recycle.report.timeline.timeline import Block, Lane, Span, Timeline
 def run_timeline(
     problem: Problem, events: Iterable[OpRan], iteration: int, rating: tuple[str, ...], windows: tuple[Span, ...] = ()
 ) -> Timeline:
-    """Return the timeline of one iteration of a run; `rating` says below the title how it went.
+    """Return the timeline of one iteration of a run; `rating` is the line below the title.
 
-    Windows, by stage, are read from the events unless they are given; they must be if only some workers are to be drawn.
+    Windows, by stage, are read from the events unless they are given; they must be given if only some workers are drawn.
     """
     source = RunBlocks(problem, events, iteration)
     blocks = [block for worker in problem.cluster.live_workers() for block in source.blocks(worker, with_ops=True)]
@@ -36,13 +35,13 @@ def run_timeline(
         looks=frozenset(block.look for block in blocks),
         has_rerouted=any(block.is_rerouted for block in ops),
         num_ops=len(ops),
-        shortest_us=max(1, min(block.end_us - block.start_us for block in ops)),  # a clock of µs may see no time at all
+        shortest_us=max(1, min(block.end_us - block.start_us for block in ops)),  # an op may be shorter than a µs
         source=source,
     )
 
 
 class RunBlocks:
-    """The blocks that a record holds of one iteration and of its neighbours, by worker."""
+    """The recorded blocks of one iteration and of its neighbours, by worker."""
 
     def __init__(self, problem: Problem, events: Iterable[OpRan], iteration: int) -> None:
         self.problem, self.iteration = problem, iteration
@@ -52,7 +51,7 @@ class RunBlocks:
                 self._blocks.setdefault((worker, number), []).append(block)
 
     def windows(self) -> tuple[Span, ...]:
-        """From the first block of the iteration to that of the next; where that is unknown, as long as the longest stage took."""
+        """From the first block of the iteration to that of the next; if that is unknown, as long as the longest stage."""
         spans, following = self._spans(self.iteration), self._spans(self.iteration + 1)
         if not self.problem.techniques.staggered:
             spans = [_hull(spans)] * len(spans)
@@ -63,12 +62,12 @@ class RunBlocks:
         return tuple((first, first + longest) for first, _ in spans)
 
     def _spans(self, iteration: int) -> list[Span]:
-        """From the first start to the last end at each stage; nothing unless every stage is there."""
+        """From the first start to the last end at each stage; empty unless every stage has blocks."""
         spans: dict[int, Span] = {}
         for (worker, number), blocks in self._blocks.items():
             if number == iteration:
-                mine = min(block.start_us for block in blocks), max(block.end_us for block in blocks)
-                spans[worker.stage] = _hull([spans.get(worker.stage, mine), mine])
+                own = min(block.start_us for block in blocks), max(block.end_us for block in blocks)
+                spans[worker.stage] = _hull([spans.get(worker.stage, own), own])
         return [spans[stage] for stage in sorted(spans)] if len(spans) == self.problem.shape.num_stages else []
 
     def blocks(self, worker: Worker, with_ops: bool) -> list[Block]:

@@ -1,8 +1,8 @@
-"""An iteration as lanes of blocks: what every picture draws, whatever it draws with.
+"""An iteration as lanes of blocks, the input of every picture: of a plan (`plan_timeline`) or as executed (`run_timeline`).
 
-The iteration is a plan's (`plan_timeline`) or one that was executed (`run_timeline`). A lane is one worker; its window is the
-time between the start of the iteration at the worker's stage and the start of the next one there. With the staggered optimizer
-the windows of the stages are shifted against each other: what lies outside a window belongs to the iteration before or after.
+A lane is one worker; its window is the time from the start of the iteration at the worker's stage to the start of the next one
+there. With the staggered optimizer the windows of the stages are shifted: blocks outside a window belong to the iteration before
+or after.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ _IDLE: Look = ("", False)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A stretch of one look on a worker. `op` is None for reduce and optimizer, and where several ops are merged."""
+    """A span of time with one look on a worker. `op` is None for reductions, steps and merged ops."""
 
     start_us: int
     end_us: int
@@ -37,7 +37,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What one worker does in its window, in order of time."""
+    """The blocks of one worker in its window, in order of time."""
 
     worker: Worker
     is_dead: bool
@@ -46,21 +46,21 @@ class Lane:
 
 
 class Source(Protocol):
-    """Where a timeline has its blocks from."""
+    """The supplier of a timeline's blocks."""
 
     def blocks(self, worker: Worker, with_ops: bool) -> list[Block]:
-        """Return what a worker does in the iteration, in order of time; without ops, blocks know only their look."""
+        """Return the blocks of a worker in the iteration, in order of time; without ops, they have only their look."""
 
     def beside(self, lane: Lane, extent: Span) -> list[Block]:
-        """Return what the worker of a lane does in the iterations before and after, as far as it lies inside the extent."""
+        """Return the blocks of the iterations before and after the lane's window, clipped to the extent."""
 
     def grid_us(self, origin_us: int) -> int:
-        """Return the largest unit of which every op starts and lasts a whole number, counted from `origin_us`."""
+        """Return the largest unit that divides every start, counted from `origin_us`, and every duration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What a picture needs to know of an iteration. Lanes are made one by one, because there may be a million slots."""
+    """An iteration to draw. Lanes are made one by one, because there may be a million slots."""
 
     problem: Problem
     about: tuple[str, ...]  # clauses of the title
@@ -77,37 +77,37 @@ class Timeline:
         return min(first for first, _ in self.windows), max(last for _, last in self.windows)
 
     def lane(self, worker: Worker, with_ops: bool = True) -> Lane:
-        """Return what `worker` does; without ops it is quicker, where nothing is labelled."""
+        """Return the lane of `worker`; without ops it is faster, for pictures without labels."""
         blocks = tuple(self.source.blocks(worker, with_ops))
         is_dead = not blocks and not self.problem.cluster.is_live(worker)
         return Lane(worker, is_dead, self.windows[worker.stage], blocks)
 
     def neighbours(self, lane: Lane) -> list[Block]:
-        """The parts of the iterations before and after that lie beside the lane's window, inside the extent."""
+        """The blocks of the iterations before and after the lane's window, inside the extent."""
         return self.source.beside(lane, self.extent) if lane.window != self.extent else []
 
 
 def merged(blocks: Iterable[Block], extent: Span, num_columns: int) -> list[Block]:
-    """Cut the extent into equal columns, give each one look of those in it, and join equal neighbours to one block.
+    """Cut the extent into equal columns, give each one of its looks, and join equal neighbours to one block.
 
-    A column shows what is most due in it: the time that a look fills, and what of it earlier columns did not show. So looks keep
-    their shares of a longer stretch; showing the longest alone would hide every F of a steady 1F1B behind its B.
+    A column shows the look with the most time that no column has shown yet. So looks keep their shares of time; showing the
+    longest look of each column would hide every F of a steady 1F1B behind its B.
     """
     first, length = extent[0], extent[1] - extent[0]
     shown = list(_shown(blocks, extent, num_columns))
-    made: list[Block] = []
+    blocks_made: list[Block] = []
     start = 0
     for at, (column, look) in enumerate(shown):
         if at + 1 < len(shown) and shown[at + 1] == (column + 1, look):
             continue
         begin, end = shown[start][0], column + 1
-        made.append(Block(first + begin * length // num_columns, first + end * length // num_columns, *look))
+        blocks_made.append(Block(first + begin * length // num_columns, first + end * length // num_columns, *look))
         start = at + 1
-    return made
+    return blocks_made
 
 
 def _shown(blocks: Iterable[Block], extent: Span, num_columns: int) -> Iterator[tuple[int, Look]]:
-    """Yield each column that shows a look, with that look."""
+    """Yield each column that is not idle, with its look."""
     length = extent[1] - extent[0]
     due: dict[Look, int] = {}
     for column, filled in _columns(blocks, extent, num_columns):
@@ -120,7 +120,7 @@ def _shown(blocks: Iterable[Block], extent: Span, num_columns: int) -> Iterator[
 
 
 def _columns(blocks: Iterable[Block], extent: Span, num_columns: int) -> Iterator[tuple[int, dict[Look, int]]]:
-    """Yield each column that holds a block, with the time of each look in it; times are scaled so that a column is `length`."""
+    """Yield each column with a block, and the time of each look in it, in a scale in which a column has the length `length`."""
     first, length = extent[0], extent[1] - extent[0]
     filled: dict[Look, int] = {}
     current = 0
@@ -147,7 +147,7 @@ def _with_idle(filled: dict[Look, int], length: int) -> dict[Look, int]:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The ticks of a time axis, counted from the start of the extent, and the unit they are written in."""
+    """The ticks of a time axis, counted from the start of the extent, and their unit."""
 
     unit: str
     ticks: tuple[tuple[int, str], ...]

@@ -1,6 +1,6 @@
-"""A failure as lanes of blocks: the attempt that was thrown away, the stop, and the same iteration once more without who died.
+"""One failure of a recorded run as blocks by worker: the discarded attempt, the pause, the same iteration by the live workers.
 
-The record of a run holds all of it but what the dead worker ran in the attempt: that died with it.
+The record does not hold the ops that the dead worker ran in the discarded attempt, because they were lost with it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,22 +15,22 @@ from recycle.report.timeline.timeline import Block, Span
 
 @dataclass(frozen=True, slots=True)
 class WorkerActivity:
-    """What one worker did around a failure, in order of time: in vain, for good, and in the iterations before and after."""
+    """The blocks of one worker around a failure, by time: discarded, counted, and of the iterations before and after."""
 
     worker: Worker
-    in_vain: tuple[Block, ...]
-    for_good: tuple[Block, ...]
+    discarded: tuple[Block, ...]
+    counted: tuple[Block, ...]
     beside: tuple[Block, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One recovery from workers that left, and what everybody did from the begin of the attempt to the end of the next one."""
+    """A recovery from dead workers, with every worker's blocks from the start of the discarded attempt to the end of the next."""
 
     recovered: Recovered
     shape: Shape
     extent: Span
-    deeds: tuple[WorkerActivity, ...]
+    activities: tuple[WorkerActivity, ...]
 
     @property
     def dead(self) -> frozenset[Worker]:
@@ -38,21 +38,21 @@ class Failure:
 
     @property
     def emptied(self) -> frozenset[Worker]:
-        """The seats where nobody is any more: those of the dead, unless somebody moved there, and then where that one was."""
+        """The places that are empty afterwards: those of the dead, or the former places of the workers that moved there."""
         return frozenset(Worker.parse(name) for name in self.recovered.emptied)
 
     def takers(self, emptied: Worker) -> tuple[Worker, ...]:
-        """Who runs the micro-batches of an emptied seat's pipeline at its stage, once training goes on."""
+        """The workers that run the micro-batches of an emptied place's pipeline at its stage after the recovery."""
         return tuple(
             one.worker
-            for one in self.deeds
+            for one in self.activities
             if one.worker.stage == emptied.stage
-            and any(block.op and block.op.microbatch.pipeline == emptied.pipeline for block in one.for_good)
+            and any(block.op and block.op.microbatch.pipeline == emptied.pipeline for block in one.counted)
         )
 
 
 def events_around(events: Iterable[Event], recovered: Recovered) -> list[OpRan | Recovered]:
-    """Return what a picture of that recovery needs, counted from the begin of the iteration that it threw away."""
+    """Return the events that the picture of a recovery needs, with times from the start of the discarded iteration."""
     ops = [event for event in events if isinstance(event, OpRan)]
     first, last = _extent(ops, recovered)
     near = [op for op in ops if abs(op.iteration - recovered.iteration) <= 1 and op.end_us > first and op.start_us < last]
@@ -61,7 +61,7 @@ def events_around(events: Iterable[Event], recovered: Recovered) -> list[OpRan |
 
 
 def read_failure(events: Iterable[Event], number: int = 0) -> Failure:
-    """Return the failure of that number, counted from 0, that the record holds."""
+    """Return failure `number` of a record, counted from 0."""
     events = list(events)
     failures = [event for event in events if isinstance(event, Recovered) and not event.joins]
     if number >= len(failures):
@@ -69,16 +69,16 @@ def read_failure(events: Iterable[Event], number: int = 0) -> Failure:
     recovered = failures[number]
     ops = [event for event in events if isinstance(event, OpRan)]
     extent = _extent(ops, recovered)
-    return Failure(recovered, _shape(ops), extent, tuple(_deeds(ops, recovered, extent)))
+    return Failure(recovered, _shape(ops), extent, tuple(_activities(ops, recovered, extent)))
 
 
 def _extent(ops: Sequence[OpRan], recovered: Recovered) -> Span:
-    """From the first op of the attempt, or the failure, to the end of the iteration that was done again."""
-    mine = [op for op in ops if op.iteration == recovered.iteration]
-    again = [op.end_us for op in mine if op.start_us >= recovered.at_us and not op.is_in_vain]
+    """From the first op of the attempt, or the failure, to the end of the repeated iteration."""
+    own = [op for op in ops if op.iteration == recovered.iteration]
+    again = [op.end_us for op in own if op.start_us >= recovered.at_us and not op.is_in_vain]
     if not again:
         raise UserError(f"the record ends before step {recovered.iteration + 1} was done again: there is nothing to draw")
-    return min(recovered.at_us, *(op.start_us for op in mine)), max(again)
+    return min(recovered.at_us, *(op.start_us for op in own)), max(again)
 
 
 def _shape(ops: Sequence[OpRan]) -> Shape:
@@ -87,7 +87,7 @@ def _shape(ops: Sequence[OpRan]) -> Shape:
     return Shape(1 + max(one.pipeline for one in workers), 1 + max(one.stage for one in workers), 1 + max(chains))
 
 
-def _deeds(ops: Sequence[OpRan], recovered: Recovered, extent: Span) -> Iterable[WorkerActivity]:
+def _activities(ops: Sequence[OpRan], recovered: Recovered, extent: Span) -> Iterable[WorkerActivity]:
     first, last = extent
     found: dict[Worker, tuple[list[Block], list[Block], list[Block]]] = {worker: ([], [], []) for worker in _shape(ops).workers()}
     near = [op for op in ops if op.end_us > first and op.start_us < last]
