@@ -11,18 +11,19 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
 
 from recovery_cases import STAGGERED, SYNCHRONOUS, Diary, Failure, disturbed, names, saved_weights, undisturbed
 from recovery_strikes import Holdings, Rhythm, Struck, num_processes, strike_all
-from runtime_cases import TWELVE, Sizes
+from runtime_cases import EXACT, TWELVE, Sizes
 from sheet import NO, UNJUDGED, YES, Case, Row, Script, Section
 
 from recycle.core.plans.routes import Routes
 from recycle.runtime.execute.warm_up import warm_ups
+from recycle.runtime.options import CheckpointOptions
 
 ASKED_MEDIAN_MS, ASKED_WORST_MS, LEASE_MS = 500, 2000, 2000
 MORE_ALLOWED, RSS_ALLOWED = 2, 1.10
@@ -86,7 +87,7 @@ def failures() -> list[Failure]:
 def exact(effort: Effort) -> list[Section]:
     cases = tuple(Case(failure.name, partial(_exact, effort, failure)) for failure in failures())
     about = (
-        f"`recycle.train` with `exact=True`, {_shape(TINY)}, real processes, a tiny GPT by AdamW: the number of different "
+        f"`recycle.train` with `is_exact=True`, {_shape(TINY)}, real processes, a tiny GPT by AdamW: the number of different "
         "`weights_sha256` over runs with this failure and runs without any, the larger one of two: without clipping, and with "
         f"clipping to {CLIPPING_NORM:g}, each with the staggered and with the synchronous optimizer. A run counts only if its "
         "script happened as it says: who failed in which step, how that was noticed, who came back, that there was another "
@@ -259,9 +260,9 @@ def _soak(effort: Effort) -> Soak:
     samples = list[Sample]()
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
-        ready, options = partial(_sampled, samples), {"out": folder, "checkpoint_every": SAVE_EVERY}
+        ready, options = partial(_sampled, samples), replace(EXACT, checkpoint=CheckpointOptions(SAVE_EVERY))
         over = partial(_is_saved, strikes[-1].back_s + PATIENCE_S)
-        struck = strike_all(TWELVE, strikes, limit_s, ready, over, **options)
+        struck = strike_all(TWELVE, strikes, limit_s, ready, over, folder, options)
         if struck.problem:
             return Soak(struck, 0, 0, tuple(samples))
         num_steps, weights_sha256 = saved_weights(TWELVE, folder)

@@ -7,13 +7,12 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from time import sleep
-from typing import Any
 
-from runtime_cases import ALL, Sizes
+from runtime_cases import ALL, EXACT, Sizes
 from torch import Tensor
 
 import recycle
@@ -26,6 +25,8 @@ from recycle.runtime.checkpoint import load
 from recycle.runtime.compute.weight_digest import digest, whole_digest
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
 from recycle.runtime.execute.executor import now_us
+from recycle.runtime.launch.local_launcher import Watch, launch
+from recycle.runtime.options import CheckpointOptions, FailureOptions, TrainOptions
 
 STAGGERED, SYNCHRONOUS = ALL, "adaptive,decoupled"
 # A worker is back well before the end if so many iterations are left.
@@ -46,12 +47,20 @@ def names(sizes: Sizes) -> list[str]:
 
 
 def train(
-    sizes: Sizes, num_steps: int, limit_s: float, techniques: str = STAGGERED, pace_s: float = 0.0, **options: Any
+    sizes: Sizes,
+    num_steps: int,
+    limit_s: float,
+    techniques: str = STAGGERED,
+    pace_s: float = 0.0,
+    watch: Watch = lambda event: None,
+    out: Path | None = None,
+    options: TrainOptions = EXACT,
 ) -> Trained:
-    """Train for real, in exact mode, surviving deaths; a sample takes at least `pace_s`. Raises Overdue after `limit_s`."""
+    """Train with real processes, surviving deaths; a sample takes at least `pace_s`. Raises Overdue after `limit_s`."""
     plan, data = sizes.plan(techniques=techniques), Paced(sizes.context, pace_s)
+    options = replace(options, failures=replace(options.failures, plan_source=Planner(plan.problem)))
     with _limited(limit_s):
-        return sizes.train(plan, num_steps, dataset=data, exact=True, plans=Planner(plan.problem), **options)
+        return launch(sizes.job(plan, num_steps, options, dataset=data, out=out), watch)
 
 
 class Paced:
@@ -197,17 +206,18 @@ class Outcome:
 @cache
 def undisturbed(sizes: Sizes, num_steps: int, techniques: str, max_norm: float | None, limit_s: float) -> Trained:
     """The same run without any failure."""
-    return train(sizes, num_steps, limit_s, techniques, max_norm=max_norm)
+    return train(sizes, num_steps, limit_s, techniques, options=replace(EXACT, max_norm=max_norm))
 
 
 def disturbed(sizes: Sizes, failure: Failure, techniques: str, max_norm: float | None, limit_s: float) -> Outcome:
     """Train while a script is played, and say what came of it."""
     diary, every = Diary(), failure.checkpoint_every
     with tempfile.TemporaryDirectory() if every else nullcontext() as folder:
-        saving = {"out": Path(folder) / "run", "checkpoint_every": every} if folder else {}
-        options = {"max_norm": max_norm, "watch": diary.hear, "script": failure.script, **saving}
+        out, checkpoint = Path(folder) / "run" if folder else None, CheckpointOptions(every)
+        failures = FailureOptions(script=failure.script)
+        options = replace(EXACT, max_norm=max_norm, checkpoint=checkpoint, failures=failures)
         try:
-            trained = train(sizes, failure.num_steps, limit_s, techniques, failure.pace_s, **options)
+            trained = train(sizes, failure.num_steps, limit_s, techniques, failure.pace_s, diary.hear, out, options)
         except (recycle.UserError, Overdue) as problem:
             return Outcome("", diary.num_clipped, len(diary.recoveries), str(problem).splitlines()[0])
     return Outcome(trained.weights_sha256, diary.num_clipped, len(diary.recoveries), unseen(failure, diary))

@@ -7,18 +7,18 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import SIGKILL, SIGSTOP, Signals
-from typing import Any
 
 from recovery_cases import Diary, Enough, Overdue, names, train
-from runtime_cases import SEED, Sizes
+from runtime_cases import EXACT, SEED, Sizes
 
 import recycle
 from recycle.core.events.record import Recovered
 from recycle.core.events.trace import Change, Trace
 from recycle.runtime.execute.executor import now_us
+from recycle.runtime.options import TrainOptions
 
 # A run that is struck never comes to its last step: it is ended when enough is known.
 ENDLESS = 10**6
@@ -97,13 +97,22 @@ Moment = Callable[[Diary], bool]
 """Whether something may go on, as far as a diary tells."""
 
 
-def strike_all(sizes: Sizes, strikes: Sequence[Strike], limit_s: float, ready: Moment, over: Moment, **options: Any) -> Struck:
+def strike_all(
+    sizes: Sizes,
+    strikes: Sequence[Strike],
+    limit_s: float,
+    ready: Moment,
+    over: Moment,
+    out: Path | None = None,
+    options: TrainOptions = EXACT,
+) -> Struck:
     """Train while signals are sent: each when the run is `ready`, if that is soon; end it when it is `over` after the last."""
     diary, problem = Diary(), ""
     with ThreadPoolExecutor(1) as pool:
         striking = pool.submit(_strike_all, diary, strikes, ready, over)
         try:
-            train(sizes, ENDLESS, limit_s, watch=diary.hear, trace=_trace(sizes, strikes), **options)
+            failures = replace(options.failures, trace=_trace(sizes, strikes))
+            train(sizes, ENDLESS, limit_s, watch=diary.hear, out=out, options=replace(options, failures=failures))
         except Enough:
             pass
         except (recycle.UserError, Overdue) as reason:

@@ -28,17 +28,21 @@ from recycle.models.text import Text
 from recycle.profiling.worker_pool import TIMEOUT, Station, worker_pool
 from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.microbatches import MicroBatches
-from recycle.runtime.coordinator.ledger.run_ledger import Trained
-from recycle.runtime.job import Job, TrainOptions
+from recycle.runtime.job import Job
+from recycle.runtime.launch.configure import worker_spec
+from recycle.runtime.launch.local_launcher import launch
+from recycle.runtime.options import TrainOptions
 from recycle.runtime.transport.gloo import GlooTransport, GroupView
 from recycle.runtime.worker.epoch_setup import make_stage_state, make_trainer, worker_program
-from recycle.runtime.worker.worker_spec import CopiedStages, WorkerSpec, worker_spec
+from recycle.runtime.worker.worker_spec import WorkerSpec
 
 ALL = "adaptive,decoupled,staggered"
 COSTS = (10, 13, 9)
 SAMPLES, SEED = 2, 1
 # Before the clock runs: caches fill, and ReCycle has metered its memory.
 WARM_UP = 2
+OPTIONS = TrainOptions(SEED)
+EXACT = TrainOptions(SEED, is_exact=True)
 adamw = partial(torch.optim.AdamW, lr=1e-3)
 
 
@@ -69,14 +73,10 @@ class Sizes:
     def batches(self) -> MicroBatches:
         return MicroBatches(Text(self.context), recycle.Shape(self.pipelines, self.stages, self.microbatches), SAMPLES, SEED)
 
-    def job(self, plan: recycle.Plan) -> Job:
-        """A training that goes on for as long as a race does."""
-        return Job(plan, self.gpt(), self.batches(), next_byte_loss, adamw, TrainOptions(10**6, SEED))
-
-    def train(self, plan: recycle.Plan, steps: int, **options: Any) -> Trained:
-        """Train for real, with a process for every live worker."""
-        given = {"stages": self.gpt(), "dataset": Text(self.context), "loss": next_byte_loss, "optimizer": adamw}
-        return recycle.train(plan, **{**given, **options}, steps=steps, samples=SAMPLES, seed=SEED)
+    def job(self, plan: recycle.Plan, steps: int = 10**6, options: TrainOptions = OPTIONS, **parts: Any) -> Job:
+        """The training job by a plan, by default longer than any race; `parts` replace fields of the job."""
+        job = Job(plan, self.gpt(), Text(self.context), next_byte_loss, adamw, steps, SAMPLES, options=options)
+        return replace(job, **parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Ours:
 
     def __init__(self, given: Place, store: Any) -> None:
         kit, part = given.kit, worker_program(given.plan, given.worker)
-        links = GlooTransport(store, given.address, kit.parcels, kit.shape.num_chains, kit.ties, TIMEOUT)
+        links = GlooTransport(store, given.address, kit.tensor_specs, kit.shape.num_chains, kit.ties, TIMEOUT)
         self._footing = make_stage_state(kit, given.worker.stage)
         self._footing.stage.meter = ActivationMeter(self._footing.stage.module)
         self._trainer = make_trainer(kit, part, given.address, self._footing, links)
@@ -118,7 +118,7 @@ class Ours:
 
 
 def ours_exact(given: Place, store: Any) -> Ours:
-    kit = replace(given.kit, settings=replace(given.kit.settings, is_exact=True))
+    kit = replace(given.kit, options=replace(given.kit.options, is_exact=True))
     return Ours(replace(given, kit=kit), store)
 
 
@@ -168,7 +168,7 @@ class Theirs:
 
     def _data(self) -> tuple[Tensor, Tensor]:
         kit, pipeline = self._given.kit, self._given.worker.pipeline
-        parts = [kit.samples.get(self._done, pipeline, index) for index in range(kit.shape.num_microbatches)]
+        parts = [kit.microbatches.get(self._done, pipeline, index) for index in range(kit.shape.num_microbatches)]
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
 
@@ -190,7 +190,7 @@ class _Racer:
 
 def race(job: Job, entrants: Sequence[Entrant], num_rounds: int, num_iterations: int) -> list[list[float]]:
     """Return the seconds of an iteration of each entrant, round by round. Nobody must be dead in the job's plan."""
-    kit, workers = worker_spec(job, CopiedStages(job.stages), job.parcels()), [row.worker for row in job.plan.rows]
+    kit, workers = worker_spec(job), [row.worker for row in job.plan.rows]
     with worker_pool(workers, partial(_Racer, kit, job.plan, entrants), ["torch.distributed.pipelining"]) as crew:
         return [crew.ask(num_iterations)[workers[0]] for _ in range(num_rounds)]
 
@@ -256,15 +256,15 @@ class Outcome:
     num_begun_again: int
 
 
-def outcome(sizes: Sizes, plan: recycle.Plan, steps: int, **options: Any) -> Outcome:
-    """Train in exact mode, and say what came of it."""
+def outcome(sizes: Sizes, plan: recycle.Plan, steps: int, options: TrainOptions = EXACT, **parts: Any) -> Outcome:
+    """Train with a process for every live worker, in exact mode; `parts` replace fields of the job."""
     scales: list[float | None] = []
 
     def watch(event: Event) -> None:
         if isinstance(event, Stepped):
             scales.append(event.scale)
 
-    trained = sizes.train(plan, steps, exact=True, watch=watch, **options)
+    trained = launch(sizes.job(plan, steps, options, **parts), watch)
     clipped = sum(scale is not None and scale < 1 for scale in scales)
     return Outcome(trained.weights_sha256, clipped, scales.count(None), trained.num_begun_again)
 
@@ -311,4 +311,4 @@ def _process(*words: str, **streams: Any) -> Iterator["subprocess.Popen[str]"]:
 
 
 if __name__ == "__main__":
-    print(TWELVE.train(TWELVE.plan(), 1).start_us / 1e6)
+    print(launch(TWELVE.job(TWELVE.plan(), 1)).start_us / 1e6)

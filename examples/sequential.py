@@ -75,8 +75,8 @@ def train(dead: str, steps: int, out: Path | None = None) -> Trained:
         partial(torch.optim.AdamW, lr=2e-3),
         steps=steps,
         samples=8,
-        exact=True,
         out=out,
+        options=recycle.TrainOptions(is_exact=True),
         watch=show,
     )
 

@@ -197,11 +197,15 @@ SIXTEEN = TensorDataset(torch.ones(16, 2, 4), torch.ones(16, 2, 4))
 RAGGED = [(torch.ones(length, 4), torch.ones(length, 4)) for length in range(1, 17)]
 
 
-def train(*stages, dataset=SIXTEEN, loss=nn.functional.mse_loss, **options):
+RESUME = recycle.CheckpointOptions(resume=True)
+
+
+def train(*stages, dataset=SIXTEEN, loss=nn.functional.mse_loss, steps=1, samples=2, out=None, **options):
     plan = recycle.solve(recycle.problem(2, 2, 2, costs=(1, 1, 1)))
     modules = stages or (linear(), linear())
     optimizer = partial(torch.optim.SGD, lr=0.1)
-    return recycle.train(plan, modules, dataset, loss, optimizer, **{"steps": 1, "samples": 2, **options})
+    options = recycle.TrainOptions(**options)
+    return recycle.train(plan, modules, dataset, loss, optimizer, steps=steps, samples=samples, out=out, options=options)
 
 
 def test_modules_are_after_training_what_they_were():
@@ -232,10 +236,10 @@ REFUSED = {
     "samples of different shapes": lambda folder: train(dataset=RAGGED),
     "micro-batches of different shapes": lambda folder: train(dataset=RAGGED, samples=1),
     "a lambda": lambda folder: train(loss=lambda made, targets: made.mean()),
-    "`resume` without `out`": lambda folder: train(resume=True),
-    "`resume` where no checkpoint is": lambda folder: train(out=folder, resume=True),
+    "`resume` without `out`": lambda folder: train(checkpoint=RESUME),
+    "`resume` where no checkpoint is": lambda folder: train(out=folder, checkpoint=RESUME),
     "`out` where another run is": train_twice,
-    "`resume` with another seed": partial(train_twice, resume=True, seed=1),
+    "`resume` with another seed": partial(train_twice, checkpoint=RESUME, seed=1),
 }
 ROWS = dict(re.findall(r"^\| ([^|]+) \| `(\w+)` \|", GUIDE.partition("## What is refused")[2], re.MULTILINE))
 

@@ -10,7 +10,7 @@ from recycle.core.plans.rules import check
 from recycle.core.profile import Profile
 from recycle.profiling.rehearsal import Patience, rehearsal_plan, rehearse
 from recycle.runtime.compute.stage_costs import measure_bytes
-from recycle.runtime.job import Job, TrainOptions
+from recycle.runtime.job import Job
 from tests.plans import make_1f1b_plan
 from tests.runtime.jobs import BATCH, Numbers, adamw, loss, make_stages
 
@@ -47,7 +47,7 @@ def is_equal(one, other):
 def test_a_rehearsal_with_real_workers_gives_a_profile_that_can_be_kept_and_planned_with():
     stages, told = make_stages(2), []
     before = states_of(stages)
-    job = Job(rehearsal_plan(Shape(2, 2, 2), True), stages, Numbers(), loss, adamw, TrainOptions(1))
+    job = Job(rehearsal_plan(Shape(2, 2, 2), True), stages, Numbers(), loss, adamw, 1)
     # Medians of real clocks do not stand perfectly still: it ends with the last round.
     found = rehearse(job, "two layers", Patience(0.0, 1, 2), lambda number, unrest: told.append((number, unrest)))
 
@@ -77,7 +77,7 @@ def test_a_rehearsal_with_real_workers_gives_a_profile_that_can_be_kept_and_plan
 
 
 def test_a_rehearsal_ends_as_soon_as_medians_move_no_more_than_they_may():
-    job = Job(rehearsal_plan(Shape(1, 2, 1), True), make_stages(2), Numbers(), loss, adamw, TrainOptions(1))
+    job = Job(rehearsal_plan(Shape(1, 2, 1), True), make_stages(2), Numbers(), loss, adamw, 1)
     found = rehearse(job, "two layers", Patience(share=1.0, least_rounds=1, most_rounds=5))
     assert (found.num_rounds, found.is_at_rest) == (1, True)
     assert len(found.profile.contention) == 2  # with nobody else, and with one other

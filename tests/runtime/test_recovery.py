@@ -17,10 +17,10 @@ from recycle.core.events.record import Changed, Recovered, Spell, Stepped, Suspe
 from recycle.core.plans.routes import Routes
 from recycle.planner.live_planner import Planner
 from recycle.report.record.run_columns import read_run_record
-from recycle.runtime.coordinator.ledger.run_folder import RunFolderOptions
 from recycle.runtime.execute.warm_up import warm_ups
-from recycle.runtime.job import Job, TrainOptions
-from recycle.runtime.launch.local_launcher import FailureOptions, launch
+from recycle.runtime.job import Job
+from recycle.runtime.launch.local_launcher import launch
+from recycle.runtime.options import CheckpointOptions, FailureOptions, TrainOptions
 from recycle.runtime.solo import Solo
 from tests.runtime.jobs import Numbers, adamw, loss, make_stages
 
@@ -63,22 +63,23 @@ class Run:
     """A run of real processes by a script, and what was seen of it."""
 
     def __init__(
-        self, shape, *lines, techniques=ALL, steps=STEPS, max_norm=None, lease_s=5.0, pause_s=0.0, plot=None, watch=None
+        self, shape, *lines, techniques=ALL, steps=STEPS, max_norm=None, lease_s=5.0, pause_s=0.0, out=None, every=0, watch=None
     ):
         self.events = []
         wanted = problem(shape, techniques)
         injections = [Injection.parse(Action(line.split()[0]), line.split()[1]) for line in lines]
         script = Script.of(injections, wanted.shape, steps)
         stages = unhurried_stages(shape[1], pause_s)
-        settings = TrainOptions(steps, seed=SEED, is_exact=True, max_norm=max_norm)
-        job = Job(recycle.solve(wanted, "greedy"), stages, Numbers(), loss, adamw, settings)
+        failures = FailureOptions(Planner(wanted), script, lease_s=lease_s)
+        options = TrainOptions(SEED, True, max_norm, checkpoint=CheckpointOptions(every), failures=failures)
+        job = Job(recycle.solve(wanted, "greedy"), stages, Numbers(), loss, adamw, steps, out=out, options=options)
 
-        def hear(event):
+        def observe(event):
             self.events.append(event)
             if watch is not None:
                 watch(event)
 
-        self.trained = launch(job, hear, plot, FailureOptions(Planner(wanted), script, lease_s=lease_s))
+        self.trained = launch(job, observe)
         assert not multiprocessing.active_children()
 
     def of(self, kind):
@@ -155,7 +156,7 @@ def test_kill_rejoin_kill_again_and_rejoin():
 
 def test_a_stage_without_a_survivor_gets_somebody_and_all_go_on_from_the_last_checkpoint(tmp_path):
     shape = (2, 2, 3)
-    run = Run(shape, "kill W0_1@7", "kill W1_1@7", plot=RunFolderOptions(tmp_path, every=2))
+    run = Run(shape, "kill W0_1@7", "kill W1_1@7", out=tmp_path, every=2)
     assert run.trained.weights_sha256 == undisturbed(shape)[0]
     assert list(run.trained.losses) == undisturbed(shape)[1]
     assert any(move.endswith("_1") for recovery in run.recoveries for move in recovery.moves)
@@ -170,7 +171,7 @@ def test_a_stage_without_a_survivor_gets_somebody_and_all_go_on_from_the_last_ch
 
 def test_a_kill_in_the_first_step_leaves_a_run_that_can_be_read(tmp_path, capsys):
     shape = (2, 2, 2)
-    run = Run(shape, "kill W1_1@1", plot=RunFolderOptions(tmp_path))
+    run = Run(shape, "kill W1_1@1", out=tmp_path)
     assert run.trained.weights_sha256 == undisturbed(shape)[0]
     (left,) = run.recoveries
     assert left.iteration == 0
@@ -193,7 +194,7 @@ def test_without_anybody_to_spare_it_says_what_it_waits_for_and_goes_on_when_tha
 
 def test_a_kill_while_a_checkpoint_is_written_and_one_in_the_last_step(tmp_path):
     shape = (2, 2, 2)
-    run = Run(shape, "kill W0_0@4:checkpoint", "kill W1_1@10:step", plot=RunFolderOptions(tmp_path, every=2))
+    run = Run(shape, "kill W0_0@4:checkpoint", "kill W1_1@10:step", out=tmp_path, every=2)
     assert run.trained.weights_sha256 == undisturbed(shape)[0]
     assert sorted(run.lost) == ["W0_0", "W1_1"]
     assert recycle.load(unhurried_stages(2, 0), tmp_path) == STEPS

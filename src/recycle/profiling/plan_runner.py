@@ -101,4 +101,4 @@ class PlanRunner:
 
 def _device(kit: WorkerSpec) -> torch.device:
     """Where players compute: those of a GPU share one."""
-    return torch.device("cuda", 0) if kit.settings.device == "cuda" else torch.device("cpu")
+    return torch.device("cuda", 0) if kit.options.device == "cuda" else torch.device("cpu")

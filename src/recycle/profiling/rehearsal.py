@@ -25,7 +25,8 @@ from recycle.profiling.profile_fit import ProfileFit
 from recycle.profiling.worker_pool import Station, worker_pool
 from recycle.runtime.compute.stage_costs import StageBytes, machine, measure_bytes
 from recycle.runtime.job import Job
-from recycle.runtime.worker.worker_spec import CopiedStages, WorkerSpec, worker_spec
+from recycle.runtime.launch.configure import worker_spec
+from recycle.runtime.worker.worker_spec import WorkerSpec
 
 _WARM_UP, _PER_ROUND = 2, 4
 Progress = Callable[[int, float], None]
@@ -140,8 +141,8 @@ class RehearsalPlay:
 def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Progress = lambda rounds, unrest: None) -> Rehearsed:
     """Measure what `job` costs with all workers of its shape at once; its plan is not played, and nothing of it is changed."""
     shape = job.plan.problem.shape
-    kit = worker_spec(job, CopiedStages(job.stages), job.parcels())
-    sizes = measure_bytes(job.stages, job.samples, job.loss, job.settings.autocast, job.settings.device)
+    kit = worker_spec(job)
+    sizes = measure_bytes(job.stages, job.microbatches, job.loss, job.options.autocast, job.options.device)
     readings, numbers, unrest = RehearsalFits(shape), count(1), 1.0
     with worker_pool(list(shape.workers()), partial(_Rehearser, kit)) as crew:
         states = {worker.stage: state for worker, state in crew.ask(AskState()).items()}
@@ -154,8 +155,8 @@ def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Pro
             progress(number + 1, unrest)
             if number + 1 >= patience.least_rounds and unrest <= patience.share:
                 break
-    inputs, _ = job.samples.get(0, 0, 0)
-    taken = Taken(job.settings.device, machine(job.settings.device), torch.__version__, shape.num_pipelines, len(inputs), model)
+    inputs, _ = job.microbatches.get(0, 0, 0)
+    taken = Taken(job.options.device, machine(job.options.device), torch.__version__, shape.num_pipelines, len(inputs), model)
     profile = readings.profile(sizes, states, median(pings_us) if pings_us else 0.0, taken)
     return Rehearsed(profile, number + 1, unrest, unrest <= patience.share)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from recycle.cli.demo import scenario as demo_failures
+from recycle.cli.demo import scenario
 from recycle.cli.demo.demo import read_setting
 from recycle.cli.demo.scenario import FULL, QUICK, DemoSettings
 from recycle.cli.main import main, make_parser
@@ -127,7 +127,7 @@ def test_the_plans_tell_the_story_of_the_paper(monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture(scope="module")
 def shown() -> Ended:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo_failures, "QUICK", SMALL)
+        patch.setattr(scenario, "QUICK", SMALL)
         return run("--quick", "--json")
 
 
@@ -188,12 +188,12 @@ def test_without_a_terminal_it_says_all_in_plain_lines(shown: Ended, facts: dict
 
 _PROGRAM = f"""
 import sys
-from recycle.cli.demo import scenario as demo_failures
+from recycle.cli.demo import scenario
 from recycle.cli.main import main
 from recycle.core.cluster import Shape, Worker
 
 if __name__ == "__main__":
-    demo_failures.QUICK = demo_failures.{SMALL!r}
+    scenario.QUICK = scenario.{SMALL!r}
     sys.exit(main(["demo", "--quick"]))
 """
 

@@ -131,11 +131,11 @@ def test_a_phase_without_a_step_is_left_out() -> None:
 
 def test_of_an_iteration_the_time_of_its_spell_and_of_its_plan_are_remembered() -> None:
     log = Log()
-    log.hear(Spell(0, 70, "pause", "start"))
-    log.hear(OpRan(0, "W0_0", "0F0", 70, 90))
-    log.hear(Spell(70, 370, "train", samples=18))
-    log.hear(Stepped(0, 370, 5.5, 1.0, 1.0, 250))
-    log.hear(KILLED)
+    log.observe(Spell(0, 70, "pause", "start"))
+    log.observe(OpRan(0, "W0_0", "0F0", 70, 90))
+    log.observe(Spell(70, 370, "train", samples=18))
+    log.observe(Stepped(0, 370, 5.5, 1.0, 1.0, 250))
+    log.observe(KILLED)
     assert log.times_us == {0: (300, 250)}
     assert log.recoveries == [KILLED]
 

@@ -204,7 +204,7 @@ def heard(*events: Event, shape: Shape | None = SHAPE, terminal: bool = False) -
     console = Console(file=stream, width=100, force_terminal=terminal, color_system=None)
     with LiveView(20, shape, console=console) as view:
         for event in events:
-            view.hear(event)
+            view.observe(event)
     return stream.getvalue()
 
 

@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from recycle.cli.main import main
-from recycle.cli.training.coordinator import make_worker_spec, print_notice
+from recycle.cli.training.coordinator import describe_job, spec_from_description
 from recycle.cli.training.job_factory import TrainingJobFactory
 from recycle.cli.training.plan_choice import choose_plan
 from recycle.cli.training.train_config import parse_config
@@ -117,16 +117,9 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
 ELSEWHERE = """
 import sys
 import recycle.cli.training.coordinator, recycle.control.net.handshake
-from recycle.cli.training.coordinator import make_kit, tell_of
 from recycle.cli.main import main
-from recycle.cli.training.train_config import parse_config
-from recycle.cli.training.job_factory import Parts
-from recycle.cli.training.plan_choice import choose_plan
-from recycle.control.net.file_transfer import Courier
-from recycle.control.net.handshake import Door
-from recycle.core.errors import UserError
 recycle.control.net.handshake.this_host = lambda: "elsewhere"
-recycle.cli.training.coordinator._job_in = lambda out: {}
+recycle.cli.training.coordinator._read_job = lambda out: {}
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -179,7 +172,7 @@ def test_wrong_words_get_one_sentence(words, says, tmp_path, monkeypatch, capsys
     assert len(told.splitlines()) == 1
 
 
-DOOR = Endpoint("127.0.0.1", 1, "secret")
+ENDPOINT = Endpoint("127.0.0.1", 1, "secret")
 
 
 @pytest.fixture
@@ -189,25 +182,24 @@ def about(tmp_path):
     out = tmp_path / "run"
     out.mkdir()
     (out / "job.json").write_text('{"job": "a1b2"}')
-    return json.loads(
-        json.dumps(print_notice("a1b2", config, TrainingJobFactory(config).job(choose_plan(config.cluster, None)), out))
-    )
+    job = TrainingJobFactory(config).job(choose_plan(config.cluster, None), out)
+    return json.loads(json.dumps(describe_job("a1b2", config, job)))
 
 
 def test_a_worker_that_sees_the_folder_of_the_run_writes_there(about, tmp_path):
-    kit = make_worker_spec(DOOR, tmp_path / "own", about)
-    assert (kit.saving.folder, kit.courier) == (tmp_path / "run" / "checkpoints", None)
+    spec = spec_from_description(ENDPOINT, tmp_path / "own", about)
+    assert (spec.checkpoint_folder, spec.file_transfer) == (tmp_path / "run" / "checkpoints", None)
 
 
 @pytest.mark.parametrize("hidden", ["the folder is not there", "it is that of another job"])
 def test_a_worker_that_does_not_sends_its_files_to_the_coordinator(hidden, about, tmp_path):
     job = tmp_path / "run" / "job.json"
     job.write_text('{"job": "c3d4"}') if "another" in hidden else job.unlink()
-    kit = make_worker_spec(DOOR, tmp_path / "own", about)
-    assert (kit.saving.folder, kit.courier) == (tmp_path / "own" / "checkpoints", FileTransfer(DOOR))
+    spec = spec_from_description(ENDPOINT, tmp_path / "own", about)
+    assert (spec.checkpoint_folder, spec.file_transfer) == (tmp_path / "own" / "checkpoints", FileTransfer(ENDPOINT))
 
 
 def test_a_worker_whose_machine_would_train_something_else_says_what(about, tmp_path):
     about["fingerprint"]["data"] = "the sources of another Python"
     with pytest.raises(UserError, match=r"the job's data is .*another Python.*, and here it is .*; give all machines the same"):
-        make_worker_spec(DOOR, tmp_path, about)
+        spec_from_description(ENDPOINT, tmp_path, about)

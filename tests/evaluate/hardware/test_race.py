@@ -211,7 +211,7 @@ class Linked:
 
 def test_torchs_schedules_train_the_same_over_our_links():
     plan = make_plan(TINY.shape, "", "none")
-    parcels = TINY.job(plan).parcels()
+    parcels = TINY.job(plan).tensor_specs()
     with worker_pool(list(TINY.shape.workers()), partial(Linked, parcels), ["torch.distributed.pipelining"]) as crew:
         for number, side in enumerate(TORCH):
             told = [losses for _, losses in crew.ask((number, side, 3)).values() if losses]

@@ -14,7 +14,7 @@ from recycle.core.cluster import Shape
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.execute.executor import Span
-from recycle.runtime.job import TrainOptions
+from recycle.runtime.options import TrainOptions
 from recycle.runtime.worker.epoch_setup import make_stage_state
 from recycle.runtime.worker.worker_spec import CopiedStages, WorkerSpec
 from tests.runtime.checkpoint.saved_stages import held
@@ -52,13 +52,13 @@ def begin(optimizer, is_exact=False, stage=1, ties=()):
     kit = WorkerSpec(
         shape=SHAPE,
         stages=CopiedStages(make_modules()),
-        parcels={},
+        tensor_specs={},
         ties=ties,
-        samples=Numbers(),
+        microbatches=Numbers(),
         loss=loss,
         make_optimizer=optimizer,
-        schedule=falling,
-        settings=TrainOptions(9, is_exact=is_exact, max_norm=MAX_NORM),
+        num_steps=9,
+        options=TrainOptions(is_exact=is_exact, max_norm=MAX_NORM, schedule=falling),
     )
     return make_stage_state(kit, stage)
 

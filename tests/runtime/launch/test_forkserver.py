@@ -46,8 +46,8 @@ def test_a_worker_gets_the_memory_that_it_freed_without_a_fault_for_every_page()
 
 FAULTS = """
 import sys
-from recycle.runtime.launch.forkserver import settle_in
-settle_in()
+from recycle.runtime.launch.forkserver import configure_process
+configure_process()
 from multiprocessing import Pipe
 from tests.runtime.launch.test_forkserver import count_faults
 ear, mouth = Pipe(duplex=False)

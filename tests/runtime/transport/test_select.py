@@ -5,10 +5,10 @@ import torch
 import torch.distributed as dist
 
 from recycle.core.cluster import Worker
-from recycle.runtime.job import Job, TrainOptions
+from recycle.runtime.job import Job
+from recycle.runtime.launch.configure import worker_spec
 from recycle.runtime.transport.gloo import GlooTransport, GroupView
 from recycle.runtime.transport.select import make_transport
-from recycle.runtime.worker.worker_spec import CopiedStages, worker_spec
 from tests.plans import make_1f1b_plan
 from tests.runtime.jobs import Numbers, adamw, loss, make_stages
 from tests.runtime.transport.worker_threads import at_once, ends
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.timeout(60)
 
 def make_kit():
     stages = make_stages(2)
-    job = Job(make_1f1b_plan(2, 2, 2), stages, Numbers(), loss, adamw, TrainOptions(num_steps=1))
-    return worker_spec(job, CopiedStages(stages), job.parcels())
+    job = Job(make_1f1b_plan(2, 2, 2), stages, Numbers(), loss, adamw, 1)
+    return worker_spec(job)
 
 
 def test_workers_on_cores_have_links_over_the_host():

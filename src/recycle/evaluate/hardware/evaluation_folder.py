@@ -26,7 +26,7 @@ from recycle.evaluate.hardware.race import Trial, run_race
 from recycle.evaluate.hardware.setup import Setup
 from recycle.evaluate.hardware.variants import variants
 from recycle.profiling.rehearsal import rehearsal_plan, rehearse
-from recycle.runtime.job import refuse_absent
+from recycle.runtime.options import refuse_absent_device
 
 SETUP, PROFILE = "setup.json", "profile.json"
 FORMAT, VERSION = "recycle-cluster", 1
@@ -56,7 +56,7 @@ def read_setup(folder: Path) -> Setup:
 @contextmanager
 def hardware(setup: Setup) -> Iterator[None]:
     """What the setup computes on, for all of its parts: processes are forked from a server that starts in here, and once."""
-    refuse_absent(setup.device)
+    refuse_absent_device(setup.device)
     with slices(setup.num_workers) if setup.is_gpu else cores_kept_awake() if are_cores_migrated() else nullcontext():
         yield
 

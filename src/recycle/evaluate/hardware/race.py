@@ -68,7 +68,7 @@ def run_race(
     if not missing:
         return
     num_turns, num_done = num_rounds * len(variants), num_rounds * len(variants) - sum(map(len, missing.values()))
-    parcels = setup.job(next(iter(plans.values()))).parcels()
+    parcels = setup.job(next(iter(plans.values()))).tensor_specs()
     (folder / SPANS).mkdir(exist_ok=True)
     with worker_pool(list(setup.shape.workers()), partial(Contender, setup, parcels), ["torch.distributed.pipelining"]) as crew:
         numbers = count(1)  # what tells one turn's links from another's

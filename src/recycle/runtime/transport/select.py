@@ -17,8 +17,8 @@ def make_transport(
     kit: WorkerSpec, store: Any, address: GroupView, turns: Sequence[Instruction], device: torch.device, host: str = "127.0.0.1"
 ) -> GlooTransport:
     """The links of a worker with these turns, which computes on `device` of the machine `host`; all of its epoch make theirs."""
-    timeout = timedelta(seconds=kit.settings.timeout_s)
-    common = store, address, kit.parcels, kit.shape.num_chains, kit.ties, timeout
+    timeout = timedelta(seconds=kit.options.timeout_s)
+    common = store, address, kit.tensor_specs, kit.shape.num_chains, kit.ties, timeout
     if device.type != "cuda" or len(address.workers) == 1:
         return GlooTransport(*common, host)
     if len(address.workers) <= torch.cuda.device_count():  # NCCL refuses two workers on one GPU

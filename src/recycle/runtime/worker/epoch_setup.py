@@ -37,13 +37,13 @@ def worker_program(plan: Plan, worker: Worker) -> WorkerProgram:
 
 def make_stage_state(kit: WorkerSpec, stage: int, num_steps: int = 0, device: torch.device | None = None) -> StageState:
     """A stage as it is before the first step, on `device`."""
-    settings = kit.settings
+    options = kit.options
     module = kit.stages.make(stage).to(device)
-    sums = make_sums(module.parameters(), kit.shape.num_chains, settings.is_exact, settings.sum_dtype, device)
+    sums = make_sums(module.parameters(), kit.shape.num_chains, options.is_exact, options.sum_dtype, device)
     loss = kit.loss if stage == kit.shape.num_stages - 1 else None
-    made = Stage(module, sums, stage, loss, autocast=settings.autocast, device=device)
-    stepper = Stepper(made.parameters(), kit.make_optimizer, kit.schedule)
-    return StageState(made, stepper, kit.shape, kit.ties, settings.max_norm, num_steps)
+    made = Stage(module, sums, stage, loss, autocast=options.autocast, device=device)
+    stepper = Stepper(made.parameters(), kit.make_optimizer, options.schedule)
+    return StageState(made, stepper, kit.shape, kit.ties, options.max_norm, num_steps)
 
 
 def make_trainer(
@@ -56,5 +56,5 @@ def make_trainer(
 ) -> Trainer:
     """The trainer of a worker in one epoch, on its footing."""
     worker, num_stages = address.worker, kit.shape.num_stages
-    executor = Executor(worker, part.turns, num_stages, footing.stage, links, kit.samples, kit.settings.seed, reached)
+    executor = Executor(worker, part.turns, num_stages, footing.stage, links, kit.microbatches, kit.options.seed, reached)
     return Trainer(executor, links, footing, address, kit.shape, kit.ties, part.warm_up, part.is_staggered)

@@ -218,7 +218,7 @@ class _Session:
             with self._lock:
                 self._trainer = trainer
                 trainer.wants_pause = self._paused >= go.epoch
-            if trainer.train(self._kit.settings.num_steps, self._applied):
+            if trainer.train(self._kit.num_steps, self._applied):
                 self._finish(go, trainer)
                 return
         except TransportBroken as problem:
@@ -265,28 +265,28 @@ class _Session:
         self._seat = seat
         workers = sorted(seats.values())
         savers = [other for other in workers if other.stage == seat.stage and str(other) not in go.sources]
-        self._saves = self._kit.saving is not None and seat == savers[0]
+        self._saves = self._kit.checkpoint_folder is not None and seat == savers[0]
         return GroupView(seat, workers, go.epoch), Plan.parse(go.plan)
 
     def _begin_at(self, stage: int, num_steps: int) -> StageState:
         """A stage as it is before the first step."""
-        if self._kit.saving is not None:
-            courier = self._kit.courier
+        if self._kit.checkpoint_folder is not None:
+            courier = self._kit.file_transfer
             deliver = courier.bring if courier is not None else None
-            self._writer = StageWriter(self._kit.saving.folder, stage, self._tell, deliver)
+            self._writer = StageWriter(self._kit.checkpoint_folder, stage, self._tell, deliver)
         return make_stage_state(self._kit, stage, num_steps, self._device())
 
     def _load(self, go: StartEpoch, stage: int) -> None:
         """Load what a checkpoint has of the stage, if the epoch begins with one."""
         if go.checkpoint > 0:
-            assert self._kit.saving is not None
+            assert self._kit.checkpoint_folder is not None
             assert self._footing is not None
-            folder = self._kit.saving.folder / step_folder(go.checkpoint)
-            if self._kit.courier is not None:
-                fetch_stage(self._kit.courier.fetch, folder, stage)
+            folder = self._kit.checkpoint_folder / step_folder(go.checkpoint)
+            if self._kit.file_transfer is not None:
+                fetch_stage(self._kit.file_transfer.fetch, folder, stage)
             checkpoint = read_checkpoint(folder, stage)
             load_stage(checkpoint, stage, self._footing.stage.module, self._footing.stepper.optimizer)
-            if self._kit.courier is not None:
+            if self._kit.file_transfer is not None:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _gather(self, go: StartEpoch, address: GroupView, plan: Plan) -> Trainer:
@@ -327,33 +327,32 @@ class _Session:
         """An iteration is applied for good."""
         assert self._seat is not None
         self._tell(IterationApplied(self._seat, iteration, losses, spans, verdict))
-        saving, num_steps = self._kit.saving, self._kit.settings.num_steps
-        if self._saves and saving is not None and saving.is_due(iteration + 1, num_steps):
+        if self._saves and self._kit.options.checkpoint.is_due(iteration + 1, self._kit.num_steps):
             self._save(iteration + 1)
             self._injector.reached(iteration, CHECKPOINT)
 
     def _save(self, num_steps: int) -> None:
         assert self._writer is not None
         assert self._footing is not None
-        footing, is_last = self._footing, num_steps == self._kit.settings.num_steps
+        footing, is_last = self._footing, num_steps == self._kit.num_steps
         self._writer.save(num_steps, footing.stage.module, footing.stepper.optimizer, is_last=is_last)
 
     def _finish(self, go: StartEpoch, trainer: Trainer) -> None:
         """All steps are done: say so, and stay, since somebody may still be lost."""
         assert self._seat is not None
-        num_steps = self._kit.settings.num_steps
+        num_steps = self._kit.num_steps
         if self._saves and go.iteration == num_steps and go.epoch > 1:
             self._save(num_steps)  # who was to save it may be the one that is gone
         if self._writer is not None:
             self._writer.wait()
         module = trainer.executor.stage.module
-        peak_bytes = _peak_bytes(self._kit.settings.device)
+        peak_bytes = _peak_bytes(self._kit.options.device)
         self._finished = WorkerFinished(self._seat, digest(module), peak_bytes, trainer.activation_bytes)
         self._tell(self._finished)
 
     def _device(self) -> torch.device:
         """Where the worker computes. Workers share the GPUs there are; a sum is exact only if every kernel is repeatable."""
-        settings = self._kit.settings
+        settings = self._kit.options
         if settings.device != "cuda":
             return torch.device(settings.device)
         if settings.is_exact:
