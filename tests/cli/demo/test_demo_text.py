@@ -90,8 +90,8 @@ def test_losses_are_compared_bit_for_bit_and_not_as_numbers(one: float, other: f
 def test_the_exit_code_says_whether_the_twins_are_equal(
     twins: Twins, code: int, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("recycle.cli.demo.demo.rehearse_demo", lambda setting: None)
-    monkeypatch.setattr("recycle.cli.demo.demo.perform", lambda setting, rehearsed, say: replace(ALL, twins=twins))
+    monkeypatch.setattr("recycle.cli.demo.demo.make_demo_job", lambda setting: None)
+    monkeypatch.setattr("recycle.cli.demo.demo.perform", lambda setting, job, say: replace(ALL, twins=twins))
     assert run_demo(make_parser().parse_args(["demo", *words])) == code
     said = capsys.readouterr()
     told = said.err if words else said.out

@@ -62,7 +62,7 @@ def test_a_step_shows_loss_speed_and_time_beside_the_plan() -> None:
 
 def test_a_worker_is_dead_from_when_it_left_and_its_work_is_being_taken_over() -> None:
     state = known(*steps(5), Changed(LEFT.at_us, "W1_2", False, 11))
-    assert state.seats["W1_2"] == DEAD
+    assert state.places["W1_2"] == DEAD
     text = "\n".join(lines(state))
     assert "✗ W1_2 dead" in text
     assert "11 of 12 workers alive, 1 dead   recovering: W1_2 left" in text
@@ -102,31 +102,33 @@ def test_only_the_last_recoveries_are_shown_but_all_are_counted() -> None:
 def test_somebody_who_comes_back_is_joining_and_then_alive() -> None:
     gone = known(Changed(LEFT.at_us, "W1_2", False, 11), LEFT)
     loading = state_after(gone, Joining(19 * SECOND, "W1_2"))
-    assert (gone.seats["W1_2"], loading.seats["W1_2"]) == (DEAD, JOINING)
+    assert (gone.places["W1_2"], loading.places["W1_2"]) == (DEAD, JOINING)
     assert "+ W1_2 joins" in "\n".join(lines(loading))
-    assert state_after(loading, JOINED).seats["W1_2"] == state_after(loading, Changed(0, "W1_2", True, 12)).seats["W1_2"] == ALIVE
+    assert (
+        state_after(loading, JOINED).places["W1_2"] == state_after(loading, Changed(0, "W1_2", True, 12)).places["W1_2"] == ALIVE
+    )
 
 
 def test_somebody_who_comes_back_before_the_others_went_on_is_alive() -> None:
     state = known(Changed(0, "W1_2", False, 11), Changed(5, "W1_2", True, 12), LEFT)
-    assert state.seats["W1_2"] == ALIVE
+    assert state.places["W1_2"] == ALIVE
 
 
 def test_a_worker_that_hangs_is_suspected_until_it_is_fenced() -> None:
     state = known(Suspected(5, "W0_1", "silent for 2.0 s"))
-    assert state.seats["W0_1"] == SUSPECTED
+    assert state.places["W0_1"] == SUSPECTED
     assert "? W0_1 hangs" in "\n".join(lines(state))
-    assert state_after(state, Changed(9, "W0_1", False, 11)).seats["W0_1"] == DEAD
+    assert state_after(state, Changed(9, "W0_1", False, 11)).places["W0_1"] == DEAD
 
 
 def test_whoever_moves_takes_the_seat_of_the_dead_and_leaves_its_own() -> None:
     moved = Recovered(0, 9, 1, ("W1_2",), False, "its connection closed", 5, moves=("W0_2>W1_2",), num_live=11)
     state = known(Changed(0, "W1_2", False, 11), moved)
-    assert (state.seats["W1_2"], state.seats["W0_2"]) == (ALIVE, DEAD)
+    assert (state.places["W1_2"], state.places["W0_2"]) == (ALIVE, DEAD)
 
 
 def test_a_name_that_is_no_seat_is_not_drawn() -> None:
-    assert known(Changed(0, "W9_9", False, 11)).seats == known().seats
+    assert known(Changed(0, "W9_9", False, 11)).places == known().places
 
 
 def test_without_seats_it_is_one_line_whose_bar_gives_way_to_words() -> None:
@@ -267,5 +269,5 @@ def test_a_whole_run_is_followed_to_its_end() -> None:
         lines(state)
     assert state.num_done == 14
     assert state.gone == ()
-    assert set(state.seats.values()) == {ALIVE}
+    assert set(state.places.values()) == {ALIVE}
     assert [one.joins for one in state.recoveries] == [False, True]

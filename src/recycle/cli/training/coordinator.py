@@ -47,7 +47,7 @@ while the job runs takes a free place at the next step, and copies its stage's s
 _WORKER_EXAMPLES = """\
 examples:
   recycle worker 10.0.0.1:29400 --token-file token
-  recycle worker 10.0.0.1:29400 --token-file token --seat W1_2"""
+  recycle worker 10.0.0.1:29400 --token-file token --place W1_2"""
 _JOB = "job.json"
 _DEFAULT = "127.0.0.1:29400"
 
@@ -79,7 +79,7 @@ def add_worker_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentP
     )
     parser.add_argument("address", metavar="HOST:PORT", help="where the coordinator listens")
     _add_token(parser, "the job's secret, as the coordinator wrote it")
-    parser.add_argument("--seat", default="", metavar="W1_2", help="the preferred place; any free one if left out")
+    parser.add_argument("--place", "--seat", default="", metavar="W1_2", help="the preferred place; any free one if left out")
     parser.set_defaults(run=run_worker)
 
 
@@ -148,7 +148,7 @@ def run_worker(args: argparse.Namespace) -> int:
     from recycle.runtime.launch.forkserver import configure_process
 
     host, port = _address(args.address)
-    place = str(Worker.parse(args.seat)) if args.seat else ""
+    place = str(Worker.parse(args.place)) if args.place else ""
     endpoint = Endpoint(host, port, _token(args.token_file, makes_one=False))
     configure_process()
     import recycle.runtime.launch.preload  # noqa: F401  before the coordinator expects heartbeats

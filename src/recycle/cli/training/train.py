@@ -86,14 +86,14 @@ def prepare(config: TrainConfig) -> tuple[TrainingJobFactory, Plan]:
     """Make the job factory and the plan; a line on the error stream says what takes long."""
     factory, profile = TrainingJobFactory(config), None
     if config.cluster.measure:
-        with said_if_slow("measuring a profile of the model on this machine"):
+        with print_if_slow("measuring a profile of the model on this machine"):
             profile = factory.measure_profile()
-    with said_if_slow("planning (the first plan on a machine compiles the scheduler, which takes some seconds)"):
+    with print_if_slow("planning (the first plan on a machine compiles the scheduler, which takes some seconds)"):
         return factory, choose_plan(config.cluster, profile)
 
 
 @contextmanager
-def said_if_slow(sentence: str) -> Iterator[None]:
+def print_if_slow(sentence: str) -> Iterator[None]:
     """Print the sentence on the error stream if the block takes longer than a moment."""
     timer = Timer(_MOMENT_S, print, (sentence,), {"file": sys.stderr, "flush": True})
     timer.daemon = True
