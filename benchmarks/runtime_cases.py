@@ -80,10 +80,10 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What a worker of a race is given: what is trained, by which plan, and where it sits."""
+class RaceMember:
+    """A worker of a race: its spec, its plan, and its group with its own place."""
 
-    kit: WorkerSpec
+    spec: WorkerSpec
     plan: recycle.Plan
     address: GroupView
 
@@ -98,47 +98,47 @@ class Runner(Protocol):
     def run(self, num_iterations: int) -> None: ...
 
 
-Entrant = Callable[[Place, Any], Runner]
-"""Makes a worker's side from what it is given and a store at which it meets the others of that side."""
+Entrant = Callable[[RaceMember, Any], Runner]
+"""Makes a worker's side of the race from the worker and a store for the rendezvous of that side."""
 
 
 class Ours:
     """A worker of ReCycle."""
 
-    def __init__(self, given: Place, store: Any) -> None:
-        kit, part = given.kit, worker_program(given.plan, given.worker)
-        links = GlooTransport(store, given.address, kit.tensor_specs, kit.shape.num_chains, kit.ties, TIMEOUT)
-        self._footing = make_stage_state(kit, given.worker.stage)
-        self._footing.stage.meter = ActivationMeter(self._footing.stage.module)
-        self._trainer = make_trainer(kit, part, given.address, self._footing, links)
+    def __init__(self, member: RaceMember, store: Any) -> None:
+        spec, program = member.spec, worker_program(member.plan, member.worker)
+        transport = GlooTransport(store, member.address, spec.tensor_specs, spec.shape.num_chains, spec.ties, TIMEOUT)
+        self._state = make_stage_state(spec, member.worker.stage)
+        self._state.stage.meter = ActivationMeter(self._state.stage.module)
+        self._trainer = make_trainer(spec, program, member.address, self._state, transport)
 
     def run(self, num_iterations: int) -> None:
-        if not self._trainer.train(self._footing.num_steps + num_iterations, lambda *told: None):
+        if not self._trainer.train(self._state.num_steps + num_iterations, lambda *report: None):
             raise RuntimeError("a worker paused, though nobody asked it to")
 
 
-def ours_exact(given: Place, store: Any) -> Ours:
-    kit = replace(given.kit, options=replace(given.kit.options, is_exact=True))
-    return Ours(replace(given, kit=kit), store)
+def ours_exact(member: RaceMember, store: Any) -> Ours:
+    spec = replace(member.spec, options=replace(member.spec.options, is_exact=True))
+    return Ours(replace(member, spec=spec), store)
 
 
 class Theirs:
     """The same worker by torch.distributed.pipelining's 1F1B, with plain data parallelism around it."""
 
-    def __init__(self, given: Place, store: Any) -> None:
+    def __init__(self, member: RaceMember, store: Any) -> None:
         # Here, because only races need it, and it takes a second to load.
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-        worker, shape = given.worker, given.kit.shape
+        worker, shape = member.worker, member.spec.shape
         ranks = [[p * shape.num_stages + s for s in range(shape.num_stages)] for p in range(shape.num_pipelines)]
         pipelines = [dist.new_group(own) for own in ranks]
         peers = [dist.new_group(list(own)) for own in zip(*ranks, strict=True)]
-        self._given, self._peers, self._num_peers = given, peers[worker.stage], shape.num_pipelines
-        module = given.kit.stages.make(worker.stage)
+        self._member, self._peers, self._num_peers = member, peers[worker.stage], shape.num_pipelines
+        module = member.spec.stages.make(worker.stage)
         self._parameters: list[Tensor] = list(module.parameters())
         stage = PipelineStage(module, worker.stage, shape.num_stages, torch.device("cpu"), group=pipelines[worker.pipeline])
         self._schedule = Schedule1F1B(stage, shape.num_microbatches, loss_fn=next_byte_loss)
-        self._optimizer = given.kit.make_optimizer(self._parameters)
+        self._optimizer = member.spec.make_optimizer(self._parameters)
         self._done = 0
 
     def run(self, num_iterations: int) -> None:
@@ -147,12 +147,12 @@ class Theirs:
             self._done += 1
 
     def _step(self) -> None:
-        worker, shape = self._given.worker, self._given.kit.shape
+        worker, shape = self._member.worker, self._member.spec.shape
         is_first, is_last = worker.stage == 0, worker.stage == shape.num_stages - 1
         inputs, targets = self._data() if is_first or is_last else (None, None)
         losses: list[Tensor] = []
-        given: dict[str, Any] = {"target": targets, "losses": losses} if is_last else {}
-        self._schedule.step(*([inputs] if is_first else []), **given)
+        arguments: dict[str, Any] = {"target": targets, "losses": losses} if is_last else {}
+        self._schedule.step(*([inputs] if is_first else []), **arguments)
         if self._num_peers > 1:
             self._reduce()
         self._optimizer.step()
@@ -167,19 +167,19 @@ class Theirs:
             parameter.grad = part.view(parameter.shape)
 
     def _data(self) -> tuple[Tensor, Tensor]:
-        kit, pipeline = self._given.kit, self._given.worker.pipeline
-        parts = [kit.microbatches.get(self._done, pipeline, index) for index in range(kit.shape.num_microbatches)]
+        spec, pipeline = self._member.spec, self._member.worker.pipeline
+        parts = [spec.microbatches.get(self._done, pipeline, index) for index in range(spec.shape.num_microbatches)]
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
 
 class _Racer:
     """One worker of a race, on every side of it."""
 
-    def __init__(self, kit: WorkerSpec, plan: recycle.Plan, entrants: Sequence[Entrant], station: Station) -> None:
+    def __init__(self, spec: WorkerSpec, plan: recycle.Plan, entrants: Sequence[Entrant], station: Station) -> None:
         store, size = station.store, len(station.workers)
         dist.init_process_group("gloo", store=dist.PrefixStore("all", store), rank=station.rank, world_size=size, timeout=TIMEOUT)
-        place = Place(kit, plan, GroupView(station.worker, station.workers))
-        self._runners = [enter(place, dist.PrefixStore(str(number), store)) for number, enter in enumerate(entrants)]
+        member = RaceMember(spec, plan, GroupView(station.worker, station.workers))
+        self._runners = [enter(member, dist.PrefixStore(str(number), store)) for number, enter in enumerate(entrants)]
         for runner in self._runners:
             runner.run(WARM_UP)
 
@@ -190,9 +190,9 @@ class _Racer:
 
 def race(job: Job, entrants: Sequence[Entrant], num_rounds: int, num_iterations: int) -> list[list[float]]:
     """Return the seconds of an iteration of each entrant, round by round. Nobody must be dead in the job's plan."""
-    kit, workers = worker_spec(job), [row.worker for row in job.plan.rows]
-    with worker_pool(workers, partial(_Racer, kit, job.plan, entrants), ["torch.distributed.pipelining"]) as crew:
-        return [crew.ask(num_iterations)[workers[0]] for _ in range(num_rounds)]
+    spec, workers = worker_spec(job), [row.worker for row in job.plan.rows]
+    with worker_pool(workers, partial(_Racer, spec, job.plan, entrants), ["torch.distributed.pipelining"]) as pool:
+        return [pool.ask(num_iterations)[workers[0]] for _ in range(num_rounds)]
 
 
 def _timed_s(runner: Runner, num_iterations: int) -> float:
@@ -286,7 +286,7 @@ def command_s() -> float:
     cluster = ("--pipelines", TWELVE.pipelines, "--stages", TWELVE.stages, "--microbatches", TWELVE.microbatches)
     model = ("--width", TWELVE.width, "--layers", TWELVE.layers, "--context", TWELVE.context, "--samples", SAMPLES)
     words = map(str, (sys.executable, "-m", "recycle", "train", *cluster, *model, "--steps", 1))
-    began_s, said = time.perf_counter(), []
+    began_s, lines = time.perf_counter(), []
     with _process(*words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -294,8 +294,8 @@ def command_s() -> float:
                 seconds = time.perf_counter() - began_s
                 process.communicate()  # let it end by itself
                 return seconds
-            said.append(line)
-    raise RuntimeError(f"recycle train ended before its first step:\n{''.join(said)}")
+            lines.append(line)
+    raise RuntimeError(f"recycle train ended before its first step:\n{''.join(lines)}")
 
 
 @contextmanager
