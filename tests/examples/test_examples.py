@@ -42,11 +42,11 @@ def run(script, *arguments, folder):
 
 
 def test_the_sequential_example_learns_and_a_dead_worker_changes_no_bit(tmp_path):
-    said = run(ROOT / "examples" / "sequential.py", "--steps", 12, "--out", "run", folder=tmp_path)
-    (first, last, dead), (_, _, alive) = re.findall(r"loss (\S+) at first, (\S+) at last; weights sha256 (\w{64})", said)
+    printed = run(ROOT / "examples" / "sequential.py", "--steps", 12, "--out", "run", folder=tmp_path)
+    (first, last, dead), (_, _, alive) = re.findall(r"loss (\S+) at first, (\S+) at last; weights sha256 (\w{64})", printed)
     assert float(last) < 0.7 * float(first)
     assert dead == alive
-    assert said.splitlines()[-1] == "the weights are the same, bit for bit"
+    assert printed.splitlines()[-1] == "the weights are the same, bit for bit"
     steps = [event for event in read_record(tmp_path / "run" / "record.jsonl") if isinstance(event, Stepped)]
     assert (f"{steps[0].loss:.4f}", f"{steps[-1].loss:.4f}") == (first, last)
     assert len(steps) == 12
@@ -56,9 +56,9 @@ def test_the_sequential_example_learns_and_a_dead_worker_changes_no_bit(tmp_path
 def test_examples_explain_themselves_and_refuse_in_one_sentence(example, capsys, tmp_path):
     with pytest.raises(SystemExit, match="0"):
         example.main(["--help"])
-    said = capsys.readouterr().out
-    assert "--steps" in said
-    assert "--out FOLDER" in said
+    printed = capsys.readouterr().out
+    assert "--steps" in printed
+    assert "--out FOLDER" in printed
     (tmp_path / "file").touch()
     for wrong, words in ((["--steps", "0"], "at least 1"), (["--out", str(tmp_path / "file" / "run")], "file")):
         with pytest.raises(SystemExit, match="2"):
@@ -169,11 +169,11 @@ def test_the_snippets_of_the_guide_run_one_after_the_other(tmp_path):
     assert len(rest) == 5
     whole = "\n".join([script, *(textwrap.indent(snippet, " " * 4) for snippet in rest)])
     (tmp_path / "mine.py").write_text(whole, encoding="utf-8")
-    said = run("mine.py", folder=tmp_path)
-    steps = re.findall(r"^step (\d+) loss (\S+) norm", said, re.MULTILINE)
+    printed = run("mine.py", folder=tmp_path)
+    steps = re.findall(r"^step (\d+) loss (\S+) norm", printed, re.MULTILINE)
     assert [int(number) for number, _ in steps] == list(range(11, 21))
     # An untrained model has a loss of about 1; what was loaded does about as well as the last steps did.
-    assert float(re.search(r"^trained: (\S+)$", said, re.MULTILINE)[1]) == pytest.approx(float(steps[-1][1]), rel=0.25)
+    assert float(re.search(r"^trained: (\S+)$", printed, re.MULTILINE)[1]) == pytest.approx(float(steps[-1][1]), rel=0.25)
 
 
 class Both(nn.Linear):

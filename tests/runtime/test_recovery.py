@@ -121,7 +121,7 @@ def test_one_in_every_stage_at_once_and_one_more_in_the_recovery_from_that():
     assert sorted(run.lost) == ["W0_0", "W1_0", "W1_1", "W2_2"]
 
 
-def test_who_hangs_is_fenced_by_its_lease_and_does_nothing_when_it_wakes_up():
+def test_a_worker_that_hangs_is_fenced_by_its_lease_and_does_nothing_when_it_continues():
     shape, lease_s = (3, 2, 2), 1.0
     run = Run(shape, "hang W0_1@3+1500ms", lease_s=lease_s, pause_s=0.05, steps=20)
     assert run.trained.weights_sha256 == undisturbed(shape, 20)[0]
@@ -131,7 +131,7 @@ def test_who_hangs_is_fenced_by_its_lease_and_does_nothing_when_it_wakes_up():
     assert lease_s * 0.5e6 < recovery.detect_us < lease_s * 1e6 + 2e6
 
 
-def test_who_is_far_behind_its_plan_or_fails_by_itself_is_replaced():
+def test_a_worker_that_is_far_behind_its_plan_or_fails_by_itself_is_replaced():
     shape = (3, 2, 2)
     run = Run(shape, "fail W1_0@2", "slow W0_1@4+20s", lease_s=1.0)
     assert run.trained.weights_sha256 == undisturbed(shape)[0]
@@ -147,14 +147,14 @@ def test_kill_rejoin_kill_again_and_rejoin():
     weights, losses = undisturbed(shape, steps, CLIPPING)
     assert run.trained.weights_sha256 == weights
     assert list(run.trained.losses) == losses
-    told = [(event.node, event.joins) for event in run.of(Changed)]
-    assert [joins for _, joins in told] == [False, True, False, True], told
+    changes = [(event.node, event.joins) for event in run.of(Changed)]
+    assert [joins for _, joins in changes] == [False, True, False, True], changes
     assert run.recoveries[-1].num_live == 4, [(event.cause, event.workers) for event in run.recoveries]
     for joined in (event for event in run.recoveries if event.joins):  # the warm-up of a staggered step is played before a pause
         assert (joined.redone_ops > 0, joined.redo_us > 0) == (True, True)
 
 
-def test_a_stage_without_a_survivor_gets_somebody_and_all_go_on_from_the_last_checkpoint(tmp_path):
+def test_a_stage_without_a_survivor_gets_another_worker_and_all_resume_from_the_last_checkpoint(tmp_path):
     shape = (2, 2, 3)
     run = Run(shape, "kill W0_1@7", "kill W1_1@7", out=tmp_path, every=2)
     assert run.trained.weights_sha256 == undisturbed(shape)[0]

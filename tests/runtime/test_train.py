@@ -135,14 +135,14 @@ def test_data_in_many_small_tensors_reaches_the_workers():
     assert len(train(dataset=points).losses) == 2
 
 
-def test_whoever_watches_gets_the_record_event_by_event(tmp_path):
-    heard = []
-    made = train(out=tmp_path, watch=heard.append, checkpoint=CheckpointOptions(every=1))
-    assert heard == list(read_record(tmp_path / "record.jsonl"))[1:]  # after the line that says what began
-    assert [event.loss for event in heard if isinstance(event, Stepped)] == list(made.losses)
+def test_watch_gets_the_record_event_by_event(tmp_path):
+    events = []
+    made = train(out=tmp_path, watch=events.append, checkpoint=CheckpointOptions(every=1))
+    assert events == list(read_record(tmp_path / "record.jsonl"))[1:]  # after the line that says what began
+    assert [event.loss for event in events if isinstance(event, Stepped)] == list(made.losses)
 
 
-def test_an_error_of_whoever_watches_ends_the_run_and_nobody_is_left():
+def test_an_error_in_watch_ends_the_run_and_leaves_no_process():
     def watch(event):
         raise ZeroDivisionError("from outside")
 
@@ -243,7 +243,7 @@ def test_what_cannot_be_trained_is_refused_by_its_own_kind_of_error(what):
     assert "\n" not in str(refused.value)
 
 
-def test_a_stage_that_raises_in_a_worker_is_told_of_with_the_workers_name_and_last_words():
+def test_a_stage_that_raises_in_a_worker_is_reported_with_the_name_of_the_worker_and_the_exception():
     with pytest.raises(WorkerFailed, match=r"W0_1 cannot go on:(?s:.*)RuntimeError: the third digit is missing") as failed:
         train([linear(), linear(Raises)], by=plan("W1_1"), steps=9)
     assert failed.value.exit_code == 20

@@ -65,9 +65,9 @@ def wait_for(what, seconds=90):
 @pytest.fixture(scope="module")
 def alone():
     """What comes of the same job by one command on one machine."""
-    with contextlib.redirect_stdout(io.StringIO()) as said:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert main(["train", *JOB, "--json"]) == 0
-    return json.loads(said.getvalue())
+    return json.loads(printed.getvalue())
 
 
 def num_events(out, kind):
@@ -102,15 +102,15 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
         again = start(*coordinator)
-        said, problems = again.communicate(timeout=150)
+        printed, problems = again.communicate(timeout=150)
         assert again.returncode == 0, problems
-        told = json.loads(said)
+        summary = json.loads(printed)
         for process in workers[1:]:
             assert process.wait(20) == 0
-    assert len(told["losses"]) == STEPS
-    assert told["recoveries"][0]["cause"] == "its connection closed"
-    assert told["weights_sha256"] == alone["weights_sha256"]
-    assert told["losses"] == alone["losses"]
+    assert len(summary["losses"]) == STEPS
+    assert summary["recoveries"][0]["cause"] == "its connection closed"
+    assert summary["weights_sha256"] == alone["weights_sha256"]
+    assert summary["losses"] == alone["losses"]
 
 
 # A worker that sees neither the run's folder nor the coordinator's processes: as on a machine of its own.
@@ -130,24 +130,24 @@ def test_machines_that_share_no_disk_lose_a_whole_stage_and_one_that_hung_wakes_
     with started() as start:
         coordinator = start("coordinator", *job, "--listen", address, "--token-file", token, "--out", out, "--json")
         wait_for(token.exists)
-        worker = partial(start, "worker", address, "--token-file", token, "--seat", program=("-c", ELSEWHERE))
-        workers = {seat: worker(seat) for seat in ("W0_0", "W1_0", "W0_1", "W1_1")}
+        worker = partial(start, "worker", address, "--token-file", token, "--place", program=("-c", ELSEWHERE))
+        workers = {place: worker(place) for place in ("W0_0", "W1_0", "W0_1", "W1_1")}
         wait_for(lambda: (out / "checkpoints" / "step-00000005" / "manifest.json").exists())
         os.kill(workers["W0_0"].pid, signal.SIGSTOP)
         wait_for(lambda: num_events(out, "recovery") == 1)
         os.kill(workers["W0_0"].pid, signal.SIGCONT)
         os.kill(workers["W1_0"].pid, signal.SIGKILL)
-        said, problems = coordinator.communicate(timeout=150)
+        printed, problems = coordinator.communicate(timeout=150)
         assert coordinator.returncode == 0, problems
         _, words = workers["W0_0"].communicate(timeout=20)
         assert "turned away: it was taken for dead, and others do its work" in words
-        assert [workers[seat].wait(20) for seat in ("W0_1", "W1_1")] == [0, 0]
-    told = json.loads(said)
-    assert [recovery["worker"] for recovery in told["recoveries"]] == ["W0_0", "W1_0"]
-    assert told["recoveries"][0]["cause"].startswith("silent")
-    assert len(told["recoveries"][1]["moves"]) == 1
-    assert told["weights_sha256"] == alone["weights_sha256"]
-    assert told["losses"] == alone["losses"]
+        assert [workers[place].wait(20) for place in ("W0_1", "W1_1")] == [0, 0]
+    summary = json.loads(printed)
+    assert [recovery["worker"] for recovery in summary["recoveries"]] == ["W0_0", "W1_0"]
+    assert summary["recoveries"][0]["cause"].startswith("silent")
+    assert len(summary["recoveries"][1]["moves"]) == 1
+    assert summary["weights_sha256"] == alone["weights_sha256"]
+    assert summary["losses"] == alone["losses"]
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ def test_wrong_words_get_one_sentence(words, says, tmp_path, monkeypatch, capsys
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(mode)
     assert main(words) == 2
-    told = capsys.readouterr().err
-    assert says in told
-    assert len(told.splitlines()) == 1
+    error = capsys.readouterr().err
+    assert says in error
+    assert len(error.splitlines()) == 1
 
 
 ENDPOINT = Endpoint("127.0.0.1", 1, "secret")

@@ -92,7 +92,7 @@ def test_ops_that_ran_in_vain_stay_with_the_iteration_that_was_begun_again():
     assert in_vain not in kept(1, *events)
 
 
-def test_what_was_undone_of_a_step_to_come_says_nothing_of_the_step_before_that_is_told_of_later():
+def test_an_undone_op_of_a_later_step_does_not_discard_an_earlier_step_that_is_reported_after_it():
     undone = OpRan(1, "W0_0", "0F0@0", 20, 22, is_in_vain=True)
     whole = [STARTED, PAUSE, *iteration(0, 10, 20)]
     assert kept(1, STARTED, PAUSE, undone, *iteration(0, 10, 20)) == whole
@@ -112,7 +112,7 @@ def test_a_run_that_goes_on_twice_counts_what_was_lost_once():
     assert (sum(spell.samples for spell in spells), sum(spell.discarded for spell in spells)) == (24, 24)
 
 
-def test_who_came_and_went_and_what_was_said_stays_wherever_it_stands():
+def test_membership_changes_and_warnings_stay_at_their_position():
     changed = Changed(25, "W1_0", False, 3)
     events = [STARTED, PAUSE, *iteration(0, 10, 20), changed, *iteration(1, 20, 30), WARNED]
     assert [event for event in kept(1, *events) if isinstance(event, Changed | Warned)] == [changed, WARNED]
@@ -220,7 +220,7 @@ def test_a_record_whose_last_line_was_cut_short_is_gone_on_with(one_step):
         assert run.gone_us == 30
 
 
-def test_who_takes_over_from_one_that_was_writing_this_very_run_loses_nothing_of_it(one_step):
+def test_a_coordinator_that_takes_over_a_run_loses_nothing_of_its_record(one_step):
     written = list(read_record(one_step / "record.jsonl"))
     with begin(one_step, is_takeover=True) as run:
         assert (run.before, run.resumed, run.newest()) == (written, None, 1)
@@ -228,7 +228,7 @@ def test_who_takes_over_from_one_that_was_writing_this_very_run_loses_nothing_of
     assert list(read_record(one_step / "record.jsonl")) == [*written, WARNED]
 
 
-def test_who_takes_over_a_run_that_had_gone_on_from_another_goes_by_the_same_clock(one_step):
+def test_a_coordinator_that_takes_over_a_resumed_run_keeps_its_clock(one_step):
     with begin(one_step, resume=True) as run:
         run.write(Spell(run.gone_us, 40, "pause", "start", num_live=4))
     with begin(one_step, is_takeover=True) as again:
@@ -276,7 +276,7 @@ def test_a_record_of_something_else_is_refused(one_step):
 
 
 def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
-    # W1_0 is slow to tell of its step; its peer has told and saved already. If all is killed now, the step is missing for ever.
+    # W1_0 reports its step late; its peer has reported and saved already. If all is killed now, the step is missing for ever.
     plan = recycle.solve(recycle.problem(2, 1, 1, costs=(1, 1, 1)), "greedy")
     with begin(tmp_path, job=Job(plan, make_stages(1), Numbers(), loss, adamw, 1)) as run:
         books = RunLedger(plan, 2, (), run.write, run.checkpoints, begin_us=0)

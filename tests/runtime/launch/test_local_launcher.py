@@ -148,7 +148,7 @@ def test_a_worker_that_fails_says_its_last_words_and_all_are_ended():
         in_processes(plan(""), make_stages(3), Fails())
 
 
-def test_a_worker_that_is_killed_is_named_where_nobody_makes_plans_without_it():
+def test_a_worker_that_is_killed_is_named_if_there_is_no_plan_source():
     def kill_one(event):
         if isinstance(event, Stepped) and event.iteration == 1:
             victims = [child for child in multiprocessing.active_children() if child.name == "W0_1"]
