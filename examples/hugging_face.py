@@ -4,7 +4,7 @@
     python examples/hugging_face.py --model llama --dead W1_0,W1_1,W0_2
 
 The model is a small one, made from its configuration, and learns bytes of Python's standard library. Cutting it needs one wrapper
-for each kind of model, since a stage takes one tensor and returns one. The stages hold the model's own modules: its own code runs,
+for each kind of model, since a stage takes one tensor and returns one. The stages hold the model's modules: its own code runs,
 a tie is found because it is one parameter, and loading a checkpoint into the stages loads it into the model.
 """
 

@@ -7,12 +7,14 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import zip_longest
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from recycle.cli.live.live_view import LiveView
+from recycle.cli.training.job_factory import TrainingJobFactory
+from recycle.cli.training.plan_choice import choose_plan
+from recycle.cli.training.train_config import ClusterSection, DataSection, ModelSection, TrainConfig, TrainingSection
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.events.failure_script import Action, Injection, Script
@@ -20,16 +22,11 @@ from recycle.core.events.record import Event, Recovered, Spell, Stepped
 from recycle.core.plans.plan_source import PlanSource
 from recycle.planner.heuristic.greedy import compile_kernels
 from recycle.planner.live_planner import Planner
-from recycle.planner.problem_from_text import problem
-from recycle.planner.solve import solve
 
 if TYPE_CHECKING:
     from recycle.runtime.job import Job
 
 FEWEST_STEPS = 12
-_COSTS = "10,13,9"
-_PLAN_S = 10.0
-_RATE, _SEED = 0.003, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,27 +194,23 @@ def phases(
 def make_demo_job(setting: DemoSettings) -> "Job":
     """Load torch, plan, and make the job of the run without failures. Its options have the source of plans for both runs."""
     try:
-        import torch
-
-        from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
-        from recycle.models.text import Text
-        from recycle.runtime.job import Job
-        from recycle.runtime.options import FailureOptions, TrainOptions
+        import torch  # noqa: F401
     except ImportError as missing:
         raise UserError(
             f"the demo trains a model, which needs torch ({missing}): install it with pip install 'recycle-train[train]', or "
             "let 'recycle demo --plans' draw plans without it"
         ) from None
     shape = setting.shape
-    wanted = problem(shape.num_pipelines, shape.num_stages, shape.num_microbatches, costs=_COSTS)
+    config = TrainConfig(
+        ClusterSection(shape.num_pipelines, shape.num_stages, shape.num_microbatches, lease=setting.lease_s),
+        ModelSection(setting.num_layers, setting.width, context=setting.context),
+        DataSection(samples=1),
+        TrainingSection(setting.num_steps, seed=0, exact=True),
+    )
     compile_kernels()  # before training begins: the first time on a machine it takes a while
-    plan = solve(wanted, "greedy", _PLAN_S)
+    plan = choose_plan(config.cluster)
     # No worker changes its stage, so that a worker that rejoins finds its old place: easier to follow on the screen.
-    failures = FailureOptions(Planner(wanted, may_move=False, given=plan), lease_s=setting.lease_s)
-    gpt = GptConfig(context=setting.context, width=setting.width, num_layers=setting.num_layers)
-    stages, text = gpt_stages(gpt, shape.num_stages, _SEED), Text(setting.context)
-    options = TrainOptions(_SEED, is_exact=True, failures=failures)
-    return Job(plan, stages, text, next_byte_loss, partial(torch.optim.AdamW, lr=_RATE), setting.num_steps, options=options)
+    return TrainingJobFactory(config).job(plan, plan_source=Planner(plan.problem, may_move=False, given=plan))
 
 
 def perform(setting: DemoSettings, job: "Job", say: Callable[[str], None]) -> Outcome:

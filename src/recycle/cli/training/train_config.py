@@ -107,7 +107,7 @@ class ClusterSection(_Section):
         for several in (("plan", "library", "measure"), ("profile", "measure")):
             given = [f"cluster.{name}" for name in several if getattr(self, name)]
             if len(given) > 1:
-                raise UserError(f"{_joined(given, 'and')} each say what the plan is made from: give one of them")
+                raise UserError(f"{_joined(given)} each say what the plan is made from: give one of them")
         if self.plan and self.dead:
             raise UserError(
                 f"cluster.dead is {_shown(self.dead)}, but cluster.plan says itself who is dead: leave one of them out"
@@ -360,7 +360,7 @@ def _parsed(path: Path, data: bytes) -> dict[str, Any]:
 def _unknown_section(name: str, table: Any) -> str:
     if isinstance(table, dict):
         near = difflib.get_close_matches(name, _KEYS, 1)
-        hint = f"did you mean [{near[0]}]?" if near else f"the sections are {_joined(list(_KEYS), 'and')}"
+        hint = f"did you mean [{near[0]}]?" if near else f"the sections are {_joined(list(_KEYS))}"
         return f"there is no section {_shown(name)}: {hint}"
     return f"{_shown(name)} is in no section: {_key_hint('', name)}"
 
@@ -372,8 +372,8 @@ def _key_hint(section: str, key: str) -> str:
     homes = {name: home for home, name in _all_keys()}
     if near := difflib.get_close_matches(key, homes, 1):
         return f"did you mean {near[0]} of [{homes[near[0]]}]?"
-    return f"its keys are {_joined(list(_KEYS[section]), 'and')}" if section else "'recycle train --help' lists all keys"
+    return f"its keys are {_joined(list(_KEYS[section]))}" if section else "'recycle train --help' lists all keys"
 
 
-def _joined(names: list[str], word: str) -> str:
-    return f"{', '.join(names[:-1])} {word} {names[-1]}"
+def _joined(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
