@@ -11,18 +11,19 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
 
-from recovery_cases import STAGGERED, SYNCHRONOUS, Diary, Failure, disturbed, names, saved_weights, undisturbed
-from recovery_strikes import Holdings, Rhythm, Struck, num_processes, strike_all
-from runtime_cases import TWELVE, Sizes
+from recovery_cases import STAGGERED, SYNCHRONOUS, Failure, RunLog, names, run_with_failures, run_without_failures, saved_weights
+from recovery_signals import Holdings, Rhythm, SignalledRun, num_processes, run_with_signals
+from runtime_cases import EXACT, TWELVE, Sizes
 from sheet import NO, UNJUDGED, YES, Case, Row, Script, Section
 
 from recycle.core.plans.routes import Routes
 from recycle.runtime.execute.warm_up import warm_ups
+from recycle.runtime.options import CheckpointOptions, FailureOptions
 
 ASKED_MEDIAN_MS, ASKED_WORST_MS, LEASE_MS = 500, 2000, 2000
 MORE_ALLOWED, RSS_ALLOWED = 2, 1.10
@@ -86,7 +87,7 @@ def failures() -> list[Failure]:
 def exact(effort: Effort) -> list[Section]:
     cases = tuple(Case(failure.name, partial(_exact, effort, failure)) for failure in failures())
     about = (
-        f"`recycle.train` with `exact=True`, {_shape(TINY)}, real processes, a tiny GPT by AdamW: the number of different "
+        f"`recycle.train` with `is_exact=True`, {_shape(TINY)}, real processes, a tiny GPT by AdamW: the number of different "
         "`weights_sha256` over runs with this failure and runs without any, the larger one of two: without clipping, and with "
         f"clipping to {CLIPPING_NORM:g}, each with the staggered and with the synchronous optimizer. A run counts only if its "
         "script happened as it says: who failed in which step, how that was noticed, who came back, that there was another "
@@ -102,8 +103,8 @@ def _exact(effort: Effort, failure: Failure) -> Row:
     found: dict[float | None, set[str]] = {}
     problem, num_recoveries, clipped = "", 0, set[int]()
     for techniques, max_norm in effort.settings:
-        outcome = disturbed(TINY, failure, techniques, max_norm, RUN_LIMIT_S)
-        expected = undisturbed(TINY, num_steps, techniques, max_norm, RUN_LIMIT_S).weights_sha256
+        outcome = run_with_failures(TINY, failure, techniques, max_norm, RUN_LIMIT_S)
+        expected = run_without_failures(TINY, num_steps, techniques, max_norm, RUN_LIMIT_S).weights_sha256
         found.setdefault(max_norm, set()).update((outcome.weights_sha256, expected))
         problem = problem or outcome.problem
         num_recoveries += outcome.num_recoveries
@@ -115,12 +116,12 @@ def _exact(effort: Effort, failure: Failure) -> Row:
     return (failure.name, ", ".join(failure.lines), *counts, problem or "all", str(num_weights), _judged(met))
 
 
-# Twelve seconds: everybody is there at first, one is struck, and is back, loaded, by the end. A hang is fenced in between.
+# Twelve seconds: everybody is there at first, one gets a signal, and is back, loaded, by the end. A hang is fenced in between.
 RHYTHM = Rhythm(cycle_s=12, earliest_s=0.5, latest_s=4, back_s=7)
 
 
 def latency(effort: Effort) -> list[Section]:
-    run = cache(partial(_struck, effort))
+    run = cache(partial(_signalled_run, effort))
     parts = ("detect", "abort", "plan", "regroup", "transfer")
     cases = [
         Case("kills", partial(_latency, effort, run)),
@@ -131,7 +132,7 @@ def latency(effort: Effort) -> list[Section]:
     about = (
         f"{_shown(TWELVE)}, exact mode: {effort.num_kills} workers are killed one after the other, by SIGKILL from outside at "
         f"random moments; then {effort.num_hangs} are stopped by SIGSTOP. Each is started again some seconds later, and the next "
-        "is struck when it is back. The time of a kill is that at which the signal was sent; that of the first op of the new "
+        "gets its signal when it is back. The time of a kill is that at which the signal was sent; the first op of the new "
         f"epoch is in the record. Targets: a median under {ASKED_MEDIAN_MS} ms and nothing over {ASKED_WORST_MS} ms; a stopped "
         f"worker has been killed within its lease of {LEASE_MS} ms; and no more ops are done again than those of the iteration "
         f"in flight ({TWELVE.plan().num_ops}), and the forward passes of the next one with which stages that have stepped begin."
@@ -140,23 +141,24 @@ def latency(effort: Effort) -> list[Section]:
     return [Section("latency", "From a kill to the first op of the new epoch", about, header, tuple(cases))]
 
 
-def _struck(effort: Effort) -> Struck:
-    signals = [signal.SIGKILL] * effort.num_kills + [signal.SIGSTOP] * effort.num_hangs
-    strikes = RHYTHM.strikes(names(TWELVE), signals)
-    limit_s = strikes[-1].back_s + RUN_LIMIT_S
-    return strike_all(TWELVE, strikes, limit_s, _all_there, _goes_on, lease_s=LEASE_MS / 1e3)
+def _signalled_run(effort: Effort) -> SignalledRun:
+    kinds = [signal.SIGKILL] * effort.num_kills + [signal.SIGSTOP] * effort.num_hangs
+    signals = RHYTHM.signals(names(TWELVE), kinds)
+    options = replace(EXACT, failures=FailureOptions(lease_s=LEASE_MS / 1e3))
+    limit_s = signals[-1].back_s + RUN_LIMIT_S
+    return run_with_signals(TWELVE, signals, limit_s, _all_there, _goes_on, options=options)
 
 
-def _all_there(diary: Diary) -> bool:
-    return diary.num_live == len(names(TWELVE))
+def _all_there(log: RunLog) -> bool:
+    return log.num_live == len(names(TWELVE))
 
 
-def _goes_on(diary: Diary) -> bool:
+def _goes_on(log: RunLog) -> bool:
     """Whether an op was told of since the last recovery."""
-    return bool(diary.first_ops_us and diary.first_ops_us[-1])
+    return bool(log.first_ops_us and log.first_ops_us[-1])
 
 
-def _latency(effort: Effort, run: Callable[[], Struck]) -> Row:
+def _latency(effort: Effort, run: Callable[[], SignalledRun]) -> Row:
     times_ms = _times_ms(run())
     is_whole = len(times_ms) == effort.num_kills and not run().problem
     met = is_whole and median(times_ms) < ASKED_MEDIAN_MS and max(times_ms) < ASKED_WORST_MS
@@ -164,11 +166,11 @@ def _latency(effort: Effort, run: Callable[[], Struck]) -> Row:
     return (what, "ms", *_spread(times_ms), f"< {ASKED_MEDIAN_MS}, < {ASKED_WORST_MS}", effort.judged(met))
 
 
-def _times_ms(struck: Struck) -> list[float]:
-    return [(op_us - at_us) / 1e3 for _, at_us, _, op_us in struck.recoveries(signal.SIGKILL)]
+def _times_ms(signalled: SignalledRun) -> list[float]:
+    return [(op_us - at_us) / 1e3 for _, at_us, _, op_us in signalled.recoveries(signal.SIGKILL)]
 
 
-def _part(run: Callable[[], Struck], part: str) -> Row:
+def _part(run: Callable[[], SignalledRun], part: str) -> Row:
     """One part of it. When it is noticed that somebody left is in the record, when it left is not."""
     found = run().recoveries(signal.SIGKILL)
     times_ms = [
@@ -178,14 +180,14 @@ def _part(run: Callable[[], Struck], part: str) -> Row:
     return (f"of it: {part}", "ms", *_spread(times_ms), "none", UNJUDGED)
 
 
-def _hangs(effort: Effort, run: Callable[[], Struck]) -> Row:
-    blows = [blow for blow in run().blows if blow.kind is signal.SIGSTOP]
-    times_ms = [(blow.gone_us - blow.sent_us) / 1e3 for blow in blows]
+def _hangs(effort: Effort, run: Callable[[], SignalledRun]) -> Row:
+    sent = [signal_sent for signal_sent in run().sent if signal_sent.kind is signal.SIGSTOP]
+    times_ms = [(signal_sent.gone_us - signal_sent.sent_us) / 1e3 for signal_sent in sent]
     met = len(times_ms) == effort.num_hangs and max(times_ms) <= LEASE_MS
     return ("SIGSTOP until it is fenced", "ms", *_spread(times_ms), f"≤ {LEASE_MS}", effort.judged(met))
 
 
-def _redone(effort: Effort, run: Callable[[], Struck]) -> Row:
+def _redone(effort: Effort, run: Callable[[], SignalledRun]) -> Row:
     counts = [float(recovery.redone_ops) for _, _, recovery, _ in run().recoveries(signal.SIGKILL)]
     plan = TWELVE.plan()
     most = plan.num_ops + sum(warm_ups(plan, Routes(plan)).values())
@@ -199,7 +201,7 @@ def _spread(numbers: Sequence[float]) -> tuple[str, str, str]:
 
 
 SAVE_EVERY, PATIENCE_S = 20, 60
-VETERAN = "W0_0"
+SURVIVOR = "W0_0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +214,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """A long run that was struck; the steps of its last checkpoint; the number of different weights over that and an
-    undisturbed run."""
+    """A long run with signals; the steps of its last checkpoint; the number of different weights over that and a run
+    without failures."""
 
-    struck: Struck
+    signalled: SignalledRun
     num_steps: int
     num_weights: int
     samples: tuple[Sample, ...]
@@ -226,19 +228,19 @@ def soak(effort: Effort) -> list[Section]:
     about = (
         f"{_shown(TWELVE)}, exact mode, a checkpoint every {SAVE_EVERY} steps, in one run: {effort.num_soak_kills} kills by "
         f"SIGKILL from outside, one in about every {_soak_rhythm(effort).cycle_s:.1f} s at a random moment, whatever the run is "
-        f"doing; the victim is started again up to a cycle later. Everybody but {VETERAN} may be hit. Left and joined are "
+        f"doing; the victim is started again up to a cycle later. Everybody but {SURVIVOR} may be hit. Left and joined are "
         "workers. When all are back, and after the next checkpoint, the run is ended; the number of different `weights_sha256` "
-        "is over that checkpoint and an undisturbed run of as many steps. The target is that all kills were made, and 1."
+        "is over that checkpoint and a run without failures of as many steps. The target is that all kills were made, and 1."
     )
     header: Row = ("kills", "left", "joined", "minutes", "steps", "median ms", "worst ms", "ended", "different weights", "met")
     one = Section("soak", "Kills and re-joins for long", about, header, (Case("run", partial(_soaked, effort, run)),))
     about = (
         "What the processes of that run hold: medians over the first and the last quarter of its samples, each taken before a "
-        f"kill with everybody there. The longest-living worker is {VETERAN}. Targets: at most {MORE_ALLOWED} more processes, "
+        f"kill with everybody there. The longest-living worker is {SURVIVOR}. Targets: at most {MORE_ALLOWED} more processes, "
         f"open files, sockets and threads, and at most {RSS_ALLOWED - 1:.0%} more memory."
     )
     cases = [Case("processes", partial(_growth, effort, run, "the job", "processes", lambda sample: sample.num_processes))]
-    for who in ("launcher", "coordinator", VETERAN):
+    for who in ("launcher", "coordinator", SURVIVOR):
         for what in ("files", "sockets", "threads", "MiB"):
             cases.append(Case(f"{who}: {what}", partial(_growth, effort, run, who, what, partial(_held, who, what))))
     header = ("who", "what", "samples", "first quarter", "last quarter", "target", "met")
@@ -254,43 +256,43 @@ def _soak(effort: Effort) -> Soak:
     if not Path("/proc/self/fd").is_dir():
         raise SystemExit("the table soak reads what processes hold from /proc, which this system has not: leave it out")
     limit_s = 2 * effort.soak_s + RUN_LIMIT_S
-    victims = [name for name in names(TWELVE) if name != VETERAN]
-    strikes = _soak_rhythm(effort).strikes(victims, [signal.SIGKILL] * effort.num_soak_kills)
+    victims = [name for name in names(TWELVE) if name != SURVIVOR]
+    signals = _soak_rhythm(effort).signals(victims, [signal.SIGKILL] * effort.num_soak_kills)
     samples = list[Sample]()
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
-        ready, options = partial(_sampled, samples), {"out": folder, "checkpoint_every": SAVE_EVERY}
-        over = partial(_is_saved, strikes[-1].back_s + PATIENCE_S)
-        struck = strike_all(TWELVE, strikes, limit_s, ready, over, **options)
-        if struck.problem:
-            return Soak(struck, 0, 0, tuple(samples))
+        ready, options = partial(_sampled, samples), replace(EXACT, checkpoint=CheckpointOptions(SAVE_EVERY))
+        over = partial(_is_saved, signals[-1].back_s + PATIENCE_S)
+        signalled = run_with_signals(TWELVE, signals, limit_s, ready, over, folder, options)
+        if signalled.problem:
+            return Soak(signalled, 0, 0, tuple(samples))
         num_steps, weights_sha256 = saved_weights(TWELVE, folder)
-    expected = undisturbed(TWELVE, num_steps, STAGGERED, None, limit_s)
-    return Soak(struck, num_steps, len({weights_sha256, expected.weights_sha256}), tuple(samples))
+    expected = run_without_failures(TWELVE, num_steps, STAGGERED, None, limit_s)
+    return Soak(signalled, num_steps, len({weights_sha256, expected.weights_sha256}), tuple(samples))
 
 
-def _sampled(samples: list[Sample], diary: Diary) -> bool:
-    """Strike whatever the run is doing, but take a sample first if everybody is there."""
-    if _all_there(diary):
-        pids = {"launcher": os.getpid(), "coordinator": diary.coordinators[-1], VETERAN: diary.pids[VETERAN]}
+def _sampled(samples: list[Sample], log: RunLog) -> bool:
+    """Send the signal whatever the run is doing, but take a sample first if all workers are live."""
+    if _all_there(log):
+        pids = {"launcher": os.getpid(), "coordinator": log.coordinators[-1], SURVIVOR: log.pids[SURVIVOR]}
         samples.append(Sample(num_processes(), {who: Holdings.of(pid) for who, pid in pids.items()}))
     return True
 
 
-def _is_saved(latest_s: float, diary: Diary) -> bool:
+def _is_saved(latest_s: float, log: RunLog) -> bool:
     """Whether there is a checkpoint since everybody is back, or since the last change if somebody has not come by then."""
-    return (_all_there(diary) or diary.now_s > latest_s) and diary.num_saved > diary.recoveries[-1].iteration
+    return (_all_there(log) or log.now_s > latest_s) and log.num_saved > log.recoveries[-1].iteration
 
 
 def _soaked(effort: Effort, run: Callable[[], Soak]) -> Row:
     soaked = run()
-    struck, diary = soaked.struck, soaked.struck.diary
-    num_kills = len(struck.blows)
-    met = num_kills == effort.num_soak_kills and diary.num_left >= num_kills and soaked.num_weights == 1
-    minutes = f"{(diary.last_step_us - diary.begin_us) / 60e6:.1f}"
-    counts = (str(num_kills), str(diary.num_left), str(diary.num_joined), minutes, str(soaked.num_steps))
-    times = _spread(_times_ms(struck))[1:]
-    return (*counts, *times, struck.problem or "as asked", str(soaked.num_weights), _judged(met))
+    signalled, log = soaked.signalled, soaked.signalled.log
+    num_kills = len(signalled.sent)
+    met = num_kills == effort.num_soak_kills and log.num_left >= num_kills and soaked.num_weights == 1
+    minutes = f"{(log.last_step_us - log.begin_us) / 60e6:.1f}"
+    counts = (str(num_kills), str(log.num_left), str(log.num_joined), minutes, str(soaked.num_steps))
+    times = _spread(_times_ms(signalled))[1:]
+    return (*counts, *times, signalled.problem or "as asked", str(soaked.num_weights), _judged(met))
 
 
 def _held(who: str, what: str, sample: Sample) -> float:

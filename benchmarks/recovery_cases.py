@@ -1,4 +1,4 @@
-"""What the benchmark of recoveries trains, what it hears of a run, and failures by a script: whether they happened as it says."""
+"""The runs of the recovery benchmark: their jobs, the log of a run, and scripts of failures with a check that they happened."""
 
 import multiprocessing
 import signal
@@ -7,13 +7,12 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from time import sleep
-from typing import Any
 
-from runtime_cases import ALL, Sizes
+from runtime_cases import ALL, EXACT, Sizes
 from torch import Tensor
 
 import recycle
@@ -26,17 +25,19 @@ from recycle.runtime.checkpoint import load
 from recycle.runtime.compute.weight_digest import digest, whole_digest
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
 from recycle.runtime.execute.spans import now_us
+from recycle.runtime.launch.local_launcher import Watch, launch
+from recycle.runtime.options import CheckpointOptions, FailureOptions, TrainOptions
 
 STAGGERED, SYNCHRONOUS = ALL, "adaptive,decoupled"
 # A worker is back well before the end if so many iterations are left.
 MARGIN = 3
 
 
-class Enough(Exception):
+class RunEnded(Exception):
     """Nothing more is to be learned from a run: it ends before its last step."""
 
 
-class Overdue(Exception):
+class TimeLimitExceeded(Exception):
     """A run did not come to its end in time."""
 
 
@@ -46,12 +47,20 @@ def names(sizes: Sizes) -> list[str]:
 
 
 def train(
-    sizes: Sizes, num_steps: int, limit_s: float, techniques: str = STAGGERED, pace_s: float = 0.0, **options: Any
+    sizes: Sizes,
+    num_steps: int,
+    limit_s: float,
+    techniques: str = STAGGERED,
+    pace_s: float = 0.0,
+    watch: Watch = lambda event: None,
+    out: Path | None = None,
+    options: TrainOptions = EXACT,
 ) -> Trained:
-    """Train for real, in exact mode, surviving deaths; a sample takes at least `pace_s`. Raises Overdue after `limit_s`."""
+    """Train with real processes, surviving deaths; a sample takes at least `pace_s`. Raises TimeLimitExceeded after `limit_s`."""
     plan, data = sizes.plan(techniques=techniques), Paced(sizes.context, pace_s)
+    options = replace(options, failures=replace(options.failures, plan_source=Planner(plan.problem)))
     with _limited(limit_s):
-        return sizes.train(plan, num_steps, dataset=data, exact=True, plans=Planner(plan.problem), **options)
+        return launch(sizes.job(plan, num_steps, options, dataset=data, out=out), watch)
 
 
 class Paced:
@@ -71,10 +80,10 @@ class Paced:
 
 @contextmanager
 def _limited(limit_s: float) -> Iterator[None]:
-    """Raise Overdue in the main thread if it is still inside after so long: a run that is stuck tells of nothing."""
+    """Raise TimeLimitExceeded in the main thread if it is still inside after so long: a stuck run has no events."""
 
     def give_up(*_: object) -> None:
-        raise Overdue(f"it did not end within {limit_s:g} s")
+        raise TimeLimitExceeded(f"it did not end within {limit_s:g} s")
 
     before = signal.signal(signal.SIGALRM, give_up)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
@@ -85,11 +94,11 @@ def _limited(limit_s: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-class Diary:
-    """What a run tells while it goes on, and which processes it has. Events are heard in the launcher's thread.
+class RunLog:
+    """The facts of a run so far, and the ids of its processes. Events come in the launcher's thread.
 
     `scales` are those of the steps so far; `first_ops_us` the starts of the first ops after each of the `recoveries`,
-    0 if there was none yet. `zero_us` is when the run began by the machine's clock, or a little later: no event is heard before
+    0 if there was none yet. `zero_us` is when the run began by the machine's clock, or a little later: no event comes before
     it happens.
     """
 
@@ -114,9 +123,9 @@ class Diary:
     def num_clipped(self) -> int:
         return sum(scale is not None and scale < 1 for scale in self.scales.values())
 
-    def hear(self, event: Event) -> None:
+    def observe(self, event: Event) -> None:
         if self.is_enough.is_set():
-            raise Enough
+            raise RunEnded
         match event:
             case OpRan(start_us=start_us):
                 self._place(start_us)
@@ -130,13 +139,13 @@ class Diary:
                 self.first_ops_us.append(0)
                 self._planned_us.append(event.at_us + event.detect_us + event.abort_us + event.plan_us)
                 self.num_live = event.num_live
-                self._look_around()
+                self._update_pids()
             case Saved():
                 self.num_saved = event.num_steps
             case Stepped():
                 self.scales[event.iteration] = event.scale
                 self.last_step_us = event.at_us
-                self._look_around()
+                self._update_pids()
         if (at_us := getattr(event, "at_us", None)) is not None:
             self._set_clock(now_us() - at_us)
 
@@ -146,8 +155,8 @@ class Diary:
         if number >= 0:
             self.first_ops_us[number] = min(start_us, self.first_ops_us[number] or start_us)
 
-    def _look_around(self) -> None:
-        """Which processes there are. Only the launcher's thread asks, because asking also buries the dead."""
+    def _update_pids(self) -> None:
+        """Update the ids of processes. Only the launcher's thread does it, because it also reaps dead children."""
         pids = {child.name: child.pid for child in multiprocessing.active_children() if child.pid is not None}
         coordinator = pids.pop("coordinator", None)
         if coordinator is not None and coordinator not in self.coordinators:
@@ -195,47 +204,50 @@ class Outcome:
 
 
 @cache
-def undisturbed(sizes: Sizes, num_steps: int, techniques: str, max_norm: float | None, limit_s: float) -> Trained:
+def run_without_failures(sizes: Sizes, num_steps: int, techniques: str, max_norm: float | None, limit_s: float) -> Trained:
     """The same run without any failure."""
-    return train(sizes, num_steps, limit_s, techniques, max_norm=max_norm)
+    return train(sizes, num_steps, limit_s, techniques, options=replace(EXACT, max_norm=max_norm))
 
 
-def disturbed(sizes: Sizes, failure: Failure, techniques: str, max_norm: float | None, limit_s: float) -> Outcome:
+def run_with_failures(sizes: Sizes, failure: Failure, techniques: str, max_norm: float | None, limit_s: float) -> Outcome:
     """Train while a script is played, and say what came of it."""
-    diary, every = Diary(), failure.checkpoint_every
+    log, every = RunLog(), failure.checkpoint_every
     with tempfile.TemporaryDirectory() if every else nullcontext() as folder:
-        saving = {"out": Path(folder) / "run", "checkpoint_every": every} if folder else {}
-        options = {"max_norm": max_norm, "watch": diary.hear, "script": failure.script, **saving}
+        out, checkpoint = Path(folder) / "run" if folder else None, CheckpointOptions(every)
+        failures = FailureOptions(script=failure.script)
+        options = replace(EXACT, max_norm=max_norm, checkpoint=checkpoint, failures=failures)
         try:
-            trained = train(sizes, failure.num_steps, limit_s, techniques, failure.pace_s, **options)
-        except (recycle.UserError, Overdue) as problem:
-            return Outcome("", diary.num_clipped, len(diary.recoveries), str(problem).splitlines()[0])
-    return Outcome(trained.weights_sha256, diary.num_clipped, len(diary.recoveries), unseen(failure, diary))
+            trained = train(sizes, failure.num_steps, limit_s, techniques, failure.pace_s, log.observe, out, options)
+        except (recycle.UserError, TimeLimitExceeded) as problem:
+            return Outcome("", log.num_clipped, len(log.recoveries), str(problem).splitlines()[0])
+    return Outcome(trained.weights_sha256, log.num_clipped, len(log.recoveries), describe_deviation(failure, log))
 
 
-def unseen(failure: Failure, diary: Diary) -> str:
+def describe_deviation(failure: Failure, log: RunLog) -> str:
     """What of the script did not happen as it says; nothing if all of it did."""
-    if sorted(diary.scales) != list(range(failure.num_steps)):
-        return f"{len(diary.scales)} of {failure.num_steps} steps are in the record"
+    if sorted(log.scales) != list(range(failure.num_steps)):
+        return f"{len(log.scales)} of {failure.num_steps} steps are in the record"
     num_coordinators, used = 1, set[tuple[int, str]]()
     for injection in failure.script.injections:
-        told = f"{injection.action} {injection}"
+        text = f"{injection.action} {injection}"
         if injection.target is None:
             num_coordinators += 1
-            if len(diary.coordinators) < num_coordinators:
-                return f"{told}: no coordinator came after it"
+            if len(log.coordinators) < num_coordinators:
+                return f"{text}: no coordinator came after it"
             continue
-        found = _trail(injection, diary.recoveries, used, was_lost=len(diary.coordinators) > 1)
+        found = _recovery_from(injection, log.recoveries, used, was_lost=len(log.coordinators) > 1)
         if found is None:
-            return f"{told}: not seen"
+            return f"{text}: not seen"
         if injection.action is Action.REJOIN and found.iteration > failure.num_steps - MARGIN:
-            return f"{told}: only in step {found.iteration + 1}"
-        if injection.seconds and diary.last_step_us < found.at_us + injection.seconds * 1e6:
-            return f"{told}: the run was over before"
+            return f"{text}: only in step {found.iteration + 1}"
+        if injection.seconds and log.last_step_us < found.at_us + injection.seconds * 1e6:
+            return f"{text}: the run was over before"
     return ""
 
 
-def _trail(injection: Injection, recoveries: Sequence[Recovered], used: set[tuple[int, str]], was_lost: bool) -> Recovered | None:
+def _recovery_from(
+    injection: Injection, recoveries: Sequence[Recovered], used: set[tuple[int, str]], was_lost: bool
+) -> Recovered | None:
     """The recovery that an injection led to. Whoever left or joined counts for one injection only."""
     joins, has_moved = injection.action is Action.REJOIN, False
     for recovery in recoveries:
@@ -243,7 +255,7 @@ def _trail(injection: Injection, recoveries: Sequence[Recovered], used: set[tupl
         is_then = injection.iteration <= recovery.iteration and (joins or recovery.iteration <= injection.iteration + 2)
         if recovery.joins == joins and is_then and _fits(injection.action, recovery.cause, was_lost):
             for worker in recovery.workers:
-                # Once somebody has moved, a process may sit on another seat than the one that it is named for.
+                # Once somebody has moved, a process may have another place than the one that it is named for.
                 if (recovery.epoch, worker) not in used and (has_moved or worker == str(injection.target)):
                     used.add((recovery.epoch, worker))
                     return recovery

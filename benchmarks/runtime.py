@@ -8,7 +8,7 @@ python benchmarks/runtime.py --save                 also writes docs/benchmarks/
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import product
 from statistics import median
@@ -16,6 +16,7 @@ from typing import Any
 
 from runtime_cases import (
     ALL,
+    EXACT,
     SAMPLES,
     Bursting,
     Entrant,
@@ -33,6 +34,7 @@ from runtime_cases import (
 from sheet import NO, UNJUDGED, YES, Case, Row, Script, Section
 
 import recycle
+from recycle.runtime.launch.local_launcher import launch
 
 ASKED_RATIO, ASKED_DIFFERENCE, ASKED_MEMORY, ASKED_START_S = 1.05, 1e-5, 0.10, 15
 SYNCHRONOUS = "adaptive,decoupled"
@@ -124,7 +126,8 @@ class Setting:
 
 
 def settings() -> list[Setting]:
-    never_clips = {"max_norm": IDLE_NORM}
+    never_clips = {"options": replace(EXACT, max_norm=IDLE_NORM)}
+    clips = {"options": replace(EXACT, max_norm=CLIPPING_NORM)}
     idle = tuple((dead, techniques, never_clips) for dead, techniques in product(("", "W1_2"), (ALL, SYNCHRONOUS)))
     fused: tuple[Run, ...] = (("", "none", {}), ("W1_2", "adaptive", {}))
     burst = TINY.batches().numbers(step=1, pipeline=1, index=2)[0]
@@ -133,7 +136,7 @@ def settings() -> list[Setting]:
     return [
         Setting("plain; clipping never active", TINY, ("", *SINGLES, EVERY_STAGE), more=(*idle, *fused)),
         Setting("two dead in a stage", FOUR, ("", *pairs)),
-        Setting(f"clipping to {CLIPPING_NORM:g}", TINY, SOME, {"max_norm": CLIPPING_NORM}, must="clipped"),
+        Setting(f"clipping to {CLIPPING_NORM:g}", TINY, SOME, clips, must="clipped"),
         Setting("infinite gradients in step 2", TINY, SOME, bursting, must="skipped"),
         Setting("tied embeddings", TINY, SOME, {"stages": TINY.gpt(is_tied=True)}),
         Setting("dropout 0.1", TINY, SOME, {"stages": TINY.gpt(dropout=0.1)}),
@@ -143,7 +146,7 @@ def settings() -> list[Setting]:
 def exact(effort: Effort) -> Section:
     cases = tuple(Case(setting.name, partial(_exact, effort, setting)) for setting in settings())
     about = (
-        f"`recycle.train` with `exact=True`, real processes, {EXACT_STEPS} steps of a tiny GPT by AdamW; the number of different "
+        f"Real processes with `is_exact=True`, {EXACT_STEPS} steps of a tiny GPT by AdamW; the number of different "
         "`weights_sha256` over all runs of a setting. The runs: nobody dead; each single one of the twelve workers dead (in the "
         "first row; in the others a choice of them); one dead in every stage; of four pipelines, two dead in the same stage. "
         "Each with the staggered and with the synchronous optimizer; in the first row also with a clipping norm that is never "
@@ -220,7 +223,7 @@ def rounding(effort: Effort) -> Section:
 
 
 def _losses(effort: Effort, plan: Callable[[], recycle.Plan]) -> Sequence[float]:
-    return ROUNDED.train(plan(), effort.num_steps).losses
+    return launch(ROUNDED.job(plan(), effort.num_steps)).losses
 
 
 def _rounding(name: str, run: Callable[[], Sequence[float]], expect: Callable[[], list[float]], is_judged: bool) -> Row:
@@ -245,7 +248,7 @@ def memory(_: Effort) -> Section:
 
 
 def _memory(sizes: Sizes, name: str, plan: Callable[[], recycle.Plan]) -> Row:
-    trained = sizes.train(plan(), 2)
+    trained = launch(sizes.job(plan(), 2))
     held, planned = trained.activation_bytes, trained.planned_activation_bytes
     ratios = {worker: held[worker] / planned[worker] for worker in planned}
     worst = max(ratios, key=lambda worker: abs(ratios[worker] - 1))

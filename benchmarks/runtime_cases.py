@@ -28,18 +28,22 @@ from recycle.models.text import Text
 from recycle.profiling.worker_pool import TIMEOUT, MemberContext, worker_pool
 from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.microbatches import MicroBatches
-from recycle.runtime.coordinator.ledger.run_ledger import Trained
-from recycle.runtime.job import Job, TrainOptions
+from recycle.runtime.job import Job
+from recycle.runtime.launch.configure import worker_spec
+from recycle.runtime.launch.local_launcher import launch
+from recycle.runtime.options import TrainOptions
 from recycle.runtime.transport.gloo import GlooTransport
-from recycle.runtime.transport.specs import GroupView, TransportSpec
+from recycle.runtime.transport.specs import GroupView
 from recycle.runtime.worker.epoch_setup import make_stage_state, make_trainer, worker_program
-from recycle.runtime.worker.worker_spec import CopiedStages, WorkerSpec, worker_spec
+from recycle.runtime.worker.worker_spec import WorkerSpec
 
 ALL = "adaptive,decoupled,staggered"
 COSTS = (10, 13, 9)
 SAMPLES, SEED = 2, 1
 # Before the clock runs: caches fill, and ReCycle has metered its memory.
 WARM_UP = 2
+OPTIONS = TrainOptions(SEED)
+EXACT = TrainOptions(SEED, is_exact=True)
 adamw = partial(torch.optim.AdamW, lr=1e-3)
 
 
@@ -70,19 +74,15 @@ class Sizes:
     def batches(self) -> MicroBatches:
         return MicroBatches(Text(self.context), recycle.Shape(self.pipelines, self.stages, self.microbatches), SAMPLES, SEED)
 
-    def job(self, plan: recycle.Plan) -> Job:
-        """A training that goes on for as long as a race does."""
-        return Job(plan, self.gpt(), self.batches(), next_byte_loss, adamw, TrainOptions(10**6, SEED))
-
-    def train(self, plan: recycle.Plan, steps: int, **options: Any) -> Trained:
-        """Train for real, with a process for every live worker."""
-        given = {"stages": self.gpt(), "dataset": Text(self.context), "loss": next_byte_loss, "optimizer": adamw}
-        return recycle.train(plan, **{**given, **options}, steps=steps, samples=SAMPLES, seed=SEED)
+    def job(self, plan: recycle.Plan, steps: int = 10**6, options: TrainOptions = OPTIONS, **parts: Any) -> Job:
+        """The training job by a plan, by default longer than any race; `parts` replace fields of the job."""
+        job = Job(plan, self.gpt(), Text(self.context), next_byte_loss, adamw, steps, SAMPLES, options=options)
+        return replace(job, **parts)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A worker of a race: its spec, its plan, and its view of the other workers."""
+class RaceMember:
+    """A worker of a race: its spec, its plan, and its group with its own place."""
 
     spec: WorkerSpec
     plan: recycle.Plan
@@ -99,48 +99,48 @@ class Runner(Protocol):
     def run(self, num_iterations: int) -> None: ...
 
 
-Entrant = Callable[[Place, Any], Runner]
-"""Makes a worker's side from what it is given and a store at which it meets the others of that side."""
+Entrant = Callable[[RaceMember, Any], Runner]
+"""Makes a worker's side of the race from the worker and a store for the rendezvous of that side."""
 
 
 class Ours:
     """A worker of ReCycle."""
 
-    def __init__(self, given: Place, store: Any) -> None:
-        spec, program = given.spec, worker_program(given.plan, given.worker)
-        transport_spec = TransportSpec(spec.parcels, spec.shape.num_chains, spec.ties, TIMEOUT)
-        transport = GlooTransport(store, given.view, transport_spec)
-        self._state = make_stage_state(spec, given.worker.stage)
+    def __init__(self, member: RaceMember, store: Any) -> None:
+        spec, program = member.spec, worker_program(member.plan, member.worker)
+        transport_spec = TransportSpec(spec.tensor_specs, spec.shape.num_chains, spec.ties, TIMEOUT)
+        transport = GlooTransport(store, member.view, transport_spec)
+        self._state = make_stage_state(spec, member.worker.stage)
         self._state.stage.meter = ActivationMeter(self._state.stage.module)
-        self._trainer = make_trainer(spec, program, given.view, self._state, transport)
+        self._trainer = make_trainer(spec, program, member.view, self._state, transport)
 
     def run(self, num_iterations: int) -> None:
         if not self._trainer.train(self._state.num_steps + num_iterations, lambda *report: None):
             raise RuntimeError("a worker paused, though nobody asked it to")
 
 
-def ours_exact(given: Place, store: Any) -> Ours:
-    spec = replace(given.spec, settings=replace(given.spec.settings, is_exact=True))
-    return Ours(replace(given, spec=spec), store)
+def ours_exact(member: RaceMember, store: Any) -> Ours:
+    spec = replace(member.spec, options=replace(member.spec.options, is_exact=True))
+    return Ours(replace(member, spec=spec), store)
 
 
 class Theirs:
     """The same worker by torch.distributed.pipelining's 1F1B, with plain data parallelism around it."""
 
-    def __init__(self, given: Place, store: Any) -> None:
+    def __init__(self, member: RaceMember, store: Any) -> None:
         # Here, because only races need it, and it takes a second to load.
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-        worker, shape = given.worker, given.spec.shape
+        worker, shape = member.worker, member.spec.shape
         ranks = [[p * shape.num_stages + s for s in range(shape.num_stages)] for p in range(shape.num_pipelines)]
         pipelines = [dist.new_group(own) for own in ranks]
         peers = [dist.new_group(list(own)) for own in zip(*ranks, strict=True)]
-        self._given, self._peers, self._num_peers = given, peers[worker.stage], shape.num_pipelines
-        module = given.spec.stages.make(worker.stage)
+        self._member, self._peers, self._num_peers = member, peers[worker.stage], shape.num_pipelines
+        module = member.spec.stages.make(worker.stage)
         self._parameters: list[Tensor] = list(module.parameters())
         stage = PipelineStage(module, worker.stage, shape.num_stages, torch.device("cpu"), group=pipelines[worker.pipeline])
         self._schedule = Schedule1F1B(stage, shape.num_microbatches, loss_fn=next_byte_loss)
-        self._optimizer = given.spec.make_optimizer(self._parameters)
+        self._optimizer = member.spec.make_optimizer(self._parameters)
         self._done = 0
 
     def run(self, num_iterations: int) -> None:
@@ -149,12 +149,12 @@ class Theirs:
             self._done += 1
 
     def _step(self) -> None:
-        worker, shape = self._given.worker, self._given.spec.shape
+        worker, shape = self._member.worker, self._member.spec.shape
         is_first, is_last = worker.stage == 0, worker.stage == shape.num_stages - 1
         inputs, targets = self._data() if is_first or is_last else (None, None)
         losses: list[Tensor] = []
-        given: dict[str, Any] = {"target": targets, "losses": losses} if is_last else {}
-        self._schedule.step(*([inputs] if is_first else []), **given)
+        arguments: dict[str, Any] = {"target": targets, "losses": losses} if is_last else {}
+        self._schedule.step(*([inputs] if is_first else []), **arguments)
         if self._num_peers > 1:
             self._reduce()
         self._optimizer.step()
@@ -169,19 +169,19 @@ class Theirs:
             parameter.grad = part.view(parameter.shape)
 
     def _data(self) -> tuple[Tensor, Tensor]:
-        spec, pipeline = self._given.spec, self._given.worker.pipeline
-        parts = [spec.samples.get(self._done, pipeline, index) for index in range(spec.shape.num_microbatches)]
+        spec, pipeline = self._member.spec, self._member.worker.pipeline
+        parts = [spec.microbatches.get(self._done, pipeline, index) for index in range(spec.shape.num_microbatches)]
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
 
 class _Racer:
     """One worker of a race, on every side of it."""
 
-    def __init__(self, spec: WorkerSpec, plan: recycle.Plan, entrants: Sequence[Entrant], context: MemberContext) -> None:
-        store, size = context.store, len(context.workers)
-        dist.init_process_group("gloo", store=dist.PrefixStore("all", store), rank=context.rank, world_size=size, timeout=TIMEOUT)
-        place = Place(spec, plan, GroupView(context.worker, context.workers))
-        self._runners = [enter(place, dist.PrefixStore(str(number), store)) for number, enter in enumerate(entrants)]
+    def __init__(self, spec: WorkerSpec, plan: recycle.Plan, entrants: Sequence[Entrant], station: MemberContext) -> None:
+        store, size = station.store, len(station.workers)
+        dist.init_process_group("gloo", store=dist.PrefixStore("all", store), rank=station.rank, world_size=size, timeout=TIMEOUT)
+        member = RaceMember(spec, plan, GroupView(station.worker, station.workers))
+        self._runners = [enter(member, dist.PrefixStore(str(number), store)) for number, enter in enumerate(entrants)]
         for runner in self._runners:
             runner.run(WARM_UP)
 
@@ -192,7 +192,7 @@ class _Racer:
 
 def race(job: Job, entrants: Sequence[Entrant], num_rounds: int, num_iterations: int) -> list[list[float]]:
     """Return the seconds of an iteration of each entrant, round by round. Nobody must be dead in the job's plan."""
-    spec, workers = worker_spec(job, CopiedStages(job.stages), job.parcels()), [row.worker for row in job.plan.rows]
+    spec, workers = worker_spec(job), [row.worker for row in job.plan.rows]
     with worker_pool(workers, partial(_Racer, spec, job.plan, entrants), ["torch.distributed.pipelining"]) as pool:
         return [pool.ask(num_iterations)[workers[0]] for _ in range(num_rounds)]
 
@@ -258,15 +258,15 @@ class Outcome:
     num_begun_again: int
 
 
-def outcome(sizes: Sizes, plan: recycle.Plan, steps: int, **options: Any) -> Outcome:
-    """Train in exact mode, and say what came of it."""
+def outcome(sizes: Sizes, plan: recycle.Plan, steps: int, options: TrainOptions = EXACT, **parts: Any) -> Outcome:
+    """Train with a process for every live worker, in exact mode; `parts` replace fields of the job."""
     scales: list[float | None] = []
 
     def watch(event: Event) -> None:
         if isinstance(event, Stepped):
             scales.append(event.scale)
 
-    trained = sizes.train(plan, steps, exact=True, watch=watch, **options)
+    trained = launch(sizes.job(plan, steps, options, **parts), watch)
     clipped = sum(scale is not None and scale < 1 for scale in scales)
     return Outcome(trained.weights_sha256, clipped, scales.count(None), trained.num_begun_again)
 
@@ -288,7 +288,7 @@ def command_s() -> float:
     cluster = ("--pipelines", TWELVE.pipelines, "--stages", TWELVE.stages, "--microbatches", TWELVE.microbatches)
     model = ("--width", TWELVE.width, "--layers", TWELVE.layers, "--context", TWELVE.context, "--samples", SAMPLES)
     words = map(str, (sys.executable, "-m", "recycle", "train", *cluster, *model, "--steps", 1))
-    began_s, said = time.perf_counter(), []
+    began_s, lines = time.perf_counter(), []
     with _process(*words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -296,8 +296,8 @@ def command_s() -> float:
                 seconds = time.perf_counter() - began_s
                 process.communicate()  # let it end by itself
                 return seconds
-            said.append(line)
-    raise RuntimeError(f"recycle train ended before its first step:\n{''.join(said)}")
+            lines.append(line)
+    raise RuntimeError(f"recycle train ended before its first step:\n{''.join(lines)}")
 
 
 @contextmanager
@@ -313,4 +313,4 @@ def _process(*words: str, **streams: Any) -> Iterator["subprocess.Popen[str]"]:
 
 
 if __name__ == "__main__":
-    print(TWELVE.train(TWELVE.plan(), 1).start_us / 1e6)
+    print(launch(TWELVE.job(TWELVE.plan(), 1)).start_us / 1e6)

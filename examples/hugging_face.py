@@ -1,11 +1,11 @@
-"""Train a model of Hugging Face's with 2 pipelines of 3 stages, some of its six workers dead. Nothing is downloaded.
+"""Train a Hugging Face model with 2 pipelines of 3 stages, some of the six workers dead. Nothing is downloaded.
 
     python examples/hugging_face.py                    # GPT-2, whose head uses the matrix of its embedding
     python examples/hugging_face.py --model llama --dead W1_0,W1_1,W0_2
 
-The model is a small one, made from its configuration, and learns bytes of Python's standard library. What it takes to cut it is
-one wrapper for each kind of model, since a stage takes one tensor and returns one. The stages hold the model's very modules: its
-own code runs, a tie is seen because it is one parameter, and what was trained goes back into the model by loading the stages.
+The model is a small one, made from its configuration, and learns bytes of Python's standard library. Cutting it needs one wrapper
+for each kind of model, since a stage takes one tensor and returns one. The stages hold the model's modules: its own code runs,
+a tie is found because it is one parameter, and loading a checkpoint into the stages loads it into the model.
 """
 
 import argparse
@@ -23,34 +23,34 @@ from recycle.models.text import Text
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
 
 CONTEXT, WIDTH, NUM_HEADS, NUM_BLOCKS = 64, 64, 4, 6
-# Only then may the mask be left out: torch's own attention knows by itself that no token sees those after it.
+# The mask may be left out only with this attention, which is causal by itself.
 ATTENTION = "sdpa"
 
 
 class Gpt2Embedding(nn.Module):
-    """What GPT-2 does before its first block: token ids [batch, tokens] become vectors of what stands where."""
+    """The embedding of GPT-2: from token ids [batch, tokens] to the sum of token and position embeddings."""
 
     def __init__(self, model: GPT2LMHeadModel) -> None:
         super().__init__()
         self.tokens, self.positions, self.dropout = model.transformer.wte, model.transformer.wpe, model.transformer.drop
 
     def forward(self, ids: Tensor) -> Tensor:
-        places = torch.arange(ids.shape[1], device=ids.device)
-        embedded: Tensor = self.dropout(self.tokens(ids) + self.positions(places))
+        numbers = torch.arange(ids.shape[1], device=ids.device)
+        embedded: Tensor = self.dropout(self.tokens(ids) + self.positions(numbers))
         return embedded
 
 
 class LlamaBlock(nn.Module):
-    """A block of Llama that works out itself where its tokens stand, because that does not come with what it is given."""
+    """A block of Llama that computes the positions of its tokens itself, because a stage is given one tensor only."""
 
     def __init__(self, model: LlamaForCausalLM, number: int) -> None:
         super().__init__()
         self.layer, self.rotary = model.model.layers[number], model.model.rotary_emb
 
     def forward(self, x: Tensor) -> Tensor:
-        places = torch.arange(x.shape[1], device=x.device)[None]
-        made: Tensor = self.layer(x, position_ids=places, position_embeddings=self.rotary(x, position_ids=places))
-        return made
+        positions = torch.arange(x.shape[1], device=x.device)[None]
+        output: Tensor = self.layer(x, position_ids=positions, position_embeddings=self.rotary(x, position_ids=positions))
+        return output
 
 
 def make_gpt2() -> GPT2LMHeadModel:
@@ -91,8 +91,8 @@ def make_llama() -> LlamaForCausalLM:
     )
 
 
-def in_a_row(model: PreTrainedModel) -> nn.Sequential:
-    """The model as modules one after the other: an embedding, its blocks, the norm, the head."""
+def make_sequential(model: PreTrainedModel) -> nn.Sequential:
+    """The model as a sequence of modules: embedding, blocks, norm, head."""
     match model:
         case GPT2LMHeadModel():
             body = model.transformer
@@ -100,13 +100,13 @@ def in_a_row(model: PreTrainedModel) -> nn.Sequential:
         case LlamaForCausalLM():
             blocks = [LlamaBlock(model, number) for number in range(len(model.model.layers))]
             return nn.Sequential(model.model.embed_tokens, *blocks, model.model.norm, model.lm_head)
-    raise recycle.UserError(f"a {type(model).__name__} is not known here: write down what comes after what in it")
+    raise recycle.UserError(f"a {type(model).__name__} is not known here: add the order of its modules")
 
 
 def make_stages(model: PreTrainedModel) -> list[nn.Module]:
     """Embedding and blocks | blocks | blocks, norm and head."""
     third = NUM_BLOCKS // 3
-    return recycle.cut(in_a_row(model), [1 + third, 1 + 2 * third])
+    return recycle.cut(make_sequential(model), [1 + third, 1 + 2 * third])
 
 
 def loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def show(event: Event) -> None:
 
 
 def train(stages: Sequence[nn.Module], dead: str, steps: int, out: Path | None = None) -> Trained:
-    """Train while the workers in `dead` are. The stages are afterwards what they were; what was learned lies in `out`."""
+    """Train with the workers in `dead` dead from the start. The stages are left as they were; checkpoints are in `out`."""
     plan = recycle.solve(recycle.problem(2, 3, 4, fail=dead, costs=(1, 1, 1)))
     return recycle.train(plan, stages, Text(CONTEXT), loss, make_optimizer, steps=steps, samples=4, out=out, watch=show)
 

@@ -1,4 +1,4 @@
-"""Train an nn.Sequential with 2 pipelines of 3 stages, one of its six workers dead: the weights are, bit for bit, as if it lived.
+"""Train an nn.Sequential with 2 pipelines of 3 stages, with and without a dead worker: the weights are equal bit for bit.
 
     python examples/sequential.py
 
@@ -23,7 +23,7 @@ DEAD = "W1_1"
 
 
 class Bars(Dataset[tuple[Tensor, Tensor]]):
-    """Noisy pictures of bars that lie, stand, rise or fall; sample `number` is always the same one, whoever asks for it."""
+    """Noisy pictures of horizontal, vertical and diagonal bars; a sample depends on its number only."""
 
     def __len__(self) -> int:
         return 4096
@@ -44,7 +44,7 @@ def make_model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
-        nn.GroupNorm(4, 16),  # a BatchNorm would learn from whoever ran which micro-batch, and is refused
+        nn.GroupNorm(4, 16),  # a BatchNorm would depend on which worker ran which micro-batch, and is refused
         nn.ReLU(),
         nn.Conv2d(16, 32, 3, stride=2, padding=1),
         nn.GroupNorm(4, 32),
@@ -75,8 +75,8 @@ def train(dead: str, steps: int, out: Path | None = None) -> Trained:
         partial(torch.optim.AdamW, lr=2e-3),
         steps=steps,
         samples=8,
-        exact=True,
         out=out,
+        options=recycle.TrainOptions(is_exact=True),
         watch=show,
     )
 

@@ -1,8 +1,12 @@
 """The names that `import recycle` gives, used the way the README uses them."""
 
+import doctest
+import inspect
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import recycle
 from recycle.planner.profiles.catalog import GPUS, MODELS
@@ -48,6 +52,19 @@ def test_texts_and_numbers_describe_the_same_problem() -> None:
         3, 4, 6, fail="W0_0, W1_2", costs="1,2,3", memory="4,3,2,1", techniques="adaptive,decoupled,staggered"
     )
     assert one == other
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", ["Job", "cut", "train"])
+def test_the_example_of_a_docstring_runs(name: str) -> None:
+    public = getattr(recycle, name)
+    (example,) = doctest.DocTestFinder(recurse=False).find(public, name, globs=vars(sys.modules[public.__module__]).copy())
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
+def test_training_takes_ten_parameters_at_most() -> None:
+    assert len(inspect.signature(recycle.train).parameters) <= 10
 
 
 def test_every_public_name_is_there() -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from recycle.planner.solve import solve, solve_normalized
     from recycle.report.record.metrics import measure
     from recycle.runtime.checkpoint import load
+    from recycle.runtime.job import Job
+    from recycle.runtime.options import CheckpointOptions, FailureOptions, TrainOptions
     from recycle.runtime.train import cut, train
     from recycle.sim.campaign.campaign import simulate
     from recycle.sim.job import simulated_job
@@ -41,15 +43,22 @@ _FOUND_IN = {
     "simulate": "sim.campaign.campaign",
     "simulated_job": "sim.job",
     "load": "runtime.checkpoint",
+    "CheckpointOptions": "runtime.options",
     "Conditions": "sim.replay.replay",
+    "FailureOptions": "runtime.options",
+    "Job": "runtime.job",
     "Planner": "planner.live_planner",
     "replay": "sim.replay.replay",
     "train": "runtime.train",
+    "TrainOptions": "runtime.options",
 }
 
 __all__ = [
+    "CheckpointOptions",
     "Cluster",
     "Conditions",
+    "FailureOptions",
+    "Job",
     "Library",
     "Memory",
     "Plan",
@@ -59,6 +68,7 @@ __all__ = [
     "Shape",
     "Techniques",
     "Trace",
+    "TrainOptions",
     "UserError",
     "Worker",
     "__version__",

@@ -42,11 +42,11 @@ def run(script, *arguments, folder):
 
 
 def test_the_sequential_example_learns_and_a_dead_worker_changes_no_bit(tmp_path):
-    said = run(ROOT / "examples" / "sequential.py", "--steps", 12, "--out", "run", folder=tmp_path)
-    (first, last, dead), (_, _, alive) = re.findall(r"loss (\S+) at first, (\S+) at last; weights sha256 (\w{64})", said)
+    printed = run(ROOT / "examples" / "sequential.py", "--steps", 12, "--out", "run", folder=tmp_path)
+    (first, last, dead), (_, _, alive) = re.findall(r"loss (\S+) at first, (\S+) at last; weights sha256 (\w{64})", printed)
     assert float(last) < 0.7 * float(first)
     assert dead == alive
-    assert said.splitlines()[-1] == "the weights are the same, bit for bit"
+    assert printed.splitlines()[-1] == "the weights are the same, bit for bit"
     steps = [event for event in read_record(tmp_path / "run" / "record.jsonl") if isinstance(event, Stepped)]
     assert (f"{steps[0].loss:.4f}", f"{steps[-1].loss:.4f}") == (first, last)
     assert len(steps) == 12
@@ -56,9 +56,9 @@ def test_the_sequential_example_learns_and_a_dead_worker_changes_no_bit(tmp_path
 def test_examples_explain_themselves_and_refuse_in_one_sentence(example, capsys, tmp_path):
     with pytest.raises(SystemExit, match="0"):
         example.main(["--help"])
-    said = capsys.readouterr().out
-    assert "--steps" in said
-    assert "--out FOLDER" in said
+    printed = capsys.readouterr().out
+    assert "--steps" in printed
+    assert "--out FOLDER" in printed
     (tmp_path / "file").touch()
     for wrong, words in ((["--steps", "0"], "at least 1"), (["--out", str(tmp_path / "file" / "run")], "file")):
         with pytest.raises(SystemExit, match="2"):
@@ -169,11 +169,11 @@ def test_the_snippets_of_the_guide_run_one_after_the_other(tmp_path):
     assert len(rest) == 5
     whole = "\n".join([script, *(textwrap.indent(snippet, " " * 4) for snippet in rest)])
     (tmp_path / "mine.py").write_text(whole, encoding="utf-8")
-    said = run("mine.py", folder=tmp_path)
-    steps = re.findall(r"^step (\d+) loss (\S+) norm", said, re.MULTILINE)
+    printed = run("mine.py", folder=tmp_path)
+    steps = re.findall(r"^step (\d+) loss (\S+) norm", printed, re.MULTILINE)
     assert [int(number) for number, _ in steps] == list(range(11, 21))
     # An untrained model has a loss of about 1; what was loaded does about as well as the last steps did.
-    assert float(re.search(r"^trained: (\S+)$", said, re.MULTILINE)[1]) == pytest.approx(float(steps[-1][1]), rel=0.25)
+    assert float(re.search(r"^trained: (\S+)$", printed, re.MULTILINE)[1]) == pytest.approx(float(steps[-1][1]), rel=0.25)
 
 
 class Both(nn.Linear):
@@ -197,11 +197,15 @@ SIXTEEN = TensorDataset(torch.ones(16, 2, 4), torch.ones(16, 2, 4))
 RAGGED = [(torch.ones(length, 4), torch.ones(length, 4)) for length in range(1, 17)]
 
 
-def train(*stages, dataset=SIXTEEN, loss=nn.functional.mse_loss, **options):
+RESUME = recycle.CheckpointOptions(resume=True)
+
+
+def train(*stages, dataset=SIXTEEN, loss=nn.functional.mse_loss, steps=1, samples=2, out=None, **options):
     plan = recycle.solve(recycle.problem(2, 2, 2, costs=(1, 1, 1)))
     modules = stages or (linear(), linear())
     optimizer = partial(torch.optim.SGD, lr=0.1)
-    return recycle.train(plan, modules, dataset, loss, optimizer, **{"steps": 1, "samples": 2, **options})
+    options = recycle.TrainOptions(**options)
+    return recycle.train(plan, modules, dataset, loss, optimizer, steps=steps, samples=samples, out=out, options=options)
 
 
 def test_modules_are_after_training_what_they_were():
@@ -232,10 +236,10 @@ REFUSED = {
     "samples of different shapes": lambda folder: train(dataset=RAGGED),
     "micro-batches of different shapes": lambda folder: train(dataset=RAGGED, samples=1),
     "a lambda": lambda folder: train(loss=lambda made, targets: made.mean()),
-    "`resume` without `out`": lambda folder: train(resume=True),
-    "`resume` where no checkpoint is": lambda folder: train(out=folder, resume=True),
+    "`resume` without `out`": lambda folder: train(checkpoint=RESUME),
+    "`resume` where no checkpoint is": lambda folder: train(out=folder, checkpoint=RESUME),
     "`out` where another run is": train_twice,
-    "`resume` with another seed": partial(train_twice, resume=True, seed=1),
+    "`resume` with another seed": partial(train_twice, checkpoint=RESUME, seed=1),
 }
 ROWS = dict(re.findall(r"^\| ([^|]+) \| `(\w+)` \|", GUIDE.partition("## What is refused")[2], re.MULTILINE))
 

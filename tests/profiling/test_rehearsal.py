@@ -77,7 +77,7 @@ def test_a_rehearsal_with_real_workers_gives_a_profile_that_can_be_kept_and_plan
 
 
 def test_a_rehearsal_ends_as_soon_as_medians_move_no_more_than_they_may():
-    job = Job(rehearsal_plan(Shape(1, 2, 1), True), make_stages(2), Numbers(), loss, adamw, TrainOptions(1))
+    job = Job(rehearsal_plan(Shape(1, 2, 1), True), make_stages(2), Numbers(), loss, adamw, 1)
     found = rehearse(job, "two layers", Patience(share=1.0, least_rounds=1, most_rounds=5))
     assert (found.num_rounds, found.is_stable) == (1, True)
     assert len(found.profile.contention) == 2  # with nobody else, and with one other

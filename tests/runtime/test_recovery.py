@@ -17,10 +17,10 @@ from recycle.core.events.record import Changed, Recovered, Spell, Stepped, Suspe
 from recycle.core.plans.routes import Routes
 from recycle.planner.live_planner import Planner
 from recycle.report.record.run_columns import read_run_record
-from recycle.runtime.coordinator.ledger.run_folder import RunFolderOptions
 from recycle.runtime.execute.warm_up import warm_ups
-from recycle.runtime.job import Job, TrainOptions
-from recycle.runtime.launch.local_launcher import FailureOptions, launch
+from recycle.runtime.job import Job
+from recycle.runtime.launch.local_launcher import launch
+from recycle.runtime.options import CheckpointOptions, FailureOptions, TrainOptions
 from tests.runtime.jobs import Numbers, adamw, loss, make_stages
 from tests.runtime.reference_executor import ReferenceExecutor
 
@@ -65,22 +65,23 @@ class Run:
     """A run of real processes by a script, and what was seen of it."""
 
     def __init__(
-        self, shape, *lines, techniques=ALL, steps=STEPS, max_norm=None, lease_s=5.0, pause_s=0.0, plot=None, watch=None
+        self, shape, *lines, techniques=ALL, steps=STEPS, max_norm=None, lease_s=5.0, pause_s=0.0, out=None, every=0, watch=None
     ):
         self.events = []
         wanted = problem(shape, techniques)
         injections = [Injection.parse(Action(line.split()[0]), line.split()[1]) for line in lines]
         script = Script.of(injections, wanted.shape, steps)
         stages = unhurried_stages(shape[1], pause_s)
-        settings = TrainOptions(steps, seed=SEED, is_exact=True, max_norm=max_norm)
-        job = Job(recycle.solve(wanted, "greedy"), stages, Numbers(), loss, adamw, settings)
+        failures = FailureOptions(Planner(wanted), script, lease_s=lease_s)
+        options = TrainOptions(SEED, True, max_norm, checkpoint=CheckpointOptions(every), failures=failures)
+        job = Job(recycle.solve(wanted, "greedy"), stages, Numbers(), loss, adamw, steps, out=out, options=options)
 
-        def hear(event):
+        def observe(event):
             self.events.append(event)
             if watch is not None:
                 watch(event)
 
-        self.trained = launch(job, hear, plot, FailureOptions(Planner(wanted), script, lease_s=lease_s))
+        self.trained = launch(job, observe)
         assert not multiprocessing.active_children()
 
     def of(self, kind):
@@ -122,7 +123,7 @@ def test_one_in_every_stage_at_once_and_one_more_in_the_recovery_from_that():
     assert sorted(run.lost) == ["W0_0", "W1_0", "W1_1", "W2_2"]
 
 
-def test_who_hangs_is_fenced_by_its_lease_and_does_nothing_when_it_wakes_up():
+def test_a_worker_that_hangs_is_fenced_by_its_lease_and_does_nothing_when_it_continues():
     shape, lease_s = (3, 2, 2), 1.0
     run = Run(shape, "hang W0_1@3+1500ms", lease_s=lease_s, pause_s=0.05, steps=20)
     assert run.trained.weights_sha256 == undisturbed(shape, 20)[0]
@@ -132,7 +133,7 @@ def test_who_hangs_is_fenced_by_its_lease_and_does_nothing_when_it_wakes_up():
     assert lease_s * 0.5e6 < recovery.detect_us < lease_s * 1e6 + 2e6
 
 
-def test_who_is_far_behind_its_plan_or_fails_by_itself_is_replaced():
+def test_a_worker_that_is_far_behind_its_plan_or_fails_by_itself_is_replaced():
     shape = (3, 2, 2)
     run = Run(shape, "fail W1_0@2", "slow W0_1@4+20s", lease_s=1.0)
     assert run.trained.weights_sha256 == undisturbed(shape)[0]
@@ -148,16 +149,16 @@ def test_kill_rejoin_kill_again_and_rejoin():
     weights, losses = undisturbed(shape, steps, CLIPPING)
     assert run.trained.weights_sha256 == weights
     assert list(run.trained.losses) == losses
-    told = [(event.node, event.joins) for event in run.of(Changed)]
-    assert [joins for _, joins in told] == [False, True, False, True], told
+    changes = [(event.node, event.joins) for event in run.of(Changed)]
+    assert [joins for _, joins in changes] == [False, True, False, True], changes
     assert run.recoveries[-1].num_live == 4, [(event.cause, event.workers) for event in run.recoveries]
     for joined in (event for event in run.recoveries if event.joins):  # the warm-up of a staggered step is played before a pause
         assert (joined.redone_ops > 0, joined.redo_us > 0) == (True, True)
 
 
-def test_a_stage_without_a_survivor_gets_somebody_and_all_go_on_from_the_last_checkpoint(tmp_path):
+def test_a_stage_without_a_survivor_gets_another_worker_and_all_resume_from_the_last_checkpoint(tmp_path):
     shape = (2, 2, 3)
-    run = Run(shape, "kill W0_1@7", "kill W1_1@7", plot=RunFolderOptions(tmp_path, every=2))
+    run = Run(shape, "kill W0_1@7", "kill W1_1@7", out=tmp_path, every=2)
     assert run.trained.weights_sha256 == undisturbed(shape)[0]
     assert list(run.trained.losses) == undisturbed(shape)[1]
     assert any(move.endswith("_1") for recovery in run.recoveries for move in recovery.moves)
@@ -172,7 +173,7 @@ def test_a_stage_without_a_survivor_gets_somebody_and_all_go_on_from_the_last_ch
 
 def test_a_kill_in_the_first_step_leaves_a_run_that_can_be_read(tmp_path, capsys):
     shape = (2, 2, 2)
-    run = Run(shape, "kill W1_1@1", plot=RunFolderOptions(tmp_path))
+    run = Run(shape, "kill W1_1@1", out=tmp_path)
     assert run.trained.weights_sha256 == undisturbed(shape)[0]
     (left,) = run.recoveries
     assert left.iteration == 0
@@ -195,7 +196,7 @@ def test_without_anybody_to_spare_it_says_what_it_waits_for_and_goes_on_when_tha
 
 def test_a_kill_while_a_checkpoint_is_written_and_one_in_the_last_step(tmp_path):
     shape = (2, 2, 2)
-    run = Run(shape, "kill W0_0@4:checkpoint", "kill W1_1@10:step", plot=RunFolderOptions(tmp_path, every=2))
+    run = Run(shape, "kill W0_0@4:checkpoint", "kill W1_1@10:step", out=tmp_path, every=2)
     assert run.trained.weights_sha256 == undisturbed(shape)[0]
     assert sorted(run.lost) == ["W0_0", "W1_1"]
     assert recycle.load(unhurried_stages(2, 0), tmp_path) == STEPS

@@ -23,11 +23,13 @@ from recycle.core.events.record import Spell, Stepped, read_record
 from recycle.runtime.checkpoint.tensor_file import load_tensors
 from recycle.runtime.compute.learning_rate import NAMES, WarmUpThen
 from recycle.runtime.compute.microbatches import MicroBatches
+from recycle.runtime.options import CheckpointOptions
 from tests.runtime.jobs import adamw, loss, sgd
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(180)
 WIDTH = 8
+RESUME = CheckpointOptions(resume=True)
 
 
 class Curves:
@@ -57,13 +59,24 @@ def plan(fail="", shape=(2, 2, 3), techniques="adaptive,decoupled,staggered"):
     return recycle.solve(recycle.problem(*shape, fail=fail, costs=(10, 13, 9), techniques=techniques), "greedy")
 
 
-def train(stages=None, dataset=None, loss=loss, optimizer=sgd, by=None, **options):
-    """Train two small stages for two steps, but for what a test says."""
-    given = {"steps": 2, "samples": 2, "seed": 4} | options
+def train(
+    stages=None,
+    dataset=None,
+    loss=loss,
+    optimizer=sgd,
+    by=None,
+    steps=2,
+    samples=2,
+    out=None,
+    watch=lambda event: None,
+    **options,
+):
+    """Train two small stages for two steps, with other arguments and options as a test gives them."""
+    stages, dataset = make_stages() if stages is None else stages, dataset or Curves()
+    arguments = {"steps": steps, "samples": samples, "out": out, "watch": watch}
     try:
-        return recycle.train(
-            by or plan(), make_stages() if stages is None else stages, dataset or Curves(), loss, optimizer, **given
-        )
+        options = recycle.TrainOptions(**{"seed": 4, **options})
+        return recycle.train(by or plan(), stages, dataset, loss, optimizer, options=options, **arguments)
     finally:
         assert not active_children()
 
@@ -92,7 +105,7 @@ def in_plain_torch(steps, max_norm, schedule):
 @pytest.mark.parametrize(("fail", "is_exact"), [("", False), ("W1_0", False), ("W0_1", True)])
 def test_it_computes_what_plain_torch_computes(fail, is_exact, tmp_path):
     schedule = WarmUpThen("cosine", 1, 4)
-    made = train(by=plan(fail), steps=4, max_norm=0.3, schedule=schedule, exact=is_exact, out=tmp_path)
+    made = train(by=plan(fail), steps=4, max_norm=0.3, schedule=schedule, is_exact=is_exact, out=tmp_path)
     losses, model = in_plain_torch(4, 0.3, schedule)
     assert list(made.losses) == pytest.approx(losses, rel=1e-5)
     for number, stage in enumerate(recycle.cut(model, [2])):
@@ -122,14 +135,14 @@ def test_data_in_many_small_tensors_reaches_the_workers():
     assert len(train(dataset=points).losses) == 2
 
 
-def test_whoever_watches_gets_the_record_event_by_event(tmp_path):
-    heard = []
-    made = train(out=tmp_path, watch=heard.append, checkpoint_every=1)
-    assert heard == list(read_record(tmp_path / "record.jsonl"))[1:]  # after the line that says what began
-    assert [event.loss for event in heard if isinstance(event, Stepped)] == list(made.losses)
+def test_watch_gets_the_record_event_by_event(tmp_path):
+    events = []
+    made = train(out=tmp_path, watch=events.append, checkpoint=CheckpointOptions(every=1))
+    assert events == list(read_record(tmp_path / "record.jsonl"))[1:]  # after the line that says what began
+    assert [event.loss for event in events if isinstance(event, Stepped)] == list(made.losses)
 
 
-def test_an_error_of_whoever_watches_ends_the_run_and_nobody_is_left():
+def test_an_error_in_watch_ends_the_run_and_leaves_no_process():
     def watch(event):
         raise ZeroDivisionError("from outside")
 
@@ -138,9 +151,9 @@ def test_an_error_of_whoever_watches_ends_the_run_and_nobody_is_left():
 
 
 def test_it_goes_on_bit_for_bit_by_another_plan(tmp_path):
-    straight = train(exact=True, steps=4, optimizer=adamw)
-    train(exact=True, steps=2, optimizer=adamw, out=tmp_path)
-    made = train(exact=True, steps=4, optimizer=adamw, out=tmp_path, resume=True, by=plan("W1_1", techniques="adaptive"))
+    straight = train(is_exact=True, steps=4, optimizer=adamw)
+    train(is_exact=True, steps=2, optimizer=adamw, out=tmp_path)
+    made = train(is_exact=True, steps=4, optimizer=adamw, out=tmp_path, checkpoint=RESUME, by=plan("W1_1", techniques="adaptive"))
     assert made.weights_sha256 == straight.weights_sha256
     assert made.losses == straight.losses
     spells = [event for event in read_record(tmp_path / "record.jsonl") if isinstance(event, Spell)]
@@ -211,7 +224,7 @@ WRONG = {
     "a lambda for a loss": ({"loss": lambda made, targets: loss(made, targets)}, UserError, 2, "lambda.*; use functions"),
     "a lambda for an optimizer": ({"optimizer": lambda parameters: sgd(parameters)}, UserError, 2, "lambda.*; use functions"),
     "one stage for two": ({"stages": [linear()]}, ForeignPlan, 12, "the plan has 2 stages, but the model is cut into 1"),
-    "nowhere to go on": ({"resume": True}, UserError, 2, "name it with out"),
+    "nowhere to go on": ({"checkpoint": RESUME}, UserError, 2, "name it with out"),
     "no samples": ({"samples": 0}, UserError, 2, "a micro-batch has 0 samples"),
     "no steps": ({"steps": 0}, UserError, 2, "steps"),
     "fewer steps than none": ({"steps": -3}, UserError, 2, "steps"),
@@ -230,7 +243,7 @@ def test_what_cannot_be_trained_is_refused_by_its_own_kind_of_error(what):
     assert "\n" not in str(refused.value)
 
 
-def test_a_stage_that_raises_in_a_worker_is_told_of_with_the_workers_name_and_last_words():
+def test_a_stage_that_raises_in_a_worker_is_reported_with_the_name_of_the_worker_and_the_exception():
     with pytest.raises(WorkerFailed, match=r"W0_1 cannot go on:(?s:.*)RuntimeError: the third digit is missing") as failed:
         train([linear(), linear(Raises)], by=plan("W1_1"), steps=9)
     assert failed.value.exit_code == 20
@@ -251,13 +264,13 @@ def test_the_worker_that_failed_is_named_not_those_that_only_missed_it():
 def test_a_run_of_another_job_is_not_gone_on_with(tmp_path):
     train(out=tmp_path)
     with pytest.raises(ForeignRun, match="its seed is 4, but this job's is 5"):
-        train(out=tmp_path, resume=True, seed=5)
+        train(out=tmp_path, checkpoint=RESUME, seed=5)
     with pytest.raises(ForeignRun, match="model"):
-        train([linear(), linear()], out=tmp_path, resume=True)
+        train([linear(), linear()], out=tmp_path, checkpoint=RESUME)
     with pytest.raises(ForeignRun, match="made with SGD, but this job steps with AdamW"):
-        train(out=tmp_path, resume=True, optimizer=adamw, steps=3)
+        train(out=tmp_path, checkpoint=RESUME, optimizer=adamw, steps=3)
     with pytest.raises(NoCheckpoint, match="there is no whole checkpoint"):
-        train(out=tmp_path / "nowhere", resume=True)
+        train(out=tmp_path / "nowhere", checkpoint=RESUME)
 
 
 @pytest.mark.parametrize("cuts", [[0], [4], [2, 2], [3, 1], [9], [-1]])

@@ -46,7 +46,7 @@ class PlanRunner:
     def __init__(self, spec: WorkerSpec, store: Any) -> None:
         self._spec, self._store = spec, store
         # The workers on a GPU share one.
-        self._device = torch.device("cuda", 0) if spec.settings.device == "cuda" else torch.device("cpu")
+        self._device = torch.device("cuda", 0) if spec.options.device == "cuda" else torch.device("cpu")
 
     def run(self, number: int, plan: Plan, place: Worker, num_iterations: int) -> PlanRun:
         """Run a plan at a place of it. `number` is that of the run, the same for all workers that take part."""

@@ -26,7 +26,8 @@ from recycle.profiling.profile_fit import ProfileFit
 from recycle.profiling.worker_pool import MemberContext, worker_pool
 from recycle.runtime.compute.stage_bytes import StageBytes, measure_bytes
 from recycle.runtime.job import Job
-from recycle.runtime.worker.worker_spec import CopiedStages, WorkerSpec, worker_spec
+from recycle.runtime.launch.configure import worker_spec
+from recycle.runtime.worker.worker_spec import WorkerSpec
 
 _WARM_UP, _PER_ROUND = 2, 4
 Progress = Callable[[int, float], None]
@@ -141,8 +142,8 @@ class RehearsalRun:
 def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Progress = lambda rounds, change: None) -> Rehearsed:
     """Measure the costs of `job` with all workers of its shape at once; its plan is not run, and nothing of it is changed."""
     shape = job.plan.problem.shape
-    spec = worker_spec(job, CopiedStages(job.stages), job.parcels())
-    sizes = measure_bytes(job.stages, job.samples, job.loss, job.settings.autocast, job.settings.device)
+    spec = worker_spec(job)
+    sizes = measure_bytes(job.stages, job.microbatches, job.loss, job.options.autocast, job.options.device)
     fits, numbers, change = RehearsalFits(shape), count(1), 1.0
     with worker_pool(list(shape.workers()), partial(_Rehearser, spec)) as pool:
         states = {worker.stage: state for worker, state in pool.ask(MeasureState()).items()}
@@ -155,9 +156,9 @@ def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Pro
             progress(number + 1, change)
             if number + 1 >= patience.least_rounds and change <= patience.share:
                 break
-    inputs, _ = job.samples.get(0, 0, 0)
+    inputs, _ = job.microbatches.get(0, 0, 0)
     taken = Taken(
-        job.settings.device, machine_name(job.settings.device), torch.__version__, shape.num_pipelines, len(inputs), model
+        job.options.device, machine_name(job.options.device), torch.__version__, shape.num_pipelines, len(inputs), model
     )
     profile = fits.profile(sizes, states, median(pings_us) if pings_us else 0.0, taken)
     return Rehearsed(profile, number + 1, change, change <= patience.share)

@@ -1,7 +1,6 @@
-"""A training job: what is trained, on what, how, and by which plan. Everything that is checked before a process starts."""
+"""`Job`: a model in stages, its data, loss, optimizer, plan and options, checked before a process starts."""
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,70 +13,59 @@ from recycle.core.errors import ForeignPlan, UserError
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.core.profile import StageProfile
-from recycle.runtime.compute.microbatches import MicroBatchSource
-from recycle.runtime.compute.optimizer_step import MakeOptimizer, Schedule, constant
+from recycle.runtime.compute.microbatches import Dataset, MicroBatches, MicroBatchSource
+from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss, cast, refuse_unusable
 from recycle.runtime.compute.stage_bytes import measure_bytes
 from recycle.runtime.compute.tied_parameters import Tie, find_ties
+from recycle.runtime.options import TrainOptions, refuse_count
 from recycle.runtime.transport.specs import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
-class TrainOptions:
-    """How a job trains, the same for every worker. A max_norm of None does not clip; `timeout_s` is the last net of all waits."""
-
-    num_steps: int
-    seed: int = 0
-    is_exact: bool = False
-    max_norm: float | None = None
-    sum_dtype: torch.dtype = torch.float32
-    autocast: torch.dtype | None = None
-    device: str = "cpu"
-    timeout_s: float = 300.0
-
-    def __post_init__(self) -> None:
-        for name, value, least in (("the number of steps", self.num_steps, 1), ("the seed", self.seed, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UserError(f"{name} is {value!r}, but it must be a whole number of at least {least}")
-        if self.max_norm is not None and not (isinstance(self.max_norm, int | float) and 0 < self.max_norm < math.inf):
-            raise UserError(f"max_norm is {self.max_norm!r}, but it must be a finite number above 0, or None")
-        refuse_absent(self.device)
-
-
-def refuse_absent(device: str) -> None:
-    """Raise if there is no such device here."""
-    if device not in ("cpu", "cuda"):
-        raise UserError(f"the device is {device!r}, but it must be cpu or cuda")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("the device is cuda, but torch finds no GPU here: leave it out, or install torch with CUDA")
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointOptions:
-    """Where checkpoints go, after how many steps each (0: only after the last), and how many are kept."""
-
-    folder: Path
-    every: int = 0
-    keep: int = 2
-
-    def is_due(self, num_steps: int, last: int) -> bool:
-        return num_steps == last or (self.every > 0 and num_steps % self.every == 0)
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
-    """All that decides what a run computes. The loss is the mean over a micro-batch; every micro-batch counts alike."""
+    """A training job: everything that decides what a run computes, and where it leaves its results.
+
+    Attributes:
+        plan: The plan by which the first epoch runs; the live workers of the job are those of the plan.
+        stages: The model, one module for every stage of the plan. Each module takes one tensor and returns one. A parameter that
+            several stages share stays tied.
+        dataset: A map-style dataset of pairs (inputs, targets); or a `MicroBatchSource`, an object with a method
+            `get(step, pipeline, index)` that makes micro-batches by itself.
+        loss: Computes the mean loss of a micro-batch, a scalar, from the output of the last stage and the targets.
+        optimizer: Makes a torch optimizer from a list of parameters.
+        steps: The number of steps of the whole run.
+        samples: The number of samples in a micro-batch of the dataset.
+        out: The run folder, which gets the plan, the record, the checkpoints and the summary; None writes nothing.
+        options: Everything else.
+
+    Raises:
+        UserError: The parts of the job do not fit each other; the kind of error and its sentence say which do not.
+
+    Example:
+        >>> from functools import partial
+        >>> import torch, recycle
+        >>> plan = recycle.solve(recycle.problem(2, 2, 2, costs=(1, 1, 1)))
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+        >>> dataset = [(torch.ones(4), torch.ones(1))] * 16
+        >>> optimizer = partial(torch.optim.SGD, lr=0.1)
+        >>> job = recycle.Job(plan, recycle.cut(model, [1]), dataset, torch.nn.functional.mse_loss, optimizer, 3, samples=2)
+        >>> job.samples_per_step
+        8
+    """
 
     plan: Plan
     stages: Sequence[nn.Module]
-    samples: MicroBatchSource
+    dataset: Dataset | MicroBatchSource
     loss: Loss
-    make_optimizer: MakeOptimizer
-    settings: TrainOptions
-    schedule: Schedule = constant
-    about: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: MakeOptimizer
+    steps: int
+    samples: int = 1
+    out: Path | str | None = None
+    options: TrainOptions = field(default_factory=TrainOptions)
 
     def __post_init__(self) -> None:
+        refuse_count("the number of steps", self.steps, 1)
         shape = self.plan.problem.shape
         if len(self.stages) != shape.num_stages:
             raise ForeignPlan(
@@ -88,55 +76,70 @@ class Job:
                 raise UserError(f"stage {number} is a {type(module).__name__}, but it must be an nn.Module")
         if problems := check(self.plan):
             raise ForeignPlan(f"the plan is not legal, {problems[0]}: plan again")
+        if self.options.checkpoint.resume and self.out is None:
+            raise UserError("resume goes on in a run folder: name it with out")
+        _ = self.microbatches  # refuses a dataset that is too small
+
+    @property
+    def run_folder(self) -> Path | None:
+        return None if self.out is None else Path(self.out)
+
+    @property
+    def microbatches(self) -> MicroBatchSource:
+        """The micro-batches by their address: those of the dataset in the order that the seed selects, or a source as it is."""
+        data: Any = self.dataset
+        if hasattr(data, "get") and not hasattr(data, "__getitem__"):
+            return data  # type: ignore[no-any-return]
+        return MicroBatches(data, self.plan.problem.shape, self.samples, self.options.seed)
 
     @property
     def samples_per_step(self) -> int:
-        inputs, _ = self.samples.get(0, 0, 0)
+        inputs, _ = self.microbatches.get(0, 0, 0)
         return self.plan.problem.shape.num_chains * len(inputs)
-
-    def profiles(self) -> list[StageProfile]:
-        """What a micro-batch holds at each stage, measured on one of them; times are not measured."""
-        costs = measure_bytes(self.stages, self.samples, self.loss, self.settings.autocast, self.settings.device)
-        return [StageProfile(1, 1, 1, 2, activation_bytes=activation, weight_held_bytes=held) for activation, held, _ in costs]
 
     @property
     def ties(self) -> list[Tie]:
         return find_ties(self.stages)
 
-    def parcels(self) -> dict[int, TensorSpec]:
-        """What each stage but the last sends on, found by sending one micro-batch through; the modules are left as they were."""
-        made: dict[int, TensorSpec] = {}
-        inputs, targets = self.samples.get(0, 0, 0)
-        device = torch.device(self.settings.device)
-        given: Tensor = inputs.to(device)
+    def profiles(self) -> list[StageProfile]:
+        """The bytes that a micro-batch holds at each stage, measured on one micro-batch; times are not measured."""
+        costs = measure_bytes(self.stages, self.microbatches, self.loss, self.options.autocast, self.options.device)
+        return [StageProfile(1, 1, 1, 2, activation_bytes=activation, weight_held_bytes=held) for activation, held, _ in costs]
+
+    def tensor_specs(self) -> dict[int, TensorSpec]:
+        """The output of each stage but the last, found with one micro-batch; the modules are left as they were."""
+        specs: dict[int, TensorSpec] = {}
+        inputs, targets = self.microbatches.get(0, 0, 0)
+        device = torch.device(self.options.device)
+        output: Tensor = inputs.to(device)
         last = len(self.stages) - 1
-        # On the device, since what is cast to what differs between devices; one stage at a time, since all may not fit.
-        with torch.no_grad(), torch.random.fork_rng(), cast(device, self.settings.autocast):
+        # On the device, since devices cast differently; one stage at a time, since all stages may not fit.
+        with torch.no_grad(), torch.random.fork_rng(), cast(device, self.options.autocast):
             for number, module in enumerate(self.stages):
-                there = module if device.type == "cpu" else copy.deepcopy(module).to(device)
-                given = _untouched(number, there, given)
+                on_device = module if device.type == "cpu" else copy.deepcopy(module).to(device)
+                output = _pure_forward(number, on_device, output)
                 if number == last:
-                    given = self.loss(given, targets.to(device))
-                refuse_unusable(given, number, is_loss=number == last)
+                    output = self.loss(output, targets.to(device))
+                refuse_unusable(output, number, is_loss=number == last)
                 if number < last:
-                    made[number] = TensorSpec(tuple(given.shape), given.dtype)
-        return made
+                    specs[number] = TensorSpec(tuple(output.shape), output.dtype)
+        return specs
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """What a checkpoint of this job says of it: whoever resumes must have the same."""
-        shape, settings = self.plan.problem.shape, self.settings
+        """The description of this job in its checkpoints: a job that resumes from one must have the same."""
+        shape, options = self.plan.problem.shape, self.options
         return {
             "pipelines": shape.num_pipelines,
             "stages": shape.num_stages,
             "microbatches": shape.num_microbatches,
-            "seed": settings.seed,
-            "exact": settings.is_exact,
-            "max_norm": settings.max_norm,
-            "sums": str(settings.sum_dtype).removeprefix("torch."),
-            "autocast": str(settings.autocast).removeprefix("torch."),
-            "data": _described(self.samples),
+            "seed": options.seed,
+            "exact": options.is_exact,
+            "max_norm": options.max_norm,
+            "sums": str(options.sum_dtype).removeprefix("torch."),
+            "autocast": str(options.autocast).removeprefix("torch."),
+            "data": _describe_data(self.microbatches),
             "ties": [list(map(list, tie.places)) for tie in self.ties],
-            "about": dict(self.about),
+            "about": dict(options.checkpoint.about),
             "model": [
                 {
                     name: [*value.shape, str(value.dtype).removeprefix("torch.")]
@@ -148,10 +151,10 @@ class Job:
         }
 
 
-def _described(samples: MicroBatchSource) -> str:
-    """The data in words; those that have none for themselves would give an address that the next process has not."""
-    kind = type(samples)
-    return kind.__name__ if kind.__repr__ is object.__repr__ else repr(samples)
+def _describe_data(microbatches: MicroBatchSource) -> str:
+    """The repr of the data; the default repr has an address that differs between processes, so the class name replaces it."""
+    kind = type(microbatches)
+    return kind.__name__ if kind.__repr__ is object.__repr__ else repr(microbatches)
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
@@ -159,13 +162,13 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.nan_to_num(), other.nan_to_num()) if one.is_floating_point() else torch.equal(one, other)
 
 
-def _untouched(number: int, module: nn.Module, given: Tensor) -> Any:
-    """What the module makes; it is refused if a forward pass changes it.
+def _pure_forward(number: int, module: nn.Module, inputs: Tensor) -> Any:
+    """The output of a forward pass, which must not change the module's buffers.
 
-    What forward passes change belongs to whoever ran them: peers would part, and who died would matter.
+    A buffer that forward passes change would differ between peers, and depend on which worker ran which micro-batch.
     """
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    made = module(given)
+    output = module(inputs)
     changed = [name for name, buffer in module.named_buffers() if name in before and not _is_same(buffer, before[name])]
     for name in changed:
         module.get_buffer(name).copy_(before[name])
@@ -174,4 +177,4 @@ def _untouched(number: int, module: nn.Module, given: Tensor) -> Any:
             f"a forward pass of stage {number} changes its buffer {changed[0]}, which would depend on who ran which micro-batch: "
             "use modules without such state, such as LayerNorm or GroupNorm instead of BatchNorm"
         )
-    return made
+    return output

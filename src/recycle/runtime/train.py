@@ -1,46 +1,51 @@
-"""`recycle.train`: a model in stages, data, a loss, an optimizer and a plan in; trained weights, a record and checkpoints out.
+"""`recycle.train`, which trains a model on this machine by a plan, and `recycle.cut`, which cuts a model into stages."""
 
-A run folder holds `plan.json` (and in `plans/` those of later epochs), `record.jsonl` (which grows while the run goes on),
-`summary.json` and `checkpoints/`.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import nn
 
-from recycle.control.decide.membership import DEFAULT_LEASE_S
-from recycle.core.errors import Uncuttable, UserError
-from recycle.core.events.failure_script import NOTHING, Script
-from recycle.core.events.record import Event
-from recycle.core.events.trace import Trace
+from recycle.core.errors import Uncuttable
 from recycle.core.plans.plan import Plan
-from recycle.core.plans.plan_source import PlanSource
-from recycle.runtime.compute.microbatches import Dataset, MicroBatches
-from recycle.runtime.compute.optimizer_step import MakeOptimizer, Schedule, constant
+from recycle.runtime.compute.microbatches import Dataset
+from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss
-from recycle.runtime.coordinator.ledger.run_folder import RunFolderOptions
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
-from recycle.runtime.job import Job, TrainOptions
-from recycle.runtime.launch.local_launcher import FailureOptions, launch
+from recycle.runtime.job import Job
+from recycle.runtime.launch.local_launcher import Watch, launch
+from recycle.runtime.options import TrainOptions
 
-Watch = Callable[[Event], None]
+_DEFAULTS = TrainOptions()
 
 
 def cut(model: nn.Sequential, cuts: Sequence[int]) -> list[nn.Module]:
-    """Return the stages of a model that is cut before the modules with these numbers, such as [2, 4] for three stages."""
+    """Cut a model into stages.
+
+    Args:
+        model: The modules one after the other.
+        cuts: Numbers of modules in ascending order; a new stage begins with each of them.
+
+    Returns:
+        The stages. They share the modules of `model`.
+
+    Raises:
+        Uncuttable: The model is not an `nn.Sequential`, or a stage would be empty.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+        >>> [len(stage) for stage in cut(model, [2])]
+        [2, 1]
+    """
     if not isinstance(model, nn.Sequential):
         raise Uncuttable(f"a {type(model).__name__} cannot be cut: give an nn.Sequential, or a list of stages")
-    places = [0, *cuts, len(model)]
-    if any(after <= before for before, after in pairwise(places)):
+    bounds = [0, *cuts, len(model)]
+    if any(after <= before for before, after in pairwise(bounds)):
         raise Uncuttable(
             f"cuts at {list(cuts)} do not leave a module in every stage of a model of {len(model)}: give ascending numbers "
             f"from 1 to {len(model) - 1}"
         )
-    return [model[start:stop] for start, stop in pairwise(places)]
+    return [model[start:stop] for start, stop in pairwise(bounds)]
 
 
 def train(
@@ -52,83 +57,47 @@ def train(
     *,
     steps: int,
     samples: int = 1,
-    seed: int = 0,
-    exact: bool = False,
-    max_norm: float | None = None,
-    schedule: Schedule = constant,
-    sums: torch.dtype = torch.float32,
-    autocast: torch.dtype | None = None,
-    device: str = "cpu",
     out: Path | str | None = None,
-    checkpoint_every: int = 0,
-    keep: int = 2,
-    resume: bool = False,
-    port: int = 0,
-    name: str = "",
-    about: Mapping[str, Any] | None = None,
-    files: Mapping[str, str] | None = None,
+    options: TrainOptions = _DEFAULTS,
     watch: Watch = lambda event: None,
-    plans: PlanSource | None = None,
-    script: Script = NOTHING,
-    trace: Trace | None = None,
-    lease_s: float = DEFAULT_LEASE_S,
 ) -> Trained:
-    """Train until `steps` steps are done, with a process for every live worker of `plan`, and return what came of it.
+    """Train a model on this machine, with a process for every live worker of a plan.
 
-    `stages` are modules that each take and return one tensor; parameters that stages share stay tied. `dataset` is map-style and
-    gives pairs (inputs, targets), `samples` of them make a micro-batch; `loss` takes what the last stage made and the targets,
-    and returns a scalar mean. `optimizer` makes a torch optimizer from a list of parameters, `schedule` gives the factor of its
-    learning rate at each iteration. With `exact`, weights are equal bit for bit whoever is dead.
+    The modules in `stages` are left as they were: the trained weights are in the checkpoints of `out`, and `recycle.load` reads
+    them. Every worker process imports the script that calls `train`, so the call stands under `if __name__ == "__main__":`, and
+    the dataset, the loss, the optimizer and the classes of the modules are defined at the top level of a file.
 
-    With `out`, a folder, the run is recorded there, and saved every `checkpoint_every` steps and at the end; with `resume`, it
-    goes on from its last whole checkpoint. `about` is what else a run must have in common with the one that it goes on from,
-    `files` are texts to put beside the record. `watch` gets every event of the record as it happens.
+    Args:
+        plan: The plan of the first epoch, such as `recycle.solve` returns.
+        stages: One module for every stage of the plan. Each takes one tensor and returns one. Parameters that stages share stay
+            tied.
+        dataset: A map-style dataset of pairs (inputs, targets). It may have a text `fingerprint`; a run is then resumed only
+            with a dataset of the same fingerprint.
+        loss: Computes the mean loss of a micro-batch, a scalar, from the output of the last stage and the targets.
+        optimizer: Makes a torch optimizer from a list of parameters. Every worker calls it with the parameters of its stage.
+        steps: The number of steps of the whole run, including those before a resume.
+        samples: The number of samples in a micro-batch.
+        out: The run folder. It gets `plan.json` (and in `plans/` the plans of later epochs), `record.jsonl`, which grows while
+            the run goes on, `summary.json` and `checkpoints/`. Without it, nothing is written.
+        options: Everything else: seed, exact sums, clipping, schedule, precision, device, checkpoints, failures.
+        watch: Called in this process with every event of the record.
 
-    With `plans`, a death while it runs is survived: the source is asked for a plan without the dead, such as `recycle.Planner`.
-    Without, it ends the run. A worker that is silent for `lease_s` counts as dead. `script` and `trace` are failures on purpose.
+    Returns:
+        The losses, the SHA-256 of the weights, the recoveries and the times of the run.
+
+    Raises:
+        UserError: The input cannot be used, or a worker failed; the kind of error and its sentence say why.
+
+    Example:
+        >>> from functools import partial
+        >>> import torch, recycle
+        >>> plan = recycle.solve(recycle.problem(2, 2, 2, fail="W1_1", costs=(1, 1, 1)))
+        >>> stages = recycle.cut(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)), [1])
+        >>> dataset = [(torch.ones(4), torch.ones(1))] * 16
+        >>> optimizer = partial(torch.optim.SGD, lr=0.1)
+        >>> options = recycle.TrainOptions(is_exact=True, max_norm=1.0)
+        >>> trained = recycle.train(plan, stages, dataset, torch.nn.functional.mse_loss, optimizer, steps=3, options=options)
+        >>> len(trained.losses)
+        3
     """
-    job = make_job(
-        plan,
-        stages,
-        dataset,
-        loss,
-        optimizer,
-        steps=steps,
-        samples=samples,
-        seed=seed,
-        exact=exact,
-        max_norm=max_norm,
-        schedule=schedule,
-        sums=sums,
-        autocast=autocast,
-        device=device,
-        about=about,
-    )
-    if resume and out is None:
-        raise UserError("resume goes on in a run folder: name it with out")
-    plot = RunFolderOptions(Path(out), checkpoint_every, keep, resume, name, files or {}) if out is not None else None
-    return launch(job, watch, plot, FailureOptions(plans, script, trace, lease_s), port)
-
-
-def make_job(
-    plan: Plan,
-    stages: Sequence[nn.Module],
-    dataset: Dataset,
-    loss: Loss,
-    optimizer: MakeOptimizer,
-    *,
-    steps: int,
-    samples: int = 1,
-    seed: int = 0,
-    exact: bool = False,
-    max_norm: float | None = None,
-    schedule: Schedule = constant,
-    sums: torch.dtype = torch.float32,
-    autocast: torch.dtype | None = None,
-    device: str = "cpu",
-    about: Mapping[str, Any] | None = None,
-) -> Job:
-    """The job that `train` trains."""
-    settings = TrainOptions(steps, seed, exact, max_norm, sums, autocast, device)
-    batches = MicroBatches(dataset, plan.problem.shape, samples, seed)
-    return Job(plan, stages, batches, loss, optimizer, settings, schedule, about or {})
+    return launch(Job(plan, stages, dataset, loss, optimizer, steps, samples, out, options), watch)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from recycle.cli.demo import scenario as demo_failures
+from recycle.cli.demo import scenario
 from recycle.cli.demo.demo import read_setting
 from recycle.cli.demo.scenario import FULL, QUICK, DemoSettings
 from recycle.cli.main import main, make_parser
@@ -28,7 +28,7 @@ SMALL = DemoSettings(
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended, and what it said."""
+    """How a command ended, and its output."""
 
     code: int
     out: str
@@ -104,15 +104,15 @@ def test_without_torch_it_says_how_to_install_it_and_what_goes_without(monkeypat
     assert ended.err.count("\n") == 1
 
 
-def test_the_plans_tell_the_story_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plans_have_the_periods_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     ended = run("--plans")
     assert ended.code == 0
     table = ended.out.split("slots for one iteration")[1]
-    told = [
+    rows = [
         (line[:38].strip(), int(line[38:42])) for line in table.splitlines() if line.strip() and line[38:42].strip().isdigit()
     ]
-    assert told == [
+    assert rows == [
         ("fault-free 1F1B", 27),
         ("Adaptive Pipelining, memory 4,3,2,1", 36),
         ("Adaptive Pipelining", 33),
@@ -127,7 +127,7 @@ def test_the_plans_tell_the_story_of_the_paper(monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture(scope="module")
 def shown() -> Ended:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo_failures, "QUICK", SMALL)
+        patch.setattr(scenario, "QUICK", SMALL)
         return run("--quick", "--json")
 
 
@@ -160,7 +160,9 @@ def test_the_failures_of_the_script_come_to_pass_in_their_steps(facts: dict[str,
 
 
 @pytest.mark.timeout(120)
-def test_who_comes_back_takes_its_seat_or_it_is_said_that_there_was_no_time(shown: Ended, facts: dict[str, Any]) -> None:
+def test_a_worker_that_rejoins_gets_its_place_or_a_sentence_says_that_there_was_no_time(
+    shown: Ended, facts: dict[str, Any]
+) -> None:
     joined = [one for one in facts["recoveries"] if one["joins"]]
     if not joined:  # the run was over before the process had loaded
         assert "W1_1 was still loading when the run ended" in " ".join(shown.err.split())
@@ -174,26 +176,26 @@ def test_who_comes_back_takes_its_seat_or_it_is_said_that_there_was_no_time(show
 
 @pytest.mark.timeout(120)
 def test_without_a_terminal_it_says_all_in_plain_lines(shown: Ended, facts: dict[str, Any]) -> None:
-    told = " ".join(shown.err.split())
+    text = " ".join(shown.err.split())
     assert "\x1b" not in shown.err
-    assert told.startswith("A small GPT of 2 layers")
+    assert text.startswith("A small GPT of 2 layers")
     order = ["W1_1 left: 3 workers are live", "W0_0 is suspected", "Now the twin", "EQUAL: all 60 losses and all weights"]
-    assert [told.index(words) for words in order] == sorted(told.index(words) for words in order)
+    assert [text.index(words) for words in order] == sorted(text.index(words) for words in order)
     assert shown.err.count(facts["weights_sha256"]) == 2
-    assert f"step 60 of 60 loss {facts['losses'][-1]:.4f}" in told
-    assert "before, nobody dead" in told
+    assert f"step 60 of 60 loss {facts['losses'][-1]:.4f}" in text
+    assert "before, nobody dead" in text
 
 
 # Ctrl-C.
 
 _PROGRAM = f"""
 import sys
-from recycle.cli.demo import scenario as demo_failures
+from recycle.cli.demo import scenario
 from recycle.cli.main import main
 from recycle.core.cluster import Shape, Worker
 
 if __name__ == "__main__":
-    demo_failures.QUICK = demo_failures.{SMALL!r}
+    scenario.QUICK = scenario.{SMALL!r}
     sys.exit(main(["demo", "--quick"]))
 """
 

@@ -29,9 +29,9 @@ class Planned:
         return SimpleNamespace(plan=SimpleNamespace(period_us=216 + 36 * len(failed)))
 
 
-def test_the_paragraph_says_who_fails_when_and_what_is_compared() -> None:
-    said = describe_setting(FULL)
-    assert "\n" not in said
+def test_the_paragraph_names_the_failures_their_steps_and_the_comparison() -> None:
+    text = describe_setting(FULL)
+    assert "\n" not in text
     for words in (
         "with 12 workers",
         "3 pipelines of 4 stages, 6 micro-batches in each",
@@ -41,7 +41,7 @@ def test_the_paragraph_says_who_fails_when_and_what_is_compared() -> None:
         "Before step 16, a new process starts for W1_2",
         "whether losses and weights are equal, bit for bit",
     ):
-        assert words in said
+        assert words in text
 
 
 def test_equal_twins_are_called_equal_with_both_hashes() -> None:
@@ -73,7 +73,7 @@ def test_equal_twins_are_called_equal_with_both_hashes() -> None:
         ),
     ],
 )
-def test_of_different_twins_it_is_said_what_differs_and_from_where(twins: Twins, sentence: str) -> None:
+def test_a_sentence_says_what_differs_between_twins_and_from_which_step(twins: Twins, sentence: str) -> None:
     assert not twins.are_equal
     verdict, *hashes = describe_twins(twins)
     assert verdict == f"{sentence} This is a bug: please report it."
@@ -90,29 +90,29 @@ def test_losses_are_compared_bit_for_bit_and_not_as_numbers(one: float, other: f
 def test_the_exit_code_says_whether_the_twins_are_equal(
     twins: Twins, code: int, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("recycle.cli.demo.demo.rehearse_demo", lambda setting: None)
-    monkeypatch.setattr("recycle.cli.demo.demo.perform", lambda setting, rehearsed, say: replace(ALL, twins=twins))
+    monkeypatch.setattr("recycle.cli.demo.demo.make_demo_job", lambda setting: None)
+    monkeypatch.setattr("recycle.cli.demo.demo.perform", lambda setting, job, say: replace(ALL, twins=twins))
     assert run_demo(make_parser().parse_args(["demo", *words])) == code
-    said = capsys.readouterr()
-    told = said.err if words else said.out
-    assert ("NOT EQUAL" in told) is bool(code)
-    assert all(line in told.splitlines() for line in describe_twins(twins)[1:])
-    assert said.out.startswith('{"equal": ') is bool(words)
+    captured = capsys.readouterr()
+    text = captured.err if words else captured.out
+    assert ("NOT EQUAL" in text) is bool(code)
+    assert all(line in text.splitlines() for line in describe_twins(twins)[1:])
+    assert captured.out.startswith('{"equal": ') is bool(words)
 
 
 def test_a_run_by_the_script_needs_one_sentence() -> None:
     assert describe_recoveries(ALL, FULL) == ["3 recoveries cost 2750 ms in all."]
 
 
-def test_what_did_not_go_by_the_script_is_said() -> None:
+def test_deviations_from_the_script_are_named() -> None:
     fenced = replace(KILLED, workers=("W2_0",), iteration=12)
-    said = describe_recoveries(replace(ALL, recoveries=(KILLED, HUNG, fenced), twin_recoveries=(fenced,)), FULL)
-    assert said[1] == "W1_2 was still loading when the run ended, and did not join: let it run for more than 40 --steps."
-    assert said[2].startswith("W2_0 also counted as dead: this machine was too busy")
-    assert said[3].startswith("The twin lost a worker too")
+    sentences = describe_recoveries(replace(ALL, recoveries=(KILLED, HUNG, fenced), twin_recoveries=(fenced,)), FULL)
+    assert sentences[1] == "W1_2 was still loading when the run ended, and did not join: let it run for more than 40 --steps."
+    assert sentences[2].startswith("W2_0 also counted as dead: this machine was too busy")
+    assert sentences[3].startswith("The twin lost a worker too")
 
 
-def test_a_run_is_cut_where_somebody_comes_or_goes() -> None:
+def test_a_run_is_cut_where_a_worker_leaves_or_joins() -> None:
     times_us = {iteration: (100 * (iteration + 1), iteration + 1) for iteration in range(20)}
     assert phases(FULL.shape, (KILLED, HUNG, BACK), times_us, Planned()) == (
         DemoPhase((), (), 12, 5, 300, 3, 216),
@@ -131,11 +131,11 @@ def test_a_phase_without_a_step_is_left_out() -> None:
 
 def test_of_an_iteration_the_time_of_its_spell_and_of_its_plan_are_remembered() -> None:
     log = Log()
-    log.hear(Spell(0, 70, "pause", "start"))
-    log.hear(OpRan(0, "W0_0", "0F0", 70, 90))
-    log.hear(Spell(70, 370, "train", samples=18))
-    log.hear(Stepped(0, 370, 5.5, 1.0, 1.0, 250))
-    log.hear(KILLED)
+    log.observe(Spell(0, 70, "pause", "start"))
+    log.observe(OpRan(0, "W0_0", "0F0", 70, 90))
+    log.observe(Spell(70, 370, "train", samples=18))
+    log.observe(Stepped(0, 370, 5.5, 1.0, 1.0, 250))
+    log.observe(KILLED)
     assert log.times_us == {0: (300, 250)}
     assert log.recoveries == [KILLED]
 
@@ -162,7 +162,7 @@ def test_a_table_of_a_run_without_a_step_is_its_head() -> None:
     assert len(phase_table(())) == 1
 
 
-def test_where_workers_share_cores_it_is_said() -> None:
+def test_a_sentence_says_that_workers_share_cores() -> None:
     assert describe_cores(FULL.shape, 12) == []
     assert "share 2 cores" in describe_cores(FULL.shape, 2)[0]
     assert "share 1 core," in describe_cores(Shape(2, 2, 2), 1)[0]

@@ -62,7 +62,7 @@ def test_a_step_shows_loss_speed_and_time_beside_the_plan() -> None:
 
 def test_a_worker_is_dead_from_when_it_left_and_its_work_is_being_taken_over() -> None:
     state = known(*steps(5), Changed(LEFT.at_us, "W1_2", False, 11))
-    assert state.seats["W1_2"] == DEAD
+    assert state.places["W1_2"] == DEAD
     text = "\n".join(lines(state))
     assert "✗ W1_2 dead" in text
     assert "11 of 12 workers alive, 1 dead   recovering: W1_2 left" in text
@@ -99,37 +99,39 @@ def test_only_the_last_recoveries_are_shown_but_all_are_counted() -> None:
     assert sum(line.startswith("step ") and "W1_2" in line for line in lines(state)) == 4
 
 
-def test_somebody_who_comes_back_is_joining_and_then_alive() -> None:
+def test_a_worker_that_rejoins_is_joining_and_then_alive() -> None:
     gone = known(Changed(LEFT.at_us, "W1_2", False, 11), LEFT)
     loading = state_after(gone, Joining(19 * SECOND, "W1_2"))
-    assert (gone.seats["W1_2"], loading.seats["W1_2"]) == (DEAD, JOINING)
+    assert (gone.places["W1_2"], loading.places["W1_2"]) == (DEAD, JOINING)
     assert "+ W1_2 joins" in "\n".join(lines(loading))
-    assert state_after(loading, JOINED).seats["W1_2"] == state_after(loading, Changed(0, "W1_2", True, 12)).seats["W1_2"] == ALIVE
+    assert (
+        state_after(loading, JOINED).places["W1_2"] == state_after(loading, Changed(0, "W1_2", True, 12)).places["W1_2"] == ALIVE
+    )
 
 
-def test_somebody_who_comes_back_before_the_others_went_on_is_alive() -> None:
+def test_a_worker_that_rejoins_before_the_recovery_is_alive() -> None:
     state = known(Changed(0, "W1_2", False, 11), Changed(5, "W1_2", True, 12), LEFT)
-    assert state.seats["W1_2"] == ALIVE
+    assert state.places["W1_2"] == ALIVE
 
 
 def test_a_worker_that_hangs_is_suspected_until_it_is_fenced() -> None:
     state = known(Suspected(5, "W0_1", "silent for 2.0 s"))
-    assert state.seats["W0_1"] == SUSPECTED
+    assert state.places["W0_1"] == SUSPECTED
     assert "? W0_1 hangs" in "\n".join(lines(state))
-    assert state_after(state, Changed(9, "W0_1", False, 11)).seats["W0_1"] == DEAD
+    assert state_after(state, Changed(9, "W0_1", False, 11)).places["W0_1"] == DEAD
 
 
-def test_whoever_moves_takes_the_seat_of_the_dead_and_leaves_its_own() -> None:
+def test_a_worker_that_moves_takes_the_place_of_a_dead_worker_and_leaves_its_own() -> None:
     moved = Recovered(0, 9, 1, ("W1_2",), False, "its connection closed", 5, moves=("W0_2>W1_2",), num_live=11)
     state = known(Changed(0, "W1_2", False, 11), moved)
-    assert (state.seats["W1_2"], state.seats["W0_2"]) == (ALIVE, DEAD)
+    assert (state.places["W1_2"], state.places["W0_2"]) == (ALIVE, DEAD)
 
 
-def test_a_name_that_is_no_seat_is_not_drawn() -> None:
-    assert known(Changed(0, "W9_9", False, 11)).seats == known().seats
+def test_a_name_outside_the_shape_is_not_drawn() -> None:
+    assert known(Changed(0, "W9_9", False, 11)).places == known().places
 
 
-def test_without_seats_it_is_one_line_whose_bar_gives_way_to_words() -> None:
+def test_without_a_shape_it_is_one_line_whose_bar_gives_way_to_words() -> None:
     state = known(*steps(30), shape=None)
     words = "loss 5.2100  120 samples/s  iteration 300.00 ms  1.20 of the plan's 250.00 ms"
     (wide,) = lines(state, 140)
@@ -176,7 +178,7 @@ def test_a_cluster_without_room_for_names_is_drawn_in_signs() -> None:
     assert rows == ["pipeline 0  " + "●" * 32, "pipeline 1  " + "●" * 20 + "✗" + "●" * 11]
 
 
-def test_of_many_pipelines_those_with_somebody_missing_are_shown() -> None:
+def test_of_many_pipelines_those_with_a_missing_worker_are_shown() -> None:
     text = lines(known(Changed(0, "W30_1", False, 127), shape=Shape(32, 4, 4)))
     rows = [line for line in text if line.startswith("pipeline")]
     assert len(rows) == 12
@@ -198,25 +200,25 @@ def test_colour_says_the_same_as_the_signs() -> None:
     assert "\x1b[38;2;255;255;255;48;2;0;114;178m + W1_2 joins" in text  # white on blue
 
 
-def heard(*events: Event, shape: Shape | None = SHAPE, terminal: bool = False) -> str:
+def printed(*events: Event, shape: Shape | None = SHAPE, terminal: bool = False) -> str:
     """What the view prints, where there is no terminal, or on one."""
     stream = io.StringIO()
     console = Console(file=stream, width=100, force_terminal=terminal, color_system=None)
     with LiveView(20, shape, console=console) as view:
         for event in events:
-            view.hear(event)
+            view.observe(event)
     return stream.getvalue()
 
 
-def test_without_a_terminal_a_line_is_said_for_every_tenth_of_the_run() -> None:
-    said = heard(*steps(20)).splitlines()
-    assert len(said) == 10
-    assert said[0] == "step 2 of 20  loss 5.4900  120 samples/s  iteration 300.00 ms  1.20 of the plan's"
-    assert said[-1].startswith("step 20 of 20  loss 5.3100")
+def test_without_a_terminal_a_line_is_printed_for_every_tenth_of_the_run() -> None:
+    lines_printed = printed(*steps(20)).splitlines()
+    assert len(lines_printed) == 10
+    assert lines_printed[0] == "step 2 of 20  loss 5.4900  120 samples/s  iteration 300.00 ms  1.20 of the plan's"
+    assert lines_printed[-1].startswith("step 20 of 20  loss 5.3100")
 
 
 def test_without_a_terminal_every_death_join_and_recovery_is_a_line() -> None:
-    told = (
+    events = (
         Suspected(5, "W1_2", "silent for 2.0 s"),
         Changed(10, "W1_2", False, 11),
         Spell(10, 20, "pause", "detect"),
@@ -226,7 +228,7 @@ def test_without_a_terminal_every_death_join_and_recovery_is_a_line() -> None:
         JOINED,
         Warned(50, "the disk is full"),
     )
-    assert heard(*told).splitlines() == [
+    assert printed(*events).splitlines() == [
         "W1_2 is suspected, and will be fenced: silent for 2.0 s",
         "W1_2 left: 11 workers are live",
         f"recovered, from step 6 on: W1_2 left (its connection closed; 14 ops run again); {describe_parts(LEFT)}",
@@ -244,7 +246,7 @@ def test_ops_and_spells_are_no_news() -> None:
 
 @pytest.mark.timeout(60)
 def test_on_a_terminal_the_last_picture_stays_and_warnings_stand_above_it() -> None:
-    shown = heard(*steps(20), Warned(0, "the disk is full"), Changed(0, "W1_2", False, 11), LEFT, terminal=True)
+    shown = printed(*steps(20), Warned(0, "the disk is full"), Changed(0, "W1_2", False, 11), LEFT, terminal=True)
     last = shown.rpartition("step 20 of 20")[2]
     assert "✗ W1_2 dead" in last
     assert "recoveries  1, which cost 446 ms" in last
@@ -254,7 +256,7 @@ def test_on_a_terminal_the_last_picture_stays_and_warnings_stand_above_it() -> N
 
 @pytest.mark.timeout(60)
 def test_on_a_terminal_without_a_shape_there_is_one_line_and_news_above_it() -> None:
-    shown = heard(*steps(20), Changed(0, "W1_2", False, 11), shape=None, terminal=True)
+    shown = printed(*steps(20), Changed(0, "W1_2", False, 11), shape=None, terminal=True)
     assert "W1_2 left: 11 workers are live" in shown
     assert "loss 5.3100" in shown
     assert "pipeline" not in shown
@@ -267,5 +269,5 @@ def test_a_whole_run_is_followed_to_its_end() -> None:
         lines(state)
     assert state.num_done == 14
     assert state.gone == ()
-    assert set(state.seats.values()) == {ALIVE}
+    assert set(state.places.values()) == {ALIVE}
     assert [one.joins for one in state.recoveries] == [False, True]

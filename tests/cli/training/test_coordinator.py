@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from recycle.cli.main import main
-from recycle.cli.training.coordinator import make_worker_spec, print_notice
+from recycle.cli.training.coordinator import describe_job, spec_from_description
 from recycle.cli.training.job_factory import TrainingJobFactory
 from recycle.cli.training.plan_choice import choose_plan
 from recycle.cli.training.train_config import parse_config
@@ -65,9 +65,9 @@ def wait_for(what, seconds=90):
 @pytest.fixture(scope="module")
 def alone():
     """What comes of the same job by one command on one machine."""
-    with contextlib.redirect_stdout(io.StringIO()) as said:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert main(["train", *JOB, "--json"]) == 0
-    return json.loads(said.getvalue())
+    return json.loads(printed.getvalue())
 
 
 def num_events(out, kind):
@@ -102,31 +102,24 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
         again = start(*coordinator)
-        said, problems = again.communicate(timeout=150)
+        printed, problems = again.communicate(timeout=150)
         assert again.returncode == 0, problems
-        told = json.loads(said)
+        summary = json.loads(printed)
         for process in workers[1:]:
             assert process.wait(20) == 0
-    assert len(told["losses"]) == STEPS
-    assert told["recoveries"][0]["cause"] == "its connection closed"
-    assert told["weights_sha256"] == alone["weights_sha256"]
-    assert told["losses"] == alone["losses"]
+    assert len(summary["losses"]) == STEPS
+    assert summary["recoveries"][0]["cause"] == "its connection closed"
+    assert summary["weights_sha256"] == alone["weights_sha256"]
+    assert summary["losses"] == alone["losses"]
 
 
 # A worker that sees neither the run's folder nor the coordinator's processes: as on a machine of its own.
 ELSEWHERE = """
 import sys
 import recycle.cli.training.coordinator, recycle.control.net.handshake
-from recycle.cli.training.coordinator import make_kit, tell_of
 from recycle.cli.main import main
-from recycle.cli.training.train_config import parse_config
-from recycle.cli.training.job_factory import Parts
-from recycle.cli.training.plan_choice import choose_plan
-from recycle.control.net.file_transfer import Courier
-from recycle.control.net.handshake import Door
-from recycle.core.errors import UserError
 recycle.control.net.handshake.this_host = lambda: "elsewhere"
-recycle.cli.training.coordinator._job_in = lambda out: {}
+recycle.cli.training.coordinator._read_job = lambda out: {}
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -137,24 +130,24 @@ def test_machines_that_share_no_disk_lose_a_whole_stage_and_one_that_hung_wakes_
     with started() as start:
         coordinator = start("coordinator", *job, "--listen", address, "--token-file", token, "--out", out, "--json")
         wait_for(token.exists)
-        worker = partial(start, "worker", address, "--token-file", token, "--seat", program=("-c", ELSEWHERE))
-        workers = {seat: worker(seat) for seat in ("W0_0", "W1_0", "W0_1", "W1_1")}
+        worker = partial(start, "worker", address, "--token-file", token, "--place", program=("-c", ELSEWHERE))
+        workers = {place: worker(place) for place in ("W0_0", "W1_0", "W0_1", "W1_1")}
         wait_for(lambda: (out / "checkpoints" / "step-00000005" / "manifest.json").exists())
         os.kill(workers["W0_0"].pid, signal.SIGSTOP)
         wait_for(lambda: num_events(out, "recovery") == 1)
         os.kill(workers["W0_0"].pid, signal.SIGCONT)
         os.kill(workers["W1_0"].pid, signal.SIGKILL)
-        said, problems = coordinator.communicate(timeout=150)
+        printed, problems = coordinator.communicate(timeout=150)
         assert coordinator.returncode == 0, problems
         _, words = workers["W0_0"].communicate(timeout=20)
         assert "turned away: it was taken for dead, and others do its work" in words
-        assert [workers[seat].wait(20) for seat in ("W0_1", "W1_1")] == [0, 0]
-    told = json.loads(said)
-    assert [recovery["worker"] for recovery in told["recoveries"]] == ["W0_0", "W1_0"]
-    assert told["recoveries"][0]["cause"].startswith("silent")
-    assert len(told["recoveries"][1]["moves"]) == 1
-    assert told["weights_sha256"] == alone["weights_sha256"]
-    assert told["losses"] == alone["losses"]
+        assert [workers[place].wait(20) for place in ("W0_1", "W1_1")] == [0, 0]
+    summary = json.loads(printed)
+    assert [recovery["worker"] for recovery in summary["recoveries"]] == ["W0_0", "W1_0"]
+    assert summary["recoveries"][0]["cause"].startswith("silent")
+    assert len(summary["recoveries"][1]["moves"]) == 1
+    assert summary["weights_sha256"] == alone["weights_sha256"]
+    assert summary["losses"] == alone["losses"]
 
 
 @pytest.mark.parametrize(
@@ -174,12 +167,12 @@ def test_wrong_words_get_one_sentence(words, says, tmp_path, monkeypatch, capsys
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(mode)
     assert main(words) == 2
-    told = capsys.readouterr().err
-    assert says in told
-    assert len(told.splitlines()) == 1
+    error = capsys.readouterr().err
+    assert says in error
+    assert len(error.splitlines()) == 1
 
 
-DOOR = Endpoint("127.0.0.1", 1, "secret")
+ENDPOINT = Endpoint("127.0.0.1", 1, "secret")
 
 
 @pytest.fixture
@@ -189,25 +182,24 @@ def about(tmp_path):
     out = tmp_path / "run"
     out.mkdir()
     (out / "job.json").write_text('{"job": "a1b2"}')
-    return json.loads(
-        json.dumps(print_notice("a1b2", config, TrainingJobFactory(config).job(choose_plan(config.cluster, None)), out))
-    )
+    job = TrainingJobFactory(config).job(choose_plan(config.cluster, None), out)
+    return json.loads(json.dumps(describe_job("a1b2", config, job)))
 
 
 def test_a_worker_that_sees_the_folder_of_the_run_writes_there(about, tmp_path):
-    kit = make_worker_spec(DOOR, tmp_path / "own", about)
-    assert (kit.saving.folder, kit.courier) == (tmp_path / "run" / "checkpoints", None)
+    spec = spec_from_description(ENDPOINT, tmp_path / "own", about)
+    assert (spec.checkpoint_folder, spec.file_transfer) == (tmp_path / "run" / "checkpoints", None)
 
 
 @pytest.mark.parametrize("hidden", ["the folder is not there", "it is that of another job"])
 def test_a_worker_that_does_not_sends_its_files_to_the_coordinator(hidden, about, tmp_path):
     job = tmp_path / "run" / "job.json"
     job.write_text('{"job": "c3d4"}') if "another" in hidden else job.unlink()
-    kit = make_worker_spec(DOOR, tmp_path / "own", about)
-    assert (kit.saving.folder, kit.courier) == (tmp_path / "own" / "checkpoints", FileTransfer(DOOR))
+    spec = spec_from_description(ENDPOINT, tmp_path / "own", about)
+    assert (spec.checkpoint_folder, spec.file_transfer) == (tmp_path / "own" / "checkpoints", FileTransfer(ENDPOINT))
 
 
 def test_a_worker_whose_machine_would_train_something_else_says_what(about, tmp_path):
     about["fingerprint"]["data"] = "the sources of another Python"
     with pytest.raises(UserError, match=r"the job's data is .*another Python.*, and here it is .*; give all machines the same"):
-        make_worker_spec(DOOR, tmp_path, about)
+        spec_from_description(ENDPOINT, tmp_path, about)

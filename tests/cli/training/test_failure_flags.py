@@ -50,9 +50,9 @@ def test_every_action_has_its_flag():
         "--rejoin",
         "W0_0@12",
     ]
-    told, trace = read(*words)
+    script, trace = read(*words)
     assert trace is None
-    assert told.to_json() == [
+    assert script.to_json() == [
         "slow W1_0@2:reduce+0.5s",
         "fail W1_1@3",
         "kill W0_0@5:0F1@0",
@@ -110,15 +110,15 @@ def test_what_cannot_happen_is_refused_in_one_sentence(words, sentence):
     assert "\n" not in str(caught.value)
 
 
-def test_who_is_dead_from_the_start_can_only_come_back():
+def test_a_worker_that_is_dead_from_the_start_can_only_rejoin():
     assert read("--rejoin", "W0_0@5", dead=["W0_0"])[0].to_json() == ["rejoin W0_0@5"]
     with pytest.raises(UserError, match=r"^kill W0_0@5 is not possible, because W0_0 is gone from the start"):
         read("--kill", "W0_0@5", dead=["W0_0"])
 
 
 def test_a_trace_is_read_from_its_file(tmp_path):
-    told, trace = read("--trace", trace_file(tmp_path, EVERYBODY + LATER))
-    assert told == Script()
+    script, trace = read("--trace", trace_file(tmp_path, EVERYBODY + LATER))
+    assert script == Script()
     assert trace == Trace.parse(EVERYBODY + LATER)
 
 
@@ -159,6 +159,6 @@ def test_a_file_that_is_no_trace_is_explained(tmp_path):
 
 
 def test_the_help_names_every_flag_in_a_group_of_its_own():
-    told = parser().format_help().partition("failures while it runs:")[2]
-    assert all(f"--{action} " in told for action in Action)
-    assert "--trace FILE" in told
+    text = parser().format_help().partition("failures while it runs:")[2]
+    assert all(f"--{action} " in text for action in Action)
+    assert "--trace FILE" in text

@@ -114,7 +114,7 @@ def resumed(request: pytest.FixtureRequest, resumed_runs: dict[str, Run]) -> Run
     return resumed_runs[request.param]
 
 
-def test_an_exact_run_goes_on_bit_for_bit_whoever_is_dead_then(resumed: Run, finished: Run) -> None:
+def test_an_exact_run_resumes_bit_for_bit_with_any_worker_dead(resumed: Run, finished: Run) -> None:
     assert resumed.facts["weights_sha256"] == finished.facts["weights_sha256"]
     assert resumed.facts["losses"] == finished.facts["losses"]
     assert resumed.facts["steps"] == 4
@@ -187,7 +187,7 @@ DAMAGES = ["a byte is another", "a file is cut short", "a file is gone", "the ma
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_a_torn_checkpoint_is_told_of_and_the_one_before_is_used(how: str, finished: Run, halved: Path) -> None:
+def test_a_torn_checkpoint_is_reported_and_the_one_before_is_used(how: str, finished: Run, halved: Path) -> None:
     damage(step_folder(halved, 2), how)
     ended = run(f"train --resume {halved} --json")
     (sentence,) = ended.facts["warnings"]
@@ -202,10 +202,10 @@ def test_a_torn_checkpoint_is_told_of_and_the_one_before_is_used(how: str, finis
 def test_where_all_checkpoints_are_torn_there_is_nothing_to_go_on_from(halved: Path) -> None:
     for num_steps, how in ((1, DAMAGES[0]), (2, DAMAGES[1])):
         damage(step_folder(halved, num_steps), how)
-    said = refusal(f"train --resume {halved}", 15)
-    assert "there is no whole checkpoint" in said
-    assert "step-00000001 is torn" in said
-    assert "step-00000002 is torn" in said
+    sentence = refusal(f"train --resume {halved}", 15)
+    assert "there is no whole checkpoint" in sentence
+    assert "step-00000001 is torn" in sentence
+    assert "step-00000002 is torn" in sentence
 
 
 def test_a_run_that_is_not_gone_on_with_is_left_as_it_was(halved: Path) -> None:
@@ -273,7 +273,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, halved: Path) -> None:
 
 
 @on_linux
-def test_a_run_whose_launcher_was_killed_goes_on_bit_for_bit_and_leaves_nobody(tmp_path: Path) -> None:
+def test_a_run_whose_launcher_was_killed_resumes_bit_for_bit_and_leaves_no_process(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with ended_at_last(start(f"{SMALL} --exact --dropout 0.1 --steps 1000000 --checkpoint.every 1 --out {folder}")) as process:
         assert until(lambda: last_saved(folder) >= 2, 120)
@@ -311,7 +311,7 @@ def test_control_c_ends_all_of_it_with_a_sentence(tmp_path: Path) -> None:
 LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
 
 
-def test_a_checkpoint_that_does_not_fit_is_told_of_and_training_goes_on_to_the_end(finished: Run, halved: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_is_reported_and_training_goes_on_to_the_end(finished: Run, halved: Path) -> None:
     with ended_at_last(start(f"train --resume {halved} --json", script=f"{LIMIT}; {COMMAND}")) as process:
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
@@ -331,7 +331,7 @@ def test_a_checkpoint_that_does_not_fit_is_told_of_and_training_goes_on_to_the_e
 SMALL_DISK = 'mount -t tmpfs -o size=900k none "$0" && cp -r "$1" "$0/run" && shift && "$@" && ls "$0/run/checkpoints"'
 
 
-def test_a_disk_that_is_really_full_is_told_of_and_training_goes_on_to_the_end(
+def test_a_disk_that_is_really_full_is_reported_and_training_goes_on_to_the_end(
     finished: Run, halved: Path, tmp_path: Path
 ) -> None:
     shutil.rmtree(step_folder(halved, 1))
@@ -343,8 +343,8 @@ def test_a_disk_that_is_really_full_is_told_of_and_training_goes_on_to_the_end(
     with ended_at_last(start(f"train --resume {tmp_path / 'disk' / 'run'} --json", before=before)) as process:
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    said, *left = out.splitlines()
-    facts = json.loads(said)
+    printed, *left = out.splitlines()
+    facts = json.loads(printed)
     assert [facts["steps"], facts["weights_sha256"]] == [4, finished.facts["weights_sha256"]]
     assert [sentence.rpartition(": ")[2] for sentence in facts["warnings"]] == ["No space left on device"] * 2
     assert left == ["step-00000002"]
@@ -360,7 +360,7 @@ def writer_of(path: Path) -> int:
 
 
 @on_linux
-def test_a_record_for_which_there_is_no_room_is_told_of_and_training_goes_on_to_the_end(tmp_path: Path) -> None:
+def test_a_record_for_which_there_is_no_room_is_reported_and_training_goes_on_to_the_end(tmp_path: Path) -> None:
     options, record = f"--width 16 --heads 1 --steps 12 --data.text {TEXT}", tmp_path / "run" / "record.jsonl"
     straight = trained(options)
     with ended_at_last(start(f"{SMALL} {options} --json --out {tmp_path / 'run'}")) as process:

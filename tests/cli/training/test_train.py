@@ -35,7 +35,7 @@ ALL_AT_ONCE = "--exact --dropout 0.1 --tied --max-norm 0.5"
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended, and what it said."""
+    """How a command ended, and its output."""
 
     code: int
     out: str
@@ -227,6 +227,13 @@ def test_without_json_it_says_the_same_in_words(tmp_path: Path) -> None:
     assert "step 3 of 3" in ended.err
 
 
+def test_work_that_takes_long_before_the_first_step_is_named_on_the_error_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recycle.cli.training.train._MOMENT_S", 0.0)
+    ended = run(f"{SMALL} --measure --steps 1 --json")
+    assert len(ended.facts["losses"]) == 1
+    assert ended.err.startswith("measuring a profile of the model on this machine\nplanning (the first plan on a machine ")
+
+
 # One hash.
 
 
@@ -246,7 +253,7 @@ def test_the_weights_are_the_same_bit_for_bit_whatever_the_plan(others: str) -> 
     assert trained(f"{ALL_AT_ONCE} {others}")["weights_sha256"] == trained(ALL_AT_ONCE)["weights_sha256"]
 
 
-def test_the_hash_tells_apart_what_was_trained_otherwise() -> None:
+def test_the_hash_differs_for_every_difference_in_training() -> None:
     options = ["", "--dropout 0.2", "--tied", "--max-norm 0.5", "--optimizer sgd --momentum 0.9", "--seed 2", "--rate 0.0031"]
     assert len({trained(f"--exact {option}")["weights_sha256"] for option in options}) == len(options)
 

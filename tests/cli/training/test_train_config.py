@@ -193,9 +193,9 @@ def test_the_help_names_every_key_with_its_default_by_section() -> None:
     text = " ".join(parser().format_help().split())
     for section, key in KEYS:
         default = tomllib.loads(DEFAULTS)[section][key]
-        told = {"": "none", "False": "no"}.get(str(default), f"{default:g}" if isinstance(default, float) else str(default))
+        written = {"": "none", "False": "no"}.get(str(default), f"{default:g}" if isinstance(default, float) else str(default))
         dotted = re.escape(f"--{section}.{key.replace('_', '-')}")
-        assert re.search(rf"{dotted}(?: |, --no)[^[]*? \(default: {re.escape(told)}\)", text), key
+        assert re.search(rf"{dotted}(?: |, --no)[^[]*? \(default: {re.escape(written)}\)", text), key
     assert re.findall(r"\[(\w+)\]: [A-Z]", text) == list(tomllib.loads(DEFAULTS))
 
 
@@ -219,7 +219,7 @@ def test_flags_alone_can_say_all_that_a_file_can(config: TrainConfig) -> None:
     assert config_of(*words) == config
 
 
-def test_changes_are_told_by_dotted_name() -> None:
+def test_changes_are_listed_by_dotted_name() -> None:
     old, new = config_of("--steps", "5"), config_of("--steps", "6", "--text", "a", "--exact")
     assert changes(old, new) == {"data.text": ("", "a"), "training.steps": (5, 6), "training.exact": (False, True)}
     assert changes(new, new) == {}

@@ -211,7 +211,7 @@ class OverTransport:
 
 def test_torchs_schedules_train_the_same_over_our_transport():
     plan = make_plan(TINY.shape, "", "none")
-    tensor_specs = TINY.job(plan).parcels()
+    tensor_specs = TINY.job(plan).tensor_specs()
     with worker_pool(list(TINY.shape.workers()), partial(OverTransport, tensor_specs), ["torch.distributed.pipelining"]) as pool:
         for number, variant in enumerate(TORCH):
             reported = [losses for _, losses in pool.ask((number, variant, 3)).values() if losses]

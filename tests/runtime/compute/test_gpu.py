@@ -18,11 +18,13 @@ MODEL = GptConfig(context=32, width=32, num_layers=3, dropout=0.1)
 def trained(fail, techniques="adaptive,decoupled,staggered", **options):
     plan = recycle.solve(recycle.problem(2, 3, 4, fail=fail, costs=(10, 13, 9), techniques=techniques), "greedy")
     stages = gpt_stages(MODEL, 3, seed=1)
-    return recycle.train(plan, stages, Text(32), next_byte_loss, adamw, steps=3, samples=2, device="cuda", **options)
+    return recycle.train(
+        plan, stages, Text(32), next_byte_loss, adamw, steps=3, samples=2, options=recycle.TrainOptions(device="cuda", **options)
+    )
 
 
 def test_exact_sums_make_the_weights_equal_bit_for_bit_on_a_gpu_too():
-    runs = [trained("", exact=True), trained("W1_1", exact=True), trained("W0_2", "adaptive,decoupled", exact=True)]
+    runs = [trained("", is_exact=True), trained("W1_1", is_exact=True), trained("W0_2", "adaptive,decoupled", is_exact=True)]
     assert len({(run.weights_sha256, run.losses) for run in runs}) == 1
 
 

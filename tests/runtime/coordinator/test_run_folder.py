@@ -23,11 +23,12 @@ from recycle.core.events.record import (
 )
 from recycle.core.plans.plan import Plan
 from recycle.runtime.compute.optimizer_step import StepVerdict
-from recycle.runtime.coordinator.ledger.run_folder import RunFolder, RunFolderOptions, led_to
+from recycle.runtime.coordinator.ledger.run_folder import RunFolder, events_before
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
 from recycle.runtime.coordinator.ledger.worker_reports import IterationApplied
-from recycle.runtime.execute.spans import Span
-from recycle.runtime.job import Job, TrainOptions
+from recycle.runtime.execute.executor import Span
+from recycle.runtime.job import Job
+from recycle.runtime.options import CheckpointOptions, RunFolderOptions, TrainOptions
 from tests.runtime.checkpoint.saved_stages import names_in, report_of, save_all, small_stage
 from tests.runtime.jobs import Numbers, adamw, loss, make_stages
 
@@ -47,7 +48,7 @@ def iteration(number, start_us, end_us, samples=12):
 
 
 def kept(num_steps, *events):
-    return list(led_to(num_steps, iter(events)))
+    return list(events_before(num_steps, iter(events)))
 
 
 # What led to a checkpoint.
@@ -91,7 +92,7 @@ def test_ops_that_ran_in_vain_stay_with_the_iteration_that_was_begun_again():
     assert in_vain not in kept(1, *events)
 
 
-def test_what_was_undone_of_a_step_to_come_says_nothing_of_the_step_before_that_is_told_of_later():
+def test_an_undone_op_of_a_later_step_does_not_discard_an_earlier_step_that_is_reported_after_it():
     undone = OpRan(1, "W0_0", "0F0@0", 20, 22, is_in_vain=True)
     whole = [STARTED, PAUSE, *iteration(0, 10, 20)]
     assert kept(1, STARTED, PAUSE, undone, *iteration(0, 10, 20)) == whole
@@ -111,7 +112,7 @@ def test_a_run_that_goes_on_twice_counts_what_was_lost_once():
     assert (sum(spell.samples for spell in spells), sum(spell.discarded for spell in spells)) == (24, 24)
 
 
-def test_who_came_and_went_and_what_was_said_stays_wherever_it_stands():
+def test_membership_changes_and_warnings_stay_at_their_position():
     changed = Changed(25, "W1_0", False, 3)
     events = [STARTED, PAUSE, *iteration(0, 10, 20), changed, *iteration(1, 20, 30), WARNED]
     assert [event for event in kept(1, *events) if isinstance(event, Changed | Warned)] == [changed, WARNED]
@@ -143,16 +144,13 @@ def test_a_step_that_was_done_twice_before_the_checkpoint_counts_as_it_was_done_
 PLAN = recycle.solve(recycle.problem(2, 2, 2, costs=(1, 1, 1)), "greedy")
 
 
-def make_job(num_steps=3, seed=0):
-    return Job(PLAN, make_stages(2), Numbers(), loss, adamw, TrainOptions(num_steps, seed=seed))
+def make_job(seed=0):
+    return Job(PLAN, make_stages(2), Numbers(), loss, adamw, 3, options=TrainOptions(seed))
 
 
-def begin(folder, resume=False, seed=0):
-    return folder_of(make_job(seed=seed), RunFolderOptions(folder, every=1, resume=resume, name="a GPT"))
-
-
-def folder_of(job, plot):
-    return RunFolder(plot, job.plan, job.fingerprint(), job.settings.num_steps)
+def begin(folder, resume=False, seed=0, job=None, is_takeover=False):
+    job, checkpoint = job or make_job(seed), CheckpointOptions(every=1, resume=resume)
+    return RunFolder(folder, RunFolderOptions("a GPT"), checkpoint, job.plan, job.fingerprint(), job.steps, is_takeover)
 
 
 @pytest.fixture
@@ -161,7 +159,7 @@ def one_step(tmp_path):
     with begin(tmp_path / "run") as run:
         for event in [PAUSE, *iteration(0, 10, 20), *iteration(1, 20, 30)]:
             run.write(event)
-        save_all(run.checkpoints, run.saving.folder, 1)
+        save_all(run.checkpoints, run.checkpoint_folder, 1)
     return tmp_path / "run"
 
 
@@ -222,27 +220,25 @@ def test_a_record_whose_last_line_was_cut_short_is_gone_on_with(one_step):
         assert run.gone_us == 30
 
 
-def test_who_takes_over_from_one_that_was_writing_this_very_run_loses_nothing_of_it(one_step):
+def test_a_coordinator_that_takes_over_a_run_loses_nothing_of_its_record(one_step):
     written = list(read_record(one_step / "record.jsonl"))
-    job = make_job()
-    with RunFolder(RunFolderOptions(one_step, every=1, name="a GPT"), job.plan, job.fingerprint(), 3, is_again=True) as run:
+    with begin(one_step, is_takeover=True) as run:
         assert (run.before, run.resumed, run.newest()) == (written, None, 1)
         run.write(WARNED)
     assert list(read_record(one_step / "record.jsonl")) == [*written, WARNED]
 
 
-def test_who_takes_over_a_run_that_had_gone_on_from_another_goes_by_the_same_clock(one_step):
+def test_a_coordinator_that_takes_over_a_resumed_run_keeps_its_clock(one_step):
     with begin(one_step, resume=True) as run:
         run.write(Spell(run.gone_us, 40, "pause", "start", num_live=4))
-    job = make_job()
-    with RunFolder(RunFolderOptions(one_step, every=1, name="a GPT"), job.plan, job.fingerprint(), 3, is_again=True) as again:
+    with begin(one_step, is_takeover=True) as again:
         assert again.gone_us == run.gone_us == 30
 
 
 def test_a_new_run_can_go_back_to_its_beginning_alone(tmp_path):
     with begin(tmp_path) as run:
         assert (run.newest(), run.before) == (0, None)
-        save_all(run.checkpoints, run.saving.folder, 1)
+        save_all(run.checkpoints, run.checkpoint_folder, 1)
         assert run.newest() == 1
 
 
@@ -256,7 +252,7 @@ def test_a_folder_with_checkpoints_is_not_begun_anew(one_step):
 
 def test_a_run_that_never_finished_a_checkpoint_is_begun_anew_as_its_refusal_says(tmp_path):
     with begin(tmp_path) as run:
-        report_of(run.saving.folder, 0, 1, *small_stage())  # and then it is killed
+        report_of(run.checkpoint_folder, 0, 1, *small_stage())  # and then it is killed
     with pytest.raises(NoCheckpoint, match="start the run anew, without resuming"):
         begin(tmp_path, resume=True)
     with begin(tmp_path):
@@ -280,10 +276,9 @@ def test_a_record_of_something_else_is_refused(one_step):
 
 
 def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
-    # W1_0 is slow to tell of its step; its peer has told and saved already. If all is killed now, the step is missing for ever.
+    # W1_0 reports its step late; its peer has reported and saved already. If all is killed now, the step is missing for ever.
     plan = recycle.solve(recycle.problem(2, 1, 1, costs=(1, 1, 1)), "greedy")
-    job = Job(plan, make_stages(1), Numbers(), loss, adamw, TrainOptions(1))
-    with folder_of(job, RunFolderOptions(tmp_path, every=1, keep=1, name="a GPT")) as run:
+    with begin(tmp_path, job=Job(plan, make_stages(1), Numbers(), loss, adamw, 1)) as run:
         books = RunLedger(plan, 2, (), run.write, run.checkpoints, begin_us=0)
 
         def applied(worker, chain):
@@ -294,7 +289,7 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
             return (tmp_path / "checkpoints" / "step-00000001").is_dir() and not recorded
 
         books.hear(applied("W0_0", 0))
-        books.hear(report_of(run.saving.folder, 0, 1, *small_stage()))
+        books.hear(report_of(run.checkpoint_folder, 0, 1, *small_stage()))
         assert not is_ahead()
         books.hear(applied("W1_0", 1))
         assert not is_ahead()

@@ -52,13 +52,13 @@ def begin(optimizer, is_exact=False, stage=1, ties=()):
     spec = WorkerSpec(
         shape=SHAPE,
         stages=CopiedStages(make_modules()),
-        parcels={},
+        tensor_specs={},
         ties=ties,
-        samples=Numbers(),
+        microbatches=Numbers(),
         loss=loss,
         make_optimizer=optimizer,
-        schedule=falling,
-        settings=TrainOptions(9, is_exact=is_exact, max_norm=MAX_NORM),
+        num_steps=9,
+        options=TrainOptions(is_exact=is_exact, max_norm=MAX_NORM, schedule=falling),
     )
     return make_stage_state(spec, stage)
 

@@ -15,8 +15,9 @@ import recycle
 from recycle.core.errors import PortInUse, WorkerFailed
 from recycle.core.events.record import OpRan, Stepped
 from recycle.core.op import Kind
-from recycle.runtime.job import Job, TrainOptions
+from recycle.runtime.job import Job
 from recycle.runtime.launch.local_launcher import launch
+from recycle.runtime.options import TrainOptions
 from tests.processes import ends_with
 from tests.runtime.jobs import (
     Bounded,
@@ -47,10 +48,10 @@ def in_one_process(stages, samples, is_exact=True, max_norm=None, steps=3, shape
     return [job.iterate(step) for step in range(steps)], job.weights_sha256()
 
 
-def launched(job, watch=lambda event: None, port=0):
+def launched(job, watch=lambda event: None):
     """Train by real workers, none of which is left."""
     try:
-        return launch(job, watch, port=port)
+        return launch(job, watch)
     finally:
         assert not multiprocessing.active_children()
 
@@ -58,8 +59,8 @@ def launched(job, watch=lambda event: None, port=0):
 def in_processes(made, stages, samples, is_exact=True, max_norm=None, steps=3):
     """The same by real workers, and all events of the run."""
     events = []
-    settings = TrainOptions(steps, seed=5, is_exact=is_exact, max_norm=max_norm)
-    trained = launched(Job(made, stages, samples, loss, adamw, settings), events.append)
+    options = TrainOptions(5, is_exact, max_norm)
+    trained = launched(Job(made, stages, samples, loss, adamw, steps, options=options), events.append)
     assert [step.loss for step in steps_of(events)] == [value if math.isfinite(value) else None for value in trained.losses]
     return trained, events
 
@@ -129,8 +130,7 @@ def test_a_step_with_infinite_gradients_is_skipped_by_all_as_if_they_had_waited_
 def test_an_op_that_fails_on_weights_that_were_only_guessed_ends_nothing():
     # The first step's gradients are infinite: stepping with them makes weights on which every forward pass raises.
     events = []
-    settings = TrainOptions(3, seed=5, is_exact=False)
-    launched(Job(plan("W1_1"), careful_stages(3), Bounded(), scaled_loss, sgd, settings), events.append)
+    launched(Job(plan("W1_1"), careful_stages(3), Bounded(), scaled_loss, sgd, 3, options=TrainOptions(5)), events.append)
     assert [step.scale for step in steps_of(events)] == [None, 1.0, 1.0]
     assert begun_again(events) == {1}
 
@@ -148,20 +148,20 @@ def test_a_worker_that_fails_says_its_last_words_and_all_are_ended():
         in_processes(plan(""), make_stages(3), Fails())
 
 
-def test_a_worker_that_is_killed_is_named_where_nobody_makes_plans_without_it():
+def test_a_worker_that_is_killed_is_named_if_there_is_no_plan_source():
     def kill_one(event):
         if isinstance(event, Stepped) and event.iteration == 1:
             victims = [child for child in multiprocessing.active_children() if child.name == "W0_1"]
             for victim in victims:
                 os.kill(victim.pid, signal.SIGKILL)
 
-    job = Job(plan(""), make_stages(3), Numbers(), loss, adamw, TrainOptions(num_steps=2000))
+    job = Job(plan(""), make_stages(3), Numbers(), loss, adamw, 2000)
     with pytest.raises(WorkerFailed, match="W0_1 ended with exit code -9"):
         launched(job, kill_one)
 
 
 def test_what_cannot_be_sent_to_a_process_is_named():
-    job = Job(plan(""), make_stages(3), Numbers(), lambda made, targets: made.mean(), adamw, TrainOptions(num_steps=1))
+    job = Job(plan(""), make_stages(3), Numbers(), lambda made, targets: made.mean(), adamw, 1)
     with pytest.raises(recycle.UserError, match="lambda"):
         launched(job)
 
@@ -171,37 +171,37 @@ def test_a_port_that_is_taken_is_named():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        job = Job(plan(""), make_stages(3), Numbers(), loss, adamw, TrainOptions(num_steps=1))
+        job = Job(plan(""), make_stages(3), Numbers(), loss, adamw, 1, options=TrainOptions(port=port))
         with pytest.raises(PortInUse, match=f"port {port} "):
-            launched(job, port=port)
+            launched(job)
 
 
 SCRIPT = """
 import multiprocessing, sys
 import recycle
 from recycle.core.events.record import Stepped
-from recycle.runtime.job import Job, Settings
+from recycle.runtime.job import Job
 from tests.runtime.jobs import Numbers, adamw, loss, make_stages
 from tests.runtime.launch.test_local_launcher import launched
 
-def tell(event):
+def write_pids(event):
     if isinstance(event, Stepped) and event.iteration == 1:
         pids = [str(child.pid) for child in multiprocessing.active_children()]
         open(sys.argv[1], "w").write(" ".join(pids))
 
 if __name__ == "__main__":
     plan = recycle.solve(recycle.problem(2, 2, 3, costs=(1, 1, 1)), "greedy")
-    launched(Job(plan, make_stages(2), Numbers(), loss, adamw, Settings(num_steps=10**6)), tell)
+    launched(Job(plan, make_stages(2), Numbers(), loss, adamw, 10**6), write_pids)
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="asks Linux's /proc who is there")
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_is_left_behind_however_the_launcher_ends(end, tmp_path):
-    script, told = tmp_path / "script.py", tmp_path / "pids"
+    script, pids = tmp_path / "script.py", tmp_path / "pids"
     script.write_text(SCRIPT)
-    told.touch()
-    root = Path(__file__).parents[3]
-    command, places = [sys.executable, str(script), str(told)], {**os.environ, "PYTHONPATH": str(root)}
-    launcher = subprocess.Popen(command, env=places, stderr=subprocess.DEVNULL, start_new_session=True)
-    assert ends_with(launcher, told, 4 + 1, end)  # the workers, and who coordinates them
+    pids.touch()
+    folders = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    command, variables = [sys.executable, str(script), str(pids)], {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    launcher = subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL, start_new_session=True)
+    assert ends_with(launcher, pids, 4 + 1, end)  # the workers and the coordinator

@@ -5,11 +5,11 @@ import torch
 import torch.distributed as dist
 
 from recycle.core.cluster import Worker
-from recycle.runtime.job import Job, TrainOptions
+from recycle.runtime.job import Job
 from recycle.runtime.transport.gloo import GlooTransport
 from recycle.runtime.transport.specs import GroupView
 from recycle.runtime.worker.epoch_setup import WorkerProgram, connect
-from recycle.runtime.worker.worker_spec import CopiedStages, worker_spec
+from recycle.runtime.worker.worker_spec import worker_spec
 from tests.plans import make_1f1b_plan
 from tests.runtime.jobs import Numbers, adamw, loss, make_stages
 from tests.runtime.transport.worker_threads import at_once, rendezvous_of
@@ -20,8 +20,8 @@ NO_PROGRAM = WorkerProgram((), 0, False)
 
 def make_spec():
     stages = make_stages(2)
-    job = Job(make_1f1b_plan(2, 2, 2), stages, Numbers(), loss, adamw, TrainOptions(num_steps=1))
-    return worker_spec(job, CopiedStages(stages), job.parcels())
+    job = Job(make_1f1b_plan(2, 2, 2), stages, Numbers(), loss, adamw, 1)
+    return worker_spec(job)
 
 
 def test_workers_on_cores_have_a_transport_over_gloo():

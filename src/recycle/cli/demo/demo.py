@@ -1,4 +1,4 @@
-"""`recycle demo`: training that loses workers and nothing else, live; or, with --plans, the worked example of the paper."""
+"""`recycle demo`: a training run with failures beside one without; or, with --plans, the worked example of the paper."""
 
 import argparse
 import json
@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from recycle.cli.demo import scenario as demo_failures
+from recycle.cli.demo import scenario
 from recycle.cli.demo.demo_text import describe_cores, describe_recoveries, describe_setting, describe_twins, phase_table
-from recycle.cli.demo.scenario import FEWEST_STEPS, DemoSettings, perform, rehearse_demo
+from recycle.cli.demo.scenario import FEWEST_STEPS, DemoSettings, make_demo_job, perform
 from recycle.cli.demo.worked_example import draw_plans
 from recycle.cli.terminal import Terminal
 from recycle.core.errors import UserError
@@ -56,22 +56,22 @@ def run_demo(args: argparse.Namespace) -> int:
 
 
 def read_setting(args: argparse.Namespace) -> DemoSettings:
-    """What the arguments ask for."""
-    setting = demo_failures.QUICK if args.quick else demo_failures.FULL
+    """The settings that the arguments select."""
+    setting = scenario.QUICK if args.quick else scenario.FULL
     return setting if args.steps is None else replace(setting, num_steps=args.steps)
 
 
 def _show(setting: DemoSettings, as_json: bool) -> int:
-    """Show it all; with `as_json`, what is said goes where the view is, and standard output gets nothing but the object."""
+    """Run and show the demo; with `as_json`, standard output gets the JSON object, and the error stream all text."""
     console = Terminal(stderr=as_json)
 
     def say(text: str, style: str = "") -> None:
         console.print(text, style=style, markup=False, highlight=False)
 
     with Console(stderr=True).status("loading torch, and planning (the first time on a machine takes some seconds longer)"):
-        rehearsed = rehearse_demo(setting)
+        job = make_demo_job(setting)
     say(f"{describe_setting(setting)}\n")
-    outcome = perform(setting, rehearsed, lambda sentence: say(f"\n{sentence}", "italic"))
+    outcome = perform(setting, job, lambda sentence: say(f"\n{sentence}", "italic"))
     verdict, *hashes = describe_twins(outcome.twins)
     say(f"\n{verdict}", "bold green" if outcome.twins.are_equal else "bold red")
     # Not wrapped, so that hashes and columns stay whole.

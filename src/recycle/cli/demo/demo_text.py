@@ -1,4 +1,4 @@
-"""What the demo says: what will happen, whether the twins are equal, and how long iterations took. Facts in, texts out."""
+"""The texts of `recycle demo`: its introduction, the comparison of the twins, and the table of its phases."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ _NUMBERS = ("nobody", "one", "two", "three", "four")
 
 
 def describe_setting(setting: DemoSettings) -> str:
-    """Say in a paragraph what will happen."""
+    """A paragraph on what will happen."""
     shape, kill, hang, rejoin = setting.shape, setting.kill, setting.hang, setting.rejoin
     return (
         f"A small GPT of {setting.num_layers} layers learns from real text on this machine, with {shape.num_workers} workers, "
@@ -26,7 +26,7 @@ def describe_setting(setting: DemoSettings) -> str:
 
 
 def describe_twins(twins: Twins) -> list[str]:
-    """Say in plain words whether the twins are equal, then both hashes."""
+    """A line on whether the twins are equal, then both hashes."""
     return [
         f"{'EQUAL' if twins.are_equal else 'NOT EQUAL'}: {_judgement(twins)}",
         f"weights with failures     sha256 {twins.weights_sha256}",
@@ -47,30 +47,30 @@ def _judgement(twins: Twins) -> str:
 
 
 def _loss(losses: tuple[float, ...], step: int) -> str:
-    """All digits, because the last one may be what differs."""
+    """The loss with all digits, because the last one may differ."""
     return repr(losses[step - 1]) if step <= len(losses) else "none"
 
 
 def describe_recoveries(outcome: Outcome, setting: DemoSettings) -> list[str]:
-    """Say what the failures cost, and what did not go by the script."""
+    """Sentences on what the failures cost, and on what did not follow the script."""
     lost_us = sum(recovered.lost_us for recovered in outcome.recoveries)
     num = len(outcome.recoveries)
-    said = [f"{num} {'recovery' if num == 1 else 'recoveries'} cost {format_ms(lost_us)} in all."]
+    sentences = [f"{num} {'recovery' if num == 1 else 'recoveries'} cost {format_ms(lost_us)} in all."]
     if not any(recovered.joins for recovered in outcome.recoveries):
-        said.append(
+        sentences.append(
             f"{setting.killed} was still loading when the run ended, and did not join: let it run for more than "
             f"{setting.num_steps} --steps."
         )
     wanted = {str(setting.killed), str(setting.hung)}
     if unwanted := sorted({name for one in outcome.recoveries if not one.joins for name in one.workers} - wanted):
-        said.append(f"{', '.join(unwanted)} also counted as dead: this machine was too busy for the worker to be heard in time.")
+        sentences.append(f"{', '.join(unwanted)} also counted as dead: this machine was too busy for its heartbeats.")
     if outcome.twin_recoveries:
-        said.append("The twin lost a worker too, whom nobody had told to fail: this machine was too busy.")
-    return said
+        sentences.append("The twin lost a worker too, without an injected failure: this machine was too busy.")
+    return sentences
 
 
 def phase_table(phases: Sequence[DemoPhase]) -> list[str]:
-    """Return lines: for every phase its workers and steps, its median iteration, and beside the first one, what its plan says."""
+    """Lines with the workers, the steps and the median iteration of every phase, measured and planned relative to the first."""
     rows = [["iterations", "workers", "steps", "median", "beside before", "planned"]]
     for number, phase in enumerate(phases):
         took = _beside(phase.iteration_us, phases[0].iteration_us) if number else ""
@@ -93,7 +93,7 @@ def _phase_name(number: int, phase: DemoPhase) -> str:
 
 
 def describe_cores(shape: Shape, num_cores: int) -> list[str]:
-    """Say why times are not as planned where workers share cores."""
+    """A sentence on why times are not as planned where workers share cores."""
     if num_cores >= shape.num_workers:
         return []
     cores = f"{num_cores} {'core' if num_cores == 1 else 'cores'}"

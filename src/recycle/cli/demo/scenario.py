@@ -1,18 +1,20 @@
-"""What the demo does: it trains a small GPT while workers are killed, hang and come back, and then once more without that.
+"""The two runs of `recycle demo`: a small GPT trained with failures and without, and the comparison of both.
 
-The two runs have the same seed and the same data, in exact mode: what they come to is equal bit for bit, or there is a bug.
+The runs have the same seed and the same data, in exact mode: their losses and weights are equal bit for bit, or there is a bug.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import zip_longest
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from recycle.cli.live.live_view import LiveView
+from recycle.cli.training.job_factory import TrainingJobFactory
+from recycle.cli.training.plan_choice import choose_plan
+from recycle.cli.training.train_config import ClusterSection, DataSection, ModelSection, TrainConfig, TrainingSection
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.events.failure_script import Action, Injection, Script
@@ -20,21 +22,16 @@ from recycle.core.events.record import Event, Recovered, Spell, Stepped
 from recycle.core.plans.plan_source import PlanSource
 from recycle.planner.heuristic.greedy import compile_kernels
 from recycle.planner.live_planner import Planner
-from recycle.planner.problem_from_text import problem
-from recycle.planner.solve import solve
 
 if TYPE_CHECKING:
-    from recycle.runtime.coordinator.ledger.run_ledger import Trained
+    from recycle.runtime.job import Job
 
 FEWEST_STEPS = 12
-_COSTS = "10,13,9"
-_PLAN_S = 10.0
-_RATE, _SEED = 0.003, 0
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """What is trained, for how long, and who fails.
+    """The model, the number of steps and the failures.
 
     `killed` comes back early enough for its process to load while there still are steps, also where steps are short.
     """
@@ -68,7 +65,7 @@ class DemoSettings:
 
     @property
     def script(self) -> Script:
-        """The failures, all of them possible."""
+        """The failures, checked to be possible."""
         return Script.of((self.kill, self.hang, self.rejoin), self.shape, self.num_steps)
 
 
@@ -79,7 +76,7 @@ QUICK = replace(FULL, num_layers=4, width=32, context=32, num_steps=36)
 
 @dataclass(frozen=True, slots=True)
 class Twins:
-    """What two runs came to that should come to the same: one with failures, and its twin without."""
+    """The losses and weights of two runs, one with failures and its twin without, which should be equal."""
 
     losses: tuple[float, ...]
     twin_losses: tuple[float, ...]
@@ -103,10 +100,9 @@ class Twins:
 
 @dataclass(frozen=True, slots=True)
 class DemoPhase:
-    """A stretch of a run in which nobody came or went: who was dead, who had just come back, and its median iteration.
+    """A part of a run with the same workers: the dead, those that had just rejoined, and the median iteration.
 
-    `expected_us` is what the plan says that one takes at the speed at which ops ran, `period_us` what it says with a machine for
-    each worker, in its own time.
+    `expected_us` is the iteration time of the plan at the measured speed of ops, `period_us` that at the costs of the plan.
     """
 
     dead: tuple[str, ...]
@@ -131,7 +127,7 @@ class DemoPhase:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the demo came to. The twin has recoveries only if it lost somebody whom nobody wanted to fail."""
+    """The result of the demo. The twin has recoveries only if it lost a worker by accident."""
 
     twins: Twins
     phases: tuple[DemoPhase, ...]
@@ -154,19 +150,19 @@ class Outcome:
 
 
 def _finite(losses: Iterable[float]) -> list[float | None]:
-    """JSON knows no others."""
+    """Losses as JSON, which has no NaN."""
     return [loss if math.isfinite(loss) else None for loss in losses]
 
 
 class Log:
-    """What is remembered of a run for its phases: how long every iteration took beside its plan, and the recoveries."""
+    """Collects the facts of a run's phases: the measured and planned time of every iteration, and the recoveries."""
 
     def __init__(self) -> None:
         self.recoveries: list[Recovered] = []
         self.times_us: dict[int, tuple[int, int]] = {}
         self._spell_us = 0
 
-    def hear(self, event: Event) -> None:
+    def observe(self, event: Event) -> None:
         match event:
             case Spell(state="train"):
                 self._spell_us = event.length_us
@@ -179,7 +175,7 @@ class Log:
 def phases(
     shape: Shape, recoveries: Sequence[Recovered], times_us: Mapping[int, tuple[int, int]], source: PlanSource
 ) -> tuple[DemoPhase, ...]:
-    """Cut a run where somebody came or went. A phase in which no step was done is left out."""
+    """Cut a run where a worker left or joined. A phase in which no step was done is left out."""
     made, dead, back, num_live = [], frozenset[str](), tuple[str, ...](), shape.num_workers
     starts = [0, *(recovered.iteration for recovered in recoveries)]
     ends = [*starts[1:], max(times_us, default=-1) + 1]
@@ -195,56 +191,48 @@ def phases(
     return tuple(made)
 
 
-@dataclass(frozen=True, slots=True)
-class DemoPlans:
-    """All that both runs have in common: where their plans come from, and how to train, given who fails and who watches."""
-
-    source: PlanSource
-    train: Callable[..., "Trained"]
-
-
-def rehearse_demo(setting: DemoSettings) -> DemoPlans:
-    """Load torch, plan, and make the model."""
+def make_demo_job(setting: DemoSettings) -> "Job":
+    """Load torch, plan, and make the job of the run without failures. Its options have the source of plans for both runs."""
     try:
-        import torch
-
-        from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
-        from recycle.models.text import Text
-        from recycle.runtime.train import train
+        import torch  # noqa: F401
     except ImportError as missing:
         raise UserError(
             f"the demo trains a model, which needs torch ({missing}): install it with pip install 'recycle-train[train]', or "
             "let 'recycle demo --plans' draw plans without it"
         ) from None
     shape = setting.shape
-    wanted = problem(shape.num_pipelines, shape.num_stages, shape.num_microbatches, costs=_COSTS)
-    compile_kernels()  # here, where nobody trains yet: the first time on a machine it takes a while
-    plan = solve(wanted, "greedy", _PLAN_S)
-    # Nobody changes stage, so that who comes back finds the seat that it left: easier to follow on the screen.
-    source = Planner(wanted, may_move=False, given=plan)
-    gpt = GptConfig(context=setting.context, width=setting.width, num_layers=setting.num_layers)
-    stages, text = gpt_stages(gpt, shape.num_stages, _SEED), Text(setting.context)
-    optimizer = partial(torch.optim.AdamW, lr=_RATE)
-    given = partial(train, plan, stages, text, next_byte_loss, optimizer, steps=setting.num_steps, seed=_SEED, exact=True)
-    return DemoPlans(source, partial(given, plans=source, lease_s=setting.lease_s))
+    config = TrainConfig(
+        ClusterSection(shape.num_pipelines, shape.num_stages, shape.num_microbatches, lease=setting.lease_s),
+        ModelSection(setting.num_layers, setting.width, context=setting.context),
+        DataSection(samples=1),
+        TrainingSection(setting.num_steps, seed=0, exact=True),
+    )
+    compile_kernels()  # before training begins: the first time on a machine it takes a while
+    plan = choose_plan(config.cluster)
+    # No worker changes its stage, so that a worker that rejoins finds its old place: easier to follow on the screen.
+    return TrainingJobFactory(config).job(plan, plan_source=Planner(plan.problem, may_move=False, given=plan))
 
 
-def perform(setting: DemoSettings, rehearsed: DemoPlans, say: Callable[[str], None]) -> Outcome:
-    """Train with failures, then without, each in view; `say` gets what is to be said in between."""
-    begun_s, log = time.monotonic(), Log()
+def perform(setting: DemoSettings, job: "Job", say: Callable[[str], None]) -> Outcome:
+    """Train with failures, then without, each with a live view; `say` gets the sentence in between."""
+    from recycle.runtime.launch.local_launcher import launch
+
+    begun_s, log, failures = time.monotonic(), Log(), job.options.failures
+    assert failures.plan_source is not None
     with LiveView(setting.num_steps, setting.shape) as view:
 
         def watch(event: Event) -> None:
-            log.hear(event)
-            view.hear(event)
+            log.observe(event)
+            view.observe(event)
 
-        run = rehearsed.train(script=setting.script, watch=watch)
+        options = replace(job.options, failures=replace(failures, script=setting.script))
+        run = launch(replace(job, options=options), watch)
     say("Now the twin: the same seed, the same data, and nobody fails.")
     with LiveView(setting.num_steps) as view:
-        twin = rehearsed.train(watch=view.hear)
+        twin = launch(job, view.observe)
     return Outcome(
         Twins(run.losses, twin.losses, run.weights_sha256, twin.weights_sha256),
-        phases(setting.shape, log.recoveries, log.times_us, rehearsed.source),
+        phases(setting.shape, log.recoveries, log.times_us, failures.plan_source),
         run.recoveries,
         twin.recoveries,
         time.monotonic() - begun_s,

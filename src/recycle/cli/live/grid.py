@@ -1,6 +1,6 @@
-"""The live view, drawn: facts in, something that rich prints out. No clock and no terminal is asked here.
+"""The picture of the live view: `draw` turns a `RunState` into an object that rich prints, without a clock or a terminal.
 
-Whoever sees no colour reads the same: a seat has a sign and a word, a part of a recovery a letter and its milliseconds.
+It is readable without colours: a place has a sign and a word, a part of a recovery a letter and its milliseconds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,8 @@ from recycle.core.units import format_us
 from recycle.report.record.recoveries import PART_LETTERS, PART_LOOKS, describe_rest, format_ms, who
 from recycle.report.render.palette import PAINTS
 
-# How a seat is drawn: its look in the palette, its sign, the same in ASCII, and what follows its name.
-_SEATS = {
+# How a place is drawn: its look in the palette, its sign, the sign in ASCII, and the word after its name.
+_PLACES = {
     ALIVE: ("W", "●", "o", ""),
     DEAD: ("B", "✗", "x", "dead"),
     JOINING: ("F", "+", "+", "joins"),
@@ -34,7 +34,7 @@ _FAINT, _BOLD = Style(dim=True), Style(bold=True)
 
 
 def draw(state: RunState, elapsed_s: float, width: int, is_ascii: bool = False) -> RenderableType:
-    """Return the view of a run that has gone on for so long: one line, or if it has seats, all of it."""
+    """The view of a run: one line, or with a shape the whole picture."""
     if state.shape is None:
         return _progress(state, elapsed_s, _status(state), width)
     parts: list[RenderableType] = [
@@ -42,7 +42,7 @@ def draw(state: RunState, elapsed_s: float, width: int, is_ascii: bool = False) 
         Text(_status(state), no_wrap=True, overflow="ellipsis"),
         Text(),
         _grid(state, width, is_ascii),
-        _census(state),
+        _worker_counts(state),
         Text(),
     ]
     if state.paces:
@@ -89,8 +89,8 @@ def _grid(state: RunState, width: int, is_ascii: bool) -> RenderableType:
         grid.add_row("", *(Text(f"stage {stage}", _FAINT) for stage in range(state.shape.num_stages)))
     shown = _shown_pipelines(state)
     for pipeline in shown:
-        seats = [Worker(pipeline, stage) for stage in range(state.shape.num_stages)]
-        cells = [_cell(str(seat), state.seats[str(seat)], is_wide, is_ascii) for seat in seats]
+        names = [str(Worker(pipeline, stage)) for stage in range(state.shape.num_stages)]
+        cells = [_cell(name, state.places[name], is_wide, is_ascii) for name in names]
         grid.add_row(Text(f"pipeline {pipeline}", _FAINT), *(cells if is_wide else [Text().join(cells)]))
     if num_hidden := state.shape.num_pipelines - len(shown):
         grid.add_row(Text(f"{num_hidden} more", _FAINT))
@@ -98,26 +98,25 @@ def _grid(state: RunState, width: int, is_ascii: bool) -> RenderableType:
 
 
 def _shown_pipelines(state: RunState) -> list[int]:
-    """All, or of many those in which somebody is missing, and as many others as there is room for."""
+    """All pipelines; of many, those with a worker that is not alive, and as many others as fit."""
     assert state.shape is not None
-    seats = {Worker.parse(name): how for name, how in state.seats.items()}
-    troubled = {seat.pipeline for seat, how in seats.items() if how != ALIVE}
+    troubled = {Worker.parse(name).pipeline for name, how in state.places.items() if how != ALIVE}
     chosen = sorted(range(state.shape.num_pipelines), key=lambda pipeline: (pipeline not in troubled, pipeline))
     return sorted(chosen[:_MOST_PIPELINES])
 
 
 def _cell(name: str, how: str, is_wide: bool, is_ascii: bool) -> Text:
-    look, sign, plain, word = _SEATS[how]
+    look, sign, plain, word = _PLACES[how]
     paint = PAINTS[look]
     style = Style(color=paint.ink, bgcolor=paint.fill)
     sign = plain if is_ascii else sign
     return Text(f" {sign} {name} {word}".ljust(_CELL) if is_wide else sign, style, no_wrap=True)
 
 
-def _census(state: RunState) -> Text:
-    """How many there are of each kind; and whose work is being taken over right now."""
-    counts = {how: sum(one == how for one in state.seats.values()) for how in _SEATS}
-    text = f"{counts.pop(ALIVE)} of {len(state.seats)} workers alive"
+def _worker_counts(state: RunState) -> Text:
+    """The number of workers in each state, and the workers whose work is being taken over."""
+    counts = {how: sum(one == how for one in state.places.values()) for how in _PLACES}
+    text = f"{counts.pop(ALIVE)} of {len(state.places)} workers alive"
     text += "".join(f", {count} {how}" for how, count in counts.items() if count)
     made = Text(" " * _MARGIN + text)
     if state.gone:
@@ -140,13 +139,13 @@ def _strip(paces: Sequence[StepPace], width: int, is_ascii: bool) -> Text:
 
 
 def _recoveries(state: RunState, width: int, is_ascii: bool) -> list[RenderableType]:
-    """How many there were, and of the last ones, the newest first, what happened and where the time went."""
+    """The number of recoveries, and of the last ones, the newest first, the cause and the time of each part."""
     bar = max(0, min(_LONGEST_BAR, width - _MARGIN - sum(_COLUMNS.values())))
     made: list[RenderableType] = [Text(f"recoveries  {state.num_recoveries}, which cost {format_ms(state.lost_us)}", _BOLD)]
     made.append(_line(bar).append_text(_heads()))
     longest_us = max(1, *(one.lost_us for one in state.recoveries))
     for one in reversed(state.recoveries):
-        look, sign, plain, _ = _SEATS[ALIVE if one.joins else DEAD]
+        look, sign, plain, _ = _PLACES[ALIVE if one.joins else DEAD]
         line = Text(f"step {one.iteration + 1:<7}", no_wrap=True, overflow="ellipsis")
         line.append(f"{plain if is_ascii else sign} {who(one)}", Style(color=PAINTS[look].fill, bold=True))
         made += [line.append(f": {describe_rest(one)}"), _parts(one, bar, longest_us)]
@@ -184,7 +183,7 @@ def _parts(recovered: Recovered, width: int, longest_us: int) -> Text:
 
 
 def bar_cells(times_us: Mapping[str, int], num_cells: int) -> dict[str, int]:
-    """Share a bar out to parts by their times: whole cells that add up, in order; a part too short for one has none."""
+    """Divide a bar among parts by their times, in whole cells; a part too short for a cell has none."""
     total_us, spent_us, filled, cells = max(1, sum(times_us.values())), 0, 0, {}
     for part, time_us in times_us.items():
         spent_us += time_us

@@ -16,11 +16,11 @@ _FRAMES_PER_S = 5
 
 
 class LiveView:
-    """Shows how training goes, on the error stream, so that what the command prints stays clean.
+    """Shows the progress of a run on the error stream, so that standard output has only the result.
 
-    With a shape, of whose workers `dead` are dead from the start, it shows them all, and the last picture stays; without, it is
-    one line while training goes on. Where there is no terminal, it says a line for every tenth of the run instead, for everybody
-    who comes or goes, and for every recovery. Warnings are always said.
+    With a shape, of whose workers `dead` are dead from the start, it shows all workers, and the last picture stays; without, it
+    is one line that vanishes. Without a terminal, it prints a line for every tenth of the run, for every worker that leaves or
+    joins, and for every recovery. Warnings are always printed.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class LiveView:
         # A thread of rich asks for this: the state is replaced whole, so that it never sees half of an event.
         yield draw(self._state, time.monotonic() - self._begun_s, options.max_width, options.ascii_only)
 
-    def hear(self, event: Event) -> None:
-        """Take in an event of the record."""
+    def observe(self, event: Event) -> None:
+        """Update the view with an event of the record."""
         self._state = state_after(self._state, event)
         is_drawn = self._console.is_terminal and self._state.shape is not None
         if isinstance(event, Warned):
             self.say(f"warning: {event.text}")
         elif isinstance(event, Stepped):
-            self._tell_step(event)
+            self._print_step(event)
         elif not is_drawn and (sentence := describe_change(event)):
             self.say(sentence)
 
@@ -63,7 +63,7 @@ class LiveView:
         """Print a line, above the view if there is one."""
         self._console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
-    def _tell_step(self, event: Stepped) -> None:
+    def _print_step(self, event: Stepped) -> None:
         state = self._state
         if self._console.is_terminal or not (state.num_done % self._every == 0 or state.num_done == state.num_steps):
             return

@@ -1,4 +1,4 @@
-"""What the live view knows of a run: events in, facts out. `live_grid` draws them, `live` holds the terminal."""
+"""`RunState`: the facts of a run that the live view shows, updated by events. `grid` draws it, `live_view` prints it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ _MOST_PACES = 60
 
 @dataclass(frozen=True, slots=True)
 class StepPace:
-    """How long an iteration took, and what its plan says; 0 if that is not known."""
+    """The measured and the planned time of an iteration; the latter is 0 if it is not known."""
 
     took_us: int
     planned_us: int
@@ -23,11 +23,14 @@ class StepPace:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """A run so far. Without a shape there are no seats. `gone` are those who left, and whose work nobody has taken over yet."""
+    """A run so far. `places` has the state of the worker at each place of the shape, if there is a shape.
+
+    `gone` are the workers that left and whose work no other worker has taken over yet.
+    """
 
     num_steps: int
     shape: Shape | None = None
-    seats: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)
     first: Stepped | None = None
     step: Stepped | None = None
     spell: Spell | None = None
@@ -41,7 +44,7 @@ class RunState:
 
     @property
     def remaining_us(self) -> int | None:
-        """How long the rest takes at the mean speed so far; None before there is one."""
+        """The time that the rest takes at the mean speed so far; None before there is one."""
         if self.first is None or self.step is None or self.step.iteration <= self.first.iteration:
             return None
         each_us = (self.step.at_us - self.first.at_us) / (self.step.iteration - self.first.iteration)
@@ -49,14 +52,14 @@ class RunState:
 
 
 def initial_state(num_steps: int, shape: Shape | None = None, dead: Iterable[Worker] = ()) -> RunState:
-    """What is known before the first event."""
-    gone = set(dead)
+    """The state before the first event."""
+    dead = set(dead)
     workers = shape.workers() if shape else ()
-    return RunState(num_steps, shape, {str(worker): DEAD if worker in gone else ALIVE for worker in workers})
+    return RunState(num_steps, shape, {str(worker): DEAD if worker in dead else ALIVE for worker in workers})
 
 
 def state_after(state: RunState, event: Event) -> RunState:
-    """What is known once `event` is."""
+    """The state after an event."""
     match event:
         case Spell(state="train"):
             return _after_spell(state, event)
@@ -67,35 +70,35 @@ def state_after(state: RunState, event: Event) -> RunState:
         case Changed():
             return _after_change(state, event)
         case Joining():
-            return _seated(state, {event.node: JOINING})
+            return _with_places(state, {event.node: JOINING})
         case Suspected():
-            return _seated(state, {event.node: SUSPECTED})
+            return _with_places(state, {event.node: SUSPECTED})
         case Recovered():
             return _after_recovery(state, event)
         case _:
             return state
 
 
-def _seated(state: RunState, seats: Mapping[str, str]) -> RunState:
-    """The same with other seats; a name that is none of the shape has no place in it."""
-    known = {seat: how for seat, how in seats.items() if seat in state.seats}
-    return replace(state, seats={**state.seats, **known})
+def _with_places(state: RunState, places: Mapping[str, str]) -> RunState:
+    """The state with some places changed; names outside the shape are ignored."""
+    known = {place: how for place, how in places.items() if place in state.places}
+    return replace(state, places={**state.places, **known})
 
 
 def _after_spell(state: RunState, spell: Spell) -> RunState:
-    """A spell and its step come in either order: whichever is second knows both."""
-    spelled = replace(state, spell=spell)
-    return _paced(spelled) if state.step is not None and state.step.at_us == spell.end_us else spelled
+    """A spell and its step come in either order: the second one completes the pace."""
+    after = replace(state, spell=spell)
+    return _with_pace(after) if state.step is not None and state.step.at_us == spell.end_us else after
 
 
 def _after_step(state: RunState, step: Stepped) -> RunState:
-    # A job that went back to a checkpoint counts anew from there.
+    # A job that was set back to a checkpoint counts anew from there.
     first = step if state.first is None or step.iteration <= state.first.iteration else state.first
-    stepped = replace(state, first=first, step=step, num_done=step.iteration + 1)
-    return _paced(stepped) if state.spell is not None and state.spell.end_us == step.at_us else stepped
+    after = replace(state, first=first, step=step, num_done=step.iteration + 1)
+    return _with_pace(after) if state.spell is not None and state.spell.end_us == step.at_us else after
 
 
-def _paced(state: RunState) -> RunState:
+def _with_pace(state: RunState) -> RunState:
     assert state.spell is not None
     assert state.step is not None
     pace = StepPace(state.spell.length_us, state.step.planned_us)
@@ -103,16 +106,16 @@ def _paced(state: RunState) -> RunState:
 
 
 def _after_change(state: RunState, change: Changed) -> RunState:
-    seated = _seated(state, {change.node: ALIVE if change.joins else DEAD})
+    changed = _with_places(state, {change.node: ALIVE if change.joins else DEAD})
     gone = tuple(name for name in state.gone if name != change.node)
-    return replace(seated, gone=gone if change.joins else (*gone, change.node))
+    return replace(changed, gone=gone if change.joins else (*gone, change.node))
 
 
 def _after_recovery(state: RunState, recovered: Recovered) -> RunState:
-    # Who left was told when it did, and somebody may have its seat again by now.
+    # A worker that left is marked already, and another may have its place by now.
     moved = recovered.emptied.difference(recovered.workers)
     return replace(
-        _seated(state, {**dict.fromkeys(moved, DEAD), **dict.fromkeys(recovered.filled, ALIVE)}),
+        _with_places(state, {**dict.fromkeys(moved, DEAD), **dict.fromkeys(recovered.filled, ALIVE)}),
         gone=tuple(name for name in state.gone if name not in recovered.workers),
         recoveries=(*state.recoveries, recovered)[-_MOST_RECOVERIES:],
         num_recoveries=state.num_recoveries + 1,
@@ -122,7 +125,7 @@ def _after_recovery(state: RunState, recovered: Recovered) -> RunState:
 
 
 def describe_step(event: Stepped, spell: Spell | None) -> str:
-    """A step in a line: its loss, and if its spell is known, its speed beside that of the plan."""
+    """A line on a step: its loss, and if its spell is known, its speed relative to the plan."""
     parts = [f"loss {event.loss:.4f}" if event.loss is not None else "loss not finite"]
     if spell is not None and spell.length_us > 0:
         parts.append(f"{spell.samples * 1e6 / spell.length_us:.3g} samples/s")
@@ -135,7 +138,7 @@ def describe_step(event: Stepped, spell: Spell | None) -> str:
 
 
 def describe_change(event: Event) -> str | None:
-    """Say in a line who came, went or is suspected, or how training went on; None of other events."""
+    """A line on a worker that left, joined or is suspected, or on a recovery; None for other events."""
     match event:
         case Changed():
             return f"{event.node} {'joined' if event.joins else 'left'}: {event.num_live} workers are live"

@@ -1,4 +1,4 @@
-"""Failures on the command line of `recycle train`: what to inject where, or a trace that says who leaves and joins when.
+"""The flags of `recycle train` that inject failures: scripted ones (`--kill`, `--hang`, ...), or a trace (`--trace`).
 
 They are no part of the configuration: they change how a run goes, never what it computes.
 """
@@ -36,7 +36,7 @@ def add_failure_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_failures(args: argparse.Namespace, shape: Shape, num_steps: int, dead: Iterable[Worker]) -> tuple[Script, Trace | None]:
-    """What arguments of `add_failure_arguments` say, all of it possible in a run of `num_steps` that begins without `dead`."""
+    """The script and the trace of the arguments, checked against a run of `num_steps` steps that begins without `dead`."""
     given = {action: list(_split(getattr(args, action))) for action in Action}
     injections = [Injection.parse(action, place) for action, places in given.items() for place in places]
     if args.trace is None:
@@ -51,7 +51,7 @@ def _split(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _read_trace(path: Path, shape: Shape, dead: frozenset[Worker]) -> Trace:
-    """The trace in that file, in which all nodes are workers of this shape and the run's workers are there from the start."""
+    """Load a trace; its nodes must be workers of this shape, and those live at its start the live workers of the run."""
     trace = Trace.load(path)
     workers = {str(worker): worker for worker in shape.workers()}
     for change in trace.changes:

@@ -1,4 +1,4 @@
-"""Which plan a training run plays: one that is given, one of a library, or one that is made for it on the spot."""
+"""The choice of the plan of a training run: from a file, from a library, or made by the planner."""
 
 from pathlib import Path
 
@@ -10,22 +10,24 @@ from recycle.core.plans.plan import Plan
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile
 from recycle.planner.live_planner import Planner
-from recycle.planner.problem_from_text import problem as describe
+from recycle.planner.problem_from_text import problem as describe_problem
 from recycle.planner.solve import solve
 
 _PLAN_S = 10.0
 
 
 def choose_plan(cluster: ClusterSection, measured: Profile | None = None) -> Plan:
-    """Return the plan that the configuration asks for; `measured` is its profile if it was to be measured."""
+    """The plan that the configuration asks for; `measured` is the profile of `cluster.measure`."""
     if cluster.plan:
-        return _fitting(Plan.load(cluster.plan), cluster, f"the plan {cluster.plan}")
+        plan = Plan.load(cluster.plan)
+        _refuse_other(plan.problem, cluster, f"the plan {cluster.plan}")
+        return plan
     if cluster.library:
         library = Library.open(cluster.library)
         _refuse_other(library.problem, cluster, f"the library {cluster.library}")
-        return library.get(len(_known(library.problem.shape, _dead(cluster))))
+        return library.get(len(_checked(library.problem.shape, _dead(cluster))))
     profile = measured or (Profile.load(Path(cluster.profile)) if cluster.profile else None)
-    wanted = describe(
+    problem = describe_problem(
         cluster.pipelines,
         cluster.stages,
         cluster.microbatches,
@@ -36,41 +38,36 @@ def choose_plan(cluster: ClusterSection, measured: Profile | None = None) -> Pla
         techniques=cluster.techniques,
     )
     # The greedy method is near the bound in a moment; a few per cent of a plan are not worth a wait before training begins.
-    return solve(wanted, "greedy", _PLAN_S)
+    return solve(problem, "greedy", _PLAN_S)
 
 
 def choose_source(plan: Plan, cluster: ClusterSection) -> Planner:
-    """Where plans come from when workers die or come back while it runs."""
+    """The source of plans for the workers that are live after a death or a join."""
     library = Library.open(cluster.library) if cluster.library else None
     return Planner(without_failures(plan.problem), library, given=plan)
 
 
-def seats_taken(plan: Plan, cluster: ClusterSection) -> list[str]:
-    """Sentences on who sits where: a library's plan has its dead where they hurt least, so that others take their seats."""
+def describe_moves(plan: Plan, cluster: ClusterSection) -> list[str]:
+    """Sentences on workers that move: a library's plan has its dead where they cost least, so live workers take other places."""
     named, planned = set(_dead(cluster)), set(plan.problem.cluster.failed)
     if not cluster.library or named == planned:
         return []
     pairs = zip(sorted(planned - named), sorted(named - planned), strict=True)
-    return [f"{mover} takes the seat of {dead}, because a dead worker hurts less at {mover}" for mover, dead in pairs]
+    return [f"{mover} takes the place of {dead}, because a dead worker costs less at {mover}" for mover, dead in pairs]
 
 
 def _dead(cluster: ClusterSection) -> list[Worker]:
     return [Worker.parse(name) for name in cluster.dead.split(",") if name.strip()]
 
 
-def _known(shape: Shape, dead: list[Worker]) -> list[Worker]:
-    """The dead, each a worker of this shape and named once; together they may be more than one stage has."""
+def _checked(shape: Shape, dead: list[Worker]) -> list[Worker]:
+    """The dead workers, each of this shape and named once; a stage may have no live worker left."""
     for worker in dead:
         if not (worker.pipeline < shape.num_pipelines and worker.stage < shape.num_stages):
             raise UserError(f"{worker} is not a worker of this cluster, which has {_shown(shape)}")
         if dead.count(worker) > 1:
             raise UserError(f"{worker} is named as failed twice: name each worker once")
     return dead
-
-
-def _fitting(plan: Plan, cluster: ClusterSection, what: str) -> Plan:
-    _refuse_other(plan.problem, cluster, what)
-    return plan
 
 
 def _refuse_other(found: Problem, cluster: ClusterSection, what: str) -> None:

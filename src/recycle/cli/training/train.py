@@ -1,26 +1,25 @@
-"""`recycle train`: a small GPT on real text, with a process for every live worker of a plan."""
+"""`recycle train`: it trains a small GPT on this machine, with a process for every live worker of a plan."""
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Timer
+from typing import Any
 
 from recycle.cli.live.live_view import LiveView
 from recycle.cli.measuring.profile_text import mismatch_note
 from recycle.cli.training.failure_flags import add_failure_arguments, read_failures
 from recycle.cli.training.job_factory import CONFIG, TrainingJobFactory, is_free
-from recycle.cli.training.plan_choice import choose_plan, seats_taken
+from recycle.cli.training.plan_choice import choose_plan, choose_source, describe_moves
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments, changes, load_config, read_config
 from recycle.core.errors import FileProblem, ForeignRun, UserError
 from recycle.core.events.record import CHECKPOINTS, SUMMARY, Event
 from recycle.core.files import refuse_unwritable
 from recycle.core.plans.plan import Plan
 from recycle.core.units import format_bytes, format_us
-
-if TYPE_CHECKING:
-    pass
 
 _DESCRIPTION = """\
 Train a small GPT on this machine, a process for every live worker of a plan. Workers may be dead from the start, and may die,
@@ -47,6 +46,8 @@ exit codes: 0 done; 2 input that cannot be used; 10 the model cannot be cut so; 
 something else; 13 a port in use; 14 a run of another job; 15 no whole checkpoint; 16 a stage's output cannot be sent; 17 a loss
 that is no scalar; 20 a worker failed; 130 interrupted."""
 
+_MOMENT_S = 3.0
+
 
 def add_train_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
@@ -69,19 +70,42 @@ def run_train(args: argparse.Namespace) -> int:
     config, out = _config(args)
     if out:
         refuse_unwritable(out / SUMMARY)
-    torch_parts = TrainingJobFactory(config)
-    plan = choose_plan(config.cluster, torch_parts.measured() if config.cluster.measure else None)
-    cluster = plan.problem.cluster
+    factory, plan = prepare(config)
+    from recycle.runtime.launch.local_launcher import launch
+
+    cluster, resume = plan.problem.cluster, args.resume is not None
     failures = read_failures(args, cluster.shape, config.training.steps, sorted(cluster.failed))
-    with watching(config, plan, out, args.resume is not None) as (watch, _):
-        trained = torch_parts.train(plan, out, args.resume is not None, watch, *failures)
-    facts = trained.to_json()
-    print(json.dumps(facts) if args.json else describe(facts, out))
+    job = factory.job(plan, out, resume, choose_source(plan, config.cluster), *failures)
+    with watching(config, plan, out, resume) as (watch, _):
+        facts = launch(job, watch).to_json()
+    print(json.dumps(facts) if args.json else describe_run(facts, out))
     return 0
 
 
+def prepare(config: TrainConfig) -> tuple[TrainingJobFactory, Plan]:
+    """Make the job factory and the plan; a line on the error stream says what takes long."""
+    factory, profile = TrainingJobFactory(config), None
+    if config.cluster.measure:
+        with print_if_slow("measuring a profile of the model on this machine"):
+            profile = factory.measure_profile()
+    with print_if_slow("planning (the first plan on a machine compiles the scheduler, which takes some seconds)"):
+        return factory, choose_plan(config.cluster, profile)
+
+
+@contextmanager
+def print_if_slow(sentence: str) -> Iterator[None]:
+    """Print the sentence on the error stream if the block takes longer than a moment."""
+    timer = Timer(_MOMENT_S, print, (sentence,), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _config(args: argparse.Namespace) -> tuple[TrainConfig, Path | None]:
-    """What to train and where. A run that goes on has its configuration, but for what the flags change."""
+    """The configuration and the run folder. A resumed run has the configuration in its folder, with the changes of the flags."""
     if args.resume is None:
         return read_config(args), args.out
     if args.config is not None or args.out is not None:
@@ -103,12 +127,12 @@ def _config(args: argparse.Namespace) -> tuple[TrainConfig, Path | None]:
 def watching(
     config: TrainConfig, plan: Plan, out: Path | None, resume: bool
 ) -> Iterator[tuple[Callable[[Event], None], Callable[[str], None]]]:
-    """Everybody who wants to hear how it goes: what takes in events, and what says a sentence."""
+    """The live view and the exporters of a run: a function that gives them an event, and one that prints a sentence."""
     with ExitStack() as stack:
         cluster = plan.problem.cluster
         view = stack.enter_context(LiveView(config.training.steps, cluster.shape, cluster.failed))
-        listeners: list[Callable[[Event], None]] = [view.hear]
-        for sentence in seats_taken(plan, config.cluster):
+        observers: list[Callable[[Event], None]] = [view.observe]
+        for sentence in describe_moves(plan, config.cluster):
             view.say(sentence)
         if note := mismatch_note(plan.problem.profile.taken, cluster.shape.num_pipelines, config):
             view.say(note)
@@ -119,30 +143,30 @@ def watching(
             gauges = Gauges()
             server = stack.enter_context(MetricsServer(config.log.metrics_port, gauges))
             view.say(f"metrics for Prometheus at {server.url}")
-            listeners.append(gauges.hear)
+            observers.append(gauges.hear)
         if config.log.tensorboard:
             from recycle.cli.training.tensorboard import TensorBoardLog
 
             if out is None:
                 raise UserError("log.tensorboard writes beside the results: name a folder with --out")
-            listeners.append(stack.enter_context(TensorBoardLog(out / "tensorboard", _num_done(out) if resume else 0)).hear)
+            observers.append(stack.enter_context(TensorBoardLog(out / "tensorboard", _num_done(out) if resume else 0)).hear)
 
         def watch(event: Event) -> None:
-            for listener in listeners:
-                listener(event)
+            for observe in observers:
+                observe(event)
 
         yield watch, view.say
 
 
 def _num_done(run: Path) -> int:
-    """From which step a run goes on."""
+    """The number of steps that a run has done."""
     from recycle.runtime.checkpoint import latest
 
     return latest(run / CHECKPOINTS)[0].num_steps
 
 
-def describe(facts: dict[str, Any], out: Path | None) -> str:
-    """What a run came to, in lines."""
+def describe_run(facts: dict[str, Any], out: Path | None) -> str:
+    """The summary of a run in lines."""
     losses, peaks = facts["losses"], facts["peak_memory_bytes"].values()
     dead = f", dead from the start: {', '.join(facts['dead'])}" if facts["dead"] else ""
     lines = [f"workers    {facts['workers']}{dead}"]

@@ -1,7 +1,7 @@
-"""The configuration of a training run: defaults, then a TOML file, then the flags of the command line.
+"""`TrainConfig`: the configuration of a training run, from defaults, a TOML file and the flags of the command line.
 
-A key is said once, as a field of its section: its default, what it is for, and what it may be. The flags, their help, the checks
-and the file that lies beside the results are all made from that. A value that exists is valid.
+A key is declared once, as a field of its section, with its default, its help and its rule. The flags, their help, the checks and
+the file in the run folder are all made from that.
 """
 
 import argparse
@@ -27,9 +27,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What a value may be: in words, as a name for it in the help, and as a test of values of the right type."""
+    """The values that a key may have: in words, as a metavar in the help, and as a test of values of the right type."""
 
-    says: str
+    text: str
     metavar: str
     holds: Callable[[Any], bool]
 
@@ -47,7 +47,7 @@ def _text(metavar: str) -> _Rule:
 
 
 def _is_writable(text: str) -> bool:
-    """Whether a file can carry `text`: the names of files may have bytes that no text has."""
+    """Whether UTF-8 can encode `text`: the names of files may have bytes that it cannot."""
     return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
@@ -65,8 +65,28 @@ def _key(default: _T, rule: _Rule, about: str) -> _T:
     return made
 
 
+class _Section:
+    """A section of the configuration, whose values are checked when it is made."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a value of a wrong type or against its rule; a whole number is fine for a key that is a number."""
+        for key in fields(self):  # type: ignore[arg-type]
+            value, rule = getattr(self, key.name), key.metadata["rule"]
+            kept = _of_type(value, type(key.default))
+            if kept is None or not rule.holds(kept):
+                section = type(self).__name__.removesuffix("Section").lower()
+                raise UserError(f"{section}.{key.name} is {_shown(value)}, but it must be {rule.text}")
+            object.__setattr__(self, key.name, kept)
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse values that do not go together."""
+
+
 @dataclass(frozen=True, slots=True)
-class ClusterSection:
+class ClusterSection(_Section):
     """The cluster and its plan."""
 
     pipelines: int = _key(3, _COUNT, "data-parallel pipelines")
@@ -83,12 +103,11 @@ class ClusterSection:
     port: int = _key(0, _PORT, "port at which workers meet; 0 is any free one")
     lease: float = _key(DEFAULT_LEASE_S, _LEASE, "seconds of silence after which a worker counts as dead")
 
-    def __post_init__(self) -> None:
-        _check_keys("cluster", self)
+    def _check(self) -> None:
         for several in (("plan", "library", "measure"), ("profile", "measure")):
             given = [f"cluster.{name}" for name in several if getattr(self, name)]
             if len(given) > 1:
-                raise UserError(f"{_joined(given, 'and')} each say what the plan is made from: give one of them")
+                raise UserError(f"{_joined(given)} each say what the plan is made from: give one of them")
         if self.plan and self.dead:
             raise UserError(
                 f"cluster.dead is {_shown(self.dead)}, but cluster.plan says itself who is dead: leave one of them out"
@@ -109,7 +128,7 @@ class ClusterSection:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSection:
+class ModelSection(_Section):
     """The GPT that is trained."""
 
     layers: int = _key(8, _COUNT, "layers of the GPT")
@@ -119,24 +138,18 @@ class ModelSection:
     dropout: float = _key(0.0, _BELOW_ONE, "share of activations that is dropped")
     tied: bool = _key(False, _SWITCH, "let the head use the matrix of the token embedding")
 
-    def __post_init__(self) -> None:
-        _check_keys("model", self)
-
 
 @dataclass(frozen=True, slots=True)
-class DataSection:
-    """The text that it is trained on."""
+class DataSection(_Section):
+    """The text of the training data."""
 
     text: str = _key("", _text("PATH"), "file or folder of text; empty is the sources of Python's library")
     samples: int = _key(2, _COUNT, "samples of a micro-batch")
 
-    def __post_init__(self) -> None:
-        _check_keys("data", self)
-
 
 @dataclass(frozen=True, slots=True)
-class TrainingSection:
-    """How it is trained."""
+class TrainingSection(_Section):
+    """The training."""
 
     steps: int = _key(20, _COUNT, "steps of the whole run")
     seed: int = _key(1, _SEED, "seed of weights, data and dropout")
@@ -152,8 +165,7 @@ class TrainingSection:
     sums: str = _key("float32", _one_of("float32", "float64", "bfloat16"), "what gradients are summed in")
     device: str = _key("cpu", _one_of("cpu", "cuda"), "what workers compute on")
 
-    def __post_init__(self) -> None:
-        _check_keys("training", self)
+    def _check(self) -> None:
         if self.exact and self.sums != "float32":
             raise UserError(f"training.sums is {self.sums}, but exact sums are whole numbers: leave training.sums or exact out")
         if self.momentum and self.optimizer != "sgd":
@@ -163,30 +175,24 @@ class TrainingSection:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointSection:
-    """What is kept to go on from."""
+class CheckpointSection(_Section):
+    """The checkpoints."""
 
     every: int = _key(0, _COUNT_OR_NONE, "steps between two checkpoints; 0 is only at the end")
     keep: int = _key(2, _COUNT, "checkpoints that are kept, the newest ones")
 
-    def __post_init__(self) -> None:
-        _check_keys("checkpoint", self)
-
 
 @dataclass(frozen=True, slots=True)
-class LogSection:
-    """Who else is told how it goes."""
+class LogSection(_Section):
+    """Exports of the progress of the run."""
 
     tensorboard: bool = _key(False, _SWITCH, "write events for TensorBoard beside the results")
     metrics_port: int = _key(0, _PORT, "answer Prometheus at this port of this machine; 0 is off")
 
-    def __post_init__(self) -> None:
-        _check_keys("log", self)
-
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """All that decides a training run, in the sections of its file."""
+    """The configuration of a training run, in the sections of its file."""
 
     cluster: ClusterSection = field(default_factory=ClusterSection)
     model: ModelSection = field(default_factory=ModelSection)
@@ -205,7 +211,7 @@ class TrainConfig:
 
     @property
     def model_text(self) -> str:
-        """What is trained, in words: all of the model that decides what an op costs."""
+        """The model in words: all its keys on which the costs of ops depend."""
         model, extras = self.model, ""
         extras += f", dropout {model.dropout:g}" if model.dropout else ""
         extras += ", tied embeddings" if model.tied else ""
@@ -213,7 +219,7 @@ class TrainConfig:
         return f"GPT of {sizes}{extras}, {self.training.precision}"
 
     def to_toml(self) -> str:
-        """The file from which `read_config` makes this very configuration."""
+        """The TOML file of this configuration."""
         lines: list[str] = []
         for section, keys in _KEYS.items():
             lines += [f"[{section}]", *(f"{key} = {_shown(getattr(getattr(self, section), key))}" for key in keys), ""]
@@ -241,19 +247,19 @@ def _add_key(group: "argparse._ArgumentGroup", section: str, key: Any) -> None:
     options: dict[str, Any] = {"type": type(key.default), "metavar": rule.metavar}
     if isinstance(key.default, bool):
         options = {"action": argparse.BooleanOptionalAction}
-    told = f"{key.metadata['help']} (default: {_told(key.default)})".replace("%", "%%")
+    text = f"{key.metadata['help']} (default: {_default_text(key.default)})".replace("%", "%%")
     names = (f"--{dashed}", f"--{section}.{dashed}")
-    group.add_argument(*names, dest=f"{section}.{key.name}", default=argparse.SUPPRESS, help=told, **options)
+    group.add_argument(*names, dest=f"{section}.{key.name}", default=argparse.SUPPRESS, help=text, **options)
 
 
-def _told(default: bool | int | float | str) -> str:
+def _default_text(default: bool | int | float | str) -> str:
     if isinstance(default, bool):
         return "yes" if default else "no"
     return default or "none" if isinstance(default, str) else f"{default:g}"
 
 
 def read_config(args: argparse.Namespace) -> TrainConfig:
-    """The configuration that arguments of `add_config_arguments` describe: the defaults, the file's values, then the flags'."""
+    """The configuration of parsed arguments: the defaults, overridden by the file, overridden by the flags."""
     values: dict[str, dict[str, Any]] = _read(args.config) if args.config else {}
     given = vars(args)
     for section, key in _all_keys():
@@ -263,17 +269,17 @@ def read_config(args: argparse.Namespace) -> TrainConfig:
 
 
 def load_config(path: Path) -> TrainConfig:
-    """The configuration that a file describes."""
+    """The configuration in a file."""
     return _made(_read(path))
 
 
 def parse_config(text: str) -> TrainConfig:
-    """The configuration that `to_toml` gave as this text."""
+    """The configuration of a text that `to_toml` made."""
     return _made(tomllib.loads(text))
 
 
 def changes(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """What differs, by dotted name: the value of `old` and that of `new`."""
+    """The values that differ, old and new, by their dotted name."""
     now = new.values()
     return {name: (before, now[name]) for name, before in old.values().items() if before != now[name]}
 
@@ -284,16 +290,6 @@ def _all_keys() -> Iterator[tuple[str, str]]:
 
 def _made(values: Mapping[str, Mapping[str, Any]]) -> TrainConfig:
     return TrainConfig(**{name: _SECTIONS[name].default_factory(**given) for name, given in values.items()})
-
-
-def _check_keys(section: str, values: Any) -> None:
-    """Refuse a value of a wrong type or against its rule; a whole number is fine where a number is asked for."""
-    for key in fields(values):
-        value, rule = getattr(values, key.name), key.metadata["rule"]
-        kept = _of_type(value, type(key.default))
-        if kept is None or not rule.holds(kept):
-            raise UserError(f"{section}.{key.name} is {_shown(value)}, but it must be {rule.says}")
-        object.__setattr__(values, key.name, kept)
 
 
 def _of_type(value: Any, kind: type) -> Any | None:
@@ -307,7 +303,7 @@ def _of_type(value: Any, kind: type) -> Any | None:
 
 
 def _shown(value: Any) -> str:
-    """A value as TOML writes it; what no key can be in a word, or as Python does."""
+    """A value as TOML, or a word for a value that no key can have."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -330,7 +326,7 @@ def _letter(letter: str) -> str:
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
-    """The sections of a file, with known names only; their values are checked when a configuration is made from them."""
+    """The sections of a file, whose keys are known; the values are checked when the sections are made."""
     try:
         data = path.read_bytes()
     except (OSError, ValueError) as problem:
@@ -364,7 +360,7 @@ def _parsed(path: Path, data: bytes) -> dict[str, Any]:
 def _unknown_section(name: str, table: Any) -> str:
     if isinstance(table, dict):
         near = difflib.get_close_matches(name, _KEYS, 1)
-        hint = f"did you mean [{near[0]}]?" if near else f"the sections are {_joined(list(_KEYS), 'and')}"
+        hint = f"did you mean [{near[0]}]?" if near else f"the sections are {_joined(list(_KEYS))}"
         return f"there is no section {_shown(name)}: {hint}"
     return f"{_shown(name)} is in no section: {_key_hint('', name)}"
 
@@ -376,8 +372,8 @@ def _key_hint(section: str, key: str) -> str:
     homes = {name: home for home, name in _all_keys()}
     if near := difflib.get_close_matches(key, homes, 1):
         return f"did you mean {near[0]} of [{homes[near[0]]}]?"
-    return f"its keys are {_joined(list(_KEYS[section]), 'and')}" if section else "'recycle train --help' lists all keys"
+    return f"its keys are {_joined(list(_KEYS[section]))}" if section else "'recycle train --help' lists all keys"
 
 
-def _joined(names: list[str], word: str) -> str:
-    return f"{', '.join(names[:-1])} {word} {names[-1]}"
+def _joined(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -11,8 +11,9 @@ from recycle.evaluate.hardware.setup import Setup
 from recycle.evaluate.hardware.torch_contender import TorchContender
 from recycle.profiling.plan_runner import PlanRun, PlanRunner
 from recycle.profiling.worker_pool import MemberContext
+from recycle.runtime.launch.configure import worker_spec
 from recycle.runtime.transport.specs import TensorSpec
-from recycle.runtime.worker.worker_spec import CopiedStages, WorkerSpec, worker_spec
+from recycle.runtime.worker.worker_spec import CopiedStages, WorkerSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from recycle.evaluate.hardware.race import Trial, run_race
 from recycle.evaluate.hardware.setup import CPU_CORES, Setup
 from recycle.evaluate.hardware.variants import variants
 from recycle.profiling.rehearsal import rehearsal_plan, rehearse
-from recycle.runtime.job import refuse_absent
+from recycle.runtime.options import refuse_absent_device
 
 SETUP, PROFILE = "setup.json", "profile.json"
 FORMAT, VERSION = "recycle-cluster", 1
@@ -68,7 +68,7 @@ def hardware(setup: Setup) -> Iterator[None]:
 
     Worker processes are forked from a server that must start inside this context, once.
     """
-    refuse_absent(setup.device)
+    refuse_absent_device(setup.device)
     with slices(setup.num_workers) if setup.is_gpu else cores_kept_awake() if are_cores_migrated() else nullcontext():
         yield
 

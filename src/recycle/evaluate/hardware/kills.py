@@ -17,7 +17,8 @@ from recycle.core.events.record import Event, Recovered
 from recycle.core.files import write_text
 from recycle.core.plans.plan_source import PlanFolder
 from recycle.evaluate.hardware.setup import Setup
-from recycle.runtime.train import train
+from recycle.runtime.launch.local_launcher import launch
+from recycle.runtime.options import FailureOptions
 
 RECOVERIES, DEATHS = "recoveries.json", "deaths"
 PARTS = ("detect", "abort", "plan", "regroup", "transfer")
@@ -64,7 +65,7 @@ def measure_recoveries(folder: Path, setup: Setup, num_kills: int, gap: int, say
             say(f"{one.worker} {'is back' if one.joins else 'was killed'}: {one.took_us / 1e3:.0f} ms to the first op after it")
 
     steps = gap * (num_kills + 1)  # the last one has time to come back
-    train(plan, **setup.arguments(steps), watch=watch, plans=source, script=script(setup, num_kills, gap))
+    launch(setup.job(plan, steps, FailureOptions(source, script(setup, num_kills, gap))), watch)
     write_text(folder / RECOVERIES, json.dumps([asdict(one) for one in found], indent=1) + "\n")
 
 

@@ -68,7 +68,7 @@ def run_race(
     if not missing:
         return
     num_turns, num_done = num_rounds * len(variants), num_rounds * len(variants) - sum(map(len, missing.values()))
-    tensor_specs = setup.job(next(iter(plans.values()))).parcels()
+    tensor_specs = setup.job(next(iter(plans.values()))).tensor_specs()
     (folder / SPANS).mkdir(exist_ok=True)
     make_contender = partial(Contender, setup, tensor_specs)
     with worker_pool(list(setup.shape.workers()), make_contender, ["torch.distributed.pipelining"]) as pool:

@@ -13,7 +13,7 @@ from recycle.core.plans.plan import Plan
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
 from recycle.runtime.job import Job
-from recycle.runtime.train import make_job
+from recycle.runtime.options import FailureOptions, TrainOptions
 
 CPU_CORES, GPU_SLICES = "cpu-cores", "gpu-slices"
 BACKENDS = (CPU_CORES, GPU_SLICES)
@@ -24,6 +24,7 @@ SEED = 1
 # Low enough that rounding does not grow within a few steps: all variants must come to the same losses.
 _RATE = 1e-4
 _ENDLESS = 10**6
+_NO_FAILURES = FailureOptions()
 
 
 make_optimizer = partial(torch.optim.AdamW, lr=_RATE, fused=True)
@@ -102,22 +103,10 @@ class Setup:
     def text(self) -> Text:
         return Text(self.context)
 
-    def arguments(self, steps: int = _ENDLESS) -> dict[str, Any]:
-        """What is trained, as `recycle.train` is told."""
-        return {
-            "stages": self.modules(),
-            "dataset": self.text(),
-            "loss": next_byte_loss,
-            "optimizer": make_optimizer,
-            "steps": steps,
-            "samples": self.samples,
-            "seed": SEED,
-            "device": self.device,
-        }
-
-    def job(self, plan: Plan) -> Job:
-        """The training job, by a plan of whatever shape."""
-        return make_job(plan, **self.arguments())
+    def job(self, plan: Plan, steps: int = _ENDLESS, failures: FailureOptions = _NO_FAILURES) -> Job:
+        """The training job, by a plan of any shape."""
+        options = TrainOptions(SEED, device=self.device, failures=failures)
+        return Job(plan, self.modules(), self.text(), next_byte_loss, make_optimizer, steps, self.samples, options=options)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -82,11 +82,11 @@ def run_coordinator_process(
 def serve_job(brief: CoordinatorConfig, listener: socket.socket, mouth: EventSink, before: Sequence[Event] | None = None) -> None:
     """Coordinate a job to its end. With `before`, take the place of one that was killed: what it has told of, unless on disk."""
     try:
-        if brief.plot is None:
+        if brief.folder is None:
             _Hall(brief, listener, mouth, None, before).run()
         else:
-            plot, is_again = brief.plot, before is not None
-            with RunFolder(plot, brief.initial.plan, brief.fingerprint, brief.num_steps, is_again) as run:
+            options, plan, is_takeover = (brief.run_folder, brief.checkpoint), brief.initial.plan, before is not None
+            with RunFolder(brief.folder, *options, plan, brief.fingerprint, brief.num_steps, is_takeover) as run:
                 _Hall(brief, listener, mouth, run, run.before).run()
     except UserError as problem:
         mouth.send(JobFailed(problem))
@@ -199,7 +199,7 @@ class _Hall:
             return Refused(f"nobody runs the errand {hello.errand!r} here")
         if hello.job not in ("", self._brief.job):
             return Refused(f"this is job {self._brief.job}, not {hello.job}")
-        return partial(courier.serve_transfer, folder=self._run.saving.folder, may_name=_is_of_a_checkpoint)
+        return partial(courier.serve_transfer, folder=self._run.checkpoint_folder, may_name=_is_of_a_checkpoint)
 
     def lost(self, caller: int) -> None:
         number = self._numbers.pop(caller, None)

@@ -1,8 +1,7 @@
-"""The local launcher: a coordinator and every worker of a plan as processes on this machine.
+"""The local launcher: it runs a job with a coordinator and every worker of its plan as processes on this machine.
 
 Processes are forked from a server that has torch loaded already, which starts a dozen of them in seconds. The launcher starts
-what has to be started: workers, those that come back, and another coordinator if it was killed. No process is left behind,
-however this one ends.
+workers, workers that rejoin, and another coordinator if the coordinator was killed. No process outlives the launcher.
 """
 
 import pickle
@@ -17,20 +16,16 @@ from pathlib import Path
 
 from torch import nn
 
-from recycle.control.decide.membership import DEFAULT_LEASE_S, refuse_lease
 from recycle.control.net.handshake import Endpoint
 from recycle.control.net.server import listen
 from recycle.control.net.wire import new_name, new_token
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, WorkerFailed
-from recycle.core.events.failure_script import NOTHING, Injection, Script
+from recycle.core.events.failure_script import Injection
 from recycle.core.events.record import Event, OpRan, Stepped
-from recycle.core.events.trace import Trace
-from recycle.core.plans.plan_source import PlanSource
 from recycle.host.process_lifetime import interrupts_held
 from recycle.host.scratch import scratch
 from recycle.runtime.coordinator.config import (
-    JOURNAL,
     CoordinatorConfig,
     EventsRecorded,
     FirstEpochFormed,
@@ -39,16 +34,16 @@ from recycle.runtime.coordinator.config import (
     Notice,
     WaitingForWorkers,
     WorkerLost,
-    coordinator_config,
 )
-from recycle.runtime.coordinator.ledger.run_folder import RunFolderOptions
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
 from recycle.runtime.coordinator.service import run_coordinator_process
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.job import Job
+from recycle.runtime.launch.configure import coordinator_config, worker_spec
 from recycle.runtime.launch.forkserver import fork_context
+from recycle.runtime.options import FailureOptions
 from recycle.runtime.worker.worker import run_worker_process
-from recycle.runtime.worker.worker_spec import pickled, worker_spec
+from recycle.runtime.worker.worker_spec import pickled
 
 _MOST_COORDINATORS = 100
 Watch = Callable[[Event], None]
@@ -56,12 +51,12 @@ Watch = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class PickledStages:
-    """The stages of a job in files of this machine, so that a worker loads the one it needs and no other."""
+    """The stages of a job in files of this machine, so that a worker loads only its own stage."""
 
     folder: Path
 
     @staticmethod
-    def keep(stages: Sequence[nn.Module], folder: Path) -> "PickledStages":
+    def write(stages: Sequence[nn.Module], folder: Path) -> "PickledStages":
         for number, module in enumerate(stages):
             _write(folder / f"stage-{number}.pickle", pickled(module))
         return PickledStages(folder)
@@ -79,53 +74,22 @@ def _write(path: Path, body: bytes) -> None:
         raise FileProblem(f"cannot write {path}: {problem.strerror or problem}; make room, or set TMPDIR") from None
 
 
-@dataclass(frozen=True, slots=True)
-class FailureOptions:
-    """What is to go wrong while a job runs: a script by steps, or a trace by the clock; and who makes plans for it."""
-
-    source: PlanSource | None = None
-    script: Script = NOTHING
-    trace: Trace | None = None
-    lease_s: float = DEFAULT_LEASE_S
-
-    def __post_init__(self) -> None:
-        refuse_lease(self.lease_s)
-
-
-_NO_FAILURES = FailureOptions()
-
-
-def launch(
-    job: Job, watch: Watch, plot: RunFolderOptions | None = None, failures: FailureOptions = _NO_FAILURES, port: int = 0
-) -> Trained:
-    """Train with a process for every live worker of the job's plan, and return what came of it; `watch` gets all events."""
+def launch(job: Job, watch: Watch = lambda event: None) -> Trained:
+    """Run a job on this machine with a process for every live worker of its plan; `watch` gets every event of the record."""
     begin_us = now_us()
-    with scratch() as folder, listen("127.0.0.1", port) as listener:
-        deaths = folder / "deaths"
-        saving = plot.saving if plot is not None else None
-        kit = worker_spec(job, PickledStages.keep(job.stages, folder), job.parcels(), saving, deaths)
-        door = Endpoint("127.0.0.1", listener.getsockname()[1], new_token(), new_name())
-        brief = coordinator_config(
-            job,
-            door,
-            failures.source,
-            failures.lease_s,
-            plot,
-            begin_us=begin_us,
-            journal=(plot.folder if plot is not None else folder) / JOURNAL,
-            deaths=deaths,
-            injections=failures.script.for_coordinator(),
-        )
-        seats = sorted(brief.initial.places)
-        path = folder / "kit.pickle"
-        _write(path, pickled(kit))
-        return _Launcher(fork_context(_homes(job)), path, door, brief, listener, failures, watch).run(seats)
+    with scratch() as folder, listen("127.0.0.1", job.options.port) as listener:
+        deaths, spec = folder / "deaths", folder / "worker_spec.pickle"
+        _write(spec, pickled(worker_spec(job, PickledStages.write(job.stages, folder), deaths=deaths)))
+        endpoint = Endpoint("127.0.0.1", listener.getsockname()[1], new_token(), new_name())
+        config = coordinator_config(job, endpoint, begin_us, folder, deaths)
+        context = fork_context(_model_modules(job))
+        return _Launcher(context, spec, endpoint, config, listener, job.options.failures, watch).run()
 
 
-def _homes(job: Job) -> list[str]:
-    """The modules that define what is trained: loaded once by the server, instead of by every worker."""
-    parts = {type(part).__module__ for stage in job.stages for part in stage.modules()}
-    return sorted(parts - {"__main__"})
+def _model_modules(job: Job) -> list[str]:
+    """The Python modules that define the model: the fork server loads them once, instead of every worker."""
+    names = {type(part).__module__ for stage in job.stages for part in stage.modules()}
+    return sorted(names - {"__main__"})
 
 
 class _Launcher:
@@ -134,14 +98,14 @@ class _Launcher:
     def __init__(
         self,
         context: ForkServerContext,
-        kit: Path,
-        door: Endpoint,
-        brief: CoordinatorConfig,
+        spec: Path,
+        endpoint: Endpoint,
+        config: CoordinatorConfig,
         listener: socket.socket,
         failures: FailureOptions,
         watch: Watch,
     ) -> None:
-        self._context, self._kit, self._door, self._brief, self._listener = context, kit, door, brief, listener
+        self._context, self._spec, self._endpoint, self._config, self._listener = context, spec, endpoint, config, listener
         self._failures, self._watch = failures, watch
         self._workers: list[BaseProcess] = []
         self._coordinator: BaseProcess | None = None
@@ -152,83 +116,80 @@ class _Launcher:
         self._changes = list(failures.trace.later) if failures.trace is not None else []
         self._formed_us = 0
 
-    def run(self, seats: Sequence[Worker]) -> Trained:
+    def run(self) -> Trained:
         try:
-            ear = self._start_coordinator()
-            for seat in seats:
-                self._start(seat, since=0)
+            notices = self._start_coordinator()
+            for place in sorted(row.worker for row in self._config.initial.plan.rows):
+                self._start_worker(place, since=0)
             while True:
-                said, ear = self._next(ear)
-                match said:
+                notice, notices = self._next_notice(notices)
+                match notice:
                     case EventsRecorded(events):
                         for event in events:
-                            self._happened(event)
+                            self._handle_event(event)
                     case FirstEpochFormed():
                         self._has_formed, self._formed_us = True, now_us()
                     case WaitingForWorkers() if self._rejoins:
-                        self._rejoin(self._rejoins[0])  # its step will not come before it
+                        self._rejoin(self._rejoins[0])  # no step is done before it joins
                     case JobDone(trained):
                         return trained
                     case JobFailed(problem):
                         raise problem
                     case WorkerLost(pid, text):
-                        raise WorkerFailed(self._epitaph(pid) or text)
+                        raise WorkerFailed(self._describe_exit(pid) or text)
         finally:
             self._end()
 
     def _start_coordinator(self) -> Connection:
-        ear, mouth = self._context.Pipe(duplex=False)
+        notices, sink = self._context.Pipe(duplex=False)
         before = None
-        if self._num_coordinators:  # the first of the script has come to pass
+        if self._num_coordinators:  # the first injection has killed the previous coordinator
             before = self._events
-            self._brief = replace(self._brief, injections=self._brief.injections[1:])
+            self._config = replace(self._config, injections=self._config.injections[1:])
         self._num_coordinators += 1
-        process = self._context.Process(
-            target=run_coordinator_process, args=(self._brief, self._listener, mouth, before), daemon=False, name="coordinator"
-        )
+        args = self._config, self._listener, sink, before
+        process = self._context.Process(target=run_coordinator_process, args=args, daemon=False, name="coordinator")
         with interrupts_held():
             process.start()
             self._coordinator = process
-        mouth.close()
-        return ear
+        sink.close()
+        return notices
 
-    def _start(self, seat: Worker, since: int) -> None:
-        """Start a worker that would like this seat; the script for it from iteration `since` on is its own."""
-        injections = self._failures.script.for_worker(seat, since)
-        process = self._context.Process(
-            target=run_worker_process, args=(self._kit, self._door, str(seat), injections), daemon=True, name=str(seat)
-        )
-        self._drop_dead()
+    def _start_worker(self, place: Worker, since: int) -> None:
+        """Start a worker that prefers this place, with the script's injections for the place from iteration `since` on."""
+        args = self._spec, self._endpoint, str(place), self._failures.script.for_worker(place, since)
+        process = self._context.Process(target=run_worker_process, args=args, daemon=True, name=str(place))
+        self._close_dead()
         try:
             with interrupts_held():
                 process.start()
                 self._workers.append(process)
-        except OSError:  # it was killed while it loaded, which is one more death, and no reason to end the others
+        except OSError:  # it was killed while it loaded: one more death, which the job survives
             if not self._has_formed:
                 raise
 
-    def _drop_dead(self) -> None:
-        """Let go of processes that are gone, once the job runs without them: each holds on to two files."""
-        if self._has_formed and self._failures.source is not None:
+    def _close_dead(self) -> None:
+        """Release dead processes that the job runs without: each holds two file descriptors."""
+        if self._has_formed and self._failures.plan_source is not None:
             for process in [each for each in self._workers if each.exitcode is not None]:
                 self._workers.remove(process)
                 process.close()
 
-    def _next(self, ear: Connection) -> tuple[Notice | None, Connection]:
-        """Wait for what the coordinator says next; start another if it is gone."""
+    def _next_notice(self, notices: Connection) -> tuple[Notice | None, Connection]:
+        """Wait for the coordinator's next notice; start another coordinator if it is dead."""
         timeout_s = self._until_change_s()
         watched = [] if self._has_formed else [worker.sentinel for worker in self._workers]
-        ready = wait([ear, *watched], timeout_s)
+        ready = wait([notices, *watched], timeout_s)
         self._play_trace()
-        if ear in ready:
+        if notices in ready:
             try:
-                return ear.recv(), ear
+                return notices.recv(), notices
             except (EOFError, OSError):
-                ear.close()
+                notices.close()
                 return None, self._replace_coordinator()
         if ready and not self._has_formed:
-            self._refuse_early_end()
-        return None, ear
+            self._refuse_early_exit()
+        return None, notices
 
     def _replace_coordinator(self) -> Connection:
         assert self._coordinator is not None
@@ -237,15 +198,15 @@ class _Launcher:
             raise WorkerFailed(f"the coordinator ended with exit code {self._coordinator.exitcode}")
         return self._start_coordinator()
 
-    def _refuse_early_end(self) -> None:
-        """Who ends before all are there will not come."""
-        time.sleep(0.2)  # its last words are on their way, and say more
+    def _refuse_early_exit(self) -> None:
+        """Raise if a worker has ended before the first epoch was formed."""
+        time.sleep(0.2)  # a last report may be on its way, and says more
         for worker in self._workers:
             if worker.exitcode is not None:
-                raise WorkerFailed(self._epitaph(worker.pid or 0) or f"{worker.name} ended")
+                raise WorkerFailed(self._describe_exit(worker.pid or 0) or f"{worker.name} ended")
 
-    def _happened(self, event: Event) -> None:
-        if not isinstance(event, OpRan):  # those are many, and nobody needs them again
+    def _handle_event(self, event: Event) -> None:
+        if not isinstance(event, OpRan):  # ops are many, and another coordinator does not need them
             self._events.append(event)
         if isinstance(event, Stepped):
             for rejoin in [each for each in self._rejoins if event.iteration + 1 >= each.iteration]:
@@ -255,7 +216,7 @@ class _Launcher:
     def _rejoin(self, rejoin: Injection) -> None:
         self._rejoins.remove(rejoin)
         assert rejoin.target is not None
-        self._start(rejoin.target, since=rejoin.iteration)
+        self._start_worker(rejoin.target, since=rejoin.iteration)
 
     def _until_change_s(self) -> float | None:
         if not self._changes or not self._has_formed:
@@ -263,18 +224,18 @@ class _Launcher:
         return max(0.0, (self._formed_us + self._changes[0].at_us - now_us()) / 1e6)
 
     def _play_trace(self) -> None:
-        """Kill and start who leaves and joins by now."""
+        """Kill and start the workers that leave and join by now."""
         while self._has_formed and self._changes and self._formed_us + self._changes[0].at_us <= now_us():
             change = self._changes.pop(0)
             if change.joins:
-                self._start(Worker.parse(change.node), since=0)
+                self._start_worker(Worker.parse(change.node), since=0)
             else:
                 for worker in self._workers:
                     if worker.name == change.node and worker.exitcode is None:
                         worker.kill()
 
-    def _epitaph(self, pid: int) -> str:
-        """What can be said of a worker that ended without a word."""
+    def _describe_exit(self, pid: int) -> str:
+        """A sentence on a worker that ended without a report; empty if there is no such worker."""
         for worker in self._workers:
             if worker.pid != pid:
                 continue
@@ -284,14 +245,14 @@ class _Launcher:
                     f"{worker.name} could not start: a worker imports the script that started the run, which must be a file that "
                     'keeps its work under if __name__ == "__main__":'
                 )
-            return f"{worker.name} ended with exit code {worker.exitcode} and without a word: look at the machine's memory"
+            return f"{worker.name} ended with exit code {worker.exitcode} without a report: look at the machine's memory"
         return ""
 
     def _end(self) -> None:
-        """End every process: who is stopped does not hear anything but this."""
+        """End every process, also those that are stopped by a signal."""
         started = [process for process in (*self._workers, self._coordinator) if process is not None]
         deadline_s = time.monotonic() + 2.0
-        for process in started:  # who has been told to end does so by itself
+        for process in started:  # a worker that got the end of the job ends by itself
             process.join(max(0.0, deadline_s - time.monotonic()) if self._has_formed else 0.0)
         for process in started:
             if process.exitcode is None:

@@ -1,7 +1,7 @@
-"""What the server loads from which worker processes are forked: all that a worker would else load by itself, a dozen times over.
+"""The modules that the fork server loads, so that a dozen workers do not each load them.
 
-torch loads its compiler's front end when the first optimizer is made, which takes longer than all else in a worker's start. So
-one is made here, and thrown away; nothing is computed, because a process that has threads must not be forked.
+torch loads its compiler's front end when the first optimizer is made, which takes most of a worker's start. So one optimizer is
+made here; nothing is computed, because a process that has threads must not be forked.
 """
 
 import torch

@@ -41,12 +41,12 @@ def worker_program(plan: Plan, worker: Worker) -> WorkerProgram:
 
 def make_stage_state(spec: WorkerSpec, stage: int, num_steps: int = 0, device: torch.device | None = None) -> StageState:
     """A stage as it is before the first step, on `device`."""
-    settings = spec.settings
+    settings = spec.options
     module = spec.stages.make(stage).to(device)
     sums = make_sums(module.parameters(), spec.shape.num_chains, settings.is_exact, settings.sum_dtype, device)
     loss = spec.loss if stage == spec.shape.num_stages - 1 else None
     made = Stage(module, sums, stage, loss, autocast=settings.autocast, device=device)
-    stepper = Stepper(made.parameters(), spec.make_optimizer, spec.schedule)
+    stepper = Stepper(made.parameters(), spec.make_optimizer, spec.options.schedule)
     return StageState(made, stepper, spec.shape, spec.ties, settings.max_norm, num_steps)
 
 
@@ -54,8 +54,8 @@ def connect(
     spec: WorkerSpec, program: WorkerProgram, view: GroupView, store: Any, device: torch.device, host: str = "127.0.0.1"
 ) -> Transport:
     """The transport of a worker of this machine, which the others reach at `host`; all workers of the epoch must call it."""
-    timeout = timedelta(seconds=spec.settings.timeout_s)
-    transport_spec = TransportSpec(spec.parcels, spec.shape.num_chains, spec.ties, timeout, host)
+    timeout = timedelta(seconds=spec.options.timeout_s)
+    transport_spec = TransportSpec(spec.tensor_specs, spec.shape.num_chains, spec.ties, timeout, host)
     incoming = [each.receives for each in program.instructions if each.receives is not None]
     return make_transport(store, view, transport_spec, incoming, device)
 
@@ -69,8 +69,8 @@ def make_trainer(
     on_progress: OnProgress = lambda iteration, label: None,
 ) -> Trainer:
     """The trainer of a worker in one epoch, on the state of its stage."""
-    num_stages, seed = spec.shape.num_stages, spec.settings.seed
+    num_stages, seed = spec.shape.num_stages, spec.options.seed
     executor = Executor(
-        view.worker, program.instructions, num_stages, state.stage, transport.messages, spec.samples, seed, on_progress
+        view.worker, program.instructions, num_stages, state.stage, transport.messages, spec.microbatches, seed, on_progress
     )
     return Trainer(executor, transport, state, view, spec.shape, spec.ties, program.warm_up, program.is_staggered)

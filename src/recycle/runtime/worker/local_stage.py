@@ -74,25 +74,25 @@ class LocalStage:
             self.report_undone(start.iteration, self.state.resume_at(start.iteration, start.ballot, self.on_applied))
         self.place = place
         writers = [peer for peer in view.peers if str(peer) not in start.sources]
-        self._writes_checkpoints = self._spec.saving is not None and place == writers[0]
+        self._writes_checkpoints = self._spec.checkpoint_folder is not None and place == writers[0]
 
     def _make_state(self, stage: int, num_steps: int, device: torch.device) -> StageState:
-        if self._spec.saving is not None:
-            deliver = self._spec.courier.bring if self._spec.courier is not None else None
-            self._writer = StageWriter(self._spec.saving.folder, stage, self._report, deliver)
+        if self._spec.checkpoint_folder is not None:
+            deliver = self._spec.file_transfer.bring if self._spec.file_transfer is not None else None
+            self._writer = StageWriter(self._spec.checkpoint_folder, stage, self._report, deliver)
         return make_stage_state(self._spec, stage, num_steps, device)
 
     def _load_checkpoint(self, num_steps: int) -> None:
         """Load the stage from the checkpoint after `num_steps` steps, if there is one."""
         if num_steps <= 0:
             return
-        assert self._spec.saving is not None
-        folder, courier = self._spec.saving.folder / step_folder(num_steps), self._spec.courier
-        if courier is not None:
-            fetch_stage(courier.fetch, folder, self.number)
+        assert self._spec.checkpoint_folder is not None
+        folder, file_transfer = self._spec.checkpoint_folder / step_folder(num_steps), self._spec.file_transfer
+        if file_transfer is not None:
+            fetch_stage(file_transfer.fetch, folder, self.number)
         checkpoint = read_checkpoint(folder, self.number)
         load_stage(checkpoint, self.number, self.state.stage.module, self.state.stepper.optimizer)
-        if courier is not None:
+        if file_transfer is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
     def transfer(self, groups: GlooGroups, sources: Mapping[str, str]) -> None:
@@ -114,19 +114,18 @@ class LocalStage:
         """Report an iteration that is applied for good, and save it if a checkpoint is due."""
         assert self.place is not None
         self._report(IterationApplied(self.place, iteration, losses, spans, verdict))
-        saving, num_steps = self._spec.saving, self._spec.settings.num_steps
-        if self._writes_checkpoints and saving is not None and saving.is_due(iteration + 1, num_steps):
+        if self._writes_checkpoints and self._spec.options.checkpoint.is_due(iteration + 1, self._spec.num_steps):
             self._save(iteration + 1)
             self._on_saved(iteration)
 
     def _save(self, num_steps: int) -> None:
         assert self._writer is not None
-        is_last = num_steps == self._spec.settings.num_steps
+        is_last = num_steps == self._spec.num_steps
         self._writer.save(num_steps, self.state.stage.module, self.state.stepper.optimizer, is_last=is_last)
 
     def finish_checkpoints(self, start: StartEpoch) -> None:
         """Wait for the checkpoints that are being written, and first write the last one if its writer may have died."""
-        num_steps = self._spec.settings.num_steps
+        num_steps = self._spec.num_steps
         if self._writes_checkpoints and start.iteration == num_steps and start.epoch > 1:
             self._save(num_steps)
         if self._writer is not None:

@@ -108,7 +108,7 @@ class _WorkerProcess:
 
     def _set_device(self) -> torch.device:
         """Select this worker's device in the calling thread, and return it: the members share the GPUs of a machine."""
-        settings = self._spec.settings
+        settings = self._spec.options
         if settings.device != "cuda":
             return torch.device(settings.device)
         if settings.is_exact:  # a sum is exact only if every kernel is deterministic
@@ -142,7 +142,7 @@ class _WorkerProcess:
                 self._injector.on_recovery(start.iteration)
             trainer = self._set_up(start, stage)
             self._control.start(start.epoch, trainer)
-            if trainer.train(self._spec.settings.num_steps, stage.on_applied):
+            if trainer.train(self._spec.num_steps, stage.on_applied):
                 self._finish(start, stage, trainer)
                 return
         except TransportBroken as problem:
@@ -186,7 +186,7 @@ class _WorkerProcess:
         """Report that all steps are done, and stay, since another worker may still be lost."""
         assert stage.place is not None
         stage.finish_checkpoints(start)
-        sha256, peak_bytes = digest(trainer.executor.stage.module), _peak_bytes(self._spec.settings.device)
+        sha256, peak_bytes = digest(trainer.executor.stage.module), _peak_bytes(self._spec.options.device)
         self._control.report_finished(WorkerFinished(stage.place, sha256, peak_bytes, trainer.activation_bytes))
 
 

@@ -1,4 +1,4 @@
-"""What a worker process gets to start with: all that training needs, whichever seat it will have, and nothing of who is there."""
+"""`WorkerSpec`: the part of a job that every worker process starts with, independent of its place in the plan."""
 
 import copy
 import pickle
@@ -13,10 +13,10 @@ from recycle.control.net.file_transfer import FileTransfer
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
 from recycle.runtime.compute.microbatches import MicroBatchSource
-from recycle.runtime.compute.optimizer_step import MakeOptimizer, Schedule
+from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss
 from recycle.runtime.compute.tied_parameters import Tie
-from recycle.runtime.job import CheckpointOptions, Job, TrainOptions
+from recycle.runtime.options import TrainOptions
 from recycle.runtime.transport.specs import TensorSpec
 
 
@@ -24,7 +24,7 @@ class StageFactory(Protocol):
     """The modules of a job as they are before the first step."""
 
     def make(self, number: int) -> nn.Module:
-        """The stage of this number, a new one each time."""
+        """A new copy of the stage of this number."""
         ...
 
 
@@ -40,53 +40,30 @@ class CopiedStages:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """A job as its workers see it. `deaths` is where a worker that is to be killed for a test says when.
+    """The part of a job that every worker needs. Its options have no failures: those belong to the launcher.
 
-    A worker that does not see the run's folder has a courier, and `saving` names a folder of its own: files rest there on their
-    way.
+    A worker that does not see the run folder has a `file_transfer`, and its `checkpoint_folder` is one of its own, in which files
+    wait to be sent. An injected kill writes its time into the file `deaths`.
     """
 
     shape: Shape
     stages: StageFactory
-    parcels: Mapping[int, TensorSpec]
+    tensor_specs: Mapping[int, TensorSpec]
     ties: Sequence[Tie]
-    samples: MicroBatchSource
+    microbatches: MicroBatchSource
     loss: Loss
     make_optimizer: MakeOptimizer
-    schedule: Schedule
-    settings: TrainOptions
-    saving: CheckpointOptions | None = None
+    num_steps: int
+    options: TrainOptions
+    checkpoint_folder: Path | None = None
+    file_transfer: FileTransfer | None = None
     deaths: Path | None = None
-    courier: FileTransfer | None = None
 
 
-def worker_spec(
-    job: Job,
-    stages: StageFactory,
-    parcels: Mapping[int, TensorSpec],
-    saving: CheckpointOptions | None = None,
-    deaths: Path | None = None,
-) -> WorkerSpec:
-    """A job as its workers see it. `parcels` are the job's: whoever has found them need not find them again."""
-    return WorkerSpec(
-        shape=job.plan.problem.shape,
-        stages=stages,
-        parcels=parcels,
-        ties=job.ties,
-        samples=job.samples,
-        loss=job.loss,
-        make_optimizer=job.make_optimizer,
-        schedule=job.schedule,
-        settings=job.settings,
-        saving=saving,
-        deaths=deaths,
-    )
-
-
-def pickled(given: Any) -> bytes:
-    """What a worker is given, in bytes: torch's own way between processes needs a file for every tensor, and shares them."""
+def pickled(value: Any) -> bytes:
+    """The pickle of a value for a worker process; torch's own reductions would need a file for every tensor."""
     try:
-        return pickle.dumps(given)
+        return pickle.dumps(value)
     except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as problem:
         raise UserError(
             f"the model, data, loss or optimizer cannot be sent to a worker process: {str(problem).splitlines()[0]}; use "

@@ -1,9 +1,9 @@
-"""The folder of a run: its plan, its record, its checkpoints, its summary; new, or one to go on with."""
+"""`RunFolder`: the plan, record, checkpoints and summary of a run on disk, of a new run or a resumed one."""
 
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,66 +31,57 @@ from recycle.core.plans.plan import Plan, Row
 from recycle.runtime.checkpoint import Checkpoint, CheckpointFolder, latest
 from recycle.runtime.checkpoint.files import find_checkpoints, is_whole
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
-from recycle.runtime.job import CheckpointOptions
-
-
-@dataclass(frozen=True, slots=True)
-class RunFolderOptions:
-    """Where a run is to be recorded and how often saved; under which name, with which texts beside it; anew, or going on."""
-
-    folder: Path
-    every: int = 0
-    keep: int = 2
-    resume: bool = False
-    name: str = ""
-    files: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def saving(self) -> CheckpointOptions:
-        return CheckpointOptions(self.folder / CHECKPOINTS, self.every, self.keep)
+from recycle.runtime.options import CheckpointOptions, RunFolderOptions
 
 
 class RunFolder:
-    """A context in which a run is recorded. `resumed` is where it goes on; `gone_us` and `losses` are of what it has done.
+    """A context in which a run is recorded in its folder.
 
-    `before` is what somebody else has written of this very run, None if nobody did.
+    `resumed` is the checkpoint from which the run continues, `gone_us` and `losses` are those of the part of the run before it.
+    `before` are the events that a previous coordinator has written of this very run, None if there was none.
     """
 
     def __init__(
-        self, plot: RunFolderOptions, plan: Plan, fingerprint: Mapping[str, Any], num_steps: int, is_again: bool = False
+        self,
+        folder: Path,
+        options: RunFolderOptions,
+        checkpoint: CheckpointOptions,
+        plan: Plan,
+        fingerprint: Mapping[str, Any],
+        num_steps: int,
+        is_takeover: bool = False,
     ) -> None:
-        """With `is_again`, somebody else was writing this very run, and is gone: nothing of it is lost."""
-        folder, resume, name = plot.folder, plot.resume, plot.name
+        """With `is_takeover`, a previous coordinator has written this very run and died: its events are kept."""
         refuse_unwritable(folder / SUMMARY)
         self.folder = folder
-        self.saving = plot.saving
+        self.checkpoint_folder = folder / CHECKPOINTS
         self.resumed: Checkpoint | None = None
         self.warnings: list[str] = []
         self.gone_us = 0
         self.losses: list[float] = []
-        before: list[Event] = [Started("train", name)]
+        before: list[Event] = [Started("train", options.name)]
         self.before: list[Event] | None = None
-        if is_again:
+        if is_takeover:
             self.before = before = list(read_record(folder / RECORD))
             starts = [event for event in before if isinstance(event, Spell) and event.cause == "start"]
-            self.gone_us = starts[-1].start_us if starts else 0  # what it had gone on from, if it had
-        elif resume:
-            self.resumed, self.warnings = latest(self.saving.folder, fingerprint)
+            self.gone_us = starts[-1].start_us if starts else 0  # above 0 if that run was itself resumed
+        elif checkpoint.resume:
+            self.resumed, self.warnings = latest(self.checkpoint_folder, fingerprint)
             if self.resumed.num_steps > num_steps:
                 raise UserError(
                     f"{folder} has done {self.resumed.num_steps} steps, more than the {num_steps} to be done: "
                     "ask for at least as many"
                 )
-            before = list(led_to(self.resumed.num_steps, read_record(folder / RECORD)))
+            before = list(events_before(self.resumed.num_steps, read_record(folder / RECORD)))
             if _rows_in(folder / PLAN) != plan.rows:
-                before.append(Started("train", name))  # by another plan from here on
+                before.append(Started("train", options.name))  # by another plan from here on
             self.gone_us = max((event.end_us for event in before if isinstance(event, Spell)), default=0)
             self.losses = _losses(before)
-        elif find_checkpoints(self.saving.folder):
+        elif find_checkpoints(self.checkpoint_folder):
             raise FileProblem(f"{folder} holds the checkpoints of another run: resume it, or name another folder")
-        # First, because it makes room: what an unfinished checkpoint left is removed.
-        self.checkpoints = CheckpointFolder(self.saving.folder, plan.problem.shape.num_stages, self.saving.keep, fingerprint)
-        for file, text in {PLAN: plan.dumps(), **plot.files}.items():
+        # First, because it removes unfinished checkpoints, and so makes room.
+        self.checkpoints = CheckpointFolder(self.checkpoint_folder, plan.problem.shape.num_stages, checkpoint.keep, fingerprint)
+        for file, text in {PLAN: plan.dumps(), **options.files}.items():
             write_text(folder / file, text)
         self._record: RecordWriter | None = RecordWriter(folder / RECORD, before)
 
@@ -114,9 +105,9 @@ class RunFolder:
         return None
 
     def keep_plan(self, iteration: int, text: str) -> str | None:
-        """Keep the plan by which all go from `iteration` on, unless it is that of before; return a sentence if that fails.
+        """Write the plan that is in force from `iteration` on, unless it did not change; return a sentence if that fails.
 
-        Plans from there on that were kept before are of epochs whose iterations are all done again.
+        Plans of later iterations are removed: those iterations are run again.
         """
         before = self.folder / PLAN
         try:
@@ -132,11 +123,11 @@ class RunFolder:
         return None
 
     def newest(self) -> int:
-        """After how many steps the newest whole checkpoint was made; 0 if there is none, which is how training began."""
-        return next((num_steps for num_steps, folder in find_checkpoints(self.saving.folder).items() if is_whole(folder)), 0)
+        """The number of steps of the newest whole checkpoint; 0, the start of training, if there is none."""
+        return next((num_steps for num_steps, folder in find_checkpoints(self.checkpoint_folder).items() if is_whole(folder)), 0)
 
     def close(self, trained: Trained) -> str | None:
-        """Write what the run came to; return a sentence if that fails."""
+        """Write the summary of the run; return a sentence if that fails."""
         try:
             write_text(self.folder / SUMMARY, json.dumps(trained.to_json(), indent=1) + "\n")
         except FileProblem as problem:
@@ -145,7 +136,7 @@ class RunFolder:
 
 
 def _losses(events: Iterable[Event]) -> list[float]:
-    """The loss of every step; one that was done again after a checkpoint was loaded counts as it came out last."""
+    """The loss of every step; of a step that was run again after a checkpoint was loaded, the last one."""
     found: dict[int, float] = {}
     for event in events:
         if isinstance(event, Stepped):
@@ -154,22 +145,22 @@ def _losses(events: Iterable[Event]) -> list[float]:
     return list(found.values())
 
 
-def led_to(num_steps: int, events: Iterator[Event]) -> Iterator[Event]:
-    """What of a record led to its first `num_steps` steps; what came after was in vain, since it is to be done again."""
+def events_before(num_steps: int, events: Iterator[Event]) -> Iterator[Event]:
+    """The events of a record that belong to its first `num_steps` steps; later training is marked as redone."""
     is_lost = False
     for event in events:
         match event:
             case OpRan(is_in_vain=True) if event.iteration >= num_steps:
-                pass  # it says nothing of the steps before: a slow worker may tell of those later
+                pass  # it says nothing of earlier steps, which a slow worker may report later
             case OpRan(is_in_vain=False) | Stepped():
-                # By the last that was told: a step that was done again after all went back to a checkpoint comes twice.
+                # The last report decides: a step that was run again after a checkpoint was loaded is reported twice.
                 is_lost = event.iteration >= num_steps
                 if not is_lost:
                     yield event
             case Spell(state="train") if is_lost:
                 yield replace(event, state="redo", samples=0, discarded=event.samples)
             case Held():
-                pass  # it says what a whole run held, and that is not over
+                pass  # it is about a whole run, and this one is not over
             case Saved() if event.num_steps > num_steps:
                 pass
             case _:
@@ -177,7 +168,7 @@ def led_to(num_steps: int, events: Iterator[Event]) -> Iterator[Event]:
 
 
 def _rows_in(path: Path) -> Sequence[Row]:
-    """Who does what by the plan there, nobody if there is none; how long it took to find is no part of that."""
+    """The rows of the plan in a file, none if there is no plan; plans also hold their solving time, which rows do not."""
     try:
         return Plan.load(path).rows
     except UserError:

@@ -7,27 +7,27 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import SIGKILL, SIGSTOP, Signals
-from typing import Any
 
-from recovery_cases import Diary, Enough, Overdue, names, train
-from runtime_cases import SEED, Sizes
+from recovery_cases import RunEnded, RunLog, TimeLimitExceeded, names, train
+from runtime_cases import EXACT, SEED, Sizes
 
 import recycle
 from recycle.core.events.record import Recovered
 from recycle.core.events.trace import Change, Trace
 from recycle.runtime.execute.spans import now_us
+from recycle.runtime.options import TrainOptions
 
-# A run that is struck never comes to its last step: it is ended when enough is known.
+# A run with signals never comes to its last step: it is ended when enough is known.
 ENDLESS = 10**6
 _PROC = Path("/proc")
 _SOON_S, _GLANCE_S = 0.5, 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
+class PlannedSignal:
     """A signal to a process, and when that is started again, in seconds since the run's first op."""
 
     at_s: float
@@ -38,36 +38,36 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """One strike in every cycle: between which of its seconds, and in which of them its victim is started again."""
+    """One signal in every cycle: between which of its seconds, and in which of them its victim is started again."""
 
     cycle_s: float
     earliest_s: float
     latest_s: float
     back_s: float
 
-    def strikes(self, victims: Sequence[str], kinds: Sequence[Signals]) -> list[Strike]:
+    def signals(self, victims: Sequence[str], kinds: Sequence[Signals]) -> list[PlannedSignal]:
         """Random moments and victims, the same in every run. None of the last two victims, which may still be loading."""
-        chance, strikes = random.Random(SEED), list[Strike]()
+        chance, signals = random.Random(SEED), list[PlannedSignal]()
         for number, kind in enumerate(kinds):
-            recent = [strike.victim for strike in strikes[-2:]]
+            recent = [planned.victim for planned in signals[-2:]]
             victim = chance.choice([name for name in victims if name not in recent])
             moment_s = chance.uniform(self.earliest_s, self.latest_s)
             begin_s = number * self.cycle_s
-            strikes.append(Strike(begin_s + moment_s, victim, begin_s + self.back_s, kind))
-        return strikes
+            signals.append(PlannedSignal(begin_s + moment_s, victim, begin_s + self.back_s, kind))
+        return signals
 
 
-def _trace(sizes: Sizes, strikes: Sequence[Strike]) -> Trace:
+def _trace(sizes: Sizes, signals: Sequence[PlannedSignal]) -> Trace:
     """The launcher's part: it starts who was killed. A trace adds nobody whom it has not removed, dead as it is by then."""
     changes = [Change(0, True, name) for name in names(sizes)]
-    for strike in strikes:
-        back_us = round(strike.back_s * 1e6)
-        changes += [Change(back_us, False, strike.victim), Change(back_us + 1, True, strike.victim)]
+    for planned in signals:
+        back_us = round(planned.back_s * 1e6)
+        changes += [Change(back_us, False, planned.victim), Change(back_us + 1, True, planned.victim)]
     return Trace(tuple(changes), changes[-1].at_us)
 
 
 @dataclass(frozen=True, slots=True)
-class Blow:
+class SentSignal:
     """A signal that was sent, and when; and when its process was gone. Both by the machine's clock."""
 
     kind: Signals
@@ -76,74 +76,83 @@ class Blow:
 
 
 @dataclass(frozen=True, slots=True)
-class Struck:
-    """A run that was struck, what was heard of it, and the problem by which it ended before it was to end."""
+class SignalledRun:
+    """A run with signals, the log of its events, and the problem by which it ended before it was to end."""
 
-    blows: tuple[Blow, ...]
-    diary: Diary
+    sent: tuple[SentSignal, ...]
+    log: RunLog
     problem: str
 
-    def recoveries(self, kind: Signals) -> Iterator[tuple[Blow, int, Recovered, int]]:
+    def recoveries(self, kind: Signals) -> Iterator[tuple[SentSignal, int, Recovered, int]]:
         """Every such signal that led to a recovery: when it was sent in the time of the record, and the first op after it."""
-        followed = [pair for pair in zip(self.diary.recoveries, self.diary.first_ops_us, strict=True) if not pair[0].joins]
-        for blow in self.blows:
-            at_us = blow.sent_us - self.diary.zero_us
+        followed = [pair for pair in zip(self.log.recoveries, self.log.first_ops_us, strict=True) if not pair[0].joins]
+        for signal_sent in self.sent:
+            at_us = signal_sent.sent_us - self.log.zero_us
             found = next(((recovery, op_us) for recovery, op_us in followed if recovery.end_us > at_us and op_us), None)
-            if blow.kind is kind and found is not None:
-                yield blow, at_us, *found
+            if signal_sent.kind is kind and found is not None:
+                yield signal_sent, at_us, *found
 
 
-Moment = Callable[[Diary], bool]
-"""Whether something may go on, as far as a diary tells."""
+Condition = Callable[[RunLog], bool]
+"""Whether something may go on, by the log of a run."""
 
 
-def strike_all(sizes: Sizes, strikes: Sequence[Strike], limit_s: float, ready: Moment, over: Moment, **options: Any) -> Struck:
+def run_with_signals(
+    sizes: Sizes,
+    signals: Sequence[PlannedSignal],
+    limit_s: float,
+    ready: Condition,
+    over: Condition,
+    out: Path | None = None,
+    options: TrainOptions = EXACT,
+) -> SignalledRun:
     """Train while signals are sent: each when the run is `ready`, if that is soon; end it when it is `over` after the last."""
-    diary, problem = Diary(), ""
+    log, problem = RunLog(), ""
     with ThreadPoolExecutor(1) as pool:
-        striking = pool.submit(_strike_all, diary, strikes, ready, over)
+        sending = pool.submit(_send_all, log, signals, ready, over)
         try:
-            train(sizes, ENDLESS, limit_s, watch=diary.hear, trace=_trace(sizes, strikes), **options)
-        except Enough:
+            failures = replace(options.failures, trace=_trace(sizes, signals))
+            train(sizes, ENDLESS, limit_s, watch=log.observe, out=out, options=replace(options, failures=failures))
+        except RunEnded:
             pass
-        except (recycle.UserError, Overdue) as reason:
+        except (recycle.UserError, TimeLimitExceeded) as reason:
             problem = str(reason).splitlines()[0]
         finally:
-            diary.is_over.set()
-        return Struck(tuple(striking.result()), diary, problem)
+            log.is_over.set()
+        return SignalledRun(tuple(sending.result()), log, problem)
 
 
-def _strike_all(diary: Diary, strikes: Sequence[Strike], ready: Moment, over: Moment) -> list[Blow]:
+def _send_all(log: RunLog, signals: Sequence[PlannedSignal], ready: Condition, over: Condition) -> list[SentSignal]:
     """The thread's work. The run ends with it, also if something goes wrong here."""
-    blows = list[Blow]()
+    sent = list[SentSignal]()
     try:
-        while not diary.has_begun.wait(_SOON_S) and not diary.is_over.is_set():
+        while not log.has_begun.wait(_SOON_S) and not log.is_over.is_set():
             pass
-        for strike in strikes:
-            diary.is_over.wait(max(0.0, strike.at_s - diary.now_s))
-            while not ready(diary) and diary.now_s < strike.back_s - _SOON_S and not diary.is_over.wait(_GLANCE_S):
+        for planned in signals:
+            log.is_over.wait(max(0.0, planned.at_s - log.now_s))
+            while not ready(log) and log.now_s < planned.back_s - _SOON_S and not log.is_over.wait(_GLANCE_S):
                 pass
-            if diary.is_over.is_set():
+            if log.is_over.is_set():
                 break
-            blows += _strike(diary, strike)
-        diary.is_over.wait(max(0.0, strikes[-1].back_s - diary.now_s))
-        while not over(diary) and not diary.is_over.wait(_SOON_S):
+            sent += _send(log, planned)
+        log.is_over.wait(max(0.0, signals[-1].back_s - log.now_s))
+        while not over(log) and not log.is_over.wait(_SOON_S):
             pass
-        return blows
+        return sent
     finally:
-        diary.is_enough.set()
+        log.is_enough.set()
 
 
-def _strike(diary: Diary, strike: Strike) -> Iterator[Blow]:
+def _send(log: RunLog, planned: PlannedSignal) -> Iterator[SentSignal]:
     """Send the signal, if its process is there, and watch a process that was stopped until it has been killed."""
-    pid = diary.pids.get(strike.victim)
+    pid = log.pids.get(planned.victim)
     if pid is None or not _is_there(pid):
         return
     sent_us = now_us()
-    os.kill(pid, strike.kind)
-    while strike.kind is SIGSTOP and _is_there(pid) and not diary.is_over.wait(_GLANCE_S):
+    os.kill(pid, planned.kind)
+    while planned.kind is SIGSTOP and _is_there(pid) and not log.is_over.wait(_GLANCE_S):
         pass
-    yield Blow(strike.kind, sent_us, now_us())
+    yield SentSignal(planned.kind, sent_us, now_us())
 
 
 def _is_there(pid: int) -> bool:

@@ -1,0 +1,73 @@
+"""The configurations of a job's processes, derived from the job: `worker_spec` for workers, `coordinator_config`."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from recycle.control.net.file_transfer import FileTransfer
+from recycle.control.net.handshake import Endpoint
+from recycle.core.events.record import CHECKPOINTS
+from recycle.core.plans.plan_source import PlanAssignment
+from recycle.runtime.coordinator.config import JOURNAL, CoordinatorConfig
+from recycle.runtime.job import Job
+from recycle.runtime.options import FailureOptions
+from recycle.runtime.transport.specs import TensorSpec
+from recycle.runtime.worker.worker_spec import CopiedStages, StageFactory, WorkerSpec
+
+
+def worker_spec(
+    job: Job,
+    stages: StageFactory | None = None,
+    tensor_specs: Mapping[int, TensorSpec] | None = None,
+    file_transfer: FileTransfer | None = None,
+    deaths: Path | None = None,
+) -> WorkerSpec:
+    """The part of a job that every worker needs; `tensor_specs` are the job's, if they are known already."""
+    folder = job.run_folder
+    return WorkerSpec(
+        shape=job.plan.problem.shape,
+        stages=stages or CopiedStages(job.stages),
+        tensor_specs=job.tensor_specs() if tensor_specs is None else tensor_specs,
+        ties=job.ties,
+        microbatches=job.microbatches,
+        loss=job.loss,
+        make_optimizer=job.optimizer,
+        num_steps=job.steps,
+        # Without the plan source: a worker must not load a planner.
+        options=replace(job.options, failures=FailureOptions()),
+        checkpoint_folder=None if folder is None else folder / CHECKPOINTS,
+        file_transfer=file_transfer,
+        deaths=deaths,
+    )
+
+
+def coordinator_config(
+    job: Job,
+    endpoint: Endpoint,
+    begin_us: int,
+    journal_folder: Path,
+    deaths: Path | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> CoordinatorConfig:
+    """The configuration of a coordinator that starts the job with its plan; `about` is sent to every worker that joins."""
+    options, workers = job.options, [row.worker for row in job.plan.rows]
+    return CoordinatorConfig(
+        job=endpoint.job,
+        token=endpoint.token,
+        lease_s=options.failures.lease_s,
+        initial=PlanAssignment(job.plan, dict(zip(workers, workers, strict=True)), "the plan that the run was started with"),
+        source=options.failures.plan_source,
+        num_steps=job.steps,
+        num_samples=job.samples_per_step,
+        profiles=job.profiles(),
+        fingerprint=job.fingerprint(),
+        begin_us=begin_us,
+        journal=(job.run_folder or journal_folder) / JOURNAL,
+        folder=job.run_folder,
+        run_folder=options.run_folder,
+        checkpoint=options.checkpoint,
+        deaths=deaths,
+        injections=options.failures.script.for_coordinator(),
+        about=about or {},
+    )

@@ -1,0 +1,124 @@
+"""Options of a training job: `TrainOptions`, and inside it those of checkpoints, of the run folder and of failures."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from recycle.control.decide.membership import DEFAULT_LEASE_S, refuse_lease
+from recycle.core.errors import UserError
+from recycle.core.events.failure_script import NOTHING, Script
+from recycle.core.events.trace import Trace
+from recycle.core.plans.plan_source import PlanSource
+from recycle.runtime.compute.optimizer_step import Schedule, constant
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """When checkpoints are written into the run folder, and whether the run starts from one.
+
+    Attributes:
+        every: Steps between two checkpoints; 0 writes one after the last step only.
+        keep: How many checkpoints are kept, the newest ones.
+        resume: Continue the run in the folder from its newest whole checkpoint.
+        about: More entries of the checkpoint's fingerprint: a run is resumed only if they are equal.
+    """
+
+    every: int = 0
+    keep: int = 2
+    resume: bool = False
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        refuse_count("the number of steps between checkpoints", self.every, 0)
+        refuse_count("the number of checkpoints to keep", self.keep, 1)
+
+    def is_due(self, num_steps: int, last: int) -> bool:
+        """Whether a checkpoint is written after `num_steps` steps of a run of `last` steps."""
+        return num_steps == last or (self.every > 0 and num_steps % self.every == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolderOptions:
+    """What else the run folder holds: the name of the run in its record, and texts by the name of their file."""
+
+    name: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureOptions:
+    """How a run survives failures, and which failures are injected.
+
+    Attributes:
+        plan_source: Makes plans without the dead workers, such as `recycle.Planner`; without one, the first death ends the run.
+        script: Failures that are injected at given steps.
+        trace: Workers that leave and join at given times.
+        lease_s: Seconds of silence after which a worker counts as dead.
+    """
+
+    plan_source: PlanSource | None = None
+    script: Script = NOTHING
+    trace: Trace | None = None
+    lease_s: float = DEFAULT_LEASE_S
+
+    def __post_init__(self) -> None:
+        refuse_lease(self.lease_s)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """How a job trains, apart from the few things that every job names itself.
+
+    Attributes:
+        seed: Seed of the order of samples and of dropout.
+        is_exact: Sum gradients as whole numbers: weights are equal bit for bit, whichever workers are dead.
+        max_norm: Clip the global norm of the gradient to this; None does not clip.
+        schedule: The factor of the learning rate at each iteration, a pure function.
+        sum_dtype: The type in which gradients are summed.
+        autocast: The type in which ops compute by autocast; None switches autocast off.
+        device: "cpu" or "cuda".
+        port: The port of the coordinator on this machine; 0 is any free one.
+        timeout_s: The limit of every wait for another worker, for the case that all other detection fails.
+        checkpoint: When checkpoints are written, and whether the run is resumed.
+        run_folder: What else the run folder holds.
+        failures: How failures are survived, and which are injected.
+
+    Raises:
+        UserError: An option has a value that cannot be used.
+    """
+
+    seed: int = 0
+    is_exact: bool = False
+    max_norm: float | None = None
+    schedule: Schedule = constant
+    sum_dtype: torch.dtype = torch.float32
+    autocast: torch.dtype | None = None
+    device: str = "cpu"
+    port: int = 0
+    timeout_s: float = 300.0
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    run_folder: RunFolderOptions = field(default_factory=RunFolderOptions)
+    failures: FailureOptions = field(default_factory=FailureOptions)
+
+    def __post_init__(self) -> None:
+        refuse_count("the seed", self.seed, 0)
+        if self.max_norm is not None and not (isinstance(self.max_norm, int | float) and 0 < self.max_norm < math.inf):
+            raise UserError(f"max_norm is {self.max_norm!r}, but it must be a finite number above 0, or None")
+        refuse_absent_device(self.device)
+
+
+def refuse_count(name: str, value: Any, least: int) -> None:
+    """Raise if `value` is not a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{name} is {value!r}, but it must be a whole number of at least {least}")
+
+
+def refuse_absent_device(device: str) -> None:
+    """Raise if this machine does not have the device."""
+    if device not in ("cpu", "cuda"):
+        raise UserError(f"the device is {device!r}, but it must be cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("the device is cuda, but torch finds no GPU here: leave it out, or install torch with CUDA")
