@@ -293,9 +293,9 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
             recorded = any(isinstance(event, Stepped) for event in read_record(tmp_path / "record.jsonl"))
             return (tmp_path / "checkpoints" / "step-00000001").is_dir() and not recorded
 
-        books.hear(applied("W0_0", 0))
-        books.hear(report_of(run.saving.folder, 0, 1, *small_stage()))
+        books.add(applied("W0_0", 0))
+        books.add(report_of(run.saving.folder, 0, 1, *small_stage()))
         assert not is_ahead()
-        books.hear(applied("W1_0", 1))
+        books.add(applied("W1_0", 1))
         assert not is_ahead()
         assert (tmp_path / "checkpoints" / "step-00000001").is_dir()

@@ -136,7 +136,7 @@ class _Session:
     def _say(self, text: str, problem: UserError | None) -> None:
         """Last words."""
         self._tell(WorkerCrashed(self._seat or Worker(0, 0), now_us(), text, problem))
-        self._client.wait_until_heard(_LAST_WORDS_S)
+        self._client.wait_until_acknowledged(_LAST_WORDS_S)
         raise SystemExit(1)
 
     def _follow(self) -> None:
@@ -148,7 +148,7 @@ class _Session:
                 case StopEpoch(epoch=epoch) if epoch > self._answered:
                     self._answer(epoch, "it was asked to")
                 case JobEnded():
-                    self._client.wait_until_heard(_LAST_WORDS_S)
+                    self._client.wait_until_acknowledged(_LAST_WORDS_S)
                     return
                 case JoinRefused():
                     raise message
@@ -178,7 +178,7 @@ class _Session:
                 if self._stopped is not None:
                     self._client.send(self._stopped)
                 elif self._finished is not None:
-                    self._client.tell(report_to_json(self._finished))
+                    self._client.report(report_to_json(self._finished))
             case StopEpoch(epoch=epoch):
                 with self._lock:
                     self._over = max(self._over, epoch)
@@ -201,7 +201,7 @@ class _Session:
     # The main thread.
 
     def _tell(self, told: WorkerReport) -> None:
-        self._client.tell(report_to_json(told))
+        self._client.report(report_to_json(told))
 
     def _play(self, go: StartEpoch) -> None:
         """One epoch, from settling what was before it to its end."""
@@ -247,7 +247,7 @@ class _Session:
 
     def _take_seat(self, go: StartEpoch) -> tuple[GroupView, Plan]:
         """Stand where all go on, at the seat that the epoch has for this worker."""
-        seats = {number: Worker.parse(seat) for seat, number in go.seats.items()}
+        seats = {number: Worker.parse(seat) for seat, number in go.places.items()}
         seat = seats[self._client.member]
         is_new = self._footing is None or self._footing.stage.number != seat.stage
         is_fresh = go.checkpoint >= 0 or (go.epoch == 1 and is_new)
@@ -272,7 +272,7 @@ class _Session:
         """A stage as it is before the first step."""
         if self._kit.saving is not None:
             courier = self._kit.courier
-            deliver = courier.bring if courier is not None else None
+            deliver = courier.upload if courier is not None else None
             self._writer = StageWriter(self._kit.saving.folder, stage, self._tell, deliver)
         return make_stage_state(self._kit, stage, num_steps, self._device())
 
@@ -283,7 +283,7 @@ class _Session:
             assert self._footing is not None
             folder = self._kit.saving.folder / step_folder(go.checkpoint)
             if self._kit.courier is not None:
-                fetch_stage(self._kit.courier.fetch, folder, stage)
+                fetch_stage(self._kit.courier.download, folder, stage)
             checkpoint = read_checkpoint(folder, stage)
             load_stage(checkpoint, stage, self._footing.stage.module, self._footing.stepper.optimizer)
             if self._kit.courier is not None:
