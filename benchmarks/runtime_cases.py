@@ -33,7 +33,7 @@ from recycle.runtime.launch.configure import worker_spec
 from recycle.runtime.launch.local_launcher import launch
 from recycle.runtime.options import TrainOptions
 from recycle.runtime.transport.gloo import GlooTransport
-from recycle.runtime.transport.specs import GroupView
+from recycle.runtime.transport.specs import GroupView, TransportSpec
 from recycle.runtime.worker.epoch_setup import make_stage_state, make_trainer, worker_program
 from recycle.runtime.worker.worker_spec import WorkerSpec
 

@@ -1,4 +1,4 @@
-"""A port of its own for each test, which must leave nothing behind."""
+"""A server harness for each test, which must leave no file and no thread behind."""
 
 import threading
 import time
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.control.net.endpoint_harness import LEASE_S, PATIENCE_S, Guest, Post, num_open
+from tests.control.net.endpoint_harness import LEASE_S, PATIENCE_S, FakeMember, ServerHarness, num_open
 
 
 @pytest.fixture
-def post() -> Iterator[Post]:
-    """A port that has left nothing behind when it is closed."""
+def harness() -> Iterator[ServerHarness]:
+    """A server that has left nothing behind when it is closed."""
     before, threads = num_open(), threading.active_count()
-    made = Post()
+    made = ServerHarness()
     yield made
     made.close()
     deadline_s = time.monotonic() + PATIENCE_S
@@ -25,13 +25,13 @@ def post() -> Iterator[Post]:
 
 
 @pytest.fixture
-def member(post: Post) -> Iterator[Guest]:
-    """Somebody who has been let in, and notices nothing of whatever a test does to the port."""
-    guest = post.member("W0_0")
-    guest.echo_s()
-    yield guest
-    assert guest.echo_s() < LEASE_S / 2
-    assert post.porter.num_lost == 0
-    assert guest.refusals.empty()
-    guest.client.close()
-    post.porter.wait_for(lambda: post.porter.num_lost == 1)
+def member(harness: ServerHarness) -> Iterator[FakeMember]:
+    """A member that is not disturbed by anything that a test does to the server."""
+    fake = harness.member("W0_0")
+    fake.echo_s()
+    yield fake
+    assert fake.echo_s() < LEASE_S / 2
+    assert harness.callbacks.num_disconnected == 0
+    assert fake.refusals.empty()
+    fake.client.close()
+    harness.callbacks.wait_for(lambda: harness.callbacks.num_disconnected == 1)

@@ -1,1 +1,1 @@
-"""Who is alive, and what happens next: coordinator, workers, and what they say to each other."""
+"""The control plane: membership, epochs and recovery (`decide`), and the connections between coordinator and workers (`net`)."""

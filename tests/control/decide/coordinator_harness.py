@@ -1,4 +1,4 @@
-"""A coordinator without a socket or a process: a desk that writes down what it is asked for, and members that a test moves."""
+"""CoordinatorHarness: a coordinator without sockets and processes, with recorded effects and members that a test controls."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -6,10 +6,11 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from recycle.control.decide.coordinator import Coordinator, CoordinatorPhase
-from recycle.control.decide.journal import Journal, MemoryJournal
+from recycle.control.decide.coordinator import Coordinator
+from recycle.control.decide.journal import Journal, JournalEntry
 from recycle.control.decide.members import Member, Recovery
 from recycle.control.decide.messages import ControlMessage, EpochBegun, EpochStopped, ProgressReport, RenewLease, StartEpoch
+from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.op import Kind, MicroBatch, Op
@@ -30,7 +31,7 @@ def dead(*names: str) -> frozenset[Worker]:
 
 @cache
 def plan_for(cluster: Cluster) -> Plan:
-    """A plan in which the first live peer does what the dead would do: all forwards, then all backwards."""
+    """A plan in which the first live peer runs the ops of the dead workers: all forwards, then all backwards."""
     shape = cluster.shape
     orders: dict[Worker, list[Op]] = {worker: [] for worker in cluster.live_workers()}
     for kind in (Kind.F, Kind.B):
@@ -43,7 +44,7 @@ def plan_for(cluster: Cluster) -> Plan:
 
 
 def answer_for(shape: Shape, failed: frozenset[Worker], planned: frozenset[Worker] | None = None) -> PlanAssignment | str:
-    """What a source says: the dead stay where they are, unless told otherwise or a stage has nobody left."""
+    """The answer of a source: the plan's dead are `planned`, else the dead workers, unless a stage has no live worker."""
     try:
         num_live = num_live_at(shape, failed)
     except UserError as problem:
@@ -54,30 +55,43 @@ def answer_for(shape: Shape, failed: frozenset[Worker], planned: frozenset[Worke
             live = {
                 stage: [w for w in shape.workers() if w.stage == stage and w not in planned] for stage in range(shape.num_stages)
             }
-            giver = max(live, key=lambda stage: len(live[stage]))
-            planned = planned - {Worker(0, empty)} | {live[giver][-1]}
+            donor = max(live, key=lambda stage: len(live[stage]))
+            planned = planned - {Worker(0, empty)} | {live[donor][-1]}
     cluster = Cluster(shape, planned)
     return PlanAssignment(plan_for(cluster), places_for(cluster, failed), "made by hand")
 
 
 def evened(shape: Shape, failed: frozenset[Worker]) -> frozenset[Worker]:
-    """As many dead, but spread over the stages, the first workers of each: so that many move, and also who need not."""
+    """As many dead, but spread over the stages, the first workers of each: so that more workers move than need to."""
     stages = [index % shape.num_stages for index in range(len(failed))]
     return frozenset(Worker(stages[:index].count(stage), stage) for index, stage in enumerate(stages))
 
 
-class Desk:
-    """A world that only writes down what it is asked for."""
+class MemoryJournal:
+    """A journal that is lost with its process."""
+
+    def __init__(self) -> None:
+        self._entries: list[JournalEntry] = []
+
+    def append(self, entry: JournalEntry) -> None:
+        self._entries.append(entry)
+
+    def last(self) -> JournalEntry | None:
+        return self._entries[-1] if self._entries else None
+
+
+class RecordingEffects:
+    """Effects that are only recorded."""
 
     def __init__(self) -> None:
         self.at_us = 1_000_000
         self.log: list[tuple[Any, ...]] = []
         self.sent: defaultdict[int, list[ControlMessage]] = defaultdict(list)
-        self.questions: list[frozenset[Worker]] = []
+        self.plan_requests: list[frozenset[Worker]] = []
         self.waits: list[str] = []
         self.recoveries: list[Recovery] = []
         self.num_steps_saved = 0
-        self.went_us = 0
+        self.died_us = 0
         self.is_prepared = True
 
     def now_us(self) -> int:
@@ -86,138 +100,138 @@ class Desk:
     def is_ready(self) -> bool:
         return self.is_prepared
 
-    def send(self, caller: int, message: ControlMessage) -> None:
-        self.sent[caller].append(message)
+    def send(self, connection: int, message: ControlMessage) -> None:
+        self.sent[connection].append(message)
 
-    def send_all(self, callers: Iterable[int], message: ControlMessage) -> None:
-        for caller in callers:
-            self.send(caller, message)
+    def send_all(self, connections: Iterable[int], message: ControlMessage) -> None:
+        for connection in connections:
+            self.send(connection, message)
 
-    def hang_up(self, caller: int) -> None:
-        self.log.append(("hang up", caller))
+    def disconnect(self, connection: int) -> None:
+        self.log.append(("disconnect", connection))
 
-    def is_running(self, member: Member) -> bool:
+    def is_process_running(self, member: Member) -> bool:
         return False
 
     def fence(self, member: Member) -> None:
         self.log.append(("fence", member.host, member.pid))
 
-    def ask(self, failed: frozenset[Worker]) -> None:
-        self.log.append(("ask",))
-        self.questions.append(failed)
+    def request_plan(self, failed: frozenset[Worker]) -> None:
+        self.log.append(("request plan",))
+        self.plan_requests.append(failed)
 
-    def checkpoint(self) -> int:
+    def newest_checkpoint(self) -> int:
         return self.num_steps_saved
 
-    def left(self, member: Member, reason: str) -> int:
-        self.log.append(("left", str(member.seat), reason))
-        return self.went_us
+    def member_left(self, member: Member, reason: str) -> int:
+        self.log.append(("left", str(member.place), reason))
+        return self.died_us
 
-    def suspected(self, member: Member, reason: str) -> None:
-        self.log.append(("suspected", str(member.seat), reason))
+    def member_suspected(self, member: Member, reason: str) -> None:
+        self.log.append(("suspected", str(member.place), reason))
 
-    def joining(self, member: Member, seat: Worker) -> None:
-        self.log.append(("joining", str(seat)))
+    def member_joining(self, member: Member, place: Worker) -> None:
+        self.log.append(("joining", str(place)))
 
     def waiting(self, reason: str) -> None:
         self.waits.append(reason)
 
-    def began(self, answer: PlanAssignment, go: StartEpoch, members: Iterable[Member]) -> None:
-        self.log.append(("began", go.epoch))
+    def epoch_started(self, assignment: PlanAssignment, start: StartEpoch) -> None:
+        self.log.append(("epoch started", start.epoch))
 
-    def recovered(self, recovery: Recovery) -> None:
+    def recovery_finished(self, recovery: Recovery) -> None:
         self.recoveries.append(replace(recovery, left=list(recovery.left), joined=list(recovery.joined)))
 
-    def said(self, what: str) -> list[tuple[Any, ...]]:
-        return [entry for entry in self.log if entry[0] == what]
+    def logged(self, name: str) -> list[tuple[Any, ...]]:
+        return [entry for entry in self.log if entry[0] == name]
 
 
-class Office:
-    """A coordinator at its desk, and members that say what a test makes them say."""
+class CoordinatorHarness:
+    """A coordinator with recorded effects, and members that send what a test wants."""
 
     def __init__(self, shape: Shape = SHAPE, initially: frozenset[Worker] = frozenset(), journal: Journal | None = None) -> None:
-        self.shape, self.desk, self.journal = shape, Desk(), journal or MemoryJournal()
+        self.shape, self.effects, self.journal = shape, RecordingEffects(), journal or MemoryJournal()
         cluster = Cluster(shape, initially)
         self.initial = PlanAssignment(plan_for(cluster), places_for(cluster, initially), "the first")
-        self.num_callers = 0
-        self.hire()
+        self.num_connections = 0
+        self.start_coordinator()
 
-    def hire(self) -> None:
-        """Have a coordinator, who knows what the journal says."""
-        self.coordinator = Coordinator(self.shape, self.initial, 0, self.desk, self.journal, LEASE_S)
+    def start_coordinator(self) -> None:
+        """Start a coordinator, which reads the journal."""
+        self.coordinator = Coordinator(self.shape, self.initial, 0, self.effects, self.journal, LEASE_S)
 
     @property
     def phase(self) -> CoordinatorPhase:
         return self.coordinator.phase
 
     def at(self, name: str) -> Member:
-        return next(member for member in self.coordinator.members.values() if str(member.seat) == name)
+        return next(member for member in self.coordinator.members.values() if str(member.place) == name)
 
-    def come(self, wish: str = "") -> Member:
-        wanted = Worker.parse(wish) if wish else None
-        assert self.coordinator.why_not(wanted) is None
-        self.num_callers += 1
-        member = self.coordinator.join(self.num_callers, "here", 1000 + self.num_callers, wanted)
-        self.coordinator.seat_newcomers()
+    def join(self, preferred: str = "") -> Member:
+        wanted = Worker.parse(preferred) if preferred else None
+        assert self.coordinator.refusal(wanted) is None
+        self.num_connections += 1
+        member = self.coordinator.join(self.num_connections, "here", 1000 + self.num_connections, wanted)
+        self.coordinator.admit_new_members()
         return member
 
-    def come_back(self, member: Member, epoch: int | None = None) -> Member | None:
-        """What a worker does that finds a new coordinator."""
-        self.num_callers += 1
-        found = self.coordinator.come_back(member.number, self.num_callers, member.host, member.pid)
+    def rejoin(self, member: Member, epoch: int | None = None) -> Member | None:
+        """Reconnect a member, as a worker does that finds a new coordinator."""
+        self.num_connections += 1
+        found = self.coordinator.rejoin(member.number, self.num_connections, member.host, member.pid)
         if found is not None:
-            self.coordinator.welcome_back(found, self.coordinator.epoch if epoch is None else epoch)
+            self.coordinator.resume_member(found, self.coordinator.epoch if epoch is None else epoch)
         return found
 
-    def form(self) -> "Office":
-        for row in sorted(self.initial.places):
-            self.come(str(row))
+    def form(self) -> "CoordinatorHarness":
+        for row in sorted(self.initial.seats):
+            self.join(str(row))
         self.begin()
         return self
 
     def begin(self) -> None:
-        """All who sit begin the epoch."""
-        for member in [member for member in self.coordinator.members.values() if member.seat is not None]:
-            self.coordinator.hear(member, EpochBegun(self.coordinator.epoch, 20))
+        """All members with a place begin the epoch."""
+        for member in [member for member in self.coordinator.members.values() if member.place is not None]:
+            self.coordinator.receive(member, EpochBegun(self.coordinator.epoch, 20))
 
     def die(self, name: str) -> Member:
         member = self.at(name)
-        member.caller = None
-        self.coordinator.lose(member.number, "its connection closed")
+        member.connection = None
+        self.coordinator.remove(member.number, "its connection closed")
         return member
 
-    def stop(self, name: str, standing: ProgressReport | None, epoch: int = 0) -> None:
-        self.coordinator.hear(self.at(name), EpochStopped(epoch or self.coordinator.epoch, standing, "it was asked to"))
+    def stop(self, name: str, progress: ProgressReport | None, epoch: int = 0) -> None:
+        self.coordinator.receive(self.at(name), EpochStopped(epoch or self.coordinator.epoch, progress, "it was asked to"))
 
     def stop_all(self, num_steps: int = 5) -> None:
         for member in list(self.coordinator.members.values()):
-            if member.seat is not None and not member.has_stopped:
-                self.stop(str(member.seat), ProgressReport(num_steps))
+            if member.place is not None and not member.has_stopped:
+                self.stop(str(member.place), ProgressReport(num_steps))
 
     def answer(self, planned: frozenset[Worker] | None = None) -> None:
-        """The source answers what it was asked last."""
-        failed = self.desk.questions[-1]
-        self.coordinator.answered(failed, answer_for(self.shape, failed, planned))
+        """The source answers the last plan request."""
+        failed = self.effects.plan_requests[-1]
+        self.coordinator.plan_received(failed, answer_for(self.shape, failed, planned))
 
     def last(self, name: str) -> ControlMessage:
-        caller = self.at(name).caller
-        assert caller is not None
-        return self.desk.sent[caller][-1]
+        connection = self.at(name).connection
+        assert connection is not None
+        return self.effects.sent[connection][-1]
 
-    def go(self) -> StartEpoch:
-        """The epoch that all who sit were told of last."""
-        told = {repr(self.last(str(m.seat))): self.last(str(m.seat)) for m in self.coordinator.members.values() if m.seat}
-        (go,) = told.values()
-        assert isinstance(go, StartEpoch)
-        assert go.epoch == self.coordinator.epoch
-        return go
+    def started(self) -> StartEpoch:
+        """The last message of all members with a place, which must be the same `StartEpoch`."""
+        sent = {repr(self.last(str(m.place))): self.last(str(m.place)) for m in self.coordinator.members.values() if m.place}
+        (start,) = sent.values()
+        assert isinstance(start, StartEpoch)
+        assert start.epoch == self.coordinator.epoch
+        return start
 
-    def wait(self, seconds: float, *speaking: str) -> None:
-        """Time goes by; those who are named say that they live."""
+    def wait(self, seconds: float, *renewing: str) -> None:
+        """Let time pass; the members at these places renew their leases."""
         for _ in range(round(seconds / 0.5)):
-            self.desk.at_us += 500_000
-            for name in speaking:
-                self.coordinator.hear(self.at(name), RenewLease())
+            self.effects.at_us += 500_000
+            for name in renewing:
+                self.coordinator.receive(self.at(name), RenewLease())
             self.coordinator.tick()
 
     def recover(self, num_steps: int = 5) -> None:
@@ -226,9 +240,9 @@ class Office:
         self.begin()
 
 
-def with_a_place_free(name: str = "W1_1") -> Office:
-    """An office in its second epoch, in which somebody has died."""
-    office = Office().form()
-    office.die(name)
-    office.recover()
-    return office
+def with_a_place_free(name: str = "W1_1") -> CoordinatorHarness:
+    """A harness in its second epoch, after one death."""
+    harness = CoordinatorHarness().form()
+    harness.die(name)
+    harness.recover()
+    return harness

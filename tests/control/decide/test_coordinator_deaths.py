@@ -1,12 +1,12 @@
-"""The coordinator when members die: one recovery for all that happens at once, from what survivors hold or a checkpoint."""
+"""The coordinator when members die: one recovery for simultaneous deaths, from the survivors' state or from a checkpoint."""
 
 import pytest
 
 from recycle.control.decide.agreement import ABSENT
-from recycle.control.decide.coordinator import CoordinatorPhase
 from recycle.control.decide.messages import Ballot, EpochBegun, ProgressReport, StopEpoch
+from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Cluster
-from tests.control.decide.coordinator_harness import SHAPE, Office, answer_for, dead, plan_for
+from tests.control.decide.coordinator_harness import SHAPE, CoordinatorHarness, answer_for, dead, plan_for
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -14,42 +14,42 @@ pytestmark = pytest.mark.timeout(60)
 # A death.
 
 
-def test_after_a_death_all_are_stopped_and_go_on_where_they_agree() -> None:
-    office = Office().form()
-    office.die("W1_1")
-    assert office.phase is CoordinatorPhase.STOPPING
-    assert office.desk.said("left") == [("left", "W1_1", "its connection closed")]
+def test_after_a_death_all_are_stopped_and_resume_where_they_agree() -> None:
+    harness = CoordinatorHarness().form()
+    harness.die("W1_1")
+    assert harness.phase is CoordinatorPhase.STOPPING
+    assert harness.effects.logged("left") == [("left", "W1_1", "its connection closed")]
     for name in ("W0_0", "W0_1", "W1_0"):
-        assert office.last(name) == StopEpoch(1)
+        assert harness.last(name) == StopEpoch(1)
     whole = Ballot(4, (1.0, 2.0))
-    office.stop("W0_0", ProgressReport(5, None, whole))
-    office.stop("W1_0", ProgressReport(4, Ballot(4, (1.0, ABSENT))))
-    assert office.desk.questions == []
-    office.stop("W0_1", ProgressReport(5, Ballot(4, (ABSENT, 2.0))))
-    assert office.phase is CoordinatorPhase.PLANNING
-    assert office.desk.questions == [dead("W1_1")]
-    office.answer()
-    go = office.go()
-    assert (go.epoch, go.iteration, go.ballot, go.sources, go.checkpoint) == (2, 5, whole, {}, -1)
-    assert go.seats == {"W0_0": 1, "W0_1": 2, "W1_0": 3}
-    assert go.plan == plan_for(Cluster(SHAPE, dead("W1_1"))).dumps()
+    harness.stop("W0_0", ProgressReport(5, None, whole))
+    harness.stop("W1_0", ProgressReport(4, Ballot(4, (1.0, ABSENT))))
+    assert harness.effects.plan_requests == []
+    harness.stop("W0_1", ProgressReport(5, Ballot(4, (ABSENT, 2.0))))
+    assert harness.phase is CoordinatorPhase.PLANNING
+    assert harness.effects.plan_requests == [dead("W1_1")]
+    harness.answer()
+    start = harness.started()
+    assert (start.epoch, start.iteration, start.ballot, start.sources, start.checkpoint) == (2, 5, whole, {}, -1)
+    assert start.places == {"W0_0": 1, "W0_1": 2, "W1_0": 3}
+    assert start.plan == plan_for(Cluster(SHAPE, dead("W1_1"))).dumps()
 
 
-def test_every_microsecond_of_a_recovery_is_handed_over_once_all_have_begun() -> None:
-    office = Office().form()
-    office.desk.at_us, office.desk.went_us = 2_000_000, 1_990_000
-    office.die("W1_1")
-    office.desk.at_us = 2_001_000
+def test_the_times_of_a_recovery_are_reported_once_all_have_begun() -> None:
+    harness = CoordinatorHarness().form()
+    harness.effects.at_us, harness.effects.died_us = 2_000_000, 1_990_000
+    harness.die("W1_1")
+    harness.effects.at_us = 2_001_000
     for name in ("W0_0", "W0_1", "W1_0"):
-        office.stop(name, ProgressReport(5))
-    office.desk.at_us = 2_004_000
-    office.answer()
+        harness.stop(name, ProgressReport(5))
+    harness.effects.at_us = 2_004_000
+    harness.answer()
     for at_us, name in ((2_009_000, "W0_0"), (2_009_500, "W0_1")):
-        office.desk.at_us = at_us
-        office.coordinator.hear(office.at(name), EpochBegun(2, 20))
-    assert office.desk.recoveries == []
-    office.coordinator.hear(office.at("W1_0"), EpochBegun(2, 5))
-    (recovery,) = office.desk.recoveries
+        harness.effects.at_us = at_us
+        harness.coordinator.receive(harness.at(name), EpochBegun(2, 20))
+    assert harness.effects.recoveries == []
+    harness.coordinator.receive(harness.at("W1_0"), EpochBegun(2, 5))
+    (recovery,) = harness.effects.recoveries
     assert (recovery.at_us, recovery.noticed_us, recovery.stopped_us) == (1_990_000, 2_000_000, 2_001_000)
     assert (recovery.planned_us, recovery.begun_us) == (2_004_000, 2_009_000)
     assert recovery.transfer_us == 20
@@ -57,165 +57,165 @@ def test_every_microsecond_of_a_recovery_is_handed_over_once_all_have_begun() ->
     assert (recovery.epoch, recovery.iteration, recovery.num_live) == (2, 5, 3)
 
 
-def test_what_a_member_says_twice_counts_once() -> None:
-    office = Office().form()
-    office.die("W1_1")
+def test_a_message_that_is_sent_twice_counts_once() -> None:
+    harness = CoordinatorHarness().form()
+    harness.die("W1_1")
     for _ in range(2):
-        office.stop("W0_0", ProgressReport(5))
-    office.stop("W0_1", ProgressReport(5))
-    assert office.phase is CoordinatorPhase.STOPPING
+        harness.stop("W0_0", ProgressReport(5))
+    harness.stop("W0_1", ProgressReport(5))
+    assert harness.phase is CoordinatorPhase.STOPPING
 
 
 def test_a_second_death_while_all_stop_makes_one_recovery_of_both() -> None:
-    office = Office().form()
-    office.die("W1_1")
-    office.stop("W0_0", ProgressReport(5))
-    office.stop("W0_1", ProgressReport(5))
-    office.die("W1_0")
-    assert office.desk.questions == [dead("W1_0", "W1_1")]
-    office.answer()
-    office.begin()
-    assert office.go().seats == {"W0_0": 1, "W0_1": 2}
-    assert [recovery.left for recovery in office.desk.recoveries] == [["W1_1", "W1_0"]]
+    harness = CoordinatorHarness().form()
+    harness.die("W1_1")
+    harness.stop("W0_0", ProgressReport(5))
+    harness.stop("W0_1", ProgressReport(5))
+    harness.die("W1_0")
+    assert harness.effects.plan_requests == [dead("W1_0", "W1_1")]
+    harness.answer()
+    harness.begin()
+    assert harness.started().places == {"W0_0": 1, "W0_1": 2}
+    assert [recovery.left for recovery in harness.effects.recoveries] == [["W1_1", "W1_0"]]
 
 
 def test_two_deaths_at_once_are_one_recovery() -> None:
-    office = Office().form()
-    office.die("W1_1")
-    office.die("W0_0")
-    office.recover()
-    assert office.go().epoch == 2
-    assert [recovery.left for recovery in office.desk.recoveries] == [["W1_1", "W0_0"]]
+    harness = CoordinatorHarness().form()
+    harness.die("W1_1")
+    harness.die("W0_0")
+    harness.recover()
+    assert harness.started().epoch == 2
+    assert [recovery.left for recovery in harness.effects.recoveries] == [["W1_1", "W0_0"]]
 
 
-def test_a_plan_for_who_was_there_before_a_second_death_is_not_used() -> None:
-    office = Office().form()
-    office.die("W1_1")
-    office.stop_all()
-    office.die("W0_0")
-    assert office.desk.questions == [dead("W1_1"), dead("W0_0", "W1_1")]
-    office.coordinator.answered(dead("W1_1"), answer_for(SHAPE, dead("W1_1")))
-    assert office.phase is CoordinatorPhase.PLANNING
-    office.answer()
-    assert office.go().seats == {"W0_1": 2, "W1_0": 3}
+def test_a_plan_that_was_requested_before_a_second_death_is_not_used() -> None:
+    harness = CoordinatorHarness().form()
+    harness.die("W1_1")
+    harness.stop_all()
+    harness.die("W0_0")
+    assert harness.effects.plan_requests == [dead("W1_1"), dead("W0_0", "W1_1")]
+    harness.coordinator.plan_received(dead("W1_1"), answer_for(SHAPE, dead("W1_1")))
+    assert harness.phase is CoordinatorPhase.PLANNING
+    harness.answer()
+    assert harness.started().places == {"W0_1": 2, "W1_0": 3}
 
 
-def test_a_death_between_two_epochs_begins_the_next_and_both_are_one_recovery() -> None:
-    office = Office().form()
-    office.die("W1_1")
-    office.stop_all()
-    office.answer()
-    office.die("W1_0")
-    assert office.last("W0_0") == StopEpoch(2)
-    office.recover()
-    assert office.go().epoch == 3
-    assert [(recovery.epoch, recovery.left) for recovery in office.desk.recoveries] == [(3, ["W1_1", "W1_0"])]
+def test_a_death_before_the_new_epoch_has_begun_belongs_to_the_same_recovery() -> None:
+    harness = CoordinatorHarness().form()
+    harness.die("W1_1")
+    harness.stop_all()
+    harness.answer()
+    harness.die("W1_0")
+    assert harness.last("W0_0") == StopEpoch(2)
+    harness.recover()
+    assert harness.started().epoch == 3
+    assert [(recovery.epoch, recovery.left) for recovery in harness.effects.recoveries] == [(3, ["W1_1", "W1_0"])]
 
 
 def test_a_death_after_the_first_op_is_a_recovery_of_its_own() -> None:
-    office = Office().form()
-    office.die("W1_1")
-    office.stop_all()
-    office.answer()
-    office.coordinator.hear(office.at("W0_0"), EpochBegun(2, 20))
-    office.die("W1_0")
-    office.recover()
-    assert [recovery.left for recovery in office.desk.recoveries] == [["W1_1"], ["W1_0"]]
+    harness = CoordinatorHarness().form()
+    harness.die("W1_1")
+    harness.stop_all()
+    harness.answer()
+    harness.coordinator.receive(harness.at("W0_0"), EpochBegun(2, 20))
+    harness.die("W1_0")
+    harness.recover()
+    assert [recovery.left for recovery in harness.effects.recoveries] == [["W1_1"], ["W1_0"]]
 
 
-def test_who_loses_its_links_without_a_death_has_all_stopped() -> None:
-    office = Office().form()
-    office.stop("W0_0", ProgressReport(5))
-    assert office.phase is CoordinatorPhase.STOPPING
-    assert office.last("W1_1") == StopEpoch(1)
-    office.recover()
-    assert office.go().seats == {"W0_0": 1, "W0_1": 2, "W1_0": 3, "W1_1": 4}
-    assert office.desk.recoveries[0].cause == "W0_0 lost its links: it was asked to"
+def test_a_member_that_leaves_its_epoch_without_a_death_has_all_stopped() -> None:
+    harness = CoordinatorHarness().form()
+    harness.stop("W0_0", ProgressReport(5))
+    assert harness.phase is CoordinatorPhase.STOPPING
+    assert harness.last("W1_1") == StopEpoch(1)
+    harness.recover()
+    assert harness.started().places == {"W0_0": 1, "W0_1": 2, "W1_0": 3, "W1_1": 4}
+    assert harness.effects.recoveries[0].cause == "W0_0 lost its links: it was asked to"
 
 
-def test_who_moved_and_was_stopped_before_it_had_its_new_state_is_given_it_again() -> None:
-    office = Office().form()
-    office.die("W0_1")
-    office.stop_all()
-    office.answer(planned=dead("W0_0"))  # whoever sits at W0_0 goes to W0_1
-    assert office.go().sources == {"W0_1": "W1_1"}
-    assert office.go().seats == {"W0_1": 1, "W1_0": 3, "W1_1": 4}
-    office.stop("W0_1", None)
-    office.recover()
-    assert office.go().sources == {"W0_1": "W1_1"}
+def test_a_member_that_was_stopped_before_it_had_its_new_state_copies_it_again() -> None:
+    harness = CoordinatorHarness().form()
+    harness.die("W0_1")
+    harness.stop_all()
+    harness.answer(planned=dead("W0_0"))  # the member at W0_0 moves to W0_1
+    assert harness.started().sources == {"W0_1": "W1_1"}
+    assert harness.started().places == {"W0_1": 1, "W1_0": 3, "W1_1": 4}
+    harness.stop("W0_1", None)
+    harness.recover()
+    assert harness.started().sources == {"W0_1": "W1_1"}
 
 
-# Nobody is left at a stage.
+# A stage without a live member.
 
 
-def test_a_stage_that_nobody_holds_is_loaded_from_a_checkpoint_by_all() -> None:
-    office = Office().form()
-    office.desk.num_steps_saved = 4
-    office.die("W0_1")
-    office.die("W1_1")
-    office.stop_all(9)
-    office.answer()
-    go = office.go()
-    assert (go.iteration, go.checkpoint, go.sources, go.ballot) == (4, 4, {}, None)
-    assert go.seats == {"W0_0": 1, "W0_1": 3}
+def test_all_load_a_checkpoint_if_no_member_holds_the_state_of_a_stage() -> None:
+    harness = CoordinatorHarness().form()
+    harness.effects.num_steps_saved = 4
+    harness.die("W0_1")
+    harness.die("W1_1")
+    harness.stop_all(9)
+    harness.answer()
+    start = harness.started()
+    assert (start.iteration, start.checkpoint, start.sources, start.ballot) == (4, 4, {}, None)
+    assert start.places == {"W0_0": 1, "W0_1": 3}
 
 
 def test_survivors_too_far_apart_go_back_to_a_checkpoint() -> None:
-    office = Office().form()
-    office.desk.num_steps_saved = 4
-    office.die("W1_1")
-    office.stop("W0_0", ProgressReport(9))
-    office.stop("W0_1", ProgressReport(7))
-    office.stop("W1_0", ProgressReport(9))
-    office.answer()
-    assert (office.go().iteration, office.go().checkpoint) == (4, 4)
+    harness = CoordinatorHarness().form()
+    harness.effects.num_steps_saved = 4
+    harness.die("W1_1")
+    harness.stop("W0_0", ProgressReport(9))
+    harness.stop("W0_1", ProgressReport(7))
+    harness.stop("W1_0", ProgressReport(9))
+    harness.answer()
+    assert (harness.started().iteration, harness.started().checkpoint) == (4, 4)
 
 
-def test_too_few_workers_wait_say_for_what_and_go_on_when_one_comes() -> None:
-    office = Office().form()
-    office.desk.num_steps_saved = 4
+def test_too_few_members_wait_with_a_reason_and_resume_when_one_joins() -> None:
+    harness = CoordinatorHarness().form()
+    harness.effects.num_steps_saved = 4
     for name in ("W0_1", "W1_1", "W1_0"):
-        office.die(name)
-    office.stop_all(9)
-    office.answer()
-    assert office.phase is CoordinatorPhase.WAITING
-    assert office.desk.waits == [
+        harness.die(name)
+    harness.stop_all(9)
+    harness.answer()
+    assert harness.phase is CoordinatorPhase.WAITING
+    assert harness.effects.waits == [
         "no worker is left for stage 1: 1 live worker cannot hold 2 stages; start 1 more, and training goes on"
     ]
-    office.come()
-    assert office.phase is CoordinatorPhase.PLANNING
-    office.answer()
-    assert office.go().checkpoint == 4
-    assert sorted(office.go().seats) == ["W0_0", "W0_1"]
+    harness.join()
+    assert harness.phase is CoordinatorPhase.PLANNING
+    harness.answer()
+    assert harness.started().checkpoint == 4
+    assert sorted(harness.started().places) == ["W0_0", "W0_1"]
 
 
-def test_it_says_anew_what_it_waits_for_when_another_one_dies() -> None:
-    office = Office().form()
+def test_the_reason_for_waiting_is_renewed_when_another_member_dies() -> None:
+    harness = CoordinatorHarness().form()
     for name in ("W0_1", "W1_1", "W1_0"):
-        office.die(name)
-    office.stop_all(9)
-    office.answer()
-    office.die("W0_0")
-    office.answer()
-    assert office.phase is CoordinatorPhase.WAITING
-    assert office.desk.waits[-1].startswith(
+        harness.die(name)
+    harness.stop_all(9)
+    harness.answer()
+    harness.die("W0_0")
+    harness.answer()
+    assert harness.phase is CoordinatorPhase.WAITING
+    assert harness.effects.waits[-1].startswith(
         "no worker is left for stages 0, 1: 0 live workers cannot hold 2 stages; start 2 more"
     )
-    office.come()
-    office.answer()
-    assert office.phase is CoordinatorPhase.WAITING
-    office.come()
-    office.answer()
-    assert office.phase is CoordinatorPhase.RUNNING
+    harness.join()
+    harness.answer()
+    assert harness.phase is CoordinatorPhase.WAITING
+    harness.join()
+    harness.answer()
+    assert harness.phase is CoordinatorPhase.RUNNING
 
 
-def test_who_comes_while_no_plan_is_found_ends_the_waiting() -> None:
-    office = Office().form()
+def test_a_member_that_joins_while_no_plan_is_found_ends_the_waiting() -> None:
+    harness = CoordinatorHarness().form()
     for name in ("W0_1", "W1_1", "W1_0"):
-        office.die(name)
-    office.stop_all(9)
-    office.come()  # the source is still at it
-    office.answer()
-    assert office.phase is CoordinatorPhase.PLANNING
-    office.answer()
-    assert sorted(office.go().seats) == ["W0_0", "W0_1"]
+        harness.die(name)
+    harness.stop_all(9)
+    harness.join()  # the source is still planning
+    harness.answer()
+    assert harness.phase is CoordinatorPhase.PLANNING
+    harness.answer()
+    assert sorted(harness.started().places) == ["W0_0", "W0_1"]

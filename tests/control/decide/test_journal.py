@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from recycle.control.decide.journal import FileJournal, Journal, JournalEntry, MemoryJournal
+from recycle.control.decide.journal import FileJournal, Journal, JournalEntry
 from recycle.core.errors import FileProblem
+from tests.control.decide.coordinator_harness import MemoryJournal
 
 FIRST = JournalEntry(
     1, 0, {"W0_0": 1, "W0_1": 2}, "the plan", "the job began", 2, {"W0_0": ("here", 4711), "W0_1": ("there", 4712)}
 )
-SECOND = replace(FIRST, epoch=2, iteration=7, seats={"W0_0": 1, "W0_1": 3}, reason="its connection closed", next_member=3)
+SECOND = replace(FIRST, epoch=2, iteration=7, places={"W0_0": 1, "W0_1": 3}, reason="its connection closed", last_number=3)
 
 
 @pytest.fixture

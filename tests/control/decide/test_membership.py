@@ -1,76 +1,67 @@
-"""Who is alive: told by facts and a clock that the test holds in its hand."""
+"""Failure detection: which facts make a member suspected, with the test's own clock."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle.control.decide.membership import PATIENCE, Liveness, LivenessVerdict, MemberFacts, judge_liveness
+from recycle.control.decide.membership import PATIENCE, STARVED_LEASES, MemberFacts, suspicion
 
 LEASE_S = 2.0
 times = st.floats(0, 1e6)
 
 
-def judged(
-    now_s: float = 100.0, heard_s: float = 100.0, busy_s: float = 0.0, longest_op_s: float = 0.01, **facts: bool
-) -> LivenessVerdict:
-    connected = facts.get("is_connected", True)
-    return judge_liveness(now_s, MemberFacts(heard_s, connected, busy_s), LEASE_S, longest_op_s, facts.get("is_away", False))
+def suspected(now_s: float = 100.0, busy_s: float = 0.0, longest_op_s: float = 0.01, is_running: bool = False) -> str | None:
+    """The suspicion of a member that was last seen at 100 s."""
+    return suspicion(now_s, MemberFacts(100.0, busy_s, is_running), LEASE_S, longest_op_s)
 
 
-def test_whoever_speaks_as_often_as_it_is_to_is_alive() -> None:
-    assert judged(100.0 + LEASE_S / 2) == LivenessVerdict(Liveness.ALIVE)
+def test_a_member_that_renews_its_lease_is_alive() -> None:
+    assert suspected(100.0 + LEASE_S / 2) is None
 
 
-def test_whoever_does_not_is_suspected_before_its_lease_is_over_to_be_fenced_by_then() -> None:
-    assert judged(100.0 + 0.89 * LEASE_S) == LivenessVerdict(Liveness.ALIVE)
-    assert judged(100.0 + 0.91 * LEASE_S) == LivenessVerdict(Liveness.SUSPECT, "silent for 1.8 s, with a lease of 2 s")
+def test_a_silent_member_is_suspected_before_its_lease_ends_to_be_fenced_by_then() -> None:
+    assert suspected(100.0 + 0.89 * LEASE_S) is None
+    assert suspected(100.0 + 0.91 * LEASE_S) == "silent for 1.8 s, with a lease of 2 s"
 
 
-def test_whoever_is_silent_for_longer_is_suspected_with_the_time() -> None:
-    assert judged(102.5) == LivenessVerdict(Liveness.SUSPECT, "silent for 2.5 s, with a lease of 2 s")
-
-
-def test_a_closed_connection_is_a_death_at_once() -> None:
-    assert judged(is_connected=False) == LivenessVerdict(Liveness.DEAD, "its connection closed")
-
-
-def test_a_closed_connection_means_nothing_to_a_coordinator_that_was_away() -> None:
-    assert judged(is_connected=False, is_away=True).state is Liveness.ALIVE
-    assert judged(102.5, is_connected=False, is_away=True).state is Liveness.SUSPECT
+def test_a_suspicion_says_how_long_the_member_was_silent() -> None:
+    assert suspected(102.5) == "silent for 2.5 s, with a lease of 2 s"
 
 
 def test_an_op_may_take_the_lease_however_short_others_were() -> None:
-    assert judged(busy_s=LEASE_S, longest_op_s=1e-6).state is Liveness.ALIVE
-    assert judged(busy_s=LEASE_S + 0.1, longest_op_s=1e-6).state is Liveness.SUSPECT
+    assert suspected(busy_s=LEASE_S, longest_op_s=1e-6) is None
+    assert suspected(busy_s=LEASE_S + 0.1, longest_op_s=1e-6) is not None
 
 
-def test_an_op_may_take_many_times_what_the_longest_took() -> None:
-    assert judged(busy_s=PATIENCE * 3.0, longest_op_s=3.0).state is Liveness.ALIVE
-    verdict = judged(busy_s=PATIENCE * 3.0 + 1, longest_op_s=3.0)
-    assert verdict.state is Liveness.SUSPECT
-    assert verdict.reason == "far behind its plan: an op has been computing for 31.0 s, where none took over 3 s"
+def test_an_op_may_take_many_times_as_long_as_the_longest_one() -> None:
+    assert suspected(busy_s=PATIENCE * 3.0, longest_op_s=3.0) is None
+    reason = suspected(busy_s=PATIENCE * 3.0 + 1, longest_op_s=3.0)
+    assert reason == "far behind its plan: an op has been computing for 31.0 s, where none took over 3 s"
 
 
-def test_nobody_is_behind_while_it_is_not_known_how_long_ops_take() -> None:
+def test_no_member_is_behind_its_plan_before_the_time_of_an_op_is_known() -> None:
     """The first ops of a job, or the first that a new coordinator hears of, may each take longer than a lease."""
-    assert judged(busy_s=100 * LEASE_S, longest_op_s=0.0).state is Liveness.ALIVE
-    assert judged(103.0, busy_s=100 * LEASE_S, longest_op_s=0.0).state is Liveness.SUSPECT
+    assert suspected(busy_s=100 * LEASE_S, longest_op_s=0.0) is None
+    assert suspected(103.0, busy_s=100 * LEASE_S, longest_op_s=0.0) is not None
 
 
 @settings(deadline=None)
-@given(times, times, st.booleans(), times, st.floats(0.01, 100), times, st.booleans())
-def test_whoever_is_not_alive_has_a_reason(
-    now_s: float, heard_s: float, is_connected: bool, busy_s: float, lease_s: float, longest_op_s: float, is_away: bool
+@given(times, times, times, st.floats(0.01, 100), times, st.booleans())
+def test_a_member_is_alive_or_suspected_with_a_reason(
+    now_s: float, last_seen_s: float, busy_s: float, lease_s: float, longest_op_s: float, is_running: bool
 ) -> None:
-    verdict = judge_liveness(now_s, MemberFacts(heard_s, is_connected, busy_s), lease_s, longest_op_s, is_away)
-    assert bool(verdict.reason) == (verdict.state is not Liveness.ALIVE)
+    reason = suspicion(now_s, MemberFacts(last_seen_s, busy_s, is_running), lease_s, longest_op_s)
+    is_silent = now_s - last_seen_s > lease_s * (STARVED_LEASES if is_running else 0.9)
+    is_behind = longest_op_s > 0 and busy_s > max(lease_s, PATIENCE * longest_op_s)
+    assert (reason is not None) == (is_silent or is_behind)
+    assert reason != ""
 
 
 @pytest.mark.parametrize("busy_s", [0.0, 1e9])
-def test_silence_counts_for_more_than_work(busy_s: float) -> None:
-    assert judged(103.0, busy_s=busy_s).reason.startswith("silent")
+def test_silence_counts_for_more_than_a_long_op(busy_s: float) -> None:
+    assert str(suspected(103.0, busy_s=busy_s)).startswith("silent")
 
 
-def test_who_is_silent_but_seen_running_waits_for_a_processor_and_gets_five_leases():
-    for silence_s, state in ((1.5 * LEASE_S, Liveness.ALIVE), (4.9 * LEASE_S, Liveness.ALIVE), (5.1 * LEASE_S, Liveness.SUSPECT)):
-        assert judge_liveness(100.0 + silence_s, MemberFacts(100.0, True, is_running=True), LEASE_S, 0.1).state is state
+@pytest.mark.parametrize(("num_leases", "is_alive"), [(1.5, True), (4.9, True), (5.1, False)])
+def test_a_silent_member_whose_process_is_seen_running_gets_five_leases(num_leases: float, is_alive: bool) -> None:
+    assert (suspected(100.0 + num_leases * LEASE_S, is_running=True) is None) == is_alive

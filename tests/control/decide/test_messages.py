@@ -1,4 +1,4 @@
-"""What is said comes back as it was said, and whatever else comes is a ProtocolError, never anything worse."""
+"""Every message survives its JSON form, and all other bytes are a ProtocolError."""
 
 import json
 import math
@@ -53,15 +53,15 @@ anything = st.recursive(
 
 @settings(deadline=None)
 @given(messages)
-def test_every_message_comes_back_as_it_was_said(message: ControlMessage) -> None:
+def test_every_message_survives_the_wire(message: ControlMessage) -> None:
     assert loads(dumps(message)) == message
 
 
-def test_what_is_no_number_and_what_is_infinite_survives_the_way() -> None:
+def test_nan_and_infinity_survive_the_wire() -> None:
     own = Ballot(3, (math.nan, math.inf, -math.inf, -0.0))
     back = loads(dumps(EpochStopped(7, ProgressReport(4, own, None))))
     assert isinstance(back, EpochStopped)
-    assert repr(back.standing) == repr(ProgressReport(4, own, None))
+    assert repr(back.progress) == repr(ProgressReport(4, own, None))
 
 
 def test_a_whole_number_does_for_a_time() -> None:
@@ -70,8 +70,8 @@ def test_a_whole_number_does_for_a_time() -> None:
     assert isinstance(welcome.lease_s, float)
 
 
-def test_what_a_later_release_says_besides_is_left_out() -> None:
-    assert loads(b'{"type": "stop", "epoch": 3, "mood": "good"}') == StopEpoch(3)
+def test_unknown_fields_are_ignored() -> None:
+    assert loads(b'{"type": "stop_epoch", "epoch": 3, "mood": "good"}') == StopEpoch(3)
 
 
 @settings(deadline=None)
@@ -83,16 +83,14 @@ def test_bytes_that_are_no_message_are_refused(body: bytes) -> None:
 
 @settings(deadline=None)
 @given(messages, st.data())
-def test_a_field_is_of_the_type_that_its_name_promises_or_the_message_is_refused(
-    message: ControlMessage, data: st.DataObject
-) -> None:
-    told = json.loads(dumps(message))
+def test_a_field_has_its_declared_type_or_the_message_is_refused(message: ControlMessage, data: st.DataObject) -> None:
+    values = json.loads(dumps(message))
     changed = data.draw(st.sampled_from(fields(message)))
-    told[changed.name] = data.draw(anything)
+    values[changed.name] = data.draw(anything)
     with suppress(ProtocolError):
-        back = getattr(loads(json.dumps(told).encode()), changed.name)
-        promised = get_origin(changed.type) or changed.type
-        assert isinstance(back, promised)
+        back = getattr(loads(json.dumps(values).encode()), changed.name)
+        declared = get_origin(changed.type) or changed.type
+        assert isinstance(back, declared)
         assert not isinstance(back, bool)
 
 
@@ -115,26 +113,35 @@ HELLO: dict[str, Any] = {
         {"pid": "1"},
         {"pid": True},
         {"pid": 1.5},
-        {"seat": ["W0_0"]},
+        {"preferred_place": ["W0_0"]},
         {"epoch": None},
         {"type": "nonsense"},
         {"type": ["hello"]},
-        {"type": "stopped", "epoch": 1, "standing": {"num_steps": 10**400, "own": {"iteration": 1}}},
-        {"type": "stopped", "epoch": 1, "standing": {"num_steps": 1, "own": {"iteration": 1, "norms": [10**400]}}},
-        {"type": "stopped", "epoch": 1, "standing": {"num_steps": math.inf, "own": None, "whole": None}},
-        {"type": "stopped", "epoch": 1, "standing": [1, 2]},
-        {"type": "go", "epoch": 1, "plan": "", "seats": {"W0_0": "7"}, "iteration": 0},
+        {"type": "epoch_stopped", "epoch": 1, "progress": {"num_steps": 10**400, "own": {"iteration": 1}}},
+        {"type": "epoch_stopped", "epoch": 1, "progress": {"num_steps": 1, "own": {"iteration": 1, "norms": [10**400]}}},
+        {"type": "epoch_stopped", "epoch": 1, "progress": {"num_steps": math.inf, "own": None, "whole": None}},
+        {"type": "epoch_stopped", "epoch": 1, "progress": [1, 2]},
+        {"type": "start_epoch", "epoch": 1, "plan": "", "places": {"W0_0": "7"}, "iteration": 0},
     ],
     ids=str,
 )
-def test_a_message_of_wrong_parts_is_refused(changes: dict[str, Any]) -> None:
+def test_a_message_with_a_wrong_field_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError, match="this is no message"):
         loads(json.dumps(HELLO | changes).encode())
 
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"[]", b"7", b"null", b"{}", b'{"type": "stop"}', b"[" * 100_000, b'{"type":"stop","epoch":' + b"9" * 5000 + b"}"],
+    [
+        b"",
+        b"[]",
+        b"7",
+        b"null",
+        b"{}",
+        b'{"type": "stop_epoch"}',
+        b"[" * 100_000,
+        b'{"type":"stop_epoch","epoch":' + b"9" * 5000 + b"}",
+    ],
     ids=lambda body: repr(body[:12]),
 )
 def test_json_that_is_no_message_is_refused(body: bytes) -> None:
@@ -148,8 +155,12 @@ def test_a_refusal_of_a_long_message_is_short() -> None:
     assert len(str(problem.value)) < 200
 
 
-def test_a_worker_holds_all_of_an_iteration_when_it_has_its_gradient() -> None:
-    standing = ProgressReport(7)
-    assert standing.num_reduced == 7
-    assert replace(standing, own=Ballot(7, ())).num_reduced == 8
-    assert replace(standing, num_steps=8, own=Ballot(7, ())).num_reduced == 8
+def test_an_iteration_is_reduced_when_its_gradient_is_held() -> None:
+    progress = ProgressReport(7)
+    assert progress.num_reduced == 7
+    assert replace(progress, own=Ballot(7, ())).num_reduced == 8
+    assert replace(progress, num_steps=8, own=Ballot(7, ())).num_reduced == 8
+
+
+def test_messages_are_named_by_their_class_on_the_wire() -> None:
+    assert json.loads(dumps(StopEpoch(3))) == {"type": "stop_epoch", "epoch": 3}

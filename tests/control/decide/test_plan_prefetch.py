@@ -1,4 +1,4 @@
-"""Plans made ahead: ready when somebody dies, made at once when not, whatever happens to the process that makes them."""
+"""Prefetched plans: ready when a worker dies, else made at once, whatever happens to the planning process."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def dead(*names: str) -> frozenset[Worker]:
 
 
 def hand_made(failed: frozenset[Worker]) -> Plan:
-    """A plan of one stage: the first live worker does what the dead would do."""
+    """A plan of one stage: the first live worker runs the ops of the dead ones."""
     cluster = Cluster(SHAPE, failed)
     live = cluster.live_pipelines(0)
     orders: dict[Worker, list[Op]] = {worker: [] for worker in cluster.live_workers()}
@@ -49,7 +49,7 @@ def hand_made(failed: frozenset[Worker]) -> Plan:
 
 @dataclass(frozen=True)
 class Scripted:
-    """A source that writes down who asks what, and holds one question back until the test lets it go."""
+    """A source that logs each request with its process, and holds one request back until the test releases it."""
 
     log: Path
     gate: Path | None = None
@@ -71,14 +71,14 @@ class Scripted:
     def lines(self) -> list[list[str]]:
         return [line.split() for line in self.log.read_text().splitlines()]
 
-    def asked(self) -> list[str]:
+    def requests(self) -> list[str]:
         return [names for _, _, names in self.lines()]
 
     def pids(self) -> list[int]:
-        """The processes that were asked, in order."""
+        """The processes that planned, in order."""
         return list(dict.fromkeys(int(pid) for pid, _, _ in self.lines()))
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         assert self.gate is not None
         self.gate.write_text("go")
 
@@ -92,7 +92,7 @@ def source(tmp_path: Path) -> Scripted:
 
 @pytest.fixture
 def holding(tmp_path: Path) -> Scripted:
-    """A source that holds back the question who plays when W0_0 is dead."""
+    """A source that holds back the plan for W0_0 dead."""
     log, gate = tmp_path / "log", tmp_path / "gate"
     log.touch()
     os.mkfifo(gate)
@@ -105,11 +105,17 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
+def num_ready(prefetch: PlanPrefetch) -> int:
+    """The number of prefetched plans that are ready."""
+    with prefetch._changed:
+        return sum(failed in prefetch._ready for failed in prefetch._wanted)
+
+
 def is_right(answer: PlanAssignment, failed: frozenset[Worker]) -> bool:
     return answer.plan.problem.cluster.failed == failed and check(answer.plan) == []
 
 
-def test_next_are_one_more_failure_one_worker_back_and_the_same_again() -> None:
+def test_likely_are_one_more_failure_one_return_and_the_same_set() -> None:
     assert likely_failures(dead("W1_0"), Shape(2, 2, 1)) == [
         dead("W1_0", "W0_0"),
         dead("W1_0", "W0_1"),
@@ -119,120 +125,120 @@ def test_next_are_one_more_failure_one_worker_back_and_the_same_again() -> None:
     ]
 
 
-def test_what_may_happen_next_is_ready_when_it_happens(source: Scripted) -> None:
-    with PlanPrefetch(source) as ahead:
-        ahead.prepare(dead("W0_0"), SHAPE)
-        assert until(lambda: ahead.num_ready == 5, 30)
-        assert source.asked() == ["W0_0+W1_0", "W0_0+W2_0", "W0_0+W3_0", "none", "W0_0"]
+def test_likely_failures_have_their_plans_ready(source: Scripted) -> None:
+    with PlanPrefetch(source) as prefetch:
+        prefetch.prepare(dead("W0_0"), SHAPE)
+        assert until(lambda: num_ready(prefetch) == 5, 30)
+        assert source.requests() == ["W0_0+W1_0", "W0_0+W2_0", "W0_0+W3_0", "none", "W0_0"]
         for failed in likely_failures(dead("W0_0"), SHAPE):
-            assert is_right(ahead.answer(failed), failed)
-        assert len(source.asked()) == 5
+            assert is_right(prefetch.answer(failed), failed)
+        assert len(source.requests()) == 5
         (pid,) = source.pids()
         assert pid != os.getpid()
 
 
-def test_it_says_when_the_planner_has_loaded_even_if_that_has_no_answer(source: Scripted) -> None:
-    with PlanPrefetch(source) as ahead:
-        assert not ahead.has_answers
+def test_the_planner_is_loaded_after_a_first_request_even_without_a_plan(source: Scripted) -> None:
+    with PlanPrefetch(source) as prefetch:
+        assert not prefetch.is_loaded
         with pytest.raises(NoWorkerLeft):
-            ahead.answer(frozenset(SHAPE.workers()))
-        assert ahead.has_answers
+            prefetch.answer(frozenset(SHAPE.workers()))
+        assert prefetch.is_loaded
 
 
-def test_only_the_first_plan_is_made_at_the_cost_of_others(source: Scripted) -> None:
-    with PlanPrefetch(source) as ahead:
-        ahead.prepare(frozenset(), SHAPE)
-        assert until(lambda: ahead.num_ready == 5, 30)
+def test_only_the_first_plan_is_made_at_normal_priority(source: Scripted) -> None:
+    with PlanPrefetch(source) as prefetch:
+        prefetch.prepare(frozenset(), SHAPE)
+        assert until(lambda: num_ready(prefetch) == 5, 30)
         own = str(os.getpriority(os.PRIO_PROCESS, 0))
         assert [nice for _, nice, _ in source.lines()] == [own, "19", "19", "19", "19"]
 
 
-def test_what_is_ready_already_is_not_made_again(source: Scripted) -> None:
-    with PlanPrefetch(source) as ahead:
-        ahead.answer(dead("W0_0"))
-        ahead.prepare(frozenset(), SHAPE)
-        assert until(lambda: ahead.num_ready == 5, 30)
-        assert source.asked() == ["W0_0", "W1_0", "W2_0", "W3_0", "none"]
+def test_a_plan_that_is_ready_is_not_made_again(source: Scripted) -> None:
+    with PlanPrefetch(source) as prefetch:
+        prefetch.answer(dead("W0_0"))
+        prefetch.prepare(frozenset(), SHAPE)
+        assert until(lambda: num_ready(prefetch) == 5, 30)
+        assert source.requests() == ["W0_0", "W1_0", "W2_0", "W3_0", "none"]
 
 
-def test_an_urgent_question_goes_before_those_that_wait(holding: Scripted, threads: ThreadPoolExecutor) -> None:
-    with PlanPrefetch(holding) as ahead:
-        ahead.prepare(frozenset(), SHAPE)
-        assert until(lambda: holding.asked() == ["W0_0"], 30)
-        urgent = threads.submit(ahead.answer, dead("W1_0", "W2_0"))
-        assert until(lambda: bool(ahead._urgent), 10)
-        holding.let_go()
+def test_an_urgent_request_goes_before_prefetching(holding: Scripted, threads: ThreadPoolExecutor) -> None:
+    with PlanPrefetch(holding) as prefetch:
+        prefetch.prepare(frozenset(), SHAPE)
+        assert until(lambda: holding.requests() == ["W0_0"], 30)
+        urgent = threads.submit(prefetch.answer, dead("W1_0", "W2_0"))
+        assert until(lambda: bool(prefetch._urgent), 10)
+        holding.release()
         assert is_right(urgent.result(10), dead("W1_0", "W2_0"))
-        assert until(lambda: ahead.num_ready == 5, 10)
-        assert holding.asked() == ["W0_0", "W1_0+W2_0", "W1_0", "W2_0", "W3_0", "none"]
+        assert until(lambda: num_ready(prefetch) == 5, 10)
+        assert holding.requests() == ["W0_0", "W1_0+W2_0", "W1_0", "W2_0", "W3_0", "none"]
 
 
-def test_questions_that_are_no_longer_next_are_dropped(holding: Scripted) -> None:
-    with PlanPrefetch(holding) as ahead:
-        ahead.prepare(frozenset(), SHAPE)
-        assert until(lambda: holding.asked() == ["W0_0"], 30)
-        ahead.prepare(dead("W3_0"), SHAPE)
-        holding.let_go()
-        assert until(lambda: ahead.num_ready == 5, 10)
-        assert holding.asked() == ["W0_0", "W0_0+W3_0", "W1_0+W3_0", "W2_0+W3_0", "none", "W3_0"]
+def test_failures_that_are_no_longer_likely_are_dropped(holding: Scripted) -> None:
+    with PlanPrefetch(holding) as prefetch:
+        prefetch.prepare(frozenset(), SHAPE)
+        assert until(lambda: holding.requests() == ["W0_0"], 30)
+        prefetch.prepare(dead("W3_0"), SHAPE)
+        holding.release()
+        assert until(lambda: num_ready(prefetch) == 5, 10)
+        assert holding.requests() == ["W0_0", "W0_0+W3_0", "W1_0+W3_0", "W2_0+W3_0", "none", "W3_0"]
 
 
-def test_many_who_ask_at_once_get_one_answer_for_each_question(source: Scripted, threads: ThreadPoolExecutor) -> None:
-    with PlanPrefetch(source) as ahead:
-        questions = [dead("W0_0"), dead("W1_0"), dead("W2_0")] * 8
-        answers = list(threads.map(ahead.answer, questions))
-        assert all(map(is_right, answers, questions))
-        assert sorted(source.asked()) == ["W0_0", "W1_0", "W2_0"]
+def test_simultaneous_requests_for_the_same_failures_make_one_plan(source: Scripted, threads: ThreadPoolExecutor) -> None:
+    with PlanPrefetch(source) as prefetch:
+        requested = [dead("W0_0"), dead("W1_0"), dead("W2_0")] * 8
+        answers = list(threads.map(prefetch.answer, requested))
+        assert all(map(is_right, answers, requested))
+        assert sorted(source.requests()) == ["W0_0", "W1_0", "W2_0"]
 
 
-def test_an_answer_comes_although_the_process_was_killed_while_it_was_idle(source: Scripted) -> None:
-    with PlanPrefetch(source) as ahead:
-        ahead.answer(frozenset())
+def test_a_plan_comes_although_the_idle_process_was_killed(source: Scripted) -> None:
+    with PlanPrefetch(source) as prefetch:
+        prefetch.answer(frozenset())
         (first,) = source.pids()
         os.kill(first, signal.SIGKILL)
-        assert is_right(ahead.answer(dead("W1_0")), dead("W1_0"))
+        assert is_right(prefetch.answer(dead("W1_0")), dead("W1_0"))
         assert source.pids()[0] == first
         assert len(set(source.pids()) - {os.getpid()}) == 2
         assert not is_there(first)
 
 
-def test_an_answer_comes_although_the_process_was_killed_over_it(holding: Scripted, threads: ThreadPoolExecutor) -> None:
-    with PlanPrefetch(holding) as ahead:
-        coming = threads.submit(ahead.answer, dead("W0_0"))
+def test_a_plan_comes_although_the_planning_process_was_killed(holding: Scripted, threads: ThreadPoolExecutor) -> None:
+    with PlanPrefetch(holding) as prefetch:
+        future = threads.submit(prefetch.answer, dead("W0_0"))
         assert until(lambda: len(holding.pids()) == 1, 30)
         os.kill(holding.pids()[0], signal.SIGKILL)
         assert until(lambda: len(holding.pids()) == 2, 30)
-        holding.let_go()
-        assert is_right(coming.result(10), dead("W0_0"))
+        holding.release()
+        assert is_right(future.result(10), dead("W0_0"))
         assert os.getpid() not in holding.pids()
 
 
-def test_a_question_that_kills_every_process_is_answered_in_this_one(tmp_path: Path) -> None:
+def test_a_request_that_kills_every_process_is_planned_in_this_one(tmp_path: Path) -> None:
     source = Scripted(tmp_path / "log", is_deadly=True)
-    with PlanPrefetch(source) as ahead:
-        assert is_right(ahead.answer(dead("W1_0")), dead("W1_0"))
+    with PlanPrefetch(source) as prefetch:
+        assert is_right(prefetch.answer(dead("W1_0")), dead("W1_0"))
         assert len(source.pids()) == 3
         assert source.pids()[-1] == os.getpid()
 
 
-def test_that_no_worker_is_left_is_told_to_who_asks(source: Scripted) -> None:
+def test_a_set_of_failures_without_a_plan_raises_in_the_requesting_thread(source: Scripted) -> None:
     everybody = frozenset(SHAPE.workers())
-    with PlanPrefetch(source) as ahead:
-        ahead.prepare(everybody - dead("W0_0"), SHAPE)
+    with PlanPrefetch(source) as prefetch:
+        prefetch.prepare(everybody - dead("W0_0"), SHAPE)
         for _ in range(2):
             with pytest.raises(NoWorkerLeft, match="no worker is left for stage 0"):
-                ahead.answer(everybody)
-        assert is_right(ahead.answer(dead("W0_0")), dead("W0_0"))
+                prefetch.answer(everybody)
+        assert is_right(prefetch.answer(dead("W0_0")), dead("W0_0"))
         assert len(source.pids()) == 1
 
 
-def test_what_went_wrong_once_may_go_right_when_asked_again(tmp_path: Path) -> None:
+def test_a_request_that_failed_once_may_succeed_later(tmp_path: Path) -> None:
     folder = PlanFolder(tmp_path)
-    with PlanPrefetch(folder) as ahead:
+    with PlanPrefetch(folder) as prefetch:
         with pytest.raises(FileProblem, match=r"save it as plan-W1_0.json"):
-            ahead.answer(dead("W1_0"))
+            prefetch.answer(dead("W1_0"))
         hand_made(dead("W1_0")).save(folder.path(dead("W1_0")))
-        assert is_right(ahead.answer(dead("W1_0")), dead("W1_0"))
+        assert is_right(prefetch.answer(dead("W1_0")), dead("W1_0"))
 
 
 class Unpicklable:
@@ -245,79 +251,81 @@ class Unpicklable:
         raise AssertionError
 
 
-def test_a_source_that_cannot_travel_is_reported_and_not_waited_for_in_vain() -> None:
-    with PlanPrefetch(Unpicklable()) as ahead:
+def test_a_source_that_cannot_be_pickled_raises_instead_of_waiting() -> None:
+    with PlanPrefetch(Unpicklable()) as prefetch:
         for _ in range(2):
             with pytest.raises(Exception, match="pickle"):
-                ahead.answer(frozenset())
+                prefetch.answer(frozenset())
 
 
-def test_only_so_many_answers_are_kept_and_wanted_ones_first(source: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recycle.control.decide.plan_prefetch._MOST_ANSWERS", 5)
-    with PlanPrefetch(source) as ahead:
-        ahead.prepare(frozenset(), SHAPE)
-        assert until(lambda: ahead.num_ready == 5, 30)
-        ahead.answer(dead("W1_0", "W2_0"))
-        assert ahead.num_ready == 5
-        assert len(source.asked()) == 6
-        ahead.answer(dead("W1_0"))
-        assert len(source.asked()) == 6
-        ahead.answer(dead("W1_0", "W2_0"))
-        assert len(source.asked()) == 7
+def test_the_number_of_kept_plans_is_limited_and_likely_ones_are_kept_first(
+    source: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recycle.control.decide.plan_prefetch._MOST_PLANS", 5)
+    with PlanPrefetch(source) as prefetch:
+        prefetch.prepare(frozenset(), SHAPE)
+        assert until(lambda: num_ready(prefetch) == 5, 30)
+        prefetch.answer(dead("W1_0", "W2_0"))
+        assert num_ready(prefetch) == 5
+        assert len(source.requests()) == 6
+        prefetch.answer(dead("W1_0"))
+        assert len(source.requests()) == 6
+        prefetch.answer(dead("W1_0", "W2_0"))
+        assert len(source.requests()) == 7
 
 
 def test_of_huge_plans_fewer_are_kept(source: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recycle.control.decide.plan_prefetch._MOST_OPS", 2 * 3 * SHAPE.num_chains)
-    with PlanPrefetch(source) as ahead:
-        ahead.prepare(frozenset(), SHAPE)
-        assert until(lambda: ahead.num_ready == 2, 30)
-        ahead.answer(dead("W3_0"))
-        assert source.asked() == ["W0_0", "W1_0", "W3_0"]
+    with PlanPrefetch(source) as prefetch:
+        prefetch.prepare(frozenset(), SHAPE)
+        assert until(lambda: num_ready(prefetch) == 2, 30)
+        prefetch.answer(dead("W3_0"))
+        assert source.requests() == ["W0_0", "W1_0", "W3_0"]
 
 
-def test_closing_ends_the_process_at_once_and_tells_who_waits(holding: Scripted, threads: ThreadPoolExecutor) -> None:
-    ahead = PlanPrefetch(holding)
-    coming = threads.submit(ahead.answer, dead("W0_0"))
+def test_closing_ends_the_process_at_once_and_cancels_requests(holding: Scripted, threads: ThreadPoolExecutor) -> None:
+    prefetch = PlanPrefetch(holding)
+    future = threads.submit(prefetch.answer, dead("W0_0"))
     assert until(lambda: len(holding.pids()) == 1, 30)
-    ahead.close()
+    prefetch.close()
     with pytest.raises(CancelledError):
-        coming.result(10)
+        future.result(10)
     assert not is_there(holding.pids()[0])
-    assert not any(child.name == "plans ahead" for child in active_children())
+    assert not any(child.name == "plan prefetch" for child in active_children())
     with pytest.raises(CancelledError):
-        ahead.answer(dead("W1_0"))
-    ahead.close()
+        prefetch.answer(dead("W1_0"))
+    prefetch.close()
 
 
 def test_closing_while_the_process_starts_leaves_none(source: Scripted) -> None:
-    ahead = PlanPrefetch(source)
-    ahead.prepare(frozenset(), SHAPE)
-    ahead.close()
-    assert not any(child.name == "plans ahead" for child in active_children())
+    prefetch = PlanPrefetch(source)
+    prefetch.prepare(frozenset(), SHAPE)
+    prefetch.close()
+    assert not any(child.name == "plan prefetch" for child in active_children())
     assert not any(map(is_there, source.pids()))
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="asks Linux's /proc what is open")
 def test_neither_a_killed_process_nor_a_closed_source_leaves_anything_open(source: Scripted) -> None:
-    def live_through_a_kill() -> int:
-        with PlanPrefetch(source) as ahead:
-            ahead.answer(dead("W0_0"))
+    def survive_a_kill() -> int:
+        with PlanPrefetch(source) as prefetch:
+            prefetch.answer(dead("W0_0"))
             os.kill(source.pids()[-1], signal.SIGKILL)
-            ahead.answer(dead("W1_0"))
+            prefetch.answer(dead("W1_0"))
         return len(os.listdir("/proc/self/fd"))
 
-    num_open = live_through_a_kill()  # the first time multiprocessing opens something of its own
-    assert [live_through_a_kill() for _ in range(3)] == [num_open] * 3
+    num_open = survive_a_kill()  # the first time multiprocessing opens something of its own
+    assert [survive_a_kill() for _ in range(3)] == [num_open] * 3
     assert not any(map(is_there, source.pids()))
 
 
 SCRIPT = """
 import sys, threading
 from pathlib import Path
-from recycle.control.decide.plan_prefetch import Ahead
+from recycle.control.decide.plan_prefetch import PlanPrefetch
 from recycle.core.cluster import Shape
 
-class Told:
+class Blocked:
     def answer(self, failed):
         import os, threading
         with open(sys.argv[1], "a") as stream:
@@ -325,7 +333,7 @@ class Told:
         threading.Event().wait(60)
 
 if __name__ == "__main__":
-    Ahead(Told()).prepare(frozenset(), Shape(4, 1, 2))
+    PlanPrefetch(Blocked()).prepare(frozenset(), Shape(4, 1, 2))
     threading.Event().wait(60)
 """
 
@@ -342,10 +350,10 @@ def test_no_process_is_left_behind_however_its_parent_ends(end: signal.Signals, 
 
 def test_a_planner_has_a_legal_plan_ready_for_every_single_failure() -> None:
     problem = recycle.problem(3, 4, 6, costs=(10, 13, 9), comm=1, memory=6)
-    with PlanPrefetch(Planner(problem)) as ahead:
-        ahead.prepare(frozenset(), problem.shape)
-        assert until(lambda: ahead.num_ready == 13, 60)
+    with PlanPrefetch(Planner(problem)) as prefetch:
+        prefetch.prepare(frozenset(), problem.shape)
+        assert until(lambda: num_ready(prefetch) == 13, 60)
         for worker in problem.shape.workers():
-            answer = ahead.answer(frozenset({worker}))
+            answer = prefetch.answer(frozenset({worker}))
             assert check(answer.plan) == []
             assert worker not in answer.places.values()

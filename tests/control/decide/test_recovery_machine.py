@@ -1,7 +1,7 @@
-"""The coordinator when anything happens, in any order: whatever its members do, it decides what it should, and never sticks."""
+"""RecoveryMachine: a coordinator and fake workers under any order of joins, deaths, hangs and restarts; it never gets stuck."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -11,8 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from recycle.control.decide.coordinator import Coordinator, CoordinatorPhase
-from recycle.control.decide.members import Member
+from recycle.control.decide.coordinator import Coordinator
 from recycle.control.decide.messages import (
     ControlMessage,
     EpochBegun,
@@ -22,28 +21,29 @@ from recycle.control.decide.messages import (
     StartEpoch,
     StopEpoch,
 )
+from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan_source import PlanAssignment
-from tests.control.decide.coordinator_harness import Office, answer_for, evened
-from tests.control.decide.test_agreement import Crew, Walker
+from tests.control.decide.coordinator_harness import CoordinatorHarness, answer_for, evened
+from tests.control.decide.test_agreement import EpochModel, StateModel
 
 pytestmark = pytest.mark.timeout(60)
 
 
 @dataclass
-class Puppet:
-    """A worker process as far as others see it: it obeys when its turn comes, and says where it stands when it stops.
+class FakeWorker:
+    """A worker process as the coordinator sees it: it handles its messages, and reports its progress when it stops.
 
-    `walker` is its state, None while it has not got that of its stage; `go` is the epoch that it plays.
+    `state` is None while it has no state of its stage; `start` is the epoch that it takes part in.
     """
 
     number: int
-    caller: int | None
+    connection: int | None
     pid: int
     epoch: int = -1
     answered: int = -1
-    walker: Walker | None = None
-    go: StartEpoch | None = None
+    state: StateModel | None = None
+    start: StartEpoch | None = None
     has_begun: bool = False
     wants_pause: bool = False
     must_stop: bool = False
@@ -52,266 +52,268 @@ class Puppet:
     inbox: deque[ControlMessage] = field(default_factory=deque)
 
     @property
-    def seat(self) -> Worker:
-        assert self.go is not None
-        return next(Worker.parse(seat) for seat, number in self.go.seats.items() if number == self.number)
+    def place(self) -> Worker:
+        assert self.start is not None
+        return next(Worker.parse(place) for place, number in self.start.places.items() if number == self.number)
 
-    def take_seat(self, go: StartEpoch, num_stages: int) -> None:
-        """What a worker does when an epoch begins; nobody ever plays a stage that it has not the state of."""
-        self.epoch, self.go, self.stopped = go.epoch, go, None
+    def take_place(self, start: StartEpoch, num_stages: int) -> None:
+        """Do what a worker does when an epoch starts; no worker ever runs a stage without its state."""
+        self.epoch, self.start, self.stopped = start.epoch, start, None
         self.has_begun = self.wants_pause = self.must_stop = False
-        stage = self.seat.stage
-        if go.checkpoint >= 0 or go.epoch == 1:
-            self.walker = Walker(stage, num_stages, num_steps=go.iteration)
-        elif str(self.seat) in go.sources:
-            self.walker = None
+        stage = self.place.stage
+        if start.checkpoint >= 0 or start.epoch == 1:
+            self.state = StateModel(stage, num_stages, num_steps=start.iteration)
+        elif str(self.place) in start.sources:
+            self.state = None
         else:
-            assert self.walker is not None
-            assert self.walker.stage == stage
-            self.walker.go_to(go.iteration, go.ballot)
+            assert self.state is not None
+            assert self.state.stage == stage
+            self.state.go_to(start.iteration, start.ballot)
 
 
-class Theatre(RuleBasedStateMachine):
-    """Workers come, die, hang and train, plans take their time, coordinators are killed: in the end training always goes on."""
+class RecoveryMachine(RuleBasedStateMachine):
+    """Workers join, die, hang and train, plans take time, coordinators are killed: in the end training always continues."""
 
     shape = Shape(3, 2, 3)
     seeds = st.integers(0, 2**32)
 
     @initialize(is_staggered=st.booleans(), is_moving=st.booleans(), num_first=st.sampled_from([0, 5, 6, 6, 6]))
     def begin(self, is_staggered: bool, is_moving: bool, num_first: int) -> None:
-        self.office, self.puppets, self.is_staggered = Office(self.shape), {}, is_staggered
+        self.harness, self.workers, self.is_staggered = CoordinatorHarness(self.shape), {}, is_staggered
         self.has_restarted, self.num_pids, self.is_moving = False, 0, is_moving
-        desk = self.office.desk
-        desk.send = self._deliver  # type: ignore[method-assign]
-        desk.began = self._hold_epoch  # type: ignore[method-assign]
+        effects = self.harness.effects
+        effects.send = self._deliver  # type: ignore[method-assign]
+        effects.epoch_started = self._check_epoch  # type: ignore[method-assign]
         for _ in range(num_first):
             self.join(None, 0)
 
-    puppets: dict[int, Puppet]
+    workers: dict[int, FakeWorker]
 
     @property
     def coordinator(self) -> Coordinator:
-        return self.office.coordinator
+        return self.harness.coordinator
 
-    # What may happen, each after everybody has done something, one after the other in any order.
+    # The rules. Before each, workers action one after the other in a random order.
 
     def _act(self, seed: int) -> None:
-        dice = Random(seed)
+        random = Random(seed)
         for _ in range(seed % 120):
-            if acts := self._acts():
-                dice.choice(acts)()
+            if actions := self._actions():
+                random.choice(actions)()
 
-    @rule(wish=st.none() | st.sampled_from(list(shape.workers())), seed=seeds)
-    def join(self, wish: Worker | None, seed: int) -> None:
+    @rule(preferred=st.none() | st.sampled_from(list(shape.workers())), seed=seeds)
+    def join(self, preferred: Worker | None, seed: int) -> None:
         self._act(seed)
-        if self.coordinator.why_not(wish) is None:
-            self.office.num_callers += 1
+        if self.coordinator.refusal(preferred) is None:
+            self.harness.num_connections += 1
             self.num_pids += 1
-            member = self.coordinator.join(self.office.num_callers, "here", self.num_pids, wish)
-            self.puppets[member.number] = Puppet(member.number, member.caller, self.num_pids)
-            self.coordinator.seat_newcomers()
+            member = self.coordinator.join(self.harness.num_connections, "here", self.num_pids, preferred)
+            self.workers[member.number] = FakeWorker(member.number, member.connection, self.num_pids)
+            self.coordinator.admit_new_members()
 
     @rule(pick=st.integers(0, 99), seed=seeds)
     def kill(self, pick: int, seed: int) -> None:
         self._act(seed)
-        if not self.puppets:
+        if not self.workers:
             return
-        puppet = self._pick(pick)
-        del self.puppets[puppet.number]
-        if puppet.caller is not None:  # else the coordinator has to find out
-            self.coordinator.members[puppet.number].caller = None
-            self.coordinator.lose(puppet.number, "its connection closed")
+        worker = self._pick(pick)
+        del self.workers[worker.number]
+        if worker.connection is not None:  # else the coordinator has to find out
+            self.coordinator.members[worker.number].connection = None
+            self.coordinator.remove(worker.number, "its connection closed")
 
     @rule(pick=st.integers(0, 99), seed=seeds)
     def hang(self, pick: int, seed: int) -> None:
         self._act(seed)
-        if self.puppets:
+        if self.workers:
             self._pick(pick).is_hung = True
 
     @rule(seconds=st.sampled_from([0.5, 1.0]), seed=seeds)
     def wait(self, seconds: float, seed: int) -> None:
         self._act(seed)
-        self.office.desk.at_us += round(seconds * 1e6)
-        for puppet in self.puppets.values():
-            if puppet.caller is not None and not puppet.is_hung:
-                self.coordinator.hear(self.coordinator.members[puppet.number], RenewLease())
-        before = len(self.office.desk.said("fence"))
+        self.harness.effects.at_us += round(seconds * 1e6)
+        for worker in self.workers.values():
+            if worker.connection is not None and not worker.is_hung:
+                self.coordinator.receive(self.coordinator.members[worker.number], RenewLease())
+        before = len(self.harness.effects.logged("fence"))
         self.coordinator.tick()
-        fenced = {pid for _, _, pid in self.office.desk.said("fence")[before:]}
-        for puppet in [puppet for puppet in self.puppets.values() if puppet.pid in fenced]:
-            del self.puppets[puppet.number]
+        fenced = {pid for _, _, pid in self.harness.effects.logged("fence")[before:]}
+        for worker in [worker for worker in self.workers.values() if worker.pid in fenced]:
+            del self.workers[worker.number]
 
     @rule(was_sent=st.booleans(), seed=seeds)
     @precondition(lambda self: self.coordinator.epoch > 0)
     def restart(self, was_sent: bool, seed: int) -> None:
-        """The coordinator is killed, maybe with what it said last, and another one reads its journal; nobody plans."""
+        """The coordinator is killed, maybe before its last messages left; another one reads the journal; requests are lost."""
         self._act(seed)
         self.has_restarted = True
-        self.office.hire()
-        self.office.desk.questions.clear()
-        for puppet in self.puppets.values():
-            puppet.caller = None
+        self.harness.start_coordinator()
+        self.harness.effects.plan_requests.clear()
+        for worker in self.workers.values():
+            worker.connection = None
             if not was_sent:
-                puppet.inbox.clear()
+                worker.inbox.clear()
 
     @rule()
     def settle(self) -> None:
-        """Nothing more goes wrong, and everybody does what is asked: then training goes on with all who are left."""
+        """Nothing more fails, and all workers obey: then training continues with all live workers."""
         for _ in range(60):
             for _ in range(300):
-                if not (acts := self._acts(is_training=False)):
+                if not (actions := self._actions(is_training=False)):
                     break
-                acts[0]()
+                actions[0]()
             self.wait(0.5, 0)
-        # Who hung before it had a seat is unknown to a new coordinator, and refused if it wakes up.
-        self.puppets = {
-            number: puppet for number, puppet in self.puppets.items() if not (puppet.is_hung and puppet.caller is None)
+        # A worker that hung before it had a place is unknown to a new coordinator, and refused if it wakes up.
+        self.workers = {
+            number: worker for number, worker in self.workers.items() if not (worker.is_hung and worker.connection is None)
         }
-        assert set(self.puppets) == set(self.coordinator.members)
+        assert set(self.workers) == set(self.coordinator.members)
         if self.coordinator.epoch == 0:
-            assert self.office.phase is CoordinatorPhase.FORMING
-            assert len(self.puppets) < self.shape.num_workers
-        elif len(self.puppets) < self.shape.num_stages:
-            assert self.office.phase is CoordinatorPhase.WAITING
+            assert self.harness.phase is CoordinatorPhase.FORMING
+            assert len(self.workers) < self.shape.num_workers
+        elif len(self.workers) < self.shape.num_stages:
+            assert self.harness.phase is CoordinatorPhase.WAITING
         else:
-            assert self.office.phase is CoordinatorPhase.RUNNING
-            assert all(puppet.has_begun and puppet.epoch == self.coordinator.epoch for puppet in self.puppets.values())
+            assert self.harness.phase is CoordinatorPhase.RUNNING
+            assert all(worker.has_begun and worker.epoch == self.coordinator.epoch for worker in self.workers.values())
 
     def teardown(self) -> None:
-        if hasattr(self, "office"):
+        if hasattr(self, "harness"):
             self.settle()
 
-    # What a worker can do next.
+    # The actions of workers.
 
-    def _pick(self, pick: int) -> Puppet:
-        return list(self.puppets.values())[pick % len(self.puppets)]
+    def _pick(self, pick: int) -> FakeWorker:
+        return list(self.workers.values())[pick % len(self.workers)]
 
-    def _acts(self, is_training: bool = True) -> list[Callable[[], None]]:
-        acts: list[Callable[[], None]] = []
-        for puppet in self.puppets.values():
-            if not puppet.is_hung:
-                acts += [partial(act, puppet) for act in self._acts_of(puppet)]
-                if is_training and puppet.walker is not None and (crew := self._crew(puppet)) is not None:
-                    acts += crew.moves_of(puppet.walker)
-        if self.office.desk.questions:
-            acts.append(self._plan)
-        return acts
+    def _actions(self, is_training: bool = True) -> list[Callable[[], None]]:
+        actions: list[Callable[[], None]] = []
+        for worker in self.workers.values():
+            if not worker.is_hung:
+                actions += [partial(action, worker) for action in self._actions_of(worker)]
+                if is_training and worker.state is not None and (epoch_model := self._epoch_model(worker)) is not None:
+                    actions += epoch_model.actions_of(worker.state)
+        if self.harness.effects.plan_requests:
+            actions.append(self._plan)
+        return actions
 
-    def _acts_of(self, puppet: Puppet) -> Iterator[Callable[[Puppet], None]]:
-        if puppet.caller is None:
-            yield self._come_back
-        if puppet.inbox:
+    def _actions_of(self, worker: FakeWorker) -> Iterator[Callable[[FakeWorker], None]]:
+        if worker.connection is None:
+            yield self._reconnect
+        if worker.inbox:
             yield self._take
-        if puppet.go is None:
+        if worker.start is None:
             return
-        fellows = [self.puppets.get(number) for number in puppet.go.seats.values()]
-        is_broken = any(fellow is None or fellow.answered >= puppet.go.epoch for fellow in fellows)
-        if puppet.must_stop or is_broken:
+        members = [self.workers.get(number) for number in worker.start.places.values()]
+        is_broken = any(member is None or member.answered >= worker.start.epoch for member in members)
+        if worker.must_stop or is_broken:
             yield self._stop
-        elif not puppet.has_begun and all(fellow is not None and fellow.go == puppet.go for fellow in fellows):
+        elif not worker.has_begun and all(member is not None and member.start == worker.start for member in members):
             yield self._begin
-        elif puppet.wants_pause and self._crew(puppet) is not None:
+        elif worker.wants_pause and self._epoch_model(worker) is not None:
             yield self._pause
 
-    def _fellows(self, puppet: Puppet) -> list[Puppet] | None:
-        """All who play the epoch of this one, if all of them do."""
-        if puppet.go is None:
+    def _epoch_members(self, worker: FakeWorker) -> list[FakeWorker] | None:
+        """All workers of this one's epoch, if all of them have begun it."""
+        if worker.start is None:
             return None
-        fellows = [self.puppets.get(number) for number in puppet.go.seats.values()]
-        playing = [fellow for fellow in fellows if fellow is not None and fellow.go == puppet.go and fellow.has_begun]
-        return playing if len(playing) == len(fellows) else None
+        members = [self.workers.get(number) for number in worker.start.places.values()]
+        begun = [member for member in members if member is not None and member.start == worker.start and member.has_begun]
+        return begun if len(begun) == len(members) else None
 
-    def _crew(self, puppet: Puppet) -> Crew | None:
-        fellows = self._fellows(puppet)
-        if fellows is None or any(fellow.must_stop for fellow in fellows):
+    def _epoch_model(self, worker: FakeWorker) -> EpochModel | None:
+        members = self._epoch_members(worker)
+        if members is None or any(member.must_stop for member in members):
             return None
-        walkers = [fellow.walker for fellow in fellows if fellow.walker is not None]
-        crew = Crew(walkers, self.is_staggered)
-        self.office.desk.num_steps_saved = max(
-            self.office.desk.num_steps_saved, min(walker.num_heard for walker in walkers) // 3 * 3
+        states = [member.state for member in members if member.state is not None]
+        epoch_model = EpochModel(states, self.is_staggered)
+        self.harness.effects.num_steps_saved = max(
+            self.harness.effects.num_steps_saved, min(state.num_settled for state in states) // 3 * 3
         )
-        return crew
+        return epoch_model
 
-    def _come_back(self, puppet: Puppet) -> None:
-        self.office.num_callers += 1
-        member = self.coordinator.come_back(puppet.number, self.office.num_callers, "here", puppet.pid)
+    def _reconnect(self, worker: FakeWorker) -> None:
+        self.harness.num_connections += 1
+        member = self.coordinator.rejoin(worker.number, self.harness.num_connections, "here", worker.pid)
         if member is None:
-            del self.puppets[puppet.number]
+            del self.workers[worker.number]
             return
-        puppet.caller = member.caller
-        self.coordinator.welcome_back(member, puppet.epoch)
-        if puppet.stopped is not None:
-            self.coordinator.hear(member, puppet.stopped)
+        worker.connection = member.connection
+        self.coordinator.resume_member(member, worker.epoch)
+        if worker.stopped is not None:
+            self.coordinator.receive(member, worker.stopped)
 
-    def _take(self, puppet: Puppet) -> None:
-        match message := puppet.inbox.popleft():
+    def _take(self, worker: FakeWorker) -> None:
+        match message := worker.inbox.popleft():
             case StartEpoch():
-                puppet.take_seat(message, self.shape.num_stages)
-            case StopEpoch(epoch=epoch) if epoch > puppet.answered:
-                self._answer(puppet, epoch)
-            case PauseAtBoundary(epoch=epoch) if puppet.go is not None and puppet.go.epoch == epoch:
-                puppet.wants_pause = True
+                worker.take_place(message, self.shape.num_stages)
+            case StopEpoch(epoch=epoch) if epoch > worker.answered:
+                self._answer(worker, epoch)
+            case PauseAtBoundary(epoch=epoch) if worker.start is not None and worker.start.epoch == epoch:
+                worker.wants_pause = True
 
-    def _begin(self, puppet: Puppet) -> None:
-        assert puppet.go is not None
-        if puppet.walker is None:
-            giver = self.puppets[puppet.go.seats[puppet.go.sources[str(puppet.seat)]]].walker
-            assert giver is not None
-            assert (giver.stage, giver.num_steps) == (puppet.seat.stage, puppet.go.iteration)
-            puppet.walker = Walker(giver.stage, giver.num_stages, num_steps=giver.num_steps)
-        puppet.has_begun = True
-        self._say(puppet, EpochBegun(puppet.epoch, 20))
+    def _begin(self, worker: FakeWorker) -> None:
+        assert worker.start is not None
+        if worker.state is None:
+            source = self.workers[worker.start.places[worker.start.sources[str(worker.place)]]].state
+            assert source is not None
+            assert (source.stage, source.num_steps) == (worker.place.stage, worker.start.iteration)
+            worker.state = StateModel(source.stage, source.num_stages, num_steps=source.num_steps)
+        worker.has_begun = True
+        self._send(worker, EpochBegun(worker.epoch, 20))
 
-    def _pause(self, puppet: Puppet) -> None:
-        """All come to the same boundary between two iterations, and stop there one by one."""
-        crew, fellows = self._crew(puppet), self._fellows(puppet)
-        assert crew is not None
-        assert fellows is not None
-        end = max(walker.num_reduced for walker in crew.walkers)
-        while behind := [walker for walker in crew.walkers if walker.num_heard < end]:
-            next(moves for walker in behind if (moves := crew.moves_of(walker)))[-1]()
-        for fellow in fellows:
-            fellow.must_stop = True
+    def _pause(self, worker: FakeWorker) -> None:
+        """All reach the same boundary between two iterations, and stop there one by one."""
+        epoch_model, members = self._epoch_model(worker), self._epoch_members(worker)
+        assert epoch_model is not None
+        assert members is not None
+        end = max(state.num_reduced for state in epoch_model.states)
+        while behind := [state for state in epoch_model.states if state.num_settled < end]:
+            next(actions for state in behind if (actions := epoch_model.actions_of(state)))[-1]()
+        for member in members:
+            member.must_stop = True
 
-    def _stop(self, puppet: Puppet) -> None:
-        self._answer(puppet, puppet.epoch)
+    def _stop(self, worker: FakeWorker) -> None:
+        self._answer(worker, worker.epoch)
 
-    def _answer(self, puppet: Puppet, epoch: int) -> None:
-        puppet.answered, puppet.go = epoch, None
-        walker = puppet.walker
-        puppet.stopped = (
-            EpochStopped(epoch, walker.standing(), stage=walker.stage) if walker is not None else EpochStopped(epoch, None)
+    def _answer(self, worker: FakeWorker, epoch: int) -> None:
+        worker.answered, worker.start = epoch, None
+        state = worker.state
+        worker.stopped = (
+            EpochStopped(epoch, state.progress(), stage=state.stage) if state is not None else EpochStopped(epoch, None)
         )
-        self._say(puppet, puppet.stopped)
+        self._send(worker, worker.stopped)
 
-    def _say(self, puppet: Puppet, message: ControlMessage) -> None:
-        if puppet.caller is not None:
-            self.coordinator.hear(self.coordinator.members[puppet.number], message)
+    def _send(self, worker: FakeWorker, message: ControlMessage) -> None:
+        if worker.connection is not None:
+            self.coordinator.receive(self.coordinator.members[worker.number], message)
 
     def _plan(self) -> None:
-        failed = self.office.desk.questions.pop(0)
-        self.coordinator.answered(failed, answer_for(self.shape, failed, evened(self.shape, failed) if self.is_moving else None))
+        failed = self.harness.effects.plan_requests.pop(0)
+        self.coordinator.plan_received(
+            failed, answer_for(self.shape, failed, evened(self.shape, failed) if self.is_moving else None)
+        )
 
-    # What the coordinator brings about.
+    # The effects of the coordinator.
 
-    def _deliver(self, caller: int, message: ControlMessage) -> None:
-        for puppet in self.puppets.values():
-            if puppet.caller == caller:
-                puppet.inbox.append(message)
+    def _deliver(self, connection: int, message: ControlMessage) -> None:
+        for worker in self.workers.values():
+            if worker.connection == connection:
+                worker.inbox.append(message)
 
-    def _hold_epoch(self, answer: PlanAssignment, go: StartEpoch, members: Iterable[Member]) -> None:
-        """Whoever is in an epoch is a member, every stage has somebody, and no more is done again than has to be."""
-        assert set(go.seats.values()) <= set(self.coordinator.members)
-        assert {Worker.parse(seat).stage for seat in go.seats} == set(range(self.shape.num_stages))
-        assert len(set(go.seats.values())) == len(go.seats)
-        walkers = [puppet.walker for puppet in self.puppets.values() if puppet.walker is not None]
-        if go.epoch > 1 and not self.has_restarted:
-            is_lost = len({walker.stage for walker in walkers}) < self.shape.num_stages
-            assert (go.checkpoint >= 0) == is_lost
+    def _check_epoch(self, assignment: PlanAssignment, start: StartEpoch) -> None:
+        """All workers of an epoch are members, every stage has a worker, and no more is redone than has to be."""
+        assert set(start.places.values()) <= set(self.coordinator.members)
+        assert {Worker.parse(place).stage for place in start.places} == set(range(self.shape.num_stages))
+        assert len(set(start.places.values())) == len(start.places)
+        states = [worker.state for worker in self.workers.values() if worker.state is not None]
+        if start.epoch > 1 and not self.has_restarted:
+            is_lost = len({state.stage for state in states}) < self.shape.num_stages
+            assert (start.checkpoint >= 0) == is_lost
             if not is_lost:
-                assert go.iteration >= max(walker.num_heard for walker in walkers)
+                assert start.iteration >= max(state.num_settled for state in states)
         self.has_restarted = False
 
 
-TestTheatre = Theatre.TestCase
-TestTheatre.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestRecoveryMachine = RecoveryMachine.TestCase
+TestRecoveryMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

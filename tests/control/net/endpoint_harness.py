@@ -1,4 +1,4 @@
-"""A coordinator's port in a thread of its own, an actor behind it, and both kinds of callers: members and strangers."""
+"""ServerHarness: a server in a thread of its own with fake callbacks, and its clients: members and raw connections."""
 
 import json
 import secrets
@@ -32,62 +32,62 @@ TOKEN, JOB, LEASE_S, PATIENCE_S = "the job's own secret", "a1b2c3d4", 2.0, 10.0
 
 
 def num_open() -> int:
-    """How many files and sockets this process holds."""
+    """The number of files and sockets that this process holds."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @contextmanager
-def closed_door() -> Iterator[Endpoint]:
-    """A door that nobody opens, at a port that nobody else gets meanwhile."""
+def closed_endpoint() -> Iterator[Endpoint]:
+    """A endpoint at which no server listens, with a port that no other process gets meanwhile."""
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         yield Endpoint("127.0.0.1", nobody.getsockname()[1], TOKEN, JOB)
 
 
-class Porter:
-    """An actor that lets in whoever wants a free place, gives back what is shared, and remembers what it saw."""
+class FakeCoordinator:
+    """Callbacks that admit any worker to a free place, echo store entries, and record the messages."""
 
     def __init__(self) -> None:
         self.server: Server
         self.numbers: dict[int, int] = {}
-        self.seats: dict[int, str] = {}
+        self.places: dict[int, str] = {}
         self.hellos: list[Hello] = []
-        self.heard: list[ControlMessage] = []
-        self.num_lost = 0
+        self.received: list[ControlMessage] = []
+        self.num_disconnected = 0
         self.fenced: set[int] = set()
-        self.is_hearing = True
+        self.is_acknowledging = True
         self.changed = threading.Condition()
 
-    def admit(self, caller: int, hello: Hello) -> Welcome | Refused:
+    def admit(self, connection: int, hello: Hello) -> Welcome | Refused:
         with self.changed:
             self.hellos.append(hello)
             if hello.job not in ("", JOB):
                 return Refused(f"this is job {JOB}, not {hello.job}")
             if hello.member in self.fenced:
                 return Refused("it was taken for dead, and others do its work")
-            if hello.member < 0 and hello.seat and hello.seat in self.seats.values():
-                return Refused(f"{hello.seat} is taken: another worker has come for it")
-            number = hello.member if hello.member >= 0 else len(self.seats) + 1
-            self.numbers[caller], self.seats[number] = number, hello.seat
+            if hello.member < 0 and hello.preferred_place and hello.preferred_place in self.places.values():
+                return Refused(f"{hello.preferred_place} is taken: another worker has come for it")
+            number = hello.member if hello.member >= 0 else len(self.places) + 1
+            self.numbers[connection], self.places[number] = number, hello.preferred_place
             return Welcome("", number, LEASE_S, JOB)
 
-    def entered(self, caller: int) -> None:
+    def admitted(self, connection: int) -> None:
         with self.changed:
             self.changed.notify_all()
 
-    def receive(self, caller: int, message: ControlMessage) -> None:
+    def receive(self, connection: int, message: ControlMessage) -> None:
         if isinstance(message, StoreEntry):
-            self.server.send(caller, message)
-        if isinstance(message, Report) and self.is_hearing:
-            self.server.send(caller, Ack(message.number))
+            self.server.send(connection, message)
+        if isinstance(message, Report) and self.is_acknowledging:
+            self.server.send(connection, Ack(message.number))
         with self.changed:
-            self.heard.append(message)
+            self.received.append(message)
             self.changed.notify_all()
 
-    def lost(self, caller: int) -> None:
+    def disconnected(self, connection: int) -> None:
         with self.changed:
-            self.num_lost += 1
-            self.seats.pop(self.numbers.pop(caller), None)
+            self.num_disconnected += 1
+            self.places.pop(self.numbers.pop(connection), None)
             self.changed.notify_all()
 
     def tick(self) -> None:
@@ -97,55 +97,55 @@ class Porter:
         with self.changed:
             assert self.changed.wait_for(condition, PATIENCE_S)
 
-    def told(self) -> list[int]:
+    def report_numbers(self) -> list[int]:
         with self.changed:
-            return [message.number for message in self.heard if isinstance(message, Report)]
+            return [message.number for message in self.received if isinstance(message, Report)]
 
 
-class Post:
+class ServerHarness:
     """A server in a thread of its own, on a port of this machine."""
 
-    def __init__(self, port: int = 0, porter: Porter | None = None) -> None:
-        self.porter = porter or Porter()
+    def __init__(self, port: int = 0, callbacks: FakeCoordinator | None = None) -> None:
+        self.callbacks = callbacks or FakeCoordinator()
         listener = listen("127.0.0.1", port)
         self.port = listener.getsockname()[1]
-        self.server = self.porter.server = Server(listener, TOKEN, self.porter)
+        self.server = self.callbacks.server = Server(listener, TOKEN, self.callbacks)
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self.server.call(self.server.stop)
+        self.server.call_soon(self.server.stop)
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
-    def door(self, token: str = TOKEN, job: str = JOB) -> Endpoint:
+    def endpoint(self, token: str = TOKEN, job: str = JOB) -> Endpoint:
         return Endpoint("127.0.0.1", self.port, token, job)
 
-    def member(self, seat: str = "") -> "Guest":
-        """A worker that is let in."""
-        guest = Guest(self.door(), seat)
-        guest.client.join(PATIENCE_S)
-        return guest
+    def member(self, place: str = "") -> "FakeMember":
+        """A worker that has joined."""
+        fake = FakeMember(self.endpoint(), place)
+        fake.client.join(PATIENCE_S)
+        return fake
 
-    def stranger(self) -> "Stranger":
-        return Stranger(self.port)
+    def connect(self) -> "RawConnection":
+        return RawConnection(self.port)
 
 
-class Guest:
-    """A worker's end, and what it heard."""
+class FakeMember:
+    """A client, and the messages that it received."""
 
-    def __init__(self, door: Endpoint, seat: str = "", pulse: Callable[[], RenewLease] = RenewLease) -> None:
-        self.heard: SimpleQueue[ControlMessage] = SimpleQueue()
+    def __init__(self, endpoint: Endpoint, place: str = "", heartbeat: Callable[[], RenewLease] = RenewLease) -> None:
+        self.received: SimpleQueue[ControlMessage] = SimpleQueue()
         self.refusals: SimpleQueue[str] = SimpleQueue()
-        self.client = Client(door, seat, self.heard.put, self.refusals.put, pulse)
+        self.client = Client(endpoint, place, self.received.put, self.refusals.put, heartbeat)
 
     def next(self, kind: type[ControlMessage]) -> ControlMessage:
-        while not isinstance(message := self.heard.get(timeout=PATIENCE_S), kind):
+        while not isinstance(message := self.received.get(timeout=PATIENCE_S), kind):
             pass
         return message
 
     def echo_s(self) -> float:
-        """How long it takes to be heard and answered."""
+        """The time until a message is answered."""
         start_s, key = time.monotonic(), secrets.token_hex(4)
         assert self.client.send(StoreEntry(1, key, "x"))
         while self.next(StoreEntry) != StoreEntry(1, key, "x"):
@@ -153,12 +153,12 @@ class Guest:
         return time.monotonic() - start_s
 
 
-class Stranger:
-    """A bare connection to the port."""
+class RawConnection:
+    """A connection without a client."""
 
     def __init__(self, port: int) -> None:
         self.stream = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
-        self._inbox, self._early = FrameReader(MOST_BYTES), []  # type: ignore[var-annotated]
+        self._reader, self._early = FrameReader(MOST_BYTES), []  # type: ignore[var-annotated]
 
     def next(self) -> ControlMessage | None:
         """The next message, or None when the connection is closed."""
@@ -169,23 +169,23 @@ class Stranger:
                 some = b""
             if not some:
                 return None
-            self._early += self._inbox.take(some)
+            self._early += self._reader.take(some)
         return self._early.pop(0)
 
     def hello(self, token: str = TOKEN, **changes: object) -> bytes:
-        """What a worker says to the challenge that it got, with changes."""
+        """The frame of a hello that answers the challenge, with changes."""
         challenge = self.next()
         assert isinstance(challenge, Challenge)
-        told = {"type": "hello", "proof": proof(token, "worker", challenge.nonce), "release": RELEASE, "job": JOB}
-        body = json.dumps({**told, "host": "there", "pid": 7, "nonce": "n", **changes}).encode()
+        values = {"type": "hello", "proof": proof(token, "worker", challenge.nonce), "release": RELEASE, "job": JOB}
+        body = json.dumps({**values, "host": "there", "pid": 7, "nonce": "n", **changes}).encode()
         return struct.pack(">I", len(body)) + body
 
     def refusal(self) -> str:
-        """Why the connection is closed."""
-        said: list[ControlMessage] = []
+        """The reason with which the connection is closed."""
+        messages: list[ControlMessage] = []
         while (message := self.next()) is not None:
-            said.append(message)
+            messages.append(message)
         self.stream.close()
-        last = said[-1]
+        last = messages[-1]
         assert isinstance(last, Refused)
         return last.reason

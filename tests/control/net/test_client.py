@@ -1,4 +1,4 @@
-"""A worker's end: it comes back by itself, tells again what was not heard, never says its token, and leaves nothing behind."""
+"""The client: it reconnects by itself, sends unacknowledged reports again, never sends its token, and leaves nothing behind."""
 
 import base64
 import os
@@ -23,44 +23,54 @@ from recycle.control.decide.messages import (
     StoreEntry,
     Welcome,
 )
-from recycle.control.net import handshake as knock
+from recycle.control.net import handshake
 from recycle.control.net.handshake import Endpoint, JoinRefused, this_host
 from recycle.control.net.wire import encode_frame, new_nonce
 from recycle.core.release import RELEASE
-from tests.control.net.endpoint_harness import JOB, LEASE_S, PATIENCE_S, TOKEN, Guest, Porter, Post, closed_door, num_open
+from tests.control.net.endpoint_harness import (
+    JOB,
+    LEASE_S,
+    PATIENCE_S,
+    TOKEN,
+    FakeCoordinator,
+    FakeMember,
+    ServerHarness,
+    closed_endpoint,
+    num_open,
+)
 
 pytestmark = pytest.mark.timeout(60)
 
 
-def wait_until_closed(guest: Guest) -> None:
+def wait_until_closed(fake: FakeMember) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
-    while guest.client.send(RenewLease()):
+    while fake.client.send(RenewLease()):
         assert time.monotonic() < deadline_s
         time.sleep(0.005)
 
 
-class Absences:
-    """A coordinator that goes away and comes back at the same port, with a porter who remembers or not."""
+class Restarts:
+    """A coordinator that stops and restarts at the same port, with the same or with new callbacks."""
 
     def __init__(self) -> None:
-        self.post = Post()
+        self.harness = ServerHarness()
 
-    def go_away(self) -> None:
-        self.post.close()
+    def stop(self) -> None:
+        self.harness.close()
 
-    def come_back(self, is_another: bool = False) -> Post:
-        porter = Porter() if is_another else self.post.porter
-        porter.is_hearing = True
-        self.post = Post(self.post.port, porter)
-        return self.post
+    def restart(self, is_another: bool = False) -> ServerHarness:
+        callbacks = FakeCoordinator() if is_another else self.harness.callbacks
+        callbacks.is_acknowledging = True
+        self.harness = ServerHarness(self.harness.port, callbacks)
+        return self.harness
 
 
 @pytest.fixture
-def absences() -> Iterator[Absences]:
+def restarts() -> Iterator[Restarts]:
     before, threads = num_open(), threading.active_count()
-    made = Absences()
+    made = Restarts()
     yield made
-    made.go_away()
+    made.stop()
     deadline_s = time.monotonic() + PATIENCE_S
     while (num_open(), threading.active_count()) != (before, threads):
         assert time.monotonic() < deadline_s, "files or threads are left"
@@ -68,70 +78,76 @@ def absences() -> Iterator[Absences]:
 
 
 @pytest.fixture
-def post(absences: Absences) -> Post:
-    return absences.post
+def harness(restarts: Restarts) -> ServerHarness:
+    return restarts.harness
 
 
-# Getting in.
+# Joining.
 
 
-def test_a_worker_is_welcomed_and_says_who_it_is(post: Post) -> None:
-    guest = Guest(post.door(), "W1_0")
-    welcome = guest.client.join(PATIENCE_S)
+def test_a_worker_is_welcomed_and_identifies_itself(harness: ServerHarness) -> None:
+    fake = FakeMember(harness.endpoint(), "W1_0")
+    welcome = fake.client.join(PATIENCE_S)
     assert (welcome.member, welcome.lease_s, welcome.job) == (1, LEASE_S, JOB)
-    assert guest.heard.get(timeout=PATIENCE_S) == welcome
-    (hello,) = post.porter.hellos
-    assert (hello.release, hello.job, hello.seat, hello.pid, hello.host) == (RELEASE, JOB, "W1_0", os.getpid(), this_host())
+    assert fake.received.get(timeout=PATIENCE_S) == welcome
+    (hello,) = harness.callbacks.hellos
+    assert (hello.release, hello.job, hello.preferred_place, hello.pid, hello.host) == (
+        RELEASE,
+        JOB,
+        "W1_0",
+        os.getpid(),
+        this_host(),
+    )
     assert (hello.member, hello.epoch) == (-1, -1)
-    guest.client.close()
+    fake.client.close()
 
 
-def test_a_worker_renews_its_lease_before_it_is_over(post: Post) -> None:
+def test_a_worker_renews_its_lease_before_it_is_over(harness: ServerHarness) -> None:
     numbers = count()
-    guest = Guest(post.door(), pulse=lambda: RenewLease(next(numbers), 5))
+    fake = FakeMember(harness.endpoint(), heartbeat=lambda: RenewLease(next(numbers), 5))
     start_s = time.monotonic()
-    guest.client.join(PATIENCE_S)
-    post.porter.wait_for(lambda: RenewLease(1, 5) in post.porter.heard)
+    fake.client.join(PATIENCE_S)
+    harness.callbacks.wait_for(lambda: RenewLease(1, 5) in harness.callbacks.received)
     assert time.monotonic() - start_s < LEASE_S
-    assert post.porter.heard[:2] == [RenewLease(0, 5), RenewLease(1, 5)]
-    guest.client.close()
+    assert harness.callbacks.received[:2] == [RenewLease(0, 5), RenewLease(1, 5)]
+    fake.client.close()
 
 
-def test_a_worker_knocks_until_somebody_opens() -> None:
-    absences = Absences()
-    absences.go_away()
-    guest = Guest(absences.post.door())
-    knocking = threading.Thread(target=lambda: guest.client.join(PATIENCE_S), daemon=True)
-    knocking.start()
-    absences.come_back()
-    knocking.join(PATIENCE_S)
-    assert guest.echo_s() < PATIENCE_S
-    guest.client.close()
-    absences.go_away()
+def test_a_worker_connects_until_a_coordinator_answers() -> None:
+    restarts = Restarts()
+    restarts.stop()
+    fake = FakeMember(restarts.harness.endpoint())
+    joining = threading.Thread(target=lambda: fake.client.join(PATIENCE_S), daemon=True)
+    joining.start()
+    restarts.restart()
+    joining.join(PATIENCE_S)
+    assert fake.echo_s() < PATIENCE_S
+    fake.client.close()
+    restarts.stop()
 
 
-def test_a_worker_gives_up_when_nobody_opens_for_too_long() -> None:
-    with closed_door() as door, pytest.raises(OSError, match="refused"):
-        Guest(door).client.join(0.2)
+def test_a_worker_gives_up_when_no_coordinator_answers_in_time() -> None:
+    with closed_endpoint() as endpoint, pytest.raises(OSError, match="refused"):
+        FakeMember(endpoint).client.join(0.2)
 
 
 @pytest.mark.parametrize("token", ["", "another secret"])
-def test_a_worker_without_the_token_is_turned_away_at_once(token: str, post: Post) -> None:
+def test_a_worker_without_the_token_is_refused_at_once(token: str, harness: ServerHarness) -> None:
     with pytest.raises(JoinRefused, match="this is not the job's token"):
-        Guest(post.door(token)).client.join(PATIENCE_S)
+        FakeMember(harness.endpoint(token)).client.join(PATIENCE_S)
 
 
-def test_a_worker_of_another_job_is_turned_away_by_name(post: Post) -> None:
+def test_a_worker_of_another_job_is_refused_with_both_names(harness: ServerHarness) -> None:
     with pytest.raises(JoinRefused, match="this is job a1b2c3d4, not deadbeef"):
-        Guest(post.door(job="deadbeef")).client.join(PATIENCE_S)
+        FakeMember(harness.endpoint(job="deadbeef")).client.join(PATIENCE_S)
 
 
 class Impostor:
-    """Something that listens, answers the first caller with what it was given, and then says nothing more."""
+    """A server that sends given bytes to its first connection, and then nothing more."""
 
     def __init__(self, *answers: bytes) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.door = Endpoint("127.0.0.1", self._listener.getsockname()[1], TOKEN, JOB)
+        self.endpoint = Endpoint("127.0.0.1", self._listener.getsockname()[1], TOKEN, JOB)
         self._answers = answers
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -168,137 +184,141 @@ class Impostor:
         ([b"\x00\x00\x00\x04oops"], "is no coordinator"),
         ([encode_frame(StopEpoch(1))], "is no coordinator"),
     ],
-    ids=["no proof", "half letters", "another word", "a web server", "no json", "no challenge"],
+    ids=["no proof", "lone surrogates", "another message", "a web server", "no json", "no challenge"],
 )
-def test_a_worker_trusts_nobody_who_cannot_prove_the_token(answers: list[bytes], reason: str) -> None:
+def test_a_worker_trusts_no_server_that_cannot_prove_the_token(answers: list[bytes], reason: str) -> None:
     before = num_open()
     impostor = Impostor(*answers)
-    guest = Guest(impostor.door)
+    fake = FakeMember(impostor.endpoint)
     with pytest.raises(JoinRefused, match=reason):
-        guest.client.join(PATIENCE_S)
+        fake.client.join(PATIENCE_S)
     impostor.close()
-    assert guest.heard.empty()
+    assert fake.received.empty()
     assert num_open() == before
 
 
-def test_a_worker_does_not_wait_for_ever_for_who_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(knock, "_CONNECT_S", 0.2)
+def test_a_worker_does_not_wait_for_ever_for_a_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "_CONNECT_S", 0.2)
     impostor = Impostor()
     with pytest.raises(TimeoutError):
-        Guest(impostor.door).client.join(0.1)
+        FakeMember(impostor.endpoint).client.join(0.1)
     impostor.close()
 
 
-# The coordinator goes away, and comes back.
+# The coordinator stops, and restarts.
 
 
-def test_a_worker_comes_back_as_who_it_was(absences: Absences) -> None:
-    guest = absences.post.member("W0_1")
-    guest.client.epoch = 4
-    absences.go_away()
-    again = absences.come_back()
-    again.porter.wait_for(lambda: len(again.porter.hellos) == 2)
-    assert (again.porter.hellos[-1].member, again.porter.hellos[-1].epoch, again.porter.hellos[-1].seat) == (1, 4, "W0_1")
-    guest.next(Welcome)
-    guest.next(Welcome)
-    assert guest.echo_s() < PATIENCE_S
-    guest.client.close()
+def test_a_worker_reconnects_with_its_member_number_and_epoch(restarts: Restarts) -> None:
+    fake = restarts.harness.member("W0_1")
+    fake.client.epoch = 4
+    restarts.stop()
+    again = restarts.restart()
+    again.callbacks.wait_for(lambda: len(again.callbacks.hellos) == 2)
+    assert (again.callbacks.hellos[-1].member, again.callbacks.hellos[-1].epoch, again.callbacks.hellos[-1].preferred_place) == (
+        1,
+        4,
+        "W0_1",
+    )
+    fake.next(Welcome)
+    fake.next(Welcome)
+    assert fake.echo_s() < PATIENCE_S
+    fake.client.close()
 
 
-def test_what_was_not_heard_is_told_again_exactly_and_in_order(absences: Absences) -> None:
-    guest = absences.post.member()
+def test_unacknowledged_reports_are_sent_again_exactly_and_in_order(restarts: Restarts) -> None:
+    fake = restarts.harness.member()
     for number in range(3):
-        guest.client.tell({"what": number})
-    assert guest.client.wait_until_heard(PATIENCE_S)
-    absences.post.porter.is_hearing = False
+        fake.client.report({"what": number})
+    assert fake.client.wait_until_acknowledged(PATIENCE_S)
+    restarts.harness.callbacks.is_acknowledging = False
     for number in range(3, 6):
-        guest.client.tell({"what": number})
-    absences.post.porter.wait_for(lambda: len(absences.post.porter.told()) == 6)
-    assert not guest.client.wait_until_heard(0.05)
-    absences.go_away()
-    wait_until_closed(guest)
+        fake.client.report({"what": number})
+    restarts.harness.callbacks.wait_for(lambda: len(restarts.harness.callbacks.report_numbers()) == 6)
+    assert not fake.client.wait_until_acknowledged(0.05)
+    restarts.stop()
+    wait_until_closed(fake)
     for number in range(6, 9):
-        guest.client.tell({"what": number})  # nobody is there
-    again = absences.come_back(is_another=True)
-    assert guest.client.wait_until_heard(PATIENCE_S)
-    guest.client.tell({"what": 9})
-    assert guest.client.wait_until_heard(PATIENCE_S)
-    assert again.porter.told() == [4, 5, 6, 7, 8, 9, 10]
-    assert [message.body for message in again.porter.heard if not isinstance(message, RenewLease)] == [
+        fake.client.report({"what": number})  # without a coordinator
+    again = restarts.restart(is_another=True)
+    assert fake.client.wait_until_acknowledged(PATIENCE_S)
+    fake.client.report({"what": 9})
+    assert fake.client.wait_until_acknowledged(PATIENCE_S)
+    assert again.callbacks.report_numbers() == [4, 5, 6, 7, 8, 9, 10]
+    assert [message.body for message in again.callbacks.received if not isinstance(message, RenewLease)] == [
         {"what": number} for number in range(3, 10)
     ]
-    guest.client.close()
+    fake.client.close()
 
 
-def test_nothing_is_lost_or_turned_round_while_the_coordinator_comes_and_goes(absences: Absences) -> None:
-    guest, is_over, porter = absences.post.member(), threading.Event(), absences.post.porter
+def test_no_report_is_lost_or_out_of_order_while_the_coordinator_restarts(restarts: Restarts) -> None:
+    fake, is_over, callbacks = restarts.harness.member(), threading.Event(), restarts.harness.callbacks
 
-    def tell_on() -> None:
+    def report_on() -> None:
         while not is_over.wait(0.001):
-            guest.client.tell({"what": "something"})
+            fake.client.report({"what": "something"})
 
-    teller = threading.Thread(target=tell_on, daemon=True)
-    teller.start()
+    reporter = threading.Thread(target=report_on, daemon=True)
+    reporter.start()
     for _ in range(3):
-        num_heard = len(porter.told())
-        porter.wait_for(lambda most=num_heard + 20: len(porter.told()) > most)  # type: ignore[misc]
-        absences.go_away()
-        absences.come_back()
+        num_reports = len(callbacks.report_numbers())
+        callbacks.wait_for(lambda most=num_reports + 20: len(callbacks.report_numbers()) > most)  # type: ignore[misc]
+        restarts.stop()
+        restarts.restart()
     is_over.set()
-    teller.join(PATIENCE_S)
-    assert guest.client.wait_until_heard(PATIENCE_S)
-    told = list(dict.fromkeys(porter.told()))
-    assert told == list(range(1, len(told) + 1))
-    guest.client.close()
+    reporter.join(PATIENCE_S)
+    assert fake.client.wait_until_acknowledged(PATIENCE_S)
+    numbers = list(dict.fromkeys(callbacks.report_numbers()))
+    assert numbers == list(range(1, len(numbers) + 1))
+    fake.client.close()
 
 
-def test_who_was_taken_for_dead_meanwhile_is_refused_and_stays_away(absences: Absences) -> None:
-    guest = absences.post.member()
-    absences.post.porter.fenced.add(1)
-    absences.go_away()
-    absences.come_back()
-    assert guest.refusals.get(timeout=PATIENCE_S) == "it was taken for dead, and others do its work"
-    assert not guest.client.send(RenewLease())
-    assert len(absences.post.porter.hellos) == 2
-    guest.client.close()
+def test_a_worker_that_was_taken_for_dead_is_refused_and_stays_away(restarts: Restarts) -> None:
+    fake = restarts.harness.member()
+    restarts.harness.callbacks.fenced.add(1)
+    restarts.stop()
+    restarts.restart()
+    assert fake.refusals.get(timeout=PATIENCE_S) == "it was taken for dead, and others do its work"
+    assert not fake.client.send(RenewLease())
+    assert len(restarts.harness.callbacks.hellos) == 2
+    fake.client.close()
 
 
-def test_who_hung_up_does_not_come_back(absences: Absences) -> None:
-    guest = absences.post.member()
+def test_a_closed_client_does_not_reconnect(restarts: Restarts) -> None:
+    fake = restarts.harness.member()
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "control"]
-    guest.client.close()
+    fake.client.close()
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
-    assert len(absences.post.porter.hellos) == 1
-    assert guest.refusals.empty()
+    assert len(restarts.harness.callbacks.hellos) == 1
+    assert fake.refusals.empty()
 
 
-def test_who_hangs_up_while_it_knocks_is_not_let_in_any_more(absences: Absences) -> None:
-    """The door opens when the worker has gone already: nobody may think that it is there."""
-    guest = absences.post.member()
-    absences.go_away()
+def test_a_client_that_is_closed_while_it_connects_does_not_stay_connected(restarts: Restarts) -> None:
+    """The coordinator admits the worker when it is closed already: the coordinator must notice that it has disconnected."""
+    fake = restarts.harness.member()
+    restarts.stop()
     is_near, may_enter = threading.Event(), threading.Event()
 
-    class Slow(Porter):
-        def admit(self, caller: int, hello: Hello) -> Welcome | Refused:
+    class Slow(FakeCoordinator):
+        def admit(self, connection: int, hello: Hello) -> Welcome | Refused:
             is_near.set()
             assert may_enter.wait(PATIENCE_S)
-            return super().admit(caller, hello)
+            return super().admit(connection, hello)
 
-    absences.post.porter = Slow()
-    again = absences.come_back()
+    restarts.harness.callbacks = Slow()
+    again = restarts.restart()
     assert is_near.wait(PATIENCE_S)
-    guest.client.close()
+    fake.client.close()
     may_enter.set()
-    again.porter.wait_for(lambda: again.porter.num_lost == 1)
-    assert guest.refusals.empty()
+    again.callbacks.wait_for(lambda: again.callbacks.num_disconnected == 1)
+    assert fake.refusals.empty()
 
 
-# What goes over the wire.
+# Bytes on the wire.
 
 
 class Tap:
-    """Something between a worker and its coordinator that hears every byte."""
+    """A proxy between a worker and its coordinator that records every byte."""
 
     def __init__(self, port: int) -> None:
         self._port, self._listener = port, socket.create_server(("127.0.0.1", 0))
@@ -329,33 +349,33 @@ class Tap:
         self._listener.close()
 
 
-def test_the_token_is_never_on_the_wire(post: Post) -> None:
-    tap = Tap(post.port)
-    guest = Guest(Endpoint("127.0.0.1", tap.port, TOKEN, JOB), "W0_0")
-    guest.client.join(PATIENCE_S)
-    guest.client.tell({"what": 1})
-    assert guest.client.wait_until_heard(PATIENCE_S)
-    guest.echo_s()
-    guest.client.close()
+def test_the_token_is_never_on_the_wire(harness: ServerHarness) -> None:
+    tap = Tap(harness.port)
+    fake = FakeMember(Endpoint("127.0.0.1", tap.port, TOKEN, JOB), "W0_0")
+    fake.client.join(PATIENCE_S)
+    fake.client.report({"what": 1})
+    assert fake.client.wait_until_acknowledged(PATIENCE_S)
+    fake.echo_s()
+    fake.client.close()
     tap.close()
-    said = bytes(tap.bytes)
-    assert b"W0_0" in said  # the tap hears what is said
+    sent = bytes(tap.bytes)
+    assert b"W0_0" in sent  # the tap records the messages
     secret = TOKEN.encode()
     for form in (secret, secret.hex().encode(), base64.b64encode(secret), secret[::-1]):
-        assert form not in said
+        assert form not in sent
 
 
-def test_messages_come_in_the_order_in_which_they_were_said(post: Post) -> None:
-    guest = post.member()
-    said = [PauseAtBoundary(1), StopEpoch(1), StoreEntry(1, "key", "value"), JobEnded("over")]
-    (caller,) = post.porter.numbers
-    for message in said:
-        post.server.call(lambda message=message: post.server.send(caller, message))  # type: ignore[misc]
-    assert [guest.heard.get(timeout=PATIENCE_S) for _ in range(5)][1:] == said
-    guest.client.close()
+def test_messages_come_in_the_order_in_which_they_were_sent(harness: ServerHarness) -> None:
+    fake = harness.member()
+    sent = [PauseAtBoundary(1), StopEpoch(1), StoreEntry(1, "key", "value"), JobEnded("over")]
+    (connection,) = harness.callbacks.numbers
+    for message in sent:
+        harness.server.call_soon(lambda message=message: harness.server.send(connection, message))  # type: ignore[misc]
+    assert [fake.received.get(timeout=PATIENCE_S) for _ in range(5)][1:] == sent
+    fake.client.close()
 
 
-def test_a_worker_with_thousands_of_open_files_stays_connected(post: Post) -> None:
+def test_a_worker_with_thousands_of_open_files_stays_connected(harness: ServerHarness) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 4096:
         pytest.skip("this machine does not allow so many")
@@ -365,20 +385,20 @@ def test_a_worker_with_thousands_of_open_files_stays_connected(post: Post) -> No
         null = stack.enter_context(open(os.devnull, "rb"))
         for _ in range(1100):
             stack.callback(os.close, os.dup(null.fileno()))
-        guest = post.member()
+        fake = harness.member()
         for _ in range(3):
-            assert guest.echo_s() < PATIENCE_S
-        assert len(post.porter.hellos) == 1
-        guest.client.close()
-        post.porter.wait_for(lambda: post.porter.num_lost == 1)
+            assert fake.echo_s() < PATIENCE_S
+        assert len(harness.callbacks.hellos) == 1
+        fake.client.close()
+        harness.callbacks.wait_for(lambda: harness.callbacks.num_disconnected == 1)
 
 
-def test_sending_without_a_connection_says_that_nobody_heard_it(post: Post) -> None:
-    guest = Guest(post.door())
-    assert not guest.client.send(RenewLease())
-    guest.client.tell({"what": 1})
-    guest.client.join(PATIENCE_S)
-    assert guest.client.wait_until_heard(PATIENCE_S)
-    assert post.porter.told() == [1]
-    guest.client.close()
-    assert not guest.client.send(RenewLease())
+def test_sending_without_a_connection_returns_false(harness: ServerHarness) -> None:
+    fake = FakeMember(harness.endpoint())
+    assert not fake.client.send(RenewLease())
+    fake.client.report({"what": 1})
+    fake.client.join(PATIENCE_S)
+    assert fake.client.wait_until_acknowledged(PATIENCE_S)
+    assert harness.callbacks.report_numbers() == [1]
+    fake.client.close()
+    assert not fake.client.send(RenewLease())

@@ -26,7 +26,7 @@ from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.coordinator.ledger.run_folder import RunFolder, events_before
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
 from recycle.runtime.coordinator.ledger.worker_reports import IterationApplied
-from recycle.runtime.execute.executor import Span
+from recycle.runtime.execute.spans import Span
 from recycle.runtime.job import Job
 from recycle.runtime.options import CheckpointOptions, RunFolderOptions, TrainOptions
 from tests.runtime.checkpoint.saved_stages import names_in, report_of, save_all, small_stage
@@ -291,6 +291,6 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
         books.hear(applied("W0_0", 0))
         books.hear(report_of(run.checkpoint_folder, 0, 1, *small_stage()))
         assert not is_ahead()
-        books.hear(applied("W1_0", 1))
+        books.add(applied("W1_0", 1))
         assert not is_ahead()
         assert (tmp_path / "checkpoints" / "step-00000001").is_dir()

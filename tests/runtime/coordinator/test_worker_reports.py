@@ -1,4 +1,4 @@
-"""What workers tell comes back from the wire as it was said: every message, every float, every kind of error."""
+"""Worker reports survive the wire: every report, every float, every kind of error."""
 
 import inspect
 import json
@@ -33,7 +33,7 @@ spans = st.lists(st.builds(Span, st.sampled_from(["2F0@1", "reduce", "optimizer"
 losses = st.dictionaries(st.integers(0, 99), st.floats(), max_size=4)
 verdicts = st.builds(StepVerdict, st.floats(), st.none() | st.floats(allow_nan=False))
 problems = st.none() | st.builds(lambda kind, text: kind(text), st.sampled_from(KINDS), st.text())
-told = st.one_of(
+reports = st.one_of(
     st.builds(IterationApplied, workers, counts, losses, spans, verdicts),
     st.builds(StepUndone, workers, counts, spans),
     st.builds(WorkerFinished, workers, st.text(), counts, counts),
@@ -43,27 +43,27 @@ told = st.one_of(
 )
 
 
-def heard(said, clock_us=0):
-    """What the other end of a connection makes of it."""
-    tell = loads(dumps(Report(1, report_to_json(said))))
-    return report_from_json(tell.body, clock_us)
+def received(report, clock_offset_us=0):
+    """The report at the other end of a connection."""
+    message = loads(dumps(Report(1, report_to_json(report))))
+    return report_from_json(message.body, clock_offset_us)
 
 
-def exactly(said):
-    """What tells apart all that differs: types, every bit of a float, and which kind of error it is."""
-    return repr(said)
+def exactly(report):
+    """A text that differs if anything does: types, every bit of a float, the kind of an error."""
+    return repr(report)
 
 
-@given(told)
-def test_every_message_comes_back_the_same(said):
-    assert exactly(heard(said)) == exactly(said)
+@given(reports)
+def test_every_report_survives_the_wire(report):
+    assert exactly(received(report)) == exactly(report)
 
 
-def test_losses_and_norms_that_are_not_finite_come_back():
-    said = IterationApplied(
+def test_losses_and_norms_that_are_not_finite_survive_the_wire():
+    report = IterationApplied(
         Worker(1, 2), 3, {0: math.nan, 5: math.inf, 7: -math.inf, 8: -0.0, 9: 5e-324}, [], StepVerdict(math.inf, None)
     )
-    back = heard(said)
+    back = received(report)
     assert math.isnan(back.losses[0])
     assert [back.losses[5], back.losses[7], back.losses[9]] == [math.inf, -math.inf, 5e-324]
     assert math.copysign(1.0, back.losses[8]) == -1.0
@@ -71,18 +71,18 @@ def test_losses_and_norms_that_are_not_finite_come_back():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_error_of_the_users_keeps_its_class_its_sentence_and_its_exit_code(kind):
-    problem = heard(WorkerCrashed(Worker(0, 1), 5, "what happened", kind("the loss is a list"))).problem
+def test_a_user_error_keeps_its_class_its_sentence_and_its_exit_code(kind):
+    problem = received(WorkerCrashed(Worker(0, 1), 5, "what happened", kind("the loss is a list"))).problem
     assert type(problem) is kind
     assert (str(problem), problem.exit_code) == ("the loss is a list", kind.exit_code)
 
 
 class OfAUser(Unsendable):
-    """A kind of error that only the worker's side knows."""
+    """An error class that only the worker's side knows."""
 
 
 @pytest.mark.parametrize("name", ["OfAUser", "__name__"])
-def test_an_error_that_only_the_worker_knows_is_still_the_users(name):
+def test_an_error_class_that_only_the_worker_knows_becomes_a_user_error(name):
     body = report_to_json(WorkerCrashed(Worker(0, 1), 5, "what happened", OfAUser("it is too large")))
     assert body["problem"][0] == "OfAUser"
     problem = report_from_json({**body, "problem": [name, "it is too large"]}).problem
@@ -90,17 +90,17 @@ def test_an_error_that_only_the_worker_knows_is_still_the_users(name):
     assert str(problem) == "it is too large"
 
 
-def test_a_text_that_is_no_utf_8_travels():
-    said = WorkerCrashed(Worker(0, 0), 1, "cannot read caf\udce9.txt", None)
-    assert heard(said) == said
+def test_a_text_that_is_no_utf_8_survives_the_wire():
+    report = WorkerCrashed(Worker(0, 0), 1, "cannot read caf\udce9.txt", None)
+    assert received(report) == report
 
 
-def test_what_is_told_is_plain_json():
-    said = IterationApplied(
+def test_a_report_is_plain_json():
+    report = IterationApplied(
         Worker(1, 0), 2, {3: 0.5}, [Span("0F0@1", 10, 20), Span("reduce", 30, 40, True)], StepVerdict(2.0, 0.25)
     )
-    assert json.loads(json.dumps(report_to_json(said))) == {
-        "told": "applied",
+    assert json.loads(json.dumps(report_to_json(report))) == {
+        "type": "iteration_applied",
         "worker": "W1_0",
         "iteration": 2,
         "losses": [[3, 0.5]],
@@ -111,6 +111,6 @@ def test_what_is_told_is_plain_json():
 
 def test_times_of_a_clock_that_is_behind_are_moved():
     ran, moved = [Span("0F0@1", 10, 20), Span("reduce", 30, 40, True)], [Span("0F0@1", 110, 120), Span("reduce", 130, 140, True)]
-    assert heard(IterationApplied(Worker(0, 0), 1, {}, ran, StepVerdict(1.0, 1.0)), clock_us=100).spans == moved
-    assert heard(StepUndone(Worker(0, 0), 1, ran), clock_us=100).spans == moved
-    assert heard(WorkerCrashed(Worker(0, 0), 5, "gone"), clock_us=100).at_us == 105
+    assert received(IterationApplied(Worker(0, 0), 1, {}, ran, StepVerdict(1.0, 1.0)), clock_offset_us=100).spans == moved
+    assert received(StepUndone(Worker(0, 0), 1, ran), clock_offset_us=100).spans == moved
+    assert received(WorkerCrashed(Worker(0, 0), 5, "gone"), clock_offset_us=100).at_us == 105

@@ -1,4 +1,3 @@
-"""Decisions without sockets: who is alive, where training resumes, which epoch follows. Pure but for the journal on disk.
-
-Imports core and host.
+"""The decisions of the coordinator, without sockets: membership, agreement, epochs. Only the journal and the prefetched plans
+touch the system. Imports core and host.
 """

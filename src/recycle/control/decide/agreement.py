@@ -1,11 +1,12 @@
-"""Where training goes on after a failure: a pure function from where survivors stand to the iteration that all resume at.
+"""`agree`: a pure function from the progress of the surviving workers to the iteration at which all resume.
 
-Stages step on their own, so that some may have applied an iteration of which others have not even the gradient. An iteration is
-finished if every survivor has its reduced gradient, and the verdict on it can be known: somebody heard the whole ballot, or the
-survivors' parts make up a whole one. Then all settle it; otherwise who has applied it takes that back, and it is done again.
+Stages step on their own, so that some may have applied an iteration whose gradient others do not have yet. An iteration is
+finished if every survivor has its reduced gradient and its verdict can be known: a survivor received the complete ballot, or the
+survivors' parts form a complete one. Then all survivors settle it; otherwise workers that applied it take it back, and redo it.
 
-Nobody is ever more than one iteration ahead: an op of the next one needs all stages' steps. And what a survivor heard the verdict
-on is never taken back, because a ballot is whole only if everybody has put its part in. What only the dead heard may be redone.
+No worker is more than one iteration ahead: an op of the next iteration needs the steps of all stages. A step whose verdict a
+survivor received is never taken back, because a ballot is complete only with the parts of all workers. A step whose verdict only
+dead workers received may be redone.
 """
 
 import math
@@ -16,66 +17,62 @@ from recycle.control.decide.messages import Ballot, ProgressReport
 
 
 class NoAgreement(Exception):
-    """Survivors stand so far apart that no iteration can be resumed by all: only a checkpoint helps."""
+    """The survivors' iterations are too far apart for a common one: only a checkpoint helps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """All go on with `iteration`; `ballot` is that of the one before it, for those who have not heard its verdict."""
+    """All resume at `iteration`; `ballot` belongs to the iteration before it, for workers without its verdict."""
 
     iteration: int
     ballot: Ballot | None = None
 
 
-def agree(standings: Sequence[ProgressReport]) -> Resume:
-    """Return where to go on."""
-    assert standings, "nobody survived"
-    reached = min(standing.num_reduced for standing in standings)
-    waiting = [standing for standing in standings if standing.own is not None and standing.own.iteration == reached - 1]
+def agree(reports: Sequence[ProgressReport]) -> Resume:
+    """Return the iteration at which all survivors resume. Raises NoAgreement if there is none."""
+    assert reports, "nobody survived"
+    reached = min(report.num_reduced for report in reports)
     ballot = None
-    if waiting:
-        ballot = _known(reached - 1, standings)
+    if any(report.own is not None and report.own.iteration == reached - 1 for report in reports):
+        ballot = _complete_ballot(reached - 1, reports)
         if ballot is None:
-            # Nobody can have heard it, so that nobody is beyond it: it is done again.
+            # No survivor can have received it, so that none is beyond it: the iteration is redone.
             reached -= 1
-    if not all(_can_reach(standing, reached) for standing in standings):
-        raise NoAgreement(f"not all survivors can go back to iteration {reached}: they stand at {_shown(standings)}")
+    if not all(_can_reach(report, reached) for report in reports):
+        steps = ", ".join(str(report.num_steps) for report in reports)
+        raise NoAgreement(f"not all survivors can go back to iteration {reached}: they stand at {steps}")
     return Resume(reached, ballot)
 
 
-def _known(iteration: int, standings: Sequence[ProgressReport]) -> Ballot | None:
-    """The whole ballot of an iteration: as somebody heard it, or put together from the parts of all."""
-    for standing in standings:
-        if standing.whole is not None and standing.whole.iteration == iteration:
-            return standing.whole
-    parts = [standing.own for standing in standings if standing.own is not None and standing.own.iteration == iteration]
-    if len(parts) < len(standings):
+def _complete_ballot(iteration: int, reports: Sequence[ProgressReport]) -> Ballot | None:
+    """Return the ballot of an iteration, as a survivor received it or joined from the parts of all; None if it is incomplete."""
+    for report in reports:
+        if report.whole is not None and report.whole.iteration == iteration:
+            return report.whole
+    parts = [report.own.norms for report in reports if report.own is not None and report.own.iteration == iteration]
+    if len(parts) < len(reports):
         return None
-    norms = _joined([part.norms for part in parts])
+    norms = _joined(parts)
     return Ballot(iteration, norms) if norms is not None else None
 
 
 ABSENT = -math.inf
-"""In a part of a ballot, what others have to say. No norm is ever this."""
+"""In a part of a ballot, the norm of a stage that the worker does not hold. No norm ever has this value."""
 
 
 def _joined(parts: Sequence[tuple[float, ...]]) -> tuple[float, ...] | None:
-    """Each place from whoever speaks for it; None if nobody does for one of them."""
-    made = []
-    for places in zip(*parts, strict=True):
-        spoken = [value for value in places if value != ABSENT]
-        if not spoken:
+    """Return each stage's norm from a worker that has it; None if a stage has no such worker."""
+    joined = []
+    for norms in zip(*parts, strict=True):
+        present = [norm for norm in norms if norm != ABSENT]
+        if not present:
             return None
-        made.append(spoken[0])
-    return tuple(made)
+        joined.append(present[0])
+    return tuple(joined)
 
 
-def _can_reach(standing: ProgressReport, iteration: int) -> bool:
-    """Whether a worker can get there by settling what it holds, or by taking back one step."""
-    if standing.num_steps in (iteration, iteration + 1):
+def _can_reach(report: ProgressReport, iteration: int) -> bool:
+    """Whether a worker gets to the iteration by settling the gradient it holds, or by taking back one step."""
+    if report.num_steps in (iteration, iteration + 1):
         return True
-    return standing.num_steps == iteration - 1 and standing.own is not None and standing.own.iteration == iteration - 1
-
-
-def _shown(standings: Sequence[ProgressReport]) -> str:
-    return ", ".join(str(standing.num_steps) for standing in standings)
+    return report.num_steps == iteration - 1 and report.own is not None and report.own.iteration == iteration - 1

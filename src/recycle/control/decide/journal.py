@@ -1,6 +1,6 @@
-"""What the coordinator decided, kept so that another can take its place: one entry an epoch, on disk before anybody acts on it.
+"""The coordinator's journal: one entry an epoch, on disk before any member acts on it, so that a new coordinator can take over.
 
-The interface is two functions, so that a replicated store can stand in for the file.
+`Journal` has two methods, so that a replicated store can replace the file.
 """
 
 import json
@@ -15,24 +15,23 @@ from recycle.core.errors import FileProblem
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """An epoch: who sits where, each with its member's number, and from which iteration they go on.
+    """An epoch: the member number at each place, the first iteration, the plan, and the last member number given out.
 
-    `processes` says for each seat on which host, and by which number there, its member runs: whoever takes the coordinator's
-    place can still fence it.
+    `processes` has host and process id of the member at each place: a coordinator that takes over can still fence it.
     """
 
     epoch: int
     iteration: int
-    seats: Mapping[str, int]
+    places: Mapping[str, int]
     plan: str
     reason: str
-    next_member: int
+    last_number: int
     processes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
 
 class Journal(Protocol):
     def append(self, entry: JournalEntry) -> None:
-        """Keep an entry; it is kept when this returns."""
+        """Store an entry durably before returning."""
         ...
 
     def last(self) -> JournalEntry | None: ...
@@ -48,7 +47,7 @@ class FileJournal:
         try:
             with self._path.open("a+b") as stream:
                 # A line that was cut short must not swallow this one.
-                stream.write((b"" if _is_whole(stream) else b"\n") + json.dumps(asdict(entry)).encode() + b"\n")
+                stream.write((b"" if _ends_with_newline(stream) else b"\n") + json.dumps(asdict(entry)).encode() + b"\n")
                 stream.flush()
                 os.fsync(stream.fileno())
         except OSError as problem:
@@ -69,28 +68,14 @@ class FileJournal:
         return None
 
 
-def _entry(**told: Any) -> JournalEntry:
-    """An entry from its JSON, which knows no tuples."""
-    processes = told.pop("processes", {})
-    return JournalEntry(**told, processes={seat: (host, pid) for seat, (host, pid) in processes.items()})
+def _entry(processes: Mapping[str, Any], **values: Any) -> JournalEntry:
+    """Return an entry from its JSON, which has lists for tuples."""
+    return JournalEntry(**values, processes={place: (host, pid) for place, (host, pid) in processes.items()})
 
 
-def _is_whole(stream: BinaryIO) -> bool:
-    """Whether the last line of a file, if there is one, has its end."""
+def _ends_with_newline(stream: BinaryIO) -> bool:
+    """Whether the file is empty or its last line is complete."""
     if stream.seek(0, os.SEEK_END) == 0:
         return True
     stream.seek(-1, os.SEEK_END)
     return stream.read(1) == b"\n"
-
-
-class MemoryJournal:
-    """A journal that is gone with its process."""
-
-    def __init__(self) -> None:
-        self._entries: list[JournalEntry] = []
-
-    def append(self, entry: JournalEntry) -> None:
-        self._entries.append(entry)
-
-    def last(self) -> JournalEntry | None:
-        return self._entries[-1] if self._entries else None

@@ -1,4 +1,4 @@
-"""Members of a job, what is known of a change from one epoch to the next, and what a coordinator can bring about."""
+"""The state of one member, the facts of one recovery, and `CoordinatorEffects`: the actions that the coordinator can take."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,27 +11,29 @@ from recycle.core.plans.plan_source import PlanAssignment
 
 @dataclass(slots=True)
 class Member:
-    """A worker process. `seat` is its place in the present epoch, None if it has none yet."""
+    """A worker process. `place` is its place in the present epoch, None if it has none yet.
+
+    `clock_offset_us` is how far its clock is behind the coordinator's: each machine has its own clock.
+    """
 
     number: int
-    caller: int | None
+    connection: int | None
     host: str
     pid: int
-    wish: Worker | None
-    heard_s: float
-    seat: Worker | None = None
+    preferred_place: Worker | None
+    last_seen_s: float
+    place: Worker | None = None
     busy_s: float = 0.0
     has_state: bool = False
-    standing: ProgressReport | None = None
+    progress: ProgressReport | None = None
     has_stopped: bool = False
     has_finished: bool = False
-    clock_us: int = 0
-    """What its clock is behind the coordinator's: each machine has its own."""
+    clock_offset_us: int = 0
 
 
 @dataclass(slots=True)
 class Recovery:
-    """What is known of a change of epochs so far. Times are in µs of the coordinator's clock."""
+    """The facts of a change of epochs so far. Times are in µs of the coordinator's clock."""
 
     at_us: int
     cause: str
@@ -49,52 +51,59 @@ class Recovery:
     num_live: int = 0
     num_begun: int = 0
 
+    def add_loss(self, place: str, cause: str, died_us: int) -> None:
+        """Add a member that was lost, at `died_us` if that is not 0."""
+        self.at_us = min(self.at_us, died_us or self.at_us)
+        self.left.append(place)
+        self.joined = [joined for joined in self.joined if joined != place]
+        self.joins, self.cause = False, cause
+
 
 class CoordinatorEffects(Protocol):
-    """What the coordinator can bring about."""
+    """The actions of the coordinator on connections, processes, plans and the ledger."""
 
     def now_us(self) -> int: ...
 
     def is_ready(self) -> bool:
-        """Whether the first epoch may begin when everybody is there; if not, newcomers are to be seated again later."""
+        """Whether the first epoch may start; if not, `Coordinator.admit_new_members` is called again later."""
         ...
 
-    def send(self, caller: int, message: ControlMessage) -> None: ...
+    def send(self, connection: int, message: ControlMessage) -> None: ...
 
-    def send_all(self, callers: Iterable[int], message: ControlMessage) -> None: ...
+    def send_all(self, connections: Iterable[int], message: ControlMessage) -> None: ...
 
-    def hang_up(self, caller: int) -> None: ...
+    def disconnect(self, connection: int) -> None: ...
 
-    def is_running(self, member: Member) -> bool:
-        """Whether the member's process is seen, and is not stopped; False if it is out of sight."""
+    def is_process_running(self, member: Member) -> bool:
+        """Whether the member's process is seen running on this machine, and not stopped."""
         ...
 
     def fence(self, member: Member) -> None:
-        """Make sure that a member does nothing any more, if it is in reach."""
+        """Make sure that a member does nothing any more, if its machine is in reach."""
         ...
 
-    def ask(self, failed: frozenset[Worker]) -> None:
-        """Fetch a plan for when these are dead: `Coordinator.answered` is called with it, later."""
+    def request_plan(self, failed: frozenset[Worker]) -> None:
+        """Request a plan for these dead workers; `Coordinator.plan_received` is called with it later."""
         ...
 
-    def checkpoint(self) -> int:
-        """After how many steps the last whole checkpoint was made; 0 is the state that training began with."""
+    def newest_checkpoint(self) -> int:
+        """Return the number of steps of the newest complete checkpoint; 0 is the initial state."""
         ...
 
-    def left(self, member: Member, reason: str) -> int:
-        """Somebody is gone; return when it went, if that is known better than by noticing it now."""
+    def member_left(self, member: Member, reason: str) -> int:
+        """Note that a member is gone; return when it died if that is known, else 0."""
         ...
 
-    def suspected(self, member: Member, reason: str) -> None: ...
+    def member_suspected(self, member: Member, reason: str) -> None: ...
 
-    def joining(self, member: Member, seat: Worker) -> None: ...
+    def member_joining(self, member: Member, place: Worker) -> None: ...
 
     def waiting(self, reason: str) -> None:
-        """Training cannot go on, and what it waits for."""
+        """Note that training cannot continue, and what it waits for."""
         ...
 
-    def began(self, answer: PlanAssignment, go: StartEpoch, members: Iterable[Member]) -> None:
-        """A new epoch is about to begin."""
+    def epoch_started(self, assignment: PlanAssignment, start: StartEpoch) -> None:
+        """Note that an epoch starts; its members receive `start` afterwards."""
         ...
 
-    def recovered(self, recovery: Recovery) -> None: ...
+    def recovery_finished(self, recovery: Recovery) -> None: ...

@@ -1,4 +1,4 @@
-"""What coordinator and workers say to each other. Messages are plain data: JSON, never anything that is executed.
+"""The messages between coordinator and workers, and their JSON form. A message is plain data: reading one executes nothing.
 
 A worker sends a `Hello`, receives `Welcome` or `Refused`, and then waits for a `StartEpoch`, which gives it a place in an epoch.
 `StopEpoch` ends an epoch at once, `PauseAtBoundary` at the next iteration boundary. The worker answers both with `EpochStopped`,
@@ -7,33 +7,32 @@ which reports its progress.
 
 import builtins
 import json
+import re
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from reprlib import repr as shortened
 from types import UnionType
-from typing import Any, ClassVar, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 
 class ProtocolError(Exception):
-    """Something came over a connection that no coordinator or worker of this release says."""
+    """The bytes from a connection are not a message of this release."""
 
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The coordinator's first word: what a worker puts its token together with to prove that it has it."""
+    """The coordinator's first message: the nonce that the worker must sign with the job's token."""
 
-    TYPE: ClassVar[str] = "challenge"
     nonce: str
     release: str
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A worker asks to take part. `seat` is the one it would like, `member` and `epoch` are what it was if it was here before.
+    """A worker asks to join, if possible at `preferred_place`. `member` and `epoch` are its former ones if it reconnects.
 
-    With an `errand` it does not: the connection is for that alone, and over when it is done.
+    A connection with another `purpose` than membership makes no member; it ends when its purpose is served.
     """
 
-    TYPE: ClassVar[str] = "hello"
     proof: str
     release: str
     job: str
@@ -41,17 +40,16 @@ class Hello:
     pid: int
     nonce: str
     clock_us: int = 0
-    seat: str = ""
+    preferred_place: str = ""
     member: int = -1
     epoch: int = -1
-    errand: str = ""
+    purpose: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The worker is a member, and counts as dead if it is silent for `lease_s`. `about` is what it is to train."""
+    """The worker is a member, and counts as dead if it is silent for `lease_s`. `about` describes the job."""
 
-    TYPE: ClassVar[str] = "welcome"
     proof: str
     member: int
     lease_s: float
@@ -61,15 +59,14 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The worker cannot take part, and why."""
+    """The worker cannot join, and why."""
 
-    TYPE: ClassVar[str] = "refused"
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """What is known of a step when every stage has its gradient: each stage's sum of squares."""
+    """The sum of squares of every stage's reduced gradient: the input of the verdict on a step."""
 
     iteration: int
     norms: tuple[float, ...]
@@ -77,10 +74,10 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True)
 class ProgressReport:
-    """Where a worker stands when it stops.
+    """The progress of a worker when it stops.
 
-    Its weights have `num_steps` steps. If `own` is there, it holds the reduced gradient of that iteration, of which no verdict
-    has been heard: its own part of the ballot, `ABSENT` where others speak. `whole` is the last ballot of which it heard all.
+    Its weights have `num_steps` steps. If `own` is given, the worker holds the reduced gradient of that iteration without its
+    verdict: `own` is the worker's part of the ballot, `ABSENT` at other stages. `whole` is the last complete ballot it received.
     """
 
     num_steps: int
@@ -89,22 +86,21 @@ class ProgressReport:
 
     @property
     def num_reduced(self) -> int:
-        """How many iterations it holds all of: applied, or with everything that is needed to apply them."""
+        """The number of iterations that are applied here, or whose reduced gradient is held here."""
         return self.own.iteration + 1 if self.own is not None else self.num_steps
 
 
 @dataclass(frozen=True, slots=True)
 class StartEpoch:
-    """A new epoch: who sits where (`seats`, from seat to member), by which plan, from which iteration.
+    """A new epoch: `places` maps each place to its member, `plan` is the plan as JSON, `iteration` the first iteration.
 
-    `ballot` settles the iteration before it for those who have not heard its verdict. `sources` tells from which seat a seat
-    copies its stage's state; `checkpoint` is after how many steps a checkpoint was made that all load, -1 if none do.
+    `ballot` settles the iteration before it for members without its verdict. `sources` maps each place without the state of its
+    stage to the place that it copies from; `checkpoint` is the number of steps of the checkpoint that all load, -1 for none.
     """
 
-    TYPE: ClassVar[str] = "go"
     epoch: int
     plan: str
-    seats: dict[str, int]
+    places: dict[str, int]
     iteration: int
     ballot: Ballot | None = None
     sources: dict[str, str] = field(default_factory=dict)
@@ -113,58 +109,51 @@ class StartEpoch:
 
 @dataclass(frozen=True, slots=True)
 class StopEpoch:
-    """The epoch ends now: abort, and say where you stand."""
+    """The epoch ends now: abort, and report the progress."""
 
-    TYPE: ClassVar[str] = "stop"
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class PauseAtBoundary:
-    """The epoch is to end at the next iteration boundary that all agree on."""
+    """The epoch ends at the next iteration boundary that all agree on."""
 
-    TYPE: ClassVar[str] = "pause"
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class EpochStopped:
-    """A worker has left an epoch: where it stands, and why.
+    """A worker has left an epoch. `progress` is None if it does not hold the state of a stage yet.
 
-    A worker that has not got the state of its stage yet stands nowhere.
+    `stage` is the stage whose state it holds. A worker that never received its last place holds the state of the place before.
     """
 
-    TYPE: ClassVar[str] = "stopped"
     epoch: int
-    standing: ProgressReport | None
+    progress: ProgressReport | None
     reason: str = ""
     stage: int = -1
-    """Of which stage it holds the state: one that never heard of its last seat still has that of the one before."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochBegun:
-    """A worker is about to run its first op of an epoch, and how long it has copied a stage's state before."""
+    """A worker is about to run its first op of an epoch, after it copied a stage's state for `transfer_us`."""
 
-    TYPE: ClassVar[str] = "begun"
     epoch: int
     transfer_us: int
 
 
 @dataclass(frozen=True, slots=True)
 class RenewLease:
-    """A sign of life: the iteration, and for how long its present op has been computing (0 if it waits for others)."""
+    """A heartbeat: the iteration, and for how long the present op has been computing (0 if the worker waits for others)."""
 
-    TYPE: ClassVar[str] = "renew"
     iteration: int = 0
     busy_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoreEntry:
-    """Something that all of an epoch's workers must know to find each other."""
+    """An entry of the rendezvous store that all workers of an epoch share."""
 
-    TYPE: ClassVar[str] = "share"
     epoch: int
     key: str
     value: str
@@ -172,43 +161,38 @@ class StoreEntry:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Something for the books, numbered, so that it can be told again until it was heard."""
+    """A worker report for the ledger. A client sends it again, under the same number, until an `Ack` covers that number."""
 
-    TYPE: ClassVar[str] = "tell"
     number: int
     body: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Everything that was told up to this number is in the books."""
+    """All reports up to this number are in the ledger for good."""
 
-    TYPE: ClassVar[str] = "heard"
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class UploadFile:
-    """A file for the run's folder. The bytes follow a `FileContent` that permits them; a second one confirms them."""
+    """A request to store a file in the run folder. A first `FileContent` permits the bytes, a second one confirms them."""
 
-    TYPE: ClassVar[str] = "bring"
     name: str
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadFile:
-    """A file of the run's folder is wanted. The answer is a `FileContent`, and its bytes."""
+    """A request for a file of the run folder. The answer is a `FileContent` and the bytes."""
 
-    TYPE: ClassVar[str] = "fetch"
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """A file as it lies in the run's folder, or why it does not."""
+    """Size and digest of a file in the run folder, or the problem with it."""
 
-    TYPE: ClassVar[str] = "file"
     size_bytes: int = 0
     sha256: str = ""
     problem: str = ""
@@ -216,9 +200,8 @@ class FileContent:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """There is nothing more to do here."""
+    """The job is over: the worker process ends."""
 
-    TYPE: ClassVar[str] = "end"
     reason: str
 
 
@@ -241,30 +224,37 @@ ControlMessage = (
     | FileContent
     | JobEnded
 )
-_TYPES: dict[str, type[ControlMessage]] = {kind.TYPE: kind for kind in get_args(ControlMessage)}
+
+
+def wire_name(kind: type) -> str:
+    """Return the `type` of a message on the wire: `UploadFile` is `upload_file`."""
+    return re.sub(r"\B[A-Z]", r"_\g<0>", kind.__name__).lower()
+
+
+_KINDS: dict[str, type[ControlMessage]] = {wire_name(kind): kind for kind in get_args(ControlMessage)}
 
 
 def dumps(message: ControlMessage) -> bytes:
-    """The message as JSON."""
-    return json.dumps({"type": message.TYPE, **asdict(message)}, separators=(",", ":")).encode()
+    """Return the message as JSON."""
+    return json.dumps({"type": wire_name(type(message)), **asdict(message)}, separators=(",", ":")).encode()
 
 
 def loads(body: bytes) -> ControlMessage:
-    """The message that was sent; anything else is a ProtocolError, for whoever sends it may mean us no good."""
+    """Return the message in `body`. Raises ProtocolError for anything else, because the sender may be hostile."""
     try:
-        told = json.loads(body)
-        kind = _TYPES[told.pop("type")]
-        message: ControlMessage = _read(kind, told)
+        values = json.loads(body)
+        kind = _KINDS[values.pop("type")]
+        message: ControlMessage = _read(kind, values)
         return message
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as problem:
         raise ProtocolError(f"this is no message: {type(problem).__name__} {shortened(str(problem))}") from None
 
 
 def _read(kind: Any, value: Any) -> Any:
-    """What JSON has for a field of this type; raises if it is of another one."""
+    """Convert a JSON value to the declared type of its field. Raises TypeError if the value has another type."""
     if isinstance(kind, type) and is_dataclass(kind):
         return kind(**{each.name: _read(each.type, value[each.name]) for each in fields(kind) if each.name in value})
-    if isinstance(kind, UnionType):  # something, or nothing
+    if isinstance(kind, UnionType):  # every union here is "X | None"
         return None if value is None else _read(get_args(kind)[0], value)
     match get_origin(kind):
         case builtins.tuple:

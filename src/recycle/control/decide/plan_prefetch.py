@@ -1,7 +1,8 @@
-"""Plans made ahead: while training runs, a process of low priority plans for whatever may happen next.
+"""Prefetched plans: while training runs, a process of low priority plans for the failures and returns that may come next.
 
-One thread of this process owns the other one. It asks one question at a time and keeps the answers, so an urgent question waits
-for one plan at most, and nothing has to be taken back when others become the next ones. A process that dies is started anew.
+One thread of this process owns the planning process. It makes one request at a time and keeps the plans, so an urgent request
+waits for one plan at most, and nothing has to be cancelled when the likely failures change. A planning process that dies is
+started again.
 """
 
 import atexit
@@ -19,37 +20,36 @@ from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan_source import PlanAssignment, PlanSource
 from recycle.host.process_lifetime import children_uninterrupted, end_with_parent
 
-Dead = frozenset[Worker]
+Failed = frozenset[Worker]
 
-# Answers to keep, and the ops in all of them, at some twenty bytes each.
-_MOST_ANSWERS, _MOST_OPS = 400, 20_000_000
-# A question that has ended so many processes is answered in this one.
+# The most plans that are kept, and the most ops in all of them, at some twenty bytes each.
+_MOST_PLANS, _MOST_OPS = 400, 20_000_000
+# A request that has ended so many planning processes is answered in this process.
 _MOST_PROCESSES = 2
-_NICENESS = 5
 
 
-def likely_failures(failed: Dead, shape: Shape) -> list[Dead]:
-    """What may be asked next, the most pressing first: one more failure, one worker back, and the same again."""
+def likely_failures(failed: Failed, shape: Shape) -> list[Failed]:
+    """Return the sets of dead workers that may follow, the most urgent first: one more failure, one return, the same set."""
     failures = [failed | {worker} for worker in shape.workers() if worker not in failed]
     returns = [failed - {worker} for worker in sorted(failed)]
     return [*failures, *returns, failed]
 
 
 class PlanPrefetch:
-    """A source of plans that has most of them ready. Any thread may ask; `close` it in the end."""
+    """A source of plans that has most of them ready. Any thread may use it; `close` ends the planning process."""
 
     def __init__(self, source: PlanSource, context: SpawnContext | ForkServerContext | None = None) -> None:
         self._source = source
         self._context = context or get_context("spawn")
-        self._changed = threading.Condition()  # it guards everything below
-        self._urgent: dict[Dead, Future[PlanAssignment]] = {}
-        self._waiting: deque[Dead] = deque()
-        self._wanted: frozenset[Dead] = frozenset()
-        self._ready: dict[Dead, PlanAssignment] = {}
-        self._most_ready = _MOST_ANSWERS
-        self._planning: _Planning | None = None
+        self._changed = threading.Condition()  # it guards all attributes below
+        self._urgent: dict[Failed, Future[PlanAssignment]] = {}
+        self._queue: deque[Failed] = deque()
+        self._wanted: frozenset[Failed] = frozenset()
+        self._ready: dict[Failed, PlanAssignment] = {}
+        self._most_ready = _MOST_PLANS
+        self._process: _PlanningProcess | None = None
         self._is_loaded = self._is_closed = False
-        self._thread = threading.Thread(target=self._work, name="plans ahead", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="plan prefetch", daemon=True)
         self._thread.start()
         # Before multiprocessing ends our process itself at exit, which would look like a death and have another one started.
         atexit.register(self.close)
@@ -61,138 +61,131 @@ class PlanPrefetch:
         self.close()
 
     @property
-    def has_answers(self) -> bool:
-        """Whether a question was answered already: the next ones are answered without a planner having to be loaded."""
+    def is_loaded(self) -> bool:
+        """Whether a request was answered already: the planner is loaded, so that the next plans take less time."""
         return self._is_loaded
 
-    @property
-    def num_ready(self) -> int:
-        """How many of the answers that were to be prepared are there."""
-        with self._changed:
-            return sum(question in self._ready for question in self._wanted)
-
-    def prepare(self, failed: Dead, shape: Shape) -> None:
-        """Have answers made for whatever may follow upon `failed`; what was to be prepared before is dropped."""
+    def prepare(self, failed: Failed, shape: Shape) -> None:
+        """Plan for the sets of dead workers that may follow `failed`, instead of those of the last call."""
         num_ops = 3 * shape.num_stages * shape.num_chains
-        most = max(1, min(_MOST_ANSWERS, _MOST_OPS // num_ops))
-        questions = likely_failures(failed, shape)[:most]
+        most = max(1, min(_MOST_PLANS, _MOST_OPS // num_ops))
+        likely = likely_failures(failed, shape)[:most]
         with self._changed:
-            self._most_ready, self._wanted = most, frozenset(questions)
-            self._waiting = deque(questions)
-            self._forget()
+            self._most_ready, self._wanted = most, frozenset(likely)
+            self._queue = deque(likely)
+            self._evict()
             self._changed.notify_all()
 
-    def answer(self, failed: Dead) -> PlanAssignment:
-        """Return the answer at once if it is ready; else it is the next to be made, and waited for."""
+    def answer(self, failed: Failed) -> PlanAssignment:
+        """Return the plan at once if it is ready; else plan it next, and wait. Raises CancelledError after `close`."""
         with self._changed:
             if failed in self._ready:
                 return self._ready[failed]
             if self._is_closed:
                 raise CancelledError("no plans are made any more")
-            coming = self._urgent.setdefault(failed, Future())
+            future = self._urgent.setdefault(failed, Future())
             self._changed.notify_all()
-        return coming.result()
+        return future.result()
 
     def close(self) -> None:
-        """End the planning process at once; who waits for an answer hears that there is none."""
+        """End the planning process at once; whoever waits for a plan gets a CancelledError."""
         with self._changed:
             self._is_closed = True
-            if self._planning is not None:
-                self._planning.kill()
+            if self._process is not None:
+                self._process.kill()
             unanswered, self._urgent = self._urgent, {}
             self._changed.notify_all()
-        for coming in unanswered.values():
-            coming.cancel()
+        for future in unanswered.values():
+            future.cancel()
         self._thread.join()
         atexit.unregister(self.close)
 
-    # What follows runs in our own thread.
+    # The methods below run in the prefetch's own thread.
 
     def _work(self) -> None:
         try:
-            while (question := self._next()) is not None:
-                self._settle(question, self._outcome(question))
+            while (failed := self._next_request()) is not None:
+                self._deliver(failed, self._outcome(failed))
         finally:
-            self._drop()
+            self._end_process()
 
-    def _next(self) -> Dead | None:
-        """Wait for a question, the urgent ones first; None when closed."""
+    def _next_request(self) -> Failed | None:
+        """Wait for a request, the urgent ones first; None when closed."""
         with self._changed:
             while not self._is_closed:
                 if self._urgent:
                     return next(iter(self._urgent))
-                while self._waiting:
-                    question = self._waiting.popleft()
-                    if question not in self._ready:
-                        return question
+                while self._queue:
+                    failed = self._queue.popleft()
+                    if failed not in self._ready:
+                        return failed
                 self._changed.wait()
             return None
 
-    def _outcome(self, question: Dead) -> PlanAssignment | Exception | None:
-        """What became of the question: the planning process is asked, or this one where that dies of it and somebody waits."""
+    def _outcome(self, failed: Failed) -> PlanAssignment | Exception | None:
+        """Plan in the planning process; in this process if the request is urgent and ends planning processes; else None."""
         for _ in range(_MOST_PROCESSES):
             try:
-                return self._running().ask(question)
+                return self._running_process().plan(failed)
             except (EOFError, OSError):
-                self._drop()
+                self._end_process()
             except Exception as problem:  # closed meanwhile, or something that cannot be pickled
-                self._drop()
+                self._end_process()
                 return problem
         with self._changed:
-            is_pressing = question in self._urgent
-        return outcome_of(self._source, question) if is_pressing else None
+            is_urgent = failed in self._urgent
+        return _plan_or_error(self._source, failed) if is_urgent else None
 
-    def _running(self) -> "_Planning":
-        """The planning process, started if there is none."""
-        if self._planning is not None:
-            return self._planning
-        started = _Planning(self._context)
+    def _running_process(self) -> "_PlanningProcess":
+        """Return the planning process; start it if there is none."""
+        if self._process is not None:
+            return self._process
+        started = _PlanningProcess(self._context)
         with self._changed:
-            self._planning = started
+            self._process = started
             if self._is_closed:
                 raise CancelledError("no plans are made any more")
-        started.tell(self._source)
+        started.send_source(self._source)
         return started
 
-    def _drop(self) -> None:
-        """End the planning process, if there is one, and leave nothing of it."""
+    def _end_process(self) -> None:
         with self._changed:
-            planning, self._planning = self._planning, None
-        if planning is not None:
-            planning.end()
+            process, self._process = self._process, None
+        if process is not None:
+            process.end()
 
-    def _settle(self, question: Dead, outcome: PlanAssignment | Exception | None) -> None:
-        """Keep an answer, and hand it to who waits. What went wrong is not kept: asked again, it may go right."""
+    def _deliver(self, failed: Failed, outcome: PlanAssignment | Exception | None) -> None:
+        """Keep a plan, and hand it to the thread that waits for it. Errors are not kept: the next try may succeed."""
         self._is_loaded = True
         if outcome is None:
             return
         with self._changed:
-            coming = self._urgent.pop(question, None)
+            future = self._urgent.pop(failed, None)
             if isinstance(outcome, PlanAssignment):
-                self._ready[question] = outcome
-                self._forget()
-        if coming is None:
+                self._ready[failed] = outcome
+                self._evict()
+        if future is None:
             return
         if isinstance(outcome, PlanAssignment):
-            coming.set_result(outcome)
+            future.set_result(outcome)
         else:
-            coming.set_exception(outcome)
+            future.set_exception(outcome)
 
-    def _forget(self) -> None:
-        """Drop the oldest answers that are too many, those first that are not wanted."""
+    def _evict(self) -> None:
+        """Drop the oldest plans above the limit that are not wanted."""
         num = len(self._ready) - self._most_ready
-        unwanted = [question for question in self._ready if question not in self._wanted]
-        for question in unwanted[: max(0, num)]:
-            del self._ready[question]
+        unwanted = [failed for failed in self._ready if failed not in self._wanted]
+        for failed in unwanted[: max(0, num)]:
+            del self._ready[failed]
 
 
-class _Planning:
-    """The process that plans, and the pipe to it. Only `kill` may be called by another thread than the one that owns it."""
+class _PlanningProcess:
+    """The planning process and the pipe to it. Only `kill` may be called by another thread than the owner."""
 
     def __init__(self, context: SpawnContext | ForkServerContext) -> None:
         self._pipe, theirs = context.Pipe()
         try:
-            self._process = context.Process(target=_serve, args=(theirs,), name="plans ahead", daemon=True)
+            self._process = context.Process(target=_serve, args=(theirs,), name="plan prefetch", daemon=True)
             with children_uninterrupted():
                 self._process.start()
         except BaseException:
@@ -201,12 +194,12 @@ class _Planning:
         finally:
             theirs.close()
 
-    def tell(self, source: PlanSource) -> None:
+    def send_source(self, source: PlanSource) -> None:
         self._pipe.send(source)
 
-    def ask(self, question: Dead) -> PlanAssignment | Exception:
-        """Return what became of the question; raises EOFError or OSError if the process is dead."""
-        self._pipe.send(question)
+    def plan(self, failed: Failed) -> PlanAssignment | Exception:
+        """Return the plan, or the error of the source; raises EOFError or OSError if the process is dead."""
+        self._pipe.send(failed)
         outcome = self._pipe.recv()
         assert isinstance(outcome, PlanAssignment | Exception)
         return outcome
@@ -222,24 +215,24 @@ class _Planning:
 
 
 def _serve(pipe: "Connection[Any, Any]") -> None:
-    """Answer questions until nobody asks any more: the first one at full speed, the others whenever nobody else computes.
+    """Plan until the pipe closes: the first plan at normal priority, the others at the lowest.
 
-    Until the first answer a planner is imported and its compiler warmed, seconds in which no failure could be answered; beside
-    busy workers it would be minutes at the lowest priority.
+    Before the first plan the planner is imported and its compiler warmed up: seconds in which no failure can be answered, and
+    minutes at the lowest priority beside busy workers.
     """
     end_with_parent()
     with suppress(EOFError, OSError):
         # Not an argument of the process: those are unpickled, and planners imported, before it watches its parent.
         source = pipe.recv()
-        pipe.send(outcome_of(source, pipe.recv()))
+        pipe.send(_plan_or_error(source, pipe.recv()))
         os.nice(19)
         while True:
-            pipe.send(outcome_of(source, pipe.recv()))
+            pipe.send(_plan_or_error(source, pipe.recv()))
 
 
-def outcome_of(source: PlanSource, question: Dead) -> PlanAssignment | Exception:
-    """The answer, or what the source raised instead."""
+def _plan_or_error(source: PlanSource, failed: Failed) -> PlanAssignment | Exception:
+    """Return the plan, or the error that the source raised."""
     try:
-        return source.answer(question)
+        return source.answer(failed)
     except Exception as problem:
         return problem

@@ -1,7 +1,7 @@
-"""A worker's end of its connection to the coordinator, in a thread of its own: it renews the lease whatever else the worker does.
+"""The worker's end of the control connection, in a thread of its own: it renews the lease while the worker computes.
 
-If the coordinator goes away, the worker goes on with what it does, and the thread knocks until somebody opens. What was told and
-not heard is told again then.
+If the coordinator goes away, the worker continues, and the thread reconnects until a coordinator answers. Reports without an
+acknowledgement are sent again then.
 """
 
 import contextlib
@@ -18,83 +18,84 @@ from recycle.control.decide.messages import Ack, ControlMessage, ProtocolError, 
 from recycle.control.net.handshake import Endpoint, JoinRefused, shake_hands
 from recycle.control.net.wire import FrameReader, encode_frame
 
-_KNOCK_S = 0.1
+_RECONNECT_S = 0.1
 
 
 class Client:
-    """A connection that mends itself. `hear` is called for every message, in the client's thread.
+    """A control connection that reconnects by itself. `on_message` is called for every message, in the client's thread.
 
-    `refused` is called if the coordinator does not want this worker back; the thread ends with it.
+    `on_refused` is called if the coordinator refuses this worker when it reconnects; the thread ends then. `heartbeat` makes the
+    message that renews the lease. `own_address` is the address by which other machines reach this one.
     """
 
     def __init__(
         self,
-        door: Endpoint,
-        seat: str,
-        hear: Callable[[ControlMessage], None],
-        refused: Callable[[str], None],
-        pulse: Callable[[], RenewLease] = RenewLease,
+        endpoint: Endpoint,
+        preferred_place: str,
+        on_message: Callable[[ControlMessage], None],
+        on_refused: Callable[[str], None],
+        heartbeat: Callable[[], RenewLease] = RenewLease,
     ) -> None:
-        self._door, self._seat, self._hear, self._refused, self._pulse = door, seat, hear, refused, pulse
+        self._endpoint, self._preferred_place = endpoint, preferred_place
+        self._on_message, self._on_refused, self._heartbeat = on_message, on_refused, heartbeat
         self.member, self.epoch, self.lease_s = -1, -1, 0.0
         self.own_address = ""
-        """By which this machine reaches the coordinator, and others reach it."""
-        self._untold: deque[Report] = deque()
+        self._unacknowledged: deque[Report] = deque()
         self._number = 0
         self._lock = threading.RLock()
         self._stream: socket.socket | None = None
         self._closed = threading.Event()
 
-    def join(self, patience_s: float) -> Welcome:
-        """Knock until somebody opens, then stay connected in a thread. Raises TurnedAway, or OSError if nobody is there."""
-        end_s = time.monotonic() + patience_s
+    def join(self, timeout_s: float) -> Welcome:
+        """Connect, and stay connected in a thread. Raises JoinRefused, or OSError if no coordinator answers in time."""
+        end_s = time.monotonic() + timeout_s
         while True:
             try:
-                welcome, inbox = self._connect()
+                welcome, reader = self._connect()
                 break
             except OSError:
                 if time.monotonic() > end_s:
                     raise
-                time.sleep(_KNOCK_S)
-        threading.Thread(target=self._stay, args=(inbox,), name="control", daemon=True).start()
+                time.sleep(_RECONNECT_S)
+        threading.Thread(target=self._stay_connected, args=(reader,), name="control", daemon=True).start()
         return welcome
 
     def send(self, message: ControlMessage) -> bool:
-        """Send now; return whether the connection took it."""
+        """Send a message now; return whether the connection took it."""
         with self._lock:
             if self._stream is None:
                 return False
             try:
                 self._stream.sendall(encode_frame(message))
             except OSError:
-                return False  # whoever reads finds out, too, but not before it has read what came before the end
+                return False  # the reading thread notices, too, but not before it has read the last messages
             return True
 
-    def tell(self, body: dict[str, Any]) -> None:
-        """Have something written into the books, now or when the coordinator is back."""
+    def report(self, body: dict[str, Any]) -> None:
+        """Send a report for the ledger, now or when the coordinator is back."""
         with self._lock:
             self._number += 1
-            tell = Report(self._number, body)
-            self._untold.append(tell)
-            self.send(tell)
+            report = Report(self._number, body)
+            self._unacknowledged.append(report)
+            self.send(report)
 
-    def wait_until_heard(self, timeout_s: float) -> bool:
-        """Return whether everything that was told has been heard within the time."""
+    def wait_until_acknowledged(self, timeout_s: float) -> bool:
+        """Return whether all reports were acknowledged within the time."""
         end_s = time.monotonic() + timeout_s
         while time.monotonic() < end_s:
             with self._lock:
-                if not self._untold:
+                if not self._unacknowledged:
                     return True
             time.sleep(0.005)
         return False
 
     def close(self) -> None:
-        """Hang up for good; the thread ends soon."""
+        """Disconnect for good; the thread ends soon."""
         with self._lock:
             self._closed.set()
-            self._drop()
+            self._disconnect()
 
-    def _drop(self) -> None:
+    def _disconnect(self) -> None:
         if self._stream is not None:
             with contextlib.suppress(OSError):
                 self._stream.shutdown(socket.SHUT_RDWR)
@@ -102,43 +103,43 @@ class Client:
             self._stream = None
 
     def _connect(self) -> tuple[Welcome, FrameReader]:
-        """One try at getting in."""
-        entered = shake_hands(self._door, self._seat, self.member, self.epoch)
-        stream, welcome = entered.stream, entered.welcome
+        """Try once to connect."""
+        session = shake_hands(self._endpoint, self._preferred_place, self.member, self.epoch)
+        stream, welcome = session.stream, session.welcome
         stream.settimeout(None)
         with self._lock:
             if self._closed.is_set():
                 stream.close()
-                raise JoinRefused("this worker has hung up")
+                raise JoinRefused("this worker has disconnected")
             self.member, self.lease_s = welcome.member, welcome.lease_s
             self._stream, self.own_address = stream, stream.getsockname()[0]
-            for tell in self._untold:
-                self.send(tell)
-        self._hear(welcome)
-        for message in entered.early:
+            for report in self._unacknowledged:
+                self.send(report)
+        self._on_message(welcome)
+        for message in session.early:
             self._take(message)
-        return welcome, entered.inbox
+        return welcome, session.reader
 
-    def _stay(self, inbox: FrameReader) -> None:
-        """Read, renew, and connect again, until closed."""
+    def _stay_connected(self, reader: FrameReader) -> None:
+        """Read, renew the lease, and reconnect, until closed."""
         while not self._closed.is_set():
             with contextlib.suppress(OSError, ProtocolError, ValueError):
-                self._read(inbox)
+                self._serve(reader)
             with self._lock:
-                self._drop()
-            if self._closed.wait(_KNOCK_S):
+                self._disconnect()
+            if self._closed.wait(_RECONNECT_S):
                 return
             try:
-                _, inbox = self._connect()
+                _, reader = self._connect()
             except OSError:
                 continue
             except JoinRefused as problem:
                 if not self._closed.is_set():
-                    self._refused(str(problem))
+                    self._on_refused(str(problem))
                 return
 
-    def _read(self, inbox: FrameReader) -> None:
-        """Serve the connection until it breaks."""
+    def _serve(self, reader: FrameReader) -> None:
+        """Read messages and renew the lease until the connection breaks."""
         pause_s = self.lease_s / RENEWALS_PER_LEASE
         next_s = time.monotonic()
         while not self._closed.is_set():
@@ -147,25 +148,25 @@ class Client:
                 return
             if time.monotonic() >= next_s:
                 next_s = time.monotonic() + pause_s
-                self.send(self._pulse())
+                self.send(self._heartbeat())
             if _is_readable(stream, next_s - time.monotonic()):
                 some = stream.recv(1 << 18)
                 if not some:
                     raise ConnectionError("the coordinator closed the connection")
-                for message in inbox.take(some):
+                for message in reader.take(some):
                     self._take(message)
 
     def _take(self, message: ControlMessage) -> None:
         if isinstance(message, Ack):
             with self._lock:
-                while self._untold and self._untold[0].number <= message.number:
-                    self._untold.popleft()
+                while self._unacknowledged and self._unacknowledged[0].number <= message.number:
+                    self._unacknowledged.popleft()
         else:
-            self._hear(message)
+            self._on_message(message)
 
 
-def _is_readable(stream: socket.socket, patience_s: float) -> bool:
-    """Wait until there is something to read, at most so long. Not with `select`, which knows small numbers of files only."""
+def _is_readable(stream: socket.socket, timeout_s: float) -> bool:
+    """Wait for bytes to read. Not with `select.select`, which refuses file descriptors above 1023."""
     poll = select.poll()
     poll.register(stream, select.POLLIN)
-    return bool(poll.poll(max(0.0, patience_s) * 1000))
+    return bool(poll.poll(max(0.0, timeout_s) * 1000))

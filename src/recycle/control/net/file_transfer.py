@@ -1,7 +1,7 @@
-"""Files between a worker and the run's folder, which only the coordinator may see: each over a connection of its own.
+"""File transfer between a worker and the run folder, for workers that do not see the folder: one connection a file.
 
-So a file of any size keeps no lease from being renewed. A file that was brought lies in the folder whole or not at all, on the
-disk and not only on its way there; both sides count its bytes and make a digest of them.
+So a file of any size does not delay the renewal of a lease. An uploaded file is in the folder completely, and synced to disk, or
+not at all; both sides compare its size and its digest.
 """
 
 import contextlib
@@ -17,74 +17,74 @@ from typing import BinaryIO
 
 from recycle.control.decide.messages import ControlMessage, DownloadFile, FileContent, ProtocolError, UploadFile
 from recycle.control.net.handshake import Endpoint, JoinRefused, Session, shake_hands
-from recycle.control.net.wire import MOST_BYTES_OF_STRANGERS, FrameReader, encode_frame
+from recycle.control.net.wire import MOST_BYTES_UNPROVED, FrameReader, encode_frame
 from recycle.core.errors import FileProblem
 
-ERRAND = "files"
+PURPOSE = "file_transfer"
 _BLOCK_BYTES = 1 << 20
-# Nobody computes between two blocks.
+# The longest pause between two blocks.
 _SILENCE_S = 30.0
-_PAUSE_S = 0.2
+_RETRY_S = 0.2
 
-MayName = Callable[[ControlMessage], bool]
-"""Whether what is asked for may be brought or fetched: nobody reaches beyond these files."""
+IsAllowed = Callable[[ControlMessage], bool]
+"""Whether a requested upload or download is allowed: no worker reaches another file."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileTransfer:
-    """A worker's side. While the coordinator is away it waits, but not longer than `patience_s`."""
+    """The worker's side. While the coordinator is away it retries for `timeout_s`."""
 
-    door: Endpoint
-    patience_s: float = 60.0
+    endpoint: Endpoint
+    timeout_s: float = 60.0
 
-    def bring(self, path: Path, name: str) -> None:
-        """Have the coordinator keep the file at `path` under a name; raises FileProblem if it cannot."""
-        self._try(lambda entered: _bring(entered, path, name), f"cannot bring {name} to the coordinator")
+    def upload(self, path: Path, name: str) -> None:
+        """Store the file at `path` in the run folder under a name. Raises FileProblem if the coordinator cannot store it."""
+        self._retry(lambda session: _upload(session, path, name), f"cannot upload {name} to the coordinator")
 
-    def fetch(self, name: str, path: Path) -> None:
-        """Put the coordinator's file of this name at `path`; raises FileProblem if there is none."""
-        self._try(lambda entered: _fetch(entered, name, path), f"cannot fetch {name} from the coordinator")
+    def download(self, name: str, path: Path) -> None:
+        """Store the run folder's file of this name at `path`. Raises FileProblem if there is none."""
+        self._retry(lambda session: _download(session, name, path), f"cannot download {name} from the coordinator")
 
-    def _try(self, errand: Callable[[Session], None], failure: str) -> None:
-        end_s = time.monotonic() + self.patience_s
+    def _retry(self, transfer: Callable[[Session], None], failure: str) -> None:
+        end_s = time.monotonic() + self.timeout_s
         while True:
             try:
-                entered = shake_hands(self.door, errand=ERRAND)
-                entered.stream.settimeout(_SILENCE_S)
-                with entered.stream:
-                    errand(entered)
+                session = shake_hands(self.endpoint, purpose=PURPOSE)
+                session.stream.settimeout(_SILENCE_S)
+                with session.stream:
+                    transfer(session)
                 return
             except (JoinRefused, ProtocolError) as problem:
                 raise FileProblem(f"{failure}: {problem}") from None
             except OSError as problem:
-                is_own = problem.filename is not None  # of a file here, not of the connection
-                if is_own or time.monotonic() > end_s:
+                is_local = problem.filename is not None  # of a file here, not of the connection
+                if is_local or time.monotonic() > end_s:
                     raise FileProblem(f"{failure}: {problem.strerror or problem}") from None
-                time.sleep(_PAUSE_S)
+                time.sleep(_RETRY_S)
 
 
-def _bring(entered: Session, path: Path, name: str) -> None:
+def _upload(session: Session, path: Path, name: str) -> None:
     digest = hashlib.sha256()
     with path.open("rb") as source:
-        entered.stream.sendall(encode_frame(UploadFile(name, os.fstat(source.fileno()).st_size)))
-        _answer(entered)
+        session.stream.sendall(encode_frame(UploadFile(name, os.fstat(source.fileno()).st_size)))
+        _answer(session)
         while block := source.read(_BLOCK_BYTES):
-            entered.stream.sendall(block)
+            session.stream.sendall(block)
             digest.update(block)
-    if _answer(entered).sha256 != digest.hexdigest():
+    if _answer(session).sha256 != digest.hexdigest():
         raise FileProblem(f"{name} did not reach the coordinator as it was sent: its SHA-256 differs")
 
 
-def _fetch(entered: Session, name: str, path: Path) -> None:
-    entered.stream.sendall(encode_frame(DownloadFile(name)))
-    found = _answer(entered)
-    if _put(path, entered.stream, entered.inbox.rest(), found.size_bytes) != found.sha256:
+def _download(session: Session, name: str, path: Path) -> None:
+    session.stream.sendall(encode_frame(DownloadFile(name)))
+    found = _answer(session)
+    if _receive(path, session.stream, session.reader.rest(), found.size_bytes) != found.sha256:
         path.unlink()
         raise FileProblem(f"{name} did not come as the coordinator sent it: its SHA-256 differs")
 
 
-def _answer(entered: Session) -> FileContent:
-    message = _message(entered.stream, entered.inbox)
+def _answer(session: Session) -> FileContent:
+    message = _message(session.stream, session.reader)
     if not isinstance(message, FileContent):
         raise ProtocolError("the coordinator did not answer")
     if message.problem:
@@ -92,27 +92,27 @@ def _answer(entered: Session) -> FileContent:
     return message
 
 
-def serve_transfer(stream: socket.socket, folder: Path, may_name: MayName) -> None:
-    """The coordinator's side, for one file."""
+def serve_transfer(stream: socket.socket, folder: Path, is_allowed: IsAllowed) -> None:
+    """Serve one transfer on the coordinator's side."""
     stream.settimeout(_SILENCE_S)
-    with stream, contextlib.suppress(OSError, ProtocolError):  # whoever asked is gone, or is none of ours
-        inbox = FrameReader(MOST_BYTES_OF_STRANGERS)
-        match message := _message(stream, inbox):
-            case UploadFile() | DownloadFile() if not may_name(message):
+    with stream, contextlib.suppress(OSError, ProtocolError):  # the worker is gone, or is not of this release
+        reader = FrameReader(MOST_BYTES_UNPROVED)
+        match message := _message(stream, reader):
+            case UploadFile() | DownloadFile() if not is_allowed(message):
                 stream.sendall(encode_frame(FileContent(problem=f"{message.name!r} is no file of a checkpoint")))
             case UploadFile(size_bytes=size_bytes) if size_bytes < 0:
                 stream.sendall(encode_frame(FileContent(problem=f"{message.name} cannot have {size_bytes} bytes")))
             case UploadFile():
                 stream.sendall(encode_frame(FileContent()))
-                stream.sendall(encode_frame(_keep(folder / message.name, stream, inbox.rest(), message.size_bytes)))
+                stream.sendall(encode_frame(_store(folder / message.name, stream, reader.rest(), message.size_bytes)))
             case DownloadFile():
                 _send(stream, folder / message.name)
 
 
-def _keep(path: Path, stream: socket.socket, begun: bytes, size_bytes: int) -> FileContent:
+def _store(path: Path, stream: socket.socket, begun: bytes, size_bytes: int) -> FileContent:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return FileContent(size_bytes, _put(path, stream, begun, size_bytes))
+        return FileContent(size_bytes, _receive(path, stream, begun, size_bytes))
     except FileProblem as problem:
         return FileContent(problem=str(problem))
     except OSError as problem:
@@ -133,8 +133,8 @@ def _send(stream: socket.socket, path: Path) -> None:
         stream.sendfile(source)
 
 
-def _put(path: Path, stream: socket.socket, begun: bytes, size_bytes: int) -> str:
-    """Put what comes at `path` in one step, and return its digest. What the disk does not take is read all the same."""
+def _receive(path: Path, stream: socket.socket, begun: bytes, size_bytes: int) -> str:
+    """Store the received bytes at `path` atomically, and return their digest."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as target:
@@ -148,6 +148,7 @@ def _put(path: Path, stream: socket.socket, begun: bytes, size_bytes: int) -> st
 
 
 def _copy(stream: socket.socket, begun: bytes, size_bytes: int, target: BinaryIO) -> str:
+    """Write the received bytes to `target`, and return their digest. All are read even if the disk takes no more."""
     digest, left, problem = hashlib.sha256(), size_bytes, ""
     block = begun[:left]
     while True:
@@ -163,16 +164,16 @@ def _copy(stream: socket.socket, begun: bytes, size_bytes: int, target: BinaryIO
         if not left:
             break
         if not (block := stream.recv(min(left, _BLOCK_BYTES))):
-            raise ConnectionError("the other side hung up in the middle of a file")
+            raise ConnectionError("the other side disconnected in the middle of a file")
     if problem:
         raise FileProblem(problem)
     return digest.hexdigest()
 
 
-def _message(stream: socket.socket, inbox: FrameReader) -> ControlMessage:
-    """The next message; the bytes behind it stay in the inbox."""
+def _message(stream: socket.socket, reader: FrameReader) -> ControlMessage:
+    """Return the next message; the bytes behind it stay in the reader."""
     some = b""
-    while (message := inbox.take_one(some)) is None:
+    while (message := reader.take_one(some)) is None:
         if not (some := stream.recv(1 << 12)):
-            raise ConnectionError("the other side hung up")
+            raise ConnectionError("the other side disconnected")
     return message

@@ -1,4 +1,4 @@
-"""How a worker gets in at the coordinator's: both sides prove that they have the job's token, and neither ever sends it."""
+"""The handshake of a worker with its coordinator: both sides prove that they have the job's token."""
 
 import os
 import socket
@@ -13,12 +13,12 @@ _CONNECT_S = 5.0
 
 
 class JoinRefused(Exception):
-    """The coordinator does not let this worker in, and why."""
+    """The coordinator refused this worker, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a coordinator is, and what opens it."""
+    """The address of a coordinator, the token of its job, and the job's name."""
 
     host: str
     port: int
@@ -28,71 +28,71 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A connection to a coordinator that has the token, and what it has said so far."""
+    """A connection after its handshake; `early` are the messages that came with the welcome."""
 
     stream: socket.socket
-    inbox: FrameReader
+    reader: FrameReader
     welcome: Welcome
     early: list[ControlMessage]
 
 
-def shake_hands(door: Endpoint, seat: str = "", member: int = -1, epoch: int = -1, errand: str = "") -> Session:
-    """One try at getting in. Raises TurnedAway, or OSError if nobody is there."""
-    stream = socket.create_connection((door.host, door.port), _CONNECT_S)
+def shake_hands(endpoint: Endpoint, preferred_place: str = "", member: int = -1, epoch: int = -1, purpose: str = "") -> Session:
+    """Connect once. Raises JoinRefused, or OSError if no process listens at the endpoint."""
+    stream = socket.create_connection((endpoint.host, endpoint.port), _CONNECT_S)
     try:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return _enter(door, stream, seat, member, epoch, errand)
+        return _greet(endpoint, stream, preferred_place, member, epoch, purpose)
     except ProtocolError:
         stream.close()
-        raise _nobody(door) from None
+        raise _no_coordinator(endpoint) from None
     except BaseException:
         stream.close()
         raise
 
 
-def _enter(door: Endpoint, stream: socket.socket, seat: str, member: int, epoch: int, errand: str) -> Session:
-    inbox, early, nonce = FrameReader(MOST_BYTES), list[ControlMessage](), new_nonce()
-    challenge = _next(stream, inbox, early)
+def _greet(endpoint: Endpoint, stream: socket.socket, preferred_place: str, member: int, epoch: int, purpose: str) -> Session:
+    reader, early, nonce = FrameReader(MOST_BYTES), list[ControlMessage](), new_nonce()
+    challenge = _next_message(stream, reader, early)
     if not isinstance(challenge, Challenge):
-        raise _nobody(door)
+        raise _no_coordinator(endpoint)
     hello = Hello(
-        proof=proof(door.token, "worker", challenge.nonce),
+        proof=proof(endpoint.token, "worker", challenge.nonce),
         release=RELEASE,
-        job=door.job,
+        job=endpoint.job,
         host=this_host(),
         pid=os.getpid(),
         nonce=nonce,
         clock_us=time.monotonic_ns() // 1000,
-        seat=seat,
+        preferred_place=preferred_place,
         member=member,
         epoch=epoch,
-        errand=errand,
+        purpose=purpose,
     )
     stream.sendall(encode_frame(hello))
-    answer = _next(stream, inbox, early)
+    answer = _next_message(stream, reader, early)
     if not isinstance(answer, Welcome):
         raise JoinRefused(answer.reason if isinstance(answer, Refused) else "the coordinator did not answer a hello")
-    if not is_proof(answer.proof, door.token, "coordinator", nonce):
+    if not is_proof(answer.proof, endpoint.token, "coordinator", nonce):
         raise JoinRefused("the coordinator does not have the job's token")
-    return Session(stream, inbox, answer, early)
+    return Session(stream, reader, answer, early)
 
 
-def _nobody(door: Endpoint) -> JoinRefused:
-    return JoinRefused(f"what listens at {door.host}:{door.port} is no coordinator")
+def _no_coordinator(endpoint: Endpoint) -> JoinRefused:
+    return JoinRefused(f"what listens at {endpoint.host}:{endpoint.port} is no coordinator")
 
 
-def _next(stream: socket.socket, inbox: FrameReader, early: list[ControlMessage]) -> ControlMessage:
-    """The next message of a connection that is being made; what comes with it and after it is kept."""
+def _next_message(stream: socket.socket, reader: FrameReader, early: list[ControlMessage]) -> ControlMessage:
+    """Return the next message; those that come with it are kept in `early`."""
     while not early:
         some = stream.recv(1 << 16)
         if not some:
             raise ConnectionError("the coordinator closed the connection")
-        early += inbox.take(some)
+        early += reader.take(some)
     return early.pop(0)
 
 
 def this_host() -> str:
-    """What tells this machine, since it was last started, from all others."""
+    """Return a name of this machine that is unique and changes when it boots."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
             boot = stream.read().strip()

@@ -1,7 +1,7 @@
-"""The coordinator's end of all connections: one thread that listens, reads, writes and keeps the time.
+"""The coordinator's server: one thread that accepts, reads, writes and closes all control connections, and ticks.
 
-A stranger gets a challenge, and is let in only with an answer that proves the job's token; until then it may say little, and not
-for long. Whatever goes wrong with one connection closes that one alone.
+A new connection gets a challenge, and is admitted only with a hello that proves the job's token; until then its bytes and its
+time are limited. An error of one connection closes that connection only.
 """
 
 import contextlib
@@ -17,18 +17,18 @@ from functools import partial
 from typing import Protocol
 
 from recycle.control.decide.messages import Challenge, ControlMessage, Hello, ProtocolError, Refused, Welcome
-from recycle.control.net.wire import MOST_BYTES, MOST_BYTES_OF_STRANGERS, FrameReader, encode_frame, is_proof, new_nonce, proof
+from recycle.control.net.wire import MOST_BYTES, MOST_BYTES_UNPROVED, FrameReader, encode_frame, is_proof, new_nonce, proof
 from recycle.core.errors import PortInUse, UserError
 from recycle.core.release import RELEASE
 
-_STRANGER_S = 5.0
-_MOST_STRANGERS = 64
-_MOST_ERRANDS = 256
+_HANDSHAKE_S = 5.0
+_MOST_HANDSHAKES = 64
+_MOST_TASKS = 256
 _TICK_S = 0.05
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there; port 0 is any free one."""
+    """Return a socket that listens there; port 0 is any free one."""
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
         raise UserError(f"the port is {port!r}, but it must be a whole number from 0 to 65535, where 0 is any free one")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -50,24 +50,24 @@ ConnectionTask = Callable[[socket.socket], None]
 
 
 class ServerCallbacks(Protocol):
-    """Who decides. A caller is a number that stands for a connection."""
+    """The reactions to what happens on connections. A connection is named by its number."""
 
-    def admit(self, caller: int, hello: Hello) -> Welcome | Refused:
-        """Say whether a worker that has the token may take part; the proof of a welcome is the server's."""
+    def admit(self, connection: int, hello: Hello) -> Welcome | Refused:
+        """Decide whether a worker that has proved the token may join; the server adds its own proof to a welcome."""
         ...
 
-    def entered(self, caller: int) -> None:
-        """Whoever was admitted has been sent its welcome."""
+    def admitted(self, connection: int) -> None:
+        """Note that an admitted worker has been sent its welcome."""
         ...
 
-    def receive(self, caller: int, message: ControlMessage) -> None: ...
+    def receive(self, connection: int, message: ControlMessage) -> None: ...
 
-    def errand(self, hello: Hello) -> ConnectionTask | Refused:
-        """Say what is to be done with a connection that is for an errand alone, in a thread of its own."""
+    def task_for(self, hello: Hello) -> ConnectionTask | Refused:
+        """Return the task that serves a connection with a purpose of its own, in a thread of its own."""
         ...
 
-    def lost(self, caller: int) -> None:
-        """The connection closed, and not by us."""
+    def disconnected(self, connection: int) -> None:
+        """Note that the other side has closed an admitted connection."""
         ...
 
     def tick(self) -> None: ...
@@ -78,29 +78,29 @@ class _Connection:
         self.number, self.stream = number, stream
         self.nonce = new_nonce()
         self.since_s = time.monotonic()
-        self.is_known = False
-        self.inbox = FrameReader(MOST_BYTES_OF_STRANGERS)
+        self.is_admitted = False
+        self.reader = FrameReader(MOST_BYTES_UNPROVED)
         self.outbox: deque[memoryview] = deque()
         self.is_closing = False
 
 
 class Server:
-    """Serves an actor until it is told to stop."""
+    """Serves connections, and calls `callbacks`, until it is stopped."""
 
-    def __init__(self, listener: socket.socket, token: str, actor: ServerCallbacks) -> None:
-        self._listener, self._token, self._actor = listener, token, actor
+    def __init__(self, listener: socket.socket, token: str, callbacks: ServerCallbacks) -> None:
+        self._listener, self._token, self._callbacks = listener, token, callbacks
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        self._alarm, self._bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector.register(self._alarm, selectors.EVENT_READ, self._wake)
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, self._wake)
         self._connections: dict[int, _Connection] = {}
         self._calls: deque[Callable[[], None]] = deque()
-        self._errands = threading.BoundedSemaphore(_MOST_ERRANDS)
-        self._next, self._is_running = 0, True
+        self._tasks = threading.BoundedSemaphore(_MOST_TASKS)
+        self._last_number, self._is_running = 0, True
 
     def run(self) -> None:
-        """Serve; returns after `stop`, when all that was said has been sent."""
+        """Serve until `stop`, and send all pending messages before returning."""
         next_tick_s = time.monotonic()
         while self._is_running:
             for key, events in self._selector.select(max(0.0, next_tick_s - time.monotonic())):
@@ -109,61 +109,60 @@ class Server:
                 self._calls.popleft()()
             if time.monotonic() >= next_tick_s:
                 next_tick_s = time.monotonic() + _TICK_S
-                self._send_strangers_away()
-                self._actor.tick()
+                self._drop_late_handshakes()
+                self._callbacks.tick()
         self._drain()
-        self._take_leave()
+        self._wait_for_disconnects()
         self.close()
 
     def stop(self) -> None:
         self._is_running = False
 
-    def call(self, what: Callable[[], None]) -> None:
-        """Have something called by the serving thread; any thread may ask for it."""
-        self._calls.append(what)
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Have a function called by the serving thread; any thread may call this."""
+        self._calls.append(function)
         with contextlib.suppress(OSError):
-            os.write(self._bell, b"!")
+            os.write(self._wake_writer, b"!")
 
-    def send(self, caller: int, message: ControlMessage) -> None:
-        self.send_bytes(caller, encode_frame(message))
+    def send(self, number: int, message: ControlMessage) -> None:
+        self.send_frame(number, encode_frame(message))
 
-    def send_bytes(self, caller: int, encode_frame: bytes) -> None:
-        """Send what is framed already: the same to many costs less so."""
-        connection = self._connections.get(caller)
+    def send_frame(self, number: int, frame: bytes) -> None:
+        """Send an encoded message: many connections can share one encoding."""
+        connection = self._connections.get(number)
         if connection is not None and not connection.is_closing:
-            connection.outbox.append(memoryview(encode_frame))
+            connection.outbox.append(memoryview(frame))
             self._write(connection)
 
-    def hang_up(self, caller: int) -> None:
-        """Close a connection; its actor is not told."""
-        connection = self._connections.get(caller)
+    def disconnect(self, number: int) -> None:
+        """Close a connection, without a call of `disconnected`."""
+        connection = self._connections.get(number)
         if connection is not None:
-            self._forget(connection)
+            self._remove(connection)
 
     def close(self) -> None:
         for connection in list(self._connections.values()):
-            self._forget(connection)
+            self._remove(connection)
         self._selector.close()
         self._listener.close()
-        # Who calls after this must not ring at whatever has these numbers by then.
-        alarm, bell, self._alarm, self._bell = self._alarm, self._bell, -1, -1
-        os.close(alarm)
-        os.close(bell)
+        # A later `call_soon` must not write into another file that has got the same descriptor.
+        reader, writer, self._wake_reader, self._wake_writer = self._wake_reader, self._wake_writer, -1, -1
+        os.close(reader)
+        os.close(writer)
 
     def _accept(self, events: int) -> None:
         try:
             stream, _ = self._listener.accept()
         except OSError:
             return
-        strangers = sum(not connection.is_known for connection in self._connections.values())
-        if strangers >= _MOST_STRANGERS:
+        if sum(not connection.is_admitted for connection in self._connections.values()) >= _MOST_HANDSHAKES:
             stream.close()
             return
         stream.setblocking(False)
         with contextlib.suppress(OSError):
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._next += 1
-        connection = self._connections[self._next] = _Connection(self._next, stream)
+        self._last_number += 1
+        connection = self._connections[self._last_number] = _Connection(self._last_number, stream)
         self._selector.register(stream, selectors.EVENT_READ, lambda events: self._serve(connection, events))
         self.send(connection.number, Challenge(connection.nonce, RELEASE))
 
@@ -181,70 +180,69 @@ class Server:
         except OSError:
             some = b""
         if not some:
-            self._lose(connection)
+            self._drop(connection)
             return
         try:
-            for message in connection.inbox.take(some):
-                if connection.is_known:
-                    self._actor.receive(connection.number, message)
+            for message in connection.reader.take(some):
+                if connection.is_admitted:
+                    self._callbacks.receive(connection.number, message)
                 else:
-                    self._meet(connection, message)
+                    self._handshake(connection, message)
                 if connection.number not in self._connections or connection.is_closing:
                     return
         except ProtocolError as problem:
-            self._turn_away(connection, str(problem))
+            self._refuse(connection, str(problem))
 
-    def _meet(self, connection: _Connection, message: ControlMessage) -> None:
+    def _handshake(self, connection: _Connection, message: ControlMessage) -> None:
         if not isinstance(message, Hello):
-            self._turn_away(connection, "the first word must be a hello")
+            self._refuse(connection, "the first message must be a hello")
         elif not is_proof(message.proof, self._token, "worker", connection.nonce):
-            self._turn_away(connection, "this is not the job's token")
+            self._refuse(connection, "this is not the job's token")
         elif message.release != RELEASE:
-            self._turn_away(connection, f"the worker is of release {message.release}, but the job runs {RELEASE}")
-        elif message.errand:
-            self._send_on(connection, message)
+            self._refuse(connection, f"the worker is of release {message.release}, but the job runs {RELEASE}")
+        elif message.purpose:
+            self._start_task(connection, message)
         else:
-            answer = self._actor.admit(connection.number, message)
+            answer = self._callbacks.admit(connection.number, message)
             if isinstance(answer, Refused):
-                self._turn_away(connection, answer.reason)
+                self._refuse(connection, answer.reason)
                 return
-            connection.is_known = True
-            connection.inbox.most_bytes = MOST_BYTES
+            connection.is_admitted = True
+            connection.reader.most_bytes = MOST_BYTES
             self.send(connection.number, replace(answer, proof=proof(self._token, "coordinator", message.nonce)))
-            self._actor.entered(connection.number)
+            self._callbacks.admitted(connection.number)
 
-    def _send_on(self, connection: _Connection, hello: Hello) -> None:
-        """Have an errand done in a thread of its own: it may take long, and must not keep others waiting."""
-        errand = self._actor.errand(hello)
-        if isinstance(errand, Refused):
-            self._turn_away(connection, errand.reason)
+    def _start_task(self, connection: _Connection, hello: Hello) -> None:
+        """Serve a connection with a purpose of its own in a thread: it may take long, and must not delay the others."""
+        task = self._callbacks.task_for(hello)
+        if isinstance(task, Refused):
+            self._refuse(connection, task.reason)
             return
-        if not self._errands.acquire(blocking=False):
-            self._turn_away(connection, "too many errands at once: try again later")
+        if not self._tasks.acquire(blocking=False):
+            self._refuse(connection, f"too many connections for {hello.purpose} at once: try again later")
             return
         self._selector.unregister(connection.stream)
         self._connections.pop(connection.number)
         connection.stream.setblocking(True)
         welcome = encode_frame(Welcome(proof(self._token, "coordinator", hello.nonce), -1, 0.0, hello.job))
-        run = partial(_run_errand, connection.stream, welcome, errand, self._errands)
-        threading.Thread(target=run, name="errand", daemon=True).start()
+        run = partial(_run_task, connection.stream, welcome, task, self._tasks)
+        threading.Thread(target=run, name=hello.purpose, daemon=True).start()
 
-    def _turn_away(self, connection: _Connection, reason: str) -> None:
-        """Say why, and close when that is sent."""
-        was_known = connection.is_known
-        if not was_known:
+    def _refuse(self, connection: _Connection, reason: str) -> None:
+        """Send the reason, and close the connection afterwards. An admitted connection is closed without one."""
+        if not connection.is_admitted:
             self.send(connection.number, Refused(reason))
         connection.is_closing = True
-        if not connection.outbox or was_known:
-            self._lose(connection)
+        if not connection.outbox or connection.is_admitted:
+            self._drop(connection)
 
-    def _lose(self, connection: _Connection) -> None:
+    def _drop(self, connection: _Connection) -> None:
         if connection.number in self._connections:
-            self._forget(connection)
-            if connection.is_known:
-                self._actor.lost(connection.number)
+            self._remove(connection)
+            if connection.is_admitted:
+                self._callbacks.disconnected(connection.number)
 
-    def _forget(self, connection: _Connection) -> None:
+    def _remove(self, connection: _Connection) -> None:
         self._connections.pop(connection.number, None)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.stream)
@@ -262,12 +260,12 @@ class Server:
         except BlockingIOError:
             pass
         except OSError:
-            # Not now: whoever sends must not be told of a death in the middle of it.
-            self.call(lambda: self._lose(connection))
+            # Not now: the sender must not get a call of `disconnected` before it returns.
+            self.call_soon(lambda: self._drop(connection))
             connection.is_closing = True
             return
         if connection.is_closing and not connection.outbox:
-            self._lose(connection)
+            self._drop(connection)
             return
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outbox else 0)
         with contextlib.suppress(KeyError, ValueError):
@@ -277,16 +275,16 @@ class Server:
 
     def _wake(self, events: int) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.read(self._alarm, 1 << 12)
+            os.read(self._wake_reader, 1 << 12)
 
-    def _send_strangers_away(self) -> None:
-        late_s = time.monotonic() - _STRANGER_S
-        for connection in [each for each in self._connections.values() if not each.is_known and each.since_s < late_s]:
-            self._forget(connection)
+    def _drop_late_handshakes(self) -> None:
+        late_s = time.monotonic() - _HANDSHAKE_S
+        for connection in [each for each in self._connections.values() if not each.is_admitted and each.since_s < late_s]:
+            self._remove(connection)
 
-    def _drain(self, patience_s: float = 2.0) -> None:
-        """Send what is still to be sent."""
-        end_s = time.monotonic() + patience_s
+    def _drain(self, timeout_s: float = 2.0) -> None:
+        """Send the pending messages."""
+        end_s = time.monotonic() + timeout_s
         for connection in list(self._connections.values()):
             with contextlib.suppress(OSError):
                 connection.stream.settimeout(max(0.01, end_s - time.monotonic()))
@@ -294,26 +292,26 @@ class Server:
                     connection.stream.sendall(part)
                 connection.stream.shutdown(socket.SHUT_WR)
 
-    def _take_leave(self, patience_s: float = 0.5) -> None:
-        """Wait until members have hung up, too: who talks into a connection that is closed may miss what was said to it last."""
-        end_s = time.monotonic() + patience_s
-        with selectors.DefaultSelector() as open_ones:
-            for connection in [each for each in self._connections.values() if each.is_known]:
-                open_ones.register(connection.stream, selectors.EVENT_READ, connection.stream)
-            while open_ones.get_map() and (left_s := end_s - time.monotonic()) > 0:
-                for key, _ in open_ones.select(left_s):
+    def _wait_for_disconnects(self, timeout_s: float = 0.5) -> None:
+        """Wait until members have closed their ends: one that sends into a closed connection may lose its last messages."""
+        end_s = time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as open_streams:
+            for connection in [each for each in self._connections.values() if each.is_admitted]:
+                open_streams.register(connection.stream, selectors.EVENT_READ, connection.stream)
+            while open_streams.get_map() and (left_s := end_s - time.monotonic()) > 0:
+                for key, _ in open_streams.select(left_s):
                     try:
                         is_open = bool(key.data.recv(1 << 18))
                     except OSError:
                         is_open = False
                     if not is_open:
-                        open_ones.unregister(key.fileobj)
+                        open_streams.unregister(key.fileobj)
 
 
-def _run_errand(stream: socket.socket, welcome: bytes, errand: ConnectionTask, errands: threading.BoundedSemaphore) -> None:
+def _run_task(stream: socket.socket, welcome: bytes, task: ConnectionTask, slots: threading.BoundedSemaphore) -> None:
     try:
         with stream, contextlib.suppress(OSError):
             stream.sendall(welcome)
-            errand(stream)
+            task(stream)
     finally:
-        errands.release()
+        slots.release()

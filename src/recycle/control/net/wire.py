@@ -1,7 +1,6 @@
-"""Messages on a connection: each is its length in four bytes and then JSON. What is too long to be a message is never read.
+"""Frames on a control connection (four bytes of length, then JSON), and the proofs of the job's token.
 
-Both sides prove that they have the job's token without ever sending it: each puts it together with a number that the other has
-made up.
+Each side proves that it has the token without sending it: it signs a nonce of the other side.
 """
 
 import hmac
@@ -12,8 +11,8 @@ from collections.abc import Iterator
 from recycle.control.decide.messages import ControlMessage, ProtocolError, dumps, loads
 
 _LENGTH = struct.Struct(">I")
-# Before a worker has proved its token, and after.
-MOST_BYTES_OF_STRANGERS = 1 << 12
+# Before a connection has proved the token, and after.
+MOST_BYTES_UNPROVED = 1 << 12
 MOST_BYTES = 1 << 28
 
 
@@ -22,7 +21,7 @@ def new_nonce() -> str:
 
 
 def new_name() -> str:
-    """A name for a job, which tells it from others."""
+    """Return a random name for a job."""
     return secrets.token_hex(4)
 
 
@@ -31,12 +30,12 @@ def new_token() -> str:
 
 
 def proof(token: str, role: str, nonce: str) -> str:
-    """What only who has the token can say about a nonce; the role keeps one side from repeating what the other has said."""
+    """Sign a nonce with the token; the role prevents that one side repeats the other's proof."""
     return hmac.new(token.encode(), f"{role} {nonce}".encode(errors="replace"), "sha256").hexdigest()
 
 
 def is_proof(claimed: str, token: str, role: str, nonce: str) -> bool:
-    # JSON may hold halves of letters, which have no bytes of their own.
+    # JSON may hold lone surrogates, which have no encoding.
     return hmac.compare_digest(claimed.encode(errors="replace"), proof(token, role, nonce).encode())
 
 
@@ -47,7 +46,7 @@ def encode_frame(message: ControlMessage) -> bytes:
 
 
 class FrameReader:
-    """Bytes as they come, and messages as they are whole."""
+    """Splits a stream of bytes into messages. A frame that is too long is refused by its length, before it is read."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -60,7 +59,7 @@ class FrameReader:
             some = b""
 
     def take_one(self, some: bytes) -> ControlMessage | None:
-        """The first message that these bytes complete, if any; what is behind it stays here."""
+        """Return the first message that these bytes complete, if any; the bytes behind it stay in the reader."""
         self._bytes += some
         if len(self._bytes) < _LENGTH.size:
             return None
@@ -75,7 +74,7 @@ class FrameReader:
         return loads(body)
 
     def rest(self) -> bytes:
-        """The bytes that are no message any more, because something else follows."""
+        """Remove and return the bytes behind the last message, because a file follows."""
         rest = bytes(self._bytes)
         self._bytes.clear()
         return rest

@@ -127,7 +127,7 @@ class ControlThread:
         return left
 
     def report(self, report: WorkerReport) -> None:
-        self.client.tell(report_to_json(report))
+        self.client.report(report_to_json(report))
 
     def report_stopped(self, stopped: EpochStopped) -> None:
         self._stopped = stopped

@@ -78,7 +78,7 @@ class LocalStage:
 
     def _make_state(self, stage: int, num_steps: int, device: torch.device) -> StageState:
         if self._spec.checkpoint_folder is not None:
-            deliver = self._spec.file_transfer.bring if self._spec.file_transfer is not None else None
+            deliver = self._spec.file_transfer.upload if self._spec.file_transfer is not None else None
             self._writer = StageWriter(self._spec.checkpoint_folder, stage, self._report, deliver)
         return make_stage_state(self._spec, stage, num_steps, device)
 
@@ -89,7 +89,7 @@ class LocalStage:
         assert self._spec.checkpoint_folder is not None
         folder, file_transfer = self._spec.checkpoint_folder / step_folder(num_steps), self._spec.file_transfer
         if file_transfer is not None:
-            fetch_stage(file_transfer.fetch, folder, self.number)
+            fetch_stage(file_transfer.download, folder, self.number)
         checkpoint = read_checkpoint(folder, self.number)
         load_stage(checkpoint, self.number, self.state.stage.module, self.state.stepper.optimizer)
         if file_transfer is not None:

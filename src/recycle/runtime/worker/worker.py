@@ -100,7 +100,7 @@ class _WorkerProcess:
     def _report_crash(self, text: str, problem: UserError | None) -> None:
         place = self._stage.place if self._stage is not None else self._preferred_place
         self._control.report(WorkerCrashed(place or Worker(0, 0), now_us(), text, problem))
-        self._control.client.wait_until_heard(_LAST_REPORT_S)
+        self._control.client.wait_until_acknowledged(_LAST_REPORT_S)
         raise SystemExit(1)
 
     def _on_saved(self, iteration: int) -> None:
@@ -129,7 +129,7 @@ class _WorkerProcess:
                 case StopEpoch(epoch=epoch) if epoch > self._last_left_epoch:
                     self._leave_epoch(epoch, stage, "it was asked to")
                 case JobEnded():
-                    self._control.client.wait_until_heard(_LAST_REPORT_S)
+                    self._control.client.wait_until_acknowledged(_LAST_REPORT_S)
                     return
                 case JoinRefused():
                     raise message
@@ -151,7 +151,7 @@ class _WorkerProcess:
 
     def _set_up(self, start: StartEpoch, stage: LocalStage) -> Trainer:
         """Take this worker's place in the epoch, connect to the other workers, and copy the stage's state where it is needed."""
-        places = {member: Worker.parse(place) for place, member in start.seats.items()}
+        places = {member: Worker.parse(place) for place, member in start.places.items()}
         view = GroupView(places[self._control.client.member], sorted(places.values()), start.epoch)
         stage.move_to(view, start, self._set_device())
         program = worker_program(Plan.parse(start.plan), view.worker)

@@ -1,1 +1,1 @@
-"""What a run did: worker reports in, events of the record and a summary out; lost work; the folder of the run."""
+"""The ledger of a run: worker reports become events of the record and a summary; lost work; the run folder."""

@@ -1,8 +1,8 @@
-"""Work that is done again: what of it the books have heard since the last recovery, and what it comes to.
+"""Accounting of lost work: the ops and the time that must be redone after each recovery.
 
-Two things are thrown away: ops of the iteration in flight, which workers tell of when they are stopped, and whole steps, if all
-go back to a checkpoint. When all pause for somebody who joins, no step is in flight; but with a staggered optimizer the warm-up
-of the next one has been played by then, and is thrown away, too.
+Two kinds of work are lost: ops of the iteration in flight, which workers report when they stop, and complete steps, if all
+members go back to a checkpoint. When all pause for a new member, no step is in flight; but with a staggered optimizer the warm-up
+of the next step has run by then, and is lost, too.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from recycle.runtime.execute.spans import Span
 
 @dataclass(frozen=True, slots=True)
 class LostOps:
-    """What is done again after a recovery: `num_ops` ops that took `time_us`; `num_in_flight` of them were of no whole step."""
+    """The ops that are redone after a recovery, and their time; `num_in_flight` of the ops belong to no complete step."""
 
     num_ops: int
     time_us: int
@@ -27,7 +27,7 @@ class _Step:
 
 
 class LostWork:
-    """Takes in steps and what becomes of them. All times are those of the record."""
+    """Counts steps and undone ops until a recovery settles them. All times are those of the record."""
 
     def __init__(self) -> None:
         self._steps: dict[int, _Step] = {}
@@ -38,37 +38,37 @@ class LostWork:
         self._steps[iteration] = _Step(took_us, num_ops)
 
     def undone(self, spans: Iterable[Span]) -> None:
-        """Ops of an iteration were thrown away; those that had been in vain before are no part of that."""
+        """Count the ops of an iteration that was undone; ops that had been in vain before do not count."""
         self._undone += [span for span in spans if span.is_op and not span.is_discarded]
 
     def go_back(self, iteration: int) -> None:
-        """All go on at `iteration`: the steps from there on are done again."""
+        """Count the steps from `iteration` on as lost: all resume there."""
         for number in [number for number in self._steps if number >= iteration]:
             self._rolled_back.append(self._steps.pop(number))
 
     def forget(self) -> None:
-        """What is to be done again by now has been told."""
+        """Drop the counts, because a recovery in the record has them."""
         self._undone, self._rolled_back = [], []
 
     @property
     def first_us(self) -> int | None:
-        """When the first op that was undone began; None if there is none."""
+        """The start of the first undone op; None if there is none."""
         return min((span.start_us for span in self._undone), default=None)
 
     @property
     def last_us(self) -> int:
-        """When the last op that was undone ended."""
+        """The end of the last undone op."""
         return max((span.end_us for span in self._undone), default=0)
 
     def settle(self, at_us: int, end_us: int, stepped_us: int, resumed_us: int) -> LostOps:
-        """Say what is done again because of what happened at `at_us`, once; ops that began after `end_us` are of another epoch.
+        """Return, once, the work lost by a failure or pause at `at_us`; ops that began after `end_us` belong to the next epoch.
 
-        The last step ended at `stepped_us`. With a staggered optimizer ops of the next one ran before that, and count from when
-        they began, unless that step is done again itself; but nothing is older than the epoch, which began at `resumed_us`.
+        The last step ended at `stepped_us`. With a staggered optimizer, ops of the next step ran before that, and count from
+        their start, unless the last step is redone itself; but nothing counts before the start of the epoch at `resumed_us`.
         """
-        mine = [span for span in self._undone if span.start_us < end_us]
+        lost = [span for span in self._undone if span.start_us < end_us]
         self._undone = [span for span in self._undone if span.start_us >= end_us]
         steps, self._rolled_back = self._rolled_back, []
-        begun_us = stepped_us if steps else min([stepped_us, *(span.start_us for span in mine)])
+        begun_us = stepped_us if steps else min([stepped_us, *(span.start_us for span in lost)])
         time_us = sum(step.took_us for step in steps) + max(0, at_us - max(begun_us, resumed_us))
-        return LostOps(len(mine) + sum(step.num_ops for step in steps), time_us, len(mine))
+        return LostOps(len(lost) + sum(step.num_ops for step in steps), time_us, len(lost))

@@ -1,6 +1,6 @@
-"""The books of a run: what workers tell, put together iteration by iteration, as events of the record and as a summary.
+"""`RunLedger`, which turns worker reports into the events of the record and the summary of a run, and `Trained`, the summary.
 
-The record of a real run is that of a simulated one: ops, spells, steps. Its times are µs since the run began.
+The record of a real run has the events of a simulated one: ops, spells, steps. Its times are µs since the run began.
 """
 
 import math
@@ -24,10 +24,10 @@ from recycle.runtime.execute.spans import Span, now_us
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A finished run. `losses` are those of all steps, also of those before it was resumed.
+    """The summary of a finished run. `losses` has the loss of every step, also of those before the run was resumed.
 
     Times are those of a median iteration of this run, 0 if there was none; `planned_iteration_us` is the plan's period at the
-    speed at which ops really ran. Iterations are begun again after a step that was taken back.
+    measured speed of the ops. `num_begun_again` counts the iterations that began again after a step was taken back.
     """
 
     num_steps: int
@@ -66,20 +66,20 @@ class Trained:
 
 
 @dataclass(slots=True)
-class _Page:
-    """An iteration of which not all workers have told yet: by which plan it was played, and who has to tell of it."""
+class PendingIteration:
+    """An iteration that not all workers have reported yet: its plan, the workers that must report it, the reports so far."""
 
     plan: Plan
-    tellers: set[Worker]
+    reporters: set[Worker]
     losses: dict[int, float] = field(default_factory=dict)
     spans: dict[Worker, list[Span]] = field(default_factory=dict)
     verdict: StepVerdict | None = None
 
 
 class RunLedger:
-    """Takes in what workers tell, and gives out events.
+    """Takes worker reports, and writes events. An iteration is written once, when all its workers have reported it.
 
-    The run began at `begin_us` of the clock; if it goes on from another, at `gone_us` of the record, with `losses` so far.
+    The run began at `begin_us` of the clock; a resumed run begins at `gone_us` of the record, with `losses` so far.
     """
 
     def __init__(
@@ -98,22 +98,22 @@ class RunLedger:
         self._write, self._checkpoints = write, checkpoints
         self._gone_us = gone_us
         self._begin_us = (now_us() if begin_us is None else begin_us) - gone_us
-        self._pages: dict[int, _Page] = {}
+        self._pending: dict[int, PendingIteration] = {}
         self._losses = list(losses)
         self._ends_us: list[int] = []
         self._resumed_us = self._start_us = gone_us
         self._first_us = 0
         self._has_started = False
         self._times_us: list[int] = []
-        self._redo = LostWork()
-        self._waiting: list[StageSaved | StageNotSaved] = []
+        self._lost = LostWork()
+        self._early_saves: list[StageSaved | StageNotSaved] = []
         self._planned_us: list[int] = []
         self._num_begun_again = 0
         self._warnings: list[str] = []
         self._recoveries: list[Recovered] = []
 
     def restore(self, events: Iterable[Event]) -> None:
-        """Know what others have written of this very run: its clock and its plan are the same."""
+        """Continue from the events that another coordinator of this run has written, by the same clock and plan."""
         ops: list[OpRan] = []
         took_us = 0
         for event in events:
@@ -132,13 +132,13 @@ class RunLedger:
                     self._recoveries.append(event)
                     self._resumed_us = event.end_us
                     self._go_back(event.iteration)
-                    self._redo.forget()  # the event says it
+                    self._lost.forget()  # the event has counted it
                     ops.clear()
                 case Warned():
                     self._warnings.append(event.text)
                 case _:
                     pass
-        self._redo.undone(Span(op.op, op.start_us, op.end_us) for op in ops if op.is_in_vain)
+        self._lost.undone(Span(op.op, op.start_us, op.end_us) for op in ops if op.is_in_vain)
 
     def _restore_step(self, step: Stepped, took_us: int, ops: Sequence[OpRan]) -> None:
         del self._losses[step.iteration :]
@@ -153,75 +153,74 @@ class RunLedger:
         else:
             self._first_us = took_us
         self._ends_us.append(end_us)
-        self._redo.stepped(iteration, took_us, num_ops)
+        self._lost.stepped(iteration, took_us, num_ops)
 
-    def go_on(self, plan: Plan, epoch: int, iteration: int) -> None:
-        """Go on in an epoch that began at `iteration`, before these books were taken over."""
+    def resume_epoch(self, plan: Plan, epoch: int, iteration: int) -> None:
+        """Continue in an epoch that another coordinator started at `iteration`."""
         self._plan = plan
-        # A recovery is told of when all have begun: before that, no step of its epoch can be in the record.
+        # A recovery is recorded when all members have begun: before that, no step of its epoch can be in the record.
         if epoch > 1 and all(one.epoch != epoch for one in self._recoveries):
             self._go_back(iteration)
 
     @property
     def num_steps(self) -> int:
-        """How many steps are in the books, for good."""
+        """The number of steps that are in the record for good."""
         return len(self._losses)
 
-    def is_open(self, told: WorkerReport) -> bool:
-        """Whether what was told waits for others to tell the same: until then it is not in the record."""
-        match told:
+    def is_pending(self, report: WorkerReport) -> bool:
+        """Whether a report waits for reports of other workers, and is not in the record yet."""
+        match report:
             case IterationApplied():
-                return told.iteration in self._pages
+                return report.iteration in self._pending
             case StageSaved() | StageNotSaved():
-                return told in self._waiting
+                return report in self._early_saves
         return False
 
-    def hear(self, told: WorkerReport) -> None:
-        """Take in what one worker tells."""
-        match told:
+    def add(self, report: WorkerReport) -> None:
+        match report:
             case IterationApplied():
-                self._turn_page(told)
+                self._add_iteration(report)
             case StepUndone():
-                spans = self._shifted(told.spans)
-                self._redo.undone(spans)
+                spans = self._shifted(report.spans)
+                self._lost.undone(spans)
                 for span in spans:
-                    self._write(OpRan(told.iteration, str(told.worker), span.label, span.start_us, span.end_us, True))
+                    self._write(OpRan(report.iteration, str(report.worker), span.label, span.start_us, span.end_us, True))
             case WorkerFinished(worker, _, peak, activations):
                 self._write(Held(str(worker), peak, activations, self._planned_bytes(worker)))
             case StageSaved() | StageNotSaved():
-                self._save(told)
+                self._save(report)
             case _:
                 pass
 
-    def began(self, plan: Plan, iteration: int, kept: Iterable[Worker]) -> None:
-        """An epoch begins at `iteration`: `kept` are those of the one before who still tell of what it had not told.
+    def start_epoch(self, plan: Plan, iteration: int, survivors: Iterable[Worker]) -> None:
+        """Start an epoch at `iteration`. Only `survivors` still report iterations of the epoch before.
 
-        Of its last iteration nobody may have told yet: it was settled only now. Who is new never will.
+        Its last iteration may have no report yet, if it is settled only now. New workers never report it.
         """
-        for number in [number for number in self._pages if number >= iteration]:
-            del self._pages[number]
+        for number in [number for number in self._pending if number >= iteration]:
+            del self._pending[number]
         for number in range(len(self._losses), iteration):
-            self._page(number).tellers &= set(kept)
-            self._close_if_whole(number)
+            self._pending_iteration(number).reporters &= set(survivors)
+            self._write_if_complete(number)
         self._plan = plan
         self._go_back(iteration)
 
     def _go_back(self, iteration: int) -> None:
-        """Steps from `iteration` on, if there are any, are done again."""
+        """Drop the steps from `iteration` on: they are redone."""
         del self._losses[iteration:]
-        self._redo.go_back(iteration)
+        self._lost.go_back(iteration)
 
-    def recovered(self, event: Recovered) -> None:
-        """Training goes on after a failure or a join: say what is done again, as only the books know, and where the time went."""
+    def add_recovery(self, event: Recovered) -> None:
+        """Write a recovery, with the work that is redone, and the spells since the last step."""
         if not self._has_started:
-            first_us = self._redo.first_us
+            first_us = self._lost.first_us
             self._start(max(self._gone_us, event.at_us if first_us is None else min(event.at_us, first_us)), event.num_live)
         stepped_us = max(self._resumed_us, self._ends_us[-1] if self._ends_us else 0)
         if event.joins:
-            # All have paused after a step: what follows it is the warm-up of the next one, and waiting for the others.
-            at_us = min(event.at_us, max(stepped_us, self._redo.last_us))
+            # All have paused after a step: the warm-up of the next step and waiting for others follow it.
+            at_us = min(event.at_us, max(stepped_us, self._lost.last_us))
             event = replace(event, at_us=at_us, abort_us=event.abort_us + event.at_us - at_us)
-        redone = self._redo.settle(event.at_us, event.end_us, stepped_us, self._resumed_us)
+        redone = self._lost.settle(event.at_us, event.end_us, stepped_us, self._resumed_us)
         event = replace(event, redo_us=redone.time_us, redone_ops=redone.num_ops)
         self._write_spells(event, stepped_us, redone.num_in_flight)
         self._resumed_us = event.end_us
@@ -229,9 +228,9 @@ class RunLedger:
         self._write(event)
 
     def _write_spells(self, event: Recovered, stepped_us: int, num_in_flight: int) -> None:
-        """Write where the time since the last step went, in the words of a simulated run.
+        """Write the spells since the last step, as a simulated run does.
 
-        Steps that a checkpoint threw away stay as they were written: a reader knows better `in_hindsight`.
+        Steps that a checkpoint discarded stay as they were written: a reader corrects them by `in_hindsight`.
         """
         if stepped_us < event.at_us:
             share = num_in_flight / max(1, self._plan.num_ops)
@@ -241,15 +240,12 @@ class RunLedger:
         end_us = event.at_us
         for cause in ("detect", "abort", "plan", "regroup", "transfer"):
             start_us, end_us = end_us, end_us + getattr(event, f"{cause}_us")
-            # A step in flight may have ended after the failure: its time is its own.
+            # A step in flight may have ended after the failure: its time belongs to the step.
             if max(start_us, stepped_us) < end_us:
                 self._write(Spell(max(start_us, stepped_us), end_us, "pause", cause, num_live=event.num_live))
 
-    def changed(self, worker: str, joins: bool, num_live: int) -> None:
+    def membership_changed(self, worker: str, joins: bool, num_live: int) -> None:
         self._write(Changed(self.now_us(), worker, joins, num_live))
-
-    def write(self, event: Event) -> None:
-        self._write(event)
 
     def _planned_bytes(self, worker: Worker) -> int:
         row = next((row for row in self._plan.rows if row.worker == worker), None)
@@ -260,88 +256,87 @@ class RunLedger:
         self._write(Warned(self.now_us(), text))
 
     def now_us(self) -> int:
-        """The time of the record."""
+        """The present time of the record."""
         return now_us() - self._begin_us
 
-    def at_us(self, clock_us: int) -> int:
-        """A moment of the machine's clock in the time of the record."""
+    def to_record_us(self, clock_us: int) -> int:
+        """Convert a time of the machine's clock to the time of the record."""
         return clock_us - self._begin_us
 
-    def _save(self, told: StageSaved | StageNotSaved) -> None:
+    def _save(self, report: StageSaved | StageNotSaved) -> None:
         assert self._checkpoints is not None
-        if told.num_steps - 1 in self._pages:
-            self._waiting.append(told)  # a slow peer has not told yet: a checkpoint is not ahead of the record
+        if report.num_steps - 1 in self._pending:
+            self._early_saves.append(report)  # a slow peer has not reported yet: a checkpoint is not ahead of the record
             return
-        match self._checkpoints.hear(told):
+        match self._checkpoints.hear(report):
             case CheckpointComplete(num_steps, folder, size_bytes):
                 self._write(Saved(self.now_us(), num_steps, folder.name, size_bytes))
             case CheckpointIncomplete(num_steps, reason):
                 self.warn(f"there is no checkpoint of {num_steps} steps, but training goes on: {reason}")
 
-    def _turn_page(self, told: IterationApplied) -> None:
-        if told.iteration < len(self._losses):
-            return  # told twice, because the coordinator was away when it was told first
-        page = self._page(told.iteration)
-        page.losses |= told.losses
-        page.verdict = told.verdict
-        page.spans[told.worker] = self._shifted(told.spans)
-        self._close_if_whole(told.iteration)
+    def _add_iteration(self, report: IterationApplied) -> None:
+        if report.iteration < len(self._losses):
+            return  # sent again, because the coordinator went away before it acknowledged the report
+        pending = self._pending_iteration(report.iteration)
+        pending.losses |= report.losses
+        pending.verdict = report.verdict
+        pending.spans[report.worker] = self._shifted(report.spans)
+        self._write_if_complete(report.iteration)
 
-    def _page(self, iteration: int) -> _Page:
-        """The page of an iteration, which is played by the plan of now if there is none yet."""
-        if iteration not in self._pages:
-            self._pages[iteration] = _Page(self._plan, {row.worker for row in self._plan.rows})
-        return self._pages[iteration]
+    def _pending_iteration(self, iteration: int) -> PendingIteration:
+        """Return the pending iteration; a new one has the present plan."""
+        if iteration not in self._pending:
+            self._pending[iteration] = PendingIteration(self._plan, {row.worker for row in self._plan.rows})
+        return self._pending[iteration]
 
     def _shifted(self, spans: Iterable[Span]) -> list[Span]:
-        """Spans in the time of the record."""
+        """Convert spans to the time of the record."""
         return [
             Span(span.label, span.start_us - self._begin_us, span.end_us - self._begin_us, span.is_discarded) for span in spans
         ]
 
-    def _close_if_whole(self, iteration: int) -> None:
-        page = self._pages[iteration]
-        if page.tellers <= set(page.spans) and iteration == len(self._losses) and page.verdict is not None:
-            del self._pages[iteration]
-            self._close(iteration, page, page.verdict)
-            waiting, self._waiting = self._waiting, []
-            for report in waiting:
+    def _write_if_complete(self, iteration: int) -> None:
+        pending = self._pending[iteration]
+        is_complete = pending.reporters <= set(pending.spans)
+        if is_complete and iteration == len(self._losses) and pending.verdict is not None:
+            del self._pending[iteration]
+            self._write_iteration(iteration, pending, pending.verdict)
+            saves, self._early_saves = self._early_saves, []
+            for report in saves:
                 self._save(report)
 
-    def _close(self, iteration: int, page: _Page, verdict: StepVerdict) -> None:
-        """All workers have applied an iteration: write it down."""
-        spans = [(worker, span) for worker in sorted(page.spans) for span in page.spans[worker]]
+    def _write_iteration(self, iteration: int, pending: PendingIteration, verdict: StepVerdict) -> None:
+        spans = [(worker, span) for worker in sorted(pending.spans) for span in pending.spans[worker]]
         for worker, span in spans:
             self._write(OpRan(iteration, str(worker), span.label, span.start_us, span.end_us, span.is_discarded))
         if not self._has_started:
-            self._start(min(span.start_us for _, span in spans), len(page.plan.rows))
+            self._start(min(span.start_us for _, span in spans), len(pending.plan.rows))
         before = max(self._ends_us[-1] if self._ends_us else 0, self._resumed_us)
         end = max(before, *(span.end_us for _, span in spans))
         busy = sum(span.end_us - span.start_us for _, span in spans)
-        loss = fmean(page.losses[chain] for chain in sorted(page.losses))
+        loss = fmean(pending.losses[chain] for chain in sorted(pending.losses))
         ops = sum(span.end_us - span.start_us for _, span in spans if span.is_op and not span.is_discarded)
-        self._planned_us.append(page.plan.period_at_us(ops))
+        self._planned_us.append(pending.plan.period_at_us(ops))
         self._num_begun_again += any(span.is_discarded for _, span in spans)
         self._losses.append(loss)
         self._end_step(iteration, end, end - before, _num_ops(span.label for _, span in spans if not span.is_discarded))
-        mean_busy = min(end - before, round(busy / len(page.plan.rows)))
-        self._write(Spell(before, end, "train", samples=self._samples, busy_us=mean_busy, num_live=len(page.plan.rows)))
+        mean_busy = min(end - before, round(busy / len(pending.plan.rows)))
+        self._write(Spell(before, end, "train", samples=self._samples, busy_us=mean_busy, num_live=len(pending.plan.rows)))
         self._write(Stepped(iteration, end, _finite(loss), _finite(verdict.norm), verdict.scale, self._planned_us[-1]))
 
     def _start(self, at_us: int, num_live: int) -> None:
-        """The first op ran at `at_us`."""
+        """Write the start of the run, which ends with the first op."""
         self._has_started = True
         self._resumed_us = self._start_us = at_us
         self._write(Spell(self._gone_us, at_us, "pause", "start", num_live=num_live))
 
-    def trained(self, num_steps: int, finished: Mapping[Worker, WorkerFinished]) -> Trained:
-        """What the run came to."""
+    def summary(self, num_steps: int, finished: Mapping[Worker, WorkerFinished]) -> Trained:
         # The first iteration, in which all warm up, counts only if there is no other.
         iteration_us = round(median(self._times_us)) if self._times_us else self._first_us
         return Trained(
             num_steps=num_steps,
             losses=tuple(self._losses),
-            weights_sha256=whole_digest({worker: told.digest for worker, told in finished.items()}),
+            weights_sha256=whole_digest({worker: report.digest for worker, report in finished.items()}),
             samples_per_s=self._samples * 1e6 / iteration_us if iteration_us else 0.0,
             iteration_us=iteration_us,
             planned_iteration_us=round(median(self._planned_us[1:] or self._planned_us)) if self._planned_us else 0,

@@ -1,9 +1,10 @@
-"""What workers tell for the books, as it travels: plain data that becomes JSON and comes back the same."""
+"""The reports that workers send for the ledger (`IterationApplied`, `WorkerFinished`, ...), and their JSON form."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, get_args
 
+from recycle.control.decide.messages import wire_name
 from recycle.core import errors
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
@@ -25,7 +26,7 @@ class IterationApplied:
 
 @dataclass(frozen=True, slots=True)
 class StepUndone:
-    """What a worker had run of an iteration when its epoch ended: it is done again."""
+    """The spans that a worker had run of an iteration when its epoch ended. The iteration is redone."""
 
     worker: Worker
     iteration: int
@@ -34,7 +35,7 @@ class StepUndone:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFinished:
-    """A worker has done all its steps: the digest of its weights, and what it held at most."""
+    """A worker has done all its steps: the digest of its weights, and its peak memory."""
 
     worker: Worker
     digest: str
@@ -44,7 +45,7 @@ class WorkerFinished:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCrashed:
-    """A worker cannot go on, and why: the error itself if it is one of the user's."""
+    """A worker cannot go on, and why. `problem` is the error itself if it is a `UserError`."""
 
     worker: Worker
     at_us: int
@@ -53,68 +54,47 @@ class WorkerCrashed:
 
 
 WorkerReport = IterationApplied | StepUndone | WorkerFinished | WorkerCrashed | StageSaved | StageNotSaved
+_KINDS: dict[str, Callable[..., WorkerReport]] = {wire_name(kind): kind for kind in get_args(WorkerReport)}
+
+# Fields whose values JSON does not know.
+_TO_JSON: dict[str, Callable[[Any], Any]] = {
+    "worker": str,
+    "losses": lambda losses: [[chain, loss] for chain, loss in losses.items()],
+    "spans": lambda spans: [[span.label, span.start_us, span.end_us, span.is_discarded] for span in spans],
+    "verdict": lambda verdict: [verdict.norm, verdict.scale],
+    "problem": lambda problem: [type(problem).__name__, str(problem)] if problem is not None else None,
+}
 
 
-def report_to_json(told: WorkerReport) -> dict[str, Any]:
-    match told:
-        case IterationApplied():
-            losses = [[chain, loss] for chain, loss in told.losses.items()]
-            verdict = [told.verdict.norm, told.verdict.scale]
-            return _named(told, iteration=told.iteration, losses=losses, spans=_spans(told.spans), verdict=verdict)
-        case StepUndone():
-            return _named(told, iteration=told.iteration, spans=_spans(told.spans))
-        case WorkerFinished():
-            return _named(told, digest=told.digest, peak_bytes=told.peak_bytes, activation_bytes=told.activation_bytes)
-        case WorkerCrashed():
-            problem = [type(told.problem).__name__, str(told.problem)] if told.problem is not None else None
-            return _named(told, at_us=told.at_us, text=told.text, problem=problem)
-        case StageSaved():
-            saved = {"num_steps": told.num_steps, "stage": told.stage, "file_name": told.file_name}
-            return {"told": "saved", **saved, "size_bytes": told.size_bytes, "sha256": told.sha256}
-        case StageNotSaved():
-            return {"told": "not saved", "num_steps": told.num_steps, "stage": told.stage, "reason": told.reason}
+def report_to_json(report: WorkerReport) -> dict[str, Any]:
+    values = {each.name: getattr(report, each.name) for each in fields(report)}
+    encoded = {name: _TO_JSON[name](value) if name in _TO_JSON else value for name, value in values.items()}
+    return {"type": wire_name(type(report)), **encoded}
 
 
-def report_from_json(body: Mapping[str, Any], clock_us: int = 0) -> WorkerReport:
-    """What was told, by somebody whose clock is behind by `clock_us`.
+def report_from_json(body: Mapping[str, Any], clock_offset_us: int = 0) -> WorkerReport:
+    """Return the report in `body`, with `clock_offset_us` added to its times: the sender's clock is behind by that much.
 
-    The sender has the job's token and our release, so that what is not whole is a mistake of ours.
+    The sender has the job's token and this release, so an incomplete body is a mistake of this code, not of a user.
     """
-    rest = {name: value for name, value in body.items() if name not in ("told", "worker")}
-    match body["told"]:
-        case "saved":
-            return StageSaved(**rest)
-        case "not saved":
-            return StageNotSaved(**rest)
-    worker = Worker.parse(body["worker"])
-    match body["told"]:
-        case "iterationapplied":
-            losses = {int(chain): float(loss) for chain, loss in body["losses"]}
-            return IterationApplied(
-                worker, body["iteration"], losses, _read_spans(body["spans"], clock_us), StepVerdict(*body["verdict"])
-            )
-        case "stepundone":
-            return StepUndone(worker, body["iteration"], _read_spans(body["spans"], clock_us))
-        case "workerfinished":
-            return WorkerFinished(worker, **rest)
-        case _:
-            return WorkerCrashed(worker, body["at_us"] + clock_us, body["text"], _problem(body["problem"]))
+    from_json: dict[str, Callable[[Any], Any]] = {
+        "worker": Worker.parse,
+        "losses": lambda losses: {int(chain): float(loss) for chain, loss in losses},
+        "spans": lambda spans: [
+            Span(label, start_us + clock_offset_us, end_us + clock_offset_us, is_discarded)
+            for label, start_us, end_us, is_discarded in spans
+        ],
+        "verdict": lambda verdict: StepVerdict(*verdict),
+        "problem": _problem,
+        "at_us": lambda at_us: at_us + clock_offset_us,
+    }
+    values = {name: from_json[name](value) if name in from_json else value for name, value in body.items() if name != "type"}
+    return _KINDS[body["type"]](**values)
 
 
-def _named(told: IterationApplied | StepUndone | WorkerFinished | WorkerCrashed, **fields: Any) -> dict[str, Any]:
-    return {"told": type(told).__name__.lower(), "worker": str(told.worker), **fields}
-
-
-def _spans(spans: Sequence[Span]) -> list[list[Any]]:
-    return [[span.label, span.start_us, span.end_us, span.is_discarded] for span in spans]
-
-
-def _read_spans(told: Sequence[Sequence[Any]], clock_us: int) -> list[Span]:
-    return [Span(label, start_us + clock_us, end_us + clock_us, is_discarded) for label, start_us, end_us, is_discarded in told]
-
-
-def _problem(told: Sequence[str] | None) -> UserError | None:
-    if told is None:
+def _problem(encoded: Sequence[str] | None) -> UserError | None:
+    if encoded is None:
         return None
-    kind = getattr(errors, told[0], UserError)
-    return kind(told[1]) if isinstance(kind, type) and issubclass(kind, UserError) else UserError(told[1])
+    name, text = encoded
+    kind = getattr(errors, name, UserError)
+    return kind(text) if isinstance(kind, type) and issubclass(kind, UserError) else UserError(text)

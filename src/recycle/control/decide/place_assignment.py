@@ -1,0 +1,63 @@
+"""Pure functions that assign places to members, and choose the members from which others copy a stage's state.
+
+A place is a worker's position in the plan, such as W1_2. `holders` are the places whose members hold the state of their stage.
+"""
+
+from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from itertools import cycle
+
+from recycle.core.cluster import Shape, Worker
+from recycle.core.plans.plan_source import PlanAssignment
+
+
+def first_places(rows: Collection[Worker], preferred: Sequence[Worker | None]) -> list[Worker | None]:
+    """Return for each member its place in the first epoch: the preferred one, else a row that no member prefers, else None."""
+    free = iter(sorted(set(rows) - set(preferred)))
+    return [place if place in rows else next(free, None) for place in preferred]
+
+
+def free_places(shape: Shape, taken: Collection[Worker], preferred: Sequence[Worker | None]) -> list[Worker]:
+    """Return a free place for each new member in turn, as long as there are any.
+
+    A member gets its preferred place if it is free, else a place of the stage with the fewest members.
+    """
+    occupied = set(taken)
+    found: list[Worker] = []
+    for wanted in preferred:
+        free = [place for place in shape.workers() if place not in occupied]
+        if not free:
+            break
+        num_members = [sum(place.stage == stage for place in occupied) for stage in range(shape.num_stages)]
+        chosen = wanted if wanted in free else min(free, key=lambda place: (num_members[place.stage], place))
+        assert chosen is not None
+        occupied.add(chosen)
+        found.append(chosen)
+    return found
+
+
+def keep_holders(assignment: PlanAssignment, holders: AbstractSet[Worker]) -> PlanAssignment:
+    """Return the assignment with moves exchanged so that no stage loses all its holders while a member without state stays."""
+    places = dict(assignment.places)
+    for stage in range(assignment.plan.problem.shape.num_stages):
+        new_places = [place for place, now in places.items() if now.stage == stage and now in holders]
+        if not new_places or any(place.stage == stage for place in new_places):
+            continue
+        stateless = next((place for place, now in places.items() if place.stage == stage and now not in holders), None)
+        if stateless is not None:
+            moved = new_places[0]
+            places[stateless], places[moved] = places[moved], places[stateless]
+    return replace(assignment, places=places)
+
+
+def keeps_state(assignment: PlanAssignment, holders: AbstractSet[Worker]) -> list[Worker]:
+    """Return the places, in order, whose new members hold the state of the stage already."""
+    return [place for place, now in sorted(assignment.places.items()) if now in holders and now.stage == place.stage]
+
+
+def state_sources(assignment: PlanAssignment, holders: AbstractSet[Worker]) -> dict[str, str]:
+    """Return for each place without its stage's state the place to copy from; the holders of a stage take turns."""
+    kept = keeps_state(assignment, holders)
+    turns = {stage: cycle([place for place in kept if place.stage == stage]) for stage in {place.stage for place in kept}}
+    return {str(place): str(next(turns[place.stage])) for place in sorted(assignment.places) if place not in kept}
