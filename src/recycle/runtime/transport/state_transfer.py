@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from recycle.core.cluster import Worker
 from recycle.runtime.checkpoint.state import Snapshot, put_back, take_snapshot
-from recycle.runtime.checkpoint.tensor_file import memory_of
+from recycle.runtime.compute.weight_digest import tensor_bytes
 from recycle.runtime.transport.gloo import GlooTransport, TransportBroken
 
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
@@ -27,7 +27,7 @@ def send_state(links: GlooTransport, to: Worker, module: nn.Module, optimizer: O
     tensors = [(name, value.contiguous()) for name, value in snapshot.tensors.items()]
     digest = hashlib.sha256()
     for _, value in tensors:
-        digest.update(memory_of(value))
+        digest.update(tensor_bytes(value))
     forms = [[name, str(value.dtype), list(value.shape)] for name, value in tensors]
     head = json.dumps({"tensors": forms, "optimizer": snapshot.optimizer, "sha256": digest.hexdigest()}).encode()
     links.send_bytes(to, _as_tensor(len(head).to_bytes(_LENGTH_BYTES, "little") + hashlib.sha256(head).digest()), _HEAD)
@@ -57,7 +57,7 @@ def receive_state(links: GlooTransport, source: Worker, module: nn.Module, optim
 
 
 def _refuse_changed(source: Worker, body: torch.Tensor, digest: bytes) -> None:
-    if hashlib.sha256(memory_of(body)).digest() != digest:
+    if hashlib.sha256(tensor_bytes(body)).digest() != digest:
         raise TransportBroken(f"what came from {source} is not what it sent: its SHA-256 differs")
 
 
@@ -66,7 +66,7 @@ def _as_tensor(body: bytes) -> torch.Tensor:
 
 
 def _bytes_of(body: torch.Tensor) -> bytes:
-    return memory_of(body).tobytes()
+    return tensor_bytes(body).tobytes()
 
 
 def _flat(value: torch.Tensor) -> torch.Tensor:
