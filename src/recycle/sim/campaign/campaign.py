@@ -14,7 +14,7 @@ from recycle.core.errors import FileProblem
 from recycle.core.events.record import Event, Spell, read_record, write_record
 from recycle.core.events.trace import Trace, live_counts
 from recycle.core.release import source_digest
-from recycle.host.parallel_map import spread
+from recycle.host.parallel_map import parallel_map
 from recycle.sim.campaign.placement import events
 from recycle.sim.campaign.trace_simulation import simulate_trace
 from recycle.sim.job import SimulatedJob
@@ -60,7 +60,7 @@ def run(cases: Sequence[Case], tick: Callable[[int], None] = lambda done: None) 
     tick(len(known))
     # Following a trace takes a fraction of a second; starting a process takes more than that.
     num_processes = None if len(missing) > 50 else 1
-    records = spread(_run_one, [cases[number] for number in missing], lambda done: tick(len(known) + done), num_processes)
+    records = parallel_map(_run_one, [cases[number] for number in missing], lambda done: tick(len(known) + done), num_processes)
     known |= dict(zip(missing, records, strict=True))
     return [known[number] for number in range(len(cases))]
 

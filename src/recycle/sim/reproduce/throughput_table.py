@@ -12,7 +12,7 @@ from statistics import mean
 from recycle.core.cluster import Shape
 from recycle.core.events.record import Event, Spell
 from recycle.core.events.trace import Trace
-from recycle.host.parallel_map import spread
+from recycle.host.parallel_map import parallel_map
 from recycle.sim import failure_traces as failures
 from recycle.sim.campaign.trace_simulation import simulate_trace
 from recycle.sim.iteration_times import IterationTimes, one_f_one_b
@@ -67,7 +67,7 @@ class _Question:
 def table(folder: Path | None, tick: Callable[[int], None] = lambda done: None) -> Result:
     """Return the table, ours beside the published."""
     questions = [_Question(system, row, folder) for row in TABLE for system in (*SYSTEMS, *OTHERS)]
-    answers = spread(_ask, questions, tick)
+    answers = parallel_map(_ask, questions, tick)
     found = {(question.system, question.row.model): cells for question, cells in zip(questions, answers, strict=True)}
     return _result(found)
 

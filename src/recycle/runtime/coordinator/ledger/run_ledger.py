@@ -272,7 +272,7 @@ class RunLedger:
         if told.num_steps - 1 in self._pages:
             self._waiting.append(told)  # a slow peer has not told yet: a checkpoint is not ahead of the record
             return
-        match self._checkpoints.hear(told):
+        match self._checkpoints.add_report(told):
             case CheckpointComplete(num_steps, folder, size_bytes):
                 self._write(Saved(self.now_us(), num_steps, folder.name, size_bytes))
             case CheckpointIncomplete(num_steps, reason):
