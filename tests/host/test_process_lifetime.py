@@ -144,19 +144,19 @@ def test_a_process_that_is_started_in_the_block_is_not_interrupted():
 
 
 def test_neither_is_the_first_process_of_pythons_own(tmp_path):
-    """Python starts a helper of its own along with it, and thereby lets interrupts through."""
+    """Python starts its resource tracker with it, and thereby unblocks SIGINT."""
     script = """
 import multiprocessing, signal
 from recycle.host.process_lifetime import children_uninterrupted
 
-def told(pipe):
+def send_mask(pipe):
     pipe.send(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
 if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with children_uninterrupted():
-        process = context.Process(target=told, args=(theirs,))
+        process = context.Process(target=send_mask, args=(theirs,))
         process.start()
     print(ours.recv())
     process.join()

@@ -11,7 +11,7 @@ from tests.processes import ends_with
 
 SCRIPT = """
 import os, sys, time
-from recycle.host.parallel_map import spread
+from recycle.host.parallel_map import parallel_map
 
 def wait(number):
     with open(sys.argv[1], "a") as stream:
@@ -20,7 +20,7 @@ def wait(number):
     return number
 
 if __name__ == "__main__":
-    spread(wait, [1, 2], num_processes=2)
+    parallel_map(wait, [1, 2], num_processes=2)
 """
 
 

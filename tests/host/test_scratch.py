@@ -11,7 +11,7 @@ import pytest
 from recycle.host.scratch import scratch
 
 pytestmark = pytest.mark.timeout(60)
-LIVES_ON = """
+KEEPS_A_FOLDER = """
 import time
 from recycle.host.scratch import scratch
 with scratch() as folder:
@@ -22,7 +22,7 @@ with scratch() as folder:
 
 
 @pytest.fixture(autouse=True)
-def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
@@ -35,7 +35,7 @@ def test_a_folder_is_there_until_its_context_ends(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_has_left_goes_with_the_next_and_what_a_living_one_has_stays(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", LIVES_ON], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", KEEPS_A_FOLDER], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             other = Path(process.stdout.readline().strip())

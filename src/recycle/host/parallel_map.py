@@ -1,36 +1,42 @@
-"""Spreading work over processes: results in the order of the questions."""
+"""`parallel_map`: apply a function to every argument in a pool of processes, with the results in the order of the arguments."""
 
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from recycle.core.errors import UserError
 from recycle.host.process_pool import BROKEN, process_pool, submit
 
-_Question = TypeVar("_Question")
-_Answer = TypeVar("_Answer")
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
 
 
-def spread(
-    function: Callable[[_Question], _Answer],
-    questions: Sequence[_Question],
-    tick: Callable[[int], None] = lambda done: None,
+def parallel_map(
+    function: Callable[[_Argument], _Result],
+    arguments: Sequence[_Argument],
+    on_progress: Callable[[int], None] = lambda num_done: None,
     num_processes: int | None = None,
-) -> list[_Answer]:
-    """Answer every question, in this process if there is only one; `tick` hears how many are done."""
-    num_processes = min(len(questions), num_processes or os.cpu_count() or 1)
+) -> list[_Result]:
+    """Return `function` of every argument; `on_progress` is called with the number of results so far.
+
+    With one argument, or inside a process of a pool, the function runs in this process.
+    """
+    num_processes = min(len(arguments), num_processes or os.cpu_count() or 1)
     if num_processes <= 1 or multiprocessing.parent_process() is not None:
-        return [_told(function(question), tick, number) for number, question in enumerate(questions, start=1)]
+        return _collect((function(argument) for argument in arguments), on_progress)
     try:
         with process_pool(num_processes) as pool:
-            futures = [submit(pool, function, question) for question in questions]
-            return [_told(future.result(), tick, number) for number, future in enumerate(futures, start=1)]
+            futures = [submit(pool, function, argument) for argument in arguments]
+            return _collect((future.result() for future in futures), on_progress)
     except BrokenProcessPool:
         raise UserError(BROKEN) from None
 
 
-def _told(answer: _Answer, tick: Callable[[int], None], number: int) -> _Answer:
-    tick(number)
-    return answer
+def _collect(results: Iterable[_Result], on_progress: Callable[[int], None]) -> list[_Result]:
+    collected: list[_Result] = []
+    for result in results:
+        collected.append(result)
+        on_progress(len(collected))
+    return collected

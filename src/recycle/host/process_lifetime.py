@@ -1,4 +1,4 @@
-"""Ending with the parent: a process that works for another one must not outlive it, and is not interrupted before it."""
+"""Lifetime of child processes: a child ends with its parent, never sees Ctrl-C, and is never started by half."""
 
 import multiprocessing
 import os
@@ -11,7 +11,7 @@ from types import FrameType
 
 
 def end_with_parent() -> None:
-    """Watch the process that started this one from a thread, and end when it does: who is killed can end nobody."""
+    """End this process when its parent ends, even by SIGKILL; a thread waits for that."""
     threading.Thread(target=_wait_for_parent, daemon=True).start()
 
 
@@ -24,8 +24,8 @@ def _wait_for_parent() -> None:
 
 @contextmanager
 def children_uninterrupted() -> Iterator[None]:
-    """Let processes that this thread starts in the block never see an interrupt: a terminal tells all, and we end our own."""
-    resource_tracker.ensure_running()  # which Python else does with the first process, and lets interrupts through again
+    """Start processes in this block with SIGINT blocked: a terminal sends Ctrl-C to all, but the parent ends them."""
+    resource_tracker.ensure_running()  # else Python starts it with the first process, and unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -35,20 +35,19 @@ def children_uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Hold an interrupt back until the end of the block, so that no process is started by half. The second one comes through.
+    """Defer the first interrupt to the end of the block, so that no process is started by half; the second one is not deferred.
 
-    Only the main thread is ever interrupted, so in others there is nothing to hold, and neither is there where no handler of
-    Python's is.
+    Python interrupts only the main thread, and only if SIGINT has a Python handler; otherwise nothing is deferred.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
-    came: list[int] = []
+    received: list[int] = []
 
     def hold(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        if len(came) > 1:
+        received.append(number)
+        if len(received) > 1:
             handler(number, frame)
 
     try:
@@ -56,12 +55,12 @@ def interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if len(came) == 1:
+        if len(received) == 1:
             signal.raise_signal(signal.SIGINT)
 
 
 def process_state(pid: int) -> str:
-    """The letter by which the system tells what a process does (R runs, S waits, T is stopped); empty if there is none."""
+    """The state letter of a process in /proc (R running, S sleeping, T stopped); empty if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
             return stream.read().rpartition(")")[2].split()[0]

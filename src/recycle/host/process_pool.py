@@ -1,4 +1,4 @@
-"""Processes that work for this one and never outlive it, whatever ends it: an interrupt, a termination, a kill."""
+"""`process_pool`: a pool of processes that end with this one, whether by Ctrl-C, SIGTERM or SIGKILL."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -8,8 +8,8 @@ from typing import ParamSpec, TypeVar
 
 from recycle.host.process_lifetime import children_uninterrupted, end_with_parent
 
-_Given = ParamSpec("_Given")
-_Answer = TypeVar("_Answer")
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
 
 BROKEN = (
     "a process was ended from outside, perhaps for lack of memory, or the script that called has no "
@@ -19,13 +19,13 @@ BROKEN = (
 
 @contextmanager
 def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of fresh processes; when the block is left early, they are ended at once."""
+    """A pool of fresh processes; an exception in the block terminates them at once."""
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_parent)
     try:
         yield pool
     except BaseException:
-        # Ended, not cancelled: the pool's own thread complains of futures that were cancelled under its hands.
+        # Terminated, not cancelled: the pool's own thread prints an error about cancelled futures.
         for child in set(multiprocessing.active_children()) - others:
             child.terminate()
         raise
@@ -34,8 +34,8 @@ def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def submit(
-    pool: ProcessPoolExecutor, function: Callable[_Given, _Answer], *args: _Given.args, **kwargs: _Given.kwargs
-) -> "Future[_Answer]":
-    """Ask the pool. Processes started by it never see an interrupt: they are ended by us."""
+    pool: ProcessPoolExecutor, function: Callable[_Args, _Result], *args: _Args.args, **kwargs: _Args.kwargs
+) -> "Future[_Result]":
+    """Submit a call to the pool. Processes that this starts never see Ctrl-C: this process terminates them."""
     with children_uninterrupted():
         return pool.submit(function, *args, **kwargs)

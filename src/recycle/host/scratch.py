@@ -1,4 +1,4 @@
-"""Temporary folders that go even if their process is killed: whoever makes the next one removes those whose owner is gone."""
+"""`scratch`: a temporary folder that is removed even after SIGKILL, by the next process that makes one."""
 
 import contextlib
 import fcntl
@@ -15,23 +15,23 @@ _LOCK = "owner.lock"
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder of this process's own, for as long as the context lasts."""
+    """A temporary folder of this process, removed at the end of the block."""
     sweep()
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as name, _owned(Path(name)):
         yield Path(name)
 
 
 def sweep() -> None:
-    """Remove what processes that were killed have left. A lock says whose owner lives, and ends with it wherever that runs."""
+    """Remove the folders of killed processes. A live owner holds the lock of its folder; the lock ends with the process."""
     for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
         with contextlib.suppress(OSError), lock.open("rb") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails as long as its owner lives
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while the owner lives
             shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _owned(folder: Path) -> Iterator[IO[bytes]]:
-    """Hold the folder's lock. It gets its name when it is locked, so that nobody finds it free."""
+    """Hold the folder's lock. The lock file gets its name when it is locked, so that no process finds it unlocked."""
     unnamed = folder / f"{_LOCK}.new"
     with unnamed.open("xb") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)

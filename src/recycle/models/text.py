@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from recycle.core.errors import DatasetTooSmall, FileProblem, UserError
-from recycle.runtime.checkpoint.tensor_file import memory_of
+from recycle.runtime.compute.weight_digest import tensor_bytes
 
 MOST_BYTES = 2 * 1024 * 1024
 
@@ -51,7 +51,7 @@ class Text(Dataset[tuple[Tensor, Tensor]]):
     @property
     def fingerprint(self) -> str:
         """What tells this text from any other."""
-        return hashlib.sha256(memory_of(self._bytes)).hexdigest()[:16]
+        return hashlib.sha256(tensor_bytes(self._bytes)).hexdigest()[:16]
 
     @cached_property
     def _bytes(self) -> Tensor:

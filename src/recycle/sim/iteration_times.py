@@ -19,7 +19,7 @@ from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import makespan_us
 from recycle.core.problem import Problem, Techniques
 from recycle.core.release import source_digest
-from recycle.host.parallel_map import spread
+from recycle.host.parallel_map import parallel_map
 from recycle.planner.failure_normalization import Distribution, most_failures, normalized_problem
 from recycle.planner.solve import solve, solve_normalized
 
@@ -103,7 +103,7 @@ class IterationTimes:
         """The times of these keys: `count:N`, N failures where they hurt least, or `stages:0,1,..`, dead workers by stage."""
         missing = [key for key in dict.fromkeys(keys) if key not in self._known]
         if missing:
-            found = spread(_plan, [(self.problem, key) for key in missing])
+            found = parallel_map(_plan, [(self.problem, key) for key in missing])
             self._known |= dict(zip(missing, found, strict=True))
             self._save()
         return [self._known[key] for key in keys]

@@ -1,5 +1,6 @@
-"""The page for Prometheus: real requests to a real port."""
+"""The metrics of a run for Prometheus: their text, and real requests to a real port."""
 
+import math
 import socket
 import sys
 import threading
@@ -7,14 +8,136 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
-from recycle.cli.training.metrics_server import MetricsServer
+from recycle.cli.training.metrics_server import MetricsServer, RunCollector
 from recycle.core.errors import PortInUse, UserError
-from recycle.core.events.record import Stepped
-from recycle.report.export.prometheus import Gauges
+from recycle.core.events.record import Event, Held, Spell, Stepped
+from tests.report.record.test_run_facts import RUN
 
 pytestmark = pytest.mark.timeout(60)
 WAIT_S = 20
+SECOND = 1_000_000
+TEXT_OF_RUN = """\
+# HELP recycle_step Steps done since the run first began.
+# TYPE recycle_step gauge
+recycle_step 3.0
+# HELP recycle_loss Mean loss of the last step; NaN if it is not finite.
+# TYPE recycle_loss gauge
+recycle_loss 4.75
+# HELP recycle_gradient_norm Global norm of the last gradient; NaN if it is not finite.
+# TYPE recycle_gradient_norm gauge
+recycle_gradient_norm 0.5
+# HELP recycle_samples_total Samples applied for good.
+# TYPE recycle_samples_total counter
+recycle_samples_total 108.0
+# HELP recycle_discarded_samples_total Samples worked on in vain.
+# TYPE recycle_discarded_samples_total counter
+recycle_discarded_samples_total 7.0
+# HELP recycle_samples_per_second Throughput of the last spell of training.
+# TYPE recycle_samples_per_second gauge
+recycle_samples_per_second 36.0
+# HELP recycle_iteration_seconds Time between the ends of the last two steps, pauses included.
+# TYPE recycle_iteration_seconds gauge
+recycle_iteration_seconds 2.5
+# HELP recycle_live_workers Workers that are alive.
+# TYPE recycle_live_workers gauge
+recycle_live_workers 11.0
+# HELP recycle_recoveries_total Times that training went on after workers left or joined.
+# TYPE recycle_recoveries_total counter
+recycle_recoveries_total 0.0
+# HELP recycle_lost_seconds_total Time lost to recoveries, by what it was lost to.
+# TYPE recycle_lost_seconds_total counter
+recycle_lost_seconds_total{part="detect"} 0.0
+recycle_lost_seconds_total{part="abort"} 0.0
+recycle_lost_seconds_total{part="plan"} 0.0
+recycle_lost_seconds_total{part="regroup"} 0.0
+recycle_lost_seconds_total{part="transfer"} 0.0
+recycle_lost_seconds_total{part="redo"} 0.0
+# HELP recycle_skipped_steps_total Steps that changed nothing, because their gradient was not finite.
+# TYPE recycle_skipped_steps_total counter
+recycle_skipped_steps_total 1.0
+# HELP recycle_checkpoint_step Steps in the newest checkpoint.
+# TYPE recycle_checkpoint_step gauge
+recycle_checkpoint_step 2.0
+# HELP recycle_checkpoint_bytes Size of the newest checkpoint.
+# TYPE recycle_checkpoint_bytes gauge
+recycle_checkpoint_bytes 123456.0
+# HELP recycle_warnings_total Warnings.
+# TYPE recycle_warnings_total counter
+recycle_warnings_total 1.0
+# HELP recycle_state_seconds_total Time spent training, in redoing, checkpoints, pauses and down.
+# TYPE recycle_state_seconds_total counter
+recycle_state_seconds_total{state="train"} 3.5
+recycle_state_seconds_total{state="pause"} 0.5
+recycle_state_seconds_total{state="redo"} 1.0
+# HELP recycle_worker_memory_bytes Most that the process of a worker held.
+# TYPE recycle_worker_memory_bytes gauge
+recycle_worker_memory_bytes{worker="W0_0"} 1500.0
+recycle_worker_memory_bytes{worker="W0_1"} 2000.0
+# HELP recycle_worker_activation_bytes Most that the activations of a worker took.
+# TYPE recycle_worker_activation_bytes gauge
+recycle_worker_activation_bytes{worker="W0_0"} 600.0
+recycle_worker_activation_bytes{worker="W0_1"} 700.0
+# HELP recycle_worker_planned_activation_bytes Most that they take by the plan's memory model.
+# TYPE recycle_worker_planned_activation_bytes gauge
+recycle_worker_planned_activation_bytes{worker="W0_0"} 500.0
+recycle_worker_planned_activation_bytes{worker="W0_1"} 650.0
+"""
+
+
+def collector_of(events: list[Event]) -> RunCollector:
+    collector = RunCollector()
+    for event in events:
+        collector.on_event(event)
+    return collector
+
+
+def text(collector: RunCollector) -> str:
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return generate_latest(registry).decode()
+
+
+def samples(events: list[Event]) -> dict[str, dict[str, float]]:
+    """The values of every metric by their label, "" without one, as the library's parser reads them."""
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(text(collector_of(events))):
+        for sample in family.samples:
+            (label,) = sample.labels.values() or [""]
+            found.setdefault(sample.name, {})[label] = sample.value
+    return found
+
+
+def test_the_metrics_of_a_run_have_names_labels_and_help() -> None:
+    assert text(collector_of(RUN)) == TEXT_OF_RUN
+
+
+def test_a_metric_without_a_value_is_left_out() -> None:
+    counters = {"samples_total", "discarded_samples_total", "recoveries_total", "skipped_steps_total", "warnings_total"}
+    nothing = samples([])
+    assert nothing.pop("recycle_lost_seconds_total") == dict.fromkeys(
+        ("detect", "abort", "plan", "regroup", "transfer", "redo"), 0
+    )
+    assert nothing == {f"recycle_{name}": {"": 0} for name in counters}
+
+
+def test_a_loss_that_is_not_finite_is_nan() -> None:
+    run = samples([*RUN[:3], Stepped(1, 3 * SECOND, None, None, None)])
+    assert math.isnan(run["recycle_loss"][""])
+    assert math.isnan(run["recycle_gradient_norm"][""])
+    assert (run["recycle_step"], run["recycle_skipped_steps_total"]) == ({"": 2}, {"": 1})
+
+
+@given(name=st.text(), loss=st.floats(), size=st.integers(0, 2**70))
+def test_any_name_and_any_number_can_be_read_back(name: str, loss: float, size: int) -> None:
+    run = samples([Stepped(0, 0, loss, loss, 1.0), Held(name, size, 0, 0), Spell(0, 1, name)])
+    assert run["recycle_loss"][""] == pytest.approx(loss, nan_ok=True, abs=0, rel=0)
+    assert run["recycle_worker_memory_bytes"] == {name: float(size)}
+    assert run["recycle_state_seconds_total"] == {name: 1e-6}
 
 
 def step(iteration: int) -> Stepped:
@@ -26,49 +149,51 @@ def page(url: str) -> str:
         return str(answer.read().decode("utf-8"))
 
 
-def test_the_page_is_what_the_gauges_say_at_that_moment() -> None:
-    gauges = Gauges()
-    with MetricsServer(0, gauges) as server:
+def test_the_page_has_the_metrics_of_that_moment() -> None:
+    collector = RunCollector()
+    with MetricsServer(0, collector) as server:
         assert server.url == f"http://127.0.0.1:{server.port}/metrics"
         assert "recycle_step" not in page(server.url)
-        gauges.hear(step(6))
-        assert "\nrecycle_step 7\n" in page(server.url)
-        assert page(f"{server.url}?from=here") == gauges.text()
+        collector.on_event(step(6))
+        assert "\nrecycle_step 7.0\n" in page(server.url)
+        assert page(f"{server.url}?from=here") == text(collector)
 
 
 def test_the_answer_says_that_it_is_prometheus_text_and_how_long() -> None:
-    gauges = Gauges()
-    with MetricsServer(0, gauges) as server, urlopen(server.url, timeout=WAIT_S) as answer:
+    collector = RunCollector()
+    with MetricsServer(0, collector) as server, urlopen(server.url, timeout=WAIT_S) as answer:
         assert answer.status == 200
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-        assert int(answer.headers["Content-Length"]) == len(gauges.text().encode())
+        assert int(answer.headers["Content-Length"]) == len(text(collector).encode())
 
 
 @pytest.mark.parametrize("path", ["", "/", "/metric", "/metrics/", "/metrics/a", "/../metrics"])
-def test_any_other_page_is_not_found(path: str) -> None:
-    with MetricsServer(0, Gauges()) as server:
-        with pytest.raises(HTTPError) as caught:
-            urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=WAIT_S)
-        with caught.value:
-            assert (caught.value.code, caught.value.read()) == (404, b"there is only /metrics here\n")
+def test_every_path_answers_with_the_metrics(path: str) -> None:
+    with MetricsServer(0, RunCollector()) as server:
+        assert page(f"http://127.0.0.1:{server.port}{path}") == text(RunCollector())
+
+
+def test_a_page_for_the_browser_s_icon_is_empty() -> None:
+    with MetricsServer(0, RunCollector()) as server:
+        assert page(f"http://127.0.0.1:{server.port}/favicon.ico") == ""
 
 
 def test_nobody_can_send_anything() -> None:
-    with MetricsServer(0, Gauges()) as server:
+    with MetricsServer(0, RunCollector()) as server:
         with pytest.raises(HTTPError) as caught:
             urlopen(Request(server.url, data=b"recycle_step 1"), timeout=WAIT_S)
         with caught.value:
-            assert caught.value.code == 501
+            assert caught.value.code == 405
 
 
 def test_a_taken_port_is_refused_in_one_sentence_that_names_it() -> None:
-    with MetricsServer(0, Gauges()) as server:
-        with pytest.raises(PortInUse) as caught, MetricsServer(server.port, Gauges()):
+    with MetricsServer(0, RunCollector()) as server:
+        with pytest.raises(PortInUse) as caught, MetricsServer(server.port, RunCollector()):
             pass
         assert str(caught.value) == (
             f"port {server.port} is in use by another program: choose another one with --metrics-port, or 0 to do without metrics"
         )
-        assert page(server.url) == Gauges().text()
+        assert page(server.url) == text(RunCollector())
 
 
 def test_a_port_that_only_the_system_may_open_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,24 +202,25 @@ def test_a_port_that_only_the_system_may_open_is_refused(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("socketserver.TCPServer.server_bind", bind)
     with pytest.raises(UserError, match=r"^cannot listen on port 80 \(Permission denied\): choose one of 1024 to 65535"):
-        MetricsServer(80, Gauges()).__enter__()
+        MetricsServer(80, RunCollector()).__enter__()
 
 
 def test_the_port_is_free_again_and_the_thread_gone_when_it_is_left() -> None:
-    with MetricsServer(0, Gauges()) as first:
+    before = set(threading.enumerate())
+    with MetricsServer(0, RunCollector()) as first:
         port = first.port
         page(first.url)
-        assert "metrics" in {thread.name for thread in threading.enumerate()}
-    assert "metrics" not in {thread.name for thread in threading.enumerate()}
+        assert set(threading.enumerate()) > before
+    assert set(threading.enumerate()) == before
     with pytest.raises(URLError):
         urlopen(first.url, timeout=WAIT_S)
-    with MetricsServer(port, Gauges()) as second:
+    with MetricsServer(port, RunCollector()) as second:
         assert second.port == port
-        assert page(second.url) == Gauges().text()
+        assert page(second.url) == text(RunCollector())
 
 
 def test_a_run_that_fails_leaves_no_server_behind() -> None:
-    with pytest.raises(ZeroDivisionError), MetricsServer(0, Gauges()) as server:
+    with pytest.raises(ZeroDivisionError), MetricsServer(0, RunCollector()) as server:
         raise ZeroDivisionError
     with pytest.raises(URLError):
         urlopen(server.url, timeout=WAIT_S)
@@ -102,13 +228,13 @@ def test_a_run_that_fails_leaves_no_server_behind() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere 127.0.0.2 is not an address of this machine")
 def test_only_this_machine_is_answered() -> None:
-    with MetricsServer(0, Gauges()) as server, pytest.raises(OSError, match="refused"):
+    with MetricsServer(0, RunCollector()) as server, pytest.raises(OSError, match="refused"):
         # Another address of this machine: a server on all addresses would answer it.
         socket.create_connection(("127.0.0.2", server.port), timeout=WAIT_S)
 
 
 def test_it_is_quiet_whoever_asks_and_whoever_hangs_up(capfd: pytest.CaptureFixture[str]) -> None:
-    with MetricsServer(0, Gauges()) as server:
+    with MetricsServer(0, RunCollector()) as server:
         page(server.url)
         with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as client:
             client.sendall(b"nonsense\r\n\r\n")
@@ -127,19 +253,19 @@ def hang_up(port: int) -> None:
 
 
 def test_someone_silent_keeps_nobody_else_waiting_nor_the_end() -> None:
-    with MetricsServer(0, Gauges()) as server, socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S):
-        assert page(server.url) == Gauges().text()
+    with MetricsServer(0, RunCollector()) as server, socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S):
+        assert page(server.url) == text(RunCollector())
 
 
 def test_pages_are_whole_while_events_come_in() -> None:
-    gauges = Gauges()
-    with MetricsServer(0, gauges) as server:
-        hearing = threading.Thread(target=lambda: [gauges.hear(step(number)) for number in range(20_000)])
-        hearing.start()
+    collector = RunCollector()
+    with MetricsServer(0, collector) as server:
+        feeding = threading.Thread(target=lambda: [collector.on_event(step(number)) for number in range(20_000)])
+        feeding.start()
         seen = [page(server.url) for _ in range(20)]
-        hearing.join(WAIT_S)
-        assert not hearing.is_alive()
-        assert "\nrecycle_step 20000\n" in page(server.url)
-    steps = [int(text.partition("\nrecycle_step ")[2].partition("\n")[0] or 0) for text in seen]
+        feeding.join(WAIT_S)
+        assert not feeding.is_alive()
+        assert "\nrecycle_step 20000.0\n" in page(server.url)
+    steps = [float(body.partition("\nrecycle_step ")[2].partition("\n")[0] or 0) for body in seen]
     assert steps == sorted(steps)
-    assert all(text.endswith("\n") for text in seen)
+    assert all(body.endswith("\n") for body in seen)

@@ -28,7 +28,7 @@ def spell(start_s: float, end_s: float, samples: int, state: str = "train") -> S
 def write(folder: Path, events: list[Event], num_done: int = 0) -> None:
     with TensorBoardLog(folder, num_done) as log:
         for event in events:
-            log.hear(event)
+            log.on_event(event)
 
 
 def curves(folder: Path) -> Curves:
@@ -102,7 +102,7 @@ def test_a_run_that_goes_on_hides_the_steps_that_it_trains_again(tmp_path: Path)
 def test_what_a_failing_run_told_is_on_disk(tmp_path: Path) -> None:
     def fail() -> None:
         with TensorBoardLog(tmp_path) as log:
-            log.hear(step(0, 1, 3.5))
+            log.on_event(step(0, 1, 3.5))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

@@ -184,7 +184,7 @@ class CoordinatorHarness:
         return found
 
     def form(self) -> "CoordinatorHarness":
-        for row in sorted(self.initial.seats):
+        for row in sorted(self.initial.places):
             self.join(str(row))
         self.begin()
         return self

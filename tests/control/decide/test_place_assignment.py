@@ -35,7 +35,7 @@ def moving_holder() -> PlanAssignment:
 
 def test_the_only_holder_of_a_stage_changes_its_move_with_a_member_without_state() -> None:
     kept = keep_holders(moving_holder(), {W0_0, W1_1})
-    assert kept.seats == {W0_0: W0_0, W0_1: W1_1, W1_0: W0_1}
+    assert kept.places == {W0_0: W0_0, W0_1: W1_1, W1_0: W0_1}
     assert keeps_state(kept, {W0_0, W1_1}) == [W0_0, W0_1]
     assert state_sources(kept, {W0_0, W1_1}) == {"W1_0": "W0_0"}
 
@@ -58,10 +58,10 @@ def test_no_stage_loses_its_state_if_a_member_without_state_can_move_instead(fai
     live = sorted(set(PLACES) - failed)
     holders = data.draw(st.sets(st.sampled_from(live)))
     kept = keep_holders(assignment, holders)
-    assert sorted(kept.seats.values()) == sorted(assignment.places.values())
+    assert sorted(kept.places.values()) == sorted(assignment.places.values())
     stages = {place.stage for place in keeps_state(kept, holders)}
     assert stages >= {place.stage for place in keeps_state(assignment, holders)}
     if stages == set(range(WIDE.num_stages)):
         sources = state_sources(kept, holders)
-        assert set(sources) | set(sources.values()) <= set(map(str, kept.seats))
-        assert set(sources) == set(map(str, set(kept.seats) - set(keeps_state(kept, holders))))
+        assert set(sources) | set(sources.values()) <= set(map(str, kept.places))
+        assert set(sources) == set(map(str, set(kept.places) - set(keeps_state(kept, holders))))

@@ -24,19 +24,19 @@ def small_stage(seed=0, width=4):
 
 
 def report_of(folder, stage, num_steps, module, optimizer):
-    """What a worker tells when it saves this; it has then written."""
-    heard = []
-    writer = StageWriter(folder, stage, heard.append)
+    """Save a stage as a worker does, and return its report when the file is written."""
+    reports = []
+    writer = StageWriter(folder, stage, reports.append)
     writer.save(num_steps, module, optimizer)
     writer.wait()
-    (report,) = heard
+    (report,) = reports
     return report
 
 
 def save_all(checkpoints, folder, num_steps, num_stages=2, width=4):
     """Save small stages that differ by stage and step; return what the last report decided."""
     for stage in range(num_stages):
-        decided = checkpoints.hear(report_of(folder, stage, num_steps, *small_stage(100 * num_steps + stage, width)))
+        decided = checkpoints.add_report(report_of(folder, stage, num_steps, *small_stage(100 * num_steps + stage, width)))
     return decided
 
 

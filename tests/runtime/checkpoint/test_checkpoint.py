@@ -94,7 +94,7 @@ def saved(folder, stages, num_steps=5):
     """The checkpoint of `stages`, found on disk."""
     checkpoints = CheckpointFolder(folder, len(stages), 2, FINGERPRINT)
     for number, (module, optimizer) in enumerate(stages):
-        decided = checkpoints.hear(report_of(folder, number, num_steps, module, optimizer))
+        decided = checkpoints.add_report(report_of(folder, number, num_steps, module, optimizer))
     assert decided.num_steps == num_steps
     found, sentences = latest(folder, FINGERPRINT)
     assert sentences == []
@@ -225,11 +225,11 @@ def test_the_weights_can_be_read_with_the_public_library_under_their_own_names(t
 
 def test_the_manifest_says_what_the_checkpoint_is(tmp_path):
     saved(tmp_path, [small_stage(1), small_stage(2)], num_steps=20)
-    told = json.loads((tmp_path / "step-00000020" / "manifest.json").read_text())
-    assert (told["format"], told["version"], told["num_steps"]) == ("recycle-checkpoint", 1, 20)
-    assert told["fingerprint"] == FINGERPRINT
-    assert [file["name"] for file in told["files"]] == ["stage-0.safetensors", "stage-1.safetensors"]
-    for file in told["files"]:
+    manifest = json.loads((tmp_path / "step-00000020" / "manifest.json").read_text())
+    assert (manifest["format"], manifest["version"], manifest["num_steps"]) == ("recycle-checkpoint", 1, 20)
+    assert manifest["fingerprint"] == FINGERPRINT
+    assert [file["name"] for file in manifest["files"]] == ["stage-0.safetensors", "stage-1.safetensors"]
+    for file in manifest["files"]:
         assert file["size_bytes"] == (tmp_path / "step-00000020" / file["name"]).stat().st_size
 
 
@@ -342,7 +342,7 @@ TEARS = {
 
 
 @pytest.mark.parametrize("tear", TEARS)
-def test_a_torn_checkpoint_is_told_of_and_the_one_before_is_used(tmp_path, tear):
+def test_a_torn_checkpoint_is_reported_and_the_one_before_is_used(tmp_path, tear):
     checkpoints = CheckpointFolder(tmp_path, 2, 3, FINGERPRINT)
     for num_steps in (10, 20, 30):
         save_all(checkpoints, tmp_path, num_steps)
@@ -368,10 +368,10 @@ def test_older_torn_checkpoints_are_nobodys_business(tmp_path):
     assert (found.num_steps, sentences) == (20, [])
 
 
-def test_one_that_was_not_finished_is_told_of(tmp_path):
+def test_one_that_was_not_finished_is_reported(tmp_path):
     checkpoints = CheckpointFolder(tmp_path, 2, 3, FINGERPRINT)
     save_all(checkpoints, tmp_path, 10)
-    checkpoints.hear(report_of(tmp_path, 0, 20, *small_stage()))
+    checkpoints.add_report(report_of(tmp_path, 0, 20, *small_stage()))
     found, sentences = latest(tmp_path, FINGERPRINT)
     assert found.num_steps == 10
     assert sentences == ["checkpoint step-00000020.partial was not finished; step-00000010 before it is used"]

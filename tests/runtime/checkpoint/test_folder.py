@@ -36,11 +36,11 @@ def no_space(*_, **__):
 def test_a_checkpoint_is_whole_when_its_last_stage_is(tmp_path):
     checkpoints = make(tmp_path, num_stages=3)
     first, second, third = reports(tmp_path, 20, num_stages=3)
-    assert checkpoints.hear(third) is None
-    assert checkpoints.hear(first) is None
+    assert checkpoints.add_report(third) is None
+    assert checkpoints.add_report(first) is None
     assert names_in(tmp_path) == ["step-00000020.partial"]
     folder = tmp_path / "step-00000020"
-    whole = checkpoints.hear(second)
+    whole = checkpoints.add_report(second)
     assert names_in(tmp_path) == ["step-00000020"]
     assert names_in(folder) == ["manifest.json", "stage-0.safetensors", "stage-1.safetensors", "stage-2.safetensors"]
     assert whole == CheckpointComplete(20, folder, sum(path.stat().st_size for path in folder.iterdir()))
@@ -49,10 +49,10 @@ def test_a_checkpoint_is_whole_when_its_last_stage_is(tmp_path):
 def test_stages_may_be_an_iteration_apart(tmp_path):
     checkpoints = make(tmp_path)
     (early, late), (next_early, next_late) = reports(tmp_path, 20), reports(tmp_path, 21)
-    assert checkpoints.hear(early) is None
-    assert checkpoints.hear(next_early) is None
-    assert checkpoints.hear(late).num_steps == 20
-    assert checkpoints.hear(next_late).num_steps == 21
+    assert checkpoints.add_report(early) is None
+    assert checkpoints.add_report(next_early) is None
+    assert checkpoints.add_report(late).num_steps == 20
+    assert checkpoints.add_report(next_late).num_steps == 21
     assert names_in(tmp_path) == ["step-00000020", "step-00000021"]
 
 
@@ -108,10 +108,10 @@ def test_a_stage_that_is_not_saved_takes_the_checkpoint_with_it_and_leaves_the_o
     checkpoints = make(tmp_path, num_stages=3, keep=1)
     save_all(checkpoints, tmp_path, 10, num_stages=3)
     first, _, third = reports(tmp_path, 20, num_stages=3)
-    assert checkpoints.hear(first) is None
-    assert checkpoints.hear(StageNotSaved(20, 1, "the disk is full")) == CheckpointIncomplete(20, "the disk is full")
+    assert checkpoints.add_report(first) is None
+    assert checkpoints.add_report(StageNotSaved(20, 1, "the disk is full")) == CheckpointIncomplete(20, "the disk is full")
     assert names_in(tmp_path) == ["step-00000010", "step-00000020.partial"]  # the third may still be writing there
-    assert checkpoints.hear(third) is None
+    assert checkpoints.add_report(third) is None
     assert names_in(tmp_path) == ["step-00000010"]
     assert isinstance(save_all(checkpoints, tmp_path, 30, num_stages=3), CheckpointComplete)
     assert names_in(tmp_path) == ["step-00000030"]
@@ -119,7 +119,7 @@ def test_a_stage_that_is_not_saved_takes_the_checkpoint_with_it_and_leaves_the_o
 
 def test_one_checkpoint_is_given_up_once_however_many_stages_fail(tmp_path):
     checkpoints = make(tmp_path, num_stages=3)
-    decided = [checkpoints.hear(StageNotSaved(20, stage, f"disk {stage} is full")) for stage in (2, 0, 1)]
+    decided = [checkpoints.add_report(StageNotSaved(20, stage, f"disk {stage} is full")) for stage in (2, 0, 1)]
     assert decided == [CheckpointIncomplete(20, "disk 2 is full"), None, None]
     assert names_in(tmp_path) == []
 
@@ -151,12 +151,12 @@ def test_a_folder_that_cannot_get_its_name_counts_as_not_saved(tmp_path, monkeyp
     assert names_in(tmp_path) == ["step-00000010"]
 
 
-def test_a_file_that_is_not_where_it_was_told_to_be_counts_as_not_saved(tmp_path):
+def test_a_file_that_is_not_where_the_report_says_counts_as_not_saved(tmp_path):
     checkpoints = make(tmp_path)
     first, second = reports(tmp_path, 20)
     (tmp_path / "step-00000020.partial" / "stage-0.safetensors").unlink()
-    checkpoints.hear(first)
-    assert "stage-0.safetensors: No such file or directory" in checkpoints.hear(second).reason
+    checkpoints.add_report(first)
+    assert "stage-0.safetensors: No such file or directory" in checkpoints.add_report(second).reason
     assert names_in(tmp_path) == []
 
 
@@ -190,23 +190,23 @@ def test_a_stage_whose_worker_died_while_it_saved_is_given_up_when_its_successor
     checkpoints = make(tmp_path)
     save_all(checkpoints, tmp_path, 10)
     lost, _ = reports(tmp_path, 20)
-    assert checkpoints.hear(lost) is None
+    assert checkpoints.add_report(lost) is None
     first, second = reports(tmp_path, 30)
-    assert checkpoints.hear(second) == CheckpointIncomplete(20, "the worker that was to save stage 1 is gone")
+    assert checkpoints.add_report(second) == CheckpointIncomplete(20, "the worker that was to save stage 1 is gone")
     assert names_in(tmp_path) == ["step-00000010", "step-00000030.partial"]
-    assert checkpoints.hear(first).num_steps == 30
+    assert checkpoints.add_report(first).num_steps == 30
 
 
 def test_of_two_things_that_one_report_decides_the_second_comes_with_the_next(tmp_path):
     checkpoints = make(tmp_path, keep=9)
     lost, _ = reports(tmp_path, 20)
     first, second = reports(tmp_path, 30)
-    assert checkpoints.hear(lost) is None
-    assert checkpoints.hear(first) is None
-    assert checkpoints.hear(second).num_steps == 30
+    assert checkpoints.add_report(lost) is None
+    assert checkpoints.add_report(first) is None
+    assert checkpoints.add_report(second).num_steps == 30
     first, second = reports(tmp_path, 40)
-    assert checkpoints.hear(first) == CheckpointIncomplete(20, "the worker that was to save stage 1 is gone")
-    assert checkpoints.hear(second).num_steps == 40
+    assert checkpoints.add_report(first) == CheckpointIncomplete(20, "the worker that was to save stage 1 is gone")
+    assert checkpoints.add_report(second).num_steps == 40
     assert names_in(tmp_path) == ["step-00000030", "step-00000040"]
 
 
@@ -215,8 +215,8 @@ def test_a_successor_may_save_the_same_step_and_litter_of_the_dead_is_swept(tmp_
     first, second = reports(tmp_path, 20)
     (tmp_path / "step-00000020.partial" / ".stage-1.safetensors.0123abcd.tmp").write_text("half of")
     again = report_of(tmp_path, 0, 20, *small_stage(77))
-    assert [checkpoints.hear(report) for report in (first, again)] == [None, None]
-    assert isinstance(checkpoints.hear(second), CheckpointComplete)
+    assert [checkpoints.add_report(report) for report in (first, again)] == [None, None]
+    assert isinstance(checkpoints.add_report(second), CheckpointComplete)
     assert names_in(tmp_path / "step-00000020") == ["manifest.json", "stage-0.safetensors", "stage-1.safetensors"]
     fresh = small_stage(5)
     load_stage(latest(tmp_path, FINGERPRINT)[0], 0, *fresh)

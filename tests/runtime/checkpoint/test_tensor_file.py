@@ -1,4 +1,4 @@
-"""Tensor files are those of the safetensors library, bit for bit and both ways; a torn one is refused in a sentence."""
+"""Tensor files are plain safetensors files, bit for bit and both ways; a torn one is refused in a sentence."""
 
 import errno
 import hashlib
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -24,6 +24,9 @@ DTYPES = [
     torch.bfloat16,
     torch.float8_e4m3fn,
     torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
     torch.complex64,
     torch.int64,
     torch.int32,
@@ -78,12 +81,34 @@ def test_the_library_reads_what_we_write(tmp_path, tensors, metadata):
 @IN_ONE_FOLDER
 @given(some_tensors(), st.dictionaries(NAMES, NAMES, max_size=3))
 def test_we_read_what_the_library_writes(tmp_path, tensors, metadata):
-    assume(tensors or not metadata)  # of metadata alone, version 0.8.0 of the library makes a header that is no JSON
     path = tmp_path / "theirs.safetensors"
     save_file(tensors, path, metadata or None)
-    loaded, told = load_tensors(path)
+    loaded, found = load_tensors(path)
     assert all_bits(loaded) == all_bits(tensors)
-    assert told == metadata
+    assert found == metadata
+
+
+# A file that an earlier release wrote, before it used the library.
+EARLIER = (
+    b'\x10\x01\x00\x00\x00\x00\x00\x00{"__metadata__":{"format":"pt","stage":"2"},'
+    b'"none":{"dtype":"F32","shape":[0,2],"data_offsets":[0,0]},"w":{"dtype":"F32","shape":[3],"data_offsets":[0,12]},'
+    b'"b":{"dtype":"BF16","shape":[2],"data_offsets":[12,16]},"on":{"dtype":"BOOL","shape":[],"data_offsets":[16,17]}}    '
+    b"\x00\x00\x00\x00\x00\x00\x80?\x00\x00\x00@\xc0?\x00\xc0\x01"
+)
+
+
+def test_a_file_of_an_earlier_release_is_read(tmp_path):
+    (tmp_path / "one").write_bytes(EARLIER)
+    loaded, metadata = load_tensors(tmp_path / "one")
+    assert metadata == {"format": "pt", "stage": "2"}
+    assert all_bits(loaded) == all_bits(
+        {
+            "w": torch.arange(3.0),
+            "b": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+            "none": torch.empty(0, 2),
+            "on": torch.tensor(True),
+        }
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -119,6 +144,16 @@ def test_the_values_are_written_however_they_lie_in_memory(tmp_path, tensor):
     assert torch.equal(load_file(tmp_path / "one")["x"], expected)
 
 
+def test_tensors_that_share_memory_are_written_one_by_one_and_no_longer_share_it_when_read(tmp_path):
+    whole = torch.arange(6.0)
+    save_tensors(tmp_path / "one", {"whole": whole, "part": whole[2:4], "same": whole}, {})
+    loaded, _ = load_tensors(tmp_path / "one")
+    assert all_bits(loaded) == all_bits({"whole": whole, "part": whole[2:4], "same": whole})
+    loaded["whole"].zero_()
+    assert torch.equal(loaded["same"], whole)
+    assert torch.equal(load_tensors(tmp_path / "one")[0]["whole"], whole)
+
+
 def test_a_tensor_of_many_blocks_comes_back_and_its_bytes_are_watched(tmp_path):
     big = random_tensor(torch.int16, (20_000_000,), 3)
     seen = hashlib.sha256()
@@ -131,7 +166,7 @@ def test_a_tensor_of_many_blocks_comes_back_and_its_bytes_are_watched(tmp_path):
 
     size = save_tensors(tmp_path / "one", {"big": big, "small": big[:3]}, {"why": "to see"}, watch)
     assert size > 40_000_000
-    assert num_blocks > 3
+    assert num_blocks == 3
     with (tmp_path / "one").open("rb") as stream:
         assert seen.hexdigest() == hashlib.file_digest(stream, "sha256").hexdigest()
     assert torch.equal(load_tensors(tmp_path / "one")[0]["big"], big)
@@ -216,47 +251,47 @@ def raw(header, data=b"", length=None):
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 
 
-def told(dtype="U8", shape=(2,), offsets=(0, 2), **more):
+def entry(dtype="U8", shape=(2,), offsets=(0, 2), **more):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets), **more}
 
 
 @pytest.mark.parametrize(
-    ("data", "sentence"),
+    "data",
     [
-        (b"", "has 0 bytes, too few for the header"),
-        (b"\x01\x00", "has 2 bytes, too few for the header"),
-        (raw({"x": told()}, b"ab", length=10**6), "too few for the header"),
-        (raw({"x": told()}, b"ab", length=2**63), "too few for the header"),
-        (raw(b"{never"), "header that is not JSON"),
-        (raw(b"\xff\xfe{}"), "header that is not JSON"),
-        (raw(b"[" * 100_000), "header that is not JSON"),
-        (raw([]), "header that is no JSON object"),
-        (raw(b'{"x": 1, "x": 2}'), "'x' is there twice"),
-        (raw({"__metadata__": {"a": 1}}), "metadata that are no map of strings"),
-        (raw({"__metadata__": []}), "metadata that are no map of strings"),
-        (raw({"x": 3}), "does not say dtype, shape and offsets of tensor x"),
-        (raw({"x": {"dtype": "U8", "shape": [2]}}, b"ab"), "does not say dtype, shape and offsets of tensor x"),
-        (raw({"x": told(shape=(-2,))}, b"ab"), "does not say dtype, shape and offsets of tensor x"),
-        (raw({"x": told(shape=(2.0,))}, b"ab"), "does not say dtype, shape and offsets of tensor x"),
-        (raw({"x": told(shape=(True, 2))}, b"ab"), "does not say dtype, shape and offsets of tensor x"),
-        (raw({"x": told(offsets=(-2, 0))}, b"ab"), "does not say dtype, shape and offsets of tensor x"),
-        (raw({"x": told(offsets=(0, 1, 2))}, b"ab"), "does not say dtype, shape and offsets of tensor x"),
-        (raw({"x": told(dtype="F7")}, b"ab"), "tensor x of dtype F7, which this release does not know"),
-        (raw({"x": told(offsets=(2, 0))}, b"ab"), "bytes 2 to 0, but U8 of shape"),
-        (raw({"x": told(dtype="I16")}, b"ab"), "bytes 0 to 2, but I16 of shape \\[2\\] takes 4 bytes"),
-        (raw({"x": told(), "y": told()}, b"ab"), "tensor y at byte 0, where it overlaps another one"),
-        (raw({"x": told(), "y": told(offsets=(1, 3))}, b"abc"), "tensor y at byte 1, where it overlaps another one"),
-        (raw({"x": told(), "y": told(offsets=(3, 5))}, b"abcde"), "tensor y at byte 3, where it comes after a gap"),
-        (raw({"x": told(offsets=(0, 2))}, b"a"), "has 1 bytes of tensors, but its header tells of 2: the file is torn"),
-        (raw({"x": told()}, b"abc"), "has 3 bytes of tensors, but its header tells of 2: the file is torn"),
-        (raw({"x": told(shape=(0, 2**70), offsets=(0, 0))}), "which torch cannot make"),
-        (raw({"x": told("BOOL")}, b"\x01\x02"), "dtype BOOL with bytes other than 0 and 1"),
+        b"",
+        b"\x01\x00",
+        raw({"x": entry()}, b"ab", length=10**6),
+        raw({"x": entry()}, b"ab", length=2**63),
+        raw(b"{never"),
+        raw(b"\xff\xfe{}"),
+        raw(b"[" * 100_000),
+        raw([]),
+        raw({"__metadata__": {"a": 1}}),
+        raw({"__metadata__": []}),
+        raw({"x": 3}),
+        raw({"x": {"dtype": "U8", "shape": [2]}}, b"ab"),
+        raw({"x": entry(shape=(-2,))}, b"ab"),
+        raw({"x": entry(shape=(2.0,))}, b"ab"),
+        raw({"x": entry(shape=(True, 2))}, b"ab"),
+        raw({"x": entry(offsets=(-2, 0))}, b"ab"),
+        raw({"x": entry(offsets=(0, 1, 2))}, b"ab"),
+        raw({"x": entry(dtype="F7")}, b"ab"),
+        raw({"x": entry(offsets=(2, 0))}, b"ab"),
+        raw({"x": entry(dtype="I16")}, b"ab"),
+        raw({"x": entry(), "y": entry()}, b"ab"),
+        raw({"x": entry(), "y": entry(offsets=(1, 3))}, b"abc"),
+        raw({"x": entry(), "y": entry(offsets=(3, 5))}, b"abcde"),
+        raw({"x": entry(offsets=(0, 2))}, b"a"),
+        raw({"x": entry()}, b"abc"),
+        raw({"x": entry(shape=(0, 2**70), offsets=(0, 0))}),
+        raw({"x": entry(shape=(0, 2**63), offsets=(0, 0))}),
+        raw({"x": entry("BOOL")}, b"\x01\x02"),
     ],
 )
-def test_a_wrong_file_is_refused_in_a_sentence(tmp_path, data, sentence):
+def test_a_wrong_file_is_refused_in_a_sentence(tmp_path, data):
     path = tmp_path / "one"
     path.write_bytes(data)
-    with pytest.raises(FileProblem, match=sentence) as caught:
+    with pytest.raises(FileProblem, match="corrupt") as caught:
         load_tensors(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -304,14 +339,14 @@ def test_a_changed_byte_of_the_header_is_refused_or_changes_a_name_or_a_dtype_an
 def test_a_file_that_is_cut_while_it_is_read_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "one"
     save_tensors(path, {"x": torch.zeros(100_000), "y": torch.zeros(100_000, dtype=torch.int8)}, {})
-    real = torch.empty
+    real = torch.empty_like
 
     def cut(*args, **kwargs):
         os.truncate(path, 300_000)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(torch, "empty", cut)
-    with pytest.raises(FileProblem, match="ends inside tensor x: somebody cut it while it was read"):
+    monkeypatch.setattr(torch, "empty_like", cut)
+    with pytest.raises(FileProblem, match="ends inside tensor x: the file was cut while it was read"):
         load_tensors(path)
 
 
@@ -319,7 +354,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_refused(tmp_path, monkeypatch):
 
 SCRIPT = """
 import resource, sys
-sys.modules["numpy"] = None  # a worker's machine has torch, and nothing else
+sys.modules["numpy"] = None  # a worker's machine has torch and safetensors, and nothing else
 import torch
 from pathlib import Path
 from recycle.runtime.checkpoint.tensor_file import load_tensors, save_tensors

@@ -1,57 +1,70 @@
-"""A page for Prometheus: what a run has told so far, at http://127.0.0.1:PORT/metrics while it runs."""
+"""`MetricsServer`: the metrics of a run for Prometheus, at http://127.0.0.1:PORT/metrics while it runs."""
 
 import errno
-import socketserver
+import math
 import sys
-import threading
-from functools import partial
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from threading import Thread
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from recycle.core.errors import PortInUse, UserError
-from recycle.report.export.prometheus import CONTENT_TYPE, Gauges
+from recycle.core.events.record import Event
+from recycle.report.record.run_facts import RunFacts, facts_after
 
-_HOST, _PATH = "127.0.0.1", "/metrics"
-_POLL_S = 0.1
+_HOST = "127.0.0.1"
+
+
+class RunCollector(Collector):
+    """Turns the events of a run into metrics. One thread may call `on_event`; any thread may call `collect`."""
+
+    def __init__(self) -> None:
+        self._facts = RunFacts()  # one reference, replaced whole: a reader never sees half an event
+
+    def on_event(self, event: Event) -> None:
+        self._facts = facts_after(self._facts, event)
+
+    def collect(self) -> Iterable[Metric]:
+        """Every metric with a known value."""
+        return [metric for metric in _metrics(self._facts) if metric.samples]
 
 
 class MetricsServer:
-    """Answers requests from a thread of its own, from when it is entered until it is left. Port 0 is any free one."""
+    """Serves the metrics of a collector from a thread of its own, from `__enter__` to `__exit__`. Port 0 is any free port."""
 
-    def __init__(self, port: int, gauges: Gauges) -> None:
+    def __init__(self, port: int, collector: RunCollector) -> None:
         assert 0 <= port <= 65535
-        self._wanted, self._gauges = port, gauges
-        self._server: _Server | None = None
-        self._thread: threading.Thread | None = None
+        self._requested_port = port
+        self._registry = CollectorRegistry()
+        self._registry.register(collector)
 
     def __enter__(self) -> "MetricsServer":
-        self._server = _listen(self._wanted, self._gauges)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True)
-        self._thread.start()
+        self._server, self._thread = _listen(self._requested_port, self._registry)
+        self._server.handle_error = _ignore_closed_connection  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *problem: object) -> None:
-        assert self._server is not None
-        assert self._thread is not None
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
-        assert self._server is not None, "a server has a port once it is entered"
-        return int(self._server.server_address[1])
+        """The port that the server listens on, once it is entered."""
+        return self._server.server_port
 
     @property
     def url(self) -> str:
-        return f"http://{_HOST}:{self.port}{_PATH}"
+        return f"http://{_HOST}:{self.port}/metrics"
 
 
-def _listen(port: int, gauges: Gauges) -> "_Server":
+def _listen(port: int, registry: CollectorRegistry) -> tuple[WSGIServer, Thread]:
     try:
-        return _Server((_HOST, port), partial(_Answer, gauges))
+        return start_http_server(port, _HOST, registry)
     except OSError as problem:
         if problem.errno == errno.EADDRINUSE:
             raise PortInUse(
@@ -63,40 +76,57 @@ def _listen(port: int, gauges: Gauges) -> "_Server":
         ) from None
 
 
-class _Server(ThreadingHTTPServer):
-    def server_bind(self) -> None:
-        # Not that of HTTPServer, which asks the network for the name of this machine, and may wait long for it.
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = _HOST, int(self.server_address[1])
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        # Someone who hangs up before the answer is no news; a mistake of ours is.
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handle_error(request, client_address)
+def _ignore_closed_connection(request: object, client_address: object) -> None:
+    """Handle an error of one request: print it, unless the client only closed the connection early."""
+    if not isinstance(sys.exc_info()[1], OSError):
+        traceback.print_exc()
 
 
-class _Answer(BaseHTTPRequestHandler):
-    """The answer to one request."""
+def _metrics(facts: RunFacts) -> Iterator[Metric]:
+    if facts.step is not None:
+        yield _gauge("step", "Steps done since the run first began.", facts.step.iteration + 1)
+        yield _gauge("loss", "Mean loss of the last step; NaN if it is not finite.", _number(facts.step.loss))
+        yield _gauge("gradient_norm", "Global norm of the last gradient; NaN if it is not finite.", _number(facts.step.norm))
+    yield _counter("samples", "Samples applied for good.", facts.num_samples)
+    yield _counter("discarded_samples", "Samples worked on in vain.", facts.num_discarded)
+    yield _gauge("samples_per_second", "Throughput of the last spell of training.", facts.samples_per_s)
+    took_s = None if facts.iteration_us is None else facts.iteration_us / 1e6
+    yield _gauge("iteration_seconds", "Time between the ends of the last two steps, pauses included.", took_s)
+    yield _gauge("live_workers", "Workers that are alive.", facts.num_live)
+    yield _counter("recoveries", "Times that training went on after workers left or joined.", facts.num_recoveries)
+    yield _seconds_by("part", "lost_seconds", "Time lost to recoveries, by what it was lost to.", facts.lost_us)
+    yield _counter("skipped_steps", "Steps that changed nothing, because their gradient was not finite.", facts.num_skipped)
+    if facts.checkpoint is not None:
+        yield _gauge("checkpoint_step", "Steps in the newest checkpoint.", facts.checkpoint.num_steps)
+        yield _gauge("checkpoint_bytes", "Size of the newest checkpoint.", facts.checkpoint.size_bytes)
+    yield _counter("warnings", "Warnings.", facts.num_warnings)
+    yield _seconds_by("state", "state_seconds", "Time spent training, in redoing, checkpoints, pauses and down.", facts.state_us)
+    yield _memory(facts, "memory", "Most that the process of a worker held.", "peak_bytes")
+    yield _memory(facts, "activation", "Most that the activations of a worker took.", "activation_bytes")
+    yield _memory(facts, "planned_activation", "Most that they take by the plan's memory model.", "planned_bytes")
 
-    timeout = 10  # seconds for which somebody may be silent
 
-    def __init__(self, gauges: Gauges, *about: Any) -> None:
-        self._gauges = gauges  # before super(), which answers at once
-        super().__init__(*about)
+def _gauge(name: str, about: str, value: float | None) -> Metric:
+    return GaugeMetricFamily(f"recycle_{name}", about, value)
 
-    def do_GET(self) -> None:
-        if self.path.partition("?")[0] == _PATH:
-            self._send(HTTPStatus.OK, CONTENT_TYPE, self._gauges.text())
-        else:
-            self._send(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", f"there is only {_PATH} here\n")
 
-    def _send(self, status: HTTPStatus, content_type: str, text: str) -> None:
-        body = text.encode("utf-8")
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+def _counter(name: str, about: str, value: float) -> Metric:
+    return CounterMetricFamily(f"recycle_{name}", about, value)
 
-    def log_message(self, *words: Any) -> None:
-        """Say nothing: the terminal belongs to the training."""
+
+def _seconds_by(label: str, name: str, about: str, times_us: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"recycle_{name}", about, labels=[label])
+    for value, time_us in times_us.items():
+        family.add_metric([value], time_us / 1e6)
+    return family
+
+
+def _memory(facts: RunFacts, name: str, about: str, key: str) -> Metric:
+    family = GaugeMetricFamily(f"recycle_worker_{name}_bytes", about, labels=["worker"])
+    for worker, held in facts.held.items():
+        family.add_metric([worker], getattr(held, key))
+    return family
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -1,4 +1,4 @@
-"""A run for TensorBoard: its curves by step, in event files that `tensorboard --logdir FOLDER` shows while it runs."""
+"""`TensorBoardLog`: loss, gradient norm, throughput and iteration time by step, in event files for TensorBoard."""
 
 import math
 from pathlib import Path
@@ -6,19 +6,19 @@ from typing import Any
 
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.events.record import Event, Spell, Stepped
-from recycle.report.export.prometheus import iteration_us, samples_per_s
+from recycle.report.record.run_facts import iteration_us, samples_per_s
 
 LOSS, NORM = "train/loss", "train/gradient_norm"
 THROUGHPUT, ITERATION = "train/samples_per_second", "train/iteration_seconds"
-# How long what was heard may wait for the disk: a page that lags by two minutes, as torch has it, is no view of a run.
+# torch writes to the disk every two minutes, which is too late for a page that is watched during a run.
 _FLUSH_S = 10
 
 
 class TensorBoardLog:
-    """Writes loss, gradient norm, throughput and iteration time of every step that it hears of, from when it is entered.
+    """Writes the curves of a run from `__enter__` to `__exit__`; `tensorboard --logdir FOLDER` shows them meanwhile.
 
-    A run that goes on after `num_done` steps hides what an earlier one wrote into the same folder of the steps after them:
-    those are trained again.
+    A run that resumes after `num_done` steps hides later steps that an earlier run wrote into the same folder, because they are
+    trained again.
     """
 
     def __init__(self, folder: Path | str, num_done: int = 0) -> None:
@@ -35,9 +35,9 @@ class TensorBoardLog:
     def __exit__(self, *problem: object) -> None:
         self._writer.close()
 
-    def hear(self, event: Event) -> None:
-        """Take in an event of the record; only steps and spells of training are written."""
-        assert self._writer is not None, "a log hears nothing before it is entered"
+    def on_event(self, event: Event) -> None:
+        """Write the event if it is a step or a spell of training."""
+        assert self._writer is not None, "a log writes nothing before it is entered"
         if isinstance(event, Stepped):
             self._write_step(event)
         elif isinstance(event, Spell) and samples_per_s(event) is not None:
@@ -53,20 +53,20 @@ class TensorBoardLog:
         self._last = step
 
     def _write_throughput(self) -> None:
-        """Write the pace of a spell at the step that ended in it, whichever of the two was heard first."""
+        """Write the throughput of a spell at the step that ended in it, whichever of the two events came first."""
         if self._spell is None or self._last is None or not self._spell.start_us < self._last.at_us <= self._spell.end_us:
             return
         self._write(THROUGHPUT, self._last, samples_per_s(self._spell))
         self._spell = None
 
     def _write(self, name: str, step: Stepped, value: float | None) -> None:
-        """Write a value at its step, counted from 1 as everywhere that people read; one that is not finite is NaN."""
+        """Write a value at its step, counted from 1 as everywhere that people read; a value that is not finite is NaN."""
         self._writer.add_scalar(name, math.nan if value is None else value, step.iteration + 1)
 
 
 def _writer(folder: Path, num_done: int) -> Any:
     try:
-        from torch.utils.tensorboard import SummaryWriter  # here, because it takes a second, and few runs need it
+        from torch.utils.tensorboard import SummaryWriter  # here, because it takes a second to import, and few runs need it
     except ImportError as problem:
         raise UserError(
             f"a log for TensorBoard needs torch and tensorboard ({problem}): "

@@ -137,19 +137,18 @@ def watching(
         if note := mismatch_note(plan.problem.profile.taken, cluster.shape.num_pipelines, config):
             view.say(note)
         if config.log.metrics_port:
-            from recycle.cli.training.metrics_server import MetricsServer
-            from recycle.report.export.prometheus import Gauges
+            from recycle.cli.training.metrics_server import MetricsServer, RunCollector
 
-            gauges = Gauges()
-            server = stack.enter_context(MetricsServer(config.log.metrics_port, gauges))
+            collector = RunCollector()
+            server = stack.enter_context(MetricsServer(config.log.metrics_port, collector))
             view.say(f"metrics for Prometheus at {server.url}")
-            observers.append(gauges.hear)
+            observers.append(collector.on_event)
         if config.log.tensorboard:
             from recycle.cli.training.tensorboard import TensorBoardLog
 
             if out is None:
                 raise UserError("log.tensorboard writes beside the results: name a folder with --out")
-            observers.append(stack.enter_context(TensorBoardLog(out / "tensorboard", _num_done(out) if resume else 0)).hear)
+            observers.append(stack.enter_context(TensorBoardLog(out / "tensorboard", _num_done(out) if resume else 0)).on_event)
 
         def watch(event: Event) -> None:
             for observe in observers:

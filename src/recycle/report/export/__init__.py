@@ -1,1 +1,1 @@
-"""Plans and records in formats of other programs: Perfetto, torch.distributed.pipelining, Prometheus. Imports core."""
+"""Plans and records in formats of other programs: Perfetto and torch.distributed.pipelining. Imports core."""

@@ -1,7 +1,7 @@
-"""Checkpoints: from a stage that trains to a folder on disk, and back bit for bit.
+"""Checkpoints: the state of every stage written to a folder, and loaded from it bit for bit.
 
-`StageWriter` (in the workers) writes stages, `CheckpointFolder` (in the coordinator) makes whole checkpoints of them. `latest`
-finds the one to resume from, and `load_stage` (in the workers) loads it. `files` defines the layout on disk.
+`StageWriter` (in the workers) writes stages, `CheckpointFolder` (in the coordinator) combines them into whole checkpoints.
+`latest` finds the checkpoint to resume from, and `load_stage` (in the workers) loads it. `files` defines the layout on disk.
 """
 
 from recycle.runtime.checkpoint.files import Checkpoint

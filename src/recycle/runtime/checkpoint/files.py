@@ -1,11 +1,11 @@
-"""Checkpoints on disk: how they lie there, and what their manifests say.
+"""The layout of checkpoints on disk: names of folders and files, and the manifest that lists the files.
 
     checkpoints/step-00000020/stage-0.safetensors
                               stage-1.safetensors
                               manifest.json
 
-A checkpoint is whole if its manifest is there, and its files have the sizes and digests that the manifest says. Until then its
-folder is called `step-00000020.partial`.
+A checkpoint is whole if it has a manifest, and its files have the sizes and digests in the manifest. Until then its folder is
+called `step-00000020.partial`.
 """
 
 import json
@@ -28,7 +28,7 @@ _IN_WHOLE = re.compile(r"step-\d{8,}/(stage-\d{1,6}\.safetensors|manifest\.json)
 
 @dataclass(frozen=True, slots=True)
 class StageFile:
-    """One file of a checkpoint, as its manifest has it."""
+    """The manifest's entry for one file of a checkpoint."""
 
     name: str
     size_bytes: int
@@ -37,7 +37,7 @@ class StageFile:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint after so many steps; its files are those of its stages, in order."""
+    """A checkpoint after `num_steps` steps, with one file for each stage, in order."""
 
     num_steps: int
     folder: Path
@@ -54,29 +54,29 @@ def stage_file(stage: int) -> str:
 
 
 def is_to_be_written(name: str) -> bool:
-    """Whether this names, from the folder of checkpoints, a stage's file of one that is not whole yet."""
+    """Whether `name`, relative to the folder of checkpoints, is a stage's file of a checkpoint that is not whole yet."""
     return bool(_IN_PARTIAL.fullmatch(name))
 
 
 def is_to_be_read(name: str) -> bool:
-    """Whether this names, from the folder of checkpoints, a file of a whole one."""
+    """Whether `name`, relative to the folder of checkpoints, is a file of a whole checkpoint."""
     return bool(_IN_WHOLE.fullmatch(name))
 
 
 def stage_metadata(num_steps: int, stage: int) -> dict[str, str]:
-    """What a stage's file says of itself; readers made by others look for the `format`."""
+    """The metadata of a stage's file; other programs that read safetensors look for the `format`."""
     return {"format": "pt", "recycle": f"{FORMAT} {VERSION}", "num_steps": str(num_steps), "stage": str(stage)}
 
 
 def plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """A fingerprint as it comes back from JSON, where tuples are lists and keys are words."""
+    """A fingerprint as JSON returns it: tuples are lists, and keys are strings."""
     made: dict[str, Any] = json.loads(json.dumps(fingerprint))
     return made
 
 
 def write_manifest(checkpoint: Checkpoint) -> Path:
-    """Say in the checkpoint's folder what belongs to it; return the path of what says so."""
-    told = {
+    """Write the manifest into the checkpoint's folder; return its path."""
+    manifest = {
         "format": FORMAT,
         "version": VERSION,
         "num_steps": checkpoint.num_steps,
@@ -84,12 +84,12 @@ def write_manifest(checkpoint: Checkpoint) -> Path:
         "files": [asdict(file) for file in checkpoint.files],
     }
     path = checkpoint.folder / MANIFEST
-    write_text(path, json.dumps(told, indent=1) + "\n")
+    write_text(path, json.dumps(manifest, indent=1) + "\n")
     return path
 
 
 def find_checkpoints(folder: Path, suffix: str = "") -> dict[int, Path]:
-    """The folders in `folder` with the name of a checkpoint and `suffix`, by number of steps, the newest first."""
+    """The checkpoints in `folder` whose names end in `suffix`: their folders by number of steps, the newest first."""
     try:
         paths = [path for path in folder.iterdir() if path.name.endswith(suffix) and path.is_dir()]
     except FileNotFoundError:
@@ -101,12 +101,11 @@ def find_checkpoints(folder: Path, suffix: str = "") -> dict[int, Path]:
 
 
 def read_checkpoint(folder: Path, stage: int | None = None) -> Checkpoint:
-    """The checkpoint in `folder`; it is refused if its manifest is not in order, or a file has another size than that says.
+    """Read the checkpoint in `folder`; raise if its manifest is invalid, or a file has another size than in the manifest.
 
-    With a stage, only that one's file has to be there.
+    With `stage`, only that stage's file is required.
     """
-    told = read_json(folder / MANIFEST, FORMAT, VERSION)
-    match told:
+    match read_json(folder / MANIFEST, FORMAT, VERSION):
         case {"num_steps": int(num_steps), "fingerprint": dict(fingerprint), "files": [*entries]}:
             files = tuple(_stage_file(folder, entry) for entry in entries)
         case _:
@@ -121,7 +120,7 @@ def read_checkpoint(folder: Path, stage: int | None = None) -> Checkpoint:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether there is a checkpoint with all its files, as far as their sizes tell."""
+    """Whether `folder` has a checkpoint with all its files in their right sizes."""
     try:
         read_checkpoint(folder)
     except FileProblem:
@@ -137,7 +136,7 @@ def _stage_file(folder: Path, entry: object) -> StageFile:
 
 
 def refuse_other_size(folder: Path, file: StageFile) -> None:
-    """Raise if `file` is not in `folder`, or not with all its bytes."""
+    """Raise if `file` is not in `folder`, or has another size than in the manifest."""
     try:
         size_bytes = (folder / file.name).stat().st_size
     except OSError as problem:

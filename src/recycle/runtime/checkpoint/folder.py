@@ -1,7 +1,7 @@
-"""Checkpoints in the launcher: stages that workers have written become a whole checkpoint, or none, and old ones go.
+"""`CheckpointFolder`: combines the stages that workers have written into whole checkpoints, and removes old ones.
 
-The order makes it safe to be killed anywhere: every stage's bytes, then the manifest, then the name without `.partial`, then the
-end of old checkpoints. What is to go is renamed first, so that no half of it passes for a checkpoint.
+The process may be killed at any point: first the bytes of every stage are written, then the manifest, then the folder is renamed
+without `.partial`, then old checkpoints are removed. A folder is renamed before it is removed, so that no half of it counts.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 
 @dataclass(frozen=True, slots=True)
 class CheckpointComplete:
-    """A checkpoint after so many steps is on disk, and a run can resume from it."""
+    """The checkpoint after `num_steps` steps is on disk, and a run can resume from it."""
 
     num_steps: int
     folder: Path
@@ -41,16 +41,16 @@ class CheckpointComplete:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointIncomplete:
-    """There will be no checkpoint after so many steps, and why; those before it are untouched."""
+    """There will be no checkpoint after `num_steps` steps, for this reason; earlier checkpoints are untouched."""
 
     num_steps: int
     reason: str
 
 
 class CheckpointFolder:
-    """The folder of a run's checkpoints: it hears what workers have written, and keeps the newest `keep` whole ones.
+    """The folder of a run's checkpoints: takes the reports of workers, and keeps the newest `keep` whole checkpoints.
 
-    Make a new one whenever workers start anew: it removes what was left unfinished.
+    Make a new one whenever workers are started: it removes unfinished checkpoints.
     """
 
     def __init__(self, folder: Path, num_stages: int, keep: int, fingerprint: Mapping[str, Any]) -> None:
@@ -60,63 +60,61 @@ class CheckpointFolder:
         self._num_stages = num_stages
         self._keep = keep
         self._fingerprint = plain(fingerprint)
-        self._heard: dict[int, dict[int, StageSaved | StageNotSaved]] = {}
-        self._untold: list[CheckpointComplete | CheckpointIncomplete] = []
+        self._reports: dict[int, dict[int, StageSaved | StageNotSaved]] = {}
+        self._decided: list[CheckpointComplete | CheckpointIncomplete] = []
         _make(folder)
         for path in folder.glob(f"step-*{PARTIAL}"):
             if path.is_dir():
                 _remove(path)
 
-    def hear(self, report: StageSaved | StageNotSaved) -> CheckpointComplete | CheckpointIncomplete | None:
-        """Take note of a stage, and return what that decided: a checkpoint that is whole, or will never be, or mostly nothing.
+    def add_report(self, report: StageSaved | StageNotSaved) -> CheckpointComplete | CheckpointIncomplete | None:
+        """Add the report on one stage; return the checkpoint that it completed or made impossible, or None.
 
-        A worker reports in order, so that a stage that reports later steps before earlier ones has lost the worker that saved
-        those. If one report decides two things, the second is returned when the next report comes.
+        A worker reports its saves in order. So a stage that reports a later step without an earlier one has lost the worker that
+        saved the earlier one. If one report decides about two checkpoints, the next call returns the second.
         """
         lost = [
             StageNotSaved(num_steps, report.stage, f"the worker that was to save stage {report.stage} is gone")
-            for num_steps, heard in sorted(self._heard.items())
-            if num_steps < report.num_steps and report.stage not in heard
+            for num_steps, reports in sorted(self._reports.items())
+            if num_steps < report.num_steps and report.stage not in reports
         ]
-        self._untold += [event for each in [*lost, report] if (event := self._note(each)) is not None]
-        return self._untold.pop() if self._untold else None
+        self._decided += [event for each in [*lost, report] if (event := self._add(each)) is not None]
+        return self._decided.pop() if self._decided else None
 
-    def _note(self, report: StageSaved | StageNotSaved) -> CheckpointComplete | CheckpointIncomplete | None:
+    def _add(self, report: StageSaved | StageNotSaved) -> CheckpointComplete | CheckpointIncomplete | None:
         assert 0 <= report.stage < self._num_stages, f"there is no stage {report.stage} of {self._num_stages}"
-        heard = self._heard.setdefault(report.num_steps, {})
-        is_first_loss = not any(isinstance(other, StageNotSaved) for other in heard.values())
-        heard[report.stage] = report
-        if len(heard) == self._num_stages:
-            del self._heard[report.num_steps]
-            saved = [told for _, told in sorted(heard.items()) if isinstance(told, StageSaved)]
+        reports = self._reports.setdefault(report.num_steps, {})
+        is_first_loss = not any(isinstance(other, StageNotSaved) for other in reports.values())
+        reports[report.stage] = report
+        if len(reports) == self._num_stages:
+            del self._reports[report.num_steps]
+            saved = [other for _, other in sorted(reports.items()) if isinstance(other, StageSaved)]
             if len(saved) == self._num_stages:
                 return self._finish(report.num_steps, saved)
-            _remove(self._partial(report.num_steps))  # nobody writes there any more
-        return (
-            CheckpointIncomplete(report.num_steps, report.reason) if isinstance(report, StageNotSaved) and is_first_loss else None
-        )
+            _remove(self._partial(report.num_steps))  # no worker writes there any more
+        if isinstance(report, StageNotSaved) and is_first_loss:
+            return CheckpointIncomplete(report.num_steps, report.reason)
+        return None
 
     def _finish(self, num_steps: int, saved: list[StageSaved]) -> CheckpointComplete | CheckpointIncomplete:
         """Turn the partial folder into a checkpoint."""
         partial, folder = self._partial(num_steps), self._folder / step_folder(num_steps)
-        files = tuple(StageFile(told.file_name, told.size_bytes, told.sha256) for told in saved)
+        files = tuple(StageFile(report.file_name, report.size_bytes, report.sha256) for report in saved)
         try:
             manifest_bytes = _complete(Checkpoint(num_steps, partial, files, self._fingerprint))
             if folder.exists():  # a torn one, from before the run resumed
                 _remove(folder)
             os.rename(partial, folder)
             _sync(self._folder)
-            self._retire(num_steps)
-        except OSError as problem:
+            self._remove_old(num_steps)
+        except (OSError, FileProblem) as problem:
             _remove(partial)
-            return CheckpointIncomplete(num_steps, f"cannot write {folder}: {problem.strerror or problem}")
-        except FileProblem as problem:
-            _remove(partial)
-            return CheckpointIncomplete(num_steps, str(problem))
+            cause = f"cannot write {folder}: {problem.strerror or problem}" if isinstance(problem, OSError) else str(problem)
+            return CheckpointIncomplete(num_steps, cause)
         return CheckpointComplete(num_steps, folder, manifest_bytes + sum(file.size_bytes for file in files))
 
-    def _retire(self, newest: int) -> None:
-        """Remove whole checkpoints older than the newest `keep`; what is torn or later than `newest` is not ours to judge."""
+    def _remove_old(self, newest: int) -> None:
+        """Remove whole checkpoints older than the newest `keep`; torn ones and those later than `newest` stay."""
         kept = 0
         for num_steps, path in find_checkpoints(self._folder).items():
             if num_steps <= newest and is_whole(path):
@@ -137,12 +135,12 @@ def _make(folder: Path) -> None:
 
 
 def _complete(checkpoint: Checkpoint) -> int:
-    """Write the manifest of a folder that holds every file it tells of, and nothing else, to the disk; return its size."""
+    """Check the sizes of the files, remove all other files, and write the manifest; return the manifest's size."""
     names = {file.name for file in checkpoint.files}
     for file in checkpoint.files:
         refuse_other_size(checkpoint.folder, file)
     for path in checkpoint.folder.iterdir():
-        if path.name not in names:  # of a worker that was killed while it wrote
+        if path.name not in names:  # left by a worker that was killed while it wrote
             path.unlink()
     manifest = write_manifest(checkpoint)
     _sync(manifest)
@@ -151,7 +149,7 @@ def _complete(checkpoint: Checkpoint) -> int:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, as far as the disk lets us; what is left of it has a name that the next start removes."""
+    """Remove a folder as far as possible; the rest has a name that the next start removes."""
     leaving = folder.with_name(f"{folder.name.removesuffix(PARTIAL)}.old{PARTIAL}")
     with contextlib.suppress(OSError):
         shutil.rmtree(leaving, ignore_errors=True)
@@ -160,7 +158,7 @@ def _remove(folder: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Return when what `path` says is on the disk, a file's bytes or a folder's names."""
+    """Flush a file's bytes or a folder's names to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""From a checkpoint on disk back to stages, bit for bit: which one, and what it holds."""
+"""Loading checkpoints: `latest` finds the newest whole one, `load_stage` resumes a stage, `load` loads weights for other uses."""
 
 import hashlib
 import json
@@ -28,9 +28,9 @@ _MISSING = object()
 
 
 def latest(folder: Path, fingerprint: Mapping[str, Any] | None = None) -> tuple[Checkpoint, list[str]]:
-    """The newest whole checkpoint in `folder`, every byte of it checked, and a sentence for each newer one that is not whole.
+    """Return the newest whole checkpoint in `folder`, every byte checked, and a sentence for each newer one that is not whole.
 
-    With a fingerprint, one of another job is refused.
+    With a fingerprint, a checkpoint of another job is refused.
     """
     not_whole = {number: f"checkpoint {path.name} was not finished" for number, path in find_checkpoints(folder, PARTIAL).items()}
     for number, path in find_checkpoints(folder).items():
@@ -67,7 +67,7 @@ def _refuse_foreign(checkpoint: Checkpoint, fingerprint: Mapping[str, Any]) -> N
 
 
 def differing(there: Mapping[str, Any], here: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str, str]]:
-    """Each key that differs, with both values; keys of maps in maps, or in lists of maps, are joined by dots."""
+    """Yield each key that differs, with both values; the keys of nested maps and lists of maps are joined by dots."""
     for key in dict.fromkeys([*here, *there]):
         old, new = there.get(key, _MISSING), here.get(key, _MISSING)
         old_parts, new_parts = _parts(old), _parts(new)
@@ -92,16 +92,16 @@ def _shown(value: object) -> str:
 
 
 def fetch_stage(fetch: Callable[[str, Path], None], folder: Path, stage: int) -> None:
-    """Have all that `load_stage` reads of a checkpoint in `folder`, from where the whole of it is."""
+    """Fetch the files that `load_stage` reads into `folder`, from the machine that has the whole checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in (MANIFEST, stage_file(stage)):
         fetch(f"{folder.name}/{name}", folder / name)
 
 
 def load_stage(checkpoint: Checkpoint, stage: int, module: nn.Module, optimizer: Optimizer) -> None:
-    """Give `module` and `optimizer` in place what `stage` held, bit for bit: parameters, buffers, state, settings.
+    """Load the state of `stage` into `module` and `optimizer` in place: parameters, buffers, optimizer state and settings.
 
-    Buffers that are not in the module's `state_dict` are not in a checkpoint either.
+    Buffers that are not in the module's `state_dict` are not in a checkpoint.
     """
     assert 0 <= stage < len(checkpoint.files), f"the checkpoint has {len(checkpoint.files)} stages, and none is {stage}"
     path = checkpoint.folder / stage_file(stage)
@@ -115,7 +115,23 @@ def load_stage(checkpoint: Checkpoint, stage: int, module: nn.Module, optimizer:
 
 
 def load(stages: Sequence[nn.Module], run: Path | str) -> int:
-    """Give the stages in place the weights of the newest whole checkpoint of a run, and return after how many steps that is."""
+    """Load the weights of a run's newest whole checkpoint into the stages, in place.
+
+    Args:
+        stages: The modules of all stages in order, cut like those that were trained. A model that `recycle.cut` cut shares its
+            parameters with its stages, so that the whole model is loaded with them.
+        run: The folder of the run, which was named by `--out` or by `recycle.train(..., out=...)`.
+
+    Returns:
+        The number of steps after which the checkpoint was written.
+
+    Raises:
+        NoCheckpoint: The run has no whole checkpoint.
+        ForeignRun: The run trained another number of stages, or tensors of other names, shapes or dtypes.
+
+    Example:
+        num_steps = recycle.load(recycle.cut(model, num_stages=4), "runs/first")
+    """
     checkpoint, _ = latest(Path(run) / CHECKPOINTS)
     if len(stages) != len(checkpoint.files):
         raise ForeignRun(f"{run} trained {len(checkpoint.files)} stages, but {len(stages)} are to be loaded: cut the model alike")

@@ -1,7 +1,7 @@
-"""What a stage trains, as tensors by name and one text: module and optimizer into a snapshot, and back bit for bit.
+"""`Snapshot`: a copy of a stage's module and optimizer as named tensors and one JSON text, restored bit for bit.
 
-Tensors of the module keep their names of its `state_dict`; those of the optimizer are called `optimizer/<parameter>/<what>`.
-All else in the optimizer is JSON in which a tensor is named, a tuple is told from a list, and every float comes back exactly.
+Tensors of the module keep their names in its `state_dict`; those of the optimizer are called `optimizer/<parameter>/<key>`.
+Everything else of the optimizer is JSON that refers to tensors by name, tells tuples from lists, and keeps every float exact.
 """
 
 import json
@@ -22,14 +22,14 @@ _OPTIMIZER = "optimizer/"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A stage at one moment: tensors of their own on the CPU, and all else of the optimizer as JSON."""
+    """The state of a stage at one moment: copies of its tensors on the CPU, and the rest of the optimizer as JSON."""
 
     tensors: Mapping[str, Tensor]
     optimizer: str
 
 
 def take_snapshot(module: nn.Module, optimizer: Optimizer) -> Snapshot:
-    """Copy all that `module.state_dict()` and `optimizer` hold, so that training may go on at once."""
+    """Copy the state of `module` and `optimizer`, so that training may continue at once."""
     tensors: dict[str, Tensor] = {}
     for name, value in module.state_dict().items():
         if not isinstance(value, Tensor):
@@ -54,29 +54,31 @@ def take_snapshot(module: nn.Module, optimizer: Optimizer) -> Snapshot:
 
 
 def put_weights(tensors: Mapping[str, Tensor], module: nn.Module) -> None:
-    """Give `module` in place what a snapshot's tensors hold of it."""
+    """Load the module's part of a snapshot's tensors into `module`, in place."""
     own = {name: value for name, value in tensors.items() if not name.startswith(_OPTIMIZER)}
     _refuse_other_tensors(own, module.state_dict())
     module.load_state_dict(own)
 
 
 def put_back(snapshot: Snapshot, module: nn.Module, optimizer: Optimizer) -> None:
-    """Give `module` and `optimizer` in place all that the snapshot holds; one of another job is refused, and nothing changed."""
+    """Load the snapshot into `module` and `optimizer`, in place; a snapshot of another job raises before anything changes."""
     own = {name: value for name, value in snapshot.tensors.items() if not name.startswith(_OPTIMIZER)}
     wanted = module.state_dict()
     _refuse_other_tensors(own, wanted)
-    told = json.loads(snapshot.optimizer)
-    groups = [_value(group, snapshot.tensors) for group in told["groups"]]
-    state = {name: _value(values, snapshot.tensors) for name, values in told["state"].items()}
+    text = json.loads(snapshot.optimizer)
+    groups = [_value(group, snapshot.tensors) for group in text["groups"]]
+    state = {name: _value(values, snapshot.tensors) for name, values in text["state"].items()}
     names = _names(module, optimizer)
-    _refuse_other_optimizer(told["kind"], [group["params"] for group in groups], names, optimizer)
-    wanted.update(own)  # not `own` itself: the versions of the modules come with `wanted`
+    _refuse_other_optimizer(text["kind"], [group["params"] for group in groups], names, optimizer)
+    wanted.update(own)  # not `own` itself: `wanted` has the version numbers of the modules
     module.load_state_dict(wanted)
     _load_optimizer(optimizer, groups, state, names)
 
 
 def _copied(value: Tensor) -> Tensor:
-    return value.detach().to("cpu", copy=True)
+    # Contiguous as in a file, so that writing needs no second copy.
+    memory_format = torch.contiguous_format if value.layout is torch.strided else torch.preserve_format
+    return value.detach().to("cpu", copy=True, memory_format=memory_format)
 
 
 def _names(module: nn.Module, optimizer: Optimizer) -> list[str]:
@@ -125,20 +127,20 @@ def _key(key: object, name: str) -> object:
     raise UserError(f"the optimizer holds {key!r} as a key at {what}, which cannot be saved: keys are words or whole numbers")
 
 
-def _value(told: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `_text_form` was given."""
-    match told:
+def _value(text: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The value of which `_text_form` made `text`."""
+    match text:
         case {"tensor": name}:
             return tensors[name]
-        case {"float": text}:
-            return float(text)
+        case {"float": number}:
+            return float(number)
         case {"tuple": parts}:
             return tuple(_value(parts, tensors))
         case {"dict": pairs}:
             return {key: _value(part, tensors) for key, part in pairs}
         case list():
-            return [_value(part, tensors) for part in told]
-    return told
+            return [_value(part, tensors) for part in text]
+    return text
 
 
 def _refuse_other_tensors(saved: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> None:
@@ -157,7 +159,7 @@ def _described(value: object) -> str:
 
 
 def _refuse_other_optimizer(kind: str, saved: list[list[str]], names: list[str], optimizer: Optimizer) -> None:
-    """Raise unless the optimizer is of the class that was saved, and has the same parameters in the same groups."""
+    """Raise unless the optimizer has the class that was saved, and the same parameters in the same groups."""
     if kind != type(optimizer).__qualname__:
         raise ForeignRun(f"the checkpoint was made with {kind}, but this job steps with {type(optimizer).__qualname__}")
     rest = iter(names)
@@ -171,7 +173,7 @@ def _refuse_other_optimizer(kind: str, saved: list[list[str]], names: list[str],
 
 
 def _load_optimizer(optimizer: Optimizer, groups: list[dict[str, Any]], state: dict[str, Any], names: list[str]) -> None:
-    """Let the optimizer load in its own way, which finds the devices, then give it the very values."""
+    """Let the optimizer load its state itself, which chooses the devices, then replace the values by the exact ones."""
     numbers = {name: number for number, name in enumerate(names)}
     devices = [
         {key: value.device for key, value in group.items() if isinstance(value, Tensor)} for group in optimizer.param_groups
@@ -193,10 +195,10 @@ def _load_optimizer(optimizer: Optimizer, groups: list[dict[str, Any]], state: d
 
 
 def _exact(loaded: Any, saved: Any, parameter: Tensor) -> Any:
-    """`saved` where `loaded` is: `load_state_dict` casts state to the parameter's dtype, and takes words apart."""
+    """`saved` on the device of `loaded`: `load_state_dict` casts state to the parameter's dtype, and splits strings."""
     match loaded, saved:
         case Tensor(), Tensor():
-            # Kernels that step many tensors at once want state and parameter to lie in memory in the same order.
+            # Fused kernels require the same memory format of state and parameter.
             like = parameter if saved.shape == parameter.shape else saved
             return torch.empty_like(like, dtype=saved.dtype, device=loaded.device, requires_grad=False).copy_(saved)
         case dict(), dict():

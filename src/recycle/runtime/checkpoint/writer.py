@@ -1,4 +1,4 @@
-"""Saving a stage inside a worker: a snapshot at once, and the disk in the background."""
+"""`StageWriter`: a worker's snapshots of its stage, written to the disk by a thread while training continues."""
 
 import hashlib
 import shutil
@@ -18,7 +18,7 @@ from recycle.runtime.checkpoint.tensor_file import save_tensors
 
 @dataclass(frozen=True, slots=True)
 class StageSaved:
-    """A stage after so many steps lies on disk, in the folder that is not yet a checkpoint."""
+    """A stage after `num_steps` steps is on disk, in the folder of a checkpoint that is not whole yet."""
 
     num_steps: int
     stage: int
@@ -29,7 +29,7 @@ class StageSaved:
 
 @dataclass(frozen=True, slots=True)
 class StageNotSaved:
-    """A stage after so many steps is not on disk, and why."""
+    """A stage after `num_steps` steps could not be saved, for this reason."""
 
     num_steps: int
     stage: int
@@ -38,41 +38,41 @@ class StageNotSaved:
 
 PATIENCE_S = 60.0
 Deliver = Callable[[Path, str], None]
-"""Bring a file to where it has this name among the checkpoints."""
+"""Send the file at a path to the coordinator, which stores it under a name in the folder of checkpoints."""
 
 
 class StageWriter:
-    """Saves one stage, again and again. Each `save` is told of exactly once, and none of them can end the training.
+    """Saves one stage repeatedly. Each `save` is reported exactly once, and no failed save ends the training.
 
-    `tell` is called in the thread that writes: it must bear being called while the worker says other things. With a `deliver`
-    files do not stay in `folder`: it brings each to where it belongs.
+    `report` is called in the thread that writes, so it must be thread-safe. With `deliver`, a file is sent away after it is
+    written, and does not stay in `folder`.
     """
 
     def __init__(
-        self, folder: Path, stage: int, tell: Callable[[StageSaved | StageNotSaved], None], deliver: Deliver | None = None
+        self, folder: Path, stage: int, report: Callable[[StageSaved | StageNotSaved], None], deliver: Deliver | None = None
     ) -> None:
         self._folder = folder
         self._deliver = deliver
         self._stage = stage
-        self._tell = tell
+        self._report = report
         self._thread: threading.Thread | None = None
 
     def save(self, num_steps: int, module: nn.Module, optimizer: Optimizer, is_last: bool = False) -> None:
-        """Copy what the stage holds now, and return; the copy is written while training goes on.
+        """Copy the state of the stage and return; a thread writes the copy while training continues.
 
-        If the former copy is still being written, this waits for it, so that there is never more than one in memory. But not
-        for long, unless it is the last: others wait for this worker meanwhile. Then this state is not saved.
+        There is at most one copy in memory: this waits until the former copy is written, for at most `PATIENCE_S` unless
+        `is_last`, because other workers wait for this one. After that the state is not saved.
         """
         if not self.wait(None if is_last else PATIENCE_S):
-            self._tell(StageNotSaved(num_steps, self._stage, "the one before it is still being written: the disk is too slow"))
+            self._report(StageNotSaved(num_steps, self._stage, "the one before it is still being written: the disk is too slow"))
             return
-        taken = self._take(num_steps, module, optimizer)
-        # No daemon: a worker that ends in order writes to the end what it has begun.
-        self._thread = threading.Thread(target=self._run, args=(num_steps, taken), name=f"writer of stage {self._stage}")
+        snapshot = self._take(num_steps, module, optimizer)
+        # Not a daemon: a worker that ends normally finishes its writes first.
+        self._thread = threading.Thread(target=self._run, args=(num_steps, snapshot), name=f"writer of stage {self._stage}")
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Return True when nothing is being written any more, and all has been told; False if that takes longer than so long."""
+        """Wait until everything is written and reported; return False if that takes longer than `timeout_s`."""
         if self._thread is not None:
             self._thread.join(timeout_s)
             if self._thread.is_alive():
@@ -85,11 +85,11 @@ class StageWriter:
             return take_snapshot(module, optimizer)
         except UserError as problem:
             return StageNotSaved(num_steps, self._stage, str(problem))
-        except (RuntimeError, MemoryError) as problem:  # torch says that memory is short with the former
+        except (RuntimeError, MemoryError) as problem:  # torch raises the former if memory is short
             return StageNotSaved(num_steps, self._stage, f"its copy could not be made: {_in_one_line(problem)}")
 
-    def _run(self, num_steps: int, taken: Snapshot | StageNotSaved) -> None:
-        self._tell(taken if isinstance(taken, StageNotSaved) else self._write(num_steps, taken))
+    def _run(self, num_steps: int, snapshot: Snapshot | StageNotSaved) -> None:
+        self._report(snapshot if isinstance(snapshot, StageNotSaved) else self._write(num_steps, snapshot))
 
     def _write(self, num_steps: int, snapshot: Snapshot) -> StageSaved | StageNotSaved:
         path = self._folder / f"{step_folder(num_steps)}{PARTIAL}" / stage_file(self._stage)
@@ -102,7 +102,7 @@ class StageWriter:
                 shutil.rmtree(path.parent, ignore_errors=True)
         except UserError as problem:
             return StageNotSaved(num_steps, self._stage, str(problem))
-        except Exception as problem:  # a mistake of ours; without a word of it the launcher would wait for this stage for ever
+        except Exception as problem:  # a bug: without a report, the launcher would wait for this stage for ever
             return StageNotSaved(num_steps, self._stage, f"cannot write {path}: {_in_one_line(problem)}")
         return StageSaved(num_steps, self._stage, path.name, size_bytes, digest.hexdigest())
 

@@ -1,11 +1,11 @@
-"""Gradients of a stage over an iteration: who adds what, and in which arithmetic.
+"""Sums of a stage's gradients over the micro-batches of an iteration, in floating point or exactly in whole numbers.
 
 `FloatSums` adds in floating point, in the order in which ops run. `ExactSums` adds whole numbers: every contribution is rounded
 to a multiple of 2**-`bits` and summed in 64 bits. Whole numbers add up to the same in any order and in any grouping, so that the
-sum over all micro-batches is the same bit for bit whoever ran which one, and when. What does not fit is noticed, not wrapped.
+sum over all micro-batches is the same bit for bit, whichever worker ran which one when. An overflow is detected, not wrapped.
 
-Both lie in one flat tensor, which peers add up in one go, and hand out the mean over the global batch in the parameters' own
-precision.
+Both keep all sums in one flat tensor, which peers reduce in one operation, and return the mean over the global batch in the
+precision of the parameters.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,12 +20,12 @@ _MOST_EXACT_BITS = 50
 
 
 class Sums(Protocol):
-    """The gradients of one worker's stage, summed over the micro-batches it ran; then over its peers."""
+    """The gradients of a stage, summed over the micro-batches that one worker ran, and then over its peers."""
 
     is_exact: bool
     """Whether the order of additions does not matter."""
     flat: Tensor
-    """The sums as they travel: what is reduced over the peers by addition."""
+    """All sums in one tensor, which is reduced over the peers by addition."""
 
     def add(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Add a contribution to each of the parameters."""
@@ -36,20 +36,20 @@ class Sums(Protocol):
         ...
 
     def of(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
-        """What `flat` holds of one parameter: its sum, and whether it got any contribution."""
+        """The views of `flat` for one parameter: its sum, and a mark that is not 0 if it got any contribution."""
         ...
 
     def means(self, num_microbatches: int) -> list[Tensor | None]:
-        """The gradient of every parameter, over so many micro-batches; None for one that got no contribution anywhere."""
+        """The mean gradient of every parameter over so many micro-batches; None for a parameter without any contribution."""
         ...
 
     def clear(self) -> None:
-        """Begin a new iteration."""
+        """Set all sums to 0, for a new iteration."""
         ...
 
 
-class _Layout:
-    """Where each parameter's sum lies in the flat tensor; one number a parameter behind them says whether it was used."""
+class _FlatSums:
+    """The flat tensor of sums: a part for each parameter, then a mark for each that says whether it was used, then `more`."""
 
     def __init__(
         self, parameters: Iterable[Tensor], dtype: torch.dtype, device: torch.device | None = None, num_more: int = 0
@@ -62,29 +62,27 @@ class _Layout:
         self.flat = torch.zeros(sum(self._sizes), dtype=dtype, device=device)
         *sums, self.used, self.more = torch.split(self.flat, self._sizes)
         marks = torch.split(self.used, 1) if sizes else ()
-        self._places = {
-            id(of): (total.view(of.shape), mark) for of, total, mark in zip(self.parameters, sums, marks, strict=True)
-        }
+        self._views = {id(of): (total.view(of.shape), mark) for of, total, mark in zip(self.parameters, sums, marks, strict=True)}
         self._marked: set[int] = set()
 
     def of(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
-        return self._places[id(parameter)]
+        return self._views[id(parameter)]
 
-    def into(self, parameter: Tensor) -> Tensor:
-        """The sum of a parameter to which something is added: it counts as used from now on."""
-        total, mark = self._places[id(parameter)]
+    def _sum_of(self, parameter: Tensor) -> Tensor:
+        """The sum of a parameter, to be added to; the parameter counts as used from now on."""
+        total, mark = self._views[id(parameter)]
         if id(parameter) not in self._marked:
             mark.fill_(1)
             self._marked.add(id(parameter))
         return total
 
-    def parts(self, flat: Tensor) -> list[Tensor]:
-        """The part of each parameter in a tensor that is laid out like the flat one."""
+    def _parts(self, flat: Tensor) -> list[Tensor]:
+        """The part of each parameter in a tensor with the layout of `flat`."""
         parts = torch.split(flat, self._sizes)[: len(self.parameters)]
         return [part.view(of.shape) for of, part in zip(self.parameters, parts, strict=True)]
 
-    def handed_out(self, parts: Sequence[Tensor]) -> list[Tensor | None]:
-        """Each parameter's part in its own precision; None for one that was not used."""
+    def _in_own_dtype(self, parts: Sequence[Tensor]) -> list[Tensor | None]:
+        """Each parameter's part in the parameter's dtype; None for a parameter that was not used."""
         known = zip(parts, self.parameters, self.used.tolist(), strict=True)
         return [(part if part.dtype == of.dtype else part.to(of.dtype)) if used else None for part, of, used in known]
 
@@ -93,7 +91,7 @@ class _Layout:
         self._marked.clear()
 
 
-class FloatSums:
+class FloatSums(_FlatSums):
     """Sums in floating point, in a precision of choice."""
 
     is_exact = False
@@ -101,42 +99,35 @@ class FloatSums:
     def __init__(
         self, parameters: Iterable[Tensor], dtype: torch.dtype = torch.float32, device: torch.device | None = None
     ) -> None:
-        self._layout = _Layout(parameters, dtype, device)
-        self.flat = self._layout.flat
-        # Always the same memory, cut into parameters once: there are many small ones.
+        super().__init__(parameters, dtype, device)
+        # Allocated and cut into parameters once: there are many small ones.
         self._mean = torch.empty_like(self.flat)
-        self._means = self._layout.parts(self._mean)
+        self._means = self._parts(self._mean)
 
     def add(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         if parameters:  # in one go, because there are many small ones
-            torch._foreach_add_([self._layout.into(parameter) for parameter in parameters], list(gradients))
+            torch._foreach_add_([self._sum_of(parameter) for parameter in parameters], list(gradients))
 
     def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
-        total = self._layout.into(parameter)
+        total = self._sum_of(parameter)
         total = total.view(1, -1) if total.dim() == 1 else total
         if left.dtype == total.dtype:
-            total.addmm_(left, right)  # in one pass: the product is never written down by itself
+            total.addmm_(left, right)  # in one pass, without a temporary product
         elif total.is_cuda and total.dtype is torch.float32:
-            torch.addmm(total, left, right, out_dtype=total.dtype, out=total)  # nor rounded to the narrower type
+            torch.addmm(total, left, right, out_dtype=total.dtype, out=total)  # likewise, and not rounded to the narrower type
         else:
             total += left @ right
 
-    def of(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
-        return self._layout.of(parameter)
-
     def means(self, num_microbatches: int) -> list[Tensor | None]:
-        """Good until they are asked for again."""
+        """The means are valid until the next call, which reuses their memory."""
         torch.div(self.flat, num_microbatches, out=self._mean)
-        return self._layout.handed_out(self._means)
-
-    def clear(self) -> None:
-        self._layout.clear()
+        return self._in_own_dtype(self._means)
 
 
-class ExactSums:
+class ExactSums(_FlatSums):
     """Sums in whole multiples of 2**-bits. `num_unfit` counts contributions that were not finite or too large.
 
-    A contribution counts as too large if as many of its size as there can be would not fit into 63 bits together.
+    A contribution is too large if the sum of `most_contributions` of its size would not fit into 63 bits.
     """
 
     is_exact = True
@@ -149,14 +140,13 @@ class ExactSums:
         device: torch.device | None = None,
     ) -> None:
         assert 1 <= bits <= _MOST_EXACT_BITS
-        self._layout = _Layout(parameters, torch.int64, device, num_more=1)
-        self.flat = self._layout.flat
+        super().__init__(parameters, torch.int64, device, num_more=1)
         self._scale = 2.0**bits
         self._most = 2.0**62 / most_contributions
 
     @property
     def num_unfit(self) -> int:
-        return int(self._layout.more)
+        return int(self.more)
 
     def add(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -164,26 +154,20 @@ class ExactSums:
 
     def _add(self, parameter: Tensor, gradient: Tensor) -> None:
         scaled = gradient.to(torch.float64).mul_(self._scale) if gradient.dtype != torch.float64 else gradient * self._scale
-        # The largest of them is NaN where one is, and then it is not below anything.
+        # If one is NaN, the maximum is NaN, and the comparison is false.
         if scaled.numel() and not bool(scaled.abs().max() < self._most):
-            self._layout.more += 1
+            self.more += 1
             scaled = torch.where(scaled.abs() < self._most, scaled, torch.zeros_like(scaled))
-        self._layout.into(parameter).add_(scaled.round_().to(torch.int64))
+        self._sum_of(parameter).add_(scaled.round_().to(torch.int64))
 
     def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
         self._add(parameter, (left @ right).view(parameter.shape))
 
-    def of(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
-        return self._layout.of(parameter)
-
     def means(self, num_microbatches: int) -> list[Tensor | None]:
-        """The gradients, or Inf for all of them if a contribution did not fit: the step is skipped then, as for any overflow."""
+        """The means; all are Inf if a contribution did not fit, so that the step is skipped as for any overflow."""
         fill = float("inf") if self.num_unfit else 0.0
-        means = self._layout.parts(self.flat.to(torch.float64).mul_(1.0 / (self._scale * num_microbatches)).add_(fill))
-        return self._layout.handed_out(means)
-
-    def clear(self) -> None:
-        self._layout.clear()
+        means = self._parts(self.flat.to(torch.float64).mul_(1.0 / (self._scale * num_microbatches)).add_(fill))
+        return self._in_own_dtype(means)
 
 
 def make_sums(
@@ -193,7 +177,7 @@ def make_sums(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> Sums:
-    """Sums for the parameters that want a gradient, where these are or on `device`; an exact one has a type of its own."""
+    """Make the sums of the parameters that require a gradient, on their device or on `device`; exact sums ignore `dtype`."""
     wanted = [parameter for parameter in parameters if parameter.requires_grad]
     # A parameter may be used several times in a micro-batch; 64 times is more than any model does.
     return ExactSums(wanted, 64 * num_microbatches, device=device) if is_exact else FloatSums(wanted, dtype, device)

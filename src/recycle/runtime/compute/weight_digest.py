@@ -1,28 +1,34 @@
-"""Digests of weights: whether two runs came to the same, bit for bit."""
+"""SHA-256 digests of weights, by which two runs are compared bit for bit, and the bytes of a tensor that digests are made of."""
 
+import ctypes
 import hashlib
 from collections.abc import Mapping
 
 from torch import Tensor, nn
 
 from recycle.core.cluster import Worker
-from recycle.runtime.checkpoint.tensor_file import memory_of
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU, valid while the tensor lives. (torch's own way to it needs numpy.)"""
+    if tensor.nbytes == 0:
+        return memoryview(b"")
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def digest(module: nn.Module) -> str:
-    """A digest of a module's parameters and buffers, bit for bit."""
+    """The digest of a stage: names and bits of its module's parameters and buffers."""
     made = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
-        if not isinstance(value, Tensor):
-            continue  # what a module keeps beside its tensors is its own matter
-        made.update(name.encode())
-        whole = value.detach().cpu().contiguous()
-        made.update(memory_of(whole))
+        if isinstance(value, Tensor):  # a module may keep extra state of its own beside its tensors
+            made.update(name.encode())
+            whole = value.detach().cpu().contiguous()
+            made.update(tensor_bytes(whole))
     return made.hexdigest()
 
 
 def whole_digest(digests: Mapping[Worker, str]) -> str:
-    """One digest of all stages, in order; peers of a stage must agree."""
+    """One digest of all stages in order; peers of a stage must agree."""
     stages = sorted({worker.stage for worker in digests})
     by_stage = [{digest for worker, digest in digests.items() if worker.stage == stage} for stage in stages]
     assert all(len(found) == 1 for found in by_stage), "peers of a stage hold different weights"

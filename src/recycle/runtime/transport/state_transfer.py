@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from recycle.core.cluster import Worker
 from recycle.runtime.checkpoint.state import Snapshot, put_back, take_snapshot
-from recycle.runtime.checkpoint.tensor_file import memory_of
+from recycle.runtime.compute.weight_digest import tensor_bytes
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.specs import TransportBroken
 
@@ -28,7 +28,7 @@ def send_state(groups: GlooGroups, receiver: Worker, module: nn.Module, optimize
     tensors = [(name, value.contiguous()) for name, value in snapshot.tensors.items()]
     digest = hashlib.sha256()
     for _, value in tensors:
-        digest.update(memory_of(value))
+        digest.update(tensor_bytes(value))
     layout = [[name, str(value.dtype), list(value.shape)] for name, value in tensors]
     header = json.dumps({"tensors": layout, "optimizer": snapshot.optimizer, "sha256": digest.hexdigest()}).encode()
     for part in (len(header).to_bytes(_LENGTH_BYTES, "little") + hashlib.sha256(header).digest(), header):
@@ -59,9 +59,9 @@ def receive_state(groups: GlooGroups, sender: Worker, module: nn.Module, optimiz
 
 
 def _refuse_changed(sender: Worker, body: torch.Tensor, digest: bytes) -> None:
-    if hashlib.sha256(memory_of(body)).digest() != digest:
+    if hashlib.sha256(tensor_bytes(body)).digest() != digest:
         raise TransportBroken(f"what came from {sender} is not what it sent: its SHA-256 differs")
 
 
 def _bytes_of(body: torch.Tensor) -> bytes:
-    return memory_of(body).tobytes()
+    return tensor_bytes(body).tobytes()

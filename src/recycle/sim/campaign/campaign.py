@@ -14,7 +14,7 @@ from recycle.core.errors import FileProblem
 from recycle.core.events.record import Event, Spell, read_record, write_record
 from recycle.core.events.trace import Trace, live_counts
 from recycle.core.release import source_digest
-from recycle.host.parallel_map import spread
+from recycle.host.parallel_map import parallel_map
 from recycle.sim.campaign.placement import membership_changes
 from recycle.sim.campaign.trace_simulation import simulate_trace
 from recycle.sim.job import SimulatedJob
@@ -86,7 +86,9 @@ def run_cases(cases: Sequence[Case], tick: Callable[[int], None] = lambda done: 
     tick(len(known))
     # The simulation of a trace takes less time than the start of a process.
     num_processes = None if len(missing) > 50 else 1
-    records = spread(_simulate_case, [cases[number] for number in missing], lambda done: tick(len(known) + done), num_processes)
+    records = parallel_map(
+        _simulate_case, [cases[number] for number in missing], lambda done: tick(len(known) + done), num_processes
+    )
     known |= dict(zip(missing, records, strict=True))
     return [known[number] for number in range(len(cases))]
 

@@ -12,7 +12,7 @@ from statistics import mean
 from recycle.core.cluster import Shape
 from recycle.core.events.record import Spell
 from recycle.core.events.trace import Trace
-from recycle.host.parallel_map import spread
+from recycle.host.parallel_map import parallel_map
 from recycle.sim import failure_traces
 from recycle.sim.campaign.trace_simulation import simulate_trace
 from recycle.sim.iteration_times import IterationTimes, one_f_one_b_time
@@ -62,7 +62,7 @@ class _TableRow:
 def run_throughput_table(folder: Path | None, tick: Callable[[int], None] = lambda done: None) -> ExperimentResult:
     """Return our throughput beside the published table; `tick` is called with the number of rows so far."""
     rows = [_TableRow(system, row, folder) for row in TABLE for system in (*SYSTEMS, *OTHERS)]
-    cells = spread(_simulate_row, rows, tick)
+    cells = parallel_map(_simulate_row, rows, tick)
     found = {(row.system, row.published.model): values for row, values in zip(rows, cells, strict=True)}
     return _result(found)
 

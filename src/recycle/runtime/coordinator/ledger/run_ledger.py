@@ -268,7 +268,7 @@ class RunLedger:
         if report.num_steps - 1 in self._pending:
             self._early_saves.append(report)  # a slow peer has not reported yet: a checkpoint is not ahead of the record
             return
-        match self._checkpoints.hear(report):
+        match self._checkpoints.add_report(report):
             case CheckpointComplete(num_steps, folder, size_bytes):
                 self._write(Saved(self.now_us(), num_steps, folder.name, size_bytes))
             case CheckpointIncomplete(num_steps, reason):

@@ -1,0 +1,102 @@
+"""`RunFacts`: the latest numbers of a run (loss, throughput, live workers, lost time); `facts_after` adds one event."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from recycle.core.events.record import PARTS, Changed, Event, Held, Recovered, Saved, Spell, Stepped, Warned
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """The numbers of a run so far. Counters begin at 0; every other number is None until an event contains it.
+
+    `num_done` steps are done. After a rollback to a checkpoint, the next `num_again` steps are done for the second time; their
+    samples were counted the first time and are not counted again, so that no counter ever falls.
+    """
+
+    step: Stepped | None = None
+    iteration_us: int | None = None
+    samples_per_s: float | None = None
+    num_live: int | None = None
+    checkpoint: Saved | None = None
+    num_done: int = 0
+    num_again: int = 0
+    num_samples: int = 0
+    num_discarded: int = 0
+    num_skipped: int = 0
+    num_warnings: int = 0
+    num_recoveries: int = 0
+    lost_us: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(PARTS, 0))
+    state_us: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[str, Held] = field(default_factory=dict)
+
+
+def facts_after(facts: RunFacts, event: Event) -> RunFacts:
+    """The facts of the run after `event`."""
+    match event:
+        case Stepped():
+            return _after_step(facts, event)
+        case Spell():
+            return _after_spell(facts, event)
+        case Changed():
+            return replace(facts, num_live=event.num_live)
+        case Recovered():
+            return _after_recovery(facts, event)
+        case Held():
+            return replace(facts, held={**facts.held, event.worker: event})
+        case Saved():
+            return replace(facts, checkpoint=event)
+        case Warned():
+            return replace(facts, num_warnings=facts.num_warnings + 1)
+        case _:
+            return facts
+
+
+def iteration_us(before: Stepped | None, step: Stepped) -> int | None:
+    """The time between the ends of two steps, pauses included; None if they are not consecutive iterations."""
+    if before is None or step.iteration != before.iteration + 1:
+        return None
+    return step.at_us - before.at_us
+
+
+def samples_per_s(spell: Spell) -> float | None:
+    """The throughput of a spell of training; None for a spell that applied no samples."""
+    if spell.state != "train" or not spell.samples or spell.length_us <= 0:
+        return None
+    return spell.samples * 1e6 / spell.length_us
+
+
+def _after_step(facts: RunFacts, step: Stepped) -> RunFacts:
+    took_us = iteration_us(facts.step, step)
+    return replace(
+        facts,
+        step=step,
+        num_done=step.iteration + 1,
+        iteration_us=facts.iteration_us if took_us is None else took_us,
+        num_skipped=facts.num_skipped + (step.scale is None),
+    )
+
+
+def _after_spell(facts: RunFacts, spell: Spell) -> RunFacts:
+    rate = samples_per_s(spell)
+    is_again = spell.state == "train" and facts.num_again > 0
+    return replace(
+        facts,
+        samples_per_s=facts.samples_per_s if rate is None else rate,
+        num_live=spell.num_live or facts.num_live,  # 0: a spell without a count of workers
+        num_again=facts.num_again - is_again,
+        num_samples=facts.num_samples + (0 if is_again else spell.samples),
+        num_discarded=facts.num_discarded + spell.discarded + (spell.samples if is_again else 0),
+        state_us={**facts.state_us, spell.state: facts.state_us.get(spell.state, 0) + spell.length_us},
+    )
+
+
+def _after_recovery(facts: RunFacts, recovered: Recovered) -> RunFacts:
+    return replace(
+        facts,
+        num_live=recovered.num_live or facts.num_live,
+        num_done=min(facts.num_done, recovered.iteration),
+        num_again=facts.num_again + max(0, facts.num_done - recovered.iteration),
+        num_recoveries=facts.num_recoveries + 1,
+        lost_us={part: facts.lost_us[part] + time_us for part, time_us in recovered.parts_us.items()},
+    )
