@@ -21,6 +21,13 @@ QUARTILE = 0.6745  # of a normal distribution, in standard deviations
 _MOST = 10**15  # 30 years in µs, a petabyte in bytes: more is a mistake, and sums could exceed 64 bits
 
 
+def _refuse_out_of_range(what: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{what} is {value!r}, but it must be a whole number of at least {least}")
+    if value > _MOST:
+        raise UserError(f"{what} is larger than {_MOST}: that cannot be meant")
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """A connection: a message takes `latency_us` plus its bytes over `bytes_per_us`."""
@@ -210,13 +217,6 @@ class Profile:
             return Profile.from_json(read_json(path, FORMAT, VERSION))
         except UserError as problem:
             raise type(problem)(f"profile {path}: {problem}") from None
-
-
-def _refuse_out_of_range(what: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{what} is {value!r}, but it must be a whole number of at least {least}")
-    if value > _MOST:
-        raise UserError(f"{what} is larger than {_MOST}: that cannot be meant")
 
 
 def _is_above_zero(value: Any) -> bool:
