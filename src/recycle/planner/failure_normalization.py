@@ -2,7 +2,7 @@
 
 There are exponentially many failure sets but only one number of failures. For each number, the planner assumes the failures at
 the stages where they cost least: `best_distribution` returns how many at each stage. At run time live workers change stage until
-the real failure set has the planned distribution, if that pays (`judge_move`).
+the real failure set has the planned distribution, if that pays (`decide_move`).
 """
 
 import heapq
@@ -28,7 +28,7 @@ class _Cost(NamedTuple):
 
 
 def most_failures(shape: Shape) -> int:
-    """How many workers can fail while every stage keeps a live one."""
+    """The number of workers that can fail while every stage keeps a live one."""
     return shape.num_stages * (shape.num_pipelines - 1)
 
 
@@ -97,7 +97,7 @@ def distributions(problem: Problem, num_failures: int) -> Iterator[Distribution]
 
 
 def least_bound(problem: Problem, num_failures: int) -> int:
-    """A period that no plan for `num_failures` can beat, however they are spread over the stages."""
+    """A lower bound of the period with `num_failures`, for every distribution of them over the stages."""
     table = _cost_table(problem, num_failures)
     return _least_worst(table, num_failures, lambda cost: cost.bound_us)[0][num_failures]
 
@@ -112,7 +112,7 @@ def _refuse_impossible(shape: Shape, num_failures: int) -> None:
 
 
 def _cost_table(problem: Problem, num_failures: int) -> list[list[_Cost]]:
-    """For each stage and number of failures there, what it enforces."""
+    """For each stage and number of failures there, the period that it enforces."""
     _refuse_impossible(problem.shape, num_failures)
     bounds, shape = Bounds(problem), problem.shape
     most = min(num_failures, shape.num_pipelines - 1)
@@ -126,7 +126,7 @@ def _cost_table(problem: Problem, num_failures: int) -> list[list[_Cost]]:
 
 
 def _least_worst(table: list[list[_Cost]], num_failures: int, value: Callable[[_Cost], int]) -> list[list[int]]:
-    """For each stage and number of failures left, the least that the worst of the stages from there on can have."""
+    """For each stage and number of failures left, the least maximum of `value` over the stages from there on."""
     after = [0, *[_IMPOSSIBLE] * num_failures]
     tables = [after]
     for row in reversed(table):
@@ -147,8 +147,8 @@ def normalized_problem(problem: Problem, distribution: Distribution) -> Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """Whether to move workers, and the sentence why."""
+class MoveDecision:
+    """Whether workers change stage, and the sentence why."""
 
     moves: bool
     reason: str
@@ -164,15 +164,17 @@ def move_time_us(problem: Problem, stages: Sequence[int]) -> int:
     return max(times, default=0)
 
 
-def judge_move(as_is_us: int, normalized_us: int, move_us: int, num_iterations: int) -> Judgement:
-    """Say whether moving pays within `num_iterations`, the time expected until the next failure."""
+def decide_move(as_is_us: int, normalized_us: int, move_us: int, num_iterations: int) -> MoveDecision:
+    """Decide whether moving pays within `num_iterations`, the iterations expected until the next failure."""
     saved = (as_is_us - normalized_us) * num_iterations
     if saved > move_us:
-        return Judgement(True, f"moving takes {format_us(move_us)} and saves {format_us(saved)} over {num_iterations} iterations")
+        return MoveDecision(
+            True, f"moving takes {format_us(move_us)} and saves {format_us(saved)} over {num_iterations} iterations"
+        )
     if as_is_us <= normalized_us:
-        return Judgement(
+        return MoveDecision(
             False, f"the failures as they are cost no more than the normalised ones: {format_us(as_is_us)} an iteration"
         )
-    return Judgement(
+    return MoveDecision(
         False, f"moving takes {format_us(move_us)}, but saves only {format_us(saved)} over {num_iterations} iterations"
     )
