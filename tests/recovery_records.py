@@ -1,5 +1,5 @@
-"""Recoveries as a run tells them: two by themselves, and a whole record, in which a worker dies in the middle of an iteration
-and joins again, so that it has three epochs and two plans."""
+"""Recovery events for tests: two by themselves, and the record of a run in which a worker dies in the middle of an iteration
+and joins again, with three epochs and two plans."""
 
 from dataclasses import replace
 
@@ -28,12 +28,12 @@ LEFT = Recovered(
 JOINED = Recovered(20_000_000, 20_050_000, 2, ("W1_2",), True, "it asked to join", 11, transfer_us=50_000, num_live=12)
 
 START_US, REDO_US, SAMPLES = 50_000, 20_000, 8
-# From which iteration on an epoch went: 0 to 4 with everybody, 5 to 8 without W1_1, 9 to 13 with everybody again.
+# The iterations of each epoch: 0 to 4 with all workers, 5 to 8 without W1_1, 9 to 13 with all workers again.
 EPOCHS = ((0, 5), (5, 9), (9, 14))
 
 
 def whole_plan() -> Plan:
-    """2 pipelines of 2 stages, everybody alive."""
+    """2 pipelines of 2 stages, all workers alive."""
     return make_1f1b_plan(2, 2, 2, costly_profile(2), Techniques())
 
 
@@ -63,10 +63,10 @@ def recovery_record() -> list[Event]:
     (_, one), (_, two), (_, three) = EPOCHS
     first, first_told, died_us = played(whole_plan(), 0, one, START_US)
     begun, _, _ = played(whole_plan(), one, one + 1, died_us)
-    thrown = [op for op in begun if op.end_us <= died_us + REDO_US]
+    discarded = [op for op in begun if op.end_us <= died_us + REDO_US]
     death = died_us + REDO_US
     left = Recovered(death, death + 136_000, 1, ("W1_1",), False, "its connection closed", one, 3000, 41000, 0, 92000, 0, REDO_US)
-    left = replace(left, redone_ops=len(thrown), num_live=3)
+    left = replace(left, redone_ops=len(discarded), num_live=3)
     second, second_told, joined_us = played(degraded_plan(), one, two, left.end_us)
     joined = Recovered(joined_us, joined_us + 45_000, 2, ("W1_1",), True, "it asked to join", two, regroup_us=30_000)
     joined = replace(joined, transfer_us=15_000, num_live=4)
@@ -76,7 +76,7 @@ def recovery_record() -> list[Event]:
         Spell(0, START_US, "pause", "start", num_live=4),
         *first,
         *first_told,
-        *thrown,
+        *discarded,
         Changed(death, "W1_1", False, 3),
         Spell(died_us, death, "redo", "failure", discarded=SAMPLES, num_live=4),
         Spell(death, death + 3000, "pause", "detect", num_live=3),

@@ -1,4 +1,4 @@
-"""Records as a training run writes them, from a replay with what training adds: steps, spells, memory, checkpoints, warnings."""
+"""Records of made-up training runs: a replay with steps, spells, memory, checkpoints and warnings added."""
 
 import math
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ DELAY_US = 12_000  # how much later all goes on after a step that was taken back
 
 @dataclass(frozen=True)
 class Training:
-    """What happened in a made-up run, by iteration."""
+    """The events of a made-up run, by iteration."""
 
     num_steps: int = 20
     jitter: float = 0.05
@@ -29,25 +29,25 @@ class Training:
 
 def training_record(plan: Plan, training: Training | None = None) -> list[Event]:
     """The record of a run by `plan`, in the order of a real one: worker by worker within an iteration, memory at the end."""
-    told = training or Training()
-    played = replay(plan, Conditions(num_iterations=told.num_steps, jitter=told.jitter, eager=True, seed=told.seed))
+    run = training or Training()
+    played = replay(plan, Conditions(num_iterations=run.num_steps, jitter=run.jitter, eager=True, seed=run.seed))
     events: list[Event] = [Started("train", "8-layer GPT"), Spell(0, START_US, "pause", "start", num_live=len(plan.rows))]
     before, late_us = START_US, START_US
-    for iteration in range(told.num_steps):
-        if iteration - 1 in told.taken_back:
+    for iteration in range(run.num_steps):
+        if iteration - 1 in run.taken_back:
             events += _in_vain(played.events([iteration]), late_us)
             late_us += DELAY_US
         ran = [_shifted(op, late_us) for op in played.events([iteration])]
         end = max(op.end_us for op in ran)
         busy = sum(op.end_us - op.start_us for op in ran) // len(plan.rows)
         events += ran
-        events.append(_step(told, iteration, end))
+        events.append(_step(run, iteration, end))
         events.append(
-            Spell(before, end, "train", samples=told.num_samples, busy_us=min(busy, end - before), num_live=len(plan.rows))
+            Spell(before, end, "train", samples=run.num_samples, busy_us=min(busy, end - before), num_live=len(plan.rows))
         )
-        if iteration in told.saved:
+        if iteration in run.saved:
             events.append(Saved(end, iteration + 1, f"checkpoints/{iteration + 1}", 3_400_000))
-        if iteration in told.warned:
+        if iteration in run.warned:
             events.append(Warned(end, f"step {iteration + 1} took twice as long as the one before"))
         before = end
     return events + [
@@ -56,11 +56,11 @@ def training_record(plan: Plan, training: Training | None = None) -> list[Event]
     ]
 
 
-def _step(told: Training, iteration: int, end_us: int) -> Stepped:
+def _step(run: Training, iteration: int, end_us: int) -> Stepped:
     loss = 2.0 + 3.5 * math.exp(-iteration / 12) + 0.1 * math.sin(iteration * 2.3)
-    if iteration in told.skipped:
+    if iteration in run.skipped:
         return Stepped(iteration, end_us, None, None, None)
-    return Stepped(iteration, end_us, loss, 1.5, 0.5 if iteration in told.clipped else 1.0)
+    return Stepped(iteration, end_us, loss, 1.5, 0.5 if iteration in run.clipped else 1.0)
 
 
 def _shifted(op: OpRan, by_us: int) -> OpRan:

@@ -1,4 +1,4 @@
-"""What a user can get wrong: each is one sentence on stderr and exit code 2, with nothing written."""
+"""Wrong input of a user: one sentence on stderr and exit code 2, with nothing written."""
 
 import json
 import math
@@ -19,7 +19,7 @@ GOOD = f"{SHAPE} --costs 1,1,1"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to stand in, so that a file that should not be written is seen."""
+    """An empty working directory, so that a file that should not be written is seen."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -218,11 +218,11 @@ def test_a_missing_plan_is_explained(command: str, folder: Path, capsys: pytest.
 def test_a_place_that_cannot_be_written_is_found_before_the_work(
     command: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "file").write_text("mine")
+    (folder / "file").write_text("kept")
     assert "is not a folder that you may write to; choose another one" in refusal(
         f"{command} --out file/inside/plan.json", capsys
     )
-    assert (folder / "file").read_text() == "mine"
+    assert (folder / "file").read_text() == "kept"
 
 
 def test_a_folder_is_no_place_for_a_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

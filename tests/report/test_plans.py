@@ -1,4 +1,4 @@
-"""The hand-made plans that the other tests draw are what they say."""
+"""The hand-made plans that the other tests draw are legal and have the known periods."""
 
 from recycle.core.plans.rules import check
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan, make_split_plan

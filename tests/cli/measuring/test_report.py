@@ -1,4 +1,4 @@
-"""`recycle report`: what it prints, what it writes, and what it refuses."""
+"""`recycle report`: its text, its files and its refusals."""
 
 import argparse
 import io
@@ -35,7 +35,7 @@ def save_run(folder: Path, events: list[Event], summary: dict[str, Any] | None =
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to stand in, with a run that ended, one that was cut off, and the record of a replay."""
+    """The working directory, with a run that ended, one that was cut off, and the record of a replay."""
     monkeypatch.chdir(tmp_path)
     save_run(Path("run"), training_record(PLAN, EVENTFUL), {"steps": 12, "weights_sha256": "c0ffee"})
     whole = [event for event in training_record(PLAN, EVENTFUL) if not isinstance(event, Held)]
@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: str) -> int:
-    """What `recycle report` does with these arguments, with its errors as `main` tells them."""
+    """Run `recycle report` with these arguments; errors are printed as by `main`."""
     parser = argparse.ArgumentParser(prog="recycle")
     add_report_parser(parser.add_subparsers(dest="command"))
     args = parser.parse_args(["report", *arguments])
@@ -70,7 +70,7 @@ def facts(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]
     return known
 
 
-def test_the_numbers_stand_above_the_charts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_numbers_are_above_the_charts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, "run")
     assert "run        train of 8-layer GPT, to its end; weights sha256 c0ffee" in out
     assert "steps      12; loss 5.5000 at the first, " in out
@@ -180,7 +180,7 @@ def test_files_are_written_and_named(folder: Path, capsys: pytest.CaptureFixture
     assert sum(event["ph"] == "X" and event["name"] != "dead" for event in trace) == len(ran)
 
 
-def test_memory_of_many_workers_is_told_by_stage_and_rows_may_be_all(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_of_many_workers_is_shown_by_stage_and_rows_may_be_all(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wide = make_1f1b_plan(12, 4, 4, costly_profile(4))
     Path("wide").mkdir()
     wide.save("wide/plan.json")
@@ -219,7 +219,7 @@ def test_a_run_with_recoveries_lists_them_below_where_the_time_went(folder: Path
     assert known["run"]["failures"] == known["run"]["joins"] == 1
 
 
-def test_a_run_with_recoveries_is_shown_by_any_plan_it_went_by(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_recoveries_is_shown_by_any_of_its_plans(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_recovered(Path("failed"))
     degraded_plan().save("degraded.json")
     out = printed(capsys, "failed", "--plan", "degraded.json", "--iteration", "6")
@@ -243,7 +243,7 @@ def test_any_iteration_is_drawn_beside_the_plan_of_its_epoch(folder: Path, capsy
     assert known["iteration_us"]["median"] == degraded_plan().period_us
 
 
-def test_a_run_whose_worker_died_in_the_first_step_is_shown_by_the_plan_that_it_went_on_with(
+def test_a_run_whose_worker_died_in_the_first_step_is_shown_by_its_second_plan(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_run(Path("early"), died_in_the_first_step())
@@ -262,11 +262,11 @@ def test_a_run_whose_worker_died_in_the_first_step_is_shown_by_the_plan_that_it_
 def died_in_the_first_step() -> list[Event]:
     """W1_1 dies when the first ops have run, and the others do four steps."""
     begun, _, _ = played(whole_plan(), 0, 1, 1000)
-    thrown: list[Event] = [replace(op, is_in_vain=True) for op in begun[:3]]
+    discarded: list[Event] = [replace(op, is_in_vain=True) for op in begun[:3]]
     death_us = max(op.end_us for op in begun[:3])
     left = Recovered(death_us, death_us + 700, 2, ("W1_1",), False, "killed", 0, regroup_us=700, redo_us=death_us - 1000)
-    ran, told, _ = played(degraded_plan(), 0, 4, left.end_us)
-    return [Started("train", "early"), *thrown, left, *ran, *told]
+    ran, steps, _ = played(degraded_plan(), 0, 4, left.end_us)
+    return [Started("train", "early"), *discarded, left, *ran, *steps]
 
 
 def save_later(folder: Path, plans: dict[int, Plan]) -> None:
@@ -274,12 +274,14 @@ def save_later(folder: Path, plans: dict[int, Plan]) -> None:
         plan.save(folder / plan_file(iteration))
 
 
-def test_samples_of_steps_that_a_checkpoint_threw_away_count_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, first_told, end_us = played(whole_plan(), 0, 5, 0)
+def test_samples_of_steps_that_were_repeated_from_a_checkpoint_count_once(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, first_steps, end_us = played(whole_plan(), 0, 5, 0)
     back = Recovered(end_us, end_us + 700, 2, ("W1_1",), False, "killed", 2, regroup_us=700, redo_us=3 * whole_plan().period_us)
-    again, again_told, _ = played(degraded_plan(), 2, 6, back.end_us)
+    again, again_steps, _ = played(degraded_plan(), 2, 6, back.end_us)
     pause = Spell(end_us, back.end_us, "pause", "regroup")
-    save_run(Path("back"), [Started("train", ""), *first, *first_told, pause, back, *again, *again_told])
+    save_run(Path("back"), [Started("train", ""), *first, *first_steps, pause, back, *again, *again_steps])
     whole_plan().save("back/plan.json")
     save_later(Path("back"), {2: degraded_plan()})
     known = facts(capsys, "back", "--against-simulation")
@@ -308,7 +310,7 @@ def test_many_recoveries_are_cut_short(folder: Path, capsys: pytest.CaptureFixtu
     assert len(facts(capsys, "restless")["recoveries"]) == 30
 
 
-def test_a_terminal_that_knows_ascii_only_gets_nothing_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_with_ascii_only_gets_ascii_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
@@ -331,7 +333,7 @@ WRONG = {
     "another kind of file": ("run/plan.json", r"run/plan.json is not a recycle-record file"),
     "a plan that is none": ("run --plan run/record.jsonl", r"run/record.jsonl is not JSON"),
     "an illegal plan": ("run --plan illegal.json", r"illegal.json is not a legal plan, so nothing can be held against it"),
-    "an empty record": ("silent.jsonl --plan run/plan.json", r"silent.jsonl: the record is empty: it holds no op"),
+    "an empty record": ("empty.jsonl --plan run/plan.json", r"empty.jsonl: the record is empty: it holds no op"),
     "another plan": ("run --plan other.json", r"run/record.jsonl: W1_0 ran ops in this record, but the plan has no row for it"),
     "unknown iteration": ("run --iteration 12", r"iteration 12 is not in the record; whole are 0 to 11"),
     "negative iteration": ("run --iteration -1", r"iteration -1 is not in the record; whole are 0 to 11"),
@@ -349,7 +351,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), WRONG.values(), ids=WRONG)
-def test_what_cannot_be_used_is_refused_in_a_sentence(
+def test_unusable_input_is_refused_in_a_sentence(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: str, sentence: str
 ) -> None:
     Path("empty").mkdir()
@@ -357,7 +359,7 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(
     Path("planless/plan.json").unlink()
     save_run(Path("torn"), training_record(PLAN, Training(2)))
     Path("torn/summary.json").write_text("{", encoding="utf-8")
-    write_record("silent.jsonl", [Started("train", "nothing")])
+    write_record("empty.jsonl", [Started("train", "nothing")])
     write_record("odd.jsonl", [Stepped(0, 1, "x", 1.0, 1.0)])  # type: ignore[arg-type]
     Path("corrupt.jsonl").write_text('{"format": "recycle-record", "version": 1}\n{"event": "what"}\n\n', encoding="utf-8")
     make_1f1b_plan(1, 2, 2).save("other.json")

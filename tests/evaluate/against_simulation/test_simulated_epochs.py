@@ -58,7 +58,7 @@ def degraded(plan: Plan) -> PlanAssignment:
 
 
 def failing_record(plan: Plan, profile: Profile) -> list[Event]:
-    """6 steps with everybody, 7 without W1_1, 5 with a worker that joined at the empty place; ops take what `profile` says."""
+    """6 steps with all workers, 7 without W1_1, 5 with a worker that joined at the empty place; op times are from `profile`."""
     answer = degraded(plan)
     moves, empty = (f"{now}>{place}" for now, place in answer.moves), map(str, answer.plan.problem.cluster.failed)
     first = ran(plan, 0, 6, 1000, profile)
@@ -149,12 +149,12 @@ def test_a_plan_that_the_planner_does_not_make_is_played_as_recorded() -> None:
 
 def test_ops_that_vary_make_a_run_longer_than_their_mean_and_that_is_predicted() -> None:
     plan = make_1f1b_plan(3, 4, 6, costly_profile(4))
-    calm, wild = (
+    steady, varied = (
         against_simulation(read_run_record(ran(plan, 0, 30, 0, jitter=jitter, seed=99)), plan, NO_PAUSES).epochs[0]
         for jitter in (0.0, 0.3)
     )
-    assert wild.measured.total_us > 1.1 * calm.measured.total_us
-    assert wild.predicted.total_us == pytest.approx(wild.measured.total_us, rel=0.03)
+    assert varied.measured.total_us > 1.1 * steady.measured.total_us
+    assert varied.predicted.total_us == pytest.approx(varied.measured.total_us, rel=0.03)
 
 
 def test_of_many_steps_the_last_stand_for_those_that_are_not_played() -> None:
@@ -233,7 +233,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("arguments", "code", "sentence"), WRONG.values(), ids=WRONG)
-def test_what_cannot_be_used_is_refused_in_a_sentence(
+def test_unusable_input_is_refused_in_a_sentence(
     failed: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -243,8 +243,8 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(
 ) -> None:
     monkeypatch.chdir(failed.parent)
     make_1f1b_plan(1, 2, 2).save("other.json")
-    write_record("silent.jsonl", [Started("train", "nothing")])
-    assert run("silent.jsonl" if "no op" in sentence else "failed", *arguments) == code
+    write_record("empty.jsonl", [Started("train", "nothing")])
+    assert run("empty.jsonl" if "no op" in sentence else "failed", *arguments) == code
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""The rows of the table: whoever is dead or dropped, an iteration trains on the same micro-batches."""
+"""The variants: with any dead worker or dropped pipeline, an iteration trains on the same micro-batches."""
 
 from collections import Counter
 
@@ -22,7 +22,7 @@ def dead_of(variant):
 
 
 @pytest.mark.parametrize(("setup", "variant"), CASES)
-def test_an_iteration_has_all_micro_batches_whoever_does_them(setup, variant):
+def test_an_iteration_has_all_micro_batches_in_every_variant(setup, variant):
     assert variant.shape(setup).num_chains == setup.shape.num_chains
     assert variant.shape(setup).num_stages == setup.stages
     assert variant.num_samples(setup) == setup.pipelines * setup.microbatches * setup.samples
@@ -40,7 +40,7 @@ def test_where_a_pipeline_is_dropped_the_others_share_its_micro_batches(setup):
 
 
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda setup: str(setup.num_workers))
-def test_the_pipeline_that_is_dropped_is_that_of_the_dead_worker_whom_others_replace(setup):
+def test_the_dropped_pipeline_is_that_of_the_dead_worker(setup):
     by_name = {variant.name: variant for variant in variants(setup)}
     (dead,) = dead_of(by_name["adaptive"])
     assert by_name["dropped"].dropped == dead.pipeline

@@ -1,4 +1,4 @@
-"""A cluster that is small enough to race in a test, and plans for it from costs that nobody measured."""
+"""A cluster that is small enough to measure in a test, and plans for it from made-up costs."""
 
 from itertools import combinations
 
@@ -20,7 +20,7 @@ def make_plan(shape, dead, techniques):
 
 
 def save_plans(folder):
-    """Make the plan of every variant that needs one. Where a pipeline is dropped, nobody of those who are left is dead."""
+    """Make the plan of every variant that needs one. Where a pipeline is dropped, no worker of the others is dead."""
     for variant in variants(TINY):
         if not variant.is_torch:
             dead = variant.dead if variant.dropped is None else ""
@@ -30,7 +30,7 @@ def save_plans(folder):
 
 
 def save_plans_for_deaths(folder):
-    """Make the plans for nobody dead, for everybody, and for every pair that is not all of a stage."""
+    """Make the plans for no dead worker, each dead worker, and every pair that leaves each stage a live worker."""
     shape, source = TINY.shape, PlanFolder(folder / DEATHS)
     source.folder.mkdir(parents=True)
     pairs = [frozenset(pair) for pair in combinations(shape.workers(), 2) if len({worker.stage for worker in pair}) == 2]

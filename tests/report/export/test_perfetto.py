@@ -87,7 +87,7 @@ def test_reduce_and_optimizer_follow_the_last_gradient_of_a_stage() -> None:
     assert sorted((names[e["tid"]], e["cat"]) for e in finish) == [
         ("W0_0", "optimizer"),
         ("W0_0", "reduce"),
-        ("W0_1", "optimizer"),  # alone at its stage: there is nobody to reduce with
+        ("W0_1", "optimizer"),  # alone at its stage: it has no peer to reduce with
         ("W1_0", "optimizer"),
         ("W1_0", "reduce"),
     ]

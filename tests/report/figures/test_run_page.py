@@ -1,4 +1,4 @@
-"""The page of a run, read back as pixels; and what becomes of ops in vain in every picture."""
+"""The page of a run, read back as pixels; and ops in vain in every picture."""
 
 import json
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ def rerouted() -> Plan:
 
 def timelines(known: Summary, iteration: int) -> tuple[Timeline, Timeline]:
     ran = known.run.ops.events([iteration - 1, iteration, iteration + 1])
-    return run_timeline(known.plan.problem, ran, iteration, ("as it went",)), plan_timeline(known.plan)
+    return run_timeline(known.plan.problem, ran, iteration, ("as executed",)), plan_timeline(known.plan)
 
 
 def page(plan: Plan, events: Iterable[Event]) -> bytes:
@@ -57,27 +57,27 @@ LOSS, SPEED, MEMORY = (0.05, 0.32, 0.07, 0.29), (0.37, 0.64, 0.07, 0.29), (0.69,
 
 
 def test_loss_speed_and_memory_are_drawn_where_the_record_holds_them() -> None:
-    told = page(rerouted(), training_record(rerouted(), Training(12)))
-    silent = page(rerouted(), [event for event in training_record(rerouted(), Training(12)) if isinstance(event, OpRan)])
-    assert share_of(told, LINE, LOSS) > 0.001
-    assert share_of(silent, LINE, LOSS) == 0
-    assert share_of(told, LINE, SPEED) > 0.001
-    assert share_of(silent, LINE, SPEED) > 0.001  # the times of iterations, which ops tell too
-    assert share_of(told, LINE, MEMORY) > 0.1
-    assert share_of(silent, LINE, MEMORY) == 0
+    complete = page(rerouted(), training_record(rerouted(), Training(12)))
+    ops_only = page(rerouted(), [event for event in training_record(rerouted(), Training(12)) if isinstance(event, OpRan)])
+    assert share_of(complete, LINE, LOSS) > 0.001
+    assert share_of(ops_only, LINE, LOSS) == 0
+    assert share_of(complete, LINE, SPEED) > 0.001
+    assert share_of(ops_only, LINE, SPEED) > 0.001  # iteration times, which follow from the ops
+    assert share_of(complete, LINE, MEMORY) > 0.1
+    assert share_of(ops_only, LINE, MEMORY) == 0
 
 
 def test_steps_that_were_clipped_or_taken_back_are_marked_and_warnings_too() -> None:
-    calm = page(rerouted(), training_record(rerouted(), Training(12)))
+    undisturbed = page(rerouted(), training_record(rerouted(), Training(12)))
     eventful = Training(12, clipped=(3, 5), skipped=(7,), taken_back=(5,), saved=(5,), warned=(9,))
-    told = page(rerouted(), training_record(rerouted(), eventful))
+    complete = page(rerouted(), training_record(rerouted(), eventful))
     for panel in (LOSS, SPEED):
-        assert share_of(calm, MARK, panel) == 0
-        assert share_of(told, MARK, panel) > 0
+        assert share_of(undisturbed, MARK, panel) == 0
+        assert share_of(complete, MARK, panel) > 0
 
 
 def test_executed_and_planned_have_one_scale_at_the_speed_of_the_ops() -> None:
-    """Every op takes twice what the plan says, and then everybody waits: what is planned ends earlier, and starts alike."""
+    """Every op takes twice the planned time, and then all workers wait: the planned iteration ends earlier, and starts alike."""
     plan = make_plan(make_problem(1, 2, 1, costs=(10, 10, 10)), {"W0_0": "0:0F0 40:0B0", "W0_1": "10:1F0 20:1B0"})
     ran = [
         replace(op, iteration=number, start_us=op.start_us + 150 * number, end_us=op.end_us + 150 * number)
@@ -136,7 +136,7 @@ def test_a_run_whose_losses_were_never_finite_and_whose_plan_knows_no_bytes_can_
 def test_of_many_workers_the_fullest_of_each_stage_has_its_bars() -> None:
     plan = make_1f1b_plan(6, 4, 6)
     record = training_record(plan, Training(3, jitter=0.0))
-    assert share_of(page(plan, record), PAINTS["I"].fill, (0.69, 0.97, 0.03, 0.2)) > 0.01  # the bars of what was planned
+    assert share_of(page(plan, record), PAINTS["I"].fill, (0.69, 0.97, 0.03, 0.2)) > 0.01  # the bars of the planned memory
 
 
 def test_ops_in_vain_are_in_no_gantt_chart() -> None:
@@ -148,16 +148,16 @@ def test_ops_in_vain_are_in_no_gantt_chart() -> None:
     assert draw_svg(timeline).count("0F0@0 on W0_0") == 1
 
 
-def test_ops_in_vain_are_told_apart_in_a_trace() -> None:
+def test_ops_in_vain_have_their_own_category_in_a_trace() -> None:
     plan = rerouted()
     record = training_record(plan, Training(5, jitter=0.0, taken_back=(1,)))
-    calm = training_record(plan, Training(5, jitter=0.0))
-    told, silent = (
+    undisturbed = training_record(plan, Training(5, jitter=0.0))
+    with_vain, without = (
         json.loads(draw_run_trace(plan.problem, [event for event in events if isinstance(event, OpRan)]))["traceEvents"]
-        for events in (record, calm)
+        for events in (record, undisturbed)
     )
-    in_vain = [event for event in told if event.get("cat") == "in vain"]
+    in_vain = [event for event in with_vain if event.get("cat") == "in vain"]
     assert sorted(event["name"] for event in in_vain) == ["0F0 in vain", "0F0 in vain"]
     assert {event["args"]["iteration"] for event in in_vain} == {2}
     for phase in ("s", "C"):  # arrows and what workers hold are as if nothing had been in vain
-        assert sum(event["ph"] == phase for event in told) == sum(event["ph"] == phase for event in silent) > 0
+        assert sum(event["ph"] == phase for event in with_vain) == sum(event["ph"] == phase for event in without) > 0

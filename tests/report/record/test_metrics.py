@@ -1,8 +1,11 @@
-"""The numbers of a run, from its record alone."""
+"""The metrics of a run, from its record alone."""
+
+import doctest
 
 import pytest
 
 from recycle.core.events.record import Changed, OpRan, Spell
+from recycle.report.record import metrics
 from recycle.report.record.metrics import measure, throughput_over_time
 
 SECOND = 1_000_000
@@ -20,6 +23,10 @@ RECORD = [
 ]
 
 
+def test_the_example_of_the_docstring_runs():
+    assert doctest.testmod(metrics) == (0, 3)
+
+
 def test_every_second_is_counted_once():
     run = measure(RECORD)
     assert run.total_us == 25 * SECOND
@@ -28,7 +35,7 @@ def test_every_second_is_counted_once():
     assert sum(parts) == run.total_us
 
 
-def test_samples_are_told_apart_by_what_became_of_them():
+def test_samples_are_counted_by_whether_they_were_applied_redone_or_dropped():
     run = measure(RECORD)
     assert (run.samples, run.redone_samples, run.dropped_samples) == (100, 7, 5)
     assert run.throughput == 4.0
@@ -43,7 +50,7 @@ def test_pauses_are_counted_by_cause_the_longest_first():
     assert (run.num_failures, run.num_joins) == (1, 1)
 
 
-def test_other_events_of_a_record_are_passed_over():
+def test_other_events_of_a_record_are_ignored():
     assert measure([OpRan(0, "W0_0", "0F0@0", 0, 5), *RECORD]) == measure(RECORD)
 
 

@@ -1,4 +1,4 @@
-"""Runs in which workers came and went: what is told of recoveries, and what of the iterations around them."""
+"""Runs in which workers joined and left: the texts of recoveries, and the iterations around them."""
 
 import json
 from collections.abc import Iterable
@@ -38,16 +38,16 @@ def summary(plan: Plan, events: Iterable[Event] | None = None) -> Summary:
     return Summary(read_run_record(recovery_record() if events is None else events), plan)
 
 
-def test_a_recovery_is_told_with_all_its_parts() -> None:
+def test_a_recovery_is_described_with_all_its_parts() -> None:
     assert describe_parts(LEFT) == "detect 3 ms, abort 41 ms, plan 0 ms, regroup 92 ms, transfer 0 ms, redo 310 ms = 446 ms"
     assert describe_rest(MOVING) == "its connection closed; 14 ops run again; moved W0_1 to W1_2"
     assert (who(LEFT), who(JOINED)) == ("W1_2 left", "W1_2 joined")
 
 
-def test_of_many_workers_only_their_number_is_told() -> None:
-    crowd = replace(LEFT, workers=tuple(f"W{number}_0" for number in range(9)), moves=("W0_1>W1_1",) * 7)
-    assert who(crowd) == "9 workers left"
-    assert describe_rest(crowd).endswith("; 7 workers moved")
+def test_of_many_workers_only_their_number_is_named() -> None:
+    many = replace(LEFT, workers=tuple(f"W{number}_0" for number in range(9)), moves=("W0_1>W1_1",) * 7)
+    assert who(many) == "9 workers left"
+    assert describe_rest(many).endswith("; 7 workers moved")
 
 
 def test_a_time_is_in_milliseconds_until_they_are_too_many() -> None:
@@ -73,7 +73,7 @@ def test_every_part_has_a_look_and_a_letter_of_its_own() -> None:
     assert len(set(PART_LOOKS.values())) == len(set(PART_LETTERS.values())) == 6
 
 
-def test_iterations_are_held_against_the_plan_that_they_went_by() -> None:
+def test_iterations_are_compared_with_the_plan_that_they_were_executed_by() -> None:
     before, between = summary(whole_plan()), summary(degraded_plan())
     assert before.executed.whole == (*range(*EPOCHS[0]), *range(*EPOCHS[2]))
     assert before.executed.elsewhere == between.executed.whole == tuple(range(*EPOCHS[1]))
@@ -95,17 +95,17 @@ def test_no_time_of_an_iteration_has_a_recovery_in_it() -> None:
     assert EPOCHS[2][0] not in times
 
 
-def test_what_a_failure_threw_away_was_in_vain_and_no_step_was_taken_back() -> None:
+def test_ops_that_a_failure_discarded_are_in_vain_and_no_step_was_taken_back() -> None:
     known = summary(whole_plan())
-    thrown = [op for op in known.run.ops.events(range(14)) if op.is_in_vain]
-    assert len(thrown) == known.run.recoveries[0].redone_ops > 0
-    assert {op.iteration for op in thrown} == {5}
+    discarded = [op for op in known.run.ops.events(range(14)) if op.is_in_vain]
+    assert len(discarded) == known.run.recoveries[0].redone_ops > 0
+    assert {op.iteration for op in discarded} == {5}
     assert known.executed.taken_back == ()
     assert known.executed.num_in_vain == 0
 
 
 def test_a_job_that_goes_back_to_a_checkpoint_counts_every_iteration_once() -> None:
-    """Iterations 3 and 4 were done by the time that the job went back to step 4, and are done again."""
+    """Iterations 3 and 4 were complete when the job returned to step 4, and are repeated."""
     events = recovery_record()
     back = next(event for event in events if isinstance(event, Recovered))
     again = [
@@ -123,7 +123,7 @@ def test_an_iteration_of_another_epoch_cannot_be_drawn_by_this_plan() -> None:
         summary(whole_plan()).executed.windows(6)
 
 
-def test_a_plan_that_no_iteration_went_by_is_refused_in_a_sentence() -> None:
+def test_a_plan_of_no_iteration_is_refused_in_a_sentence() -> None:
     events = recovery_record()
     only = [event for event in events if not isinstance(event, OpRan) or event.iteration in range(5, 9)]
     with pytest.raises(ForeignPlan, match="no iteration of this record was executed by this plan: workers joined or left"):
@@ -131,9 +131,9 @@ def test_a_plan_that_no_iteration_went_by_is_refused_in_a_sentence() -> None:
 
 
 def test_without_a_recovery_another_plan_is_refused_as_ever() -> None:
-    calm = [event for event in recovery_record() if not isinstance(event, Recovered)]
+    undisturbed = [event for event in recovery_record() if not isinstance(event, Recovered)]
     with pytest.raises(ForeignPlan, match="give the plan of this run"):
-        summary(whole_plan(), calm)
+        summary(whole_plan(), undisturbed)
 
 
 def test_facts_list_recoveries_with_their_parts() -> None:
@@ -174,7 +174,7 @@ def test_a_record_whose_recovery_is_corrupt_is_refused_in_a_sentence() -> None:
 
 def page(known: Summary) -> Any:
     ran = known.run.ops.events(range(1, 4))
-    drawn = run_timeline(known.plan.problem, ran, 2, ("as it went",), known.executed.windows(2))
+    drawn = run_timeline(known.plan.problem, ran, 2, ("as executed",), known.executed.windows(2))
     return imread(BytesIO(draw_page(known, drawn, plan_timeline(known.plan))), format="png")[..., :3]
 
 
@@ -183,20 +183,22 @@ def num_pixels(image: Any, colour: tuple[int, int, int]) -> int:
 
 
 def test_the_page_has_a_table_of_recoveries_and_marks_who_came_and_went() -> None:
-    told = page(summary(whole_plan()))
-    calm = [event for event in recovery_record() if not isinstance(event, Recovered | Changed)]
-    silent = page(summary(whole_plan(), [event for event in calm if not isinstance(event, OpRan) or event.iteration < 5]))
-    assert told.shape[0] - silent.shape[0] == pytest.approx(height_px(2) * 1.8, abs=3)  # 180 dots an inch
-    head = slice(0, int(told.shape[0] * 0.4))
-    assert num_pixels(told[head], (0, 158, 115)) > num_pixels(silent[head], (0, 158, 115)) == 0  # joined, and the transfer's bar
-    assert num_pixels(told[head], (213, 94, 0)) > num_pixels(silent[head], (213, 94, 0)) == 0  # left, and the abort's bar
+    complete = page(summary(whole_plan()))
+    undisturbed = [event for event in recovery_record() if not isinstance(event, Recovered | Changed)]
+    without = page(summary(whole_plan(), [event for event in undisturbed if not isinstance(event, OpRan) or event.iteration < 5]))
+    assert complete.shape[0] - without.shape[0] == pytest.approx(height_px(2) * 1.8, abs=3)  # 180 dots an inch
+    head = slice(0, int(complete.shape[0] * 0.4))
+    assert (
+        num_pixels(complete[head], (0, 158, 115)) > num_pixels(without[head], (0, 158, 115)) == 0
+    )  # joined, and the transfer's bar
+    assert num_pixels(complete[head], (213, 94, 0)) > num_pixels(without[head], (213, 94, 0)) == 0  # left, and the abort's bar
 
 
 def test_of_many_recoveries_the_page_shows_the_longest() -> None:
     assert height_px(0) == 0
     assert height_px(MOST_ROWS + 5) == height_px(MOST_ROWS + 500) > height_px(MOST_ROWS)
-    crowd = [replace(LEFT, workers=("W1_1",), iteration=14, at_us=1000 * n, end_us=0) for n in range(40)]
-    assert page(summary(whole_plan(), [*recovery_record(), *crowd])).shape[0] > page(summary(whole_plan())).shape[0]
+    many = [replace(LEFT, workers=("W1_1",), iteration=14, at_us=1000 * n, end_us=0) for n in range(40)]
+    assert page(summary(whole_plan(), [*recovery_record(), *many])).shape[0] > page(summary(whole_plan())).shape[0]
 
 
 def trace(plan: Plan) -> list[dict[str, Any]]:
@@ -229,8 +231,8 @@ def test_in_a_trace_a_worker_is_dead_from_its_death_until_it_joins() -> None:
     assert len(in_vain) == left.redone_ops
 
 
-def test_in_a_trace_somebody_who_moved_leaves_an_empty_seat() -> None:
-    """W0_1 moves to the seat of W1_1, which died: nobody is dead there, but W0_1 is empty from then on."""
+def test_in_a_trace_a_worker_that_moved_leaves_an_empty_place() -> None:
+    """W0_1 moves to the place of W1_1, which died: that place has a worker, but the place W0_1 is empty from then on."""
     run = read_run_record(recovery_record())
     moved = replace(run.recoveries[0], moves=("W0_1>W1_1",))
     made = json.loads(draw_run_trace(whole_plan().problem, run.ops.events(range(5)), [moved]))["traceEvents"]

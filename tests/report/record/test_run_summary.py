@@ -58,10 +58,10 @@ def summary(plan: Plan, events: Iterable[Event]) -> Summary:
 
 
 def test_an_iteration_takes_the_time_between_the_ends_of_two() -> None:
-    went = executed(two_stages(), late_run())
-    assert went.times_us == {1: 150, 2: 150}
-    assert went.length_us(1) == 1120 - 970
-    assert went.whole == (0, 1, 2)
+    found = executed(two_stages(), late_run())
+    assert found.times_us == {1: 150, 2: 150}
+    assert found.length_us(1) == 1120 - 970
+    assert found.whole == (0, 1, 2)
 
 
 def test_the_plan_promises_its_period_at_the_speed_of_the_ops() -> None:
@@ -74,26 +74,28 @@ def test_the_plan_promises_its_period_at_the_speed_of_the_ops() -> None:
 
 
 def test_one_iteration_that_was_held_up_does_not_change_what_the_plan_promises() -> None:
-    calm = [replace(op, iteration=op.iteration + 2, start_us=op.start_us + 300, end_us=op.end_us + 300) for op in late_run()[4:]]
-    stuck = [replace(op, end_us=op.end_us + 9000) if op.op == "0B0@0" and op.iteration == 4 else op for op in calm]
-    went = executed(two_stages(), late_run() + stuck)
-    assert went.whole == (0, 1, 2, 3, 4)
-    assert went.slowdown() == 2
+    undisturbed = [
+        replace(op, iteration=op.iteration + 2, start_us=op.start_us + 300, end_us=op.end_us + 300) for op in late_run()[4:]
+    ]
+    stuck = [replace(op, end_us=op.end_us + 9000) if op.op == "0B0@0" and op.iteration == 4 else op for op in undisturbed]
+    found = executed(two_stages(), late_run() + stuck)
+    assert found.whole == (0, 1, 2, 3, 4)
+    assert found.slowdown() == 2
 
 
 def test_the_bubble_is_what_is_left_of_the_time_between_two_starts() -> None:
     """Iteration 1 has 150 at either stage, of which either worker computes for 60; iteration 2 has no next one to end it."""
-    went = executed(two_stages(), late_run())
-    assert went.windows(1) == ((1000, 1150), (1020, 1170))
-    assert [(share.span_us, share.busy_us, share.bubble_us) for share in went.shares] == [(150, 60, 90), (150, 60, 90)]
-    assert bubble_share(went.shares) == 0.6
+    found = executed(two_stages(), late_run())
+    assert found.windows(1) == ((1000, 1150), (1020, 1170))
+    assert [(share.span_us, share.busy_us, share.bubble_us) for share in found.shares] == [(150, 60, 90), (150, 60, 90)]
+    assert bubble_share(found.shares) == 0.6
     assert bubble_share(planned_shares(two_stages())) == 0.5
 
 
 def test_stages_of_a_synchronous_plan_start_together() -> None:
-    went = executed(two_stages("none"), late_run())
-    assert went.windows(1) == ((1000, 1150), (1000, 1150))
-    assert went.windows(2) == ((1150, 1270), (1150, 1270))  # nothing follows it, so it ends with its last op
+    found = executed(two_stages("none"), late_run())
+    assert found.windows(1) == ((1000, 1150), (1000, 1150))
+    assert found.windows(2) == ((1150, 1270), (1150, 1270))  # nothing follows it, so it ends with its last op
 
 
 def test_the_last_iteration_lasts_as_long_as_its_longest_stage() -> None:
@@ -101,10 +103,10 @@ def test_the_last_iteration_lasts_as_long_as_its_longest_stage() -> None:
 
 
 def test_of_a_single_iteration_all_is_told_that_it_shows() -> None:
-    went = executed(two_stages(), late_run()[4:8])
-    assert went.times_us == {1: 120}
-    assert went.middle == 1
-    assert bubble_share(went.shares) == 0.5  # 60 of 120 at either stage
+    found = executed(two_stages(), late_run()[4:8])
+    assert found.times_us == {1: 120}
+    assert found.middle == 1
+    assert bubble_share(found.shares) == 0.5  # 60 of 120 at either stage
 
 
 def test_a_pause_is_no_bubble() -> None:
@@ -132,41 +134,41 @@ def one_stage() -> Plan:
 
 
 def test_waiting_for_a_peer_is_bubble_and_no_part_of_a_reduction() -> None:
-    went = executed(one_stage(), [op for number in range(3) for op in peers(number, 100 * number)])
-    first, second = went.shares
+    found = executed(one_stage(), [op for number in range(3) for op in peers(number, 100 * number)])
+    first, second = found.shares
     assert (first.busy_us, first.reduce_us, first.optimizer_us, first.bubble_us) == (30, 10, 10, 50)
     assert (second.busy_us, second.reduce_us, second.optimizer_us, second.bubble_us) == (60, 10, 10, 20)
-    assert bubble_share(went.shares) == 70 / 200
+    assert bubble_share(found.shares) == 70 / 200
 
 
 def test_ops_in_vain_are_neither_busy_time_nor_bubble() -> None:
     """W0_0 had begun iteration 2, from 180 to 195, when the step of iteration 1 was taken back."""
     record = [op for number in range(3) for op in peers(number, 100 * number)]
-    went = executed(one_stage(), [*record, *ops("2 W0_0 0F0@0 180 195 !")])
-    assert [(share.busy_us, share.in_vain_us, share.bubble_us) for share in went.shares] == [(30, 15, 35), (60, 0, 20)]
-    assert went.taken_back == (1,)
-    assert (went.num_in_vain, went.in_vain_us) == (1, 15)
-    assert went.windows(1) == ((100, 200),)
-    assert went.slowdown() == 90 / 60
+    found = executed(one_stage(), [*record, *ops("2 W0_0 0F0@0 180 195 !")])
+    assert [(share.busy_us, share.in_vain_us, share.bubble_us) for share in found.shares] == [(30, 15, 35), (60, 0, 20)]
+    assert found.taken_back == (1,)
+    assert (found.num_in_vain, found.in_vain_us) == (1, 15)
+    assert found.windows(1) == ((100, 200),)
+    assert found.slowdown() == 90 / 60
 
 
 def test_an_iteration_in_which_the_run_was_cut_off_is_not_counted() -> None:
-    went = executed(two_stages(), late_run()[:-1])
-    assert went.whole == (0, 1)
-    assert went.times_us == {1: 150}
-    assert went.windows(1) == ((1000, 1150), (1020, 1170))  # the one that was cut off had begun at both stages
+    found = executed(two_stages(), late_run()[:-1])
+    assert found.whole == (0, 1)
+    assert found.times_us == {1: 150}
+    assert found.windows(1) == ((1000, 1150), (1020, 1170))  # the one that was cut off had begun at both stages
     assert executed(two_stages(), late_run()[:9]).windows(1) == ((1000, 1120), (1020, 1140))  # here at one only
     with pytest.raises(UserError, match="iteration 2 is not whole in the record: the run was cut off in it; whole are 0 to 1"):
-        went.windows(2)
+        found.windows(2)
     with pytest.raises(UserError, match="iteration 7 is not in the record; whole are 0 to 1"):
-        went.windows(7)
+        found.windows(7)
 
 
 def test_what_follows_an_iteration_that_is_not_whole_has_no_time_to_be_counted() -> None:
     shifted = [replace(op, iteration=3, start_us=op.start_us + 300, end_us=op.end_us + 300) for op in late_run()[4:8]]
-    went = executed(two_stages(), [op for op in [*late_run(), *shifted] if (op.iteration, op.op) != (1, "1B0@0")])
-    assert went.whole == (0, 2, 3)
-    assert went.times_us == {3: 150}
+    found = executed(two_stages(), [op for op in [*late_run(), *shifted] if (op.iteration, op.op) != (1, "1B0@0")])
+    assert found.whole == (0, 2, 3)
+    assert found.times_us == {3: 150}
 
 
 def steady(lengths_us: list[int]) -> Iterator[OpRan]:
@@ -289,9 +291,9 @@ def test_a_run_that_goes_by_the_plan_takes_exactly_what_it_promises(plan: Plan) 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_windows_are_those_that_a_picture_reads_from_the_same_ops(plan: Plan) -> None:
     events = list(replay(plan, Conditions(num_iterations=4, jitter=0.2, eager=True)).events())
-    went = executed(plan, events)
+    found = executed(plan, events)
     for iteration in range(4):
-        assert went.windows(iteration) == run_timeline(plan.problem, events, iteration, ()).windows
+        assert found.windows(iteration) == run_timeline(plan.problem, events, iteration, ()).windows
 
 
 def test_ops_come_out_of_the_columns_as_they_went_in() -> None:

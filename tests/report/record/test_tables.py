@@ -14,8 +14,8 @@ RUNS = {
 
 def test_a_row_says_throughput_and_where_the_time_went():
     head, recycle, oobleck = campaign_table(RUNS, fault_free=20.0)
-    told = dict(zip(head, recycle, strict=True))
-    assert (told["samples/s"], told["of fault-free"], told["bubble"], told["paused"]) == ("10", "50.0%", "50.0%", "–")
+    cells = dict(zip(head, recycle, strict=True))
+    assert (cells["samples/s"], cells["of fault-free"], cells["bubble"], cells["paused"]) == ("10", "50.0%", "50.0%", "–")
     assert dict(zip(head, oobleck, strict=True))["paused"] == "30 min"
 
 

@@ -32,7 +32,7 @@ PLANS = {
 
 
 def events_of(plan: Plan, num_iterations: int) -> Iterator[OpRan]:
-    """What a run would record that goes exactly by the plan."""
+    """The record of a run that follows the plan exactly."""
     source = PlanBlocks(plan)
     for iteration in range(num_iterations):
         shift = iteration * plan.period_us
@@ -44,33 +44,33 @@ def events_of(plan: Plan, num_iterations: int) -> Iterator[OpRan]:
 
 
 def timeline_of(plan: Plan, num_iterations: int, iteration: int) -> Timeline:
-    return run_timeline(plan.problem, events_of(plan, num_iterations), iteration, ("as it went",))
+    return run_timeline(plan.problem, events_of(plan, num_iterations), iteration, ("as executed",))
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize(("num_iterations", "iteration"), [(3, 1), (1, 0)], ids=["among others", "alone"])
-def test_what_went_by_the_plan_looks_like_the_plan(plan: Plan, num_iterations: int, iteration: int) -> None:
-    went, planned = timeline_of(plan, num_iterations, iteration), plan_timeline(plan)
+def test_an_iteration_executed_by_the_plan_looks_like_the_plan(plan: Plan, num_iterations: int, iteration: int) -> None:
+    executed, planned = timeline_of(plan, num_iterations, iteration), plan_timeline(plan)
     shift = iteration * plan.period_us
-    assert [(first - shift, last - shift) for first, last in went.windows] == list(planned.windows)
+    assert [(first - shift, last - shift) for first, last in executed.windows] == list(planned.windows)
     for worker in plan.problem.shape.workers():
-        mine, theirs = went.lane(worker), planned.lane(worker)
-        assert [block.shifted(-shift) for block in mine.blocks] == list(theirs.blocks)
-        assert mine.is_dead == theirs.is_dead
-    assert (went.looks, went.has_rerouted, went.num_ops, went.shortest_us) == (
+        own, expected = executed.lane(worker), planned.lane(worker)
+        assert [block.shifted(-shift) for block in own.blocks] == list(expected.blocks)
+        assert own.is_dead == expected.is_dead
+    assert (executed.looks, executed.has_rerouted, executed.num_ops, executed.shortest_us) == (
         planned.looks,
         planned.has_rerouted,
         planned.num_ops,
         planned.shortest_us,
     )
-    assert went.about == planned.about
+    assert executed.about == planned.about
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_beside_an_iteration_lie_those_before_and_after_it(plan: Plan) -> None:
-    went, planned = timeline_of(plan, 3, 1), plan_timeline(plan)
+    executed, planned = timeline_of(plan, 3, 1), plan_timeline(plan)
     for worker in plan.problem.shape.workers():
-        beside = [block.shifted(-plan.period_us) for block in went.neighbours(went.lane(worker))]
+        beside = [block.shifted(-plan.period_us) for block in executed.neighbours(executed.lane(worker))]
         assert sorted(beside, key=lambda block: block.start_us) == sorted(
             planned.neighbours(planned.lane(worker)), key=lambda block: block.start_us
         )
@@ -107,7 +107,7 @@ def test_svg_and_png_draw_an_executed_iteration() -> None:
     timeline = timeline_of(make_rerouted_plan(profile=costly_profile(2)), 3, 1)
     root = ElementTree.fromstring(draw_svg(timeline))
     texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert "as it went" in texts
+    assert "as executed" in texts
     assert "W1_1 dead" in texts
     assert draw_png(timeline).startswith(b"\x89PNG\r\n")
 

@@ -68,4 +68,4 @@ def _start() -> None:
     except subprocess.CalledProcessError as problem:
         raise UserError(f"{_CONTROL} cannot be started: {problem.stderr.strip() or problem}") from None
     except subprocess.TimeoutExpired:
-        raise UserError(f"{_CONTROL} cannot be started: it said nothing for {_TIMEOUT_S} s") from None
+        raise UserError(f"{_CONTROL} cannot be started: it did not answer for {_TIMEOUT_S} s") from None
