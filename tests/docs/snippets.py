@@ -72,8 +72,8 @@ class Block:
 
     @property
     def shrunk(self) -> str:
-        """The text as it is run. A replacement of something that the block does not have is a mistake."""
-        text = self.text
+        """The text as it is run, a command on one line. A replacement of something that the block does not have is a mistake."""
+        text = self.text if self.language == "python" else re.sub(r" *\\\n *", " ", self.text)
         for old, new in self.directive.replacements:
             if old not in text:
                 raise ValueError(f"line {self.line}: the directive replaces {old!r}, which the block does not have")
@@ -115,13 +115,9 @@ def runnable(page: str) -> list[Block]:
 def commands(console: str) -> list[tuple[str, list[str]]]:
     """The commands of a console block, each with the lines of output below it."""
     found: list[tuple[str, list[str]]] = []
-    lines = iter(console.splitlines())
-    for line in lines:
+    for line in console.splitlines():
         if line.startswith("$ "):
-            command = line.removeprefix("$ ")
-            while command.endswith("\\"):
-                command = command[:-1] + next(lines)
-            found.append((command, []))
+            found.append((line.removeprefix("$ "), []))
         elif found:
             found[-1][1].append(line)
         else:

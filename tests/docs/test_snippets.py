@@ -69,6 +69,11 @@ def test_a_replacement_of_something_else_is_refused() -> None:
         runnable(page)[0].shrunk  # noqa: B018
 
 
+def test_a_replacement_sees_a_command_on_one_line() -> None:
+    page = '<!-- test: replace "--steps 9 --exact" with "--exact" -->\n```bash\nrecycle train --steps 9 \\\n    --exact\n```\n'
+    assert runnable(page)[0].shrunk == "recycle train --exact\n"
+
+
 def test_lines_that_continue_a_script_go_under_its_guard() -> None:
     page = (
         "```python\nif True:\n    a = 1\n```\ntext\n<!-- test: continue the script above -->\n```python\nb = a\n\nprint(b)\n```\n"
@@ -78,7 +83,7 @@ def test_lines_that_continue_a_script_go_under_its_guard() -> None:
 
 
 def test_output_is_compared_where_it_is_shown() -> None:
-    assert commands("$ one \\\n  two\nout\n$ three\n") == [("one   two", ["out"]), ("three", [])]
+    assert commands("$ one two\nout\n$ three\n") == [("one two", ["out"]), ("three", [])]
     assert fits(["period 27 µs", "..."], "period 27 µs\nmade in 3 s\n")
     assert fits(["made in ... s"], "made in 3.1 s \n")
     assert not fits(["period 27 µs", "..."], "period 28 µs\n")
