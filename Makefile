@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format bench pictures clean help
+.PHONY: demo test check format bench pictures docs clean help
 
 help:
 	@echo "make demo    train, lose workers on the way, and end with the same weights"
@@ -12,11 +12,12 @@ help:
 	@echo "make check   format, lint, types, layers: what every commit must pass"
 	@echo "make bench   measure plans, simulator and runtime, print the tables"
 	@echo "make pictures   draw the pictures of the documents anew"
+	@echo "make docs    build the site into build/site"
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ReCycle needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]'
 	@touch $(READY)
 
 demo: $(READY)
@@ -43,6 +44,9 @@ bench: $(READY)
 
 pictures: $(READY)
 	$(BIN)/python docs/pictures/make.py
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
