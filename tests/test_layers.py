@@ -24,7 +24,10 @@ TABLE = {
     "profiling": ({"core", "host", "runtime"}, {"torch"}),
     "models": ({"core", "runtime"}, {"torch"}),
     "report": ({"core"}, {"matplotlib", "numpy"}),
-    "evaluate": ({"core", "host", "planner", "sim", "runtime", "profiling", "models", "report"}, {"torch", "matplotlib"}),
+    "evaluate": (
+        {"core", "host", "planner", "sim", "runtime", "profiling", "models", "report"},
+        {"torch", "matplotlib", "numpy"},
+    ),
     "dashboard": ({"core", "report"}, set()),
     "cli": (ANYTHING, {"rich", "prometheus_client", "ortools", "scipy", "numpy", "numba", "torch", "matplotlib"}),
 }

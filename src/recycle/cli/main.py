@@ -32,20 +32,11 @@ class _Parser(argparse.ArgumentParser):
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands. They are imported here, so that an interrupt during the imports is handled too."""
-    from recycle.cli.demo.demo import add_demo_parser
-    from recycle.cli.measuring.bench import add_bench_parser
-    from recycle.cli.measuring.profile import add_profile_parser
-    from recycle.cli.measuring.report import add_report_parser
-    from recycle.cli.planning.check import add_check_parser
-    from recycle.cli.planning.estimate import add_estimate_parser
-    from recycle.cli.planning.plan import add_plan_parser
-    from recycle.cli.planning.show import add_show_parser
-    from recycle.cli.simulation.replay import add_replay_parser
-    from recycle.cli.simulation.reproduce import add_reproduce_parser
-    from recycle.cli.simulation.simulate import add_simulate_parser
-    from recycle.cli.simulation.trace import add_trace_parser
-    from recycle.cli.training.coordinator import add_coordinator_parser, add_worker_parser
-    from recycle.cli.training.train import add_train_parser
+    from recycle.cli.demo import demo
+    from recycle.cli.measuring import bench, profile, report
+    from recycle.cli.planning import check, estimate, plan, show
+    from recycle.cli.simulation import replay, reproduce, simulate, trace
+    from recycle.cli.training import coordinator, train
 
     parser: argparse.ArgumentParser = _Parser(
         prog="recycle",
@@ -55,24 +46,24 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"recycle {RELEASE}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (
-        add_plan_parser,
-        add_show_parser,
-        add_check_parser,
-        add_replay_parser,
-        add_estimate_parser,
-        add_profile_parser,
-        add_trace_parser,
-        add_simulate_parser,
-        add_reproduce_parser,
-        add_train_parser,
-        add_coordinator_parser,
-        add_worker_parser,
-        add_report_parser,
-        add_demo_parser,
-        add_bench_parser,
+    for add_parser in (
+        plan.add_plan_parser,
+        show.add_show_parser,
+        check.add_check_parser,
+        replay.add_replay_parser,
+        estimate.add_estimate_parser,
+        profile.add_profile_parser,
+        trace.add_trace_parser,
+        simulate.add_simulate_parser,
+        reproduce.add_reproduce_parser,
+        train.add_train_parser,
+        coordinator.add_coordinator_parser,
+        coordinator.add_worker_parser,
+        report.add_report_parser,
+        demo.add_demo_parser,
+        bench.add_bench_parser,
     ):
-        add(commands)
+        add_parser(commands)
     return parser
 
 

@@ -76,7 +76,7 @@ def test_every_part_has_a_look_and_a_letter_of_its_own() -> None:
 def test_iterations_are_compared_with_the_plan_that_they_were_executed_by() -> None:
     before, between = summary(whole_plan()), summary(degraded_plan())
     assert before.executed.whole == (*range(*EPOCHS[0]), *range(*EPOCHS[2]))
-    assert before.executed.elsewhere == between.executed.whole == tuple(range(*EPOCHS[1]))
+    assert before.executed.of_other_plans == between.executed.whole == tuple(range(*EPOCHS[1]))
     for known in (before, between):
         assert known.over_promise == pytest.approx(1)
         assert known.executed.slowdown() == 1

@@ -152,7 +152,7 @@ def _write_files(args: argparse.Namespace, summary: Summary, iteration: int) -> 
     if args.perfetto:
         executed, is_long = summary.executed, len(summary.run.ops) > _MOST_TRACED
         around = range(iteration - 1, iteration + 2)
-        traced = summary.run.ops.events(around if is_long else [*executed.whole, *executed.elsewhere])
+        traced = summary.run.ops.events(around if is_long else [*executed.whole, *executed.of_other_plans])
         recoveries = () if is_long else summary.run.recoveries
         write_text(args.perfetto, draw_run_trace(with_unlimited_memory(summary.plan.problem), traced, recoveries))
     return [path for path in (args.png, args.svg, args.perfetto) if path]

@@ -85,12 +85,8 @@ def _speed_lines(summary: Summary) -> list[str]:
 
 
 def _other_plans(summary: Summary) -> list[str]:
-    executed = summary.executed
-    if not executed.elsewhere:
-        return []
-    return [
-        f"{len(executed.whole):,} iterations were executed by this plan, {len(executed.elsewhere):,} by plans of other epochs"
-    ]
+    num, num_other = len(summary.executed.whole), len(summary.executed.of_other_plans)
+    return [f"{num:,} iterations were executed by this plan, {num_other:,} by plans of other epochs"] if num_other else []
 
 
 def _times(ratio: float) -> str:

@@ -3,6 +3,8 @@
 Both iterations have the same scale, the planned one at the measured speed of the ops, so that differences are visible.
 """
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -65,8 +67,8 @@ def _draw_head(figure: Figure, summary: Summary, height: float) -> None:
         f"{summary.over_promise:.2f} times what the plan promises at the speed at which ops ran",
         f"bubbles {summary.bubble:.0%}, planned {summary.planned_bubble:.0%}",
     ]
-    if summary.executed.elsewhere:
-        num, num_other = len(summary.executed.whole), len(summary.executed.elsewhere)
+    if summary.executed.of_other_plans:
+        num, num_other = len(summary.executed.whole), len(summary.executed.of_other_plans)
         clauses.append(f"{num} iterations by this plan, {num_other} by plans of other epochs")
     figure.text(0.01, 1 - 24 / height, title, fontsize=12, fontweight="bold", color=palette.INK, va="baseline")
     figure.text(0.01, 1 - 43 / height, " · ".join(clauses), fontsize=8.5, color=palette.FAINT_INK, va="baseline")
@@ -107,16 +109,8 @@ def _draw_line(axes: Axes, x: list[float], y: list[float]) -> None:
 
 def _mark(axes: Axes, x: list[float], level: float, marker: str, label: str, colour: str = _MARK) -> None:
     """Draw marks at a share of the height of the axes."""
-    axes.plot(
-        x,
-        [level] * len(x),
-        transform=axes.get_xaxis_transform(),
-        linestyle="none",
-        marker=marker,
-        markersize=4,
-        color=colour,
-        label=label,
-    )
+    style: dict[str, Any] = {"linestyle": "none", "marker": marker, "markersize": 4, "color": colour, "label": label}
+    axes.plot(x, [level] * len(x), transform=axes.get_xaxis_transform(), **style)
 
 
 def _draw_loss(axes: Axes, summary: Summary) -> None:

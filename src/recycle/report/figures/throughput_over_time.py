@@ -75,14 +75,8 @@ def _draw_nodes(axes: Axes, record: Sequence[Event]) -> None:
     counts = [first, *after.values()]
     axes.step(times, [*counts, counts[-1]], where="post", color=palette.INK, linewidth=1.2)
     failures = [change for change in changes if not change.joins]
-    axes.plot(
-        [change.at_us / 3.6e9 for change in failures],
-        [after[change.at_us] for change in failures],
-        linestyle="none",
-        marker="x",
-        markersize=4,
-        color="#D55E00",
-    )
+    hours, counts = [change.at_us / 3.6e9 for change in failures], [after[change.at_us] for change in failures]
+    axes.plot(hours, counts, linestyle="none", marker="x", markersize=4, color="#D55E00")
     axes.set_ylabel("live nodes", color=palette.INK)
     axes.set_xlim(0, end or 1)
     simplify_axes(axes)

@@ -74,9 +74,9 @@ class Executed:
         Iterations of other plans are left out if the run `has_epochs`, and refused otherwise. `pauses`, in which no worker
         trained, are neither busy time nor bubble.
         """
-        self.elsewhere: tuple[int, ...] = ()
+        self.of_other_plans: tuple[int, ...] = ()
         if (has_epochs or own is not None) and len(ops):
-            ops, self.elsewhere = _split_by_plan(plan, ops, own)
+            ops, self.of_other_plans = _split_by_plan(plan, ops, own)
         _refuse_other_plan(plan, ops)
         self.plan, self._ops = plan, ops
         self._stage, self._kind = ops.stages[ops.worker], ops.kinds
@@ -150,7 +150,7 @@ class Executed:
 
     def _index_of(self, iteration: int) -> int:
         if iteration not in self.whole:
-            if iteration in self.elsewhere:
+            if iteration in self.of_other_plans:
                 raise UserError(f"iteration {iteration} was executed by the plan of another epoch: give that plan to draw it")
             raise UserError(_not_whole(iteration, self.whole, iteration in self._numbers))
         return int(np.searchsorted(self._numbers, iteration))

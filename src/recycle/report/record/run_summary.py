@@ -67,7 +67,7 @@ class Summary:
     def _spells(self) -> list[Spell]:
         """The training spells of this plan: each ends with the step of one of its iterations."""
         spells = self.run.train_spells
-        if not self.executed.elsewhere:
+        if not self.executed.of_other_plans:
             return spells
         whole = set(self.executed.whole)
         ends_us = {step.at_us for step in self.run.steps if step.iteration in whole}
@@ -152,7 +152,7 @@ class Summary:
                 "first": executed.whole[0],
                 "last": executed.whole[-1],
                 "whole": len(executed.whole),
-                "other_plans": len(executed.elsewhere),
+                "other_plans": len(executed.of_other_plans),
             },
             "missing": self.missing,
         }
