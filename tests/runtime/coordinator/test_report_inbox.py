@@ -6,9 +6,9 @@ from recycle.core.cluster import Worker
 from recycle.core.events.record import Stepped, Warned
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
-from recycle.runtime.coordinator.ledger.worker_reports import IterationApplied, StepUndone, report_to_json
 from recycle.runtime.coordinator.report_inbox import EventBatch, ReportInbox
 from recycle.runtime.execute.spans import Span
+from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, report_to_json
 
 NAMES = ["W0_0", "W0_1", "W1_0", "W1_1"]
 

@@ -25,10 +25,10 @@ from recycle.core.plans.plan import Plan
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.coordinator.ledger.run_folder import RunFolder, events_before
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
-from recycle.runtime.coordinator.ledger.worker_reports import IterationApplied
 from recycle.runtime.execute.spans import Span
 from recycle.runtime.job import Job
 from recycle.runtime.options import CheckpointOptions, RunFolderOptions, TrainOptions
+from recycle.runtime.worker.worker_reports import IterationApplied
 from tests.runtime.checkpoint.saved_stages import names_in, report_of, save_all, small_stage
 from tests.runtime.jobs import Numbers, adamw, loss, make_stages
 

@@ -11,8 +11,8 @@ from recycle.core.events.record import OpRan, Recovered, Spell, Stepped, Warned,
 from recycle.report.record.metrics import measure
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
-from recycle.runtime.coordinator.ledger.worker_reports import IterationApplied, StepUndone
 from recycle.runtime.execute.spans import Span
+from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone
 
 pytestmark = pytest.mark.timeout(60)
 NAMES = ["W0_0", "W0_1", "W1_0", "W1_1"]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from recycle.control.decide.messages import Ack, Report
 from recycle.core.events.record import Event
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
-from recycle.runtime.coordinator.ledger.worker_reports import WorkerReport, report_from_json
+from recycle.runtime.worker.worker_reports import WorkerReport, report_from_json
 
 
 class EventBatch:

@@ -51,11 +51,11 @@ from recycle.runtime.coordinator.config import (
 )
 from recycle.runtime.coordinator.ledger.run_folder import RunFolder
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
-from recycle.runtime.coordinator.ledger.worker_reports import IterationApplied, WorkerCrashed, WorkerFinished
 from recycle.runtime.coordinator.plan_requests import PlanOutcome, PlanRequests
 from recycle.runtime.coordinator.report_inbox import EventBatch, ReportInbox
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.worker.fault_injection import death_us
+from recycle.runtime.worker.worker_reports import IterationApplied, WorkerCrashed, WorkerFinished
 
 # Linux's letters for a process that runs, sleeps, or waits for a disk.
 _RUNNING = ("R", "S", "D")

@@ -21,12 +21,12 @@ from recycle.control.decide.messages import (
 )
 from recycle.control.net.client import Client
 from recycle.control.net.handshake import Endpoint, JoinRefused
-from recycle.runtime.coordinator.ledger.worker_reports import WorkerFinished, WorkerReport, report_to_json
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.rendezvous import Rendezvous, make_unless_over
 from recycle.runtime.transport.specs import TransportBroken
+from recycle.runtime.worker.worker_reports import WorkerFinished, WorkerReport, report_to_json
 
 
 class ControlThread:

@@ -10,13 +10,13 @@ from recycle.core.cluster import Worker
 from recycle.runtime.checkpoint import StageWriter, fetch_stage, load_stage
 from recycle.runtime.checkpoint.files import read_checkpoint, step_folder
 from recycle.runtime.compute.optimizer_step import StepVerdict
-from recycle.runtime.coordinator.ledger.worker_reports import IterationApplied, StepUndone, WorkerReport
 from recycle.runtime.execute.spans import Span
 from recycle.runtime.execute.stage_state import StageState
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.specs import GroupView
 from recycle.runtime.transport.state_transfer import receive_state, send_state
 from recycle.runtime.worker.epoch_setup import make_stage_state
+from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerReport
 from recycle.runtime.worker.worker_spec import WorkerSpec
 
 

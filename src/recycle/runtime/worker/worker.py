@@ -25,7 +25,6 @@ from recycle.core.plans.plan import Plan
 from recycle.host.process_lifetime import end_with_parent
 from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.weight_digest import digest
-from recycle.runtime.coordinator.ledger.worker_reports import WorkerCrashed, WorkerFinished
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.transport.protocol import Transport
@@ -35,6 +34,7 @@ from recycle.runtime.worker.control_thread import ControlThread
 from recycle.runtime.worker.epoch_setup import connect, make_trainer, worker_program
 from recycle.runtime.worker.fault_injection import FaultInjector
 from recycle.runtime.worker.local_stage import LocalStage
+from recycle.runtime.worker.worker_reports import WorkerCrashed, WorkerFinished
 from recycle.runtime.worker.worker_spec import WorkerSpec
 
 _JOIN_S = 60.0

@@ -18,8 +18,8 @@ from recycle.runtime.compute.activation_memory import planned_peak_bytes
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.weight_digest import whole_digest
 from recycle.runtime.coordinator.ledger.lost_work import LostWork
-from recycle.runtime.coordinator.ledger.worker_reports import IterationApplied, StepUndone, WorkerFinished, WorkerReport
 from recycle.runtime.execute.spans import Span, now_us
+from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerFinished, WorkerReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import Unsendable, UserError
 from recycle.runtime.checkpoint import StageNotSaved, StageSaved
 from recycle.runtime.compute.optimizer_step import StepVerdict
-from recycle.runtime.coordinator.ledger.worker_reports import (
+from recycle.runtime.execute.spans import Span
+from recycle.runtime.worker.worker_reports import (
     IterationApplied,
     StepUndone,
     WorkerCrashed,
@@ -22,7 +23,6 @@ from recycle.runtime.coordinator.ledger.worker_reports import (
     report_from_json,
     report_to_json,
 )
-from recycle.runtime.execute.spans import Span
 
 pytestmark = pytest.mark.timeout(60)
 KINDS = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, UserError)]
