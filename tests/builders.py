@@ -12,6 +12,11 @@ from recycle.core.profile import Profile
 Timed = dict[Worker, list[tuple[int, Op]]]
 
 
+def dead(*names: str) -> frozenset[Worker]:
+    """The workers of these names."""
+    return frozenset(map(Worker.parse, names))
+
+
 def make_problem(
     pipelines: int,
     stages: int,

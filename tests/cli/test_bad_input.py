@@ -11,33 +11,11 @@ import pytest
 
 from recycle.cli.main import main
 from recycle.core.profile import Profile
+from tests.cli.commands import refusal
 from tests.plans import make_1f1b_plan
 
 SHAPE = "--pipelines 2 --stages 2 --microbatches 2"
 GOOD = f"{SHAPE} --costs 1,1,1"
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory, so that a file that should not be written is seen."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def refusal(command: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """The sentence with which `recycle <command>` ends, having written nothing."""
-    before = sorted(Path.cwd().rglob("*"))
-    try:
-        code = main(shlex.split(command))
-    except SystemExit as stop:  # argparse leaves this way
-        code = int(stop.code or 0)
-    captured = capsys.readouterr()
-    assert code == 2
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1, captured.err
-    assert re.match(r"recycle( \w+)?: \S", captured.err), captured.err
-    assert sorted(Path.cwd().rglob("*")) == before
-    return captured.err.rstrip("\n")
 
 
 # (arguments of plan, what the sentence says)
@@ -109,7 +87,7 @@ WRONG = {
 @pytest.mark.parametrize(("arguments", "sentence"), WRONG.values(), ids=WRONG.keys())
 def test_a_wrong_argument_is_explained(arguments: str, sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = "" if "--library" in arguments else "--out plan.json"
-    assert re.search(sentence, refusal(f"plan {arguments} {out}", capsys))
+    assert re.search(sentence, refusal(f"plan {arguments} {out}"))
 
 
 def profile_text(**changes: Any) -> str:
@@ -163,21 +141,21 @@ WRONG_PROFILES = {
 @pytest.mark.parametrize(("text", "sentence"), WRONG_PROFILES.values(), ids=WRONG_PROFILES.keys())
 def test_a_wrong_profile_is_explained(text: str, sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "profile.json").write_text(text)
-    assert re.search(sentence, refusal(f"plan {SHAPE} --profile profile.json --out plan.json", capsys))
+    assert re.search(sentence, refusal(f"plan {SHAPE} --profile profile.json --out plan.json"))
 
 
 def test_too_few_bytes_are_refused_with_the_least_that_works(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "profile.json").write_text(profile_text())
     command = f"plan {SHAPE} --profile profile.json --method greedy"
-    message = refusal(f"{command} --memory 1099B", capsys)
+    message = refusal(f"{command} --memory 1099B")
     assert re.search(r"stage 0 has 1.1 KiB of memory, too little .* the least that works is 1.1 KiB \(1100 bytes:", message)
     assert main(shlex.split(f"{command} --memory 1100B")) == 0
 
 
 def test_communication_time_beside_a_profile_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "profile.json").write_text(profile_text())
-    assert "a profile has its own links" in refusal(f"plan {SHAPE} --profile profile.json --comm 3", capsys)
-    assert "either --costs F,I,W or --profile FILE" in refusal(f"plan {GOOD} --profile profile.json", capsys)
+    assert "a profile has its own links" in refusal(f"plan {SHAPE} --profile profile.json --comm 3")
+    assert "either --costs F,I,W or --profile FILE" in refusal(f"plan {GOOD} --profile profile.json")
 
 
 @pytest.mark.parametrize("command", ["show", "check"])
@@ -197,7 +175,7 @@ def test_a_file_that_is_no_plan_is_explained(
     command: str, text: str, sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "plan.json").write_text(text)
-    assert re.search(sentence, refusal(f"{command} plan.json", capsys))
+    assert re.search(sentence, refusal(f"{command} plan.json"))
 
 
 @pytest.mark.parametrize("command", ["show", "check"])
@@ -206,12 +184,12 @@ def test_a_damaged_plan_is_explained(command: str, folder: Path, capsys: pytest.
     for old, new in (('"0:0F0', '"0:0X0'), ('"0:0F0', '"x:0F0'), ('"W0_0"', '"V0_0"'), ('"pipelines": 3', '"pipelines": 0')):
         assert old in good
         (folder / "plan.json").write_text(good.replace(old, new, 1))
-        assert "plan.json is not a usable plan: " in refusal(f"{command} plan.json", capsys)
+        assert "plan.json is not a usable plan: " in refusal(f"{command} plan.json")
 
 
 @pytest.mark.parametrize("command", ["show plan.json", "check plan.json"])
 def test_a_missing_plan_is_explained(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "cannot read plan.json: No such file or directory" in refusal(command, capsys)
+    assert "cannot read plan.json: No such file or directory" in refusal(command)
 
 
 @pytest.mark.parametrize("command", [f"plan {GOOD}", f"plan {GOOD} --library", "estimate --model 6.7b --gpu h100 --stages 2"])
@@ -226,7 +204,7 @@ def test_a_place_that_cannot_be_written_is_found_before_the_work(
 
 
 def test_a_folder_is_no_place_for_a_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"cannot write {folder}: it is a folder; name a file" in refusal(f"plan {GOOD} --out {folder}", capsys)
+    assert f"cannot write {folder}: it is a folder; name a file" in refusal(f"plan {GOOD} --out {folder}")
 
 
 @pytest.mark.parametrize(
@@ -241,4 +219,4 @@ def test_a_folder_is_no_place_for_a_plan(folder: Path, capsys: pytest.CaptureFix
     ],
 )
 def test_a_wrong_command_is_explained(command: str, sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert re.search(sentence, refusal(command, capsys))
+    assert re.search(sentence, refusal(command))

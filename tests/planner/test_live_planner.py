@@ -19,16 +19,13 @@ from recycle.core.plans.rules import check
 from recycle.core.problem import Problem, Techniques
 from recycle.core.profile import Link, Profile, StageProfile
 from recycle.planner.live_planner import Planner, renamed
+from tests.builders import dead
 from tests.planner.strategies import problems
 
 pytestmark = pytest.mark.timeout(120)
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 DEMO = recycle.problem(3, 4, 6, costs=(10, 13, 9), comm=1, memory=6)
 EFFORT = 10_000
-
-
-def dead(*names: str) -> frozenset[Worker]:
-    return frozenset(map(Worker.parse, names))
 
 
 def moves(answer: PlanAssignment) -> list[str]:

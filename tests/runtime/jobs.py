@@ -3,11 +3,17 @@
 import torch
 from torch import nn
 
+import recycle
 from recycle.runtime.compute.seeds import seed_of
 
 # Sums inside an op depend on how many threads share it; workers have one each.
 torch.set_num_threads(1)
 WIDTH, BATCH = 16, 2
+
+
+def greedy_plan(shape, fail="", techniques="adaptive,decoupled,staggered", **options):
+    """A plan of the greedy method, with unequal costs; `options` are those of `recycle.problem`."""
+    return recycle.solve(recycle.problem(*shape, fail=fail, techniques=techniques, **{"costs": (10, 13, 9), **options}), "greedy")
 
 
 class Numbers:

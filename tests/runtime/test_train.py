@@ -24,7 +24,7 @@ from recycle.runtime.checkpoint.tensor_file import load_tensors
 from recycle.runtime.compute.learning_rate import NAMES, WarmUpThen
 from recycle.runtime.compute.microbatches import MicroBatches
 from recycle.runtime.options import CheckpointOptions
-from tests.runtime.jobs import adamw, loss, sgd
+from tests.runtime.jobs import adamw, greedy_plan, loss, sgd
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(180)
@@ -56,7 +56,7 @@ def make_stages():
 
 
 def plan(fail="", shape=(2, 2, 3), techniques="adaptive,decoupled,staggered"):
-    return recycle.solve(recycle.problem(*shape, fail=fail, costs=(10, 13, 9), techniques=techniques), "greedy")
+    return greedy_plan(shape, fail, techniques)
 
 
 def train(

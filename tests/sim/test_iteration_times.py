@@ -26,7 +26,7 @@ def test_every_number_of_failures_has_a_period_near_its_own_plan():
 
 def test_few_plans_serve_many_numbers_of_failures(monkeypatch):
     asked = []
-    monkeypatch.setattr(module, "spread", lambda function, given: asked.extend(given) or [function(one) for one in given])
+    monkeypatch.setattr(module, "parallel_map", lambda function, given: asked.extend(given) or [function(one) for one in given])
     timings = IterationTimes(describe(4, 8, 8, costs="10,10,10"))
     timings.prepare(16)
     num_planned = len(asked)

@@ -1,14 +1,13 @@
 """`recycle demo`: its arguments, what it refuses, and all of it with real processes; `--plans` draws the paper's example."""
 
-import contextlib
-import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +16,14 @@ import pytest
 from recycle.cli.demo import scenario
 from recycle.cli.demo.demo import read_setting
 from recycle.cli.demo.scenario import FULL, QUICK, DemoSettings
-from recycle.cli.main import main, make_parser
+from recycle.cli.main import make_parser
 from recycle.core.cluster import Shape, Worker
+from tests.cli.commands import Ended, run
 
 # Four workers instead of twelve: the same story, in as little time as four processes take to start twice.
 SMALL = DemoSettings(
     Shape(2, 2, 2), killed=Worker(1, 1), hung=Worker(0, 0), num_layers=2, width=32, context=16, num_steps=60, lease_s=1.0
 )
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended, and its output."""
-
-    code: int
-    out: str
-    err: str
-
-
-def run(*words: str) -> Ended:
-    """Run `recycle demo` in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = main(["demo", *words])
-        except BaseException as problem:  # a time limit too: how far did it come?
-            problem.add_note(err.getvalue())
-            raise
-    return Ended(code, out.getvalue(), err.getvalue())
 
 
 def setting(*words: str) -> DemoSettings:
@@ -77,7 +56,7 @@ def test_whatever_the_number_of_steps_one_dies_then_another_hangs_then_the_first
 
 @pytest.mark.parametrize("num_steps", ["11", "0", "-3"])
 def test_too_few_steps_are_refused(num_steps: str) -> None:
-    ended = run("--steps", num_steps)
+    ended = run(f"demo --steps {num_steps}")
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == (
         f"recycle demo: {num_steps} steps are too few for somebody to die, to hang and to come back: give at least 12\n"
@@ -89,14 +68,14 @@ def test_too_few_steps_are_refused(num_steps: str) -> None:
     [(["--json"], "--json"), (["--quick", "--steps", "40"], "--steps and --quick"), (["--steps", "0"], "--steps")],
 )
 def test_what_is_for_training_does_not_go_with_plans(words: list[str], named: str) -> None:
-    ended = run("--plans", *words)
+    ended = run(shlex.join(["demo", "--plans", *words]))
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == f"recycle demo: --plans draws and trains nothing: leave {named} out\n"
 
 
 def test_without_torch_it_says_how_to_install_it_and_what_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    ended = run("--quick")
+    ended = run("demo --quick")
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith("recycle demo: the demo trains a model, which needs torch (")
     assert "pip install 'recycle-train[train]'" in ended.err
@@ -106,7 +85,7 @@ def test_without_torch_it_says_how_to_install_it_and_what_goes_without(monkeypat
 
 def test_the_plans_have_the_periods_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    ended = run("--plans")
+    ended = run("demo --plans")
     assert ended.code == 0
     table = ended.out.split("slots for one iteration")[1]
     rows = [
@@ -128,7 +107,7 @@ def test_the_plans_have_the_periods_of_the_paper(monkeypatch: pytest.MonkeyPatch
 def shown() -> Ended:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scenario, "QUICK", SMALL)
-        return run("--quick", "--json")
+        return run("demo --quick --json")
 
 
 @pytest.fixture(scope="module")

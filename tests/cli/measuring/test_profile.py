@@ -1,17 +1,13 @@
 """`recycle profile`: a small cluster is measured for real, and its file feeds `recycle plan`; refusals in a sentence."""
 
-import contextlib
-import io
 import json
 import re
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from recycle.cli.main import main
 from recycle.cli.measuring.profile import _RoundProgress, without_clipping
 from recycle.cli.measuring.profile_text import describe_profile, mismatch_note, stability_text
 from recycle.cli.training.train_config import parse_config
@@ -20,6 +16,7 @@ from recycle.core.plans.plan import Plan
 from recycle.core.profile import Link, Profile, Spread, StageProfile, Taken
 from recycle.profiling.rehearsal import Patience, Rehearsed
 from recycle.report.record.profile_table import contention_text, oversubscription_note, stage_table, unevenness_text
+from tests.cli.commands import refusal, run
 
 pytestmark = pytest.mark.timeout(240)
 START = (
@@ -27,25 +24,6 @@ START = (
     "this can take minutes; the time left is shown after the first round"
 )
 SMALL = "profile --pipelines 2 --stages 2 --microbatches 2 --layers 2 --width 32 --heads 2 --context 16"
-
-
-def run(command: str) -> tuple[int, str, str]:
-    """Run `recycle <command>` in this process; return its exit code, stdout and stderr."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = main(shlex.split(command))
-        except SystemExit as stop:  # argparse leaves this way
-            code = int(stop.code or 0)
-    return code, out.getvalue(), err.getvalue()
-
-
-def refusal(command: str, code: int = 2) -> str:
-    """The one sentence with which a command ends, before anything is written."""
-    ended, out, err = run(command)
-    assert (ended, out) == (code, ""), err
-    assert re.fullmatch(r"recycle profile: \S[^\n]*\n", err), err
-    return err
 
 
 # A real measurement.
@@ -56,7 +34,8 @@ def test_a_measured_profile_is_printed_kept_and_planned_with(tmp_path: Path) -> 
     config = tmp_path / "run.toml"
     config.write_text("[training]\nsteps = 3\n[checkpoint]\nevery = 2\n[data]\nsamples = 5\n[cluster]\ndead = 'W0_1'\n")
     path = tmp_path / "deep" / "profile.json"
-    code, out, err = run(f"{SMALL} {config} --microbatch 3 --rounds 1 --out {path} --json")
+    ended = run(f"{SMALL} {config} --microbatch 3 --rounds 1 --out {path} --json")
+    code, out, err = ended.code, ended.out, ended.err
     assert code == 0, err
     # The note on cores depends on the machine.
     assert [line for line in err.splitlines() if " workers share " not in line] == [
@@ -73,10 +52,12 @@ def test_a_measured_profile_is_printed_kept_and_planned_with(tmp_path: Path) -> 
     assert profile.stages[0].output_bytes == 3 * 16 * 32 * 4  # samples, context, width, float32
 
     plans = f"plan --stages 2 --microbatches 2 --profile {path} --method greedy --out {tmp_path / 'plan.json'} --json"
-    code, out, err = run(f"{plans} --pipelines 2")
+    ended = run(f"{plans} --pipelines 2")
+    code, out, err = ended.code, ended.out, ended.err
     assert (code, err) == (0, "")
     assert Plan.load(tmp_path / "plan.json").problem.profile == profile
-    code, out, err = run(f"{plans} --pipelines 3")
+    ended = run(f"{plans} --pipelines 3")
+    code, out, err = ended.code, ended.out, ended.err
     assert code == 0
     assert json.loads(out)["period"] > 0
     machine = re.escape(profile.taken.machine)
@@ -132,7 +113,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(tm
 
 
 def test_the_help_ends_with_the_plan_that_is_made_next() -> None:
-    code, out, _ = run("profile --help")
+    ended = run("profile --help")
+    code, out, _ = ended.code, ended.out, ended.err
     assert code == 0
     assert out.startswith("usage: recycle profile [CONFIG] [options]")
     assert "recycle plan --profile profile.json" in out.split("examples:")[1].splitlines()[-1]
@@ -254,7 +236,8 @@ def test_train_prints_the_note_too(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(MEASURED.to_json()))
     command = "train --pipelines 2 --stages 2 --microbatches 2 --steps 1 --layers 2 --width 32 --heads 2 --context 16"
-    code, _, err = run(f"{command} --profile {path} --json")
+    ended = run(f"{command} --profile {path} --json")
+    code, _, err = ended.code, ended.out, ended.err
     assert code == 0, err
     notes = [line for line in err.splitlines() if line.startswith("note:")]
     assert len(notes) == 1

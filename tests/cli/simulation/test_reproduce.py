@@ -7,19 +7,14 @@ import pytest
 
 from recycle.cli.main import main
 from recycle.sim.reproduce import throughput_table as table
-from tests.cli.simulation.test_simulate import PNG, output_of, refusal
+from tests.cli.commands import output_of, refusal
+from tests.cli.simulation.test_simulate import PNG
 from tests.sim.reproduce.small_reproduction import shrink
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to stand in; what is kept goes elsewhere, and the experiments are small."""
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.fixture(autouse=True)
+def _small_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
     shrink(monkeypatch)
-    return here
 
 
 def test_the_page_has_assumptions_and_a_table_for_each_caption(folder: Path) -> None:
@@ -81,7 +76,7 @@ def test_no_cache_keeps_nothing(folder: Path, tmp_path: Path, monkeypatch: pytes
 def test_what_cannot_be_used_is_explained_before_anything_is_run(
     arguments: str, sentence: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table, "spread", lambda *_: pytest.fail("worked in vain"))
+    monkeypatch.setattr(table, "parallel_map", lambda *_: pytest.fail("worked in vain"))
     (folder / "file").write_text("mine")
     assert sentence in refusal(f"reproduce {arguments}")
     assert (folder / "file").read_text() == "mine"

@@ -2,10 +2,7 @@
 
 import json
 import re
-import shlex
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from recycle.core.events.record import Started, read_record
 from recycle.report.record.metrics import measure
 from recycle.sim import iteration_times as timings
 from recycle.sim.systems.registry import SYSTEMS
+from tests.cli.commands import output_of, refusal
 
 # Steps take some milliseconds; nothing here takes long to plan.
 JOB = "--model layers=6,hidden=512,heads=8,sequence=512,vocabulary=1000 --gpu a100-80 --pipelines 3 --stages 2 --microbatches 4"
@@ -30,26 +28,7 @@ MINUTE = 60_000_000
 @pytest.fixture(autouse=True)
 def _plan_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small plans take less time than the start of a process."""
-    monkeypatch.setattr(timings, "spread", lambda function, given: [function(one) for one in given])
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to stand in, so that a file that should not be written is seen; what is kept goes elsewhere."""
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return here
-
-
-def output_of(command: str) -> str:
-    """What `recycle <command>` prints when all is well."""
-    out, err = StringIO(), StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        assert main(shlex.split(command)) == 0, err.getvalue()
-    assert err.getvalue() == ""
-    return out.getvalue()
+    monkeypatch.setattr(timings, "parallel_map", lambda function, given: [function(one) for one in given])
 
 
 def facts(arguments: str) -> dict[str, Any]:
@@ -331,23 +310,6 @@ def test_the_record_of_every_system_can_be_read_and_says_the_same(folder: Path) 
 
 
 # What a user can get wrong.
-
-
-def refusal(command: str) -> str:
-    """The sentence with which `recycle <command>` ends, having written nothing."""
-    before = sorted(Path.cwd().rglob("*"))
-    out, err = StringIO(), StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        try:
-            code = main(shlex.split(command))
-        except SystemExit as stop:  # argparse leaves this way
-            code = int(stop.code or 0)
-    assert code == 2
-    assert out.getvalue() == ""
-    assert err.getvalue().count("\n") == 1, err.getvalue()
-    assert re.match(r"recycle( \w+)?: \S", err.getvalue()), err.getvalue()
-    assert sorted(Path.cwd().rglob("*")) == before
-    return err.getvalue().rstrip("\n")
 
 
 SHAPE = "--pipelines 3 --stages 2 --microbatches 4"

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from io import BytesIO
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from recycle.cli.main import main
 from recycle.core.events.trace import Trace
 from recycle.report.figures.trace_chart import draw_strip, draw_trace_png, levels, ticks
 from recycle.report.render.palette import PAINTS
+from tests.cli.commands import output_of, refusal
 
 H, D = 3600 * 10**6, 86400 * 10**6
 EVERY = "trace make --kind every --pipelines 2 --stages 2 --interval 30m --hours 2"
@@ -31,53 +31,22 @@ TEXT = """\
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to stand in, so that a file that should not be written is seen."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def output_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What `recycle <command>` prints when all is well."""
-    assert main(shlex.split(command)) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return captured.out
-
-
-def refusal(command: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """The sentence with which `recycle <command>` ends, having written nothing."""
-    before = sorted(Path.cwd().rglob("*"))
-    try:
-        code = main(shlex.split(command))
-    except SystemExit as stop:  # argparse leaves this way
-        code = int(stop.code or 0)
-    captured = capsys.readouterr()
-    assert code == 2
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1, captured.err
-    assert re.match(r"recycle trace( \w+)?: \S", captured.err), captured.err
-    assert sorted(Path.cwd().rglob("*")) == before
-    return captured.err.rstrip("\n")
-
-
 def test_a_trace_without_a_file_is_printed_so_that_it_can_be_piped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = Trace.parse(output_of(EVERY, capsys))
+    trace = Trace.parse(output_of(EVERY))
     assert trace.initial == ("W0_0", "W0_1", "W1_0", "W1_1")
     assert [(change.at_us, change.joins) for change in trace.later] == [(H // 2, False), (H, False), (3 * H // 2, False)]
     assert trace.end_us == 2 * H
 
 
 def test_a_written_trace_is_summed_up_and_says_how_it_was_made(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    printed = output_of(EVERY, capsys)
-    out = output_of(f"{EVERY} --out deep/trace.csv", capsys)
+    printed = output_of(EVERY)
+    out = output_of(f"{EVERY} --out deep/trace.csv")
     assert (folder / "deep" / "trace.csv").read_text() == printed
     assert "failures  3, one every 40 min; a node lives 1 h 40 min on average" in out
     assert "written   deep/trace.csv  (recycle trace show deep/trace.csv)" in out
     remark, *_ = printed.splitlines()
     assert remark == ("# recycle trace make --kind every --pipelines 2 --stages 2 --interval 30m --hours 2 --seed 1")
-    assert output_of(remark.removeprefix("# recycle "), capsys) == printed
+    assert output_of(remark.removeprefix("# recycle ")) == printed
 
 
 @pytest.mark.parametrize(
@@ -91,10 +60,10 @@ def test_a_written_trace_is_summed_up_and_says_how_it_was_made(folder: Path, cap
     ],
 )
 def test_every_kind_is_made_and_shown(options: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = {output_of(f"trace make {options} --nodes 32 --rejoin 1h --days 2 --seed {seed}", capsys) for seed in (1, 2)}
+    made = {output_of(f"trace make {options} --nodes 32 --rejoin 1h --days 2 --seed {seed}") for seed in (1, 2)}
     assert len(made) == 2
-    output_of(f"trace make {options} --nodes 32 --rejoin 1h --days 2 --out trace.csv", capsys)
-    facts = json.loads(output_of("trace show trace.csv --json", capsys))
+    output_of(f"trace make {options} --nodes 32 --rejoin 1h --days 2 --out trace.csv")
+    facts = json.loads(output_of("trace show trace.csv --json"))
     assert facts["num_initial"] == 32
     assert facts["num_failures"] >= facts["num_joins"] > 0
     assert facts["end_us"] == 2 * D
@@ -102,7 +71,7 @@ def test_every_kind_is_made_and_shown(options: str, folder: Path, capsys: pytest
 
 def test_show_says_what_is_in_a_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "trace.csv").write_text(TEXT)
-    assert output_of("trace show trace.csv", capsys).splitlines()[:5] == [
+    assert output_of("trace show trace.csv").splitlines()[:5] == [
         "nodes     4 at the start, 5 in all",
         "failures  2, one every 5 h; a node lives 16 h on average",
         "joins     2 after the start",
@@ -110,7 +79,7 @@ def test_show_says_what_is_in_a_trace(folder: Path, capsys: pytest.CaptureFixtur
         "end       10 h",
     ]
     # 4 nodes for 2 h, 2 for 2 h, 3 for 4 h and 4 for 2 h are 32 node-hours in 10 h.
-    assert json.loads(output_of("trace show trace.csv --json", capsys)) == {
+    assert json.loads(output_of("trace show trace.csv --json")) == {
         "num_initial": 4,
         "num_nodes": 5,
         "num_failures": 2,
@@ -126,15 +95,15 @@ def test_show_says_what_is_in_a_trace(folder: Path, capsys: pytest.CaptureFixtur
 
 def test_a_trace_without_failures_has_no_time_between_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "trace.csv").write_text("0,add,a\n# end 5000\n")
-    facts = json.loads(output_of("trace show trace.csv --json", capsys))
+    facts = json.loads(output_of("trace show trace.csv --json"))
     assert facts["mean_between_failures_us"] is None
     assert facts["mean_live"] == 1
-    assert "failures  0\n" in output_of("trace show trace.csv", capsys)
+    assert "failures  0\n" in output_of("trace show trace.csv")
 
 
 def test_the_chart_shows_steps_and_counts_who_left_and_who_came(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "trace.csv").write_text(TEXT)
-    out = output_of("trace show trace.csv --width 46", capsys)
+    out = output_of("trace show trace.csv --width 46")
     assert out.splitlines()[6:] == [
         "live",
         "   4 ▕████████                        ████████",
@@ -196,7 +165,7 @@ def test_a_terminal_that_knows_only_ascii_gets_ascii(
 ) -> None:
     (folder / "trace.csv").write_text(TEXT)
     monkeypatch.setattr("rich.console.Console.encoding", "ascii")
-    out = output_of("trace show trace.csv --width 46", capsys)
+    out = output_of("trace show trace.csv --width 46")
     assert out.isascii()
     assert "   3 |########        ########################" in out.splitlines()
 
@@ -210,9 +179,9 @@ def test_a_terminal_gets_colours_unless_it_wants_none(
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "50")
     orange = "48;2;213;94;0m2"
-    assert orange in output_of("trace show trace.csv", capsys)
+    assert orange in output_of("trace show trace.csv")
     monkeypatch.setenv("NO_COLOR", "1")
-    plain = output_of("trace show trace.csv", capsys)
+    plain = output_of("trace show trace.csv")
     assert orange not in plain
     assert "2" in next(line for line in plain.splitlines() if "left" in line)
 
@@ -234,7 +203,7 @@ def test_hours_have_round_ticks() -> None:
 
 def test_the_picture_shows_the_steps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "trace.csv").write_text(TEXT)
-    out = output_of("trace show trace.csv --png pictures/trace.png", capsys)
+    out = output_of("trace show trace.csv --png pictures/trace.png")
     assert out.endswith("wrote pictures/trace.png\n")
     image = imread(folder / "pictures" / "trace.png")[..., :3]
     filled = (abs(image - to_rgb(PAINTS["F"].pale)) < 0.02).all(axis=2)
@@ -253,7 +222,7 @@ def test_a_picture_of_a_trace_where_nothing_happens_can_be_drawn() -> None:
 
 def test_json_and_a_picture_can_be_had_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "trace.csv").write_text(TEXT)
-    assert json.loads(output_of("trace show trace.csv --json --png trace.png", capsys))["num_failures"] == 2
+    assert json.loads(output_of("trace show trace.csv --json --png trace.png"))["num_failures"] == 2
     assert (folder / "trace.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
@@ -306,7 +275,7 @@ WRONG = {
 @pytest.mark.parametrize(("arguments", "sentence"), WRONG.values(), ids=WRONG.keys())
 def test_a_wrong_argument_is_explained(arguments: str, sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = "" if "--out" in arguments else "--out trace.csv"
-    assert re.search(sentence, refusal(f"trace make {arguments} {out}", capsys))
+    assert re.search(sentence, refusal(f"trace make {arguments} {out}"))
 
 
 @pytest.mark.parametrize(
@@ -325,24 +294,24 @@ def test_a_file_that_is_no_trace_is_explained(
 ) -> None:
     (folder / "trace.csv").write_bytes(data)
     for options in ("", "--json", "--png trace.png"):
-        assert re.search(sentence, refusal(f"trace show trace.csv {options}", capsys))
+        assert re.search(sentence, refusal(f"trace show trace.csv {options}"))
 
 
 def test_a_place_that_cannot_be_read_or_written_is_explained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "cannot read nowhere.csv: No such file or directory" in refusal("trace show nowhere.csv", capsys)
-    assert "cannot read .: Is a directory" in refusal("trace show .", capsys)
+    assert "cannot read nowhere.csv: No such file or directory" in refusal("trace show nowhere.csv")
+    assert "cannot read .: Is a directory" in refusal("trace show .")
     (folder / "trace.csv").write_text(TEXT)
-    assert "it is a folder; name a file" in refusal("trace show trace.csv --png .", capsys)
-    assert "is not a folder that you may write to" in refusal(f"{EVERY} --out trace.csv/inside.csv", capsys)
+    assert "it is a folder; name a file" in refusal("trace show trace.csv --png .")
+    assert "is not a folder that you may write to" in refusal(f"{EVERY} --out trace.csv/inside.csv")
     assert (folder / "trace.csv").read_text() == TEXT
 
 
 def test_a_wrong_action_or_width_is_explained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "trace.csv").write_text(TEXT)
-    assert "the following arguments are required: ACTION" in refusal("trace", capsys)
-    assert "invalid choice: 'bend'" in refusal("trace bend", capsys)
-    assert "the following arguments are required: TRACE" in refusal("trace show", capsys)
-    assert "--width is 7, too narrow for a chart" in refusal("trace show trace.csv --width 7", capsys)
+    assert "the following arguments are required: ACTION" in refusal("trace")
+    assert "invalid choice: 'bend'" in refusal("trace bend")
+    assert "the following arguments are required: TRACE" in refusal("trace show")
+    assert "--width is 7, too narrow for a chart" in refusal("trace show trace.csv --width 7")
 
 
 @pytest.mark.parametrize("command", ["trace", "trace make", "trace show"])

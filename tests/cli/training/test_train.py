@@ -1,10 +1,7 @@
 """`recycle train`: real processes, real text; one hash whoever is dead, a record of every op, refusals in a sentence."""
 
-import contextlib
-import io
 import json
 import re
-import shlex
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +15,6 @@ import pytest
 import torch
 
 import recycle
-from recycle.cli.main import main
 from recycle.core.events.record import Event, Held, OpRan, Spell, Started, Stepped, read_record
 from recycle.core.op import Op
 from recycle.core.plans.library import Library
@@ -26,6 +22,7 @@ from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import needs
 from recycle.core.profile import Profile
 from recycle.models.text import Text
+from tests.cli.commands import refusal, run
 
 pytestmark = pytest.mark.timeout(240)
 SMALL = "train --pipelines 2 --stages 2 --microbatches 3 --steps 3 --layers 2 --width 32 --heads 2 --context 16"
@@ -33,46 +30,10 @@ E = TypeVar("E", bound=Event)
 ALL_AT_ONCE = "--exact --dropout 0.1 --tied --max-norm 0.5"
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended, and its output."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Its JSON, by the letter of the standard: NaN is none."""
-        assert self.code == 0, self.err
-        assert self.out.count("\n") == 1
-        facts: dict[str, Any] = json.loads(self.out, parse_constant=pytest.fail)
-        return facts
-
-
-def run(command: str) -> Ended:
-    """Run `recycle <command>` in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = main(shlex.split(command))
-        except SystemExit as stop:  # argparse leaves this way
-            code = int(stop.code or 0)
-    return Ended(code, out.getvalue(), err.getvalue())
-
-
 @cache
 def trained(options: str) -> dict[str, Any]:
     """What a run with these options came to; the same question is asked once."""
     return run(f"{SMALL} --json {options}").facts
-
-
-def refusal(command: str, code: int) -> str:
-    """The one sentence with which a command ends."""
-    ended = run(command)
-    assert (ended.code, ended.out) == (code, ""), ended.err
-    assert re.fullmatch(r"recycle train: \S[^\n]*\n", ended.err), ended.err
-    return ended.err
 
 
 def contents(folder: Path) -> dict[str, bytes]:

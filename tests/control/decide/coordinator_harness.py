@@ -25,10 +25,6 @@ LEASE_S = 2.0
 W0_0, W0_1, W1_0, W1_1 = map(Worker.parse, ("W0_0", "W0_1", "W1_0", "W1_1"))
 
 
-def dead(*names: str) -> frozenset[Worker]:
-    return frozenset(map(Worker.parse, names))
-
-
 @cache
 def plan_for(cluster: Cluster) -> Plan:
     """A plan in which the first live peer runs the ops of the dead workers: all forwards, then all backwards."""

@@ -23,15 +23,11 @@ from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile
 from recycle.planner.live_planner import Planner
-from tests.builders import as_early_as_possible, plan_of
+from tests.builders import as_early_as_possible, dead, plan_of
 from tests.processes import ends_with, is_there, until
 
 pytestmark = pytest.mark.timeout(90)
 SHAPE = Shape(4, 1, 2)
-
-
-def dead(*names: str) -> frozenset[Worker]:
-    return frozenset(map(Worker.parse, names))
 
 
 def hand_made(failed: frozenset[Worker]) -> Plan:

@@ -5,14 +5,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import recycle
 from recycle.core.profile import StageProfile
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
 from recycle.runtime.compute.activation_memory import ActivationMeter, planned_peak_bytes
 from recycle.runtime.compute.microbatches import MicroBatches
 from recycle.runtime.compute.stage_bytes import measure_bytes
-from tests.runtime.jobs import BATCH, WIDTH, Numbers, adamw, loss, make_stages
+from tests.runtime.jobs import BATCH, WIDTH, Numbers, adamw, greedy_plan, loss, make_stages
 from tests.runtime.reference_executor import ReferenceExecutor
 
 torch.set_num_threads(1)
@@ -84,7 +83,7 @@ MODELS = {
 
 
 def plan(options):
-    return recycle.solve(recycle.problem(*SHAPE, costs=(10, 13, 9), comm=1, **options), "greedy")
+    return greedy_plan(SHAPE, comm=1, **options)
 
 
 def peaks(made, stages, samples, own_loss):

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-import recycle
 from recycle.core.cluster import Worker
 from recycle.core.events.record import OpRan, Recovered, Spell, Stepped, Warned, in_hindsight
 from recycle.report.record.metrics import measure
@@ -13,6 +12,7 @@ from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
 from recycle.runtime.execute.spans import Span
 from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone
+from tests.runtime.jobs import greedy_plan
 
 pytestmark = pytest.mark.timeout(60)
 NAMES = ["W0_0", "W0_1", "W1_0", "W1_1"]
@@ -21,7 +21,7 @@ SAMPLES = 8
 
 
 def plan(fail=""):
-    return recycle.solve(recycle.problem(2, 2, 2, fail=fail, costs=(1, 1, 1)), "greedy")
+    return greedy_plan((2, 2, 2), fail, costs=(1, 1, 1))
 
 
 def open_ledger(**options):

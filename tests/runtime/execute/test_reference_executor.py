@@ -13,7 +13,7 @@ from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
 from recycle.runtime.compute.microbatches import MicroBatches
 from recycle.runtime.compute.optimizer_step import Stepper, StepVerdict, judge_step, norm_squared
-from tests.runtime.jobs import Explodes, Numbers, adamw, loss, make_stages, sgd, tied_stages
+from tests.runtime.jobs import Explodes, Numbers, adamw, greedy_plan, loss, make_stages, sgd, tied_stages
 from tests.runtime.reference_executor import ReferenceExecutor
 
 torch.set_num_threads(1)
@@ -22,9 +22,7 @@ STEPS = 3
 
 @cache
 def plan(shape, fail="", techniques="adaptive,decoupled,staggered", memory=None):
-    return recycle.solve(
-        recycle.problem(*shape, fail=fail, costs=(10, 13, 9), comm=1, memory=memory, techniques=techniques), "greedy"
-    )
+    return greedy_plan(shape, fail, techniques, comm=1, memory=memory)
 
 
 def trained(made, stages, optimizer=adamw, steps=STEPS, **options):

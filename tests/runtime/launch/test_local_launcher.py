@@ -26,6 +26,7 @@ from tests.runtime.jobs import (
     Numbers,
     adamw,
     careful_stages,
+    greedy_plan,
     loss,
     make_stages,
     scaled_loss,
@@ -39,7 +40,7 @@ SYNCHRONOUS = "adaptive,decoupled"
 
 
 def plan(fail, techniques="adaptive,decoupled,staggered", shape=(2, 3, 4)):
-    return recycle.solve(recycle.problem(*shape, fail=fail, costs=(10, 13, 9), comm=1, techniques=techniques), "greedy")
+    return greedy_plan(shape, fail, techniques, comm=1)
 
 
 def in_one_process(stages, samples, is_exact=True, max_norm=None, steps=3, shape=(2, 3, 4)):

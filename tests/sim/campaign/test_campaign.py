@@ -24,7 +24,7 @@ TRACE = failures.periodic_trace(NODES, 400 * SECOND, 2000 * SECOND, seed=5, rejo
 @pytest.fixture(autouse=True)
 def _plan_here(monkeypatch):
     """Plans of this size take less time than the start of a process."""
-    monkeypatch.setattr(timings, "spread", lambda function, given: [function(one) for one in given])
+    monkeypatch.setattr(timings, "parallel_map", lambda function, given: [function(one) for one in given])
 
 
 def context(folder=None):

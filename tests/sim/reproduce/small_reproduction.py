@@ -22,8 +22,8 @@ def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
         tick(len(answers))
         return answers
 
-    monkeypatch.setattr(timings, "spread", here)
-    monkeypatch.setattr(table, "spread", here)
+    monkeypatch.setattr(timings, "parallel_map", here)
+    monkeypatch.setattr(table, "parallel_map", here)
     for module in (table, ablation):
         monkeypatch.setattr(module, "TABLE", (ROW,))
     monkeypatch.setattr(table, "NUM_MICROBATCHES", 8)

@@ -51,7 +51,7 @@ def system(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plans")
     monkeypatch = pytest.MonkeyPatch()
     # Plans of these sizes take less time than the start of a process.
-    monkeypatch.setattr(timings, "spread", lambda function, given: [function(one) for one in given])
+    monkeypatch.setattr(timings, "parallel_map", lambda function, given: [function(one) for one in given])
 
     @cache
     def make(name, shape, constants):
