@@ -1,4 +1,4 @@
-"""Failure Normalization: the best place for each number of failures, and how a real cluster gets there with the fewest moves."""
+"""Failure Normalization: the best distribution of a number of failures, and the fewest moves that lead to it."""
 
 from collections import Counter
 from dataclasses import replace
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import recycle
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import UserError
+from recycle.core.plans.plan_source import places_for
 from recycle.core.problem import Problem
 from recycle.core.profile import Link, Profile, StageProfile
 from recycle.planner.failure_normalization import (
@@ -18,12 +19,11 @@ from recycle.planner.failure_normalization import (
     best_distribution,
     distributions,
     judge_move,
-    map_failures,
     most_failures,
     move_time_us,
-    normalized_cluster,
     normalized_problem,
 )
+from recycle.planner.live_planner import nearest
 from recycle.planner.model.lower_bound import lower_bound
 from tests.planner.strategies import failures, problems
 
@@ -141,61 +141,51 @@ def real_and_planned(draw: st.DrawFn) -> tuple[Cluster, Distribution]:
     return real, tuple(planned)
 
 
+def places(real: Cluster, planned: Distribution) -> dict[Worker, Worker]:
+    """The live worker that runs each row of a plan with this distribution, by its present place."""
+    return places_for(nearest(real.shape, real.failed, planned), real.failed)
+
+
 @QUICK
 @given(real_and_planned())
 def test_after_the_fewest_moves_every_stage_has_the_workers_that_the_plan_has(case: tuple[Cluster, Distribution]) -> None:
     real, planned = case
-    mapping = map_failures(real, planned)
-    holds = Counter(worker.stage for worker in real.live_workers())
-    for move in mapping.moves:
-        holds[move.worker.stage] -= 1
-        holds[move.to_stage] += 1
+    found = places(real, planned)
+    holds = Counter(row.stage for row in found)
     num_pipelines = real.shape.num_pipelines
     assert [holds[stage] for stage in range(real.shape.num_stages)] == [num_pipelines - num for num in planned]
-    assert len(mapping.moves) == sum(max(0, found - num) for found, num in zip(real.num_failed, planned, strict=True))
-    assert all(move.to_stage != move.worker.stage and real.is_live(move.worker) for move in mapping.moves)
-    assert len({move.worker for move in mapping.moves}) == len(mapping.moves)
+    changes = [now for row, now in found.items() if now.stage != row.stage]
+    assert len(changes) == sum(max(0, dead - num) for dead, num in zip(real.num_failed, planned, strict=True))
 
 
 @QUICK
 @given(real_and_planned())
-def test_every_row_is_played_by_a_live_worker_that_holds_its_stage(case: tuple[Cluster, Distribution]) -> None:
+def test_every_row_is_run_by_one_live_worker(case: tuple[Cluster, Distribution]) -> None:
     real, planned = case
-    mapping = map_failures(real, planned)
-    now_holds = {worker: worker.stage for worker in real.live_workers()} | {move.worker: move.to_stage for move in mapping.moves}
-    rows = normalized_cluster(real.shape, planned).live_workers()
-    assert sorted(mapping.player) == sorted(rows)
-    assert len(set(mapping.player.values())) == len(rows)
-    assert all(now_holds[player] == row.stage for row, player in mapping.player.items())
+    found = places(real, planned)
+    assert sorted(found.values()) == real.live_workers()
 
 
 @QUICK
 @given(real_and_planned())
-def test_a_worker_that_stays_at_its_stage_keeps_its_row_if_the_plan_has_it(case: tuple[Cluster, Distribution]) -> None:
+def test_a_worker_that_stays_at_its_stage_keeps_its_place(case: tuple[Cluster, Distribution]) -> None:
     real, planned = case
-    mapping = map_failures(real, planned)
-    movers = {move.worker for move in mapping.moves}
-    for row, player in mapping.player.items():
-        if real.is_live(row) and row not in movers:
-            assert player == row
+    assert all(now == row or now.stage != row.stage for row, now in places(real, planned).items())
 
 
 def test_a_failure_that_is_where_the_plan_has_it_moves_nobody() -> None:
-    real = normalized_cluster(Shape(3, 4, 6), (0, 1, 1, 0))
-    mapping = map_failures(real, (0, 1, 1, 0))
-    assert mapping.moves == ()
-    assert mapping.player == {worker: worker for worker in real.live_workers()}
+    real = Cluster(Shape(3, 4, 6), frozenset({Worker(2, 1), Worker(2, 2)}))
+    assert places(real, (0, 1, 1, 0)) == {worker: worker for worker in real.live_workers()}
 
 
-def test_a_failure_at_another_stage_moves_one_worker_whose_row_nobody_plays() -> None:
-    mapping = map_failures(Cluster(Shape(3, 4, 6), frozenset({Worker(0, 3)})), (1, 0, 0, 0))
-    assert [str(move) for move in mapping.moves] == ["W2_0 takes over stage 3"]
-    assert mapping.player[Worker(0, 3)] == Worker(2, 0)
+def test_a_failure_at_another_stage_moves_one_worker_whose_row_nobody_runs() -> None:
+    found = places(Cluster(Shape(3, 4, 6), frozenset({Worker(0, 3)})), (1, 0, 0, 0))
+    assert [(str(now), str(row)) for row, now in found.items() if now != row] == [("W2_0", "W0_3")]
 
 
 def test_a_plan_for_another_number_of_failures_is_refused() -> None:
-    with pytest.raises(UserError, match="1 workers failed, but the plan is for 2: look up the plan for that number"):
-        map_failures(Cluster(Shape(3, 2, 2), frozenset({Worker(0, 0)})), (1, 1))
+    with pytest.raises(AssertionError, match="a plan for 2 dead cannot be run with 1 dead"):
+        places(Cluster(Shape(3, 2, 2), frozenset({Worker(0, 0)})), (1, 1))
 
 
 def test_moving_pays_if_it_saves_more_than_it_takes() -> None:
@@ -217,12 +207,12 @@ def test_moving_never_pays_if_the_failures_as_they_are_cost_no_more() -> None:
     assert verdict.reason == "the failures as they are cost no more than the normalised ones: 27.00 ms an iteration"
 
 
-def test_movers_copy_side_by_side_but_two_from_one_peer_in_turn() -> None:
+def test_workers_copy_side_by_side_but_two_from_one_peer_in_turn() -> None:
     stage = StageProfile(1, 1, 1, 2, static_bytes=1_000)
     profile = Profile((stage, stage, stage), peer_link=Link(latency_us=5, bytes_per_us=10.0))
     shape = Shape(3, 3, 2)
     one_each = Problem(Cluster(shape, frozenset({Worker(0, 1), Worker(0, 2)})), profile)
-    assert move_time_us(one_each, map_failures(one_each.cluster, (2, 0, 0))) == 105
+    assert move_time_us(one_each, [1, 2]) == 105
     both_at_one = Problem(Cluster(shape, frozenset({Worker(0, 2), Worker(1, 2)})), profile)
-    assert move_time_us(both_at_one, map_failures(both_at_one.cluster, (2, 0, 0))) == 2 * 105
-    assert move_time_us(both_at_one, map_failures(both_at_one.cluster, (0, 0, 2))) == 0
+    assert move_time_us(both_at_one, [2, 2]) == 2 * 105
+    assert move_time_us(both_at_one, []) == 0

@@ -14,7 +14,7 @@ from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem, ForeignPlan, UserError
 from recycle.core.plans.library import Library, without_failures
 from recycle.core.plans.plan import Plan
-from recycle.core.plans.plan_source import FixedPlans, NoWorkerLeft, PlanAssignment, PlanFolder, PlanSource, seats_for
+from recycle.core.plans.plan_source import NoWorkerLeft, PlanAssignment, PlanFolder, places_for
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem, Techniques
 from recycle.core.profile import Link, Profile, StageProfile
@@ -32,11 +32,11 @@ def dead(*names: str) -> frozenset[Worker]:
 
 
 def moves(answer: PlanAssignment) -> list[str]:
-    return [f"{now}>{seat}" for now, seat in answer.moves]
+    return [f"{now}>{place}" for now, place in answer.moves]
 
 
 def copies(answer: PlanAssignment) -> list[str]:
-    return [f"{now}>{seat}" for now, seat in answer.copies]
+    return [f"{now}>{place}" for now, place in answer.copies]
 
 
 def is_playable(answer: PlanAssignment, problem: Problem, failed: frozenset[Worker]) -> bool:
@@ -44,7 +44,7 @@ def is_playable(answer: PlanAssignment, problem: Problem, failed: frozenset[Work
     living = [worker for worker in problem.shape.workers() if worker not in failed]
     is_of_the_job = without_failures(answer.plan.problem) == problem and check(answer.plan) == []
     rows = sorted(row.worker for row in answer.plan.rows)
-    return is_of_the_job and sorted(answer.seats) == rows and sorted(answer.seats.values()) == living
+    return is_of_the_job and sorted(answer.places) == rows and sorted(answer.places.values()) == living
 
 
 def uneven(static_bytes: int = 0) -> Problem:
@@ -97,16 +97,16 @@ def test_who_may_not_move_does_so_only_into_a_stage_that_nobody_holds(question: 
     answer = Planner(problem, may_move=False).answer(failed)
     num_dead = Counter(worker.stage for worker in failed)
     lost = [stage for stage in range(problem.shape.num_stages) if num_dead[stage] == problem.shape.num_pipelines]
-    assert [seat.stage for _, seat in sorted(answer.moves, key=lambda move: move[1].stage)] == lost
+    assert [place.stage for _, place in sorted(answer.moves, key=lambda move: move[1].stage)] == lost
     assert answer.moves == answer.copies
 
 
 @QUICK
 @given(questions())
-def test_the_seats_that_an_answer_leaves_empty_are_answered_without_another_move(
+def test_the_places_that_an_answer_leaves_empty_are_answered_without_another_move(
     question: tuple[Problem, frozenset[Worker]],
 ) -> None:
-    """Who has moved stays: asked with the seats that are empty now, the same plan comes again."""
+    """A worker that moved stays: asked with the places that are empty now, the planner gives the same plan."""
     problem, failed = question
     num_dead = Counter(worker.stage for worker in failed)
     assume(max(num_dead.values(), default=0) < problem.shape.num_pipelines)  # else only who has to moves at first
@@ -272,7 +272,7 @@ def test_another_planner_of_the_same_job_gives_the_same_answers() -> None:
     copied = pickle.loads(pickle.dumps(planner))
     for failed in (dead("W1_2"), dead("W1_2", "W0_0"), dead("W0_2", "W1_2", "W2_2")):
         one, other = planner.answer(failed), copied.answer(failed)
-        assert (one.plan.rows, one.seats, one.reason) == (other.plan.rows, other.seats, other.reason)
+        assert (one.plan.rows, one.places, one.reason) == (other.plan.rows, other.places, other.reason)
 
 
 def test_a_plan_with_its_pipelines_renamed_is_as_legal_and_as_good() -> None:
@@ -284,10 +284,10 @@ def test_a_plan_with_its_pipelines_renamed_is_as_legal_and_as_good() -> None:
     assert renamed(plan, Cluster(DEMO.shape, dead("W2_0", "W1_3", "W0_3"))) is None
 
 
-def test_players_keep_their_rows_or_their_stage_where_they_can() -> None:
+def test_workers_keep_their_rows_or_their_stage_where_they_can() -> None:
     planned = Cluster(Shape(3, 2, 1), dead("W2_0", "W1_0"))
-    seats = seats_for(planned, dead("W0_0", "W0_1"))
-    assert {str(row): str(now) for row, now in seats.items()} == {
+    places = places_for(planned, dead("W0_0", "W0_1"))
+    assert {str(row): str(now) for row, now in places.items()} == {
         "W1_1": "W1_1",
         "W2_1": "W2_1",
         "W0_0": "W1_0",
@@ -302,46 +302,38 @@ def demo_plans() -> dict[frozenset[Worker], Plan]:
 
 
 @pytest.fixture
-def fixed_sources(demo_plans: dict[frozenset[Worker], Plan], tmp_path: Path) -> list[PlanSource]:
+def plan_folder(demo_plans: dict[frozenset[Worker], Plan], tmp_path: Path) -> PlanFolder:
     for failed, name in zip(demo_plans, ("none", "W1_2", "W1_2+W0_0"), strict=True):
         demo_plans[failed].save(tmp_path / f"plan-{name}.json")
-    return [FixedPlans(demo_plans), PlanFolder(tmp_path)]
+    return PlanFolder(tmp_path)
 
 
-def test_plans_that_are_there_are_played_as_they_are(
-    fixed_sources: list[PlanSource], demo_plans: dict[frozenset[Worker], Plan]
-) -> None:
-    for source in fixed_sources:
-        for failed, plan in demo_plans.items():
-            answer = source.answer(failed)
-            assert answer.plan == plan
-            assert is_playable(answer, DEMO, failed)
-            assert answer.moves == ()
+def test_plans_of_a_folder_are_used_as_they_are(plan_folder: PlanFolder, demo_plans: dict[frozenset[Worker], Plan]) -> None:
+    for failed, plan in demo_plans.items():
+        answer = plan_folder.answer(failed)
+        assert answer.plan == plan
+        assert is_playable(answer, DEMO, failed)
+        assert answer.moves == ()
 
 
-def test_a_plan_that_is_not_there_is_asked_for_by_its_name(fixed_sources: list[PlanSource], tmp_path: Path) -> None:
-    fixed, folder = fixed_sources
-    with pytest.raises(UserError, match="there is no plan for W0_0, W2_3 dead: give one"):
-        fixed.answer(dead("W2_3", "W0_0"))
+def test_a_plan_that_a_folder_lacks_is_asked_for_by_its_name(plan_folder: PlanFolder, tmp_path: Path) -> None:
     with pytest.raises(FileProblem, match=r"has no plan for W0_0, W2_3 dead: .* save it as plan-W0_0\+W2_3.json"):
-        folder.answer(dead("W2_3", "W0_0"))
+        plan_folder.answer(dead("W2_3", "W0_0"))
     with pytest.raises(FileProblem, match=r"has no plan for none dead: .* save it as plan-none.json"):
         PlanFolder(tmp_path / "nowhere").answer(frozenset())
 
 
-def test_a_job_with_too_few_workers_is_told_so_by_plans_that_are_there_too(fixed_sources: list[PlanSource]) -> None:
-    for source in fixed_sources:
-        with pytest.raises(NoWorkerLeft, match="start 4 more"):
-            source.answer(frozenset(DEMO.shape.workers()))
+def test_a_folder_too_says_that_a_job_has_too_few_workers(plan_folder: PlanFolder) -> None:
+    with pytest.raises(NoWorkerLeft, match="start 4 more"):
+        plan_folder.answer(frozenset(DEMO.shape.workers()))
 
 
-def test_a_plan_for_other_dead_is_played_with_moves_if_they_are_as_many(
+def test_a_plan_for_other_dead_is_used_with_moves_if_they_are_as_many(
     demo_plans: dict[frozenset[Worker], Plan], tmp_path: Path
 ) -> None:
     one, two = demo_plans[dead("W1_2")], demo_plans[dead("W0_0", "W1_2")]
-    for source in (FixedPlans({dead("W0_3"): one}), PlanFolder(tmp_path)):
-        one.save(tmp_path / "plan-W0_3.json")
-        assert moves(source.answer(dead("W0_3"))) == ["W1_2>W0_3"]
+    one.save(tmp_path / "plan-W0_3.json")
+    assert moves(PlanFolder(tmp_path).answer(dead("W0_3"))) == ["W1_2>W0_3"]
     two.save(tmp_path / "plan-W0_3.json")
     with pytest.raises(ForeignPlan, match="has W0_0, W1_2 dead, which are not as many: plan again"):
         PlanFolder(tmp_path).answer(dead("W0_3"))

@@ -1,12 +1,12 @@
-"""Failure Normalization: plan for how many failed, not for which.
+"""Failure Normalization: where a given number of failures costs least, and whether moving workers there pays.
 
-There are exponentially many failure sets but only one number of failures. For each number, the failures are put where they
-hurt least: `best_distribution` says how many at each stage. At run time a real
-failure set is turned into the planned one by letting live workers change stage (`moves`), if that pays (`judge_move`).
+There are exponentially many failure sets but only one number of failures. For each number, the planner assumes the failures at
+the stages where they cost least: `best_distribution` returns how many at each stage. At run time live workers change stage until
+the real failure set has the planned distribution, if that pays (`judge_move`).
 """
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -139,66 +139,11 @@ def _least_worst(table: list[list[_Cost]], num_failures: int, value: Callable[[_
     return tables[::-1]
 
 
-def normalized_cluster(shape: Shape, distribution: Distribution) -> Cluster:
-    """The cluster in which the last pipelines of each stage are dead, as many as `distribution` says."""
-    last = shape.num_pipelines - 1
-    return Cluster(shape, frozenset(Worker(last - i, stage) for stage, num in enumerate(distribution) for i in range(num)))
-
-
 def normalized_problem(problem: Problem, distribution: Distribution) -> Problem:
-    return replace(problem, cluster=normalized_cluster(problem.shape, distribution))
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A live worker that gives up its own stage and takes over another one, copying its state from a peer there."""
-
-    worker: Worker
-    to_stage: int
-
-    def __str__(self) -> str:
-        return f"{self.worker} takes over stage {self.to_stage}"
-
-
-@dataclass(frozen=True, slots=True)
-class Takeover:
-    """How a real cluster plays a normalised plan: the fewest moves, and which real worker plays each row."""
-
-    moves: tuple[Move, ...]
-    player: dict[Worker, Worker]  # row of the plan -> real worker
-
-
-def map_failures(real: Cluster, distribution: Distribution) -> Takeover:
-    """Turn a real failure set into the normalised one with the fewest moves; who need not change keeps its row."""
-    shape, planned = real.shape, normalized_cluster(real.shape, distribution)
-    if sum(distribution) != len(real.failed):
-        raise UserError(
-            f"{len(real.failed)} workers failed, but the plan is for {sum(distribution)}: look up the plan for that number"
-        )
-    players = {stage: [Worker(p, stage) for p in real.live_pipelines(stage)] for stage in range(shape.num_stages)}
-    surplus = [stage for stage in players for _ in range(len(players[stage]) - planned.num_live(stage))]
-    moves = []
-    for stage in range(shape.num_stages):
-        for _ in range(planned.num_live(stage) - len(players[stage])):
-            # Any surplus worker will do; one whose own row is dead in the plan loses nothing by leaving.
-            source = surplus.pop(0)
-            mover = max(players[source], key=lambda worker: (not planned.is_live(worker), worker.pipeline))
-            players[source].remove(mover)
-            moves.append(Move(mover, stage))
-    for move in moves:
-        players[move.to_stage].append(move.worker)
-    return Takeover(tuple(moves), _seat(planned, players))
-
-
-def _seat(planned: Cluster, players: dict[int, list[Worker]]) -> dict[Worker, Worker]:
-    """Give each live row of the plan a real worker that holds its stage, its own one where it can."""
-    seats: dict[Worker, Worker] = {}
-    for stage, workers in players.items():
-        rows = [Worker(p, stage) for p in planned.live_pipelines(stage)]
-        seats |= {row: row for row in rows if row in workers}
-        others = iter(worker for worker in workers if worker not in seats)
-        seats |= {row: next(others) for row in rows if row not in seats}
-    return seats
+    """The problem in which the last pipelines of each stage are dead, as many as `distribution` says."""
+    last = problem.shape.num_pipelines - 1
+    dead = frozenset(Worker(last - i, stage) for stage, num in enumerate(distribution) for i in range(num))
+    return replace(problem, cluster=Cluster(problem.shape, dead))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +154,11 @@ class Judgement:
     reason: str
 
 
-def move_time_us(problem: Problem, takeover: Takeover) -> int:
-    """Time until the last mover has its new stage's state; movers copy at the same time, spread over the peers there."""
-    stages = [move.to_stage for move in takeover.moves]
+def move_time_us(problem: Problem, stages: Sequence[int]) -> int:
+    """Return the time until every moving worker has the state of its new stage; `stages` are the new stages, one for each.
+
+    The workers copy at the same time, spread over the live peers of the new stage.
+    """
     busiest = {stage: -(-stages.count(stage) // max(1, problem.cluster.num_live(stage))) for stage in set(stages)}
     times = (n * problem.profile.peer_link.time_us(problem.profile.stages[s].static_bytes) for s, n in busiest.items())
     return max(times, default=0)

@@ -1,7 +1,7 @@
-"""Plans for a job that runs: from its library, by letting workers change stage where that pays, or made on the spot.
+"""Planner: the plan source of a running job, from its library or planned on the spot, with moves between stages where they pay.
 
-How long the search takes is counted in placed ops, never in seconds: whoever asks the same question again gets the same plan,
-however busy the machine is, and a coordinator that was restarted decides as it did before.
+The search effort is counted in placed ops, never in seconds: the same dead workers give the same plan however busy the machine
+is, and a coordinator that was restarted decides as it did before.
 """
 
 from array import array
@@ -13,14 +13,12 @@ from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem, ForeignPlan, UserError
 from recycle.core.plans.library import Library, without_failures
 from recycle.core.plans.plan import Plan, Row
-from recycle.core.plans.plan_source import PlanAssignment, num_live_at, seats_for
+from recycle.core.plans.plan_source import PlanAssignment, num_live_at, places_for
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
 from recycle.planner.failure_normalization import (
     Distribution,
     Judgement,
-    Move,
-    Takeover,
     best_distribution,
     judge_move,
     move_time_us,
@@ -29,8 +27,8 @@ from recycle.planner.heuristic.greedy import compile_kernels
 from recycle.planner.model.lower_bound import Bounds, lower_bound
 from recycle.planner.solve import solve
 
-# The search for one plan, in placed ops and in runs of the list scheduler: tens of milliseconds for a dozen workers, within a per
-# cent of what a second of search finds; fractions of a second for a thousand.
+# The search effort for one plan, in placed ops and in runs of the list scheduler: tens of milliseconds for a dozen workers, and
+# within 1 % of the period that a second of search finds; fractions of a second for a thousand workers.
 _MOST_PLACED, _MOST_RUNS = 100_000, 55
 _NO_TIME_LIMIT_S = 1e6
 _ON_THE_SPOT = "planned on the spot"
@@ -38,10 +36,26 @@ _ON_THE_SPOT = "planned on the spot"
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """A source of plans for `problem`, which has nobody dead.
+    """The plan source of a running job: it answers a set of dead workers with a plan and the worker for each row.
 
-    With `may_move`, workers change stage where that pays within `expected_iterations`, the time until the next failure; without,
-    only where nobody else is left. `given` is a plan that is there already, the answer where its dead are the dead.
+    Args:
+        problem: The job's problem, with all workers alive.
+        library: The plans that were made before the run, if there are any.
+        may_move: Whether workers change stage where that pays. Without it, a worker changes stage only if a stage has no
+            live worker left.
+        expected_iterations: The iterations expected until the next failure; a move has to pay within them.
+        given: A plan that exists already, and is the answer where its dead workers are the dead workers.
+
+    Raises:
+        ForeignPlan: `library` or `given` was made for another problem.
+        UserError: `expected_iterations` is negative.
+
+    Example:
+        >>> import recycle
+        >>> planner = recycle.Planner(recycle.problem(2, 2, 4, costs="10,13,9"))
+        >>> assignment = planner.answer(frozenset({recycle.Worker.parse("W1_0")}))
+        >>> assignment.reason
+        'planned on the spot, and nobody moves: the failures lie where they hurt least'
     """
 
     problem: Problem
@@ -51,7 +65,7 @@ class Planner:
     given: Plan | None = None
 
     def __post_init__(self) -> None:
-        assert not self.problem.cluster.failed, "a source is told who is dead: its problem has nobody dead"
+        assert not self.problem.cluster.failed, "the problem of a planner has no dead worker: `answer` gets the dead workers"
         if self.expected_iterations < 0:
             raise UserError(f"{self.expected_iterations} iterations are expected until the next failure, but it is at least 0")
         if self.library is not None and self.library.problem != self.problem:
@@ -63,7 +77,7 @@ class Planner:
             raise ForeignPlan("the plan was made for another shape, profile, memory or techniques than this job has: plan again")
 
     def answer(self, failed: frozenset[Worker]) -> PlanAssignment:
-        compile_kernels()  # with the first question, when nobody is in a hurry yet, rather than with the first that is hard
+        compile_kernels()  # before the run, in the first call, rather than during a recovery
         num_live = num_live_at(self.problem.shape, failed)
         if self.given is not None and self.given.problem.cluster.failed == failed:
             return _answer(self.given, failed, "the plan that the job was given")
@@ -77,7 +91,7 @@ class Planner:
         return self._weigh(cluster, stored)
 
     def _stored(self, num_failures: int) -> Plan | None:
-        """The library's plan for so many failures, if it has one that can be used: no recovery ends at a broken file."""
+        """The library's plan for `num_failures`, or None if it is missing or broken: a recovery goes on without it."""
         if self.library is None or not self.library.path(num_failures).exists():
             return None
         try:
@@ -87,15 +101,15 @@ class Planner:
         return None if check(plan) else plan
 
     def _fill(self, failed: frozenset[Worker], num_live: list[int], stored: Plan | None) -> PlanAssignment:
-        """Let workers to spare take over the stages that nobody holds, and nobody else move."""
+        """Let spare workers take over the stages that have no live worker; no other worker moves."""
         cluster = nearest(self.problem.shape, failed, _filled(self.problem, num_live))
         found = _fitting(stored, cluster)
         plan = found or self._plan(cluster)
-        seats = seats_for(plan.problem.cluster, failed)
-        movers = ", ".join(f"{move.worker} takes over stage {move.to_stage}" for move in _moves(seats))
+        places = places_for(plan.problem.cluster, failed)
+        movers = ", ".join(f"{now} takes over stage {place.stage}" for place, now in _stage_changes(places))
         lost = " and ".join(f"stage {stage}" for stage, num in enumerate(num_live) if num == 0)
         origin = _name_of(found) if found else _ON_THE_SPOT
-        return PlanAssignment(plan, seats, f"{origin}: nobody is left at {lost}, so that {movers}")
+        return PlanAssignment(plan, places, f"{origin}: nobody is left at {lost}, so that {movers}")
 
     def _weigh(self, cluster: Cluster, stored: Plan | None) -> PlanAssignment:
         """Plan for the failures as they are, and let workers change stage if that pays."""
@@ -110,18 +124,18 @@ class Planner:
         there = nearest(self.problem.shape, cluster.failed, spread)
         found = _fitting(stored, there)
         if found is None:
-            at_best = self._judge(as_is, lower_bound(replace(self.problem, cluster=there)), seats_for(there, cluster.failed))
+            at_best = self._judge(as_is, lower_bound(replace(self.problem, cluster=there)), places_for(there, cluster.failed))
             if not at_best.moves:
                 return _staying(as_is, f"at best, {at_best.reason}")
         plan = found or self._plan(there)
-        seats = seats_for(plan.problem.cluster, cluster.failed)
-        verdict = self._judge(as_is, plan.period_us, seats)
+        places = places_for(plan.problem.cluster, cluster.failed)
+        verdict = self._judge(as_is, plan.period_us, places)
         if not verdict.moves:
             return _staying(as_is, verdict.reason)
-        return PlanAssignment(plan, seats, f"{_name_of(found) if found else _ON_THE_SPOT}: {verdict.reason}")
+        return PlanAssignment(plan, places, f"{_name_of(found) if found else _ON_THE_SPOT}: {verdict.reason}")
 
-    def _judge(self, as_is: Plan, other_us: int, seats: Mapping[Worker, Worker]) -> Judgement:
-        move_us = move_time_us(as_is.problem, Takeover(_moves(seats), dict(seats)))
+    def _judge(self, as_is: Plan, other_us: int, places: Mapping[Worker, Worker]) -> Judgement:
+        move_us = move_time_us(as_is.problem, [place.stage for place, _ in _stage_changes(places)])
         return judge_move(as_is.period_us, other_us, move_us, self.expected_iterations)
 
     def _plan(self, cluster: Cluster) -> Plan:
@@ -131,7 +145,7 @@ class Planner:
 
 
 def _answer(plan: Plan, failed: frozenset[Worker], reason: str) -> PlanAssignment:
-    return PlanAssignment(plan, seats_for(plan.problem.cluster, failed), reason)
+    return PlanAssignment(plan, places_for(plan.problem.cluster, failed), reason)
 
 
 def _staying(plan: Plan, why: str) -> PlanAssignment:
@@ -143,20 +157,20 @@ def _name_of(stored: Plan) -> str:
     return f"the library's plan for {num} {'failure' if num == 1 else 'failures'}"
 
 
-def _moves(seats: Mapping[Worker, Worker]) -> tuple[Move, ...]:
-    """Who changes stage."""
-    return tuple(Move(now, seat.stage) for seat, now in sorted(seats.items()) if now.stage != seat.stage)
+def _stage_changes(places: Mapping[Worker, Worker]) -> list[tuple[Worker, Worker]]:
+    """The new and the present place of each worker that changes stage."""
+    return [(place, now) for place, now in sorted(places.items()) if now.stage != place.stage]
 
 
 def _fitting(stored: Plan | None, cluster: Cluster) -> Plan | None:
-    """The stored plan if it has as many dead at each stage as `cluster`; with the same dead if pipelines can be renamed so."""
+    """The stored plan if it has as many dead at each stage as `cluster`; with the same dead if renaming pipelines allows it."""
     if stored is None or stored.problem.cluster.num_failed != cluster.num_failed:
         return None
     return renamed(stored, cluster) or stored
 
 
 def _filled(problem: Problem, num_live: list[int]) -> Distribution:
-    """Failures by stage after the fewest moves that give every stage a worker; each leaves where it is missed least."""
+    """Failures by stage after the fewest moves that give every stage a worker; each leaves the stage where that costs least."""
     bounds, live = Bounds(problem), list(num_live)
 
     def without_one(stage: int) -> tuple[int, int, int]:
@@ -169,7 +183,7 @@ def _filled(problem: Problem, num_live: list[int]) -> Distribution:
 
 
 def nearest(shape: Shape, failed: frozenset[Worker], distribution: Distribution) -> Cluster:
-    """The cluster with so many dead at each stage that leaves most seats as they are: only who changes stage changes seats."""
+    """The cluster with this distribution of failures in which only workers that change stage change place."""
     dead: set[Worker] = set()
     for stage, num in enumerate(distribution):
         peers = [Worker(pipeline, stage) for pipeline in reversed(range(shape.num_pipelines))]
@@ -180,7 +194,7 @@ def nearest(shape: Shape, failed: frozenset[Worker], distribution: Distribution)
 def renamed(plan: Plan, cluster: Cluster) -> Plan | None:
     """The same plan with its pipelines in another order, so that its dead are those of `cluster`; None if no order does that.
 
-    Pipelines are alike, so the plan is as legal and as good. And nobody changes seats, so a worker that comes back finds its own.
+    Pipelines are alike, so the plan is as legal and as good. No worker changes place, so a worker that rejoins gets its own.
     """
     order = _order(plan.problem.cluster, cluster)
     if order is None:

@@ -14,7 +14,7 @@ from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.op import Kind, MicroBatch, Op
 from recycle.core.plans.plan import Plan
-from recycle.core.plans.plan_source import PlanAssignment, num_live_at, seats_for
+from recycle.core.plans.plan_source import PlanAssignment, num_live_at, places_for
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile
 from tests.plans import plan_from_orders
@@ -57,7 +57,7 @@ def answer_for(shape: Shape, failed: frozenset[Worker], planned: frozenset[Worke
             giver = max(live, key=lambda stage: len(live[stage]))
             planned = planned - {Worker(0, empty)} | {live[giver][-1]}
     cluster = Cluster(shape, planned)
-    return PlanAssignment(plan_for(cluster), seats_for(cluster, failed), "made by hand")
+    return PlanAssignment(plan_for(cluster), places_for(cluster, failed), "made by hand")
 
 
 def evened(shape: Shape, failed: frozenset[Worker]) -> frozenset[Worker]:
@@ -138,7 +138,7 @@ class Office:
     def __init__(self, shape: Shape = SHAPE, initially: frozenset[Worker] = frozenset(), journal: Journal | None = None) -> None:
         self.shape, self.desk, self.journal = shape, Desk(), journal or MemoryJournal()
         cluster = Cluster(shape, initially)
-        self.initial = PlanAssignment(plan_for(cluster), seats_for(cluster, initially), "the first")
+        self.initial = PlanAssignment(plan_for(cluster), places_for(cluster, initially), "the first")
         self.num_callers = 0
         self.hire()
 
@@ -170,7 +170,7 @@ class Office:
         return found
 
     def form(self) -> "Office":
-        for row in sorted(self.initial.seats):
+        for row in sorted(self.initial.places):
             self.come(str(row))
         self.begin()
         return self

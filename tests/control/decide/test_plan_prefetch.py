@@ -18,7 +18,7 @@ from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem
 from recycle.core.op import Kind, MicroBatch, Op
 from recycle.core.plans.plan import Plan
-from recycle.core.plans.plan_source import NoWorkerLeft, PlanAssignment, PlanFolder, num_live_at, seats_for
+from recycle.core.plans.plan_source import NoWorkerLeft, PlanAssignment, PlanFolder, num_live_at, places_for
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile
@@ -66,7 +66,7 @@ class Scripted:
             self.gate.read_text()  # from a named pipe: it lasts until the test has written
         num_live_at(SHAPE, failed)
         plan = hand_made(failed)
-        return PlanAssignment(plan, seats_for(plan.problem.cluster, failed), "made by hand")
+        return PlanAssignment(plan, places_for(plan.problem.cluster, failed), "made by hand")
 
     def lines(self) -> list[list[str]]:
         return [line.split() for line in self.log.read_text().splitlines()]
@@ -348,4 +348,4 @@ def test_a_planner_has_a_legal_plan_ready_for_every_single_failure() -> None:
         for worker in problem.shape.workers():
             answer = ahead.answer(frozenset({worker}))
             assert check(answer.plan) == []
-            assert worker not in answer.seats.values()
+            assert worker not in answer.places.values()

@@ -233,7 +233,7 @@ class Coordinator:
 
     def _form(self) -> None:
         """Begin when every row of the first plan has its worker; until then, who wants a row gets it from who does not."""
-        rows = sorted(self._initial.seats)
+        rows = sorted(self._initial.places)
         for member in self.members.values():
             member.seat = member.wish if member.wish in rows else None
         free = [row for row in rows if row not in {member.seat for member in self.members.values()}]
@@ -309,7 +309,7 @@ class Coordinator:
         standings = [member.standing for member in self.members.values() if member.standing is not None]
         answer = self._keeping_holders(answer)
         sitters = {member.seat: member for member in self.members.values()}
-        held = {seat.stage for seat, now in answer.seats.items() if sitters[now].has_state and now.stage == seat.stage}
+        held = {seat.stage for seat, now in answer.places.items() if sitters[now].has_state and now.stage == seat.stage}
         resume, checkpoint = Resume(0), -1
         if held == set(range(self._shape.num_stages)):
             try:
@@ -325,7 +325,7 @@ class Coordinator:
     def _keeping_holders(self, answer: PlanAssignment) -> PlanAssignment:
         """The same answer, but in no stage does everybody who holds its state move away: a newcomer moves instead."""
         sitters = {member.seat: member for member in self.members.values()}
-        seats = dict(answer.seats)
+        seats = dict(answer.places)
         for stage in range(self._shape.num_stages):
             holders = {now for now in seats.values() if now.stage == stage and sitters[now].has_state}
             if not holders or any(seats[seat] in holders for seat in seats if seat.stage == stage):
@@ -334,14 +334,14 @@ class Coordinator:
             there = next(seat for seat, now in seats.items() if now in holders)
             if free is not None:
                 seats[free], seats[there] = seats[there], seats[free]
-        return replace(answer, seats=seats)
+        return replace(answer, places=seats)
 
     def _go(self, answer: PlanAssignment, resume: Resume, checkpoint: int) -> None:
         """Begin an epoch: everybody takes the seat that the answer gives it."""
         sitters = {member.seat: member for member in self.members.values()}
-        players = {seat: sitters[now] for seat, now in answer.seats.items()}
+        players = {seat: sitters[now] for seat, now in answer.places.items()}
         sources = {} if checkpoint >= 0 or self.epoch == 0 else self._sources(answer, players)
-        moves = [f"{now}>{seat}" for seat, now in sorted(answer.seats.items()) if now.stage != seat.stage]
+        moves = [f"{now}>{seat}" for seat, now in sorted(answer.places.items()) if now.stage != seat.stage]
         for seat, member in players.items():
             member.seat, member.standing, member.has_stopped, member.has_finished = seat, None, False, False
             member.has_state = True  # or it says otherwise when it is stopped
@@ -370,7 +370,7 @@ class Coordinator:
         """From whom each seat copies whose player has not the state of its stage; those who give take turns."""
         givers: dict[int, list[Worker]] = {}
         takers = []
-        for seat, now in sorted(answer.seats.items()):
+        for seat, now in sorted(answer.places.items()):
             if players[seat].has_state and now.stage == seat.stage:
                 givers.setdefault(seat.stage, []).append(seat)
             else:

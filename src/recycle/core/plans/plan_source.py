@@ -1,8 +1,9 @@
-"""Where plans come from while a job runs: whoever is dead, a source says what is played, and who plays which row.
+"""PlanSource, the protocol that supplies plans to a running job, and PlanFolder, a source that reads plan files.
 
-A source is asked with the seats that nobody sits on. It may answer with a plan whose dead are elsewhere: then live workers change
-seats. Among peers of a stage that costs nothing, for they hold the same state; to another stage it takes a copy of that stage's.
-The planner is one source; `FixedPlans` and `PlanFolder` are sources for machines that have no planning libraries.
+A source is asked with the set of dead workers. It may return a plan whose dead workers are others, as many as there are: then
+live workers change place. A change between peers of a stage costs nothing, because peers hold the same state; a change to
+another stage needs a copy of that stage's state. `planner.live_planner.Planner` is the source that plans; `PlanFolder` serves
+machines without the planning libraries.
 """
 
 import re
@@ -16,43 +17,48 @@ from recycle.core.errors import FileProblem, ForeignPlan, UserError
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 
-Move = tuple[Worker, Worker]  # from, to
 _PLAN_FILE = re.compile(r"plan-(none|W\d+_\d+(?:\+W\d+_\d+)*)\.json")
 
 
 @dataclass(frozen=True, slots=True)
 class PlanAssignment:
-    """What to play, who plays it, and one sentence why. `seats` says for each row of the plan where its player sits now."""
+    """A plan, the live worker that runs each of its rows, and one sentence why.
+
+    `places` maps each row of the plan, which is the worker's new place, to the place that the worker has now.
+    """
 
     plan: Plan
-    seats: Mapping[Worker, Worker]
+    places: Mapping[Worker, Worker]
     reason: str
 
     def __post_init__(self) -> None:
-        assert set(self.seats) == set(self.plan.problem.cluster.live_workers()), "every live row has a player, and no other"
-        assert len(set(self.seats.values())) == len(self.seats), "nobody plays two rows"
+        assert set(self.places) == set(self.plan.problem.cluster.live_workers()), "every live row has a worker, and no other has"
+        assert len(set(self.places.values())) == len(self.places), "no worker runs two rows"
 
     @property
-    def moves(self) -> tuple[Move, ...]:
-        """Who changes seats, as (from, to)."""
-        return tuple((now, seat) for seat, now in sorted(self.seats.items()) if now != seat)
+    def moves(self) -> tuple[tuple[Worker, Worker], ...]:
+        """The changes of place, as (from, to)."""
+        return tuple((now, place) for place, now in sorted(self.places.items()) if now != place)
 
     @property
-    def copies(self) -> tuple[Move, ...]:
-        """Those of the moves that need the state of another stage."""
-        return tuple((now, seat) for now, seat in self.moves if now.stage != seat.stage)
+    def copies(self) -> tuple[tuple[Worker, Worker], ...]:
+        """The moves that need the state of another stage."""
+        return tuple((now, place) for now, place in self.moves if now.stage != place.stage)
 
 
 class PlanSource(Protocol):
-    """Anything that knows what to play."""
+    """Supplies a plan for any set of dead workers."""
 
     def answer(self, failed: frozenset[Worker]) -> PlanAssignment:
-        """Say what is played when these seats are empty; raises `NoWorkerLeft` if those who live cannot hold every stage."""
+        """Return the plan for the case that the places `failed` are empty.
+
+        Raises `NoWorkerLeft` if the live workers cannot hold every stage.
+        """
         ...
 
 
 class NoWorkerLeft(UserError):
-    """Fewer live workers than stages: the job waits until one comes back. `stages` are those that nobody holds."""
+    """Fewer live workers than stages: the job waits until one comes back. `stages` are those without a live worker."""
 
     def __init__(self, stages: Sequence[int], num_live: int, num_stages: int) -> None:
         self.stages, self.num_live, self.num_stages = tuple(stages), num_live, num_stages
@@ -68,7 +74,7 @@ class NoWorkerLeft(UserError):
 
 
 def num_live_at(shape: Shape, failed: Collection[Worker]) -> list[int]:
-    """How many workers live at each stage, maybe none; raises `NoWorkerLeft` if they cannot hold every stage, even by moving."""
+    """Return the number of live workers at each stage, 0 included; raises `NoWorkerLeft` if there are fewer than stages."""
     live = [shape.num_pipelines] * shape.num_stages
     for worker in sorted(failed):
         if not (worker.pipeline < shape.num_pipelines and worker.stage < shape.num_stages):
@@ -82,45 +88,31 @@ def num_live_at(shape: Shape, failed: Collection[Worker]) -> list[int]:
     return live
 
 
-def seats_for(planned: Cluster, failed: frozenset[Worker]) -> dict[Worker, Worker]:
-    """Give each live row a live player with the fewest changes of stage: its own, else a peer to spare, else anybody to spare.
+def places_for(planned: Cluster, failed: frozenset[Worker]) -> dict[Worker, Worker]:
+    """Give each live row of a plan a live worker with the fewest changes of stage: its own, else a spare peer, else any spare.
 
     `failed` may be all workers of a stage, but it is as many as the plan has dead.
     """
-    assert len(planned.failed) == len(failed), f"a plan for {len(planned.failed)} dead cannot be played with {len(failed)} dead"
+    assert len(planned.failed) == len(failed), f"a plan for {len(planned.failed)} dead cannot be run with {len(failed)} dead"
     spare = sorted(planned.failed - failed)
     empty = sorted(failed - planned.failed)
-    seats = {row: row for row in planned.live_workers() if row not in failed}
+    places = {row: row for row in planned.live_workers() if row not in failed}
     for row in empty:
         peer = next((worker for worker in spare if worker.stage == row.stage), None)
         if peer is not None:
-            seats[row] = peer
+            places[row] = peer
             spare.remove(peer)
-    return seats | dict(zip((row for row in empty if row not in seats), spare, strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class FixedPlans:
-    """Plans that are there already, by who is dead. A plan may have its dead elsewhere, if it has as many."""
-
-    plans: Mapping[frozenset[Worker], Plan]
-
-    def answer(self, failed: frozenset[Worker]) -> PlanAssignment:
-        if (known := next(iter(self.plans.values()), None)) is not None:
-            num_live_at(known.problem.shape, failed)
-        if failed not in self.plans:
-            raise UserError(f"there is no plan for {names_of(failed)} dead: give one, or let a planner make it")
-        return _fixed(self.plans[failed], failed, f"the plan for {names_of(failed)} dead")
+    return places | dict(zip((row for row in empty if row not in places), spare, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class PlanFolder:
-    """A folder of plan files, each named by who is dead: `plan-none.json`, `plan-W1_2.json`, `plan-W0_0+W1_2.json`."""
+    """A folder of plan files, each named by its dead workers: `plan-none.json`, `plan-W1_2.json`, `plan-W0_0+W1_2.json`."""
 
     folder: Path
 
     def path(self, failed: frozenset[Worker]) -> Path:
-        """Where the plan for these dead belongs. It is found under its names in another order, too."""
+        """Return the file name for these dead workers. A file with the names in another order is found, too."""
         return self.folder / f"plan-{names_of(failed, '+')}.json"
 
     def answer(self, failed: frozenset[Worker]) -> PlanAssignment:
@@ -136,10 +128,14 @@ class PlanFolder:
         if violations := check(plan):
             raise FileProblem(f"{files[failed]} is not a legal plan: {violations[0]}; plan again")
         num_live_at(plan.problem.shape, failed)
-        return _fixed(plan, failed, f"the plan {files[failed]}")
+        planned = plan.problem.cluster
+        if len(planned.failed) != len(failed):
+            raise ForeignPlan(f"the plan {files[failed]} has {names_of(planned.failed)} dead, which are not as many: plan again")
+        where = "nobody moves" if planned.failed == failed else f"its dead are {names_of(planned.failed)}, so that others move"
+        return PlanAssignment(plan, places_for(planned, failed), f"the plan {files[failed]}; {where}")
 
     def _files(self) -> dict[frozenset[Worker], Path]:
-        """The plan files by who is dead. Read every time, so that a plan can be added while a job waits for it."""
+        """Return the plan files by dead workers. Read every time, so that a plan can be added while a job waits for it."""
         files: dict[frozenset[Worker], Path] = {}
         for path in sorted(self.folder.glob("plan-*.json"), reverse=True):
             if match := _PLAN_FILE.fullmatch(path.name):
@@ -149,13 +145,5 @@ class PlanFolder:
 
 
 def names_of(workers: Collection[Worker], joint: str = ", ") -> str:
-    """Their names in order, or `none`."""
+    """Return the workers' names in order, or `none`."""
     return joint.join(map(str, sorted(workers))) or "none"
-
-
-def _fixed(plan: Plan, failed: frozenset[Worker], what: str) -> PlanAssignment:
-    planned = plan.problem.cluster
-    if len(planned.failed) != len(failed):
-        raise ForeignPlan(f"{what} has {names_of(planned.failed)} dead, which are not as many: plan again")
-    where = "nobody moves" if planned.failed == failed else f"its dead are {names_of(planned.failed)}, so that others move"
-    return PlanAssignment(plan, seats_for(planned, failed), f"{what}; {where}")

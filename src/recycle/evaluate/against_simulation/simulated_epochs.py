@@ -32,7 +32,7 @@ from recycle.evaluate.against_simulation.epoch_comparison import (
     late_recoveries,
     split_epochs,
 )
-from recycle.planner.failure_normalization import Move, Takeover, move_time_us
+from recycle.planner.failure_normalization import move_time_us
 from recycle.planner.live_planner import Planner
 from recycle.report.record.run_columns import RunRecord
 from recycle.sim.replay.op_graph import ABSENT, KINDS, Ints, OpGraph, compile_plan
@@ -214,7 +214,7 @@ def _predicted_parts_us(one: Recovered, before: Epoch | None, problem: Problem, 
     copies = [Worker.parse(name) for name in one.workers] if one.joins else []
     copies += [_seat(move, 2) for move in one.moves]
     there = replace(problem, cluster=Cluster(problem.shape, before.dead(problem.shape))) if before is not None else problem
-    transfer_us = move_time_us(there, Takeover(tuple(Move(worker, worker.stage) for worker in copies), {}))
+    transfer_us = move_time_us(there, [worker.stage for worker in copies])
     parts = {**notice, "plan": costs.plan_us, "regroup": costs.regroup_us, "transfer": transfer_us}
     is_rolled_back = before is not None and one.iteration <= before.iterations[-1]
     return parts | ({"restart": costs.restart_us} if is_rolled_back else {})

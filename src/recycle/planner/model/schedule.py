@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
-from recycle.core.plans.plan import Plan, Row
+from recycle.core.plans.plan import Row
 from recycle.core.plans.rules import period_from
 from recycle.core.problem import Problem
 
@@ -83,19 +83,3 @@ def costs_of(problem: Problem, kind: Kind) -> Ints:
 def comms_of(problem: Problem) -> Ints:
     """The time between each stage and the next; one entry fewer than stages."""
     return np.array([problem.profile.comm_us(stage) for stage in range(problem.shape.num_stages - 1)], dtype=np.int64)
-
-
-def schedule_of(plan: Plan) -> Schedule:
-    """The arrays of a plan."""
-    shape = plan.problem.shape
-    size = (shape.num_stages, shape.num_chains)
-    pipeline, forward, split, weight = (np.zeros(size, dtype=np.int64) for _ in range(4))
-    is_fused = np.zeros(size, dtype=np.bool_)
-    columns = {"F": forward, "I": split, "B": split, "W": weight}
-    for row in plan.rows:
-        stage = row.worker.stage
-        for kind, chain, start in zip(row.kinds, row.chains, row.starts_us, strict=True):
-            columns[kind][stage, chain] = start
-            pipeline[stage, chain] = row.worker.pipeline
-            is_fused[stage, chain] |= kind == "B"
-    return Schedule(pipeline, forward, split, weight, is_fused)

@@ -283,7 +283,7 @@ class _Hall:
         if go.epoch == 1:
             self._mouth.send(FirstEpochFormed())
         takers = set(go.sources)
-        stays = [now for seat, now in answer.seats.items() if now.stage == seat.stage and str(seat) not in takers]
+        stays = [now for seat, now in answer.places.items() if now.stage == seat.stage and str(seat) not in takers]
         self._books.began(answer.plan, go.iteration, stays)
         self._keep_plan(go.iteration, go.plan)
         self._finished.clear()

@@ -116,7 +116,7 @@ def launch(
             deaths=deaths,
             injections=failures.script.for_coordinator(),
         )
-        seats = sorted(brief.initial.seats)
+        seats = sorted(brief.initial.places)
         path = folder / "kit.pickle"
         _write(path, pickled(kit))
         return _Launcher(fork_context(_homes(job)), path, door, brief, listener, failures, watch).run(seats)
