@@ -1,9 +1,9 @@
-"""Swinging: a good schedule is scheduled anew backwards in time, and the result forwards again.
+"""Forward-backward improvement: schedule a good schedule again backward in time, and the result forward.
 
-A list scheduler is good at what it does first. Forwards that is the warm-up: gradients come back just in time. Backwards it is
-the end: the last gradients climb the stages without a stop, and each stage keeps as many W's as it has time for after its own.
-Each pass takes the order of the pass before it for its keys, so that it keeps what was good and mends what it comes to first.
-(In project scheduling this is known as forward-backward improvement.)
+A list scheduler is best at the part that it schedules first. Forward that is the warm-up: gradients come back just in time.
+Backward it is the end: the last gradients climb the stages without a stop, and each stage keeps as many W's as it has time for
+after its own. Each pass takes its priorities from the order of the pass before, so that it keeps most of that schedule and
+improves the part that it schedules first.
 """
 
 from dataclasses import dataclass, replace
@@ -11,56 +11,62 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recycle.planner.heuristic import list_scheduling_kernel as kernel
-from recycle.planner.heuristic.priority_kernel import keyed_schedule
-from recycle.planner.heuristic.search import Found, Search
+from recycle.planner.heuristic.priority_kernel import priority_schedule
+from recycle.planner.heuristic.search import ListSchedule, Search
 from recycle.planner.model.schedule import Ints
 
-# How far, in longest ops, keys are shifted at most.
+# The largest shift of priorities, in lengths of the longest op.
 _FARTHEST_SHIFT = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Swing:
-    """A schedule, how good it is, and how long each stage waits for a pressing op: backwards, then forwards."""
+class ForwardBackwardSchedule:
+    """A schedule, its score, and how long each stage waits for an urgent op: [0] in backward passes, [1] in forward ones."""
 
     starts: Ints
     score: tuple[int, int]
     patience: Ints
 
     @staticmethod
-    def of(search: Search, found: Found) -> "Swing":
+    def of(search: Search, found: ListSchedule) -> "ForwardBackwardSchedule":
         patience = np.full((2, len(found.starts[0])), _longest_us(search) // 2, np.int64)
-        return Swing(found.starts, found.score, patience)
+        return ForwardBackwardSchedule(found.starts, found.score, patience)
 
 
-def can_swing(search: Search) -> bool:
+def splits_all_backwards(search: Search) -> bool:
     """Say whether every backward pass of the problem is split in two."""
     return bool((search.costs[:, kernel.WEIGHT_US] > 0).all())
 
 
-def swung(search: Search, swing: Swing, rng: np.random.Generator | None = None) -> Swing:
-    """The schedule after a swing back and forth, with one thing changed at random if there is a generator; or as it was."""
-    patience, shift_at = swing.patience, -1
+def forward_backward(
+    search: Search, schedule: ForwardBackwardSchedule, rng: np.random.Generator | None = None
+) -> ForwardBackwardSchedule:
+    """Return the schedule after a backward and a forward pass, or as it was if the backward pass fails.
+
+    With a generator, one thing is changed at random: the patience, or the priorities of one pass.
+    """
+    patience, shift_at = schedule.patience, -1
     if rng is not None and rng.random() < 0.4:
         patience = _other_patience(rng, patience, _longest_us(search))
     elif rng is not None:
         shift_at = int(rng.integers(2))
-    keys = _shifted(rng, search, swing.starts) if rng is not None and shift_at == 0 else swing.starts
-    back = _backwards(search, keys, swing.starts[kernel.F].min(axis=1), patience[0])
+    starts = schedule.starts
+    priorities = _shifted(rng, search, starts) if rng is not None and shift_at == 0 else starts
+    back = _backward_pass(search, priorities, starts[kernel.F].min(axis=1), patience[0])
     if back is None:
-        return swing
-    keys = _shifted(rng, search, back) if rng is not None and shift_at == 1 else back
-    return replace(_forwards(search, keys, patience[1]), patience=patience)
+        return schedule
+    priorities = _shifted(rng, search, back) if rng is not None and shift_at == 1 else back
+    return replace(_forward_pass(search, priorities, patience[1]), patience=patience)
 
 
-def _backwards(search: Search, starts: Ints, first: Ints, patience: Ints) -> Ints | None:
-    """The starts after scheduling from the end, what ended last first; none if memory got blocked."""
+def _backward_pass(search: Search, starts: Ints, first: Ints, patience: Ints) -> Ints | None:
+    """The starts after scheduling from the end, the op that ended last first; None if memory was blocked."""
     lengths = search.costs[:, : kernel.WEIGHT_US + 1].T[:, :, None]
     ends = starts + lengths
-    # Staggered, the windows of the stages are as long as each other; else they end together. Reductions come after.
+    # Staggered, the windows of all stages have the same length; else they end together. Reductions come after.
     closes = (first if search.problem.techniques.staggered else 0) - search.finish_us
     out, order = np.empty(starts.size, np.int64), np.empty(starts.size, np.int64)
-    placed = keyed_schedule(
+    placed = priority_schedule(
         search.pipeline,
         search.costs,
         (ends.max() - ends).reshape(-1),
@@ -75,19 +81,19 @@ def _backwards(search: Search, starts: Ints, first: Ints, patience: Ints) -> Int
     return back if placed == starts.size else None
 
 
-def _forwards(search: Search, keys: Ints, patience: Ints) -> Swing:
-    """The schedule in which the least key goes first, tightened."""
-    starts, order = np.empty(keys.shape, np.int64), np.empty(keys.size, np.int64)
-    opens = np.zeros(len(patience), np.int64)
+def _forward_pass(search: Search, priorities: Ints, patience: Ints) -> ForwardBackwardSchedule:
+    """The justified schedule in which the lowest priority value goes first."""
+    starts, order = np.empty(priorities.shape, np.int64), np.empty(priorities.size, np.int64)
+    release_us = np.zeros(len(patience), np.int64)
     num_pipelines = search.problem.shape.num_pipelines
-    flat_keys = (keys - keys.min()).reshape(-1)
-    keyed_schedule(search.pipeline, search.costs, flat_keys, opens, patience, num_pipelines, False, starts.reshape(-1), order)
-    kernel.tighten(search.pipeline, search.costs, search.is_fused, num_pipelines, order, starts)
-    return Swing(starts, search.score(starts), patience)
+    flat, out = (priorities - priorities.min()).reshape(-1), starts.reshape(-1)
+    priority_schedule(search.pipeline, search.costs, flat, release_us, patience, num_pipelines, False, out, order)
+    kernel.justify(search.pipeline, search.costs, search.is_fused, num_pipelines, order, starts)
+    return ForwardBackwardSchedule(starts, search.score(starts), patience)
 
 
 def _other_patience(rng: np.random.Generator, patience: Ints, longest_us: int) -> Ints:
-    """Patience that differs over a run of stages, in one direction."""
+    """Patience that differs over a run of stages, in one of the two passes."""
     changed = patience.copy()
     row = changed[int(rng.integers(2)), _some_stages(rng, patience.shape[1])]
     step = max(1, longest_us // 4)
@@ -95,11 +101,11 @@ def _other_patience(rng: np.random.Generator, patience: Ints, longest_us: int) -
     return np.clip(changed, 0, longest_us)
 
 
-def _shifted(rng: np.random.Generator, search: Search, keys: Ints) -> Ints:
-    """Keys of which one kind, over a run of stages and from or until some time, is earlier or later than it was."""
-    changed = keys.copy()
-    part = changed[int(rng.integers(3)), _some_stages(rng, keys.shape[1])]
-    least, most = int(keys.min()), int(keys.max())
+def _shifted(rng: np.random.Generator, search: Search, priorities: Ints) -> Ints:
+    """Priorities of which one kind, over a run of stages and from or until some time, is earlier or later than it was."""
+    changed = priorities.copy()
+    part = changed[int(rng.integers(3)), _some_stages(rng, priorities.shape[1])]
+    least, most = int(priorities.min()), int(priorities.max())
     side = rng.random()
     when = int(rng.integers(least, most + 1))
     where = part >= least if side < 0.4 else part >= when if side < 0.8 else part < when

@@ -1,7 +1,7 @@
-"""Fusing: Decoupled BackProp only where it pays.
+"""Fusing of backward passes in a schedule, so that Decoupled BackProp is used only where it pays.
 
 A schedule may split every backward pass. Where a W directly follows its own I and the stage before does not wait for that I, the
-two are one B: fewer kernels, nothing held in between, and where a fused pass is cheaper than its parts, time won.
+two become one B: fewer kernels, no memory held in between, and less time where a fused pass is cheaper than its parts.
 """
 
 from dataclasses import replace
@@ -16,7 +16,7 @@ from recycle.planner.model.schedule import Bools, Ints, Schedule, comms_of, cost
 
 
 def fuse(problem: Problem, schedule: Schedule) -> Schedule:
-    """Return a schedule with as long a period at most, in which every split is there for a reason."""
+    """Return a schedule with the same period or a shorter one, in which a backward pass is split only where that helps."""
     if not problem.techniques.decoupled:
         return schedule
     candidate = replace(schedule, is_fused=schedule.is_fused | _may_fuse(problem, schedule))
@@ -47,15 +47,15 @@ def _may_fuse(problem: Problem, schedule: Schedule) -> Bools:
 
 
 def retime(problem: Problem, schedule: Schedule) -> Schedule:
-    """Keep who does what in which order, and choose the times anew."""
+    """Keep the routes and the order of every row, and compute the times again."""
     starts = np.stack([schedule.forward_us, schedule.input_us, schedule.weight_us])
     order = _in_order(schedule, starts)
-    kernel.tighten(schedule.pipeline, cost_table(problem), schedule.is_fused, problem.shape.num_pipelines, order, starts)
+    kernel.justify(schedule.pipeline, cost_table(problem), schedule.is_fused, problem.shape.num_pipelines, order, starts)
     return replace(schedule, forward_us=starts[kernel.F], input_us=starts[kernel.I], weight_us=starts[kernel.W])
 
 
 def _in_order(schedule: Schedule, starts: Ints) -> Ints:
-    """The ops as the kernel counts them, by rising start; a fused backward pass has no W."""
+    """The ops as the kernel numbers them, by start; a fused backward pass has no W."""
     exists = np.stack([np.ones_like(schedule.is_fused), np.ones_like(schedule.is_fused), ~schedule.is_fused]).ravel()
     codes = np.flatnonzero(exists)
     in_order: Ints = codes[np.argsort(starts.ravel()[codes], kind="stable")]

@@ -1,9 +1,9 @@
-"""The greedy method: list scheduling under many settings, each schedule tightened, the best few swung, the best one kept.
+"""The greedy method: list scheduling under a portfolio of settings, then local search from the best few schedules.
 
-A `Setting` holds the dials of the list scheduler by stage, and which ops are urgent. `portfolio` yields settings that are known
-to work well, the strongest first. The best few schedules are then improved step by step: by `swing`, or by `improve` where
-backward passes are whole. How long it searches is counted in placed ops, not in seconds, so that the same problem gives the
-same plan on every machine.
+A `Setting` holds the parameters of the priority rule by stage, and which ops are urgent. `portfolio` yields settings that are
+known to work well, the strongest first. The best few schedules are then improved step by step: by forward-backward improvement,
+or by neighbouring settings where backward passes are not split. The search effort is counted in placed ops, not in seconds, so
+that the same problem gives the same plan on every machine.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,10 +15,9 @@ import numpy as np
 from recycle.core.cluster import Cluster, Shape
 from recycle.core.problem import Problem, Techniques
 from recycle.core.profile import Profile
-from recycle.planner.heuristic.forward_backward import Swing, can_swing, swung
-from recycle.planner.heuristic.improve import changed
+from recycle.planner.heuristic.forward_backward import ForwardBackwardSchedule, forward_backward, splits_all_backwards
 from recycle.planner.heuristic.portfolio import portfolio
-from recycle.planner.heuristic.search import Found, Search
+from recycle.planner.heuristic.search import ListSchedule, Search, neighbour
 from recycle.planner.model.schedule import Schedule
 
 DEFAULT_EFFORT = 60_000_000
@@ -26,11 +25,13 @@ DEFAULT_EFFORT = 60_000_000
 _FIRST_SHARE, _CLOSE = 0.15, 1.005
 # Small problems are better left to an exact method than searched for long; large ones get the first share at most.
 _MOST_RUNS, _LARGE_OPS = 2000, 400_000
-# The portfolio gets this share of the runs at most. So many of its schedules are swung, and so many are improved step by step,
-# because a single one often gets stuck.
-_PORTFOLIO_SHARE, _NUM_SWUNG, _NUM_STARTS = 0.5, 8, 4
-# In so many runs every step of a search occurs.
+# The portfolio gets this share of the runs at most. The best _NUM_PASSED of its schedules get two passes forward and backward
+# each, and _NUM_STARTS are improved step by step, because a single one often ends in a local optimum.
+_PORTFOLIO_SHARE, _NUM_PASSED, _NUM_STARTS = 0.5, 8, 4
+# A search of this many runs calls every kernel.
 _RUNS_OF_ALL = 100
+
+_Scheduled = ListSchedule | ForwardBackwardSchedule
 
 
 def solve_greedy(
@@ -42,14 +43,14 @@ def solve_greedy(
 ) -> Schedule:
     """Return the best schedule found with at most about `effort` placed ops; stops early at the bound.
 
-    `least_us` is what the schedule has to come close to before it is left at that, if not to the bound.
+    After the first share of the effort, the search also stops close to `least_us`, or without it close to the bound.
     """
     search = Search.of(problem, bound_us)
     num_runs = min(_MOST_RUNS, max(1, effort // search.num_ops))
     first_runs = max(1, round(num_runs * _FIRST_SHARE))
     if search.num_ops > _LARGE_OPS:
         num_runs = first_runs
-    best: Found | Swing | None = None
+    best: _Scheduled | None = None
     for number, found in _schedules(search, num_runs):
         best = found if best is None else min(best, found, key=lambda one: one.score)
         is_close = number >= first_runs and best.score[0] <= _CLOSE * (bound_us if least_us is None else least_us)
@@ -61,9 +62,9 @@ def solve_greedy(
 
 @cache
 def compile_kernels() -> None:
-    """Compile all that a search may come to, or read what was compiled before.
+    """Compile all kernels, or load them from the cache, so that no later search has to wait for the compiler.
 
-    Else that happens amid the first search that needs it: a quarter of a minute, once on a machine, in which nobody gets a plan.
+    Compiling takes a quarter of a minute, once on a machine.
     """
     for is_decoupled in (True, False):
         small = Problem(Cluster(Shape(2, 2, 2)), Profile.uniform(2, 1, 1, 1), techniques=Techniques(decoupled=is_decoupled))
@@ -71,40 +72,42 @@ def compile_kernels() -> None:
         solve_greedy(small, bound_us=0, effort=_RUNS_OF_ALL * Search.of(small, 0).num_ops)
 
 
-def _schedules(search: Search, num_runs: int) -> Iterator[tuple[int, Found | Swing]]:
-    """Yield schedules, and how many runs of the list scheduler there were."""
-    starts: list[Found] = []
+def _schedules(search: Search, num_runs: int) -> Iterator[tuple[int, _Scheduled]]:
+    """Yield schedules, each with the number of runs of the list scheduler so far."""
+    starts: list[ListSchedule] = []
     for setting in islice(portfolio(search.problem), max(1, round(num_runs * _PORTFOLIO_SHARE))):
         starts.append(search.run(setting))
         yield len(starts), starts[-1]
-    improved = _swings if can_swing(search) else _changes
-    yield from improved(search, sorted(starts, key=lambda found: found.score), len(starts), num_runs)
+    improve = _forward_backward_search if splits_all_backwards(search) else _local_search
+    yield from improve(search, sorted(starts, key=lambda found: found.score), len(starts), num_runs)
 
 
-def _swings(search: Search, starts: list[Found], number: int, num_runs: int) -> Iterator[tuple[int, Swing]]:
-    """Swing the best few twice as they are, then the best of those with changes, side by side."""
-    last = [Swing.of(search, found) for found in starts[:_NUM_SWUNG]]
+def _forward_backward_search(
+    search: Search, starts: list[ListSchedule], number: int, num_runs: int
+) -> Iterator[tuple[int, ForwardBackwardSchedule]]:
+    """Improve the best few twice as they are, then the best of those with random changes, side by side."""
+    last = [ForwardBackwardSchedule.of(search, found) for found in starts[:_NUM_PASSED]]
     best = list(last)
     rng = np.random.default_rng(0)
     for step in range((num_runs - number) // 2):
         if step == 2 * len(last):
-            best = sorted(best, key=lambda swing: swing.score)[:_NUM_STARTS]
+            best = sorted(best, key=lambda one: one.score)[:_NUM_STARTS]
         at = step % len(best)
         if step < 2 * len(last):
-            # The second time even from a schedule that got worse: often that is what makes it better.
-            last[at] = found = swung(search, last[at])
+            # The second time even from a schedule that got worse: the next two passes often make it better.
+            last[at] = found = forward_backward(search, last[at])
         else:
-            found = swung(search, best[at], rng)
-        best[at] = min(found, best[at], key=lambda swing: swing.score)
+            found = forward_backward(search, best[at], rng)
+        best[at] = min(found, best[at], key=lambda one: one.score)
         yield number + 2 * (step + 1), found
 
 
-def _changes(search: Search, starts: list[Found], number: int, num_runs: int) -> Iterator[tuple[int, Found]]:
-    """Turn the dials of the best few, side by side."""
+def _local_search(search: Search, starts: list[ListSchedule], number: int, num_runs: int) -> Iterator[tuple[int, ListSchedule]]:
+    """Try neighbouring settings of the best few, side by side."""
     starts = starts[:_NUM_STARTS]
     rng = np.random.default_rng(0)
     for step in range(num_runs - number):
         at = step % len(starts)
-        found = search.run(changed(rng, search, starts[at]))
+        found = search.run(neighbour(rng, search, starts[at]))
         starts[at] = min(found, starts[at], key=lambda one: one.score)
         yield number + step + 1, found

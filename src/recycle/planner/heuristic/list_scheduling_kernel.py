@@ -1,8 +1,8 @@
-"""The compiled heart of the greedy method: list scheduling and compaction over plain arrays.
+"""Compiled list scheduling by a priority rule, and justification of schedules, over integer arrays.
 
-`list_schedule` plays the cluster forward in time. Whenever a worker is idle it picks one op by a `Rule`: an input
-gradient first, then a forward if memory allows, then a weight gradient, with three dials by stage that bend that order.
-`tighten` takes the row orders of a schedule as given and moves its ops in time to shorten the spans of the stages.
+`list_schedule` goes forward in time. Whenever a worker is idle, the priority rule picks its next op: an input gradient first,
+then a forward if memory allows, then a weight gradient; parameters by stage change that order. `justify` keeps the row orders
+of a schedule and shifts its ops in time, right and then left, which shortens the spans of the stages.
 
 Everything is integer and deterministic: events are ordered by (time, kind, stage, chain).
 """
@@ -18,33 +18,33 @@ from recycle.planner.model.schedule import Bools, Ints
 F, I, W = 0, 1, 2  # noqa: E741
 _NONE = -1
 
-# Columns of `costs`, a row a stage; the first three stand where F, I, W point. For the list scheduler a stage with a
-# WEIGHT_US of 0 runs its backward pass fused, in INPUT_US. COMM_US is the way to the next stage.
+# Columns of `costs`, a row a stage; F, I and W are the numbers of the first three. For the list scheduler a stage with a
+# WEIGHT_US of 0 runs its backward pass fused, in INPUT_US. COMM_US is the time to the next stage.
 FORWARD_US, INPUT_US, WEIGHT_US, FUSED_US, COMM_US, CAPACITY, TAKEN, KEPT, NUM_COSTS = range(9)
 
-# Columns of `dials`, a row a stage. A worker prefers F to I while fewer than PUSH of its micro-batches are between F and I;
-# it prefers W to F once more than STASH weight gradients wait, but not for its last HOLD micro-batches: their W's are what it
-# does while the last I's travel up. WINDOW caps its micro-batches between F and I. If an urgent F or I is known to arrive within
-# PATIENCE_US, it waits for that rather than start something that would delay it.
-PUSH, STASH, HOLD, WINDOW, PATIENCE_US, NUM_DIALS = range(6)
+# Columns of `parameters` of the priority rule, a row a stage. A worker prefers F to I while fewer than PUSH of its micro-batches
+# are between F and I; it prefers W to F once more than STASH weight gradients wait, but not for its last HOLD micro-batches: it
+# runs their W's while the last I's travel up. WINDOW limits its micro-batches between F and I. If an urgent F or I is known to
+# arrive within PATIENCE_US, the worker stays idle rather than start an op that would delay it.
+PUSH, STASH, HOLD, WINDOW, PATIENCE_US, NUM_PARAMETERS = range(6)
 
-# Columns of the state, a row a worker (stage * D + pipeline): waiting F's and I's, F's started, I's ended, W's started, what is
+# Columns of the state, a row a worker (stage * D + pipeline): waiting F's and I's, F's started, I's ended, W's started, memory
 # held, whether it is busy, when the next urgent F and I are known to arrive, where its queues begin, how many micro-batches
 # it runs.
 _FORWARDS, _INPUTS, _STARTED, _SEEN, _DONE, _HELD, _BUSY, _NEXT_FORWARD, _NEXT_INPUT, _FIRST, _SIZE, _NUM_STATE = range(12)
 
 
-def _compiled(function: Any) -> Any:
+def compiled(function: Any) -> Any:
     return numba.njit(cache=True, error_model="numpy")(function)
 
 
-def _uncounted(function: Any) -> Any:
+def uncounted(function: Any) -> Any:
     """Compile a function that allocates nothing; without reference counts on the arrays passed in it is much faster."""
     return numba.njit(cache=True, error_model="numpy", _nrt=False)(function)  # type: ignore[call-overload]
 
 
-@_uncounted
-def _push(heap: Ints, first: int, size: int, key: int) -> None:
+@uncounted
+def heap_push(heap: Ints, first: int, size: int, key: int) -> None:
     """Add `key` to the heap of `size` keys that begins at `first`."""
     at = size
     while at > 0:
@@ -56,8 +56,8 @@ def _push(heap: Ints, first: int, size: int, key: int) -> None:
     heap[first + at] = key
 
 
-@_uncounted
-def _pop(heap: Ints, first: int, size: int) -> int:
+@uncounted
+def heap_pop(heap: Ints, first: int, size: int) -> int:
     """Take the least key off the heap of `size` keys that begins at `first`."""
     top, last, at = heap[first], heap[first + size - 1], 0
     size -= 1
@@ -75,14 +75,14 @@ def _pop(heap: Ints, first: int, size: int) -> int:
     return int(top)
 
 
-@_uncounted
-def _choose(costs: Ints, dials: Ints, state: Ints, worker: int, stage: int, now: int) -> int:
+@uncounted
+def _choose(costs: Ints, parameters: Ints, state: Ints, worker: int, stage: int, now: int) -> int:
     """Return the kind that an idle worker starts now."""
     waiting = state[worker, _FORWARDS] > 0
     active = state[worker, _STARTED] - state[worker, _SEEN]
     pending = state[worker, _SEEN] - state[worker, _DONE]
-    fits = state[worker, _HELD] + costs[stage, TAKEN] <= costs[stage, CAPACITY] and active < dials[stage, WINDOW]
-    pushes = active < dials[stage, PUSH] and waiting
+    fits = state[worker, _HELD] + costs[stage, TAKEN] <= costs[stage, CAPACITY] and active < parameters[stage, WINDOW]
+    pushes = active < parameters[stage, PUSH] and waiting
     kind = _NONE
     if pushes and fits:
         kind = F
@@ -90,27 +90,27 @@ def _choose(costs: Ints, dials: Ints, state: Ints, worker: int, stage: int, now:
         kind = W
     elif state[worker, _INPUTS] > 0:
         return I
-    elif pending > dials[stage, STASH] and state[worker, _SIZE] - state[worker, _STARTED] > dials[stage, HOLD]:
+    elif pending > parameters[stage, STASH] and state[worker, _SIZE] - state[worker, _STARTED] > parameters[stage, HOLD]:
         kind = W
     elif waiting and fits:
         kind = F
     elif pending > 0:
         kind = W
-    if kind == _NONE or _better_waits(costs, dials, state, worker, stage, kind, fits, now):
+    if kind == _NONE or _better_waits(costs, parameters, state, worker, stage, kind, fits, now):
         return _NONE
     return kind
 
 
-@_uncounted
-def _better_waits(costs: Ints, dials: Ints, state: Ints, worker: int, stage: int, kind: int, fits: bool, now: int) -> bool:
+@uncounted
+def _better_waits(costs: Ints, parameters: Ints, state: Ints, worker: int, stage: int, kind: int, fits: bool, now: int) -> bool:
     """Say whether an urgent op arrives so soon that `kind` would delay it."""
-    soon = min(dials[stage, PATIENCE_US], costs[stage, kind] - 1)
+    soon = min(parameters[stage, PATIENCE_US], costs[stage, kind] - 1)
     waits_for_input = 0 < state[worker, _NEXT_INPUT] - now <= soon
     waits_for_forward = kind == W and fits and 0 < state[worker, _NEXT_FORWARD] - now <= soon
     return bool(waits_for_input or waits_for_forward)
 
 
-@_compiled
+@compiled
 def _empty_state(pipeline: Ints, num_pipelines: int) -> Ints:
     num_stages, num_chains = pipeline.shape
     state = np.zeros((num_stages * num_pipelines, _NUM_STATE), np.int64)
@@ -122,19 +122,19 @@ def _empty_state(pipeline: Ints, num_pipelines: int) -> Ints:
     return state
 
 
-@_uncounted
+@uncounted
 def _take(costs: Ints, state: Ints, queues: Ints, num_chains: int, worker: int, stage: int, kind: int) -> int:
     """Take the next op of `kind` off the worker's queue and begin it; return its chain."""
     first = state[worker, _FIRST]
     state[worker, _BUSY] = 1
     if kind == F:
-        chain = int(_pop(queues, first, state[worker, _FORWARDS]) % num_chains)
+        chain = int(heap_pop(queues, first, state[worker, _FORWARDS]) % num_chains)
         state[worker, _FORWARDS] -= 1
         state[worker, _HELD] += costs[stage, TAKEN]
         state[worker, _STARTED] += 1
         return chain
     if kind == I:
-        chain = int(_pop(queues, queues.size // 3 + first, state[worker, _INPUTS]) % num_chains)
+        chain = int(heap_pop(queues, queues.size // 3 + first, state[worker, _INPUTS]) % num_chains)
         state[worker, _INPUTS] -= 1
         return chain
     chain = int(queues[queues.size // 3 * W + first + state[worker, _DONE]])
@@ -142,7 +142,7 @@ def _take(costs: Ints, state: Ints, queues: Ints, num_chains: int, worker: int, 
     return chain
 
 
-@_uncounted
+@uncounted
 def _finish(costs: Ints, state: Ints, queues: Ints, worker: int, stage: int, chain: int, kind: int) -> None:
     """Account for the end of an op on its own worker."""
     state[worker, _BUSY] = 0
@@ -157,16 +157,16 @@ def _finish(costs: Ints, state: Ints, queues: Ints, worker: int, stage: int, cha
         state[worker, _HELD] -= costs[stage, KEPT]
 
 
-@_uncounted
+@uncounted
 def _offer(state: Ints, queues: Ints, rank: Ints, worker: int, kind: int, chain: int) -> None:
-    """Let an F or an I, whose input has arrived, wait for its worker."""
+    """Put an F or an I, whose input has arrived, into the queue of its worker."""
     key = rank[chain] * rank.size + chain
     column = _FORWARDS if kind == F else _INPUTS
-    _push(queues, queues.size // 3 * kind + state[worker, _FIRST], state[worker, column], key)
+    heap_push(queues, queues.size // 3 * kind + state[worker, _FIRST], state[worker, column], key)
     state[worker, column] += 1
 
 
-@_uncounted
+@uncounted
 def _settle(rank: Ints, costs: Ints, state: Ints, queues: Ints, worker: int, stage: int, code: int, num_stages: int) -> int:
     """Account for the end of an op or an arrival; return the code of the arrival that it leads to, or -1."""
     num_chains = rank.size
@@ -185,7 +185,7 @@ def _settle(rank: Ints, costs: Ints, state: Ints, queues: Ints, worker: int, sta
     return -1
 
 
-@_uncounted
+@uncounted
 def _announce(pipeline: Ints, costs: Ints, state: Ints, num_pipelines: int, stage: int, chain: int, kind: int, now: int) -> None:
     """Let the worker that needs the result of an op, started now, know when it will arrive."""
     goes_to = stage + 1 if kind == F else stage - 1
@@ -196,14 +196,14 @@ def _announce(pipeline: Ints, costs: Ints, state: Ints, num_pipelines: int, stag
         state[worker, column] = arrival
 
 
-@_compiled
+@compiled
 def list_schedule(
-    pipeline: Ints, rank: Ints, costs: Ints, dials: Ints, is_urgent: Bools, num_pipelines: int, out: Ints, order: Ints
+    pipeline: Ints, rank: Ints, costs: Ints, parameters: Ints, is_urgent: Bools, num_pipelines: int, out: Ints, order: Ints
 ) -> int:
     """Fill `out` with the starts of a schedule that respects order, workers and memory, and `order` with its ops by start.
 
-    `pipeline[stage, chain]` says who runs a chain, `rank[chain]` which goes first where several wait,
-    `is_urgent[kind, stage, chain]` which F's and I's a patient worker waits for. Returns the number of ops.
+    `pipeline[stage, chain]` is the pipeline that runs a chain, `rank[chain]` the order of chains where several wait, and
+    `is_urgent[kind, stage, chain]` marks the F's and I's that a patient worker waits for. Returns the number of ops.
     """
     num_stages, num_chains = pipeline.shape
     state = _empty_state(pipeline, num_pipelines)
@@ -225,7 +225,7 @@ def list_schedule(
             if state[worker, _BUSY]:
                 continue
             stage = worker // num_pipelines
-            kind = _choose(costs, dials, state, worker, stage, now)
+            kind = _choose(costs, parameters, state, worker, stage, now)
             if kind == _NONE:
                 continue
             chain = _take(costs, state, queues, num_chains, worker, stage, kind)
@@ -234,7 +234,7 @@ def list_schedule(
             order[num_ops] = code
             num_ops += 1
             end = now + costs[stage, kind]
-            _push(events, 0, num_events, end * base + code)
+            heap_push(events, 0, num_events, end * base + code)
             num_events += 1
             goes_to = stage + 1 if kind == F else stage - 1
             if kind != W and 0 <= goes_to < num_stages and is_urgent[kind, goes_to, chain]:
@@ -244,14 +244,14 @@ def list_schedule(
         num_touched = 0
         now = events[0] // base
         while num_events > 0 and events[0] // base == now:
-            code = _pop(events, 0, num_events) % base
+            code = heap_pop(events, 0, num_events) % base
             num_events -= 1
             stage = code // num_chains % num_stages
             worker = stage * num_pipelines + pipeline[stage, code % num_chains]
             follows = _settle(rank, costs, state, queues, worker, stage, code, num_stages)
             if follows >= 0:
                 goes_to = follows // num_chains % num_stages
-                _push(events, 0, num_events, (now + costs[min(stage, goes_to), COMM_US]) * base + follows)
+                heap_push(events, 0, num_events, (now + costs[min(stage, goes_to), COMM_US]) * base + follows)
                 num_events += 1
             if not is_touched[worker]:
                 is_touched[worker] = True
@@ -259,7 +259,7 @@ def list_schedule(
                 num_touched += 1
 
 
-@_compiled
+@compiled
 def last_ends(costs: Ints, is_fused: Bools, out: Ints) -> Ints:
     """When the last W or B of each stage ends."""
     num_stages, num_chains = is_fused.shape
@@ -272,9 +272,9 @@ def last_ends(costs: Ints, is_fused: Bools, out: Ints) -> Ints:
     return last
 
 
-@_compiled
-def postpone(pipeline: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, order: Ints, last: Ints, out: Ints) -> None:
-    """Start every op as late as the `last` end of its stage and its followers allow, keeping the order of every row."""
+@compiled
+def right_shift(pipeline: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, order: Ints, last: Ints, out: Ints) -> None:
+    """Start every op as late as the `last` end of its stage and the ops that wait for it allow, keeping the order of rows."""
     num_stages, num_chains = pipeline.shape
     free = np.empty(num_stages * num_pipelines, np.int64)
     for worker in range(free.size):
@@ -296,8 +296,8 @@ def postpone(pipeline: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, o
         free[worker] = start
 
 
-@_compiled
-def _advance(pipeline: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, order: Ints, out: Ints) -> None:
+@compiled
+def _left_shift(pipeline: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, order: Ints, out: Ints) -> None:
     """Start every op as early as its row and its needs allow, but no stage earlier than it starts now."""
     num_stages, num_chains = pipeline.shape
     free = np.empty(num_stages * num_pipelines, np.int64)
@@ -320,13 +320,13 @@ def _advance(pipeline: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, o
         free[worker] = start + (costs[stage, FUSED_US] if kind == I and is_fused[stage, chain] else costs[stage, kind])
 
 
-@_compiled
-def tighten(pipeline: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, order: Ints, out: Ints) -> None:
-    """Let each stage begin as late as its last end allows, then pack its ops to the left; no span grows, most shrink.
+@compiled
+def justify(pipeline: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, order: Ints, out: Ints) -> None:
+    """Shift the ops of each stage right as far as its last end allows, then left as far as its first start allows.
 
-    `order` lists the ops as (kind * S + stage) * N + chain so that each comes after what it needs; a fused backward is its I.
-    Memory depends on the order in a row alone, so it is not touched.
+    No span grows, most shrink. `order` lists the ops as (kind * S + stage) * N + chain, each after the ops that it needs; a fused
+    backward is its I. Memory depends on the order in a row alone, which does not change.
     """
-    _advance(pipeline, costs, is_fused, num_pipelines, order, out)
-    postpone(pipeline, costs, is_fused, num_pipelines, order, last_ends(costs, is_fused, out), out)
-    _advance(pipeline, costs, is_fused, num_pipelines, order, out)
+    _left_shift(pipeline, costs, is_fused, num_pipelines, order, out)
+    right_shift(pipeline, costs, is_fused, num_pipelines, order, last_ends(costs, is_fused, out), out)
+    _left_shift(pipeline, costs, is_fused, num_pipelines, order, out)

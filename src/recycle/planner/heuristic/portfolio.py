@@ -1,4 +1,4 @@
-"""The portfolio: settings of the list scheduler that are known to work well, the strongest first."""
+"""The portfolio: settings of the list scheduler's priority rule that are known to work well, the strongest first."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,8 +14,9 @@ from recycle.planner.model.schedule import Bools, Ints
 class _Entry(NamedTuple):
     """A setting of the portfolio, for any problem.
 
-    Whom to wait for: a pipeline's first and last micro-batches, so many (or, below 1, so many for each stage there is), for so
-    long a share of the longest F. Then push and stash, for each stage of depth: how many stages there are from one to the last.
+    Urgent are the first and the last micro-batches of a pipeline: `num_first` and `num_last` of them (below 1: times the number
+    of stages). A worker waits for them for `patience` times the longest F. `push` and `stash` are multiplied by the depth of a
+    stage, which is the number of stages from there to the last.
     """
 
     num_first: float
@@ -58,22 +59,20 @@ def portfolio(problem: Problem) -> Iterator[Setting]:
     depth = num_stages - np.arange(num_stages)
     longest = max(stage.forward_us for stage in problem.profile.stages)
     if not problem.techniques.decoupled:
-        yield Setting(dials_by_depth(depth, 0, UNLIMITED, window=depth), urgent_ends(problem, 0, 0))
+        yield Setting(parameters_by_depth(depth, 0, UNLIMITED, window=depth), urgent_ends(problem, 0, 0))
     for entry in _PORTFOLIO:
         first, last = (round(n * num_stages) if 0 < n < 1 else int(n) for n in (entry.num_first, entry.num_last))
-        dials = dials_by_depth(depth, entry.push, entry.stash, round(entry.patience * longest))
-        yield Setting(dials, urgent_ends(problem, first, last))
+        parameters = parameters_by_depth(depth, entry.push, entry.stash, round(entry.patience * longest))
+        yield Setting(parameters, urgent_ends(problem, first, last))
 
 
-def dials_by_depth(
-    depth: Ints, push: float, stash: float, patience_us: int = 0, window: int | Ints = UNLIMITED, hold: int = 0
-) -> Ints:
-    dials = np.zeros((depth.size, kernel.NUM_DIALS), np.int64)
-    dials[:, kernel.PUSH] = np.round(push * depth)
-    dials[:, kernel.STASH] = np.round(stash * depth)
-    dials[:, kernel.PATIENCE_US] = patience_us
-    dials[:, kernel.WINDOW] = window
-    return dials
+def parameters_by_depth(depth: Ints, push: float, stash: float, patience_us: int = 0, window: int | Ints = UNLIMITED) -> Ints:
+    parameters = np.zeros((depth.size, kernel.NUM_PARAMETERS), np.int64)
+    parameters[:, kernel.PUSH] = np.round(push * depth)
+    parameters[:, kernel.STASH] = np.round(stash * depth)
+    parameters[:, kernel.PATIENCE_US] = patience_us
+    parameters[:, kernel.WINDOW] = window
+    return parameters
 
 
 def urgent_ends(problem: Problem, num_first: int, num_last: int) -> Bools:

@@ -1,4 +1,4 @@
-"""A search point and how it is tried: a problem as the kernel wants it, a setting, and the schedule that comes of it."""
+"""The search space of the greedy method: settings of the priority rule, the schedules they give, and neighbouring settings."""
 
 from dataclasses import dataclass, field
 
@@ -16,15 +16,15 @@ UNLIMITED = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the list scheduler is told: its dials by stage, and by kind, stage and chain whom to wait for."""
+    """A setting of the list scheduler: the rule's parameters by stage, and the urgent ops by kind, stage and chain."""
 
-    dials: Ints
+    parameters: Ints
     is_urgent: Bools
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A schedule as the kernel left it: the starts, the order in which ops were placed, and how good it is."""
+class ListSchedule:
+    """A schedule that the list scheduler made: its setting, the starts, the order in which ops were placed, and the score."""
 
     setting: Setting
     starts: Ints
@@ -34,7 +34,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A problem with its routing, as the kernel wants it."""
+    """A problem with its routing, as arrays for the compiled kernels."""
 
     problem: Problem
     bound_us: int
@@ -56,15 +56,16 @@ class Search:
     def num_ops(self) -> int:
         return self.pipeline.size * (3 if self.problem.techniques.decoupled else 2)
 
-    def run(self, setting: Setting) -> Found:
-        """Schedule with `setting`, and tighten."""
+    def run(self, setting: Setting) -> ListSchedule:
+        """Return the justified schedule of `setting`."""
         num_pipelines = self.problem.shape.num_pipelines
         starts = np.zeros((3, *self.pipeline.shape), np.int64)
         order = np.empty(starts.size, np.int64)
-        dials, is_urgent = setting.dials, setting.is_urgent
-        num_ops = kernel.list_schedule(self.pipeline, self.rank, self.costs, dials, is_urgent, num_pipelines, starts, order)
-        kernel.tighten(self.pipeline, self.costs, self.is_fused, num_pipelines, order[:num_ops], starts)
-        return Found(setting, starts, order[:num_ops], self.score(starts))
+        num_ops = kernel.list_schedule(
+            self.pipeline, self.rank, self.costs, setting.parameters, setting.is_urgent, num_pipelines, starts, order
+        )
+        kernel.justify(self.pipeline, self.costs, self.is_fused, num_pipelines, order[:num_ops], starts)
+        return ListSchedule(setting, starts, order[:num_ops], self.score(starts))
 
     def spans(self, starts: Ints) -> Ints:
         """The span of each stage, with its reduction and step."""
@@ -75,11 +76,11 @@ class Search:
         period = self.schedule(starts).period_us(self.problem)
         return period, int(np.maximum(0, self.spans(starts) - self.bound_us).sum())
 
-    def slack(self, found: Found) -> Ints:
+    def slack(self, found: ListSchedule) -> Ints:
         """How much later each op could start with no span longer than the bound; negative if it is late already."""
         late = found.starts.copy()
         last = found.starts[kernel.F].min(axis=1) + self.bound_us - self.finish_us
-        kernel.postpone(self.pipeline, self.costs, self.is_fused, self.problem.shape.num_pipelines, found.order, last, late)
+        kernel.right_shift(self.pipeline, self.costs, self.is_fused, self.problem.shape.num_pipelines, found.order, last, late)
         slack: Ints = late - found.starts
         return slack
 
@@ -98,7 +99,7 @@ def _refuse_endless(problem: Problem) -> None:
 
 
 def cost_table(problem: Problem) -> Ints:
-    """The kernel's cost columns; without Decoupled BackProp every backward pass is one fused op."""
+    """Return the kernel's cost columns; without Decoupled BackProp every backward pass is one fused op."""
     num_stages = problem.shape.num_stages
     table = np.zeros((num_stages, kernel.NUM_COSTS), np.int64)
     fused = costs_of(problem, Kind.B)
@@ -114,3 +115,31 @@ def cost_table(problem: Problem) -> Ints:
         table[stage, kernel.TAKEN] = problem.held_by_forward(stage)
         table[stage, kernel.KEPT] = problem.held_for_weight(stage)
     return table
+
+
+def neighbour(rng: np.random.Generator, search: Search, best: ListSchedule) -> Setting:
+    """Return a random setting near that of `best`: other ops are urgent, or a parameter of the rule differs."""
+    if rng.random() < 0.3:
+        return Setting(best.setting.parameters, _urgent_by_slack(rng, search, best))
+    return Setting(_changed_parameter(rng, best.setting.parameters), best.setting.is_urgent)
+
+
+def _changed_parameter(rng: np.random.Generator, parameters: Ints) -> Ints:
+    """Return parameters that differ in one column over a run of stages."""
+    changed = parameters.copy()
+    num_stages = len(parameters)
+    first = int(rng.integers(num_stages))
+    last = min(num_stages, first + 1 + int(rng.integers(max(1, num_stages // 2))))
+    column = int(rng.choice([kernel.PUSH, kernel.PUSH, kernel.STASH, kernel.HOLD, kernel.PATIENCE_US]))
+    step = int(rng.choice([-4, -2, -1, 1, 2, 4]))
+    changed[first:last, column] = np.maximum(0, changed[first:last, column] + step)
+    return changed
+
+
+def _urgent_by_slack(rng: np.random.Generator, search: Search, found: ListSchedule) -> Bools:
+    """Return as urgent the critical F's and I's of a schedule: those with the least slack."""
+    slack = search.slack(found)
+    is_urgent = slack <= int(rng.integers(0, 1 + int(search.costs[:, : kernel.WEIGHT_US + 1].sum(axis=1).max())))
+    is_urgent[kernel.W] = False
+    result: Bools = is_urgent
+    return result
