@@ -1,4 +1,4 @@
-"""The cluster: D pipelines of S stages, which workers there are, and who is alive."""
+"""Worker, Shape and Cluster: D pipelines of S stages, their workers, and which of them are dead."""
 
 import re
 from collections.abc import Iterable
@@ -12,7 +12,16 @@ _WORKER = re.compile(r"W(\d+)_(\d+)")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Worker:
-    """The unit that fails: it holds stage `stage` of pipeline `pipeline`. Its text form is `W1_2`."""
+    """The unit that fails: it holds one stage of one pipeline. Its text form is `W1_2`.
+
+    Args:
+        pipeline: The pipeline, from 0.
+        stage: The stage, from 0.
+
+    Example:
+        >>> Worker.parse("W1_2")
+        Worker(pipeline=1, stage=2)
+    """
 
     pipeline: int
     stage: int
@@ -30,7 +39,20 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many pipelines, stages, and micro-batches for each pipeline in an iteration."""
+    """The size of a training job.
+
+    Args:
+        num_pipelines: D, the data-parallel pipelines.
+        num_stages: S, the stages of each pipeline.
+        num_microbatches: M, the micro-batches of each pipeline in an iteration.
+
+    Raises:
+        UserError: A number is below 1, or their product is too large to plan.
+
+    Example:
+        >>> Shape(3, 4, 6).num_workers
+        12
+    """
 
     num_pipelines: int
     num_stages: int
@@ -41,7 +63,6 @@ class Shape:
             value = getattr(self, f"num_{name}")
             if not isinstance(value, int) or value < 1:
                 raise UserError(f"the number of {name} is {value!r}, but it must be a whole number of at least 1")
-
         if self.num_workers * self.num_microbatches > _MOST_CHAIN_STAGES:
             raise UserError(
                 f"{self.num_pipelines} pipelines of {self.num_stages} stages with {self.num_microbatches} micro-batches are more "
@@ -54,7 +75,7 @@ class Shape:
 
     @property
     def num_chains(self) -> int:
-        """Micro-batches of all pipelines together; each runs through every stage as one chain of ops."""
+        """The micro-batches of all pipelines; each runs through every stage as one chain of ops."""
         return self.num_pipelines * self.num_microbatches
 
     def workers(self) -> Iterable[Worker]:
@@ -63,7 +84,19 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A shape and the workers that are dead. Every stage keeps a live worker."""
+    """A shape and its dead workers. Every stage has a live worker.
+
+    Args:
+        shape: The pipelines, stages and micro-batches.
+        failed: The dead workers.
+
+    Raises:
+        UserError: A dead worker is not in the shape, or a stage has no live worker.
+
+    Example:
+        >>> Cluster(Shape(3, 4, 6), frozenset({Worker(1, 2)})).live_pipelines(2)
+        [0, 2]
+    """
 
     shape: Shape
     failed: frozenset[Worker] = frozenset()
@@ -85,13 +118,12 @@ class Cluster:
     @staticmethod
     def of(shape: Shape, failed: Iterable[Worker]) -> "Cluster":
         """Make a cluster from a list of failures, refusing duplicates."""
-        failures = list(failed)
         seen: set[Worker] = set()
-        for worker in failures:
+        for worker in failed:
             if worker in seen:
                 raise UserError(f"{worker} is named as failed twice: name each failed worker once")
             seen.add(worker)
-        return Cluster(shape, frozenset(failures))
+        return Cluster(shape, frozenset(seen))
 
     @property
     def num_failed(self) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
-"""The problem: everything that decides whether a plan is legal and how long it takes.
+"""Problem, Memory and Techniques: all input that decides whether a plan is legal and how long it takes.
 
-It lies in core, not in the planner, because a plan on disk must be checkable without a planner.
+They are in core, not in the planner, because a plan on disk must be checkable without a planner.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,17 @@ from recycle.core.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Techniques:
-    """The three switches of ReCycle. With none of them, a plan is classic 1F1B territory."""
+    """The three techniques of ReCycle, each on or off. With none of them, a plan is a classic 1F1B schedule.
+
+    Args:
+        adaptive: Adaptive Pipelining: peers execute the micro-batches of a dead worker.
+        decoupled: Decoupled BackProp: a backward pass may be split into I and W.
+        staggered: Staggered Optimizer: a stage steps when its own gradients are reduced.
+
+    Example:
+        >>> Techniques.parse("adaptive,decoupled").staggered
+        False
+    """
 
     adaptive: bool = True
     decoupled: bool = True
@@ -46,7 +56,19 @@ class Techniques:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a worker of each stage may hold: `unit` is "microbatches", "bytes" or "unlimited"."""
+    """The memory limit of a worker of each stage.
+
+    Args:
+        unit: "microbatches", "bytes" or "unlimited".
+        limits: One limit for each stage; empty if unlimited.
+
+    Raises:
+        UserError: The unit is unknown, or a limit is no whole number from 1 on. `MemoryTooSmall`, if it is below 1.
+
+    Example:
+        >>> Memory.microbatches([4, 3, 2, 1]).unit
+        'microbatches'
+    """
 
     unit: str
     limits: tuple[int, ...] = ()
@@ -79,7 +101,22 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A cluster with its failures, a profile, a memory limit and the techniques that may be used."""
+    """The input of the planner. `recycle.problem` makes one from texts.
+
+    Args:
+        cluster: The shape and the dead workers.
+        profile: The cost of each op at each stage.
+        memory: The memory limit of the workers.
+        techniques: The techniques that a plan may use.
+
+    Raises:
+        UserError: The parts do not fit together. `MemoryTooSmall`, if no schedule at all fits.
+
+    Example:
+        >>> from recycle.core.profile import Profile
+        >>> Problem(Cluster(Shape(3, 4, 6)), Profile.uniform(4, 10, 13, 9)).shape.num_workers
+        12
+    """
 
     cluster: Cluster
     profile: Profile
@@ -131,22 +168,22 @@ class Problem:
         return self.profile.reduce_us(stage, self.cluster.num_live(stage))
 
     def capacity(self, stage: int) -> int | None:
-        """What activations may take on a worker of `stage`, in the unit of the limit; None if unlimited."""
+        """The memory for activations on a worker of `stage`, in the unit of the limit; None if unlimited."""
         if self.memory.unit == "unlimited":
             return None
         static = self.profile.stages[stage].static_bytes if self.memory.unit == "bytes" else 0
         return self.memory.limits[stage] - static
 
     def held_by_forward(self, stage: int) -> int:
-        """What F takes, in the unit of the limit."""
+        """The memory that F takes, in the unit of the limit."""
         return self.profile.stages[stage].activation_bytes if self.memory.unit == "bytes" else 1
 
     def held_for_weight(self, stage: int) -> int:
-        """What of it remains between I and W."""
+        """The part of it that remains between I and W."""
         return self.profile.stages[stage].weight_held_bytes if self.memory.unit == "bytes" else 1
 
     def memory_delta(self, stage: int, kind: Kind) -> int:
-        """How an op changes what is held: F when it starts, the others when they end."""
+        """How an op changes the memory held: F when it starts, the others when they end."""
         whole, rest = self.held_by_forward(stage), self.held_for_weight(stage)
         return {Kind.F: whole, Kind.I: rest - whole, Kind.W: -rest, Kind.B: -whole}[kind]
 

@@ -1,7 +1,7 @@
-"""The profile: what each op costs at each stage, in microseconds and bytes.
+"""Profile: the cost of each op at each stage in microseconds and bytes, and the links between workers.
 
-A profile comes from a measurement, from `planner.estimate`, or from three numbers on the command line.
-It is the only place that knows a duration: planner, rules, simulator and reports ask it.
+A profile comes from a measurement, from `recycle.estimate`, or from three numbers on the command line. Planner, rules, simulator
+and reports take every duration from it.
 """
 
 import math
@@ -17,8 +17,8 @@ from recycle.core.op import Kind
 
 FORMAT, VERSION = "recycle-profile", 1
 _Part = TypeVar("_Part")
-QUARTILE = 0.6745  # of a normal distribution, in deviations
-_MOST = 10**15  # µs are 30 years, bytes a petabyte: more is a slip, and would outgrow 64 bits when added up
+QUARTILE = 0.6745  # of a normal distribution, in standard deviations
+_MOST = 10**15  # 30 years in µs, a petabyte in bytes: more is a mistake, and sums could exceed 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How far measured durations lie apart: half of what is between their quartiles, in µs; 0 where nothing was measured."""
+    """The spread of measured durations: half their interquartile range in µs; 0 where nothing was measured."""
 
     forward_us: int = 0
     input_us: int = 0
@@ -104,7 +104,7 @@ class StageProfile:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a profile was measured on: the device and its name, the model, and how many pipelines computed at the same time."""
+    """The conditions of a measured profile: device and machine, the model, and how many pipelines computed at the same time."""
 
     device: str
     machine: str
@@ -125,11 +125,24 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Every stage's costs, the links between stages and between peers, and a device's memory if known.
+    """The costs of every stage, measured, estimated or given.
 
-    `taken` says what it was measured on, if it was; `factors` then are how much slower than the median workers were, in order,
-    and `contention` is what ops take while others compute on the same machine, over what is said here: with nobody else, with
-    one other, and so on.
+    Args:
+        stages: The costs of each stage.
+        stage_link: The link between two stages.
+        peer_link: The link between peers, for reductions and copies of state.
+        device_bytes: The memory of a device, if known.
+        name: Where the profile comes from, in a few words.
+        taken: The conditions of the measurement, if it was measured.
+        factors: How much slower than the median each worker was in the measurement.
+        contention: The duration of an op while 0, 1, 2, ... other workers compute on the same machine, over its cost here.
+
+    Raises:
+        UserError: A number is out of range.
+
+    Example:
+        >>> Profile.uniform(4, forward_us=10, input_us=13, weight_us=9).stages[0].fused_us
+        22
     """
 
     stages: tuple[StageProfile, ...]
@@ -170,12 +183,12 @@ class Profile:
         return steps * self.peer_link.latency_us + math.ceil(steps * share / self.peer_link.bytes_per_us)
 
     def held_up(self, num_others: int) -> float:
-        """What an op takes while so many others compute, over what it costs; as with the most that were seen, if more do."""
+        """The duration of an op while `num_others` compute, over its cost; beyond the most that were measured, as with those."""
         return self.contention[min(num_others, len(self.contention) - 1)] if self.contention else 1.0
 
     @property
     def jitter(self) -> float:
-        """The deviation of an op's duration on one worker, as a share of it, as if it were normal; 0 if none was measured."""
+        """The standard deviation of an op's duration, as a share of it, if durations are normal; 0 if none was measured."""
         pairs = (
             (getattr(stage.spread, field.name), getattr(stage, field.name)) for stage in self.stages for field in fields(Spread)
         )
@@ -230,7 +243,7 @@ def _numbers(data: Any, what: str) -> tuple[float, ...]:
 
 
 def _part(kind: Callable[..., _Part], data: Any, what: str) -> _Part:
-    """A part of the profile from its JSON object; `what` is its name in a sentence."""
+    """Make a part of the profile from its JSON object; `what` is its name in an error."""
     try:
         return kind(**data)
     except TypeError as problem:

@@ -1,6 +1,6 @@
-"""Building a plan library: a plan for every number of failures, in parallel, resumable at any time.
+"""build(): make a library with a plan for every number of failures, in parallel processes, resumable at any time.
 
-Only the process that was asked writes; the others plan. So whatever stops them, the folder holds whole plans or none.
+Only the calling process writes files, so that the folder holds whole plans whenever a process is stopped.
 """
 
 import os
@@ -17,14 +17,14 @@ from recycle.host.process_pool import BROKEN, process_pool, submit
 from recycle.planner.failure_normalization import least_bound, most_failures
 from recycle.planner.solve import refuse_misuse, solve_normalized
 
-# Placed ops and seconds a plan: a library is many plans, so each gets less search than a single one.
+# Placed ops and seconds for one plan: a library has many plans, so each gets less search than a single one.
 LIBRARY_EFFORT = 3_000_000
 DEFAULT_TIME_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """One plan of the library: how good it is, and whether it was there before. No spread of its failures beats `bound_us`."""
+    """One plan of a library: its period, the least bound of any distribution of its failures, and whether it was there before."""
 
     num_failures: int
     period_us: int
@@ -40,9 +40,31 @@ def build(
     time_limit_s: float = DEFAULT_TIME_LIMIT_S,
     num_processes: int | None = None,
 ) -> Iterator[Built]:
-    """Plan for 0 to `max_failures`, yielding each plan when it is on disk; what is there already is kept.
+    """Make a plan for every number of failures from 0 to `max_failures`, and yield each when its file is written.
 
-    What cannot be done is refused at once, before the first plan is asked for.
+    Args:
+        folder: The folder of the library. Plans that it holds already are kept.
+        problem: The problem; its own failures are ignored.
+        max_failures: The largest number of failures to plan for.
+        method: As for `solve`.
+        time_limit_s: The time for one plan in seconds.
+        num_processes: The number of planning processes; by default one for each core.
+
+    Returns:
+        An iterator over the plans' periods and bounds. Planning happens while it is consumed.
+
+    Raises:
+        UserError: So many workers cannot fail, an argument is invalid, or the folder has a library of another problem. All but
+            the last are raised before the first plan.
+
+    Example:
+        >>> import recycle, tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> plans = recycle.build(folder, recycle.problem(2, 2, 4, costs="1,1,1"), max_failures=1, num_processes=1)
+        >>> sorted(plan.num_failures for plan in plans)
+        [0, 1]
+        >>> recycle.Library.open(folder).get(1).problem.cluster.live_workers()
+        [Worker(pipeline=0, stage=0), Worker(pipeline=0, stage=1), Worker(pipeline=1, stage=0)]
     """
     most = most_failures(problem.shape)
     if not 0 <= max_failures <= most:
@@ -73,7 +95,7 @@ def _plan_missing(library: Library, missing: list[int], method: str, time_limit_
         waiting = iter(missing)
         running: set[Future[tuple[int, str, int]]] = set()
         while True:
-            # A few at a time, so that a stop has little to throw away.
+            # A few at a time, so that little work is lost if the build is stopped.
             for num_failures in _take(waiting, 2 * num_processes - len(running)):
                 running.add(submit(pool, _plan_one, library.problem, num_failures, method, time_limit_s))
             if not running:

@@ -54,8 +54,8 @@ class Planner:
         >>> import recycle
         >>> planner = recycle.Planner(recycle.problem(2, 2, 4, costs="10,13,9"))
         >>> assignment = planner.answer(frozenset({recycle.Worker.parse("W1_0")}))
-        >>> assignment.reason
-        'planned on the spot, and nobody moves: the failures lie where they hurt least'
+        >>> len(assignment.plan.rows), assignment.moves
+        (3, ())
     """
 
     problem: Problem

@@ -1,4 +1,4 @@
-"""Describing a problem in the words of the command line: the same texts work in Python and in a shell."""
+"""problem(): make a Problem from the texts of the command line, such as costs "10,13,9" and memory "80GiB"."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,10 +23,31 @@ def problem(
     memory: str | int | Iterable[int] | None = None,
     techniques: str | Techniques = ALL,
 ) -> Problem:
-    """Return the problem that these words describe; give either `costs` (F,I,W in µs) or a `profile`.
+    """Return the problem that these values describe, which are those of `recycle plan`; give either `costs` or `profile`.
 
-    `memory` is a number of micro-batches in flight for all stages or one for each ("4,3,2,1"), bytes ("80GiB"), or "unlimited";
-    left out, it is the profile's device memory, or unlimited.
+    Args:
+        pipelines: The number of data-parallel pipelines.
+        stages: The number of stages of each pipeline.
+        microbatches: The number of micro-batches of each pipeline in an iteration.
+        fail: The dead workers by name, such as "W1_2,W0_0".
+        costs: The time of a forward, an input gradient and a weight gradient in whole µs, such as "10,13,9".
+        comm: The time between two stages in µs; only with `costs`.
+        profile: A profile, or the path of a profile file.
+        memory: Micro-batches in flight for all stages (6) or one number for each ("4,3,2,1"), bytes ("80GiB"), or "unlimited".
+            By default it is the device memory of the profile, or unlimited.
+        techniques: The techniques that a plan may use, such as "adaptive,decoupled", or "none".
+
+    Returns:
+        The problem, to be given to `solve` or `build`.
+
+    Raises:
+        UserError: A value cannot be read, contradicts another one, or leaves no legal schedule.
+
+    Example:
+        >>> import recycle
+        >>> example = recycle.problem(3, 4, 6, fail="W1_2", costs="1,1,1", memory=6)
+        >>> [str(worker) for worker in sorted(example.cluster.failed)], str(example.techniques)
+        (['W1_2'], 'adaptive,decoupled,staggered')
     """
     shape = Shape(pipelines, stages, microbatches)
     if (costs is None) == (profile is None):
@@ -57,7 +78,7 @@ def parse_costs(costs: str | tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def parse_memory(memory: str | int | Iterable[int] | None, num_stages: int, profile: Profile) -> Memory:
-    """Read a memory limit; None is the device's own memory if the profile knows it."""
+    """Read a memory limit; None is the device memory of the profile, if it has one."""
     if memory is None:
         return Memory.bytes([profile.device_bytes] * num_stages) if profile.device_bytes else Memory.unlimited()
     if isinstance(memory, str) and memory.strip() == "unlimited":

@@ -1,7 +1,7 @@
-"""Solving: from a problem to a plan that is checked, and that says how good it is.
+"""solve() and solve_normalized(): from a problem to a checked plan with a proven bound.
 
-`greedy` searches and is fast at any size; `cpsat` and `milp` are exact and for small problems; `auto` takes the greedy
-plan where it reaches the bound, and else lets CP-SAT try to win within the time that is left, starting from it.
+`greedy` searches and is fast at any size; `cpsat` and `milp` are exact and for small problems; `auto` takes the greedy plan
+where it reaches the bound, and else lets CP-SAT start from it and search for a shorter one in the time that is left.
 """
 
 import math
@@ -28,13 +28,13 @@ from recycle.planner.model.schedule import Schedule
 
 METHODS = ("auto", "greedy", "cpsat", "milp")
 
-# A judgement, not a measurement: CP-SAT proved problems of some hundred ops, so beyond this `auto` does not spend time on it.
+# Chosen, not measured: CP-SAT proved problems of some hundred ops, so beyond this `auto` does not spend time on it.
 MOST_OPS_FOR_EXACT = 3000
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """What the methods say of a problem, before it is made into a plan and checked."""
+class _Result:
+    """The schedule of a problem that the methods found, with its bound, before it becomes a checked plan."""
 
     problem: Problem
     schedule: Schedule
@@ -46,7 +46,7 @@ class _Answer:
         return self.schedule.period_us(self.problem)
 
     def plan(self, began: float) -> Plan:
-        """Return the checked plan; an illegal one is our mistake, and never returned."""
+        """Return the checked plan; an illegal one would be a bug of the planner, and is never returned."""
         schedule = self.schedule.from_zero()
         status = "optimal" if self.period_us == self.bound_us else "feasible"
         quality = Quality(self.bound_us, status, self.method, round(time.monotonic() - began, 3))
@@ -57,32 +57,52 @@ class _Answer:
 
 
 def solve(problem: Problem, method: str = "auto", time_limit_s: float = 60.0, effort: int = greedy.DEFAULT_EFFORT) -> Plan:
-    """Return a legal plan of `problem`, with a bound on what any plan could reach."""
+    """Return a legal plan of `problem`, with a proven lower bound of its period.
+
+    Args:
+        problem: The cluster with its failures, the profile, the memory limit and the techniques.
+        method: "greedy" (heuristic, any size), "cpsat" or "milp" (exact, small problems), or "auto": greedy, then CP-SAT where a
+            shorter plan is possible and the problem is small.
+        time_limit_s: The time for the search in seconds.
+        effort: The greedy method's limit on placed ops. It makes a plan independent of the speed of the machine.
+
+    Returns:
+        A plan that `check` finds legal; `plan.quality` has the bound and whether the plan is proven optimal.
+
+    Raises:
+        UserError: The method is unknown, or the time limit is not above 0.
+
+    Example:
+        >>> import recycle
+        >>> plan = recycle.solve(recycle.problem(3, 4, 6, fail="W1_2", costs="1,1,1", memory=6))
+        >>> plan.period_us, plan.quality.status
+        (27, 'optimal')
+    """
     refuse_misuse(method, time_limit_s)
     began = time.monotonic()
-    return _answer(problem, method, began + time_limit_s, effort).plan(began)
+    return _solve(problem, method, began + time_limit_s, effort).plan(began)
 
 
-def _answer(problem: Problem, method: str, deadline: float, effort: int, least_us: int | None = None) -> _Answer:
+def _solve(problem: Problem, method: str, deadline: float, effort: int, least_us: int | None = None) -> _Result:
     bound = lower_bound(problem)
     schedule = _search(problem, bound, effort, lambda: time.monotonic() >= deadline, least_us)
     exact = _exact_method(problem, schedule, bound, method)
     if exact is None:
-        return _Answer(problem, schedule, bound, "greedy")
+        return _Result(problem, schedule, bound, "greedy")
     result = exact(problem, max(0.1, deadline - time.monotonic()), schedule, bound)
     bound = max(bound, result.bound_us)
     if result.schedule is None:
-        return _Answer(problem, schedule, bound, "greedy" if method == "auto" else f"greedy (nothing from {method} in time)")
+        return _Result(problem, schedule, bound, "greedy" if method == "auto" else f"greedy (nothing from {method} in time)")
     if method == "auto" and not _is_shorter(problem, result.schedule, schedule):
-        return _Answer(problem, schedule, bound, "greedy")
-    return _Answer(problem, fuse(problem, result.schedule), bound, "cpsat" if method == "auto" else method)
+        return _Result(problem, schedule, bound, "greedy")
+    return _Result(problem, fuse(problem, result.schedule), bound, "cpsat" if method == "auto" else method)
 
 
 def _search(problem: Problem, bound: int, effort: int, out_of_time: Callable[[], bool], least_us: int | None = None) -> Schedule:
-    """The greedy schedule, splitting backward passes only where it pays."""
+    """Return the greedy schedule, with backward passes split only where that pays."""
     schedule = fuse(problem, greedy.solve_greedy(problem, bound, effort, out_of_time, least_us))
     if problem.techniques.decoupled and any(s.fused_us < s.input_us + s.weight_us for s in problem.profile.stages):
-        # Splitting costs time here, so it may pay nowhere at all.
+        # Splitting costs time here, so a schedule without any split may be shorter.
         whole = replace(problem, techniques=replace(problem.techniques, decoupled=False))
         unsplit = split_where_cheaper(problem, greedy.solve_greedy(whole, bound, effort, out_of_time, least_us))
         return unsplit if _is_shorter(problem, unsplit, schedule) else schedule
@@ -92,7 +112,7 @@ def _search(problem: Problem, bound: int, effort: int, out_of_time: Callable[[],
 def _exact_method(
     problem: Problem, schedule: Schedule, bound: int, method: str
 ) -> Callable[[Problem, float, Schedule | None, int], Exact] | None:
-    """The exact method to ask, if any: the chosen one, or for `auto` CP-SAT where it can still win."""
+    """Return the exact method to run, if any: the chosen one, or for `auto` CP-SAT where a shorter plan is possible."""
     if method == "greedy":
         return None
     if method == "milp":
@@ -114,17 +134,34 @@ def _is_shorter(problem: Problem, one: Schedule, other: Schedule) -> bool:
 def solve_normalized(
     problem: Problem, num_failures: int, method: str = "auto", time_limit_s: float = 60.0, effort: int = greedy.DEFAULT_EFFORT
 ) -> tuple[Plan, Distribution]:
-    """Return the plan of the best way in which `num_failures` can be spread over the stages, and that way.
+    """Return the best plan for any `num_failures` dead workers, and how many of them it assumes at each stage.
 
     Planned are the most promising distribution and the one with the least bound, each with half of the effort, then the others
-    by rising bound, as many as the effort allows: all that could still win where the problem is small.
+    by rising bound, as many as the effort allows: in a small problem all that could be shorter.
+
+    Args:
+        problem: The problem; its own failures are ignored.
+        num_failures: How many workers are dead.
+        method, time_limit_s, effort: As for `solve`.
+
+    Returns:
+        The plan, and the number of dead workers at each stage.
+
+    Raises:
+        UserError: So many workers cannot fail, the method is unknown, or the time limit is not above 0.
+
+    Example:
+        >>> import recycle
+        >>> plan, distribution = recycle.solve_normalized(recycle.problem(3, 4, 6, costs="1,1,1", memory=6), 1)
+        >>> plan.period_us, sum(distribution)
+        (27, 1)
     """
     refuse_misuse(method, time_limit_s)
     began = time.monotonic()
     deadline = began + time_limit_s
-    # A plan is judged by what any distribution could reach, so that is what it has to come close to.
+    # A plan is compared with the least bound of all distributions, so the search goes on until it is close to that.
     least_us = least_bound(problem, num_failures)
-    best: tuple[_Answer, Distribution] | None = None
+    best: tuple[_Result, Distribution] | None = None
     for number, distribution in enumerate(_candidates(problem, num_failures)):
         candidate = normalized_problem(problem, distribution)
         if best is not None:
@@ -133,22 +170,22 @@ def solve_normalized(
                 break
         # An exact method would take all the time there is, so each distribution gets half of what is left.
         until = (time.monotonic() + deadline) / 2
-        answer = _answer(candidate, method, until, effort // 2, least_us)
-        if best is None or answer.period_us < best[0].period_us:
-            best = answer, distribution
+        result = _solve(candidate, method, until, effort // 2, least_us)
+        if best is None or result.period_us < best[0].period_us:
+            best = result, distribution
     assert best is not None
     return best[0].plan(began), best[1]
 
 
 def _candidates(problem: Problem, num_failures: int) -> Iterator[Distribution]:
-    """Distributions in the order in which they are worth planning for."""
+    """Yield the distributions in the order in which they are planned for."""
     promising = most_promising_distribution(problem, num_failures)
     yield promising
     yield from (distribution for distribution in distributions(problem, num_failures) if distribution != promising)
 
 
 def refuse_misuse(method: str, time_limit_s: float) -> None:
-    """Raise if there is no such method, or no time to use it."""
+    """Raise if the method is unknown, or the time limit is not above 0."""
     if method not in METHODS:
         raise UserError(f"{method!r} is not a method: choose from {', '.join(METHODS)}")
     if not 0 < time_limit_s < math.inf:

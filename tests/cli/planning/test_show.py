@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import recycle
+from recycle.cli.planning.plan import add_plan_parser
 from recycle.cli.planning.show import add_show_parser
 from recycle.cli.terminal import PIPED_WIDTH, chart_width, print_lines, styles
 from recycle.core.errors import FileProblem, UserError
+from recycle.core.plans.library import without_failures
 from recycle.core.plans.plan import Plan
 from recycle.report.render.palette import PAINTS
 from recycle.report.render.terminal_chart import REROUTED, draw_chart
@@ -72,6 +75,33 @@ def test_a_csv_of_a_plan_with_failures_is_refused_before_anything_is_printed(
         show(path, "--csv", tmp_path / "a.csv")
     assert capsys.readouterr().out == ""
     assert not (tmp_path / "a.csv").exists()
+
+
+@pytest.mark.parametrize("techniques", ["adaptive,decoupled,staggered", "adaptive"])
+@pytest.mark.parametrize("memory", ["6", "4,3,2,1", "unlimited"])
+@pytest.mark.parametrize("comm", [0, 2])
+def test_the_refusal_names_the_command_that_makes_an_exportable_plan(
+    tmp_path: Path, techniques: str, memory: str, comm: int
+) -> None:
+    problem = recycle.problem(3, 4, 6, fail="W1_2", costs="10,13,9", comm=comm, memory=memory, techniques=techniques)
+    path = saved(recycle.solve(problem, "greedy", effort=1), tmp_path / "plan.json")
+    with pytest.raises(UserError, match=r"has W1_2 dead.* only a plan without failures can be exported; make one with") as caught:
+        show(path, "--csv", tmp_path / "a.csv")
+    command = str(caught.value).partition("make one with recycle ")[2].replace("fault-free.json", str(tmp_path / "free.json"))
+    parser = argparse.ArgumentParser()
+    add_plan_parser(parser.add_subparsers())
+    args = parser.parse_args([*command.split(), "--method", "greedy", "--json"])
+    assert args.run(args) == 0
+    assert Plan.load(tmp_path / "free.json").problem == without_failures(problem)
+    assert show(tmp_path / "free.json", "--csv", tmp_path / "a.csv") == 0
+    assert (tmp_path / "a.csv").read_text().startswith("0F0,0F1,")
+
+
+def test_the_refusal_asks_for_the_profile_file_where_costs_cannot_be_three_numbers(tmp_path: Path) -> None:
+    profile = recycle.estimate("gpt3-medium", "h100", 2)
+    plan = recycle.solve(recycle.problem(2, 2, 2, fail="W0_0", profile=profile, memory="80GiB"), "greedy", effort=1)
+    with pytest.raises(UserError, match=f"--microbatches 2 --profile FILE --memory {80 * 2**30}B --out fault-free.json"):
+        show(saved(plan, tmp_path / "plan.json"), "--csv", tmp_path / "a.csv")
 
 
 @pytest.mark.parametrize("option", ["--svg", "--png", "--perfetto", "--csv"])

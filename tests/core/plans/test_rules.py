@@ -231,7 +231,7 @@ def test_a_live_worker_has_one_row():
         plan,
         rows=(*plan.rows, replace(plan.rows[0], kinds="", chains=plan.rows[0].chains[:0], starts_us=plan.rows[0].starts_us[:0])),
     )
-    assert only(twice) == Violation("workers", "W0_0 has 2 rows, but a worker plays one")
+    assert only(twice) == Violation("workers", "W0_0 has 2 rows, but a worker has one")
     missing = [violation for violation in check(replace(plan, rows=plan.rows[:2])) if violation.rule == "workers"]
     assert missing == [Violation("workers", "W1_0 is alive, but it has no row")]
 

@@ -1,4 +1,4 @@
-"""`recycle show`: a plan as a chart in the terminal, and as pictures, a trace and a table in files."""
+"""`recycle show`: draw a plan as a chart in the terminal, and write it as SVG, PNG, Perfetto trace or CSV."""
 
 import argparse
 import sys
@@ -9,7 +9,10 @@ from recycle.cli.terminal import Terminal, chart_width, print_lines
 from recycle.core.errors import UserError
 from recycle.core.files import write_bytes, write_text
 from recycle.core.plans.plan import Plan
+from recycle.core.plans.plan_source import names_of
 from recycle.core.plans.rules import check
+from recycle.core.problem import Problem, Techniques
+from recycle.core.profile import Profile
 from recycle.report.export.perfetto import draw_trace
 from recycle.report.export.torch_csv import draw_torch_csv
 from recycle.report.render.svg import draw_svg
@@ -68,6 +71,7 @@ def run_show(args: argparse.Namespace) -> int:
 def _write_files(plan: Plan, args: argparse.Namespace) -> list[Path]:
     written: list[Path] = []
     if args.csv:
+        _refuse_failures(args.plan, plan.problem)
         write_text(args.csv, draw_torch_csv(plan, args.pipeline))
         written.append(args.csv)
     if args.svg:
@@ -82,3 +86,30 @@ def _write_files(plan: Plan, args: argparse.Namespace) -> list[Path]:
         write_text(args.perfetto, draw_trace(plan))
         written.append(args.perfetto)
     return written
+
+
+def _refuse_failures(path: Path, problem: Problem) -> None:
+    """Raise if workers are dead, with the command that makes a plan of the same problem that --csv can write."""
+    if problem.cluster.failed:
+        raise UserError(
+            f"{path} has {names_of(problem.cluster.failed)} dead, and the CSV form of torch.distributed.pipelining cannot say "
+            f"that peers run a dead worker's micro-batches: only a plan without failures can be exported; make one with "
+            f"recycle plan {_options_of(problem)} --out fault-free.json"
+        )
+
+
+def _options_of(problem: Problem) -> str:
+    """The options of `recycle plan` that describe this problem without its failures."""
+    shape, stage, comm_us = problem.shape, problem.profile.stages[0], problem.profile.stage_link.latency_us
+    times = (stage.forward_us, stage.input_us, stage.weight_us)
+    is_uniform = problem.profile == Profile.uniform(shape.num_stages, *times, comm_us)
+    costs = f"--costs {','.join(map(str, times))}" + (f" --comm {comm_us}" if comm_us else "")
+    unit = "B" if problem.memory.unit == "bytes" else ""
+    limits = [str(limit) for limit in problem.memory.limits]
+    options = [
+        f"--pipelines {shape.num_pipelines} --stages {shape.num_stages} --microbatches {shape.num_microbatches}",
+        costs if is_uniform else "--profile FILE",
+        f"--memory {limits[0] if len(set(limits)) == 1 else ','.join(limits)}{unit}" if limits else "",
+        "" if problem.techniques == Techniques() else f"--techniques {problem.techniques}",
+    ]
+    return " ".join(filter(None, options))

@@ -1,11 +1,11 @@
-"""The trace: which nodes join and leave when. Simulator and runtime read the same one.
+"""Trace: when nodes join and leave, by the clock. Simulator and runtime read the same file.
 
-Its text form is the public one of spot-instance traces, a change a line, `milliseconds,add|remove,node`:
+Its text form is that of public spot-instance traces, one change a line, `milliseconds,add|remove,node`:
 
     0,add,W0_0
     1800000,remove,W0_0
 
-Lines that begin with # are comments, except `# end <milliseconds>`, which says how long the trace lasts after its last change.
+Lines that begin with # are comments, except `# end <milliseconds>`, which is when the trace ends.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ _WORDS = {"add": True, "remove": False}
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A node that joins or leaves. Those that join at time 0 are there from the start."""
+    """A node that joins or leaves. Nodes that join at time 0 are there from the start."""
 
     at_us: int
     joins: bool
@@ -31,7 +31,20 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Changes in order of time, each of them possible: only an absent node joins, only a present one leaves."""
+    """The changes of a cluster's nodes over time. Only an absent node joins, only a present one leaves.
+
+    Args:
+        changes: The changes in order of time; the first nodes join at 0.
+        end_us: When the trace ends.
+
+    Raises:
+        UserError: A change is impossible or out of order, or no node is there at the start.
+
+    Example:
+        >>> trace = Trace.parse("0,add,W0_0\\n0,add,W1_0\\n1800000,remove,W0_0\\n# end 3600000\\n")
+        >>> trace.num_failures, trace.end_us
+        (1, 3600000000)
+    """
 
     changes: tuple[Change, ...]
     end_us: int
@@ -73,7 +86,7 @@ class Trace:
 
     @property
     def later(self) -> tuple[Change, ...]:
-        """What changes after the start."""
+        """The changes after the start."""
         return tuple(change for change in self.changes if change.at_us > 0)
 
     @property
@@ -82,7 +95,7 @@ class Trace:
 
     @property
     def num_outages(self) -> int:
-        """How often something failed: what leaves at one time counts once."""
+        """The number of times at which nodes fail: nodes that leave at the same time count once."""
         return len({change.at_us for change in self.later if not change.joins})
 
     def until(self, end_us: int) -> "Trace":
@@ -123,12 +136,12 @@ class Trace:
 
 
 def _is_name(node: str) -> bool:
-    """Say whether `node` is read from its line as it was written there."""
+    """Say whether the name can be read back from a line of a trace."""
     return len(node.splitlines()) == 1 and node == node.strip() and "," not in node
 
 
 def live_counts(trace: Trace) -> Iterator[tuple[int, int]]:
-    """Yield when the number of live nodes changes, and to what, first the start; changes at one time count as one."""
+    """Yield each time with the number of live nodes from then on, first the start; changes at one time count as one."""
     present, at_us = 0, 0
     for change in trace.changes:
         if change.at_us != at_us:

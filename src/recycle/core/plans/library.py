@@ -1,7 +1,7 @@
-"""The plan library: a folder with one plan for each number of failures.
+"""Library: a folder with one plan for each number of failures.
 
-`library.json` says from what the plans were made; each plan lies in its own file (`plan-0003.json` for three failures), written
-whole or not at all. A library made from another profile, shape, memory or release is refused, never mixed.
+`library.json` has the problem of the plans; each plan has its own file (`plan-0003.json` for three failures), written whole or
+not at all. A library of another profile, shape, memory limit or release is refused, never mixed.
 """
 
 import json
@@ -22,14 +22,26 @@ FORMAT, VERSION = "recycle-library", 1
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A folder of plans for `problem`, whatever its failures. `create` and `open` are the ways to get one."""
+    """A folder with a plan of `problem` for each number of failures. `recycle.build` fills one, `open` reads it.
+
+    Args:
+        folder: Where `library.json` and the plans are.
+        problem: The problem, with all workers alive.
+
+    Example:
+        >>> import recycle, tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> plans = list(recycle.build(folder, recycle.problem(2, 2, 4, costs="1,1,1"), max_failures=0, num_processes=1))
+        >>> recycle.Library.open(folder).get(0).period_us == plans[0].period_us
+        True
+    """
 
     folder: Path
     problem: Problem
 
     @staticmethod
     def create(folder: Path, problem: Problem) -> "Library":
-        """Open the library at `folder` for `problem`, making it if there is none; refuse one made from anything else."""
+        """Open the library at `folder` for `problem`, or make it if there is none; refuse one of another problem."""
         library = Library(folder, without_failures(problem))
         if (folder / "library.json").exists():
             found = Library.open(folder)
@@ -65,7 +77,7 @@ class Library:
     def look(self, num_failures: int) -> int | None:
         """Return the period of the plan for `num_failures` without reading its rows, or None if there is no whole one.
 
-        A plan made from something else is refused.
+        A plan of another problem is refused.
         """
         path = self.path(num_failures)
         if not path.exists():
@@ -108,7 +120,7 @@ def without_failures(problem: Problem) -> Problem:
 
 
 def _difference(found: Problem, wanted: Problem) -> str:
-    """Name what differs first, the way a person would say it."""
+    """Name the first difference in words."""
     for name, one, other in (
         ("shape", found.shape, wanted.shape),
         ("profile", found.profile, wanted.profile),

@@ -1,4 +1,4 @@
-"""The plan: one row per live worker, which op starts when, and how good that is.
+"""Plan, Row and Slot: the schedule of one iteration, one row for each live worker, and the plan file.
 
 Rows are kept as columns (a string of kinds, arrays of chains and starts), because a plan may have a million
 slots; `Plan.slots` gives them one by one. A chain is a micro-batch by number: home pipeline * M + index.
@@ -23,7 +23,7 @@ FORMAT, VERSION = "recycle-plan", 1
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """An op with its place and time."""
+    """An op with its worker, start and end."""
 
     worker: Worker
     op: Op
@@ -40,7 +40,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one worker does, in order. The three columns are equally long."""
+    """The ops of one worker in order, as three columns of equal length."""
 
     worker: Worker
     kinds: str
@@ -56,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How good a plan is: no plan in which live workers keep their own micro-batches has a period under `bound_us`."""
+    """The quality of a plan. `bound_us` is proven for all plans in which live workers keep their own micro-batches."""
 
     bound_us: int
     status: str  # "optimal" or "feasible"
@@ -66,7 +66,20 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The schedule of one iteration; the next one starts `period_us` later and looks the same."""
+    """The schedule of one iteration; the next one is the same and starts `period_us` later.
+
+    Args:
+        problem: The problem that the plan solves.
+        rows: One row for each live worker.
+        period_us: The time from the start of one iteration to the start of the next.
+        quality: The proven bound of the period, the status, the method and its seconds.
+
+    Example:
+        >>> import recycle
+        >>> plan = recycle.solve(recycle.problem(3, 4, 6, fail="W1_2", costs="1,1,1", memory=6))
+        >>> len(plan.rows), plan.gap
+        (11, 1.0)
+    """
 
     problem: Problem
     rows: tuple[Row, ...]
@@ -83,7 +96,7 @@ class Plan:
         return self.period_us / self.quality.bound_us if self.quality.bound_us > 0 else math.inf
 
     def period_at_us(self, busy_us: int) -> int:
-        """The period at the speed at which ops really run: `busy_us` is what all ops of an iteration took, added up."""
+        """The period scaled to the measured speed: `busy_us` is the sum of the durations of all ops of an iteration."""
         planned = sum(self.problem.duration_us(row.worker.stage, Kind(kind)) for row in self.rows for kind in row.kinds)
         return round(self.period_us * busy_us / planned)
 
@@ -120,7 +133,7 @@ class Plan:
 
     @staticmethod
     def parse(text: str) -> "Plan":
-        """The plan that was dumped as this text, by this release."""
+        """Return the plan of a text that `dumps` of this release made."""
         return _from_json(json.loads(text))
 
     @staticmethod

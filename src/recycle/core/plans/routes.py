@@ -1,11 +1,11 @@
-"""Routes of a plan: which worker runs a micro-batch at a stage, and so who sends what to whom."""
+"""Routes: which worker runs a micro-batch at each stage of a plan, which decides the messages between workers."""
 
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan import Plan
 
 
 class Routes:
-    """Who runs each chain at each stage. Built from the rows alone, which is what workers play."""
+    """The worker of each chain at each stage, from the rows of a plan alone."""
 
     def __init__(self, plan: Plan) -> None:
         shape = plan.problem.shape

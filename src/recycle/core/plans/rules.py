@@ -1,8 +1,8 @@
-"""The rules: what must come before what, and when a plan is legal. Each is stated once, here.
+"""The rules of a legal plan, each stated once: which ops an op needs, the period that slots give, and `check`.
 
-No rule joins two micro-batches except on a worker, so `check` tests whole columns (all micro-batches of one kind
-at one stage) at a time, and looks for the slot at fault only in a column that fails. So a plan of
-a million ops is checked in seconds without any library.
+No rule joins two micro-batches except on a worker, so `check` tests whole columns (all micro-batches of one kind at one stage)
+at a time, and looks for the slot at fault only in a column that fails. So it checks a plan of a million ops in seconds without
+any library.
 """
 
 from collections import Counter
@@ -102,10 +102,25 @@ def peak_in_flight(plan: Plan) -> list[int]:
 
 
 def check(plan: Plan) -> list[Violation]:
-    """Return every way in which `plan` breaks a rule; an empty list says that it is legal."""
+    """Return every violation of a rule by `plan`.
+
+    The rules: dependencies, one op at a time, memory, every op exactly once, only live workers, only peers of the stage, the
+    techniques, and a period and bound that agree with the slots.
+
+    Args:
+        plan: Any plan, from a file too.
+
+    Returns:
+        The violations, each with its rule and a sentence; an empty list if the plan is legal.
+
+    Example:
+        >>> import recycle
+        >>> recycle.check(recycle.solve(recycle.problem(2, 2, 4, costs="1,1,1")))
+        []
+    """
     found = list(_check_form(plan))
     if found:
-        return found  # what does not name workers and ops of this cluster cannot be looked at further
+        return found  # the other checks need rows that name workers and ops of this cluster
     found += _check_workers(plan)
     found += [violation for row in plan.rows for violation in _check_row(plan, row)]
     columns = _Columns(plan)
@@ -130,7 +145,7 @@ def _check_form(plan: Plan) -> Iterator[Violation]:
 
 
 def _check_quality(plan: Plan, is_period_right: bool) -> Iterator[Violation]:
-    """What a plan says of itself does not contradict itself; whether the bound is a bound, only a planner can tell."""
+    """Period, bound and status do not contradict each other; whether the bound is a true one, only a planner can prove."""
     bound, status = plan.quality.bound_us, plan.quality.status
     if bound > plan.period_us:
         yield Violation("bound", f"the bound {bound} µs lies above the period {plan.period_us} µs")
@@ -141,11 +156,11 @@ def _check_quality(plan: Plan, is_period_right: bool) -> Iterator[Violation]:
 
 
 def _check_workers(plan: Plan) -> Iterator[Violation]:
-    """Every live worker has one row: what it does is in order only within a row."""
+    """Every live worker has one row: ops are ordered only within a row."""
     rows = Counter(row.worker for row in plan.rows)
     for worker, num in rows.items():
         if num > 1:
-            yield Violation("workers", f"{worker} has {num} rows, but a worker plays one")
+            yield Violation("workers", f"{worker} has {num} rows, but a worker has one")
     for worker in plan.problem.cluster.live_workers():
         if worker not in rows:
             yield Violation("workers", f"{worker} is alive, but it has no row")
@@ -182,7 +197,7 @@ def _check_techniques(plan: Plan, row: Row) -> Iterator[Violation]:
 
 
 def _check_memory(plan: Plan, row: Row) -> Iterator[Violation]:
-    """Ops on a worker do not overlap, so what is held changes in row order and peaks when an F starts."""
+    """Ops on a worker do not overlap, so the memory held changes in row order and is largest when an F starts."""
     problem, stage = plan.problem, row.worker.stage
     capacity = problem.capacity(stage)
     if capacity is None:
@@ -235,7 +250,7 @@ def _check_complete(plan: Plan, columns: _Columns) -> Iterator[Violation]:
 
 
 def _incomplete(stage: int, microbatch: MicroBatch, pipelines: tuple[int, int, int, int]) -> Violation:
-    """Say what is wrong with the ops of one micro-batch at one stage, which run in these pipelines (F, B, I, W)."""
+    """The violation by the ops of one micro-batch at one stage, which run in these pipelines (F, B, I, W)."""
     name = f"{microbatch.index}@{microbatch.pipeline}"
     present = {kind: pipeline for kind, pipeline in zip("FBIW", pipelines, strict=True) if pipeline != _ABSENT}
     if set(present) not in ({"F", "B"}, {"F", "I", "W"}):

@@ -1,4 +1,4 @@
-"""A profile from model numbers and GPU numbers, for when nothing was measured yet.
+"""estimate(): a profile computed from the numbers of a model and a GPU, for planning before anything is measured.
 
 One transformer layer of hidden size h on a micro-batch of b samples of s tokens computes sbh(24h + 4s) FLOPs in F,
 sbh(24h + 8s) in I and sbh(24h) in W; the output layer adds 2sbhV to each. An op takes
@@ -77,7 +77,7 @@ class _Setting:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a layer, the embedding or the head asks of one GPU: seconds by kind, bytes, parameters."""
+    """The cost of a layer, the embedding or the head on one GPU: seconds by kind, bytes, parameters."""
 
     seconds: dict[Kind, float] = field(default_factory=lambda: dict.fromkeys(_SPLIT, 0.0))
     activation_bytes: float = 0
@@ -117,10 +117,31 @@ def estimate(
     split_overhead: float = 1.0,
     layers: Sequence[int] | None = None,
 ) -> Profile:
-    """Return the profile of `model` in `num_stages` stages on `gpu`, both also by name; `_Setting` explains the options.
+    """Return the estimated profile of a GPT model in `num_stages` stages.
 
-    `layers` says how many layers each stage gets; without it the slowest stage is made as fast as it can be, which
-    gives the last stage, where the head is, fewer layers than the others.
+    Args:
+        model: The model, or its text form: "gpt3-6.7b", "gpt3-6.7b,microbatch=2", "layers=24,hidden=1024,heads=16".
+        gpu: The GPU, or its text form: "a100-80", "h100,efficiency=0.5".
+        num_stages: The number of stages of a pipeline.
+        tensor_parallel: The number of GPUs that share a stage.
+        flash: Whether attention runs as one fused kernel.
+        sequence_parallel: Whether the tensor-parallel GPUs also share the activations between the linear layers.
+        gradient_bytes: 4 to accumulate gradients in fp32, 2 for bf16.
+        split_overhead: The time of I and W over that of a fused backward.
+        layers: The number of layers of each stage. By default the slowest stage is made as fast as possible, which gives the last
+            stage, where the head is, fewer layers than the others.
+
+    Returns:
+        A profile with times, bytes, links and device memory.
+
+    Raises:
+        UserError: A text cannot be read, or the layers or heads cannot be divided so.
+
+    Example:
+        >>> import recycle
+        >>> profile = recycle.estimate("gpt3-6.7b", "a100-80", num_stages=8)
+        >>> profile.name, len(profile.stages)
+        ('estimate gpt3-6.7b b=1 on a100-80', 8)
     """
     model = parse_model(model) if isinstance(model, str) else model
     gpu = parse_gpu(gpu) if isinstance(gpu, str) else gpu
@@ -146,7 +167,7 @@ def estimate(
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """What one layer of a model costs on one GPU: the unit in which systems that re-cut a model move it."""
+    """The cost of one layer on one GPU, for systems that move layers between stages."""
 
     forward_us: float
     backward_us: float
