@@ -1,1 +1,1 @@
-"""The nouns of ReCycle. Standard library only; every other room imports from here."""
+"""The nouns of ReCycle and the rules of plans. Standard library only; every other package imports from here."""

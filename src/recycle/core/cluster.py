@@ -12,11 +12,7 @@ _WORKER = re.compile(r"W(\d+)_(\d+)")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Worker:
-    """The unit that fails: it holds one stage of one pipeline. Its text form is `W1_2`.
-
-    Args:
-        pipeline: The pipeline, from 0.
-        stage: The stage, from 0.
+    """The unit that fails: it holds stage `stage` of pipeline `pipeline`. Its text form is `W1_2`.
 
     Example:
         >>> Worker.parse("W1_2")
@@ -84,11 +80,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A shape and its dead workers. Every stage has a live worker.
-
-    Args:
-        shape: The pipelines, stages and micro-batches.
-        failed: The dead workers.
+    """A shape and its dead workers.
 
     Raises:
         UserError: A dead worker is not in the shape, or a stage has no live worker.

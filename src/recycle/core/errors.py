@@ -1,7 +1,7 @@
-"""What can be wrong with what a user gave us.
+"""UserError and its kinds: errors that a user can cause, each with an exit code.
 
-Everything a user can cause is a `UserError`: its text is one sentence that says what is wrong, which value, and what to do. The
-command line prints it and exits with `exit_code`, which a script can tell apart; our own mistakes stay assertions and tracebacks.
+The text of a `UserError` is one sentence: what is wrong, which value, and what to do. The command line prints it and exits with
+`exit_code`. Bugs of ReCycle stay assertions and tracebacks.
 """
 
 
@@ -20,7 +20,7 @@ class FileProblem(UserError):
 
 
 class Uncuttable(UserError):
-    """A model that cannot be cut into so many stages, or not there."""
+    """A model that cannot be cut into the asked number of stages, or at the asked layers."""
 
     exit_code = 10
 
@@ -68,6 +68,6 @@ class LossNotScalar(UserError):
 
 
 class WorkerFailed(UserError):
-    """A worker that could not go on, with its last words."""
+    """A worker that failed with an error, and its last output."""
 
     exit_code = 20

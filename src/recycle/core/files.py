@@ -1,4 +1,4 @@
-"""Files that are never half written, and JSON that says plainly what is wrong with it."""
+"""Atomic writing of files, and reading of JSON files with a format name and version."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Raise if nothing could be written at `path`, before anybody works for minutes on what should go there."""
+    """Raise if nothing can be written at `path`; call it before minutes of work on the content."""
     try:
         if path.exists() and not path.is_file():
             what = "a folder" if path.is_dir() else "a device or a pipe"
@@ -52,7 +52,7 @@ def refuse_unwritable(path: Path) -> None:
 
 
 def refuse_other_suffix(path: Path, suffix: str) -> None:
-    """Raise if the name of `path` promises another kind of file."""
+    """Raise if `path` has another suffix."""
     if path.suffix.lower() != suffix:
         raise FileProblem(f"cannot write {path}: it would be a {suffix} file whatever its name says; call it {path.stem}{suffix}")
 

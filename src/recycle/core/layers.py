@@ -1,4 +1,4 @@
-"""Cutting a model of equal layers into stages: one rule for what is estimated and for what is trained."""
+"""split_layers(): cut a model of equal layers into stages, for estimates and for training."""
 
 from collections.abc import Sequence
 from heapq import heapify, heapreplace

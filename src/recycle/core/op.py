@@ -1,4 +1,4 @@
-"""The op: one kind of work of one micro-batch at one stage. Its text form is `2F0@1`."""
+"""Op, Kind and MicroBatch: one kind of work of one micro-batch at one stage. The text form of an op is `2F0@1`."""
 
 import re
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """What is done, not when nor by whom: a `Slot` adds those."""
+    """One kind of work of one micro-batch at one stage; a `Slot` adds worker and time."""
 
     stage: int
     kind: Kind

@@ -56,14 +56,10 @@ class Techniques:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory limit of a worker of each stage.
-
-    Args:
-        unit: "microbatches", "bytes" or "unlimited".
-        limits: One limit for each stage; empty if unlimited.
+    """The memory limit of a worker of each stage; `unit` is "microbatches", "bytes" or "unlimited".
 
     Raises:
-        UserError: The unit is unknown, or a limit is no whole number from 1 on. `MemoryTooSmall`, if it is below 1.
+        UserError: The unit is unknown, or a limit is not a whole number of at least 1.
 
     Example:
         >>> Memory.microbatches([4, 3, 2, 1]).unit
@@ -101,13 +97,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The input of the planner. `recycle.problem` makes one from texts.
-
-    Args:
-        cluster: The shape and the dead workers.
-        profile: The cost of each op at each stage.
-        memory: The memory limit of the workers.
-        techniques: The techniques that a plan may use.
+    """The input of the planner: cluster, profile, memory limit and techniques. `recycle.problem` makes one from texts.
 
     Raises:
         UserError: The parts do not fit together. `MemoryTooSmall`, if no schedule at all fits.

@@ -1,4 +1,4 @@
-"""The version of this package, and a digest of its sources: what was computed by other sources is not taken for ours."""
+"""The version of this package, and a digest of its sources, which marks cached results of other sources as stale."""
 
 import hashlib
 from functools import cache
@@ -9,7 +9,7 @@ RELEASE = "0.1.0"
 
 @cache
 def source_digest() -> str:
-    """A digest of every source file of planner, simulator and what they stand on."""
+    """Return a digest of every source file of core, planner and simulator."""
     root = Path(__file__).parent.parent
     made = hashlib.sha256(RELEASE.encode())
     for folder in ("core", "planner", "sim"):

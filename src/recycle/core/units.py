@@ -66,7 +66,7 @@ def parse_duration_us(text: str) -> int:
 
 
 def format_duration(time_us: int) -> str:
-    """Return a span as a person would say it: `45 s`, `1 h 30 min`, `12.5 d`; what is too small to matter is rounded away."""
+    """Return a duration in one or two units: `45 s`, `1 h 30 min`, `12.5 d`; small parts of a long one are rounded off."""
     if 0 < time_us < _SECOND - _SECOND // 2000:
         return f"{time_us / 1000:.3g} ms" if time_us >= 1000 else f"{time_us} µs"
     if time_us < _MINUTE - _SECOND // 20:
@@ -79,7 +79,7 @@ def format_duration(time_us: int) -> str:
 
 
 def _two_units(count: int, large: str, small: str) -> str:
-    """Say a count of small units, of which 60 make a large one, without the part that is zero."""
+    """Return a count of small units, of which 60 make a large one, without a part that is zero."""
     whole, rest = divmod(count, 60)
     return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
 

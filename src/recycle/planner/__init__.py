@@ -1,1 +1,1 @@
-"""Profile in, plan out. Pure: no clock but the time limit, no file but the plan library."""
+"""The planner: from a profile to a plan. It reads no clock but for the time limit, and no file but the plan library."""

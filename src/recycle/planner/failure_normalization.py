@@ -28,7 +28,7 @@ class _Cost(NamedTuple):
 
 
 def most_failures(shape: Shape) -> int:
-    """How many workers can fail while every stage keeps a live one."""
+    """The number of workers that can fail while every stage keeps a live one."""
     return shape.num_stages * (shape.num_pipelines - 1)
 
 
@@ -97,7 +97,7 @@ def distributions(problem: Problem, num_failures: int) -> Iterator[Distribution]
 
 
 def least_bound(problem: Problem, num_failures: int) -> int:
-    """A period that no plan for `num_failures` can beat, however they are spread over the stages."""
+    """A lower bound of the period with `num_failures`, for every distribution of them over the stages."""
     table = _cost_table(problem, num_failures)
     return _least_worst(table, num_failures, lambda cost: cost.bound_us)[0][num_failures]
 
@@ -112,7 +112,7 @@ def _refuse_impossible(shape: Shape, num_failures: int) -> None:
 
 
 def _cost_table(problem: Problem, num_failures: int) -> list[list[_Cost]]:
-    """For each stage and number of failures there, what it enforces."""
+    """For each stage and number of failures there, the period that it enforces."""
     _refuse_impossible(problem.shape, num_failures)
     bounds, shape = Bounds(problem), problem.shape
     most = min(num_failures, shape.num_pipelines - 1)
@@ -126,7 +126,7 @@ def _cost_table(problem: Problem, num_failures: int) -> list[list[_Cost]]:
 
 
 def _least_worst(table: list[list[_Cost]], num_failures: int, value: Callable[[_Cost], int]) -> list[list[int]]:
-    """For each stage and number of failures left, the least that the worst of the stages from there on can have."""
+    """For each stage and number of failures left, the least maximum of `value` over the stages from there on."""
     after = [0, *[_IMPOSSIBLE] * num_failures]
     tables = [after]
     for row in reversed(table):

@@ -1,4 +1,4 @@
-"""`recycle check`: say whether a plan keeps every rule, and which it breaks."""
+"""`recycle check`: say whether a plan is legal, and print the violations."""
 
 import argparse
 import json
@@ -35,11 +35,11 @@ def add_check_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 
 def run_check(args: argparse.Namespace) -> int:
-    """Print the verdict; return 0 for a legal plan and 1 for any other."""
+    """Print the result; return 0 for a legal plan and 1 for any other."""
     plan = Plan.load(args.plan)
     violations = check(plan)
     if args.json:
-        print(json.dumps(_verdict(plan, violations), ensure_ascii=False, indent=1))
+        print(json.dumps(_as_json(plan, violations), ensure_ascii=False, indent=1))
     else:
         print("\n".join(_sentences(plan, violations)))
     return 1 if violations else 0
@@ -55,7 +55,7 @@ def _sentences(plan: Plan, violations: list[Violation]) -> list[str]:
     return [f"not legal: {len(violations)} violation{'s' if len(violations) > 1 else ''}", *lines]
 
 
-def _verdict(plan: Plan, violations: list[Violation]) -> dict[str, Any]:
+def _as_json(plan: Plan, violations: list[Violation]) -> dict[str, Any]:
     return {
         "legal": not violations,
         "period_us": plan.period_us,

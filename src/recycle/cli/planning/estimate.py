@@ -1,4 +1,4 @@
-"""`recycle estimate`: a profile from the numbers of a model and a GPU, for planning before anything was measured."""
+"""`recycle estimate`: compute a profile from the numbers of a model and a GPU, before anything is measured."""
 
 import argparse
 import json

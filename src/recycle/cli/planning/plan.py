@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def _time_limit_s(args: argparse.Namespace) -> float:
 
 
 def _facts(plan: Plan, distribution: Distribution | None) -> dict[str, Any]:
-    """What scripts rely on; times in µs."""
+    """The fields of --json; times in µs."""
     facts: dict[str, Any] = {
         "period": plan.period_us,
         "makespan": makespan_us(plan),
@@ -148,7 +149,7 @@ def _facts(plan: Plan, distribution: Distribution | None) -> dict[str, Any]:
 
 
 def _least_bound(plan: Plan, distribution: Distribution) -> int:
-    """What no plan for as many failures can beat, wherever they are."""
+    """The least bound of any distribution of as many failures."""
     return least_bound(without_failures(plan.problem), sum(distribution))
 
 
@@ -159,10 +160,8 @@ def _summary(plan: Plan, distribution: Distribution | None, out: Path | None) ->
     over = "proven optimal" if quality.status == "optimal" else f"at most {_share(plan.gap - 1)} above the best possible"
     if distribution is not None:
         least = _least_bound(plan, distribution)
-        over += " for these dead workers" if least < quality.bound_us else ""
-        over += (
-            f"; any {len(plan.problem.cluster.failed)} failures: at least {format_us(least)}" if least < quality.bound_us else ""
-        )
+        if least < quality.bound_us:
+            over += f" for these dead workers; any {len(failed)} failures: at least {format_us(least)}"
     lines = [
         f"cluster   {shape.num_pipelines} pipelines x {shape.num_stages} stages, {shape.num_microbatches} micro-batches each; "
         + (f"{len(failed)} dead: {named}" if failed else "all alive"),
@@ -183,15 +182,10 @@ def _share(share: float) -> str:
 
 
 def _ranges(values: list[int]) -> str:
-    """Say a long list of numbers shortly: four times 2, then 1, is `2 (4 times), 1`."""
+    """Return a list of numbers, a long one with its runs shortened: four times 2, then 1, is `2 (4 times), 1`."""
     if len(values) <= 16:
         return ",".join(map(str, values))
-    runs: list[list[int]] = []
-    for value in values:
-        if runs and runs[-1][0] == value:
-            runs[-1][1] += 1
-        else:
-            runs.append([value, 1])
+    runs = [(value, len(list(run))) for value, run in groupby(values)]
     return ", ".join(f"{value} ({count} times)" if count > 1 else str(value) for value, count in runs)
 
 

@@ -1,4 +1,1 @@
-"""What happens to a cluster, as data: the record of a run, failure traces by the clock, failure scripts by the step.
-
-Imports the nouns of core only.
-"""
+"""Events as data: the record of a run, failure traces by the clock, failure scripts by the step."""

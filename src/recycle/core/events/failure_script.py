@@ -1,8 +1,8 @@
-"""The failure script: what goes wrong in a run, to whom, and where in which step.
+"""Script and Injection: failures to inject into a run, each with its target, its step, and its place in the step.
 
-A script is data: tests, the command line and the demo write the same one, and whoever is the target of an injection plays it. A
-trace says the same by the clock; a script says it by what is being computed, so that it hits the same op in every run. The text
-form of an injection is its place, in which steps count from 1:
+Tests, the command line and the demo write the same scripts, and the target of an injection carries it out on itself. A trace
+gives failures by the clock; a script gives them by what is computed, so that it hits the same op in every run. The text form of
+an injection is its place; steps count from 1:
 
     W1_2@5             in step 5, before the middle op of the worker's row
     W1_2@5:first       before the first op of its row; `last` likewise
@@ -33,7 +33,7 @@ _SHORTEST_S, _LONGEST_S = 0.001, 86400.0
 
 
 class Action(StrEnum):
-    """What happens: SIGKILL, SIGSTOP, an op that takes longer, an exit with an error; and a process that takes the seat again."""
+    """What happens: SIGKILL, SIGSTOP, an op that takes longer, an exit with an error, or a new process for the same place."""
 
     KILL = "kill"
     HANG = "hang"
@@ -44,18 +44,18 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """Something that happens once, to `target`, when it first comes to `at` in `iteration`; the target None is the coordinator.
+    """An event that happens once, when `target` first reaches `at` in `iteration`; the target None is the coordinator.
 
     `at` is one of the words of this module or an op as it prints itself:
 
     - MIDDLE, FIRST, LAST or an op: before that op of the target's row.
     - REDUCE: inside the gradient reduction.
-    - STEP: right after the target's own optimizer step, before those of others.
+    - STEP: right after the target's own optimizer step, before that of other workers.
     - CHECKPOINT: while the target's checkpoint is being written.
     - RECOVERY: in the recovery that follows the first failure of this iteration, while the target regroups.
 
-    The coordinator has no row: it is lost when the iteration begins, or in a recovery. A worker re-joins before the iteration
-    begins. `seconds` is how long the target hangs, 0 being for ever, or by how much an op is slow.
+    The coordinator has no row: it is killed when the iteration begins, or in a recovery. A worker rejoins before the iteration
+    begins. `seconds` is how long the target hangs (0: for ever), or by how much an op is slow.
     """
 
     action: Action
@@ -66,14 +66,14 @@ class Injection:
 
     def __post_init__(self) -> None:
         if self.iteration < 0:
-            raise UserError(f"{self._told} is in step {self.step}, but steps count from 1: name a later one")
+            raise UserError(f"{self._text} is in step {self.step}, but steps count from 1: name a later one")
         if self.target is None:
             self._check_coordinator()
         elif self.at not in _WORDS:
             object.__setattr__(self, "at", str(self._read_op(self.target)))
         if self.action is Action.REJOIN and self.at != MIDDLE:
             raise UserError(
-                f"{self._told} names a place in a step, but a worker comes back before one begins: leave {self.at} out"
+                f"{self._text} names a place in a step, but a worker comes back before one begins: leave {self.at} out"
             )
         self._check_seconds()
 
@@ -84,16 +84,16 @@ class Injection:
 
     @property
     def op(self) -> Op | None:
-        """The op before which it happens, if it names one."""
+        """The op before which the injection happens, if it names one."""
         return None if self.at in _WORDS else Op.parse(self.at)
 
     @property
     def is_end(self) -> bool:
-        """Whether it surely ends the target: who hangs for ever is fenced; who wakes up, or is slow, may be or not."""
+        """Whether the target surely dies: a worker that hangs for ever is fenced; one that wakes up, or is slow, may be."""
         return self.action in (Action.KILL, Action.FAIL) or (self.action is Action.HANG and self.seconds == 0)
 
     @property
-    def _told(self) -> str:
+    def _text(self) -> str:
         return f"{self.action} {self}"
 
     def __str__(self) -> str:
@@ -120,10 +120,10 @@ class Injection:
 
     def _check_coordinator(self) -> None:
         if self.action is not Action.KILL:
-            raise UserError(f"{self._told} is not possible: the coordinator can only be killed, and starts again by itself")
+            raise UserError(f"{self._text} is not possible: the coordinator can only be killed, and starts again by itself")
         if self.at not in (MIDDLE, RECOVERY):
             raise UserError(
-                f"{self._told} names a place in a worker's row, which the coordinator has not: write {_COORDINATOR}@{self.step} "
+                f"{self._text} names a place in a worker's row, which the coordinator has not: write {_COORDINATOR}@{self.step} "
                 f"or {_COORDINATOR}@{self.step}:{RECOVERY}"
             )
 
@@ -136,30 +136,30 @@ class Injection:
                 f"or an op such as {target.stage}F0@{target.pipeline}"
             ) from None
         if op.stage != target.stage:
-            raise UserError(f"{self._told} names an op of stage {op.stage}, but {target} runs those of stage {target.stage} only")
+            raise UserError(f"{self._text} names an op of stage {op.stage}, but {target} runs those of stage {target.stage} only")
         return op
 
     def _check_seconds(self) -> None:
         if self.seconds == 0:
             if self.action is Action.SLOW:
-                raise UserError(f"{self._told} does not say by how much: add it, such as {self}+3s")
+                raise UserError(f"{self._text} does not say by how much: add it, such as {self}+3s")
             return
         if self.action not in (Action.HANG, Action.SLOW):
-            raise UserError(f"{self._told} gives a time, but only hang and slow have one: leave it out")
+            raise UserError(f"{self._text} gives a time, but only hang and slow have one: leave it out")
         if not _SHORTEST_S <= self.seconds <= _LONGEST_S:  # also true of what is not a number
-            raise UserError(f"{self._told} lasts {self.seconds:g} s: give a time from {_SHORTEST_S:g} s to {_LONGEST_S:g} s")
+            raise UserError(f"{self._text} lasts {self.seconds:g} s: give a time from {_SHORTEST_S:g} s to {_LONGEST_S:g} s")
         object.__setattr__(self, "seconds", round(self.seconds, 6))
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """All that goes wrong in a run, in order of the iterations. `of` makes one that is possible in a given run."""
+    """All injections of a run, in order of the iterations. `of` makes one that is possible in a given run."""
 
     injections: tuple[Injection, ...] = ()
 
     @staticmethod
     def of(injections: Iterable[Injection], shape: Shape, num_steps: int, dead: Iterable[Worker] = ()) -> "Script":
-        """Return the script of a run of `num_steps` that begins without `dead`, refusing what cannot happen in it."""
+        """Return the script of a run of `num_steps` that begins without `dead`; refuse injections that cannot happen in it."""
         script = Script(tuple(sorted(injections, key=lambda injection: injection.iteration)))
         for injection in script.injections:
             _refuse_elsewhere(injection, shape, num_steps)
@@ -174,7 +174,7 @@ class Script:
         return script
 
     def for_worker(self, worker: Worker, since: int = 0) -> tuple[Injection, ...]:
-        """What a process that sits on `worker` from iteration `since` on does to itself: all that names it but its re-joins."""
+        """The injections that a process at the place `worker` carries out from iteration `since` on: all but its rejoins."""
         mine = (one for one in self.injections if one.target == worker and one.iteration >= since)
         return tuple(one for one in mine if one.action is not Action.REJOIN)
 
@@ -182,11 +182,11 @@ class Script:
         return tuple(one for one in self.injections if one.target is None)
 
     def rejoins(self) -> tuple[Injection, ...]:
-        """Who comes back before which iteration."""
+        """The workers that rejoin, each before its iteration."""
         return tuple(one for one in self.injections if one.action is Action.REJOIN)
 
     def to_json(self) -> list[str]:
-        """A line for each injection, such as `kill W1_2@5`."""
+        """Return a line for each injection, such as `kill W1_2@5`."""
         return [f"{one.action} {one}" for one in self.injections]
 
     @staticmethod
@@ -195,9 +195,6 @@ class Script:
         if not isinstance(data, list):
             raise UserError(f"a failure script is a list of lines such as 'kill W1_2@5', not {shortened(data)}")
         return Script(tuple(map(_read_line, data)))
-
-
-NOTHING = Script()
 
 
 def _read_line(line: Any) -> Injection:
@@ -222,53 +219,53 @@ def _read_target(action: Action, text: str) -> Worker | None:
 
 
 def _refuse_elsewhere(injection: Injection, shape: Shape, num_steps: int) -> None:
-    """Raise if a run of this shape and length never comes to that worker, step or op."""
-    told, target, op = f"{injection.action} {injection}", injection.target, injection.op
+    """Raise if a run of this shape and length has no such worker, step or op."""
+    text, target, op = f"{injection.action} {injection}", injection.target, injection.op
     pipelines, stages, microbatches = shape.num_pipelines, shape.num_stages, shape.num_microbatches
     if target is not None and not (0 <= target.pipeline < pipelines and 0 <= target.stage < stages):
         raise UserError(
-            f"{told} is aimed at {target}, which is not a worker of this cluster: pipelines are 0 to {pipelines - 1}, "
+            f"{text} is aimed at {target}, which is not a worker of this cluster: pipelines are 0 to {pipelines - 1}, "
             f"stages 0 to {stages - 1}"
         )
     if injection.step > num_steps:
-        raise UserError(f"{told} is in step {injection.step}, but the run ends with step {num_steps}: name an earlier one")
+        raise UserError(f"{text} is in step {injection.step}, but the run ends with step {num_steps}: name an earlier one")
     if op is not None and not (op.microbatch.pipeline < pipelines and op.microbatch.index < microbatches):
         raise UserError(
-            f"{told} names an op of no micro-batch of this run: they are 0 to {microbatches - 1} of the pipelines 0 to "
+            f"{text} names an op of no micro-batch of this run: they are 0 to {microbatches - 1} of the pipelines 0 to "
             f"{pipelines - 1}"
         )
 
 
 def _causes_recovery(cause: Injection, injection: Injection) -> bool:
-    """Whether a recovery may follow `cause` for `injection` to happen in; without the coordinator training just goes on."""
+    """Whether a recovery may follow `cause` in which `injection` happens; a lost coordinator causes none."""
     is_failure = cause.target is not None and cause.action is not Action.REJOIN and cause.at != RECOVERY
     return is_failure and cause.iteration == injection.iteration and cause.target != injection.target
 
 
 def _refuse_impossible(injections: Iterable[Injection], dead: Iterable[Worker]) -> None:
-    """Raise if something happens to a worker that is gone, or one comes back that is there."""
+    """Raise if an injection targets a dead worker, or a live worker rejoins."""
     gone, doubtful = dict.fromkeys(dead, "from the start"), set[Worker]()
-    for injection in sorted(injections, key=_turn):
-        told, worker, step = f"{injection.action} {injection}", injection.target, injection.step
+    for injection in sorted(injections, key=_within_iteration):
+        text, worker, step = f"{injection.action} {injection}", injection.target, injection.step
         if worker is None:
             continue
         if injection.action is Action.REJOIN:
             if worker not in gone and worker not in doubtful:
-                raise UserError(f"{told} is not possible, because {worker} is there already: let it fail in an earlier step")
+                raise UserError(f"{text} is not possible, because {worker} is there already: let it fail in an earlier step")
             gone.pop(worker, None)
             doubtful.discard(worker)
         elif worker in gone:
-            raise UserError(f"{told} is not possible, because {worker} is gone {gone[worker]}: let it rejoin by step {step}")
+            raise UserError(f"{text} is not possible, because {worker} is gone {gone[worker]}: let it rejoin by step {step}")
         elif injection.is_end:
-            gone[worker] = f"since {told}"
+            gone[worker] = f"since {text}"
         else:
             doubtful.add(worker)
 
 
-def _turn(injection: Injection) -> tuple[int, int]:
-    """The order within an iteration: workers come back before it begins; what they may survive counts before what they cannot."""
+def _within_iteration(injection: Injection) -> tuple[int, int]:
+    """The order within an iteration: rejoins before it begins, then injections that a worker may survive, then the others."""
     return injection.iteration, 0 if injection.action is Action.REJOIN else 2 if injection.is_end else 1
 
 
 NOTHING = Script(())
-"""The script in which nothing goes wrong."""
+"""The script without injections."""

@@ -1,6 +1,6 @@
-"""The record: what happened in a run, event by event, as lines of JSON. A simulated run and a real one write the same events.
+"""The record of a run: its events as dataclasses, and as lines of JSON. Simulated and real runs write the same events.
 
-A view (a table, a picture, a trace for Perfetto) reads a record and nothing else, so that it shows either run alike.
+A view (a table, a picture, a trace for Perfetto) reads only the record, so that it shows both kinds of run alike.
 """
 
 import errno
@@ -9,26 +9,26 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import write_text
 
 FORMAT, VERSION = "recycle-record", 1
-# What a worker does after its ops, in the words of `OpRan`.
+# The `op` of an `OpRan` that is no op of the row.
 REDUCE, OPTIMIZER = "reduce", "optimizer"
-# Where the time of a recovery goes, in the words of `Recovered`.
+# The parts of a recovery's time, in `Recovered`.
 PARTS = ("detect", "abort", "plan", "regroup", "transfer", "redo")
-# What lies in the folder of a run; `PLAN` is what it began with, and in `PLANS` are those of its later epochs.
+# The names in a run folder; `PLAN` is the plan of the first epoch, and the folder `PLANS` has those of later epochs.
 PLAN, PLANS, RECORD, SUMMARY, CHECKPOINTS = "plan.json", "plans", "record.jsonl", "summary.json", "checkpoints"
 _PLAN_FILE = re.compile(r"from-iteration-(\d{1,18})\.json")
-# Why a spell was thrown away: all went back to a checkpoint.
+# The cause of a spell whose work was lost: the run went back to a checkpoint.
 ROLLED_BACK = "rolled back"
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A run began: from what (`replay`, `simulate` or `train`) and under which name."""
+    """A run began; `source` is `replay`, `simulate` or `train`."""
 
     EVENT: ClassVar[str] = "started"
     source: str
@@ -39,7 +39,7 @@ class Started:
 class OpRan:
     """A worker ran an op (`2F0@1`), its stage's `reduce`, or its `optimizer` step.
 
-    It was in vain if the step before it was taken back: then the iteration was begun again, with the right weights.
+    It was in vain if the step before it was taken back: then the iteration began again with the right weights.
     """
 
     EVENT: ClassVar[str] = "op"
@@ -51,16 +51,16 @@ class OpRan:
     is_in_vain: bool = False
 
     def __reduce__(self) -> tuple[type["OpRan"], tuple[Any, ...]]:
-        """There are many of them on their way between processes, and what dataclasses do for that is slow."""
+        """Pickle faster than dataclasses do by default: workers send many of these events."""
         return OpRan, (self.iteration, self.worker, self.op, self.start_us, self.end_us, self.is_in_vain)
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """An iteration was applied at every stage: its mean loss, the norm of its gradient, and what it was scaled by.
+    """An iteration was applied at every stage: its mean loss, the norm of its gradient, and the gradient's scale.
 
-    A loss or norm that is not finite is None; so is the scale of a step that was skipped for it. `planned_us` is what the plan
-    says that the iteration takes at the speed at which its ops ran.
+    A loss or norm that is not finite is None; so is the scale of a step that was skipped for it. `planned_us` is the plan's
+    period at the speed at which the ops ran.
     """
 
     EVENT: ClassVar[str] = "step"
@@ -74,7 +74,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a worker held at most: its process in all, activations as measured, and as the plan's memory model says."""
+    """A worker's peak memory: of its process, of activations as measured, and of activations by the plan's memory model."""
 
     EVENT: ClassVar[str] = "memory"
     worker: str
@@ -85,7 +85,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint of so many steps is on disk, whole."""
+    """A complete checkpoint, after `num_steps` steps, is on disk."""
 
     EVENT: ClassVar[str] = "checkpoint"
     at_us: int
@@ -105,7 +105,7 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A node joined or left; `num_live` is how many are there after it."""
+    """A node joined or left; `num_live` is the number of live nodes after it."""
 
     EVENT: ClassVar[str] = "changed"
     at_us: int
@@ -116,7 +116,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """A process is loading, and takes the seat `node` at the next boundary between iterations."""
+    """A process is loading, and takes the place `node` at the next boundary between iterations."""
 
     EVENT: ClassVar[str] = "joining"
     at_us: int
@@ -125,7 +125,7 @@ class Joining:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """A worker is alive but does not do its part, and is being fenced; the reason in a few words."""
+    """A worker is alive but does not make progress, and is being fenced; the reason in a few words."""
 
     EVENT: ClassVar[str] = "suspected"
     at_us: int
@@ -135,13 +135,13 @@ class Suspected:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A new epoch began because workers left, or joined: `at_us` is when they did, or asked to, `end_us` when its first op began.
+    """A new epoch began because workers left or joined: `at_us` is when they left or asked to, `end_us` its first op's start.
 
-    Every lost microsecond is in one of six parts; five lie between the two times, and `redo_us` is work before them that was
-    thrown away: `redone_ops` ops, as far as those tell who are left, since the first of them began; those that began after a
-    failure ran while it was detected. If all went back to a checkpoint, the steps behind it are in both.
+    Every lost microsecond is in one of six parts. Five lie between the two times. `redo_us` is lost work before them: the time
+    since the first of `redone_ops` ops began, as far as the remaining workers reported them; ops that began after a failure
+    count as detection. If the run went back to a checkpoint, the steps after it are in both.
 
-    Training went on with `iteration`. Moves are `W0_1>W1_2`: whoever sat on the first seat sits on the second since.
+    Training went on with `iteration`. Moves are `W0_1>W1_2`: the worker at the first place has the second place from then on.
     """
 
     EVENT: ClassVar[str] = "recovery"
@@ -163,14 +163,14 @@ class Recovered:
     num_live: int = 0
 
     def __post_init__(self) -> None:
-        # JSON knows no tuples: what was one comes back as a list.
+        # JSON has no tuples: they are read back as lists.
         for name in ("workers", "moves"):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
 
     @property
     def parts_us(self) -> dict[str, int]:
-        """What was lost to what, in the order in which it happens; what is redone comes last."""
+        """The lost time by part, in order of time; redone work comes last."""
         return {part: getattr(self, f"{part}_us") for part in PARTS}
 
     @property
@@ -179,17 +179,17 @@ class Recovered:
 
     @property
     def filled(self) -> frozenset[str]:
-        """The seats that somebody took: who joined, and where somebody moved to."""
+        """The places that were taken: of workers that joined, and the new places of workers that moved."""
         return frozenset((*(self.workers if self.joins else ()), *(move.partition(">")[2] for move in self.moves)))
 
     @property
     def emptied(self) -> frozenset[str]:
-        """The seats where nobody is any more: of those who left, and from where somebody moved, unless they were filled."""
+        """The places that became empty: of workers that left, and the old places of workers that moved, unless taken again."""
         left = () if self.joins else self.workers
         return frozenset((*left, *(move.partition(">")[0] for move in self.moves))) - self.filled
 
     def to_json(self) -> dict[str, Any]:
-        """As summaries tell it: steps count from 1, and `worker` names all of them as the command line would."""
+        """Return the form of summaries: steps count from 1, and `worker` names all workers as on the command line."""
         return {
             "worker": ",".join(self.workers),
             "workers": list(self.workers),
@@ -208,10 +208,10 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Spell:
-    """A stretch of time in one state: `train`, `redo` (work that was thrown away), `checkpoint`, `pause` or `down`.
+    """A stretch of time in one state: `train`, `redo` (work that was lost), `checkpoint`, `pause` or `down`.
 
-    `samples` are those that it added for good, `discarded` those that it worked on in vain, and `busy_us` is how long a live
-    worker computed in it, on average: the rest of a `train` spell is bubble.
+    `samples` are the samples that it applied, `discarded` those that it computed in vain, and `busy_us` is how long a live worker
+    computed in it, on average: the rest of a `train` spell is bubble.
     """
 
     EVENT: ClassVar[str] = "spell"
@@ -230,21 +230,19 @@ class Spell:
 
 
 Event = Started | OpRan | Stepped | Held | Saved | Warned | Changed | Joining | Suspected | Recovered | Spell
-_KINDS: dict[str, type[Event]] = {
-    kind.EVENT: kind for kind in (Started, OpRan, Stepped, Held, Saved, Warned, Changed, Joining, Suspected, Recovered, Spell)
-}
+_KINDS: dict[str, type[Event]] = {kind.EVENT: kind for kind in get_args(Event)}
 _DEFAULTS = {name: {field.name: field.default for field in fields(kind)} for name, kind in _KINDS.items()}
 
 
-def in_hindsight(spells: Iterable[Spell], course: Iterable[Stepped | Recovered]) -> list[Spell]:
-    """Return the spells as they are known at the end: what trained for steps that a checkpoint threw away was work in vain.
+def in_hindsight(spells: Iterable[Spell], progress: Iterable[Stepped | Recovered]) -> list[Spell]:
+    """Return the spells as they are known at the end: a `train` spell of steps that a rollback lost becomes `redo`.
 
-    A record grows while a run goes on, so that it says of such steps that they were done, and later that they are done again.
-    `course` is all steps and recoveries, in the order of the record.
+    A record grows during the run, so that it has such steps twice: done, and later done again. `progress` is all steps and
+    recoveries, in the order of the record.
     """
     done: list[Stepped] = []
     lost_us: set[int] = set()
-    for one in course:
+    for one in progress:
         while done and done[-1].iteration >= one.iteration:
             lost_us.add(done.pop().at_us)
         if isinstance(one, Stepped):
@@ -258,12 +256,12 @@ def in_hindsight(spells: Iterable[Spell], course: Iterable[Stepped | Recovered])
 
 
 def plan_file(iteration: int) -> str:
-    """Where in the folder of a run the plan lies by which it went from this iteration on."""
+    """Return the file, in a run folder, of the plan that the run followed from this iteration on."""
     return f"{PLANS}/from-iteration-{iteration}.json"
 
 
 def later_plans(folder: Path) -> dict[int, Path]:
-    """The plans of a run's later epochs, each by the iteration from which it was gone by, in order."""
+    """Return the plan files of a run's later epochs by their first iteration, in order."""
     try:
         names = [path for path in (folder / PLANS).iterdir() if _PLAN_FILE.fullmatch(path.name)]
     except OSError:
@@ -272,9 +270,9 @@ def later_plans(folder: Path) -> dict[int, Path]:
 
 
 def dump_event(event: Event) -> str:
-    """Return the event as a line of JSON, without what is as it is by default."""
-    told = {name: value for name, default in _DEFAULTS[event.EVENT].items() if (value := getattr(event, name)) != default}
-    return json.dumps({"event": event.EVENT, **told}, separators=(",", ":"), ensure_ascii=False)
+    """Return the event as a line of JSON, without fields that have their default."""
+    written = {name: value for name, default in _DEFAULTS[event.EVENT].items() if (value := getattr(event, name)) != default}
+    return json.dumps({"event": event.EVENT, **written}, separators=(",", ":"), ensure_ascii=False)
 
 
 def write_record(path: Path | str, events: Iterable[Event]) -> None:
@@ -291,7 +289,7 @@ class RecordWriter:
         self._stream = path.open("ab", buffering=0)
 
     def write(self, *events: Event) -> None:
-        """Add events, and hand them to the operating system: what was written stays if this process is killed."""
+        """Add events, and hand them to the operating system: they stay if this process is killed."""
         lines = "".join(f"{dump_event(event)}\n" for event in events).encode()
         if self._stream.write(lines) != len(lines):
             raise OSError(errno.ENOSPC, "No space left for the whole line")
@@ -303,7 +301,7 @@ class RecordWriter:
 def read_record(path: Path | str) -> Iterator[Event]:
     """Yield the events of a record; a last line that was cut short, because its writer died, is left out."""
     try:
-        # Bytes, because a line may be cut in the middle of a letter; not splitlines, which also breaks at letters inside a text.
+        # Bytes, because a line may be cut inside a character; not splitlines, which also breaks at characters inside a text.
         lines = Path(path).read_bytes().removesuffix(b"\n").split(b"\n")
     except OSError as problem:
         raise FileProblem(f"cannot read {path}: {problem.strerror or problem}") from None

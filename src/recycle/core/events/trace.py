@@ -31,11 +31,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The changes of a cluster's nodes over time. Only an absent node joins, only a present one leaves.
-
-    Args:
-        changes: The changes in order of time; the first nodes join at 0.
-        end_us: When the trace ends.
+    """The changes of a cluster's nodes in order of time, from 0 to `end_us`. Only absent nodes join, only present ones leave.
 
     Raises:
         UserError: A change is impossible or out of order, or no node is there at the start.

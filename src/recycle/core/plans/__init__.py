@@ -1,4 +1,1 @@
-"""Plans and what makes them legal: rows, rules, routes, libraries of plans, the protocol that supplies plans to a running job.
-
-Imports the nouns of core only.
-"""
+"""Plans, the rules of a legal plan, routes, libraries of plans, and the protocol that supplies plans to a running job."""

@@ -24,10 +24,6 @@ FORMAT, VERSION = "recycle-library", 1
 class Library:
     """A folder with a plan of `problem` for each number of failures. `recycle.build` fills one, `open` reads it.
 
-    Args:
-        folder: Where `library.json` and the plans are.
-        problem: The problem, with all workers alive.
-
     Example:
         >>> import recycle, tempfile
         >>> folder = tempfile.mkdtemp()

@@ -66,13 +66,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The schedule of one iteration; the next one is the same and starts `period_us` later.
-
-    Args:
-        problem: The problem that the plan solves.
-        rows: One row for each live worker.
-        period_us: The time from the start of one iteration to the start of the next.
-        quality: The proven bound of the period, the status, the method and its seconds.
+    """The schedule of one iteration, one row for each live worker; the next iteration is the same and starts `period_us` later.
 
     Example:
         >>> import recycle

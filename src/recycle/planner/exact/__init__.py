@@ -1,1 +1,1 @@
-"""Exact methods: one model of the problem, stated to CP-SAT and to a MILP solver. Imports core and planner.model."""
+"""Exact methods: one model of the problem, solved by CP-SAT or by a MILP solver. Imports core and planner.model."""

@@ -1,11 +1,10 @@
-"""The exact method for small and middle shapes: constraint programming, by OR-Tools' CP-SAT.
+"""The exact method for small and middle shapes: constraint programming with OR-Tools' CP-SAT.
 
-The one module that imports ortools. The model is `exact`'s; here each family of constraints is one small method.
+The only module that imports ortools. It states the model of `exact_model`; each family of constraints is one method.
 """
 
 import time
 
-import numpy as np
 from ortools.sat.python import cp_model
 
 from recycle.core.op import Kind, Op
@@ -41,7 +40,7 @@ def solve_cpsat(problem: Problem, time_limit_s: float, hint: Schedule | None, bo
     if known_us <= bound_us:
         return Exact(known, bound_us)
     start = canonical(problem, known)
-    # A hint outside the model may be better than anything in it: then only what is better still is of interest.
+    # A hint outside the model may be shorter than every schedule of the model: then only a shorter one is searched for.
     upper_us = start.period_us(problem) if start is not None else known_us - 1
     model = _Model(problem, bound_us, upper_us)
     if start is not None:
@@ -92,7 +91,7 @@ class _Model:
         return self.cp.new_int_var(int(how is Fusing.ALWAYS), int(how is not Fusing.NEVER), f"fused {op}")
 
     def _route_literals(self, op: Op) -> dict[int, cp_model.IntVar]:
-        """Who may run the chain at the stage of `op`, and the literal that says who does."""
+        """The pipelines that may run the chain at the stage of `op`, each with the literal that it does."""
         routes = routes_of(self.problem, op.stage, op.microbatch.pipeline)
         literals = {pipeline: self.cp.new_bool_var(f"{op} on {pipeline}") for pipeline in routes}
         self.cp.add_exactly_one(literals.values())
@@ -116,7 +115,7 @@ class _Model:
             self.cp.add(self.start[arc.after] >= before + arc.lag_us)
 
     def _add_fused_weights(self) -> None:
-        """A W of no length stands at the end of its B, so that it never asks for room elsewhere."""
+        """A W without length is at the end of its B, so that it never takes a worker's time elsewhere."""
         for op in self.ops:
             if op.kind is Kind.W and fusing(self.problem, op.stage) is Fusing.FREE:
                 fused = Op(op.stage, Kind.I, op.microbatch)
@@ -145,7 +144,7 @@ class _Model:
         self.cp.add_no_overlap(intervals)
 
     def _add_memory(self, forwards: list[Op], pipeline: int) -> None:
-        """What is held until I ends and what is held until W ends are two loads on one capacity."""
+        """The memory held until I ends and the memory held until W ends are two demands on one capacity."""
         if not forwards:
             return
         problem, stage = self.problem, forwards[0].stage
@@ -191,17 +190,16 @@ class _Model:
             self.cp.add(self.period >= last + problem.reduce_us(stage) + step_us)
 
     def _add_loads(self, stage: int) -> None:
-        """Implied, but a linear fact that the solver's relaxation can use: a window has room for each worker's work."""
+        """Implied, but linear, so that the solver's relaxation uses it: a window is as long as each worker's work."""
         first, last = self.window[stage]
         for pipeline in self.problem.cluster.live_pipelines(stage):
             runs = [self.runs_on[forward][pipeline] for forward in self._forwards_on(stage, pipeline)]
             self.cp.add(last - first >= load_us(self.problem, stage) * cp_model.LinearExpr.sum(runs))
 
     def add_start(self, start: Schedule) -> None:
-        """Let the search begin at `start`, which is canonical. Every variable gets its value: a part of a hint may be lost."""
-        times = {Kind.F: start.forward_us, Kind.I: start.input_us, Kind.W: start.weight_us}
+        """Let the search begin at `start`, which is canonical. Every variable gets a value: CP-SAT may drop a partial hint."""
         at = {op: (op.stage, chain_of(self.problem.shape, op.microbatch)) for op in self.ops}
-        start_us = {op: int(times[op.kind][at[op]]) for op in self.ops}
+        start_us = {op: int(start.starts_us(op.kind)[at[op]]) for op in self.ops}
         end_us = {op: start_us[op] + lengths_us(self.problem, op)[int(start.is_fused[at[op]])] for op in self.ops}
         for op in self.ops:
             self.cp.add_hint(self.start[op], start_us[op])
@@ -221,15 +219,12 @@ class _Model:
 
     def schedule(self, solver: cp_model.CpSolver) -> Schedule:
         """Read the solver's best solution."""
-        shape = self.problem.shape
-        pipeline, forward, split, weight = (np.zeros((shape.num_stages, shape.num_chains), dtype=np.int64) for _ in range(4))
-        is_fused = np.zeros((shape.num_stages, shape.num_chains), dtype=np.bool_)
-        columns = {Kind.F: forward, Kind.I: split, Kind.W: weight}
+        schedule = Schedule.zeros(self.problem)
         for op, start in self.start.items():
-            at = op.stage, chain_of(shape, op.microbatch)
-            columns[op.kind][at] = solver.value(start)
+            at = op.stage, chain_of(self.problem.shape, op.microbatch)
+            schedule.starts_us(op.kind)[at] = solver.value(start)
             if op.kind is Kind.I:
-                is_fused[at] = bool(solver.value(self.is_fused[op]))
+                schedule.is_fused[at] = bool(solver.value(self.is_fused[op]))
             if op.kind is Kind.F:
-                pipeline[at] = next(where for where, literal in self.runs_on[op].items() if solver.value(literal))
-        return Schedule(pipeline, forward, split, weight, is_fused)
+                schedule.pipeline[at] = next(where for where, literal in self.runs_on[op].items() if solver.value(literal))
+        return schedule

@@ -1,8 +1,8 @@
-"""What the two exact methods share: their answer, and the model that both state to their solvers.
+"""The model that both exact methods give to their solvers: ops, lengths, precedences, routes, and the result.
 
-The model has for every stage and chain an F, an I and a W; where a backward pass is fused, I takes the part of B
-and W takes no time. A chain stays on its home worker where that is alive. Chains of one home are alike in every
-respect, so that some order of their ops may be assumed without losing every optimum; `arcs` says which, and why.
+The model has for every stage and chain an F, an I and a W; where a backward pass is fused, I stands for B and W takes no time. A
+chain stays on its home worker where that is alive. Chains of one home are interchangeable, so the model fixes some order of
+their ops without losing every optimum; `arcs` has these orders, and the reasons.
 """
 
 from collections.abc import Iterator
@@ -21,10 +21,10 @@ from recycle.planner.model.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """The best schedule found, or None, and a bound that no schedule of the model undercuts.
+    """The best schedule found, or None, and a lower bound of the period of every schedule of the model.
 
-    The schedule is optimal if its period is `bound_us`. It is the hint itself where nothing is better. Optimal
-    means among the schedules that move no live worker's chain: moving one can be better, if very rarely.
+    The schedule is optimal if its period is `bound_us`. It is the hint itself where nothing is better. Optimal means among the
+    schedules that move no live worker's chain: moving one can be better, but very rarely is.
     """
 
     schedule: Schedule | None
@@ -50,7 +50,7 @@ class Arc:
 
 
 def fusing(problem: Problem, stage: int) -> Fusing:
-    """An I with its W right behind is nowhere worse than a B that takes as long: then fusing is left out."""
+    """Whether `stage` fuses. An I followed by its W is never worse than a B of the same length: then the model never fuses."""
     costs = problem.profile.stages[stage]
     if not problem.techniques.decoupled:
         return Fusing.ALWAYS
@@ -70,7 +70,7 @@ def ops_of(problem: Problem) -> list[Op]:
 
 
 def lengths_us(problem: Problem, op: Op) -> tuple[int, int]:
-    """How long `op` takes if its backward pass is split, and if it is fused. Both are equal where that is fixed."""
+    """The length of `op` if its backward pass is split, and if it is fused; equal where `fusing` is fixed."""
     costs = problem.profile.stages[op.stage]
     split = problem.duration_us(op.stage, op.kind)
     fused = {Kind.F: costs.forward_us, Kind.I: costs.fused_us, Kind.W: 0}[op.kind]
@@ -89,7 +89,7 @@ def routes_of(problem: Problem, stage: int, home: int) -> tuple[int, ...]:
 
 
 def head_us(problem: Problem, stage: int) -> int:
-    """The earliest start of anything at `stage`: the way up of the first forward."""
+    """The earliest start of any op at `stage`: the time of the first forward through the stages before."""
     return sum(problem.profile.stages[s].forward_us + problem.profile.comm_us(s) for s in range(stage))
 
 
@@ -134,7 +134,7 @@ def _index_orders(problem: Problem, home: int) -> Iterator[Arc]:
 
 
 def _memory_orders(problem: Problem, home: int) -> Iterator[Arc]:
-    """What a capacity means for chains in order: F of j + k waits for what j holds. A capacity alone propagates less."""
+    """Precedences that a capacity implies for ordered chains: F of j + k waits until j frees memory. They propagate better."""
     for stage in range(problem.shape.num_stages):
         capacity, whole, rest = problem.capacity(stage), problem.held_by_forward(stage), problem.held_for_weight(stage)
         if capacity is None or not whole:
@@ -153,11 +153,11 @@ def _pairs(
 
 
 def serial(problem: Problem) -> Schedule:
-    """One op at a time, chain after chain: legal in whatever memory, and so an upper bound where there is no other."""
+    """The schedule that runs one op at a time, chain after chain: legal with any memory, so a first upper bound."""
     shape = problem.shape
-    pipeline, forward, split, weight = (np.zeros((shape.num_stages, shape.num_chains), dtype=np.int64) for _ in range(4))
-    is_fused = np.array([[fusing(problem, s) is Fusing.ALWAYS] * shape.num_chains for s in range(shape.num_stages)])
-    columns = {Kind.F: forward, Kind.I: split, Kind.W: weight}
+    schedule = Schedule.zeros(problem)
+    for stage in range(shape.num_stages):
+        schedule.is_fused[stage] = fusing(problem, stage) is Fusing.ALWAYS
     now = 0
     for home in range(shape.num_pipelines):
         for index in range(shape.num_microbatches):
@@ -168,10 +168,10 @@ def serial(problem: Problem) -> Schedule:
             ops += [Op(s, kind, microbatch) for s in reversed(stages) for kind in kinds_of(problem, s)[1:]]
             for op in ops:
                 now += max((lag_us(before, op, problem) for before in needs(op, shape.num_stages)), default=0)
-                columns[op.kind][op.stage, chain] = now
-                pipeline[op.stage, chain] = routes_of(problem, op.stage, home)[0]
+                schedule.starts_us(op.kind)[op.stage, chain] = now
+                schedule.pipeline[op.stage, chain] = routes_of(problem, op.stage, home)[0]
                 now += lengths_us(problem, op)[0]
-    return Schedule(pipeline, forward, split, weight, is_fused)
+    return schedule
 
 
 def canonical(problem: Problem, schedule: Schedule) -> Schedule | None:

@@ -1,8 +1,8 @@
-"""The exact method of the paper: a mixed-integer program with order bits, by SciPy's HiGHS.
+"""The exact method of the paper: a mixed-integer program with order variables, solved by SciPy's HiGHS.
 
-The one module that imports scipy. It proves far less than `cpsat`, and shares no solver with it: it is here as a
-second judge on small shapes. The model is `exact`'s. HiGHS computes in floating point, so only its decisions
-(who, in which order, fused or not) are taken over; `OpTimes` finds whole times for them.
+The only module that imports scipy. It proves far less than `cpsat`, but shares no solver with it, so it checks `cpsat` on small
+shapes. It states the model of `exact_model`. HiGHS computes in floating point, so only its decisions (route, order, fused or
+not) are used; `op_times` finds whole times for them.
 """
 
 import math
@@ -17,7 +17,6 @@ from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import csr_array
 
 from recycle.core.op import Kind, Op
-from recycle.core.plans.plan import chain_of
 from recycle.core.problem import Problem
 from recycle.planner.exact.exact_model import (
     Exact,
@@ -35,9 +34,9 @@ from recycle.planner.exact.op_times import OpTimes, limits_of, whole_times
 from recycle.planner.model.schedule import Bools, Ints, Schedule
 
 MAX_ORDER_BITS = 2_000
-"""Pairs of ops whose order is open. HiGHS proves little beyond some hundred; beyond this it is not even asked."""
+"""Pairs of ops whose order is open. HiGHS proves little beyond some hundred; beyond this it is not run."""
 MAX_OPS = 400
-"""Order bits are counted over pairs of ops: beyond this counting them takes longer than anybody wants to wait."""
+"""Order bits are counted over pairs of ops: beyond this the counting alone takes too long."""
 
 _INFEASIBLE = 2  # a status of scipy.optimize.milp
 
@@ -118,7 +117,7 @@ class _Program:
         return self._variable(0, 1, whole=True) if how is Fusing.FREE else _Linear(float(how is Fusing.ALWAYS))
 
     def _route_bits(self, op: Op) -> dict[int, _Linear]:
-        """Who may run the chain at the stage of `op`, and the bit that says who does."""
+        """The pipelines that may run the chain at the stage of `op`, each with the bit that it does."""
         routes = routes_of(self.problem, op.stage, op.microbatch.pipeline)
         if len(routes) == 1:
             return {routes[0]: _ONE}
@@ -157,7 +156,7 @@ class _Program:
         for before, after, _ in self.timing.edges(shortest).tolist():
             follows[before, after] = True
         while True:
-            # Whoever comes first along arcs starts no later than the other; on one worker that decides.
+            # An op that comes first along arcs starts no later than the other; on one worker that decides the order.
             longer = follows | (follows.astype(np.float32) @ follows.astype(np.float32) > 0)
             if (longer == follows).all():
                 break
@@ -226,7 +225,7 @@ class _Program:
             self._add(self.start[after], ready.plus(_Linear(arc.lag_us)))
 
     def _add_one_at_a_time(self) -> None:
-        """If `one` runs before `other` and they meet, it ends first; if not, big enough a number lets the row hold."""
+        """If `one` runs before `other` on the same worker, it ends first; if not, a large constant makes the row hold."""
         for (one, other), bit in self.orders.items():
             if bit == _Linear():
                 continue  # never in this order
@@ -239,7 +238,7 @@ class _Program:
                 self._add(self.start[other], end.plus(slack, -big))
 
     def _add_memory(self, stage: int) -> None:
-        """What a worker holds is most when an F starts: the chains whose F is before and whose I or W is not."""
+        """A worker holds most when an F starts: the chains whose F is before it and whose I or W is not."""
         problem = self.problem
         capacity, whole, rest = problem.capacity(stage), problem.held_by_forward(stage), problem.held_for_weight(stage)
         if capacity is None or capacity >= whole * problem.shape.num_chains:
@@ -277,7 +276,7 @@ class _Program:
             self._add(self.period.plus(opens), end.plus(_Linear(self.timing.finish_us(stage))))
 
     def _add_loads(self, stage: int) -> None:
-        """Implied, but the relaxation does not see it: a window has room for each worker's work."""
+        """Implied, but stronger for the relaxation: a window is as long as each worker's work."""
         head = 0 if self.problem.techniques.staggered else head_us(self.problem, stage)
         fixed = _Linear(head + self.timing.finish_us(stage))
         forwards = [op for op in self.routes if op.stage == stage]
@@ -291,22 +290,19 @@ class _Program:
         def value(line: _Linear) -> float:
             return line.constant + sum(factor * float(values[variable]) for variable, factor in line.factors.items())
 
-        shape = self.problem.shape
-        size = shape.num_stages, shape.num_chains
-        pipeline, is_fused = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.bool_)
+        schedule, at = Schedule.zeros(self.problem), self.timing.indices
         for op, bits in self.routes.items():
-            pipeline[op.stage, chain_of(shape, op.microbatch)] = max(bits, key=lambda where: value(bits[where]))
+            schedule.pipeline[at[op]] = max(bits, key=lambda where: value(bits[where]))
         for op, bit in self.fused.items():
-            is_fused[op.stage, chain_of(shape, op.microbatch)] = value(bit) > 0.5
+            schedule.is_fused[at[op]] = value(bit) > 0.5
         rough = [value(start) for start in self.start]
         least_us = math.floor(value(self.period) + 1e-4)
-        starts = whole_times(self.timing, pipeline, is_fused, rough, range(least_us, least_us + 3))
+        starts = whole_times(self.timing, schedule, rough, range(least_us, least_us + 3))
         if starts is None:
             return None
-        columns = {kind: np.zeros(size, dtype=np.int64) for kind in (Kind.F, Kind.I, Kind.W)}
         for op, start in zip(self.ops, starts.tolist(), strict=True):
-            columns[op.kind][op.stage, chain_of(shape, op.microbatch)] = start
-        return Schedule(pipeline, columns[Kind.F], columns[Kind.I], columns[Kind.W], is_fused)
+            schedule.starts_us(op.kind)[at[op]] = start
+        return schedule
 
 
 def _total(lines: Iterable[_Linear]) -> _Linear:

@@ -1,7 +1,4 @@
-"""Times for decisions: when ops can start at the earliest and latest, and whole times for rows in a given order.
-
-`milp` states its program within these limits, and has whole times found here for what its solver decided in floating point.
-"""
+"""Earliest and latest starts of ops for `milp`, and whole times for rows in the order that its solver decided."""
 
 from itertools import pairwise
 
@@ -10,7 +7,7 @@ import numpy as np
 from recycle.core.plans.plan import chain_of
 from recycle.core.problem import Problem
 from recycle.planner.exact.exact_model import Arc, arcs, kinds_of, lengths_us, ops_of
-from recycle.planner.model.schedule import Bools, Ints
+from recycle.planner.model.schedule import Ints, Schedule
 
 
 class OpTimes:
@@ -20,6 +17,7 @@ class OpTimes:
         self.problem = problem
         self.ops = ops_of(problem)
         self.number = {op: at for at, op in enumerate(self.ops)}
+        self.indices = {op: (op.stage, chain_of(problem.shape, op.microbatch)) for op in self.ops}
         self.arcs = list(arcs(problem))
         self.shortest = np.array([min(lengths_us(problem, op)) for op in self.ops], dtype=np.int64)
 
@@ -44,7 +42,7 @@ class OpTimes:
 
 
 def _earliest(num_ops: int, edges: Ints) -> Ints | None:
-    """The least starts from 0 on that satisfy all edges; None if they run in a circle that has a length."""
+    """The least starts from 0 on that satisfy all edges; None if they have a cycle of positive length."""
     starts = np.zeros(num_ops, dtype=np.int64)
     for _ in range(num_ops + 1):
         before = starts.copy()
@@ -83,22 +81,19 @@ def _latest(timing: OpTimes, edges: Ints, ends: Ints) -> Ints:
     return latest
 
 
-def whole_times(timing: OpTimes, pipeline: Ints, is_fused: Bools, rough: list[float], periods: range) -> Ints | None:
-    """Whole starts in the order of the rough ones, with the least of `periods` that has any."""
-    shape = timing.problem.shape
-    chain = [chain_of(shape, op.microbatch) for op in timing.ops]
-    lengths = np.array(
-        [lengths_us(timing.problem, op)[int(is_fused[op.stage, c])] for op, c in zip(timing.ops, chain, strict=True)],
-        dtype=np.int64,
-    )
+def whole_times(timing: OpTimes, schedule: Schedule, rough: list[float], periods: range) -> Ints | None:
+    """Whole starts in the order of the rough ones, for the routes and fusing of `schedule`, with the least possible period."""
+    problem, indices = timing.problem, timing.indices
+    lengths = np.array([lengths_us(problem, op)[int(schedule.is_fused[indices[op]])] for op in timing.ops], dtype=np.int64)
     rows: dict[tuple[int, int], list[int]] = {}
     for at in sorted(range(len(rough)), key=lambda at: (rough[at], lengths[at])):
-        rows.setdefault((timing.ops[at].stage, int(pipeline[timing.ops[at].stage, chain[at]])), []).append(at)
+        op = timing.ops[at]
+        rows.setdefault((op.stage, int(schedule.pipeline[indices[op]])), []).append(at)
     neighbours = [(a, b, lengths[a]) for row in rows.values() for a, b in pairwise(row)]
     fixed = np.concatenate([timing.edges(lengths), np.array(neighbours, dtype=np.int64).reshape(-1, 3)])
     for period_us in periods:
         closing = []
-        for stage in range(shape.num_stages if timing.problem.techniques.staggered else 0):
+        for stage in range(problem.shape.num_stages if problem.techniques.staggered else 0):
             room_us = period_us - timing.finish_us(stage)
             at_stage = [row for (where, _), row in rows.items() if where == stage]
             closing += [(last[-1], first[0], lengths[last[-1]] - room_us) for last in at_stage for first in at_stage]

@@ -1,1 +1,1 @@
-"""What every planning method shares: schedule arrays, the lower bound of the period, routing of micro-batches. Imports core."""
+"""Data of every planning method: schedule arrays, the lower bound of the period, routing of micro-batches. Imports core."""

@@ -1,4 +1,4 @@
-"""The bound: a period that no plan can beat, proven from the problem alone.
+"""The lower bound of the period of every plan, proven from the problem alone.
 
 Look at one worker of stage s that runs n micro-batches, its first F starting at x. Let c = F + I + W.
 
@@ -21,13 +21,13 @@ from recycle.core.problem import Problem
 
 
 class Bounds:
-    """Least times of a problem for any failures: how many micro-batches a worker runs is asked, not known."""
+    """Least times of a problem for any failures: the micro-batches of a worker are an argument of each method."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         stages, splits = problem.profile.stages, problem.techniques.decoupled
         self._forward = [stage.forward_us for stage in stages]
-        # `_back`: what the stage before waits for. `_after`: what of the backward pass nobody waits for.
+        # `_back`: the part of a backward pass that the stage before waits for. `_after`: the rest.
         self._back = [stage.input_us if splits else stage.fused_us for stage in stages]
         whole = [min(stage.input_us + stage.weight_us, stage.fused_us) if splits else stage.fused_us for stage in stages]
         self._after = [total - back for total, back in zip(whole, self._back, strict=True)]
@@ -45,7 +45,7 @@ class Bounds:
         return down + self._forward[-1] + self._back[-1] + up - self._back[stage]
 
     def idle_us(self, stage: int, num_microbatches: int) -> int:
-        """Idle time of a worker of `stage` before its first I; negative where memory holds F's to spare."""
+        """Idle time of a worker of `stage` before its first I; negative where memory holds more F's than fit before it."""
         return self.round_trip_us(stage) - self._room(stage, num_microbatches)[0] * self._forward[stage]
 
     def window_us(self, stage: int, num_microbatches: int) -> tuple[int, int]:
@@ -59,7 +59,7 @@ class Bounds:
         return max(busy - pending * after, in_turns), max(busy, in_turns + after)
 
     def _blocks_after_us(self, stage: int) -> int:
-        """How long after I a micro-batch still keeps the place that another's F waits for."""
+        """How long after I a micro-batch still holds the memory that another's F waits for."""
         frees_some = self._problem.held_for_weight(stage) < self._problem.held_by_forward(stage)
         return 0 if frees_some else self._after[stage]
 
@@ -93,11 +93,11 @@ class Bounds:
         return -(-self._problem.shape.num_chains // num_live)
 
     def estimate_us(self, stage: int, num_live: int) -> int:
-        """What `stage` enforces in practice, not proven: its terms with what found schedules lose against them.
+        """The period that `stage` enforces in practice, not proven: its terms plus the usual loss of found schedules.
 
-        Gradients are held up a little at every hop by the op that happens to run there, and while the last ones are
-        below a stage, it has to run about six W's of its reserve for every five stages below. Both were read off a few
-        schedules of the benchmark's own shapes.
+        Gradients are delayed a little at every hop by the op that happens to run there, and while the last ones are below a
+        stage, it has to run about six saved W's for every five stages below. Both numbers come from a few schedules of the
+        benchmark's shapes.
         """
         alone, on_others = self.stage_terms(stage, num_live)
         hops_below = len(self._forward) - 1 - stage
@@ -108,6 +108,6 @@ class Bounds:
 
 
 def lower_bound(problem: Problem) -> int:
-    """Return a period that no legal plan of `problem` can beat."""
+    """Return a lower bound of the period of every legal plan of `problem`."""
     bounds, cluster = Bounds(problem), problem.cluster
     return max(max(bounds.stage_terms(stage, cluster.num_live(stage))) for stage in range(problem.shape.num_stages))

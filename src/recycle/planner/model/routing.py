@@ -1,8 +1,8 @@
 """Routing: which live peer executes the micro-batches of a dead worker.
 
-Micro-batches of live workers stay at home. Those of a dead one go to its peers in turn, always to one of the least loaded,
-so that every prefix of the iteration is balanced; among those a micro-batch keeps to the pipeline that took it at
-the last failed stage, so that the traffic of a dead worker runs in lanes instead of crossing at every stage.
+Micro-batches of live workers stay at home. Those of a dead one go to its peers in turn, always to one of the least loaded, so
+that every prefix of the iteration is balanced. Among the least loaded, a micro-batch prefers the pipeline that took it at the
+last failed stage, its lane, so that it does not change pipeline at every stage.
 """
 
 import numpy as np
@@ -12,14 +12,14 @@ from recycle.planner.model.schedule import Ints
 
 
 def ranks(problem: Problem) -> Ints:
-    """The order in which chains go first where several wait: by micro-batch index, then by home pipeline."""
+    """The order of chains where several wait: by micro-batch index, then by home pipeline."""
     shape = problem.shape
     chains = np.arange(shape.num_chains, dtype=np.int64)
     return chains % shape.num_microbatches * shape.num_pipelines + chains // shape.num_microbatches
 
 
 def balanced_routes(problem: Problem) -> Ints:
-    """Return [stage, chain] the pipeline that executes it; loads of peers differ by one at most."""
+    """Return by [stage, chain] the pipeline that executes it; the loads of peers differ by one at most."""
     shape, cluster = problem.shape, problem.cluster
     home = np.arange(shape.num_chains, dtype=np.int64) // shape.num_microbatches
     routes = np.tile(home, (shape.num_stages, 1))
@@ -33,14 +33,14 @@ def balanced_routes(problem: Problem) -> Ints:
 
 
 def _share_out(chains: Ints, live: list[int], lane: Ints, routes: Ints) -> None:
-    """Give `chains`, in order, to `live` pipelines in rounds: each takes one a round, its own lane's chain if it can."""
+    """Give `chains`, in order, to `live` pipelines in rounds: each takes one a round, one of its own lane if there is one."""
     free = list(live)
-    turn = 0
+    num_rounds = 0
     for chain in chains.tolist():
         if not free:
-            free = live[turn % len(live) :] + live[: turn % len(live)]
+            free = live[num_rounds % len(live) :] + live[: num_rounds % len(live)]
         taker = int(lane[chain]) if int(lane[chain]) in free else free[0]
         free.remove(taker)
         if not free:
-            turn += 1
+            num_rounds += 1
         routes[chain] = lane[chain] = taker

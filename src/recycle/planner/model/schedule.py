@@ -1,4 +1,4 @@
-"""The schedule: what every method returns, as arrays by stage and chain, before it becomes a checked plan."""
+"""Schedule: the result of every method, as arrays by stage and chain, before it becomes a checked plan."""
 
 from array import array
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """All arrays are [stage, chain]: who runs it, the three starts, and whether I and W run as one B.
+    """All arrays are [stage, chain]: the pipeline that runs it, the three starts, and whether I and W run as one B.
 
     Where `is_fused`, `input_us` is the start of B and `weight_us` means nothing.
     """
@@ -28,6 +28,17 @@ class Schedule:
     input_us: Ints
     weight_us: Ints
     is_fused: Bools
+
+    @staticmethod
+    def zeros(problem: Problem) -> "Schedule":
+        """A schedule of the right size, to be filled in."""
+        size = problem.shape.num_stages, problem.shape.num_chains
+        pipeline, forward, split, weight = (np.zeros(size, dtype=np.int64) for _ in range(4))
+        return Schedule(pipeline, forward, split, weight, np.zeros(size, dtype=np.bool_))
+
+    def starts_us(self, kind: Kind) -> Ints:
+        """The starts of F, I or W; those of B are those of I."""
+        return {Kind.F: self.forward_us, Kind.I: self.input_us, Kind.B: self.input_us, Kind.W: self.weight_us}[kind]
 
     def ends_us(self, problem: Problem) -> Ints:
         """When each stage is done with each chain: the end of its W or B."""

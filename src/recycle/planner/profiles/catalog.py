@@ -1,7 +1,7 @@
-"""The catalog: models and GPUs by name, and the text and dictionary forms in which a user gives others.
+"""The catalog of models and GPUs by name, and the text and dictionary forms of others.
 
-Nothing here computes a cost: `estimate` does. A model is the decoder-only transformer of the GPT papers; a GPU
-is its data sheet, plus the one number that a data sheet does not have, the share of the peak that matrix products reach.
+`estimate` computes the costs. A model is the decoder-only transformer of the GPT papers; a GPU is its data sheet, plus one number
+that a data sheet does not have: the share of the peak that matrix products reach.
 """
 
 import math
@@ -29,7 +29,7 @@ class ModelSpec:
     microbatch: int = 1
 
     def __post_init__(self) -> None:
-        # The upper ends are far above any model there is; a value beyond them is a slip of the unit or of the finger.
+        # The upper limits are far above any model; a value beyond them is a typing error.
         _whole(self, "num_layers", 10_000)
         _whole(self, "hidden", 1_000_000)
         _whole(self, "num_heads", 100_000)
@@ -70,7 +70,7 @@ class GpuSpec:
     inter_node: Link
 
     def __post_init__(self) -> None:
-        # From a microcontroller to a thousand of today's best; beyond that a unit was mistaken.
+        # From a microcontroller to a thousand of today's fastest GPUs; beyond that a unit is wrong.
         self._between("memory_bytes", 2**20, 2**50, "bytes")
         self._between("flops", 1e9, 1e18, "FLOP/s")
         self._between("hbm_bytes_per_s", 1e8, 1e16, "bytes/s")
@@ -203,7 +203,7 @@ def _known(catalog: Mapping[str, _Spec], values: Mapping[str, Any]) -> _Spec | N
 
 
 def _changed(name: str, values: Mapping[str, Any]) -> str:
-    """Return a name that does not hide what was changed; a micro-batch is no part of what a model is."""
+    """Return a name with the changed values; the micro-batch is not part of a model's name."""
     return " ".join([name, *(f"{key}={value}" for key, value in values.items() if key != "microbatch")])
 
 
