@@ -1,6 +1,6 @@
-"""A second judge of plans, written from the prose of the design, one slot and one event at a time.
+"""A reference check of plans, written from the prose of the design, one slot and one event at a time.
 
-It shares nothing with `recycle.core.plans.rules`: it follows each micro-batch down the stages and back, plays each worker's
+It shares no code with `recycle.core.plans.rules`: it follows each micro-batch down the stages and back, simulates each worker's
 memory on a time line, and compares every slot of a worker with every other. It is slow, and meant to be.
 """
 

@@ -1,7 +1,13 @@
-"""ReCycle: pipeline-parallel training that goes on when workers die.
+"""ReCycle: pipeline-parallel training that continues when workers fail.
 
-The names below are the whole public interface; planner, simulator and runtime behind them are imported when they are first used,
-so that a worker which only plays plans never loads a planner, and planning needs no torch.
+The names in `__all__` are the whole public interface. Planner, simulator and runtime are imported when they are first used, so
+that a worker never loads the planner, and planning needs no torch.
+
+Example:
+    >>> import recycle
+    >>> plan = recycle.solve(recycle.problem(3, 4, 6, fail="W1_2", costs="1,1,1", memory=6))
+    >>> recycle.check(plan), plan.period_us
+    ([], 27)
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Files are old or new, never between, and a wrong one is explained in a sentence."""
+"""Files are written whole or not at all, and an unreadable one is explained in a sentence."""
 
 import json
 import os

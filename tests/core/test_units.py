@@ -1,4 +1,4 @@
-"""Quantities as people write them."""
+"""Text forms of bytes, shares, times and durations."""
 
 import pytest
 from hypothesis import given
@@ -141,8 +141,8 @@ def test_a_duration_loses_little_when_it_is_said(time_us):
     assert abs(said_us - time_us) <= 0.03 * time_us
 
 
-def _parts(said: str) -> list[str]:
+def _parts(text: str) -> list[str]:
     """`1 h 30 min` as `1 h` and `30 min`; what is below a millisecond as a decimal of one."""
-    words = said.replace(",", "").split()
+    words = text.replace(",", "").split()
     pairs = zip(words[::2], words[1::2], strict=True)
     return [f"{int(number) / 1000:.3f} ms" if unit == "µs" else f"{number} {unit}" for number, unit in pairs]

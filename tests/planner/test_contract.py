@@ -1,4 +1,4 @@
-"""What every method promises, on random small problems: a legal plan, an honest bound, and no claim that another refutes."""
+"""The contract of every method, on random small problems: a legal plan, a true bound, and no contradiction between methods."""
 
 import tempfile
 from pathlib import Path

@@ -17,8 +17,8 @@ from recycle.core.profile import Link, Profile, StageProfile
 from recycle.planner.failure_normalization import (
     Distribution,
     best_distribution,
+    decide_move,
     distributions,
-    judge_move,
     most_failures,
     move_time_us,
     normalized_problem,
@@ -189,22 +189,22 @@ def test_a_plan_for_another_number_of_failures_is_refused() -> None:
 
 
 def test_moving_pays_if_it_saves_more_than_it_takes() -> None:
-    verdict = judge_move(as_is_us=30_000, normalized_us=27_000, move_us=2_000_000, num_iterations=1_000)
-    assert verdict.moves
-    assert verdict.reason == "moving takes 2.000 s and saves 3.000 s over 1000 iterations"
+    decision = decide_move(as_is_us=30_000, normalized_us=27_000, move_us=2_000_000, num_iterations=1_000)
+    assert decision.moves
+    assert decision.reason == "moving takes 2.000 s and saves 3.000 s over 1000 iterations"
 
 
 def test_moving_does_not_pay_if_the_next_failure_comes_too_soon() -> None:
-    verdict = judge_move(as_is_us=30_000, normalized_us=27_000, move_us=2_000_000, num_iterations=100)
-    assert not verdict.moves
-    assert verdict.reason == "moving takes 2.000 s, but saves only 300.00 ms over 100 iterations"
-    assert not judge_move(30_000, 27_000, move_us=3_000_000, num_iterations=1_000).moves
+    decision = decide_move(as_is_us=30_000, normalized_us=27_000, move_us=2_000_000, num_iterations=100)
+    assert not decision.moves
+    assert decision.reason == "moving takes 2.000 s, but saves only 300.00 ms over 100 iterations"
+    assert not decide_move(30_000, 27_000, move_us=3_000_000, num_iterations=1_000).moves
 
 
 def test_moving_never_pays_if_the_failures_as_they_are_cost_no_more() -> None:
-    verdict = judge_move(as_is_us=27_000, normalized_us=27_000, move_us=0, num_iterations=10**9)
-    assert not verdict.moves
-    assert verdict.reason == "the failures as they are cost no more than the normalised ones: 27.00 ms an iteration"
+    decision = decide_move(as_is_us=27_000, normalized_us=27_000, move_us=0, num_iterations=10**9)
+    assert not decision.moves
+    assert decision.reason == "the failures as they are cost no more than the normalised ones: 27.00 ms an iteration"
 
 
 def test_workers_copy_side_by_side_but_two_from_one_peer_in_turn() -> None:

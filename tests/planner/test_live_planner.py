@@ -1,4 +1,4 @@
-"""Where plans come from when workers die: every answer is a legal plan that the living can play, with moves where they pay."""
+"""Plan sources of a running job: every answer is a legal plan that the live workers can run, with moves where they pay."""
 
 import pickle
 from collections import Counter
@@ -39,12 +39,12 @@ def copies(answer: PlanAssignment) -> list[str]:
     return [f"{now}>{place}" for now, place in answer.copies]
 
 
-def is_playable(answer: PlanAssignment, problem: Problem, failed: frozenset[Worker]) -> bool:
-    """Whether the plan is a legal one of the job, and the living play its rows, each of them one."""
-    living = [worker for worker in problem.shape.workers() if worker not in failed]
+def is_runnable(answer: PlanAssignment, problem: Problem, failed: frozenset[Worker]) -> bool:
+    """Whether the plan is a legal one of the job, and each live worker runs one of its rows."""
+    live = [worker for worker in problem.shape.workers() if worker not in failed]
     is_of_the_job = without_failures(answer.plan.problem) == problem and check(answer.plan) == []
     rows = sorted(row.worker for row in answer.plan.rows)
-    return is_of_the_job and sorted(answer.places) == rows and sorted(answer.places.values()) == living
+    return is_of_the_job and sorted(answer.places) == rows and sorted(answer.places.values()) == live
 
 
 def uneven(static_bytes: int = 0) -> Problem:
@@ -82,12 +82,12 @@ def questions(draw: st.DrawFn) -> tuple[Problem, frozenset[Worker]]:
 
 @QUICK
 @given(questions(), st.booleans())
-def test_every_answer_is_a_legal_plan_of_the_job_that_the_living_can_play(
+def test_every_answer_is_a_legal_plan_of_the_job_that_the_live_workers_can_run(
     question: tuple[Problem, frozenset[Worker]], may_move: bool
 ) -> None:
     problem, failed = question
     answer = Planner(problem, may_move=may_move).answer(failed)
-    assert is_playable(answer, problem, failed)
+    assert is_runnable(answer, problem, failed)
 
 
 @QUICK
@@ -120,7 +120,7 @@ def test_the_places_that_an_answer_leaves_empty_are_answered_without_another_mov
 def test_nobody_dead_gets_the_plan_for_nobody_dead(library: Library) -> None:
     for planner in (Planner(DEMO), Planner(DEMO, library)):
         answer = planner.answer(frozenset())
-        assert is_playable(answer, DEMO, frozenset())
+        assert is_runnable(answer, DEMO, frozenset())
         assert answer.moves == ()
         assert "nobody is dead" in answer.reason
 
@@ -133,13 +133,13 @@ def test_the_plan_that_a_job_was_given_is_played_again_when_all_are_back() -> No
 
 
 def test_a_single_failure_where_the_library_has_it_moves_nobody(library: Library) -> None:
-    """In whatever pipeline: it is the plan that takes other names, so that the dead worker's seat stays free for it."""
+    """In any pipeline: the plan's pipelines are renamed, so that the dead worker's own place stays free for it."""
     stored = library.get(1)
     (planned,) = stored.problem.cluster.failed
     for pipeline in range(3):
         failed = frozenset({Worker(pipeline, planned.stage)})
         answer = Planner(DEMO, library).answer(failed)
-        assert is_playable(answer, DEMO, failed)
+        assert is_runnable(answer, DEMO, failed)
         assert answer.plan.period_us == stored.period_us
         assert answer.plan.problem.cluster.failed == failed
         assert answer.moves == ()
@@ -153,20 +153,20 @@ def test_with_a_library_every_answer_is_legal_too_and_never_slower_than_what_it_
 ) -> None:
     """It has plans for up to three failures."""
     answer = Planner(DEMO, library, expected_iterations=10**9).answer(frozenset(failed))
-    assert is_playable(answer, DEMO, frozenset(failed))
+    assert is_runnable(answer, DEMO, frozenset(failed))
     is_held = max(Counter(worker.stage for worker in failed).values(), default=0) < DEMO.shape.num_pipelines
     if len(failed) <= 3 and is_held:
         assert answer.plan.period_us <= library.get(len(failed)).period_us
 
 
 def test_failures_that_lie_as_planned_but_for_the_pipelines_need_no_change_of_stage(tmp_path: Path) -> None:
-    """Planned in one pipeline, dead in two: peers change seats, which costs nothing."""
+    """Planned in one pipeline, dead in two: peers change places, which costs nothing."""
     library = Library.create(tmp_path / "plans", DEMO)
     stored = plan_for(DEMO, dead("W2_1", "W2_2"))
     library.put(2, stored.dumps())
     failed = dead("W0_1", "W1_2")
     answer = Planner(DEMO, library).answer(failed)
-    assert is_playable(answer, DEMO, failed)
+    assert is_runnable(answer, DEMO, failed)
     assert answer.plan.rows == stored.rows
     assert moves(answer) == ["W2_1>W0_1", "W2_2>W1_2"]
     assert answer.copies == ()
@@ -199,7 +199,7 @@ def test_a_library_moves_a_worker_only_where_that_pays(tmp_path: Path) -> None:
         problem = uneven(static_bytes)
         library = make_library(tmp_path / str(static_bytes), problem, most=1)
         answer = Planner(problem, library, expected_iterations=100).answer(dead("W0_2"))
-        assert is_playable(answer, problem, dead("W0_2"))
+        assert is_runnable(answer, problem, dead("W0_2"))
         assert len(answer.copies) == num_moves
         assert answer.reason.startswith("the library's plan for 1 failure: moving" if num_moves else "planned on the spot")
 
@@ -208,20 +208,20 @@ def test_a_stage_that_nobody_holds_gets_the_worker_that_is_missed_least(library:
     for planner in (Planner(uneven()), Planner(uneven(), may_move=False)):
         failed = dead("W0_2", "W1_2", "W2_2")
         answer = planner.answer(failed)
-        assert is_playable(answer, uneven(), failed)
+        assert is_runnable(answer, uneven(), failed)
         assert moves(answer) == ["W2_1>W0_2"]
         assert answer.reason == "planned on the spot: nobody is left at stage 2, so that W2_1 takes over stage 2"
     failed = dead("W0_2", "W1_2", "W2_2")
     answer = Planner(DEMO, library).answer(failed)
-    assert is_playable(answer, DEMO, failed)
-    assert [seat.stage for _, seat in answer.copies] == [2]
+    assert is_runnable(answer, DEMO, failed)
+    assert [place.stage for _, place in answer.copies] == [2]
 
 
 def test_several_stages_that_nobody_holds_get_a_worker_each() -> None:
     failed = dead(*(f"W{pipeline}_{stage}" for pipeline in range(3) for stage in (0, 3)))
     answer = Planner(DEMO).answer(failed)
-    assert is_playable(answer, DEMO, failed)
-    assert [seat.stage for _, seat in answer.moves] == [0, 3]
+    assert is_runnable(answer, DEMO, failed)
+    assert [place.stage for _, place in answer.moves] == [0, 3]
     assert "nobody is left at stage 0 and stage 3" in answer.reason
 
 
@@ -255,7 +255,7 @@ def test_a_broken_plan_of_the_library_is_made_anew(spoil: str, tmp_path: Path) -
     good = plan_for(DEMO, dead("W2_0"))
     library.put(1, "garbage" if spoil == "garbage" else replace(good, period_us=good.period_us + 1).dumps())
     answer = Planner(DEMO, library).answer(dead("W2_0"))
-    assert is_playable(answer, DEMO, dead("W2_0"))
+    assert is_runnable(answer, DEMO, dead("W2_0"))
     assert answer.reason.startswith("planned on the spot")
 
 
@@ -312,7 +312,7 @@ def test_plans_of_a_folder_are_used_as_they_are(plan_folder: PlanFolder, demo_pl
     for failed, plan in demo_plans.items():
         answer = plan_folder.answer(failed)
         assert answer.plan == plan
-        assert is_playable(answer, DEMO, failed)
+        assert is_runnable(answer, DEMO, failed)
         assert answer.moves == ()
 
 

@@ -21,6 +21,13 @@ QUARTILE = 0.6745  # of a normal distribution, in standard deviations
 _MOST = 10**15  # 30 years in µs, a petabyte in bytes: more is a mistake, and sums could exceed 64 bits
 
 
+def _refuse_out_of_range(what: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{what} is {value!r}, but it must be a whole number of at least {least}")
+    if value > _MOST:
+        raise UserError(f"{what} is larger than {_MOST}: that cannot be meant")
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """A connection: a message takes `latency_us` plus its bytes over `bytes_per_us`."""
@@ -29,10 +36,7 @@ class Link:
     bytes_per_us: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.latency_us, int) or self.latency_us < 0:
-            raise UserError(f"a link's latency_us is {self.latency_us!r}, but it must be a whole number of at least 0")
-        if self.latency_us > _MOST:
-            raise UserError(f"a link's latency_us is larger than {_MOST}: that cannot be meant")
+        _refuse_out_of_range("a link's latency_us", self.latency_us, 0)
         if not (isinstance(self.bytes_per_us, int | float) and 1e-9 <= self.bytes_per_us < math.inf):
             raise UserError(f"a link's bytes_per_us is {self.bytes_per_us!r}, but it must be a finite number above 0")
 
@@ -51,9 +55,7 @@ class Spread:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
-                raise UserError(f"the spread {field.name} is {value!r}, but it must be a whole number from 0 to {_MOST}")
+            _refuse_out_of_range(f"the spread {field.name}", getattr(self, field.name), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,8 @@ class StageProfile:
         for field in fields(self):
             if field.name == "spread":
                 continue
-            value = getattr(self, field.name)
             least = 1 if field.name in ("forward_us", "input_us", "weight_us", "fused_us") else 0
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UserError(f"{field.name} is {value!r}, but it must be a whole number of at least {least}")
-            if value > _MOST:
-                raise UserError(f"{field.name} is larger than {_MOST}: that cannot be meant")
+            _refuse_out_of_range(field.name, getattr(self, field.name), least)
         if self.weight_held_bytes > self.activation_bytes:
             raise UserError(
                 f"weight_held_bytes is {self.weight_held_bytes}, more than activation_bytes {self.activation_bytes}: "
@@ -91,15 +89,7 @@ class StageProfile:
             raise UserError(f"fused_us is {self.fused_us}, less than input_us {self.input_us}: a whole backward contains I")
 
     def duration_us(self, kind: Kind) -> int:
-        match kind:
-            case Kind.F:
-                return self.forward_us
-            case Kind.I:
-                return self.input_us
-            case Kind.W:
-                return self.weight_us
-            case Kind.B:
-                return self.fused_us
+        return {Kind.F: self.forward_us, Kind.I: self.input_us, Kind.W: self.weight_us, Kind.B: self.fused_us}[kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +186,9 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         made = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        if self.taken is None:
-            del made["taken"]
-        if not self.factors:
-            del made["factors"]
-        if not self.contention:
-            del made["contention"]
+        for name in ("taken", "factors", "contention"):
+            if not made[name]:
+                del made[name]
         for stage, written in zip(self.stages, made["stages"], strict=True):
             if stage.spread == Spread():
                 del written["spread"]

@@ -2,7 +2,7 @@
 
 There are exponentially many failure sets but only one number of failures. For each number, the planner assumes the failures at
 the stages where they cost least: `best_distribution` returns how many at each stage. At run time live workers change stage until
-the real failure set has the planned distribution, if that pays (`judge_move`).
+the real failure set has the planned distribution, if that pays (`decide_move`).
 """
 
 import heapq
@@ -147,8 +147,8 @@ def normalized_problem(problem: Problem, distribution: Distribution) -> Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """Whether to move workers, and the sentence why."""
+class MoveDecision:
+    """Whether workers change stage, and the sentence why."""
 
     moves: bool
     reason: str
@@ -164,15 +164,17 @@ def move_time_us(problem: Problem, stages: Sequence[int]) -> int:
     return max(times, default=0)
 
 
-def judge_move(as_is_us: int, normalized_us: int, move_us: int, num_iterations: int) -> Judgement:
-    """Say whether moving pays within `num_iterations`, the time expected until the next failure."""
+def decide_move(as_is_us: int, normalized_us: int, move_us: int, num_iterations: int) -> MoveDecision:
+    """Decide whether moving pays within `num_iterations`, the iterations expected until the next failure."""
     saved = (as_is_us - normalized_us) * num_iterations
     if saved > move_us:
-        return Judgement(True, f"moving takes {format_us(move_us)} and saves {format_us(saved)} over {num_iterations} iterations")
+        return MoveDecision(
+            True, f"moving takes {format_us(move_us)} and saves {format_us(saved)} over {num_iterations} iterations"
+        )
     if as_is_us <= normalized_us:
-        return Judgement(
+        return MoveDecision(
             False, f"the failures as they are cost no more than the normalised ones: {format_us(as_is_us)} an iteration"
         )
-    return Judgement(
+    return MoveDecision(
         False, f"moving takes {format_us(move_us)}, but saves only {format_us(saved)} over {num_iterations} iterations"
     )

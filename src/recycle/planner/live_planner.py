@@ -18,9 +18,9 @@ from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
 from recycle.planner.failure_normalization import (
     Distribution,
-    Judgement,
+    MoveDecision,
     best_distribution,
-    judge_move,
+    decide_move,
     move_time_us,
 )
 from recycle.planner.heuristic.greedy import compile_kernels
@@ -124,19 +124,19 @@ class Planner:
         there = nearest(self.problem.shape, cluster.failed, spread)
         found = _fitting(stored, there)
         if found is None:
-            at_best = self._judge(as_is, lower_bound(replace(self.problem, cluster=there)), places_for(there, cluster.failed))
+            at_best = self._decide(as_is, lower_bound(replace(self.problem, cluster=there)), places_for(there, cluster.failed))
             if not at_best.moves:
                 return _staying(as_is, f"at best, {at_best.reason}")
         plan = found or self._plan(there)
         places = places_for(plan.problem.cluster, cluster.failed)
-        verdict = self._judge(as_is, plan.period_us, places)
-        if not verdict.moves:
-            return _staying(as_is, verdict.reason)
-        return PlanAssignment(plan, places, f"{_name_of(found) if found else _ON_THE_SPOT}: {verdict.reason}")
+        decision = self._decide(as_is, plan.period_us, places)
+        if not decision.moves:
+            return _staying(as_is, decision.reason)
+        return PlanAssignment(plan, places, f"{_name_of(found) if found else _ON_THE_SPOT}: {decision.reason}")
 
-    def _judge(self, as_is: Plan, other_us: int, places: Mapping[Worker, Worker]) -> Judgement:
+    def _decide(self, as_is: Plan, other_us: int, places: Mapping[Worker, Worker]) -> MoveDecision:
         move_us = move_time_us(as_is.problem, [place.stage for place, _ in _stage_changes(places)])
-        return judge_move(as_is.period_us, other_us, move_us, self.expected_iterations)
+        return decide_move(as_is.period_us, other_us, move_us, self.expected_iterations)
 
     def _plan(self, cluster: Cluster) -> Plan:
         num_ops = 3 * self.problem.shape.num_stages * self.problem.shape.num_chains

@@ -1,4 +1,4 @@
-"""`recycle check`."""
+"""`recycle check`: its sentences, its JSON and its exit codes."""
 
 import argparse
 import json
@@ -59,8 +59,8 @@ def test_at_most_twenty_violations_are_printed_then_a_count(tmp_path: Path, caps
 
 def test_json_holds_the_verdict_and_every_violation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(make_rerouted_plan(), tmp_path, "--json") == 0
-    verdict = json.loads(capsys.readouterr().out)
-    assert verdict == {
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == {
         "legal": True,
         "period_us": 12,
         "bound_us": 12,
@@ -70,9 +70,9 @@ def test_json_holds_the_verdict_and_every_violation(tmp_path: Path, capsys: pyte
         "violations": [],
     }
     assert run(without_first_row(make_1f1b_plan(2, 2, 30)), tmp_path, "--json") == 1
-    verdict = json.loads(capsys.readouterr().out)
-    assert verdict["legal"] is False
-    missing = [violation for violation in verdict["violations"] if violation["rule"] == "every op once"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["legal"] is False
+    missing = [violation for violation in printed["violations"] if violation["rule"] == "every op once"]
     assert len(missing) == 30
     assert missing[7]["message"].startswith("micro-batch 7@0 has nothing at stage 0")
 

@@ -1,4 +1,4 @@
-"""The failure script: what is injected where, its text form, and what cannot happen in a run."""
+"""The failure script: injections, their text form, and the refusal of those that cannot happen in a run."""
 
 import json
 
@@ -60,8 +60,8 @@ def test_an_injection_is_read_back_as_it_was_written(injection):
 
 @given(st.lists(injections()))
 def test_a_script_is_read_back_as_it_was_written(given_injections):
-    told = Script(tuple(given_injections))
-    assert Script.from_json(json.loads(json.dumps(told.to_json()))) == told
+    made = Script(tuple(given_injections))
+    assert Script.from_json(json.loads(json.dumps(made.to_json()))) == made
 
 
 @given(injections(), st.text(max_size=20), st.integers(0, 30), st.integers(0, 30))
@@ -199,18 +199,18 @@ def test_a_line_begins_with_an_action(line):
 
 
 def test_everybody_is_told_only_what_concerns_them():
-    told = script("rejoin W1_2@12", "hang W0_1@8+3s", "kill W1_2@5", "kill coordinator@6", "slow W1_2@13:first+1s")
-    assert list(map(str, told.for_worker(W1_2))) == ["W1_2@5", "W1_2@13:first+1s"]
-    assert list(map(str, told.for_worker(Worker(0, 1)))) == ["W0_1@8+3s"]
-    assert told.for_worker(Worker(0, 0)) == ()
-    assert list(map(str, told.for_worker(W1_2, since=11))) == ["W1_2@13:first+1s"]
-    assert list(map(str, told.for_coordinator())) == ["coordinator@6"]
-    assert list(map(str, told.rejoins())) == ["W1_2@12"]
+    made = script("rejoin W1_2@12", "hang W0_1@8+3s", "kill W1_2@5", "kill coordinator@6", "slow W1_2@13:first+1s")
+    assert list(map(str, made.for_worker(W1_2))) == ["W1_2@5", "W1_2@13:first+1s"]
+    assert list(map(str, made.for_worker(Worker(0, 1)))) == ["W0_1@8+3s"]
+    assert made.for_worker(Worker(0, 0)) == ()
+    assert list(map(str, made.for_worker(W1_2, since=11))) == ["W1_2@13:first+1s"]
+    assert list(map(str, made.for_coordinator())) == ["coordinator@6"]
+    assert list(map(str, made.rejoins())) == ["W1_2@12"]
 
 
 def test_a_script_tells_its_injections_by_step():
-    told = script("rejoin W1_2@12", "kill W1_2@5", "kill coordinator@6", "kill W0_0@5")
-    assert told.to_json() == ["kill W1_2@5", "kill W0_0@5", "kill coordinator@6", "rejoin W1_2@12"]
+    made = script("rejoin W1_2@12", "kill W1_2@5", "kill coordinator@6", "kill W0_0@5")
+    assert made.to_json() == ["kill W1_2@5", "kill W0_0@5", "kill coordinator@6", "rejoin W1_2@12"]
 
 
 def test_no_injection_is_a_script():
@@ -238,8 +238,8 @@ def test_a_script_may_hold_whatever_can_happen(lines):
 
 
 def test_a_worker_that_is_dead_from_the_start_may_come_back_and_die():
-    told = script("rejoin W1_2@3", "kill W1_2@3", dead=["W1_2"])
-    assert told.rejoins() == (Injection(Action.REJOIN, W1_2, 2),)
+    made = script("rejoin W1_2@3", "kill W1_2@3", dead=["W1_2"])
+    assert made.rejoins() == (Injection(Action.REJOIN, W1_2, 2),)
 
 
 IMPOSSIBLE = {
@@ -263,8 +263,8 @@ IMPOSSIBLE = {
     "a worker that comes back and never left": (["rejoin W1_2@7"], r"^rejoin W1_2@7 .* W1_2 is there already: let it fail in an"),
     "a worker that comes back in the step it dies in": (["kill W1_2@7", "rejoin W1_2@7"], r"^rejoin W1_2@7 .* is there already"),
     "a worker that comes back twice": (["kill W1_2@5", "rejoin W1_2@7", "rejoin W1_2@8"], r"^rejoin W1_2@8 .* is there already"),
-    "an injection said twice": (["slow W1_2@5+1s", "slow W1_2@5+1s"], r"^slow W1_2@5\+1s is said twice: say it once"),
-    "a coordinator killed twice at once": (["kill coordinator@5", "kill coordinator@5"], r"is said twice"),
+    "an injection given twice": (["slow W1_2@5+1s", "slow W1_2@5+1s"], r"^slow W1_2@5\+1s is given twice: give it once"),
+    "a coordinator killed twice at once": (["kill coordinator@5", "kill coordinator@5"], r"is given twice"),
     "a recovery from nothing": (["kill W1_2@5:recovery"], r"waits for a recovery, but nobody else fails in step 5: add a kill,"),
     "a recovery from itself": (["slow W1_2@5+1s", "kill W1_2@5:recovery"], r"nobody else fails in step 5"),
     "a recovery from another step": (["kill W0_2@4", "kill W1_2@5:recovery"], r"nobody else fails in step 5"),

@@ -1,4 +1,4 @@
-"""What happened in a run, event by event, and the file of it."""
+"""The events of a run, and the record file."""
 
 import json
 import pickle
@@ -210,18 +210,20 @@ def back_to(iteration, at_us):
 
 def test_spells_of_steps_that_are_done_again_were_in_vain():
     spells = [trained(10), trained(20), trained(30), Spell(30, 45, "pause", "regroup"), trained(55)]
-    course = [step(0, 10), step(1, 20), step(2, 30), back_to(1, 30), step(1, 55)]
+    progress = [step(0, 10), step(1, 20), step(2, 30), back_to(1, 30), step(1, 55)]
     lost = [Spell(at, at + 10, "redo", ROLLED_BACK, discarded=8, busy_us=7, num_live=4) for at in (10, 20)]
     known = [spells[0], *lost, *spells[3:]]
-    assert in_hindsight(spells, course) == known
-    assert in_hindsight(spells, [one for one in course if not isinstance(one, Recovered)]) == known  # nobody lived to tell of it
-    assert in_hindsight(spells[:4], course[:4]) == known[:4]
-    assert in_hindsight(known, course) == known
+    assert in_hindsight(spells, progress) == known
+    assert (
+        in_hindsight(spells, [one for one in progress if not isinstance(one, Recovered)]) == known
+    )  # no worker was left to report it
+    assert in_hindsight(spells[:4], progress[:4]) == known[:4]
+    assert in_hindsight(known, progress) == known
 
 
 def test_a_step_that_was_settled_after_a_failure_counts():
-    spells, course = [trained(10), trained(20)], [step(0, 10), back_to(2, 15), step(1, 20)]
-    assert in_hindsight(spells, course) == spells
+    spells, progress = [trained(10), trained(20)], [step(0, 10), back_to(2, 15), step(1, 20)]
+    assert in_hindsight(spells, progress) == spells
 
 
 # The plans of a run.

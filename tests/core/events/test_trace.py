@@ -1,4 +1,4 @@
-"""Who joins and leaves when, and the file that says so."""
+"""Traces of nodes that join and leave, and the trace file."""
 
 import re
 
@@ -104,7 +104,7 @@ def test_a_saved_trace_begins_with_its_comments(tmp_path):
 WRONG = {
     "nothing": ("", r"has no node at the start: give the first nodes as lines '0,add,NODE'"),
     "only comments": ("# nothing\n# end 5", r"has no node at the start"),
-    "nobody at the start": ("5,add,a", r"has no node at the start"),
+    "no node at the start": ("5,add,a", r"has no node at the start"),
     "out of order": ("0,add,a\n9,remove,a\n5,add,a", r"a changes at 5 ms, after a change at 9 ms: sort the trace by time"),
     "an absent node leaves": ("0,add,a\n5,remove,b", r"b is removed, but it is not there at 5 ms"),
     "a node leaves twice": ("0,add,a\n5,remove,a\n6,remove,a", r"a is removed, but it is not there at 6 ms"),

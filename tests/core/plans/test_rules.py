@@ -1,4 +1,4 @@
-"""Every rule, kept and broken, on plans made by hand; test_judges.py adds random ones."""
+"""Every rule, kept and broken, on plans made by hand; test_rules_against_references.py adds random ones."""
 
 from array import array
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Two judges of random plans: `rules.check`, which tests whole columns, and `slow_check`, which shares nothing with it."""
+"""Random plans under two checks: `rules.check`, which tests whole columns, and `slow_check`, which shares no code with it."""
 
 from dataclasses import replace
 

@@ -1,6 +1,6 @@
-"""A second judge of optimality that shares nothing with the planner: it tries every route, every split and every order.
+"""A reference optimum that shares no code with the planner: it tries every route, every split and every order.
 
-It knows the rules in its own words, and takes seconds for four chains at one stage or two at three.
+It states the rules again, and takes seconds for four chains at one stage or two at three.
 """
 
 from collections.abc import Iterator

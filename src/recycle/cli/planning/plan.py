@@ -44,7 +44,7 @@ def add_plan_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentPar
     parser = subparsers.add_parser(
         "plan",
         help="make the schedule for a set of failures, or a library of them",
-        description="Make the schedule that every live worker plays, and say how far it is from the best possible.",
+        description="Make the schedule of every live worker, and say how far it is from the best possible.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

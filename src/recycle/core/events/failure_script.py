@@ -164,7 +164,7 @@ class Script:
         for injection in script.injections:
             _refuse_elsewhere(injection, shape, num_steps)
             if script.injections.count(injection) > 1:
-                raise UserError(f"{injection.action} {injection} is said twice: say it once")
+                raise UserError(f"{injection.action} {injection} is given twice: give it once")
             if injection.at == RECOVERY and not any(_causes_recovery(other, injection) for other in script.injections):
                 raise UserError(
                     f"{injection.action} {injection} waits for a recovery, but nobody else fails in step {injection.step}: "

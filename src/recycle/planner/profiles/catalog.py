@@ -141,14 +141,9 @@ def parse_model(given: str | Mapping[str, Any]) -> ModelSpec:
     A text is a name (`gpt3-6.7b`, or `6.7b`), a name with changes (`gpt3-6.7b,microbatch=2`), or all of it
     (`layers=24,hidden=1024,heads=16`). A dictionary, such as a table of a TOML file, has the same keys and `name`.
     """
-    values = _pairs(given, "model")
-    known = _known(MODELS, values)
-    name = str(values.pop("name", "custom"))
-    fields = {_MODEL_KEYS[key][0]: _MODEL_KEYS[key][1](key, value) for key, value in _only(values, _MODEL_KEYS, "model")}
-    if known:
-        return replace(known, name=_changed(known.name, values), **fields)
-    _refuse_missing("model", name, MODELS, _MODEL_KEYS, fields, optional=("sequence", "vocabulary", "microbatch"))
-    return ModelSpec(name, **fields)
+    optional = ("sequence", "vocabulary", "microbatch")
+    known, name, fields = _parse(given, "model", MODELS, _MODEL_KEYS, optional)
+    return replace(known, name=name, **fields) if known else ModelSpec(name, **fields)
 
 
 def parse_gpu(given: str | Mapping[str, Any]) -> GpuSpec:
@@ -157,15 +152,34 @@ def parse_gpu(given: str | Mapping[str, Any]) -> GpuSpec:
     `memory=80GiB,tflops=312,hbm=2039GB/s,efficiency=0.6,intra=300GB/s,inter=200Gbit/s`; `intra_latency_us` and
     `inter_latency_us` change the latencies. A bare number for a rate is bytes a second, for memory it is bytes.
     """
-    values = _pairs(given, "GPU")
-    known = _known(GPUS, values)
+    known, name, fields = _parse(given, "GPU", GPUS, _GPU_KEYS, optional=("intra_latency_us", "inter_latency_us"))
+    for side in ("intra", "inter"):
+        fields[f"{side}_node"] = _link(side, fields, getattr(known, f"{side}_node") if known else None)
+    return replace(known, name=name, **fields) if known else GpuSpec(name, **fields)
+
+
+_Spec = TypeVar("_Spec", ModelSpec, GpuSpec)
+_Keys = Mapping[str, tuple[str, Callable[[str, Any], Any]]]  # the field of each key, and the reader of its value
+
+
+def _parse(
+    given: str | Mapping[str, Any], noun: str, catalog: Mapping[str, _Spec], keys: _Keys, optional: tuple[str, ...]
+) -> tuple[_Spec | None, str, dict[str, Any]]:
+    """Return the entry of the catalog that is named, if any, the name, and the fields that are given."""
+    values = _pairs(given, noun)
+    known = _known(catalog, values)
     name = str(values.pop("name", "custom"))
-    fields = {_GPU_KEYS[key][0]: _GPU_KEYS[key][1](key, value) for key, value in _only(values, _GPU_KEYS, "GPU")}
-    if not known:
-        _refuse_missing("GPU", name, GPUS, _GPU_KEYS, fields, optional=("intra_latency_us", "inter_latency_us"))
-    links = {side: _link(side, fields, getattr(known, f"{side}_node") if known else None) for side in ("intra", "inter")}
-    merged = {**fields, "intra_node": links["intra"], "inter_node": links["inter"]}
-    return replace(known, name=_changed(known.name, values), **merged) if known else GpuSpec(name, **merged)
+    if unknown := [str(key) for key in values if key not in keys]:
+        raise UserError(f"{unknown[0]!r} is not a key of a {noun}: known are name, {', '.join(keys)}")
+    fields = {keys[key][0]: keys[key][1](key, value) for key, value in values.items()}
+    if known:
+        return known, _changed(known.name, values), fields
+    missing = [key for key in keys if key not in values and key not in optional]
+    if missing and not fields:
+        raise UserError(f"no {noun} is called {name!r}: choose from {', '.join(catalog)}, or give {', '.join(missing)}")
+    if missing:
+        raise UserError(f"the {noun} {name!r} lacks {', '.join(missing)}: give them, or start from one of {', '.join(catalog)}")
+    return None, name, fields
 
 
 def _link(side: str, fields: dict[str, Any], known: Link | None) -> Link:
@@ -192,9 +206,6 @@ def _pairs(given: str | Mapping[str, Any], noun: str) -> dict[str, Any]:
     return values
 
 
-_Spec = TypeVar("_Spec", ModelSpec, GpuSpec)
-
-
 def _known(catalog: Mapping[str, _Spec], values: Mapping[str, Any]) -> _Spec | None:
     """Return the entry of the catalog whose name, or whose name's last part, is given."""
     asked = str(values.get("name", "")).lower()
@@ -205,27 +216,6 @@ def _known(catalog: Mapping[str, _Spec], values: Mapping[str, Any]) -> _Spec | N
 def _changed(name: str, values: Mapping[str, Any]) -> str:
     """Return a name with the changed values; the micro-batch is not part of a model's name."""
     return " ".join([name, *(f"{key}={value}" for key, value in values.items() if key != "microbatch")])
-
-
-def _only(values: Mapping[str, Any], keys: Mapping[str, Any], noun: str) -> list[tuple[str, Any]]:
-    if unknown := [str(key) for key in values if key not in keys]:
-        raise UserError(f"{unknown[0]!r} is not a key of a {noun}: known are name, {', '.join(keys)}")
-    return list(values.items())
-
-
-def _refuse_missing(
-    noun: str,
-    name: str,
-    catalog: Mapping[str, Any],
-    keys: Mapping[str, Any],
-    fields: Mapping[str, Any],
-    optional: tuple[str, ...],
-) -> None:
-    missing = [key for key, (field, _) in keys.items() if field not in fields and key not in optional]
-    if missing and not fields:
-        raise UserError(f"no {noun} is called {name!r}: choose from {', '.join(catalog)}, or give {', '.join(missing)}")
-    if missing:
-        raise UserError(f"the {noun} {name!r} lacks {', '.join(missing)}: give them, or start from one of {', '.join(catalog)}")
 
 
 def _count(key: str, value: Any) -> int:
@@ -262,7 +252,7 @@ def _rate(key: str, value: Any) -> float:
     return float(parse_bytes(text)) if is_bytes(text) else _number(key, value, float, "a rate, such as 300GB/s or 200Gbit/s")
 
 
-_MODEL_KEYS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+_MODEL_KEYS: _Keys = {
     "layers": ("num_layers", _count),
     "hidden": ("hidden", _count),
     "heads": ("num_heads", _count),
@@ -270,7 +260,7 @@ _MODEL_KEYS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "vocabulary": ("vocabulary", _count),
     "microbatch": ("microbatch", _count),
 }
-_GPU_KEYS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+_GPU_KEYS: _Keys = {
     "memory": ("memory_bytes", _bytes),
     "tflops": ("flops", _tera),
     "hbm": ("hbm_bytes_per_s", _rate),

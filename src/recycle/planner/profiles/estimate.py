@@ -84,20 +84,12 @@ class _Work:
     weight_held_bytes: float = 0
     num_parameters: float = 0
 
-    def times(self, number: int) -> "_Work":
+    def plus(self, other: "_Work", times: int = 1) -> "_Work":
         return _Work(
-            {kind: number * value for kind, value in self.seconds.items()},
-            number * self.activation_bytes,
-            number * self.weight_held_bytes,
-            number * self.num_parameters,
-        )
-
-    def plus(self, other: "_Work") -> "_Work":
-        return _Work(
-            {kind: value + other.seconds[kind] for kind, value in self.seconds.items()},
-            self.activation_bytes + other.activation_bytes,
-            self.weight_held_bytes + other.weight_held_bytes,
-            self.num_parameters + other.num_parameters,
+            {kind: value + times * other.seconds[kind] for kind, value in self.seconds.items()},
+            self.activation_bytes + times * other.activation_bytes,
+            self.weight_held_bytes + times * other.weight_held_bytes,
+            self.num_parameters + times * other.num_parameters,
         )
 
     @property
@@ -158,7 +150,7 @@ def estimate(
     _refuse_split(model, num_stages, layers)
     boundary_bytes = 2 * model.sequence * model.microbatch * model.hidden // setting.shared_by
     stages = tuple(
-        _stage(layer.times(number).plus(more), gpu, setting, boundary_bytes) for number, more in zip(layers, extra, strict=True)
+        _stage(more.plus(layer, number), gpu, setting, boundary_bytes) for number, more in zip(layers, extra, strict=True)
     )
     degree = f" t={setting.tensor_parallel}" if setting.tensor_parallel > 1 else ""
     name = f"estimate {model.name} b={model.microbatch}{degree} on {gpu.name}"
