@@ -168,7 +168,7 @@ def solve_normalized(
             is_affordable = number < 2 or number * problem.shape.num_stages * problem.shape.num_chains < effort // 20_000
             if time.monotonic() >= deadline or not is_affordable or lower_bound(candidate) >= best[0].period_us:
                 break
-        # An exact method would take all the time there is, so each distribution gets half of what is left.
+        # An exact method would take all the time there is, so each distribution gets half of the rest.
         until = (time.monotonic() + deadline) / 2
         result = _solve(candidate, method, until, effort // 2, least_us)
         if best is None or result.period_us < best[0].period_us:

@@ -146,7 +146,7 @@ class Injection:
             return
         if self.action not in (Action.HANG, Action.SLOW):
             raise UserError(f"{self._text} gives a time, but only hang and slow have one: leave it out")
-        if not _SHORTEST_S <= self.seconds <= _LONGEST_S:  # also true of what is not a number
+        if not _SHORTEST_S <= self.seconds <= _LONGEST_S:  # also true of NaN
             raise UserError(f"{self._text} lasts {self.seconds:g} s: give a time from {_SHORTEST_S:g} s to {_LONGEST_S:g} s")
         object.__setattr__(self, "seconds", round(self.seconds, 6))
 

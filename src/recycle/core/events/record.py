@@ -282,7 +282,7 @@ def write_record(path: Path | str, events: Iterable[Event]) -> None:
 
 
 class RecordWriter:
-    """A record that grows while a run goes on, line by line. It begins with `events`, and replaces what was at `path`."""
+    """A record that grows while a run goes on, line by line. It begins with `events`, and replaces the file at `path`."""
 
     def __init__(self, path: Path, events: Iterable[Event] = ()) -> None:
         write_record(path, events)

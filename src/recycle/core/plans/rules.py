@@ -214,7 +214,7 @@ def _check_memory(plan: Plan, row: Row) -> Iterator[Violation]:
 
 
 class _Columns:
-    """Starts by stage, kind and chain, who runs each chain at each stage, and ops that occur twice."""
+    """Starts by stage, kind and chain, the pipeline that runs each chain at each stage, and ops that occur twice."""
 
     def __init__(self, plan: Plan) -> None:
         shape = plan.problem.shape

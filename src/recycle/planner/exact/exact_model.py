@@ -121,7 +121,7 @@ def _index_orders(problem: Problem, home: int) -> Iterator[Arc]:
 
     If all k chains can be matched (F0 to F1, F1 to F2, ... I0 to W0), then so can the j-th F0 to the j-th F1 and
     so on: hence one order for every kind and stage. A re-routed chain ties its F, I and W to one worker: that
-    fixes who is who at the first dead stage, and only the forwards before it can still be sorted.
+    fixes the labels at the first dead stage, and only the forwards before it can still be sorted.
     """
     dead = first_dead_stage(problem, home)
     for stage in range(min(dead + 1, problem.shape.num_stages)):

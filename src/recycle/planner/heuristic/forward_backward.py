@@ -65,29 +65,19 @@ def _backward_pass(search: Search, starts: Ints, first: Ints, patience: Ints) ->
     ends = starts + lengths
     # Staggered, the windows of all stages have the same length; else they end together. Reductions come after.
     closes = (first if search.problem.techniques.staggered else 0) - search.finish_us
-    out, order = np.empty(starts.size, np.int64), np.empty(starts.size, np.int64)
-    placed = priority_schedule(
-        search.pipeline,
-        search.costs,
-        (ends.max() - ends).reshape(-1),
-        closes.max() - closes,
-        patience,
-        search.problem.shape.num_pipelines,
-        True,
-        out,
-        order,
-    )
+    priority, release_us = (ends.max() - ends).reshape(-1), closes.max() - closes
+    num_pipelines = search.problem.shape.num_pipelines
+    out, order = priority_schedule(search.pipeline, search.costs, priority, release_us, patience, num_pipelines, True)
     back: Ints = -(out.reshape(starts.shape) + lengths)
-    return back if placed == starts.size else None
+    return back if order.size == starts.size else None
 
 
 def _forward_pass(search: Search, priorities: Ints, patience: Ints) -> ForwardBackwardSchedule:
     """The justified schedule in which the lowest priority value goes first."""
-    starts, order = np.empty(priorities.shape, np.int64), np.empty(priorities.size, np.int64)
-    release_us = np.zeros(len(patience), np.int64)
+    priority, release_us = (priorities - priorities.min()).reshape(-1), np.zeros(len(patience), np.int64)
     num_pipelines = search.problem.shape.num_pipelines
-    flat, out = (priorities - priorities.min()).reshape(-1), starts.reshape(-1)
-    priority_schedule(search.pipeline, search.costs, flat, release_us, patience, num_pipelines, False, out, order)
+    out, order = priority_schedule(search.pipeline, search.costs, priority, release_us, patience, num_pipelines, False)
+    starts = out.reshape(priorities.shape)
     kernel.justify(search.pipeline, search.costs, search.is_fused, num_pipelines, order, starts)
     return ForwardBackwardSchedule(starts, search.score(starts), patience)
 

@@ -7,8 +7,6 @@ micro-batch takes its memory with its W and gives it back with its F.
 An op is a number: (kind * S + stage) * N + chain, for S stages and N chains.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from recycle.planner.heuristic.list_scheduling_kernel import (
@@ -29,33 +27,7 @@ from recycle.planner.model.schedule import Bools, Ints
 # Columns of the state, a row a worker (stage * D + pipeline): how many F's, I's and W's wait (where F, I, W point), memory held,
 # whether it is busy, when the most urgent op that is on its way arrives and its priority, where its queues begin.
 _HELD, _BUSY, _NEXT_US, _NEXT_PRIORITY, _FIRST, _NUM_STATE = range(3, 9)
-# The counters of a pass: events in the heap, ops placed, touched workers.
-_EVENTS, _PLACED, _TOUCHED = range(3)
 _NONE = -1
-
-
-class _Given(NamedTuple):
-    """The input of a pass."""
-
-    pipeline: Ints  # [stage, chain]: the pipeline that runs the chain there
-    costs: Ints  # [stage, column]
-    priority: Ints  # [op]: the lowest value goes first
-    release_us: Ints  # [stage]: the earliest start of any op
-    patience_us: Ints  # [stage]: how long a worker waits for an op with a lower priority value that is known to arrive
-    num_pipelines: int
-    backwards: bool
-
-
-class _Pass(NamedTuple):
-    """The arrays that a pass changes while it runs."""
-
-    state: Ints
-    queues: Ints  # for each kind and worker a heap of priority * number of ops + op
-    missing: Ints  # [op]: how many ops it still waits for
-    events: Ints  # a heap of time * base + code; the code is the op that ends, or 3 * S * N more than the F or I that arrives
-    touched: Ints  # the workers that may start an op now
-    is_touched: Bools
-    counts: Ints
 
 
 @compiled
@@ -149,20 +121,40 @@ def _missing(num_stages: int, num_chains: int, backwards: bool) -> Ints:
 
 
 @uncounted
-def _settle(given: _Given, run: _Pass, worker: int, code: int) -> int:
+def _offer_first(pipeline: Ints, state: Ints, queues: Ints, priority: Ints, missing: Ints, num_pipelines: int) -> None:
+    """Put the ops that wait for no other into the queues of their workers."""
+    num_stages, num_chains = pipeline.shape
+    for op in range(missing.size):
+        if missing[op] == 0:
+            stage = op // num_chains % num_stages
+            _offer(state, queues, priority, stage * num_pipelines + pipeline[stage, op % num_chains], op)
+
+
+@uncounted
+def _settle(
+    costs: Ints,
+    state: Ints,
+    queues: Ints,
+    priority: Ints,
+    missing: Ints,
+    shape: tuple[int, int],
+    worker: int,
+    code: int,
+    backwards: bool,
+) -> int:
     """Account for the end of an op or an arrival; return the op at a neighbouring stage that it leads to, or -1."""
-    num_stages, num_chains = given.pipeline.shape
+    num_stages, num_chains = shape
     num_each = num_stages * num_chains
     ready, there = code - 3 * num_each, _NONE
     if ready < 0:
         kind, stage = code // num_each, code // num_chains % num_stages
-        _finish(given.costs, run.state, worker, stage, kind, given.backwards)
-        ready = _follower_here(code, kind, stage == num_stages - 1, num_each, given.backwards)
-        there = _follower_there(code, kind, stage, num_stages, num_chains, given.backwards)
+        _finish(costs, state, worker, stage, kind, backwards)
+        ready = _follower_here(code, kind, stage == num_stages - 1, num_each, backwards)
+        there = _follower_there(code, kind, stage, num_stages, num_chains, backwards)
     if ready >= 0:
-        run.missing[ready] -= 1
-        if run.missing[ready] == 0:
-            _offer(run.state, run.queues, given.priority, worker, ready)
+        missing[ready] -= 1
+        if missing[ready] == 0:
+            _offer(state, queues, priority, worker, ready)
     return there
 
 
@@ -175,106 +167,73 @@ def _announce(state: Ints, priority: Ints, worker: int, op: int, arrival: int, n
 
 
 @uncounted
-def _touch(run: _Pass, worker: int) -> None:
-    if not run.is_touched[worker]:
-        run.is_touched[worker] = True
-        run.touched[run.counts[_TOUCHED]] = worker
-        run.counts[_TOUCHED] += 1
-
-
-@uncounted
-def _add_event(run: _Pass, time_us: int, code: int) -> None:
-    base = run.queues.size // 3 * 5
-    heap_push(run.events, 0, run.counts[_EVENTS], time_us * base + code)
-    run.counts[_EVENTS] += 1
-
-
-@uncounted
-def _process_events(given: _Given, run: _Pass, now: int) -> None:
-    """Process the ends and arrivals of the time `now`."""
-    num_stages, num_chains = given.pipeline.shape
-    num_ops = 3 * num_stages * num_chains
-    base = num_ops // 3 * 5
-    while run.counts[_EVENTS] > 0 and run.events[0] // base == now:
-        code = heap_pop(run.events, 0, run.counts[_EVENTS]) % base
-        run.counts[_EVENTS] -= 1
-        stage = code // num_chains % num_stages
-        worker = stage * given.num_pipelines + given.pipeline[stage, code % num_chains]
-        there = _settle(given, run, worker, code)
-        if there >= 0:
-            _add_event(run, now + given.costs[min(stage, there // num_chains % num_stages), COMM_US], num_ops + there)
-        _touch(run, worker)
-
-
-@uncounted
-def _start_ops(given: _Given, run: _Pass, now: int, out: Ints, order: Ints) -> None:
-    """Let each touched worker that is idle start an op at the time `now`."""
-    num_stages, num_chains = given.pipeline.shape
-    for index in range(run.counts[_TOUCHED]):
-        worker = run.touched[index]
-        run.is_touched[worker] = False
-        stage = worker // given.num_pipelines
-        if run.state[worker, _BUSY] or now < given.release_us[stage]:
-            continue
-        op = _take(given.costs, run.state, run.queues, worker, stage, now, given.patience_us[stage], given.backwards)
-        if op < 0:
-            continue
-        out[op] = now
-        order[run.counts[_PLACED]] = op
-        run.counts[_PLACED] += 1
-        kind = op // (num_stages * num_chains)
-        end = now + given.costs[stage, kind]
-        _add_event(run, end, op)
-        there = _follower_there(op, kind, stage, num_stages, num_chains, given.backwards)
-        if there >= 0 and run.missing[there] == 1:
-            goes_to = there // num_chains % num_stages
-            taker = goes_to * given.num_pipelines + given.pipeline[goes_to, there % num_chains]
-            _announce(run.state, given.priority, taker, there, end + given.costs[min(stage, goes_to), COMM_US], now)
-    run.counts[_TOUCHED] = 0
+def _touch(touched: Ints, is_touched: Bools, num_touched: int, worker: int) -> int:
+    """Add a worker to those that may start an op now; return how many there are."""
+    if is_touched[worker]:
+        return num_touched
+    is_touched[worker] = True
+    touched[num_touched] = worker
+    return num_touched + 1
 
 
 @compiled
 def priority_schedule(
-    pipeline: Ints,
-    costs: Ints,
-    priority: Ints,
-    release_us: Ints,
-    patience_us: Ints,
-    num_pipelines: int,
-    backwards: bool,
-    out: Ints,
-    order: Ints,
-) -> int:
-    """Fill `out` with the start of each op, and `order` with the ops by start; returns how many could be placed.
+    pipeline: Ints, costs: Ints, priority: Ints, release_us: Ints, patience_us: Ints, num_pipelines: int, backwards: bool
+) -> tuple[Ints, Ints]:
+    """Return the start of each op, and the ops that could be placed by start: the lowest `priority` of a worker goes first.
 
-    `_Given` explains the input. In a backward pass, priorities that contradict each other can block memory for good.
+    No op of a stage starts before `release_us`. A worker waits up to `patience_us` of its stage for an op with a lower value that
+    is known to arrive. In a backward pass, priorities that contradict each other can block memory: then some ops are not placed.
     """
     num_stages, num_chains = pipeline.shape
     num_workers, num_each = num_stages * num_pipelines, num_stages * num_chains
-    given = _Given(pipeline, costs, priority, release_us, patience_us, num_pipelines, backwards)
-    run = _Pass(
-        _empty_state(pipeline, num_pipelines),
-        np.empty(3 * num_each, np.int64),
-        _missing(num_stages, num_chains, backwards),
-        np.empty(2 * num_each + num_workers, np.int64),
-        np.empty(num_workers, np.int64),
-        np.zeros(num_workers, np.bool_),
-        np.zeros(3, np.int64),
-    )
-    for op in range(3 * num_each):
-        if run.missing[op] == 0:
-            stage = op // num_chains % num_stages
-            _offer(run.state, run.queues, priority, stage * num_pipelines + pipeline[stage, op % num_chains], op)
+    out, order = np.empty(3 * num_each, np.int64), np.empty(3 * num_each, np.int64)
+    missing = _missing(num_stages, num_chains, backwards)
+    state, queues = _empty_state(pipeline, num_pipelines), np.empty(3 * num_each, np.int64)
+    _offer_first(pipeline, state, queues, priority, missing, num_pipelines)
+    # An event is time * base + code: the op that ends, or 3 * S * N more than the F or I that arrives.
+    base = np.int64(5) * num_each
+    events = np.empty(2 * num_each + num_workers, np.int64)
+    touched, is_touched = np.empty(num_workers, np.int64), np.zeros(num_workers, np.bool_)
     by_release = np.argsort(release_us)
-    num_released = 0
-    while run.counts[_EVENTS] > 0 or num_released < num_stages:
-        now = run.events[0] // (5 * num_each) if run.counts[_EVENTS] > 0 else release_us[by_release[num_released]]
+    num_events, num_released, num_placed = 0, 0, 0
+    while num_events > 0 or num_released < num_stages:
+        num_touched = 0
+        now = events[0] // base if num_events > 0 else release_us[by_release[num_released]]
         if num_released < num_stages:
             now = min(now, release_us[by_release[num_released]])
         while num_released < num_stages and release_us[by_release[num_released]] == now:
-            for pipeline_number in range(num_pipelines):
-                _touch(run, by_release[num_released] * num_pipelines + pipeline_number)
+            for worker in range(by_release[num_released] * num_pipelines, (by_release[num_released] + 1) * num_pipelines):
+                num_touched = _touch(touched, is_touched, num_touched, worker)
             num_released += 1
-        _process_events(given, run, now)
-        _start_ops(given, run, now, out, order)
-    return int(run.counts[_PLACED])
+        while num_events > 0 and events[0] // base == now:
+            code = heap_pop(events, 0, num_events) % base
+            num_events -= 1
+            stage = code // num_chains % num_stages
+            worker = stage * num_pipelines + pipeline[stage, code % num_chains]
+            there = _settle(costs, state, queues, priority, missing, pipeline.shape, worker, code, backwards)
+            if there >= 0:
+                arrival = now + costs[min(stage, there // num_chains % num_stages), COMM_US]
+                heap_push(events, 0, num_events, arrival * base + 3 * num_each + there)
+                num_events += 1
+            num_touched = _touch(touched, is_touched, num_touched, worker)
+        for index in range(num_touched):
+            worker = touched[index]
+            is_touched[worker] = False
+            stage = worker // num_pipelines
+            if state[worker, _BUSY] or now < release_us[stage]:
+                continue
+            op = _take(costs, state, queues, worker, stage, now, patience_us[stage], backwards)
+            if op < 0:
+                continue
+            out[op], order[num_placed] = now, op
+            num_placed += 1
+            end = now + costs[stage, op // num_each]
+            heap_push(events, 0, num_events, end * base + op)
+            num_events += 1
+            there = _follower_there(op, op // num_each, stage, num_stages, num_chains, backwards)
+            if there >= 0 and missing[there] == 1:
+                goes_to = there // num_chains % num_stages
+                taker = goes_to * num_pipelines + pipeline[goes_to, there % num_chains]
+                _announce(state, priority, taker, there, end + costs[min(stage, goes_to), COMM_US], now)
+    return out, order[:num_placed]
