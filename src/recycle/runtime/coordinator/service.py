@@ -122,14 +122,11 @@ class CoordinatorService:
         self._coordinator = Coordinator(shape, config.initial, max(0, checkpoint), self, journal, config.lease_s, checkpoint)
 
     def run(self) -> None:
-        if self._plans is None:
-            self._server.run()
-            return
-        self._plans.start()
         try:
             self._server.run()
         finally:
-            self._plans.close()
+            if self._plans is not None:
+                self._plans.close()
 
     # ServerCallbacks.
 
