@@ -284,7 +284,7 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
     plan = recycle.solve(recycle.problem(2, 1, 1, costs=(1, 1, 1)), "greedy")
     job = Job(plan, make_stages(1), Numbers(), loss, adamw, TrainOptions(1))
     with folder_of(job, RunFolderOptions(tmp_path, every=1, keep=1, name="a GPT")) as run:
-        books = RunLedger(plan, 2, (), run.write, run.checkpoints, begin_us=0)
+        books = RunLedger(plan, 2, (), lambda events: run.write(*events), run.checkpoints, begin_us=0)
 
         def applied(worker, chain):
             return IterationApplied(Worker.parse(worker), 0, {chain: 5.0}, [Span(f"0F0@{chain}", 10, 20)], StepVerdict(1.0, 1.0))
