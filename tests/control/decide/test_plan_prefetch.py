@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import active_children, parent_process
 from pathlib import Path
 
@@ -107,8 +108,12 @@ def num_ready(prefetch: PlanPrefetch) -> int:
         return sum(failed in prefetch._ready for failed in prefetch._wanted)
 
 
-def is_right(answer: PlanAssignment, failed: frozenset[Worker]) -> bool:
-    return answer.plan.problem.cluster.failed == failed and check(answer.plan) == []
+def answer(prefetch: PlanPrefetch, failed: frozenset[Worker]) -> PlanAssignment:
+    return prefetch.request(failed).result(60)
+
+
+def is_right(assignment: PlanAssignment, failed: frozenset[Worker]) -> bool:
+    return assignment.plan.problem.cluster.failed == failed and check(assignment.plan) == []
 
 
 def test_likely_are_one_more_failure_one_return_and_the_same_set() -> None:
@@ -127,7 +132,7 @@ def test_likely_failures_have_their_plans_ready(source: Scripted) -> None:
         assert until(lambda: num_ready(prefetch) == 5, 30)
         assert source.requests() == ["W0_0+W1_0", "W0_0+W2_0", "W0_0+W3_0", "none", "W0_0"]
         for failed in likely_failures(dead("W0_0"), SHAPE):
-            assert is_right(prefetch.answer(failed), failed)
+            assert is_right(answer(prefetch, failed), failed)
         assert len(source.requests()) == 5
         (pid,) = source.pids()
         assert pid != os.getpid()
@@ -137,7 +142,7 @@ def test_the_planner_is_loaded_after_a_first_request_even_without_a_plan(source:
     with PlanPrefetch(source) as prefetch:
         assert not prefetch.is_loaded
         with pytest.raises(NoWorkerLeft):
-            prefetch.answer(frozenset(SHAPE.workers()))
+            answer(prefetch, frozenset(SHAPE.workers()))
         assert prefetch.is_loaded
 
 
@@ -151,17 +156,17 @@ def test_only_the_first_plan_is_made_at_normal_priority(source: Scripted) -> Non
 
 def test_a_plan_that_is_ready_is_not_made_again(source: Scripted) -> None:
     with PlanPrefetch(source) as prefetch:
-        prefetch.answer(dead("W0_0"))
+        answer(prefetch, dead("W0_0"))
         prefetch.prepare(frozenset(), SHAPE)
         assert until(lambda: num_ready(prefetch) == 5, 30)
         assert source.requests() == ["W0_0", "W1_0", "W2_0", "W3_0", "none"]
 
 
-def test_an_urgent_request_goes_before_prefetching(holding: Scripted, threads: ThreadPoolExecutor) -> None:
+def test_an_urgent_request_goes_before_prefetching(holding: Scripted) -> None:
     with PlanPrefetch(holding) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
         assert until(lambda: holding.requests() == ["W0_0"], 30)
-        urgent = threads.submit(prefetch.answer, dead("W1_0", "W2_0"))
+        urgent = prefetch.request(dead("W1_0", "W2_0"))
         assert until(lambda: bool(prefetch._urgent), 10)
         holding.release()
         assert is_right(urgent.result(10), dead("W1_0", "W2_0"))
@@ -182,25 +187,25 @@ def test_failures_that_are_no_longer_likely_are_dropped(holding: Scripted) -> No
 def test_simultaneous_requests_for_the_same_failures_make_one_plan(source: Scripted, threads: ThreadPoolExecutor) -> None:
     with PlanPrefetch(source) as prefetch:
         requested = [dead("W0_0"), dead("W1_0"), dead("W2_0")] * 8
-        answers = list(threads.map(prefetch.answer, requested))
+        answers = list(threads.map(partial(answer, prefetch), requested))
         assert all(map(is_right, answers, requested))
         assert sorted(source.requests()) == ["W0_0", "W1_0", "W2_0"]
 
 
 def test_a_plan_comes_although_the_idle_process_was_killed(source: Scripted) -> None:
     with PlanPrefetch(source) as prefetch:
-        prefetch.answer(frozenset())
+        answer(prefetch, frozenset())
         (first,) = source.pids()
         os.kill(first, signal.SIGKILL)
-        assert is_right(prefetch.answer(dead("W1_0")), dead("W1_0"))
+        assert is_right(answer(prefetch, dead("W1_0")), dead("W1_0"))
         assert source.pids()[0] == first
         assert len(set(source.pids()) - {os.getpid()}) == 2
         assert not is_there(first)
 
 
-def test_a_plan_comes_although_the_planning_process_was_killed(holding: Scripted, threads: ThreadPoolExecutor) -> None:
+def test_a_plan_comes_although_the_planning_process_was_killed(holding: Scripted) -> None:
     with PlanPrefetch(holding) as prefetch:
-        future = threads.submit(prefetch.answer, dead("W0_0"))
+        future = prefetch.request(dead("W0_0"))
         assert until(lambda: len(holding.pids()) == 1, 30)
         os.kill(holding.pids()[0], signal.SIGKILL)
         assert until(lambda: len(holding.pids()) == 2, 30)
@@ -212,7 +217,7 @@ def test_a_plan_comes_although_the_planning_process_was_killed(holding: Scripted
 def test_a_request_that_kills_every_process_is_planned_in_this_one(tmp_path: Path) -> None:
     source = Scripted(tmp_path / "log", is_deadly=True)
     with PlanPrefetch(source) as prefetch:
-        assert is_right(prefetch.answer(dead("W1_0")), dead("W1_0"))
+        assert is_right(answer(prefetch, dead("W1_0")), dead("W1_0"))
         assert len(source.pids()) == 3
         assert source.pids()[-1] == os.getpid()
 
@@ -223,8 +228,8 @@ def test_a_set_of_failures_without_a_plan_raises_in_the_requesting_thread(source
         prefetch.prepare(everybody - dead("W0_0"), SHAPE)
         for _ in range(2):
             with pytest.raises(NoWorkerLeft, match="no worker is left for stage 0"):
-                prefetch.answer(everybody)
-        assert is_right(prefetch.answer(dead("W0_0")), dead("W0_0"))
+                answer(prefetch, everybody)
+        assert is_right(answer(prefetch, dead("W0_0")), dead("W0_0"))
         assert len(source.pids()) == 1
 
 
@@ -232,9 +237,9 @@ def test_a_request_that_failed_once_may_succeed_later(tmp_path: Path) -> None:
     folder = PlanFolder(tmp_path)
     with PlanPrefetch(folder) as prefetch:
         with pytest.raises(FileProblem, match=r"save it as plan-W1_0.json"):
-            prefetch.answer(dead("W1_0"))
+            answer(prefetch, dead("W1_0"))
         hand_made(dead("W1_0")).save(folder.path(dead("W1_0")))
-        assert is_right(prefetch.answer(dead("W1_0")), dead("W1_0"))
+        assert is_right(answer(prefetch, dead("W1_0")), dead("W1_0"))
 
 
 class Unpicklable:
@@ -251,7 +256,7 @@ def test_a_source_that_cannot_be_pickled_raises_instead_of_waiting() -> None:
     with PlanPrefetch(Unpicklable()) as prefetch:
         for _ in range(2):
             with pytest.raises(Exception, match="pickle"):
-                prefetch.answer(frozenset())
+                answer(prefetch, frozenset())
 
 
 def test_the_number_of_kept_plans_is_limited_and_likely_ones_are_kept_first(
@@ -261,12 +266,12 @@ def test_the_number_of_kept_plans_is_limited_and_likely_ones_are_kept_first(
     with PlanPrefetch(source) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
         assert until(lambda: num_ready(prefetch) == 5, 30)
-        prefetch.answer(dead("W1_0", "W2_0"))
+        answer(prefetch, dead("W1_0", "W2_0"))
         assert num_ready(prefetch) == 5
         assert len(source.requests()) == 6
-        prefetch.answer(dead("W1_0"))
+        answer(prefetch, dead("W1_0"))
         assert len(source.requests()) == 6
-        prefetch.answer(dead("W1_0", "W2_0"))
+        answer(prefetch, dead("W1_0", "W2_0"))
         assert len(source.requests()) == 7
 
 
@@ -275,13 +280,13 @@ def test_of_huge_plans_fewer_are_kept(source: Scripted, monkeypatch: pytest.Monk
     with PlanPrefetch(source) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
         assert until(lambda: num_ready(prefetch) == 2, 30)
-        prefetch.answer(dead("W3_0"))
+        answer(prefetch, dead("W3_0"))
         assert source.requests() == ["W0_0", "W1_0", "W3_0"]
 
 
-def test_closing_ends_the_process_at_once_and_cancels_requests(holding: Scripted, threads: ThreadPoolExecutor) -> None:
+def test_closing_ends_the_process_at_once_and_cancels_requests(holding: Scripted) -> None:
     prefetch = PlanPrefetch(holding)
-    future = threads.submit(prefetch.answer, dead("W0_0"))
+    future = prefetch.request(dead("W0_0"))
     assert until(lambda: len(holding.pids()) == 1, 30)
     prefetch.close()
     with pytest.raises(CancelledError):
@@ -289,7 +294,7 @@ def test_closing_ends_the_process_at_once_and_cancels_requests(holding: Scripted
     assert not is_there(holding.pids()[0])
     assert not any(child.name == "plan prefetch" for child in active_children())
     with pytest.raises(CancelledError):
-        prefetch.answer(dead("W1_0"))
+        answer(prefetch, dead("W1_0"))
     prefetch.close()
 
 
@@ -305,9 +310,9 @@ def test_closing_while_the_process_starts_leaves_none(source: Scripted) -> None:
 def test_neither_a_killed_process_nor_a_closed_source_leaves_anything_open(source: Scripted) -> None:
     def survive_a_kill() -> int:
         with PlanPrefetch(source) as prefetch:
-            prefetch.answer(dead("W0_0"))
+            answer(prefetch, dead("W0_0"))
             os.kill(source.pids()[-1], signal.SIGKILL)
-            prefetch.answer(dead("W1_0"))
+            answer(prefetch, dead("W1_0"))
         return len(os.listdir("/proc/self/fd"))
 
     num_open = survive_a_kill()  # the first time multiprocessing opens something of its own
@@ -350,6 +355,6 @@ def test_a_planner_has_a_legal_plan_ready_for_every_single_failure() -> None:
         prefetch.prepare(frozenset(), problem.shape)
         assert until(lambda: num_ready(prefetch) == 13, 60)
         for worker in problem.shape.workers():
-            answer = prefetch.answer(frozenset({worker}))
-            assert check(answer.plan) == []
-            assert worker not in answer.places.values()
+            assignment = answer(prefetch, frozenset({worker}))
+            assert check(assignment.plan) == []
+            assert worker not in assignment.places.values()

@@ -37,7 +37,6 @@ def delivered():
 @pytest.fixture
 def requests(delivered):
     made = PlanRequests(HandMade(dead("W1_0")), SHAPE, lambda *outcome: delivered.put(outcome))
-    made.start()
     yield made
     made.close()
 
@@ -70,5 +69,5 @@ def test_a_request_that_is_still_open_when_it_closes_is_not_answered(delivered):
     made = PlanRequests(HandMade(), SHAPE, lambda *outcome: delivered.put(outcome))
     made.request(dead("W0_0"))
     made.close()
-    made.start()
+    made.request(dead("W0_1"))
     assert delivered.empty()

@@ -6,7 +6,7 @@ from recycle.core.cluster import Worker
 from recycle.core.events.record import Stepped, Warned
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
-from recycle.runtime.coordinator.report_inbox import EventBatch, ReportInbox
+from recycle.runtime.coordinator.report_inbox import ReportInbox
 from recycle.runtime.execute.spans import Span
 from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, report_to_json
 
@@ -18,10 +18,9 @@ class Inbox:
 
     def __init__(self):
         self.published, self.acks = [], []
-        batch = EventBatch(lambda events: self.published.append(list(events)))
         plan = recycle.solve(recycle.problem(2, 2, 2, costs=(1, 1, 1)), "greedy")
-        self.ledger = RunLedger(plan, 8, (), batch.write, begin_us=0)
-        self.inbox = ReportInbox(self.ledger, batch, lambda member, ack: self.acks.append((member, ack.number)))
+        self.ledger = RunLedger(plan, 8, (), lambda events: self.published.append(list(events)), begin_us=0)
+        self.inbox = ReportInbox(self.ledger, lambda member, ack: self.acks.append((member, ack.number)))
 
     def accept(self, member, number, report, clock_offset_us=0):
         return self.inbox.accept(member, Report(number, report_to_json(report)), clock_offset_us)

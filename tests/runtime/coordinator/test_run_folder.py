@@ -279,7 +279,7 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
     # W1_0 reports its step late; its peer has reported and saved already. If all is killed now, the step is missing for ever.
     plan = recycle.solve(recycle.problem(2, 1, 1, costs=(1, 1, 1)), "greedy")
     with begin(tmp_path, job=Job(plan, make_stages(1), Numbers(), loss, adamw, 1)) as run:
-        books = RunLedger(plan, 2, (), run.write, run.checkpoints, begin_us=0)
+        books = RunLedger(plan, 2, (), lambda events: run.write(*events), run.checkpoints, begin_us=0)
 
         def applied(worker, chain):
             return IterationApplied(Worker.parse(worker), 0, {chain: 5.0}, [Span(f"0F0@{chain}", 10, 20)], StepVerdict(1.0, 1.0))

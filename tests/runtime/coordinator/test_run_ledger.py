@@ -27,7 +27,7 @@ def plan(fail=""):
 def open_ledger(**options):
     """The ledger of a run of four workers that began at 0, and the events that it writes."""
     written = []
-    return RunLedger(plan(), SAMPLES, (), written.append, begin_us=0, **options), written
+    return RunLedger(plan(), SAMPLES, (), written.extend, begin_us=0, **options), written
 
 
 def applied(name, iteration, loss=1.0, later_us=0):

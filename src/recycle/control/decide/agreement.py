@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 from recycle.control.decide.messages import Ballot, ProgressReport
 
+ABSENT = -math.inf
+"""In a part of a ballot, the norm of a stage that the worker does not hold. No norm ever has this value."""
+
 
 class NoAgreement(Exception):
     """The survivors' iterations are too far apart for a common one: only a checkpoint helps."""
@@ -52,23 +55,8 @@ def _complete_ballot(iteration: int, reports: Sequence[ProgressReport]) -> Ballo
     parts = [report.own.norms for report in reports if report.own is not None and report.own.iteration == iteration]
     if len(parts) < len(reports):
         return None
-    norms = _joined(parts)
-    return Ballot(iteration, norms) if norms is not None else None
-
-
-ABSENT = -math.inf
-"""In a part of a ballot, the norm of a stage that the worker does not hold. No norm ever has this value."""
-
-
-def _joined(parts: Sequence[tuple[float, ...]]) -> tuple[float, ...] | None:
-    """Return each stage's norm from a worker that has it; None if a stage has no such worker."""
-    joined = []
-    for norms in zip(*parts, strict=True):
-        present = [norm for norm in norms if norm != ABSENT]
-        if not present:
-            return None
-        joined.append(present[0])
-    return tuple(joined)
+    norms = tuple(next((norm for norm in stage if norm != ABSENT), ABSENT) for stage in zip(*parts, strict=True))
+    return Ballot(iteration, norms) if ABSENT not in norms else None
 
 
 def _can_reach(report: ProgressReport, iteration: int) -> bool:

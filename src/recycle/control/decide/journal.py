@@ -32,7 +32,6 @@ class JournalEntry:
 class Journal(Protocol):
     def append(self, entry: JournalEntry) -> None:
         """Store an entry durably before returning."""
-        ...
 
     def last(self) -> JournalEntry | None: ...
 

@@ -66,7 +66,6 @@ class CoordinatorEffects(Protocol):
 
     def is_ready(self) -> bool:
         """Whether the first epoch may start; if not, `Coordinator.admit_new_members` is called again later."""
-        ...
 
     def send(self, connection: int, message: ControlMessage) -> None: ...
 
@@ -76,23 +75,18 @@ class CoordinatorEffects(Protocol):
 
     def is_process_running(self, member: Member) -> bool:
         """Whether the member's process is seen running on this machine, and not stopped."""
-        ...
 
     def fence(self, member: Member) -> None:
         """Make sure that a member does nothing any more, if its machine is in reach."""
-        ...
 
     def request_plan(self, failed: frozenset[Worker]) -> None:
         """Request a plan for these dead workers; `Coordinator.plan_received` is called with it later."""
-        ...
 
     def newest_checkpoint(self) -> int:
         """Return the number of steps of the newest complete checkpoint; 0 is the initial state."""
-        ...
 
     def member_left(self, member: Member, reason: str) -> int:
         """Note that a member is gone; return when it died if that is known, else 0."""
-        ...
 
     def member_suspected(self, member: Member, reason: str) -> None: ...
 
@@ -100,10 +94,8 @@ class CoordinatorEffects(Protocol):
 
     def waiting(self, reason: str) -> None:
         """Note that training cannot continue, and what it waits for."""
-        ...
 
     def epoch_started(self, assignment: PlanAssignment, start: StartEpoch) -> None:
         """Note that an epoch starts; its members receive `start` afterwards."""
-        ...
 
     def recovery_finished(self, recovery: Recovery) -> None: ...

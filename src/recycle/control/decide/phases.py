@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -32,41 +31,35 @@ class Transition(NamedTuple):
     reason: str
 
 
-def _table() -> Mapping[CoordinatorPhase, Mapping[PhaseTrigger, Transition]]:
-    phase, trigger = CoordinatorPhase, PhaseTrigger
-    broken = Transition(phase.STOPPING, "a member is lost or has left the epoch: all others abort it and report their progress")
-    stopped = Transition(phase.PLANNING, "every member has stopped: a plan for the live members is requested")
-    table = {
-        phase.FORMING: {
-            trigger.JOURNAL_FOUND: Transition(phase.RUNNING, "this coordinator replaces one that died in an epoch"),
-            trigger.EPOCH_STARTED: Transition(phase.RUNNING, "every row of the first plan has a member"),
-        },
-        phase.RUNNING: {
-            trigger.MEMBER_JOINED: Transition(phase.PAUSING, "a new member needs a place: all pause at an iteration boundary"),
-            trigger.EPOCH_BROKEN: broken,
-        },
-        phase.PAUSING: {trigger.ALL_STOPPED: stopped, trigger.EPOCH_BROKEN: broken},
-        phase.STOPPING: {trigger.ALL_STOPPED: stopped},
-        phase.PLANNING: {
-            trigger.EPOCH_STARTED: Transition(
-                phase.RUNNING, "the plan has come: every member gets its place and its first iteration"
-            ),
-            trigger.MEMBERS_CHANGED: Transition(
-                phase.PLANNING, "the requested plan no longer fits the members: another is requested"
-            ),
-            trigger.NO_PLAN: Transition(phase.WAITING, "the live members cannot hold every stage: the job waits for new members"),
-        },
-        phase.WAITING: {
-            trigger.MEMBERS_CHANGED: Transition(phase.PLANNING, "a member came or left: there may be a plan now"),
-        },
-        phase.DONE: {},
-    }
-    ended = Transition(phase.DONE, "all steps are done, or an error ends the job")
-    rows = {now: row if now is phase.DONE else row | {trigger.JOB_ENDED: ended} for now, row in table.items()}
-    return MappingProxyType({now: MappingProxyType(row) for now, row in rows.items()})
-
-
-TRANSITIONS = _table()
+_P, _T = CoordinatorPhase, PhaseTrigger
+_BROKEN = Transition(_P.STOPPING, "a member is lost or has left the epoch: all others abort it and report their progress")
+_STOPPED = Transition(_P.PLANNING, "every member has stopped: a plan for the live members is requested")
+_ENDED = Transition(_P.DONE, "all steps are done, or an error ends the job")
+TRANSITIONS: Mapping[CoordinatorPhase, Mapping[PhaseTrigger, Transition]] = {
+    _P.FORMING: {
+        _T.JOURNAL_FOUND: Transition(_P.RUNNING, "this coordinator replaces one that died in an epoch"),
+        _T.EPOCH_STARTED: Transition(_P.RUNNING, "every row of the first plan has a member"),
+        _T.JOB_ENDED: _ENDED,
+    },
+    _P.RUNNING: {
+        _T.MEMBER_JOINED: Transition(_P.PAUSING, "a new member needs a place: all pause at an iteration boundary"),
+        _T.EPOCH_BROKEN: _BROKEN,
+        _T.JOB_ENDED: _ENDED,
+    },
+    _P.PAUSING: {_T.ALL_STOPPED: _STOPPED, _T.EPOCH_BROKEN: _BROKEN, _T.JOB_ENDED: _ENDED},
+    _P.STOPPING: {_T.ALL_STOPPED: _STOPPED, _T.JOB_ENDED: _ENDED},
+    _P.PLANNING: {
+        _T.EPOCH_STARTED: Transition(_P.RUNNING, "the plan has come: every member gets its place and the first iteration"),
+        _T.MEMBERS_CHANGED: Transition(_P.PLANNING, "the requested plan no longer fits the members: another is requested"),
+        _T.NO_PLAN: Transition(_P.WAITING, "the live members cannot hold every stage: the job waits for new members"),
+        _T.JOB_ENDED: _ENDED,
+    },
+    _P.WAITING: {
+        _T.MEMBERS_CHANGED: Transition(_P.PLANNING, "a member joined or left: there may be a plan now"),
+        _T.JOB_ENDED: _ENDED,
+    },
+    _P.DONE: {},
+}
 
 
 def next_phase(phase: CoordinatorPhase, trigger: PhaseTrigger) -> CoordinatorPhase:

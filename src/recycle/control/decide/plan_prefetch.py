@@ -76,19 +76,23 @@ class PlanPrefetch:
             self._evict()
             self._changed.notify_all()
 
-    def answer(self, failed: Failed) -> PlanAssignment:
-        """Return the plan at once if it is ready; else plan it next, and wait. Raises CancelledError after `close`."""
+    def request(self, failed: Failed) -> Future[PlanAssignment]:
+        """Return the plan, which is made next unless it is ready; `close` cancels it."""
         with self._changed:
+            if failed in self._urgent:
+                return self._urgent[failed]
+            future: Future[PlanAssignment] = Future()
             if failed in self._ready:
-                return self._ready[failed]
-            if self._is_closed:
-                raise CancelledError("no plans are made any more")
-            future = self._urgent.setdefault(failed, Future())
-            self._changed.notify_all()
-        return future.result()
+                future.set_result(self._ready[failed])
+            elif self._is_closed:
+                future.cancel()
+            else:
+                self._urgent[failed] = future
+                self._changed.notify_all()
+            return future
 
     def close(self) -> None:
-        """End the planning process at once; whoever waits for a plan gets a CancelledError."""
+        """End the planning process at once, and cancel the requests."""
         with self._changed:
             self._is_closed = True
             if self._process is not None:

@@ -41,44 +41,36 @@ def shake_hands(endpoint: Endpoint, preferred_place: str = "", member: int = -1,
     stream = socket.create_connection((endpoint.host, endpoint.port), _CONNECT_S)
     try:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return _greet(endpoint, stream, preferred_place, member, epoch, purpose)
+        reader, early, nonce = FrameReader(MOST_BYTES), list[ControlMessage](), new_nonce()
+        challenge = _next_message(stream, reader, early)
+        if not isinstance(challenge, Challenge):
+            raise ProtocolError("the first message is no challenge")
+        hello = Hello(
+            proof=proof(endpoint.token, "worker", challenge.nonce),
+            release=RELEASE,
+            job=endpoint.job,
+            host=this_host(),
+            pid=os.getpid(),
+            nonce=nonce,
+            clock_us=time.monotonic_ns() // 1000,
+            preferred_place=preferred_place,
+            member=member,
+            epoch=epoch,
+            purpose=purpose,
+        )
+        stream.sendall(encode_frame(hello))
+        answer = _next_message(stream, reader, early)
+        if not isinstance(answer, Welcome):
+            raise JoinRefused(answer.reason if isinstance(answer, Refused) else "the coordinator did not answer a hello")
+        if not is_proof(answer.proof, endpoint.token, "coordinator", nonce):
+            raise JoinRefused("the coordinator does not have the job's token")
+        return Session(stream, reader, answer, early)
     except ProtocolError:
         stream.close()
-        raise _no_coordinator(endpoint) from None
+        raise JoinRefused(f"what listens at {endpoint.host}:{endpoint.port} is no coordinator") from None
     except BaseException:
         stream.close()
         raise
-
-
-def _greet(endpoint: Endpoint, stream: socket.socket, preferred_place: str, member: int, epoch: int, purpose: str) -> Session:
-    reader, early, nonce = FrameReader(MOST_BYTES), list[ControlMessage](), new_nonce()
-    challenge = _next_message(stream, reader, early)
-    if not isinstance(challenge, Challenge):
-        raise _no_coordinator(endpoint)
-    hello = Hello(
-        proof=proof(endpoint.token, "worker", challenge.nonce),
-        release=RELEASE,
-        job=endpoint.job,
-        host=this_host(),
-        pid=os.getpid(),
-        nonce=nonce,
-        clock_us=time.monotonic_ns() // 1000,
-        preferred_place=preferred_place,
-        member=member,
-        epoch=epoch,
-        purpose=purpose,
-    )
-    stream.sendall(encode_frame(hello))
-    answer = _next_message(stream, reader, early)
-    if not isinstance(answer, Welcome):
-        raise JoinRefused(answer.reason if isinstance(answer, Refused) else "the coordinator did not answer a hello")
-    if not is_proof(answer.proof, endpoint.token, "coordinator", nonce):
-        raise JoinRefused("the coordinator does not have the job's token")
-    return Session(stream, reader, answer, early)
-
-
-def _no_coordinator(endpoint: Endpoint) -> JoinRefused:
-    return JoinRefused(f"what listens at {endpoint.host}:{endpoint.port} is no coordinator")
 
 
 def _next_message(stream: socket.socket, reader: FrameReader, early: list[ControlMessage]) -> ControlMessage:

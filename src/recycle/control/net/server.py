@@ -54,21 +54,17 @@ class ServerCallbacks(Protocol):
 
     def admit(self, connection: int, hello: Hello) -> Welcome | Refused:
         """Decide whether a worker that has proved the token may join; the server adds its own proof to a welcome."""
-        ...
 
     def admitted(self, connection: int) -> None:
         """Note that an admitted worker has been sent its welcome."""
-        ...
 
     def receive(self, connection: int, message: ControlMessage) -> None: ...
 
     def task_for(self, hello: Hello) -> ConnectionTask | Refused:
         """Return the task that serves a connection with a purpose of its own, in a thread of its own."""
-        ...
 
     def disconnected(self, connection: int) -> None:
         """Note that the other side has closed an admitted connection."""
-        ...
 
     def tick(self) -> None: ...
 

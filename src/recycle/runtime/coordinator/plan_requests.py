@@ -1,9 +1,7 @@
-"""`PlanRequests`: the thread that fetches plans for the coordinator, from plans that are prefetched."""
+"""`PlanRequests`: the coordinator's requests for plans, which are answered from prefetched plans."""
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError
-from queue import SimpleQueue
+from concurrent.futures import Future
 
 from recycle.control.decide.plan_prefetch import PlanPrefetch
 from recycle.core.cluster import Shape, Worker
@@ -17,21 +15,17 @@ PlanOutcome = PlanAssignment | str | UserError
 
 
 class PlanRequests:
-    """Answers requests for plans in a thread of its own: a plan may take long, and connections do not wait for it.
+    """Answers requests for plans without making the coordinator wait: a plan may take long.
 
-    `deliver` is called in that thread, with each requested set of dead workers and its outcome.
+    `deliver` is called with each requested set of dead workers and its outcome, by the thread that made the plan.
     """
 
     def __init__(self, source: PlanSource, shape: Shape, deliver: Callable[[frozenset[Worker], PlanOutcome], None]) -> None:
         self._prefetch, self._shape, self._deliver = PlanPrefetch(source), shape, deliver
-        self._requests: SimpleQueue[frozenset[Worker] | None] = SimpleQueue()
         self._ready_us = 0
 
-    def start(self) -> None:
-        threading.Thread(target=self._serve, daemon=True).start()
-
     def request(self, failed: frozenset[Worker]) -> None:
-        self._requests.put(failed)
+        self._prefetch.request(failed).add_done_callback(lambda future: self._done(failed, future))
 
     def prefetch(self, failed: frozenset[Worker]) -> None:
         """Prepare plans for the changes of membership that may follow `failed`."""
@@ -43,21 +37,17 @@ class PlanRequests:
         return self._prefetch.is_loaded or now_us() > self._ready_us
 
     def close(self) -> None:
-        self._requests.put(None)
         self._prefetch.close()
 
-    def _serve(self) -> None:
-        while (failed := self._requests.get()) is not None:
-            try:
-                outcome = self._outcome(failed)
-            except CancelledError:  # closed
-                return
-            self._deliver(failed, outcome)
+    def _done(self, failed: frozenset[Worker], future: Future[PlanAssignment]) -> None:
+        if not future.cancelled():
+            self._deliver(failed, _outcome(future))
 
-    def _outcome(self, failed: frozenset[Worker]) -> PlanOutcome:
-        try:
-            return self._prefetch.answer(failed)
-        except NoWorkerLeft as problem:
-            return str(problem)
-        except UserError as problem:
-            return problem
+
+def _outcome(future: Future[PlanAssignment]) -> PlanOutcome:
+    try:
+        return future.result()
+    except NoWorkerLeft as problem:
+        return str(problem)
+    except UserError as problem:
+        return problem

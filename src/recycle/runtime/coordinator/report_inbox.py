@@ -1,35 +1,11 @@
-"""`ReportInbox`, which feeds numbered worker reports to the ledger and acknowledges them, and `EventBatch` for their events."""
+"""`ReportInbox`, which feeds numbered worker reports to the ledger once each, and acknowledges them."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from recycle.control.decide.messages import Ack, Report
-from recycle.core.events.record import Event
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
 from recycle.runtime.worker.worker_reports import WorkerReport, report_from_json
-
-
-class EventBatch:
-    """Publishes events one by one, or those of one block of code together."""
-
-    def __init__(self, publish: Callable[[Sequence[Event]], None]) -> None:
-        self._publish = publish
-        self._events: list[Event] | None = None
-
-    def write(self, event: Event) -> None:
-        if self._events is not None:
-            self._events.append(event)
-        else:
-            self._publish([event])
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        self._events = []
-        yield
-        events, self._events = self._events, None
-        if events:
-            self._publish(events)
 
 
 class ReportInbox:
@@ -38,8 +14,8 @@ class ReportInbox:
     `acknowledge` is called with the number of a member and the message for it.
     """
 
-    def __init__(self, ledger: RunLedger, batch: EventBatch, acknowledge: Callable[[int, Ack], None]) -> None:
-        self._ledger, self._batch, self._acknowledge = ledger, batch, acknowledge
+    def __init__(self, ledger: RunLedger, acknowledge: Callable[[int, Ack], None]) -> None:
+        self._ledger, self._acknowledge = ledger, acknowledge
         self._last_numbers: dict[int, int] = {}
         self._unacknowledged: dict[int, deque[tuple[int, WorkerReport]]] = {}
 
@@ -50,8 +26,7 @@ class ReportInbox:
             return None
         self._last_numbers[member] = message.number
         num_steps = self._ledger.num_steps
-        with self._batch.together():  # one report may complete an iteration of some hundred events
-            self._ledger.add(report)
+        self._ledger.add(report)
         self._unacknowledged.setdefault(member, deque()).append((message.number, report))
         # A complete iteration is in the record for all members that have reported it.
         for number in list(self._unacknowledged) if self._ledger.num_steps != num_steps else [member]:

@@ -52,7 +52,7 @@ from recycle.runtime.coordinator.config import (
 from recycle.runtime.coordinator.ledger.run_folder import RunFolder
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
 from recycle.runtime.coordinator.plan_requests import PlanOutcome, PlanRequests
-from recycle.runtime.coordinator.report_inbox import EventBatch, ReportInbox
+from recycle.runtime.coordinator.report_inbox import ReportInbox
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.worker.fault_injection import death_us
 from recycle.runtime.worker.worker_reports import IterationApplied, WorkerCrashed, WorkerFinished
@@ -98,22 +98,24 @@ class CoordinatorService:
         if before is None:  # the file, if there is one, is of a former run
             config.journal.unlink(missing_ok=True)
         journal = FileJournal(config.journal)
-        self._events = EventBatch(self._publish)
-        self._ledger = _ledger(config, run, self._events)
+        plan, losses = config.initial.plan, run.losses if run is not None else ()
+        checkpoints, gone_us = (run.checkpoints, run.gone_us) if run is not None else (None, 0)
+        self._ledger = RunLedger(
+            plan, config.num_samples, config.profiles, self._publish, checkpoints, config.begin_us, gone_us, losses
+        )
         self._ledger.restore(before or ())
         if (entry := journal.last()) is not None:
             self._ledger.resume_epoch(Plan.parse(entry.plan), entry.epoch, entry.iteration)
             self._keep_plan(entry.iteration, entry.plan)
         for warning in run.warnings if run is not None else ():
             self._ledger.warn(warning)
-        self._inbox = ReportInbox(self._ledger, self._events, self._acknowledge)
+        self._inbox = ReportInbox(self._ledger, self._acknowledge)
         self._server = Server(listener, config.token, self)
         self._numbers: dict[int, int] = {}
         self._epochs: dict[int, int] = {}
         self._finished: dict[Worker, WorkerFinished] = {}
         self._crashed_at: set[int] = set()
         self._is_over = False
-        plan = config.initial.plan
         shape = plan.problem.shape
         self._plans = PlanRequests(config.source, shape, self._deliver_plan) if config.source is not None else None
         if self._plans is not None:  # now, because workers take a while to join
@@ -122,14 +124,11 @@ class CoordinatorService:
         self._coordinator = Coordinator(shape, config.initial, max(0, checkpoint), self, journal, config.lease_s, checkpoint)
 
     def run(self) -> None:
-        if self._plans is None:
-            self._server.run()
-            return
-        self._plans.start()
         try:
             self._server.run()
         finally:
-            self._plans.close()
+            if self._plans is not None:
+                self._plans.close()
 
     # ServerCallbacks.
 
@@ -241,10 +240,10 @@ class CoordinatorService:
         return death_us(self._config.deaths, member.pid) if self._config.deaths is not None else 0
 
     def member_suspected(self, member: Member, reason: str) -> None:
-        self._events.write(Suspected(self._ledger.now_us(), str(member.place or member.preferred_place), reason))
+        self._ledger.write(Suspected(self._ledger.now_us(), str(member.place or member.preferred_place), reason))
 
     def member_joining(self, member: Member, place: Worker) -> None:
-        self._events.write(Joining(self._ledger.now_us(), str(place)))
+        self._ledger.write(Joining(self._ledger.now_us(), str(place)))
 
     def waiting(self, reason: str) -> None:
         self._ledger.warn(f"training waits: {reason}")
@@ -340,13 +339,6 @@ class CoordinatorService:
         self._sink.send(EventsRecorded(events))
         if problem is not None:
             self._ledger.warn(problem)
-
-
-def _ledger(config: CoordinatorConfig, run: RunFolder | None, events: EventBatch) -> RunLedger:
-    plan, samples, profiles, begin_us = config.initial.plan, config.num_samples, config.profiles, config.begin_us
-    if run is None:
-        return RunLedger(plan, samples, profiles, events.write, begin_us=begin_us)
-    return RunLedger(plan, samples, profiles, events.write, run.checkpoints, begin_us, run.gone_us, run.losses)
 
 
 def _recovered(recovery: Recovery, ledger: RunLedger) -> Recovered:

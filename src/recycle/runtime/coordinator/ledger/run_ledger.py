@@ -77,7 +77,7 @@ class PendingIteration:
 
 
 class RunLedger:
-    """Takes worker reports, and writes events. An iteration is written once, when all its workers have reported it.
+    """Takes worker reports, and publishes events. An iteration is written once, when all its workers have reported it.
 
     The run began at `begin_us` of the clock; a resumed run begins at `gone_us` of the record, with `losses` so far.
     """
@@ -87,7 +87,7 @@ class RunLedger:
         plan: Plan,
         samples_per_step: int,
         profiles: Sequence[StageProfile],
-        write: Callable[[Event], None],
+        publish: Callable[[Sequence[Event]], None],
         checkpoints: CheckpointFolder | None = None,
         begin_us: int | None = None,
         gone_us: int = 0,
@@ -95,7 +95,8 @@ class RunLedger:
     ) -> None:
         self._plan, self._samples, self._profiles = plan, samples_per_step, profiles
         self._dead = plan.problem.cluster.failed
-        self._write, self._checkpoints = write, checkpoints
+        self._publish, self._checkpoints = publish, checkpoints
+        self._batch: list[Event] | None = None
         self._gone_us = gone_us
         self._begin_us = (now_us() if begin_us is None else begin_us) - gone_us
         self._pending: dict[int, PendingIteration] = {}
@@ -176,7 +177,21 @@ class RunLedger:
                 return report in self._early_saves
         return False
 
+    def write(self, event: Event) -> None:
+        if self._batch is not None:
+            self._batch.append(event)
+        else:
+            self._publish([event])
+
     def add(self, report: WorkerReport) -> None:
+        """Take a report. Its events are published together: one report may complete an iteration of some hundred events."""
+        self._batch = []
+        self._take(report)
+        events, self._batch = self._batch, None
+        if events:
+            self._publish(events)
+
+    def _take(self, report: WorkerReport) -> None:
         match report:
             case IterationApplied():
                 self._add_iteration(report)
@@ -184,9 +199,9 @@ class RunLedger:
                 spans = self._shifted(report.spans)
                 self._lost.undone(spans)
                 for span in spans:
-                    self._write(OpRan(report.iteration, str(report.worker), span.label, span.start_us, span.end_us, True))
+                    self.write(OpRan(report.iteration, str(report.worker), span.label, span.start_us, span.end_us, True))
             case WorkerFinished(worker, _, peak, activations):
-                self._write(Held(str(worker), peak, activations, self._planned_bytes(worker)))
+                self.write(Held(str(worker), peak, activations, self._planned_bytes(worker)))
             case StageSaved() | StageNotSaved():
                 self._save(report)
             case _:
@@ -225,7 +240,7 @@ class RunLedger:
         self._write_spells(event, stepped_us, redone.num_in_flight)
         self._resumed_us = event.end_us
         self._recoveries.append(event)
-        self._write(event)
+        self.write(event)
 
     def _write_spells(self, event: Recovered, stepped_us: int, num_in_flight: int) -> None:
         """Write the spells since the last step, as a simulated run does.
@@ -236,16 +251,16 @@ class RunLedger:
             share = num_in_flight / max(1, self._plan.num_ops)
             discarded = min(self._samples, round(self._samples * share))
             cause = "join" if event.joins else "failure"
-            self._write(Spell(stepped_us, event.at_us, "redo", cause, discarded=discarded, num_live=event.num_live))
+            self.write(Spell(stepped_us, event.at_us, "redo", cause, discarded=discarded, num_live=event.num_live))
         end_us = event.at_us
         for cause in ("detect", "abort", "plan", "regroup", "transfer"):
             start_us, end_us = end_us, end_us + getattr(event, f"{cause}_us")
             # A step in flight may have ended after the failure: its time belongs to the step.
             if max(start_us, stepped_us) < end_us:
-                self._write(Spell(max(start_us, stepped_us), end_us, "pause", cause, num_live=event.num_live))
+                self.write(Spell(max(start_us, stepped_us), end_us, "pause", cause, num_live=event.num_live))
 
     def membership_changed(self, worker: str, joins: bool, num_live: int) -> None:
-        self._write(Changed(self.now_us(), worker, joins, num_live))
+        self.write(Changed(self.now_us(), worker, joins, num_live))
 
     def _planned_bytes(self, worker: Worker) -> int:
         row = next((row for row in self._plan.rows if row.worker == worker), None)
@@ -253,7 +268,7 @@ class RunLedger:
 
     def warn(self, text: str) -> None:
         self._warnings.append(text)
-        self._write(Warned(self.now_us(), text))
+        self.write(Warned(self.now_us(), text))
 
     def now_us(self) -> int:
         """The present time of the record."""
@@ -270,7 +285,7 @@ class RunLedger:
             return
         match self._checkpoints.add_report(report):
             case CheckpointComplete(num_steps, folder, size_bytes):
-                self._write(Saved(self.now_us(), num_steps, folder.name, size_bytes))
+                self.write(Saved(self.now_us(), num_steps, folder.name, size_bytes))
             case CheckpointIncomplete(num_steps, reason):
                 self.warn(f"there is no checkpoint of {num_steps} steps, but training goes on: {reason}")
 
@@ -308,7 +323,7 @@ class RunLedger:
     def _write_iteration(self, iteration: int, pending: PendingIteration, verdict: StepVerdict) -> None:
         spans = [(worker, span) for worker in sorted(pending.spans) for span in pending.spans[worker]]
         for worker, span in spans:
-            self._write(OpRan(iteration, str(worker), span.label, span.start_us, span.end_us, span.is_discarded))
+            self.write(OpRan(iteration, str(worker), span.label, span.start_us, span.end_us, span.is_discarded))
         if not self._has_started:
             self._start(min(span.start_us for _, span in spans), len(pending.plan.rows))
         before = max(self._ends_us[-1] if self._ends_us else 0, self._resumed_us)
@@ -321,14 +336,14 @@ class RunLedger:
         self._losses.append(loss)
         self._end_step(iteration, end, end - before, _num_ops(span.label for _, span in spans if not span.is_discarded))
         mean_busy = min(end - before, round(busy / len(pending.plan.rows)))
-        self._write(Spell(before, end, "train", samples=self._samples, busy_us=mean_busy, num_live=len(pending.plan.rows)))
-        self._write(Stepped(iteration, end, _finite(loss), _finite(verdict.norm), verdict.scale, self._planned_us[-1]))
+        self.write(Spell(before, end, "train", samples=self._samples, busy_us=mean_busy, num_live=len(pending.plan.rows)))
+        self.write(Stepped(iteration, end, _finite(loss), _finite(verdict.norm), verdict.scale, self._planned_us[-1]))
 
     def _start(self, at_us: int, num_live: int) -> None:
         """Write the start of the run, which ends with the first op."""
         self._has_started = True
         self._resumed_us = self._start_us = at_us
-        self._write(Spell(self._gone_us, at_us, "pause", "start", num_live=num_live))
+        self.write(Spell(self._gone_us, at_us, "pause", "start", num_live=num_live))
 
     def summary(self, num_steps: int, finished: Mapping[Worker, WorkerFinished]) -> Trained:
         # The first iteration, in which all warm up, counts only if there is no other.
