@@ -5,7 +5,8 @@ import pytest
 from recycle.control.decide.messages import EpochBegun, EpochStopped, JobEnded, ProgressReport, RenewLease, StartEpoch, StoreEntry
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Worker
-from tests.control.decide.coordinator_harness import LEASE_S, W0_0, CoordinatorHarness, dead, with_a_place_free
+from tests.builders import dead
+from tests.control.decide.coordinator_harness import LEASE_S, W0_0, CoordinatorHarness, with_a_place_free
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -6,7 +6,8 @@ from recycle.control.decide.agreement import ABSENT
 from recycle.control.decide.messages import Ballot, EpochBegun, ProgressReport, StopEpoch
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Cluster
-from tests.control.decide.coordinator_harness import SHAPE, CoordinatorHarness, answer_for, dead, plan_for
+from tests.builders import dead
+from tests.control.decide.coordinator_harness import SHAPE, CoordinatorHarness, answer_for, plan_for
 
 pytestmark = pytest.mark.timeout(60)
 

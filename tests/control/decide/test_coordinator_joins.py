@@ -6,7 +6,8 @@ from recycle.control.decide.messages import PauseAtBoundary, ProgressReport, Sto
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Cluster, Shape
 from recycle.core.plans.plan_source import PlanAssignment
-from tests.control.decide.coordinator_harness import W0_0, W0_1, W1_0, W1_1, CoordinatorHarness, dead, plan_for, with_a_place_free
+from tests.builders import dead
+from tests.control.decide.coordinator_harness import W0_0, W0_1, W1_0, W1_1, CoordinatorHarness, plan_for, with_a_place_free
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -9,7 +9,8 @@ from recycle.control.decide.journal import FileJournal
 from recycle.control.decide.members import Member
 from recycle.control.decide.messages import PauseAtBoundary, ProgressReport, StopEpoch, StoreEntry
 from recycle.control.decide.phases import CoordinatorPhase
-from tests.control.decide.coordinator_harness import LEASE_S, CoordinatorHarness, dead
+from tests.builders import dead
+from tests.control.decide.coordinator_harness import LEASE_S, CoordinatorHarness
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from recycle.control.decide.place_assignment import first_places, free_places, keep_holders, keeps_state, state_sources
 from recycle.core.cluster import Cluster, Shape
 from recycle.core.plans.plan_source import PlanAssignment
-from tests.control.decide.coordinator_harness import SHAPE, W0_0, W0_1, W1_0, W1_1, answer_for, dead, evened, plan_for
+from tests.builders import dead
+from tests.control.decide.coordinator_harness import SHAPE, W0_0, W0_1, W1_0, W1_1, answer_for, evened, plan_for
 
 WIDE = Shape(3, 2, 3)
 PLACES = list(WIDE.workers())

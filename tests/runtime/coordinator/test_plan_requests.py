@@ -10,7 +10,8 @@ from recycle.core.errors import UserError
 from recycle.core.plans.plan_source import PlanAssignment, num_live_at
 from recycle.runtime.coordinator import plan_requests
 from recycle.runtime.coordinator.plan_requests import PlanRequests
-from tests.control.decide.coordinator_harness import SHAPE, answer_for, dead
+from tests.builders import dead
+from tests.control.decide.coordinator_harness import SHAPE, answer_for
 
 pytestmark = pytest.mark.timeout(60)
 PATIENCE_S = 30.0

@@ -279,7 +279,7 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
     # W1_0 reports its step late; its peer has reported and saved already. If all is killed now, the step is missing for ever.
     plan = recycle.solve(recycle.problem(2, 1, 1, costs=(1, 1, 1)), "greedy")
     with begin(tmp_path, job=Job(plan, make_stages(1), Numbers(), loss, adamw, 1)) as run:
-        books = RunLedger(plan, 2, (), lambda events: run.write(*events), run.checkpoints, begin_us=0)
+        ledger = RunLedger(plan, 2, (), lambda events: run.write(*events), run.checkpoints, begin_us=0)
 
         def applied(worker, chain):
             return IterationApplied(Worker.parse(worker), 0, {chain: 5.0}, [Span(f"0F0@{chain}", 10, 20)], StepVerdict(1.0, 1.0))
@@ -288,9 +288,9 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
             recorded = any(isinstance(event, Stepped) for event in read_record(tmp_path / "record.jsonl"))
             return (tmp_path / "checkpoints" / "step-00000001").is_dir() and not recorded
 
-        books.hear(applied("W0_0", 0))
-        books.hear(report_of(run.checkpoint_folder, 0, 1, *small_stage()))
+        ledger.add(applied("W0_0", 0))
+        ledger.add(report_of(run.checkpoint_folder, 0, 1, *small_stage()))
         assert not is_ahead()
-        books.add(applied("W1_0", 1))
+        ledger.add(applied("W1_0", 1))
         assert not is_ahead()
         assert (tmp_path / "checkpoints" / "step-00000001").is_dir()
