@@ -6,10 +6,10 @@ import torch.distributed as dist
 
 from recycle.core.cluster import Worker
 from recycle.runtime.job import Job
+from recycle.runtime.launch.configure import worker_spec
 from recycle.runtime.transport.gloo import GlooTransport
 from recycle.runtime.transport.specs import GroupView
 from recycle.runtime.worker.epoch_setup import WorkerProgram, connect
-from recycle.runtime.worker.worker_spec import worker_spec
 from tests.plans import make_1f1b_plan
 from tests.runtime.jobs import Numbers, adamw, loss, make_stages
 from tests.runtime.transport.worker_threads import at_once, rendezvous_of

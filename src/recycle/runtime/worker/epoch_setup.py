@@ -41,13 +41,13 @@ def worker_program(plan: Plan, worker: Worker) -> WorkerProgram:
 
 def make_stage_state(spec: WorkerSpec, stage: int, num_steps: int = 0, device: torch.device | None = None) -> StageState:
     """A stage as it is before the first step, on `device`."""
-    settings = spec.options
+    options = spec.options
     module = spec.stages.make(stage).to(device)
-    sums = make_sums(module.parameters(), spec.shape.num_chains, settings.is_exact, settings.sum_dtype, device)
+    sums = make_sums(module.parameters(), spec.shape.num_chains, options.is_exact, options.sum_dtype, device)
     loss = spec.loss if stage == spec.shape.num_stages - 1 else None
-    made = Stage(module, sums, stage, loss, autocast=settings.autocast, device=device)
-    stepper = Stepper(made.parameters(), spec.make_optimizer, spec.options.schedule)
-    return StageState(made, stepper, spec.shape, spec.ties, settings.max_norm, num_steps)
+    made = Stage(module, sums, stage, loss, autocast=options.autocast, device=device)
+    stepper = Stepper(made.parameters(), spec.make_optimizer, options.schedule)
+    return StageState(made, stepper, spec.shape, spec.ties, options.max_norm, num_steps)
 
 
 def connect(

@@ -108,10 +108,10 @@ class _WorkerProcess:
 
     def _set_device(self) -> torch.device:
         """Select this worker's device in the calling thread, and return it: the members share the GPUs of a machine."""
-        settings = self._spec.options
-        if settings.device != "cuda":
-            return torch.device(settings.device)
-        if settings.is_exact:  # a sum is exact only if every kernel is deterministic
+        options = self._spec.options
+        if options.device != "cuda":
+            return torch.device(options.device)
+        if options.is_exact:  # a sum is exact only if every kernel is deterministic
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         # autograd's own thread has no context at first, makes one, and warns about it.

@@ -1,0 +1,143 @@
+"""Messages between workers: they arrive by their address, and are kept until they are taken, over gloo, CUDA IPC and NCCL.
+
+No GPU is needed: shared memory is host memory here, and NCCL's groups are fakes that note their calls.
+"""
+
+import weakref
+
+import pytest
+import torch
+
+from recycle.core.cluster import Worker
+from recycle.core.errors import Unsendable
+from recycle.core.op import Kind
+from recycle.runtime.transport.cuda_ipc import CudaIpcTransport
+from recycle.runtime.transport.gloo import GlooTransport
+from recycle.runtime.transport.nccl import NcclCarrier
+from recycle.runtime.transport.specs import GroupView, TensorMessage, TensorSpec
+from tests.runtime.transport.worker_threads import at_once, rendezvous_of, transport_spec
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.timeout(60)
+FIRST, LAST = Worker(0, 0), Worker(0, 1)
+SPEC = transport_spec({0: TensorSpec((2, 3), torch.float32)}, num_chains=4)
+
+
+class HostMemory:
+    """Memory of one worker that the other workers of the process can map."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, opened):
+        self._opened = opened
+
+    def open(self, purpose, name, size_bytes):
+        self._opened[name] = torch.zeros(size_bytes, dtype=torch.uint8)
+        return self._opened[name]
+
+    def map(self, name):
+        return self._opened[name]
+
+    def synchronize(self):
+        pass
+
+
+@pytest.fixture(params=["gloo", "cuda_ipc"])
+def pair(request):
+    """The transports of two workers of one pipeline."""
+    memory = HostMemory({})
+
+    def make(worker, store):
+        view = GroupView(worker, [FIRST, LAST], epoch=1)
+        return GlooTransport(store, view, SPEC) if request.param == "gloo" else CudaIpcTransport(store, view, SPEC, memory)
+
+    stores = rendezvous_of(2)
+    made = at_once(*(lambda pair=pair: make(*pair) for pair in zip([FIRST, LAST], stores, strict=True)))
+    yield made
+    for each in made:
+        each.abort()
+        each.close()
+
+
+def activation(chain, made_at=0, taken_at=0):
+    return TensorMessage(Kind.F, 1, chain, FIRST, LAST, made_at, taken_at, is_of_warm_up=False)
+
+
+def gradient(chain, made_at=0, taken_at=0):
+    return TensorMessage(Kind.I, 0, chain, LAST, FIRST, made_at, taken_at, is_of_warm_up=False)
+
+
+def test_messages_arrive_by_their_address_in_whatever_order_they_are_received(pair):
+    first, last = (transport.messages for transport in pair)
+
+    def send():
+        for round_ in range(3):
+            first.round = round_
+            for chain in range(4):
+                first.send(activation(chain), torch.full((2, 3), 10.0 * round_ + chain))
+            first.flush()
+
+    def receive():
+        found = []
+        for round_ in range(3):
+            last.round = round_
+            last.post_receive(activation(2))
+            found += [float(last.receive(activation(chain))[0, 0]) for chain in (3, 1, 0, 2)]
+        return found
+
+    _, found = at_once(send, receive)
+    assert found == [3, 1, 0, 2, 13, 11, 10, 12, 23, 21, 20, 22]
+
+
+def test_a_tensor_is_kept_until_a_later_message_of_its_receiver_says_that_it_was_taken(pair):
+    first, last = (transport.messages for transport in pair)
+    sent = [activation(0, made_at=0, taken_at=0), activation(1, made_at=1, taken_at=5)]
+    for message in sent:
+        first.send(message, torch.ones(2, 3))
+    kept = [weakref.ref(posted.body) for _, _, posted in sorted(first._sent[LAST], key=lambda entry: entry[0])]
+
+    def answer():
+        for message in sent:
+            last.receive(message)
+        last.send(gradient(0, made_at=2, taken_at=3), torch.ones(2, 3))
+
+    at_once(answer, lambda: first.receive(gradient(0, made_at=2, taken_at=3)))
+    assert [body() is not None for body in kept] == [False, True]  # by index 2 it needed the first one alone
+    first.flush()
+    assert kept[1]() is None
+
+
+def test_a_tensor_of_another_shape_or_dtype_is_refused(pair):
+    with pytest.raises(Unsendable, match=r"W0_0 made torch.float32 of shape \[2, 4\] for W0_1.*of shape \[2, 3\]"):
+        pair[0].messages.send(activation(0), torch.ones(2, 4))
+    with pytest.raises(Unsendable, match=r"made torch.float64 of shape \[2, 3\]"):
+        pair[0].messages.send(activation(0), torch.ones(2, 3, dtype=torch.float64))
+
+
+def test_zeros_have_the_spec_of_the_message(pair):
+    assert torch.equal(pair[1].messages.zeros(gradient(0)), torch.zeros(2, 3))
+
+
+class NcclGroup:
+    """A group that notes the receives that are posted on it."""
+
+    def __init__(self):
+        self.received_into = []
+
+    def recv(self, tensors, rank, tag):
+        self.received_into += tensors
+        return f"receive {len(self.received_into)}"
+
+
+def test_nccl_receives_are_posted_in_the_order_in_which_their_sender_makes_them():
+    directions = {Kind.F: NcclGroup(), Kind.I: NcclGroup()}
+    incoming = [activation(0, made_at=2), activation(1, made_at=0), activation(2, made_at=1), activation(3, made_at=3)]
+    view = GroupView(LAST, [FIRST, LAST])
+    carrier = NcclCarrier(directions, view, SPEC, incoming, torch.device("cpu"))
+    zero, one, two, three = incoming
+    posted = carrier.post_receives(zero, round_=0)
+    assert {message: own.work for message, own in posted.items()} == {one: "receive 1", two: "receive 2", zero: "receive 3"}
+    assert list(carrier.post_receives(three, round_=0)) == [three]
+    assert list(carrier.post_receives(two, round_=1)) == [one, two]  # every round begins anew
+    assert [own.body for own in posted.values()] == [pytest.approx(body) for body in directions[Kind.F].received_into[:3]]
+    assert directions[Kind.I].received_into == []
