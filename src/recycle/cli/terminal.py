@@ -6,13 +6,15 @@ rich omits colours under NO_COLOR, and every escape sequence if the output is no
 from collections.abc import Iterable
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.style import Style
 from rich.text import Text
 
+from recycle.core.errors import UserError
 from recycle.report.render import terminal_chart as chart
 from recycle.report.render.palette import PAINTS
 
+LEAST_WIDTH = 40
 PIPED_WIDTH = 120
 _ASCII = str.maketrans({"·": ".", "▏": "|", "▕": "|", "─": "-", "┬": "+", "×": "x", "µ": "u", "⋮": ":"})
 _PLAIN_STYLES = {
@@ -44,6 +46,15 @@ def chart_width(console: Console) -> int:
     return console.width if console.is_terminal else PIPED_WIDTH
 
 
+def chosen_width(asked: int | None, console: Console) -> int:
+    """The width that `--width` asks for, or else that of the terminal."""
+    if asked is None:
+        return max(LEAST_WIDTH, chart_width(console))
+    if asked < LEAST_WIDTH:
+        raise UserError(f"--width is {asked}, too narrow for a chart: give at least {LEAST_WIDTH} columns")
+    return asked
+
+
 def print_lines(lines: Iterable[chart.Line], console: Console) -> None:
     """Print chart lines without wrapping, cropping or markup; in ASCII if the encoding has nothing else."""
     known = styles()
@@ -54,8 +65,8 @@ def print_lines(lines: Iterable[chart.Line], console: Console) -> None:
         console.print(text, soft_wrap=True, crop=False, highlight=False)
 
 
-def progress_bar() -> Progress:
+def progress_bar(*more: ProgressColumn) -> Progress:
     """Return a progress bar on stderr that disappears at the end; disabled if stderr is not a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *more)
     console = Console(stderr=True)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -124,9 +124,13 @@ def _after_recovery(state: RunState, recovered: Recovered) -> RunState:
     )
 
 
+def format_loss(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.4f}"
+
+
 def describe_step(event: Stepped, spell: Spell | None) -> str:
     """A line on a step: its loss, and if its spell is known, its speed relative to the plan."""
-    parts = [f"loss {event.loss:.4f}" if event.loss is not None else "loss not finite"]
+    parts = [f"loss {format_loss(event.loss)}"]
     if spell is not None and spell.length_us > 0:
         parts.append(f"{spell.samples * 1e6 / spell.length_us:.3g} samples/s")
         parts.append(f"iteration {format_us(spell.length_us)}")

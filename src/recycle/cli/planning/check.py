@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from recycle.cli.arguments import Subparsers, add_command
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import Violation, check
 from recycle.core.units import format_us
@@ -21,17 +22,11 @@ examples:
   recycle check plan.json --json | jq .violations"""
 
 
-def add_check_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    parser = subparsers.add_parser(
-        "check",
-        help="say whether a plan is legal, and which rules it breaks",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_check_parser(subparsers: Subparsers) -> None:
+    summary = "say whether a plan is legal, and which rules it breaks"
+    parser = add_command(subparsers, "check", run_check, summary, _DESCRIPTION, _EXAMPLES)
     parser.add_argument("plan", type=Path, metavar="PLAN", help="the plan file")
     parser.add_argument("--json", action="store_true", help="print one JSON object with every violation")
-    parser.set_defaults(run=run_check)
 
 
 def run_check(args: argparse.Namespace) -> int:
