@@ -17,11 +17,14 @@ from recycle.report.render.palette import PAINTS
 LEAST_WIDTH = 40
 PIPED_WIDTH = 120
 _ASCII = str.maketrans({"·": ".", "▏": "|", "▕": "|", "─": "-", "┬": "+", "×": "x", "µ": "u", "⋮": ":"})
-_PLAIN_STYLES = {
+# A style for every style name of a chart; fills have their own ink, for dark and light backgrounds.
+STYLES = {
     **dict.fromkeys((chart.BUBBLE, chart.DEAD, chart.AXIS), Style(dim=True)),
     **dict.fromkeys((chart.TITLE, chart.WINDOW), Style(bold=True)),
     **dict.fromkeys((chart.LABEL, chart.PLAIN), Style()),
     chart.NOTE: Style(italic=True, dim=True),
+    **{look: Style(color=paint.ink, bgcolor=paint.fill) for look, paint in PAINTS.items()},
+    **{look + chart.REROUTED: Style(color="#000000", bgcolor=paint.pale, underline=True) for look, paint in PAINTS.items()},
 }
 
 
@@ -30,15 +33,6 @@ class Terminal(Console):
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
-
-
-def styles() -> dict[str, Style]:
-    """Return a style for every style name of a chart; fills have their own ink, for dark and light backgrounds."""
-    made = dict(_PLAIN_STYLES)
-    for look, paint in PAINTS.items():
-        made[look] = Style(color=paint.ink, bgcolor=paint.fill)
-        made[look + chart.REROUTED] = Style(color="#000000", bgcolor=paint.pale, underline=True)
-    return made
 
 
 def chart_width(console: Console) -> int:
@@ -57,11 +51,10 @@ def chosen_width(asked: int | None, console: Console) -> int:
 
 def print_lines(lines: Iterable[chart.Line], console: Console) -> None:
     """Print chart lines without wrapping, cropping or markup; in ASCII if the encoding has nothing else."""
-    known = styles()
     for line in lines:
         text = Text(no_wrap=True, overflow="ignore")
         for cell in line:
-            text.append(cell.text.translate(_ASCII) if console.options.ascii_only else cell.text, known[cell.style])
+            text.append(cell.text.translate(_ASCII) if console.options.ascii_only else cell.text, STYLES[cell.style])
         console.print(text, soft_wrap=True, crop=False, highlight=False)
 
 

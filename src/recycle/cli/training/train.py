@@ -134,11 +134,11 @@ def watching(
         if note := mismatch_note(plan.problem.profile.taken, *used_for):
             view.say(note)
         if config.log.metrics_port:
-            from recycle.cli.training.metrics_server import MetricsServer, RunCollector
+            from recycle.cli.training.metrics_server import RunCollector, metrics_url, serve_metrics
 
             collector = RunCollector()
-            server = stack.enter_context(MetricsServer(config.log.metrics_port, collector))
-            view.say(f"metrics for Prometheus at {server.url}")
+            port = stack.enter_context(serve_metrics(config.log.metrics_port, collector))
+            view.say(f"metrics for Prometheus at {metrics_url(port)}")
             observers.append(collector.on_event)
         if config.log.tensorboard:
             from recycle.cli.training.tensorboard import TensorBoardLog
