@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from recycle.cli.measuring.profile import _RoundProgress, without_clipping
-from recycle.cli.measuring.profile_text import describe_profile, mismatch_note, stability_text
-from recycle.cli.training.train_config import parse_config
+from recycle.cli.profile_text import describe_profile, mismatch_note, stability_text
+from recycle.cli.training.train_config import TrainConfig, parse_config
 from recycle.core.cluster import Shape
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import Link, Profile, Spread, StageProfile, Taken
@@ -203,10 +203,15 @@ OTHER = "GPT of width 64, 8 layers, 4 heads, context 64, dropout 0.1, tied embed
 FITTING = parse_config('[training]\ndevice = "cuda"\n')
 
 
+def note_for(taken: Taken | None, config: TrainConfig) -> str | None:
+    """The note on a profile for a run of this configuration with 3 pipelines."""
+    return mismatch_note(taken, 3, config.training.device, config.data.samples, config.model_text)
+
+
 def test_a_profile_that_fits_or_was_not_measured_gets_no_note() -> None:
     assert mismatch_note(TAKEN, 3) is None
-    assert mismatch_note(TAKEN, 3, FITTING) is None
-    assert mismatch_note(None, 3, FITTING) is None
+    assert note_for(TAKEN, FITTING) is None
+    assert note_for(None, FITTING) is None
 
 
 def test_a_profile_of_another_number_of_pipelines_gets_a_note() -> None:
@@ -228,7 +233,7 @@ def test_a_profile_of_another_number_of_pipelines_gets_a_note() -> None:
     ],
 )
 def test_training_by_a_profile_of_another_device_micro_batch_or_model_gets_a_note(text: str, difference: str) -> None:
-    note = mismatch_note(TAKEN, 3, parse_config(text))
+    note = note_for(TAKEN, parse_config(text))
     assert note == f"note: this profile was measured with 3 pipelines of 2 samples a micro-batch on NVIDIA H200; {difference}"
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 import recycle
 from recycle.cli.planning.plan import add_plan_parser
 from recycle.cli.planning.show import add_show_parser
-from recycle.cli.terminal import PIPED_WIDTH, chart_width, print_lines, styles
+from recycle.cli.terminal import PIPED_WIDTH, STYLES, chart_width, print_lines
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.plans.library import without_failures
 from recycle.core.plans.plan import Plan
@@ -179,7 +179,7 @@ def test_a_pipe_gets_the_width_of_a_page() -> None:
 
 
 def test_every_look_has_a_style() -> None:
-    known = styles()
+    known = STYLES
     assert all(look in known and look + REROUTED in known for look in PAINTS)
     assert all(known[look + REROUTED].underline for look in PAINTS)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from recycle.cli.training.metrics_server import MetricsServer, RunCollector
+from recycle.cli.training.metrics_server import RunCollector, metrics_url, serve_metrics
 from recycle.core.errors import PortInUse, UserError
 from recycle.core.events.record import Event, Held, Spell, Stepped
 from tests.report.record.test_run_facts import RUN
@@ -151,17 +151,17 @@ def page(url: str) -> str:
 
 def test_the_page_has_the_metrics_of_that_moment() -> None:
     collector = RunCollector()
-    with MetricsServer(0, collector) as server:
-        assert server.url == f"http://127.0.0.1:{server.port}/metrics"
-        assert "recycle_step" not in page(server.url)
+    with serve_metrics(0, collector) as port:
+        assert metrics_url(port) == f"http://127.0.0.1:{port}/metrics"
+        assert "recycle_step" not in page(metrics_url(port))
         collector.on_event(step(6))
-        assert "\nrecycle_step 7.0\n" in page(server.url)
-        assert page(f"{server.url}?from=here") == text(collector)
+        assert "\nrecycle_step 7.0\n" in page(metrics_url(port))
+        assert page(f"{metrics_url(port)}?from=here") == text(collector)
 
 
 def test_the_answer_says_that_it_is_prometheus_text_and_how_long() -> None:
     collector = RunCollector()
-    with MetricsServer(0, collector) as server, urlopen(server.url, timeout=WAIT_S) as answer:
+    with serve_metrics(0, collector) as port, urlopen(metrics_url(port), timeout=WAIT_S) as answer:
         assert answer.status == 200
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
         assert int(answer.headers["Content-Length"]) == len(text(collector).encode())
@@ -169,31 +169,31 @@ def test_the_answer_says_that_it_is_prometheus_text_and_how_long() -> None:
 
 @pytest.mark.parametrize("path", ["", "/", "/metric", "/metrics/", "/metrics/a", "/../metrics"])
 def test_every_path_answers_with_the_metrics(path: str) -> None:
-    with MetricsServer(0, RunCollector()) as server:
-        assert page(f"http://127.0.0.1:{server.port}{path}") == text(RunCollector())
+    with serve_metrics(0, RunCollector()) as port:
+        assert page(f"http://127.0.0.1:{port}{path}") == text(RunCollector())
 
 
 def test_a_page_for_the_browser_s_icon_is_empty() -> None:
-    with MetricsServer(0, RunCollector()) as server:
-        assert page(f"http://127.0.0.1:{server.port}/favicon.ico") == ""
+    with serve_metrics(0, RunCollector()) as port:
+        assert page(f"http://127.0.0.1:{port}/favicon.ico") == ""
 
 
 def test_nobody_can_send_anything() -> None:
-    with MetricsServer(0, RunCollector()) as server:
+    with serve_metrics(0, RunCollector()) as port:
         with pytest.raises(HTTPError) as caught:
-            urlopen(Request(server.url, data=b"recycle_step 1"), timeout=WAIT_S)
+            urlopen(Request(metrics_url(port), data=b"recycle_step 1"), timeout=WAIT_S)
         with caught.value:
             assert caught.value.code == 405
 
 
 def test_a_taken_port_is_refused_in_one_sentence_that_names_it() -> None:
-    with MetricsServer(0, RunCollector()) as server:
-        with pytest.raises(PortInUse) as caught, MetricsServer(server.port, RunCollector()):
+    with serve_metrics(0, RunCollector()) as port:
+        with pytest.raises(PortInUse) as caught, serve_metrics(port, RunCollector()):
             pass
         assert str(caught.value) == (
-            f"port {server.port} is in use by another program: choose another one with --metrics-port, or 0 to do without metrics"
+            f"port {port} is in use by another program: choose another one with --metrics-port, or 0 to do without metrics"
         )
-        assert page(server.url) == text(RunCollector())
+        assert page(metrics_url(port)) == text(RunCollector())
 
 
 def test_a_port_that_only_the_system_may_open_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,45 +202,44 @@ def test_a_port_that_only_the_system_may_open_is_refused(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("socketserver.TCPServer.server_bind", bind)
     with pytest.raises(UserError, match=r"^cannot listen on port 80 \(Permission denied\): choose one of 1024 to 65535"):
-        MetricsServer(80, RunCollector()).__enter__()
+        serve_metrics(80, RunCollector()).__enter__()
 
 
 def test_the_port_is_free_again_and_the_thread_gone_when_it_is_left() -> None:
     before = set(threading.enumerate())
-    with MetricsServer(0, RunCollector()) as first:
-        port = first.port
-        page(first.url)
+    with serve_metrics(0, RunCollector()) as port:
+        page(metrics_url(port))
         assert set(threading.enumerate()) > before
     assert set(threading.enumerate()) == before
     with pytest.raises(URLError):
-        urlopen(first.url, timeout=WAIT_S)
-    with MetricsServer(port, RunCollector()) as second:
-        assert second.port == port
-        assert page(second.url) == text(RunCollector())
+        urlopen(metrics_url(port), timeout=WAIT_S)
+    with serve_metrics(port, RunCollector()) as second:
+        assert second == port
+        assert page(metrics_url(second)) == text(RunCollector())
 
 
 def test_a_run_that_fails_leaves_no_server_behind() -> None:
-    with pytest.raises(ZeroDivisionError), MetricsServer(0, RunCollector()) as server:
+    with pytest.raises(ZeroDivisionError), serve_metrics(0, RunCollector()) as port:
         raise ZeroDivisionError
     with pytest.raises(URLError):
-        urlopen(server.url, timeout=WAIT_S)
+        urlopen(metrics_url(port), timeout=WAIT_S)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere 127.0.0.2 is not an address of this machine")
 def test_only_this_machine_is_answered() -> None:
-    with MetricsServer(0, RunCollector()) as server, pytest.raises(OSError, match="refused"):
+    with serve_metrics(0, RunCollector()) as port, pytest.raises(OSError, match="refused"):
         # Another address of this machine: a server on all addresses would answer it.
-        socket.create_connection(("127.0.0.2", server.port), timeout=WAIT_S)
+        socket.create_connection(("127.0.0.2", port), timeout=WAIT_S)
 
 
 def test_it_is_quiet_whoever_asks_and_whoever_hangs_up(capfd: pytest.CaptureFixture[str]) -> None:
-    with MetricsServer(0, RunCollector()) as server:
-        page(server.url)
-        with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as client:
+    with serve_metrics(0, RunCollector()) as port:
+        page(metrics_url(port))
+        with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as client:
             client.sendall(b"nonsense\r\n\r\n")
             assert b"400" in client.recv(1000)
-        hang_up(server.port)
-        page(server.url)
+        hang_up(port)
+        page(metrics_url(port))
     assert capfd.readouterr() == ("", "")
 
 
@@ -253,19 +252,19 @@ def hang_up(port: int) -> None:
 
 
 def test_someone_silent_keeps_nobody_else_waiting_nor_the_end() -> None:
-    with MetricsServer(0, RunCollector()) as server, socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S):
-        assert page(server.url) == text(RunCollector())
+    with serve_metrics(0, RunCollector()) as port, socket.create_connection(("127.0.0.1", port), timeout=WAIT_S):
+        assert page(metrics_url(port)) == text(RunCollector())
 
 
 def test_pages_are_whole_while_events_come_in() -> None:
     collector = RunCollector()
-    with MetricsServer(0, collector) as server:
+    with serve_metrics(0, collector) as port:
         feeding = threading.Thread(target=lambda: [collector.on_event(step(number)) for number in range(20_000)])
         feeding.start()
-        seen = [page(server.url) for _ in range(20)]
+        seen = [page(metrics_url(port)) for _ in range(20)]
         feeding.join(WAIT_S)
         assert not feeding.is_alive()
-        assert "\nrecycle_step 20000.0\n" in page(server.url)
+        assert "\nrecycle_step 20000.0\n" in page(metrics_url(port))
     steps = [float(body.partition("\nrecycle_step ")[2].partition("\n")[0] or 0) for body in seen]
     assert steps == sorted(steps)
     assert all(body.endswith("\n") for body in seen)

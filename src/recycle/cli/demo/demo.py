@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from recycle.cli.arguments import Subparsers, add_command
 from recycle.cli.demo import scenario
 from recycle.cli.demo.demo_text import describe_cores, describe_recoveries, describe_setting, describe_twins, phase_table
 from recycle.cli.demo.scenario import FEWEST_STEPS, DemoSettings, make_demo_job, perform
@@ -30,19 +31,13 @@ examples:
 exit codes: 0 losses and weights are equal; 1 they are not; 2 input that cannot be used; 20 a worker failed; 130 interrupted."""
 
 
-def add_demo_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser(
-        "demo",
-        help="lose workers while training, and see that nothing is lost",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_demo_parser(subparsers: Subparsers) -> None:
+    summary = "lose workers while training, and see that nothing is lost"
+    parser = add_command(subparsers, "demo", run_demo, summary, _DESCRIPTION, _EPILOG)
     parser.add_argument("--steps", type=int, metavar="N", help=f"steps to train, at least {FEWEST_STEPS}")
     parser.add_argument("--quick", action="store_true", help="a smaller model and fewer steps: half a minute")
     parser.add_argument("--json", action="store_true", help="print what came of it as one JSON object")
     parser.add_argument("--plans", action="store_true", help="plan and draw the worked example of the paper; needs no torch")
-    parser.set_defaults(run=run_demo)
 
 
 def run_demo(args: argparse.Namespace) -> int:

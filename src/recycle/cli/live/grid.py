@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recycle.cli.live.run_state import ALIVE, DEAD, JOINING, SUSPECTED, RunState, StepPace, describe_step
+from recycle.cli.terminal import STYLES
 from recycle.core.cluster import Worker
 from recycle.core.events.record import Recovered
 from recycle.core.units import format_us
@@ -107,10 +108,8 @@ def _shown_pipelines(state: RunState) -> list[int]:
 
 def _cell(name: str, how: str, is_wide: bool, is_ascii: bool) -> Text:
     look, sign, plain, word = _PLACES[how]
-    paint = PAINTS[look]
-    style = Style(color=paint.ink, bgcolor=paint.fill)
     sign = plain if is_ascii else sign
-    return Text(f" {sign} {name} {word}".ljust(_CELL) if is_wide else sign, style, no_wrap=True)
+    return Text(f" {sign} {name} {word}".ljust(_CELL) if is_wide else sign, STYLES[look], no_wrap=True)
 
 
 def _worker_counts(state: RunState) -> Text:
@@ -141,8 +140,8 @@ def _strip(paces: Sequence[StepPace], width: int, is_ascii: bool) -> Text:
 def _recoveries(state: RunState, width: int, is_ascii: bool) -> list[RenderableType]:
     """The number of recoveries, and of the last ones, the newest first, the cause and the time of each part."""
     bar = max(0, min(_LONGEST_BAR, width - _MARGIN - sum(_COLUMNS.values())))
-    made: list[RenderableType] = [Text(f"recoveries  {state.num_recoveries}, which cost {format_ms(state.lost_us)}", _BOLD)]
-    made.append(_line(bar).append_text(_heads()))
+    head = Text(f"recoveries  {state.num_recoveries}, which cost {format_ms(state.lost_us)}", _BOLD)
+    made: list[RenderableType] = [head, _part_names(bar)]
     longest_us = max(1, *(one.lost_us for one in state.recoveries))
     for one in reversed(state.recoveries):
         look, sign, plain, _ = _PLACES[ALIVE if one.joins else DEAD]
@@ -156,18 +155,13 @@ def _line(indent: int) -> Text:
     return Text(" " * (_MARGIN + indent), no_wrap=True, overflow="ellipsis")
 
 
-def _heads() -> Text:
+def _part_names(indent: int) -> Text:
     """The names of the parts, each in the colour that it has in the bars."""
-    heads = Text()
+    line = _line(indent)
     for part, wide in _COLUMNS.items():
-        heads.append(" " * (wide - len(part)))
-        heads.append(part, _part_style(part) if part in PART_LOOKS else _FAINT)
-    return heads
-
-
-def _part_style(part: str) -> Style:
-    paint = PAINTS[PART_LOOKS[part]]
-    return Style(color=paint.ink, bgcolor=paint.fill)
+        line.append(" " * (wide - len(part)))
+        line.append(part, STYLES[PART_LOOKS[part]] if part in PART_LOOKS else _FAINT)
+    return line
 
 
 def _parts(recovered: Recovered, width: int, longest_us: int) -> Text:
@@ -175,7 +169,7 @@ def _parts(recovered: Recovered, width: int, longest_us: int) -> Text:
     line = _line(0)
     cells = bar_cells(recovered.parts_us, round(width * recovered.lost_us / longest_us))
     for part, num_cells in cells.items():
-        line.append(PART_LETTERS[part] * num_cells, _part_style(part))
+        line.append(PART_LETTERS[part] * num_cells, STYLES[PART_LOOKS[part]])
     line.append(" " * (width - sum(cells.values())))
     for part, time_us in recovered.parts_us.items():
         line.append(format_ms(time_us).rjust(_COLUMNS[part]), Style() if time_us else _FAINT)

@@ -62,9 +62,11 @@ def state_after(state: RunState, event: Event) -> RunState:
     """The state after an event."""
     match event:
         case Spell(state="train"):
-            return _after_spell(state, event)
+            return _with_pace(replace(state, spell=event))
         case Stepped():
-            return _after_step(state, event)
+            # A job that was set back to a checkpoint counts anew from there.
+            first = event if state.first is None or event.iteration <= state.first.iteration else state.first
+            return _with_pace(replace(state, first=first, step=event, num_done=event.iteration + 1))
         case Saved():
             return replace(state, num_saved=event.num_steps)
         case Changed():
@@ -85,22 +87,10 @@ def _with_places(state: RunState, places: Mapping[str, str]) -> RunState:
     return replace(state, places={**state.places, **known})
 
 
-def _after_spell(state: RunState, spell: Spell) -> RunState:
-    """A spell and its step come in either order: the second one completes the pace."""
-    after = replace(state, spell=spell)
-    return _with_pace(after) if state.step is not None and state.step.at_us == spell.end_us else after
-
-
-def _after_step(state: RunState, step: Stepped) -> RunState:
-    # A job that was set back to a checkpoint counts anew from there.
-    first = step if state.first is None or step.iteration <= state.first.iteration else state.first
-    after = replace(state, first=first, step=step, num_done=step.iteration + 1)
-    return _with_pace(after) if state.spell is not None and state.spell.end_us == step.at_us else after
-
-
 def _with_pace(state: RunState) -> RunState:
-    assert state.spell is not None
-    assert state.step is not None
+    """The state with the pace of its last step, once the spell of that step is known too; they come in either order."""
+    if state.spell is None or state.step is None or state.spell.end_us != state.step.at_us:
+        return state
     pace = StepPace(state.spell.length_us, state.step.planned_us)
     return replace(state, paces=(*state.paces, pace)[-_MOST_PACES:])
 
@@ -124,9 +114,13 @@ def _after_recovery(state: RunState, recovered: Recovered) -> RunState:
     )
 
 
+def format_loss(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.4f}"
+
+
 def describe_step(event: Stepped, spell: Spell | None) -> str:
     """A line on a step: its loss, and if its spell is known, its speed relative to the plan."""
-    parts = [f"loss {event.loss:.4f}" if event.loss is not None else "loss not finite"]
+    parts = [f"loss {format_loss(event.loss)}"]
     if spell is not None and spell.length_us > 0:
         parts.append(f"{spell.samples * 1e6 / spell.length_us:.3g} samples/s")
         parts.append(f"iteration {format_us(spell.length_us)}")

@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from recycle.cli.arguments import Subparsers, add_command
 from recycle.core.errors import UserError
 from recycle.evaluate.hardware.measurement_size import MeasurementSize, add_size_arguments
 
@@ -27,27 +28,18 @@ On a machine that has only torch installed, PYTHONPATH=src python -m recycle.eva
 runs the parts that need its hardware."""
 
 
-def add_bench_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser(
-        "bench",
-        help="measure on this machine whether plans take as long as predicted",
-        description="Compare schedules with real workers that compute at the same time.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_bench_parser(subparsers: Subparsers) -> None:
+    summary = "measure on this machine whether plans take as long as predicted"
+    description = "Compare schedules with real workers that compute at the same time."
+    parser = add_command(subparsers, "bench", run_bench, summary, description, _EXAMPLES)
     parser.add_argument("what", choices=("cluster",), help="the benchmark")
     parser.add_argument("--workers", type=int, metavar="N", help="workers, a multiple of 4 (default: 12)")
     parser.add_argument("--backend", metavar="cpu-cores|gpu-slices", help="the hardware of a worker (default: cpu-cores)")
     parser.add_argument("--small", action="store_true", help="a GPT that is small enough for workers that share cores")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help=f"the folder of measurements and results, new or to resume (default: {DEFAULT_OUT})",
-    )
+    about = f"the folder of measurements and results, new or to resume (default: {DEFAULT_OUT})"
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=about)
     parser.add_argument("--only", default=",".join(_PARTS), metavar="LIST", help=f"some of {','.join(_PARTS)} (default: all)")
     add_size_arguments(parser)
-    parser.set_defaults(run=run_bench)
 
 
 def run_bench(args: argparse.Namespace) -> int:

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recycle.cli.measuring.profile_text import describe_profile, stability_text, start_text
+from recycle.cli.arguments import Subparsers, add_command
+from recycle.cli.profile_text import describe_profile, stability_text, start_text
 from recycle.cli.terminal import progress_bar
 from recycle.cli.training.job_factory import TrainingJobFactory
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments, read_config
-from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
 from recycle.core.files import refuse_unwritable, write_text
 from recycle.core.units import format_duration
@@ -42,36 +42,17 @@ examples:
     recycle plan --profile profile.json --pipelines 3 --stages 4 --microbatches 6 --fail W1_2 --out plan.json"""
 
 
-def add_profile_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser(
-        "profile",
-        usage="recycle profile [CONFIG] [options]",
-        help="measure a profile while all workers compute",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_profile_parser(subparsers: Subparsers) -> None:
+    summary, usage = "measure a profile while all workers compute", "recycle profile [CONFIG] [options]"
+    parser = add_command(subparsers, "profile", run_profile, summary, _DESCRIPTION, _EXAMPLES, usage)
     add_config_arguments(parser)
-    parser.add_argument(
-        "--microbatch",
-        type=int,
-        dest="data.samples",
-        default=argparse.SUPPRESS,
-        metavar="N",
-        help="samples of a micro-batch, another name of --samples",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=_DEFAULT_ROUNDS,
-        metavar="N",
-        help=f"the most rounds, if medians do not become stable before (default: {_DEFAULT_ROUNDS})",
-    )
-    parser.add_argument(
-        "--out", type=Path, default=DEFAULT_OUT, metavar="FILE", help=f"the profile to write (default: {DEFAULT_OUT})"
-    )
+    about = "samples of a micro-batch, another name of --samples"
+    parser.add_argument("--microbatch", type=int, dest="data.samples", default=argparse.SUPPRESS, metavar="N", help=about)
+    about = f"the most rounds, if medians do not become stable before (default: {_DEFAULT_ROUNDS})"
+    parser.add_argument("--rounds", type=int, default=_DEFAULT_ROUNDS, metavar="N", help=about)
+    about = f"the profile to write (default: {DEFAULT_OUT})"
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="FILE", help=about)
     parser.add_argument("--json", action="store_true", help="print the profile as JSON instead of a table")
-    parser.set_defaults(run=run_profile)
 
 
 def run_profile(args: argparse.Namespace) -> int:
@@ -83,8 +64,7 @@ def run_profile(args: argparse.Namespace) -> int:
     from recycle.profiling.machine import num_cores
     from recycle.profiling.rehearsal import Patience, rehearsal_plan, rehearse
 
-    cluster, usual = config.cluster, Patience()
-    shape = Shape(cluster.pipelines, cluster.stages, cluster.microbatches)
+    shape, usual = config.cluster.shape, Patience()
     patience = Patience(usual.share, min(usual.least_rounds, args.rounds), args.rounds)
     job = factory.job(rehearsal_plan(shape, is_split=True))
     if config.training.device == "cpu" and (note := oversubscription_note(shape.num_workers, num_cores())):

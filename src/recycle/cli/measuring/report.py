@@ -4,15 +4,15 @@ import argparse
 import json
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
+from recycle.cli.arguments import Subparsers, add_command, add_file_options, add_rows_option, refuse_unwritable_outputs
 from recycle.cli.measuring.report_text import report_lines
 from recycle.cli.terminal import Terminal, chart_width, print_lines
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.events.record import PLAN, PLANS, read_record
-from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_bytes, write_text
+from recycle.core.files import refuse_other_suffix, write_bytes, write_text
 from recycle.evaluate.against_simulation.epoch_comparison import RunComparison
 from recycle.report.export.perfetto import draw_run_trace
 from recycle.report.figures.iteration_timelines import executed_timeline, planned_timeline
@@ -42,45 +42,30 @@ examples:
   recycle report runs/a --json | jq .plan.over_promise"""
 
 
-def add_report_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    parser = subparsers.add_parser(
-        "report",
-        help="show the results of a run, beside its plan",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_report_parser(subparsers: Subparsers) -> None:
+    summary = "show the results of a run, beside its plan"
+    parser = add_command(subparsers, "report", run_report, summary, _DESCRIPTION, _EXAMPLES)
     parser.add_argument("run_path", type=Path, metavar="RUN", help="the folder of a run, or a record")
-    parser.add_argument(
-        "--plan", type=Path, metavar="FILE", help=f"a plan of the run (default: {PLAN} beside the record, and {PLANS}/)"
-    )
+    add_file_options(parser, plan=f"a plan of the run (default: {PLAN} beside the record, and {PLANS}/)")
     parser.add_argument("--iteration", type=int, metavar="N", help="the iteration to draw (default: one of median length)")
     simulation = parser.add_argument_group("simulation")
-    simulation.add_argument(
-        "--against-simulation",
-        action="store_true",
-        help="simulate the run with its failures, and compare the times",
-    )
-    simulation.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a simulated pause, such as recycle.detect=50ms"
-    )
+    about = "simulate the run with its failures, and compare the times"
+    simulation.add_argument("--against-simulation", action="store_true", help=about)
+    about = "a simulated pause, such as recycle.detect=50ms"
+    simulation.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=about)
     files = parser.add_argument_group("output")
-    files.add_argument("--png", type=Path, metavar="FILE", help="write everything as a picture on one page")
-    files.add_argument("--svg", type=Path, metavar="FILE", help="write an SVG picture of the iteration as executed")
-    files.add_argument(
-        "--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev, with memory; of long runs 3 iterations"
+    add_file_options(
+        files,
+        png="write everything as a picture on one page",
+        svg="write an SVG picture of the iteration as executed",
+        perfetto="write a trace for ui.perfetto.dev, with memory; of long runs 3 iterations",
     )
-    files.add_argument(
-        "--rows", choices=("auto", "all"), default="auto", help="auto leaves workers of big plans out of the charts"
-    )
+    add_rows_option(files)
     files.add_argument("--json", action="store_true", help="print one JSON object instead of numbers and charts")
-    parser.set_defaults(run=run_report)
 
 
 def run_report(args: argparse.Namespace) -> int:
-    for path in (args.png, args.svg, args.perfetto):
-        if path:
-            refuse_unwritable(path)
+    refuse_unwritable_outputs(args.png, args.svg, args.perfetto)
     if args.png:
         refuse_other_suffix(args.png, ".png")
     if args.set and not args.against_simulation:

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from recycle.cli.live.run_state import format_loss
 from recycle.core.events.record import Held
 from recycle.core.units import format_bytes, format_duration, format_us
 from recycle.report.record.recoveries import format_ms, recovery_lines
@@ -17,122 +18,117 @@ _MOST_WARNINGS = 8
 _MOST_SAVED = 4
 _MOST_RECOVERIES = 12
 _CURVE_ROWS = 7
-_INDENT = " " * 11
+_MARGIN = 11
 # The bits of a braille character's dots: four rows of two.
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def report_lines(summary: Summary, state: str, width: int) -> list[str]:
     """Return the report in lines; `state` describes how the run ended."""
-    return [
-        *_line("run", f"{_named(summary)}, {state}"),
-        *_step_lines(summary),
-        *_speed_lines(summary),
-        *_line("bubbles", _bubbles(summary)),
-        *_time_lines(summary),
-        *_recovery_lines(summary),
-        *_memory_lines(summary),
-        *_saved_lines(summary),
-        *_warning_lines(summary),
-        *_missing_lines(summary),
-        *_curve_lines(summary, width),
-    ]
-
-
-def _line(label: str, *texts: str) -> list[str]:
-    """Return lines of text, the first of them labelled in the margin."""
-    return [f"{label if number == 0 else '':<11}{text}".rstrip() for number, text in enumerate(texts)]
-
-
-def _named(summary: Summary) -> str:
     run = summary.run
-    return f"{run.source} of {run.name}" if run.name else run.source
+    paragraphs = {
+        "run": [f"{run.source} of {run.name}, {state}" if run.name else f"{run.source}, {state}"],
+        "steps" if run.steps else "iterations": _steps(summary),
+        "speed": [f"{summary.samples_per_s:.4g} samples/s, the median"] if summary.samples_per_s else [],
+        "iteration": _iteration(summary),
+        "plan": _plan(summary),
+        "bubbles": _bubbles(summary),
+        "time": _time(summary),
+        "recoveries": _recoveries(summary),
+        "memory": _memory(summary),
+        "saved": _saved(summary),
+        "warnings": _warnings(summary),
+        "missing": _missing(summary),
+    }
+    lines = [line for label, texts in paragraphs.items() for line in _labelled(label, texts)]
+    loss_lines = _labelled("loss", _loss_curve(summary, width))
+    return [*lines, "", *loss_lines] if loss_lines else lines
 
 
-def _step_lines(summary: Summary) -> list[str]:
+def _labelled(label: str, texts: Sequence[str]) -> list[str]:
+    """Return lines of text, the first of them labelled in the margin."""
+    return [f"{label if number == 0 else '':<{_MARGIN}}{text}".rstrip() for number, text in enumerate(texts)]
+
+
+def _steps(summary: Summary) -> list[str]:
     executed = summary.executed
     if not summary.run.steps:
-        return _line("iterations", f"{len(executed.whole):,} whole ones, {executed.whole[0]} to {executed.whole[-1]}")
+        return [f"{len(executed.whole):,} whole ones, {executed.whole[0]} to {executed.whole[-1]}"]
     (_, first), (_, last) = summary.losses[0], summary.losses[-1]
-    text = f"{len(summary.run.steps):,}; loss {_loss(first)} at the first, {_loss(last)} at the last"
     counts = {"skipped": len(summary.skipped), "clipped": len(summary.clipped), "taken back": len(executed.taken_back)}
-    lines = _line("steps", text, ", ".join(f"{count or 'none'} {what}" for what, count in counts.items()))
+    texts = [
+        f"{len(summary.run.steps):,}; loss {format_loss(first)} at the first, {format_loss(last)} at the last",
+        ", ".join(f"{count or 'none'} {what}" for what, count in counts.items()),
+    ]
     if executed.num_in_vain:
         lost = f"{executed.num_in_vain:,} ops ran in vain, {format_duration(executed.in_vain_us)} of all workers together"
-        lines += _line("", f"{lost}, and were run again")
-    return lines
+        texts.append(f"{lost}, and were run again")
+    return texts
 
 
-def _loss(loss: float | None) -> str:
-    return "not finite" if loss is None else f"{loss:.4f}"
-
-
-def _speed_lines(summary: Summary) -> list[str]:
-    times, executed, plan = summary.times, summary.executed, summary.plan
-    speed = [f"{summary.samples_per_s:.4g} samples/s, the median"] if summary.samples_per_s else []
-    took = f"{format_us(times.median_us)}, the median of {times.num:,}"
+def _iteration(summary: Summary) -> list[str]:
+    times = summary.times
     spread = f"{format_us(times.tenth_us)} at the 10th percentile, {format_us(times.ninetieth_us)} at the 90th"
+    return [f"{format_us(times.median_us)}, the median of {times.num:,}; {spread}"]
+
+
+def _plan(summary: Summary) -> list[str]:
+    executed, num_other = summary.executed, len(summary.executed.of_other_plans)
     promise = f"at the speed at which ops ran the plan promises {format_us(round(executed.promised_us))}"
     ratios = ", ".join(f"{kind} {_times(ratio)}" for kind, ratio in summary.slowdowns.items())
     slow = f"ops took {_times(executed.slowdown())} times as long as planned: {ratios}"
-    return [
-        *(_line("speed", *speed) if speed else []),
-        *_line("iteration", f"{took}; {spread}"),
-        *_line("plan", f"{promise}: the iteration takes {summary.over_promise:.3f} times that"),
-        *_line("", f"its period is {format_us(plan.period_us)}; {slow}"),
-        *_line("", *_other_plans(summary)),
+    texts = [
+        f"{promise}: the iteration takes {summary.over_promise:.3f} times that",
+        f"its period is {format_us(summary.plan.period_us)}; {slow}",
     ]
-
-
-def _other_plans(summary: Summary) -> list[str]:
-    num, num_other = len(summary.executed.whole), len(summary.executed.of_other_plans)
-    return [f"{num:,} iterations were executed by this plan, {num_other:,} by plans of other epochs"] if num_other else []
+    if num_other:
+        texts.append(f"{len(executed.whole):,} iterations were executed by this plan, {num_other:,} by plans of other epochs")
+    return texts
 
 
 def _times(ratio: float) -> str:
     return f"{ratio:.3f}" if ratio < 10 else f"{ratio:,.0f}"
 
 
-def _bubbles(summary: Summary) -> str:
+def _bubbles(summary: Summary) -> list[str]:
     ordered = sorted(summary.executed.shares, key=lambda share: (share.bubble, share.worker))
     least, most = (f"{share.bubble:.1%} ({share.worker})" for share in (ordered[0], ordered[-1]))
-    return (
-        f"{summary.bubble:.1%} of the workers' time as executed, {summary.planned_bubble:.1%} as planned; from {least} to {most}"
-    )
+    shares = f"{summary.bubble:.1%} of the workers' time as executed, {summary.planned_bubble:.1%} as planned"
+    return [f"{shares}; from {least} to {most}"]
 
 
-def _time_lines(summary: Summary) -> list[str]:
+def _time(summary: Summary) -> list[str]:
     metrics = summary.run.metrics
     if metrics is None:
         return []
     parts = {"busy": metrics.busy_us, "bubble": metrics.bubble_us, "redo": metrics.redo_us, "checkpoint": metrics.checkpoint_us}
-    waits = {**metrics.pauses_us, **metrics.downs_us}
-    parts |= {f"{cause or 'a pause'}": time for cause, time in waits.items()}
+    parts |= {cause or "a pause": time for cause, time in {**metrics.pauses_us, **metrics.downs_us}.items()}
     shares = ", ".join(f"{name} {time / metrics.total_us:.1%}" for name, time in parts.items() if time)
-    return _line("time", f"{format_duration(metrics.total_us)} in all: {shares}")
+    return [f"{format_duration(metrics.total_us)} in all: {shares}"]
 
 
-def _recovery_lines(summary: Summary) -> list[str]:
+def _recoveries(summary: Summary) -> list[str]:
     known = summary.run.recoveries
     if not known:
         return []
     num_left, num_joined = (sum(len(one.workers) for one in known if one.joins == joins) for joins in (False, True))
     head = f"{len(known):,}, which cost {format_ms(summary.lost_us)}; {num_left or 'none'} left, {num_joined or 'none'} joined"
-    shown = known[:_MOST_RECOVERIES]
-    after = [f"and {len(known) - len(shown):,} more; --json lists all"] if len(known) > len(shown) else []
-    return _line("recoveries", head, *recovery_lines(shown), *after)
+    return [head, *recovery_lines(known[:_MOST_RECOVERIES]), *_more(len(known) - _MOST_RECOVERIES)]
 
 
-def _memory_lines(summary: Summary) -> list[str]:
-    held = list(summary.run.held)
+def _more(num_hidden: int) -> list[str]:
+    return [f"and {num_hidden:,} more; --json lists all"] if num_hidden > 0 else []
+
+
+def _memory(summary: Summary) -> list[str]:
+    held, note = list(summary.run.held), []
     if not held:
         return []
-    note = []
     if len(held) > _MOST_WORKERS:
         note = [f"of each stage the fullest of {len(held)} workers"]
         held = fullest_by_stage(summary.run.held)
     head = ["worker", "process", "activations", "planned", "of planned"]
-    return _line("memory", *note, *aligned([head, *map(_memory_row, held)]).splitlines())
+    return [*note, *aligned([head, *map(_memory_row, held)]).splitlines()]
 
 
 def _memory_row(held: Held) -> list[str]:
@@ -142,45 +138,40 @@ def _memory_row(held: Held) -> list[str]:
     return [held.worker, *measured, planned, "-" if ratio is None else f"{ratio:.0%}"]
 
 
-def _saved_lines(summary: Summary) -> list[str]:
+def _saved(summary: Summary) -> list[str]:
     saved = summary.run.saved
-    if not saved:
-        return []
     texts = [
         f"step {one.num_steps:,} at {format_duration(one.at_us)}, {format_bytes(one.size_bytes)}, in {one.folder}"
         for one in saved[-_MOST_SAVED:]
     ]
-    before = [f"{len(saved) - len(texts)} before these"] if len(saved) > len(texts) else []
-    return _line("saved", *before, *texts)
+    return [f"{len(saved) - _MOST_SAVED} before these", *texts] if len(saved) > _MOST_SAVED else texts
 
 
-def _warning_lines(summary: Summary) -> list[str]:
+def _warnings(summary: Summary) -> list[str]:
     warned = summary.run.warned
     texts = [f"at {format_duration(one.at_us)}: {' '.join(one.text.split())}" for one in warned[:_MOST_WARNINGS]]
-    after = [f"and {len(warned) - len(texts)} more; --json lists all"] if len(warned) > len(texts) else []
-    return _line("warnings", *texts, *after) if warned else []
+    return [*texts, *_more(len(warned) - _MOST_WARNINGS)]
 
 
-def _missing_lines(summary: Summary) -> list[str]:
+def _missing(summary: Summary) -> list[str]:
     if not summary.missing:
         return []
     *others, last = summary.missing
-    return _line("missing", f"the record holds no {', no '.join(others)}{' and no ' if others else ''}{last}")
+    return [f"the record holds no {', no '.join(others)}{' and no ' if others else ''}{last}"]
 
 
-def _curve_lines(summary: Summary, width: int) -> list[str]:
+def _loss_curve(summary: Summary, width: int) -> list[str]:
     known = [(iteration, loss) for iteration, loss in summary.losses if loss is not None]
     if len(known) < 2:
         return []
-    num_columns = max(10, min(72, width - len(_INDENT) - 12))
+    num_columns = max(10, min(72, width - _MARGIN - 12))
     low, high = (f"{bound(loss for _, loss in known):.4g}" for bound in (min, max))
     label = max(len(low), len(high))
     drawn = curve([loss for _, loss in known], num_columns, _CURVE_ROWS)
     marks = {0: high, _CURVE_ROWS - 1: low}
-    lines = [f"{marks.get(row, ''):>{label}} │{text}".rstrip() for row, text in enumerate(drawn)]
+    lines = [f"{marks.get(row, ''):>{label}} │{text}" for row, text in enumerate(drawn)]
     first, last = str(known[0][0]), str(known[-1][0])
-    axis = f"{first}{last:>{num_columns - len(first)}}"
-    return ["", *_line("loss", *lines, f"{'':>{label}}  {axis}  iteration")]
+    return [*lines, f"{'':>{label}}  {first}{last:>{num_columns - len(first)}}  iteration"]
 
 
 def curve(values: Sequence[float], num_columns: int, num_rows: int) -> list[str]:

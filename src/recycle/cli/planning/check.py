@@ -3,8 +3,8 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
+from recycle.cli.arguments import Subparsers, add_command
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import Violation, check
 from recycle.core.units import format_us
@@ -21,17 +21,11 @@ examples:
   recycle check plan.json --json | jq .violations"""
 
 
-def add_check_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    parser = subparsers.add_parser(
-        "check",
-        help="say whether a plan is legal, and which rules it breaks",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_check_parser(subparsers: Subparsers) -> None:
+    summary = "say whether a plan is legal, and which rules it breaks"
+    parser = add_command(subparsers, "check", run_check, summary, _DESCRIPTION, _EXAMPLES)
     parser.add_argument("plan", type=Path, metavar="PLAN", help="the plan file")
     parser.add_argument("--json", action="store_true", help="print one JSON object with every violation")
-    parser.set_defaults(run=run_check)
 
 
 def run_check(args: argparse.Namespace) -> int:
@@ -39,7 +33,16 @@ def run_check(args: argparse.Namespace) -> int:
     plan = Plan.load(args.plan)
     violations = check(plan)
     if args.json:
-        print(json.dumps(_as_json(plan, violations), ensure_ascii=False, indent=1))
+        facts = {
+            "legal": not violations,
+            "period_us": plan.period_us,
+            "bound_us": plan.quality.bound_us,
+            "status": plan.quality.status,
+            "num_ops": plan.num_ops,
+            "num_workers": len(plan.rows),
+            "violations": [{"rule": violation.rule, "message": violation.message} for violation in violations],
+        }
+        print(json.dumps(facts, ensure_ascii=False, indent=1))
     else:
         print("\n".join(_sentences(plan, violations)))
     return 1 if violations else 0
@@ -53,15 +56,3 @@ def _sentences(plan: Plan, violations: list[Violation]) -> list[str]:
     if len(violations) > MOST_SHOWN:
         lines.append(f"and {len(violations) - MOST_SHOWN} more")
     return [f"not legal: {len(violations)} violation{'s' if len(violations) > 1 else ''}", *lines]
-
-
-def _as_json(plan: Plan, violations: list[Violation]) -> dict[str, Any]:
-    return {
-        "legal": not violations,
-        "period_us": plan.period_us,
-        "bound_us": plan.quality.bound_us,
-        "status": plan.quality.status,
-        "num_ops": plan.num_ops,
-        "num_workers": len(plan.rows),
-        "violations": [{"rule": violation.rule, "message": violation.message} for violation in violations],
-    }

@@ -2,9 +2,9 @@
 
 import argparse
 import json
-from pathlib import Path
 
-from recycle.core.files import refuse_unwritable, write_text
+from recycle.cli.arguments import Subparsers, add_command, add_file_options, refuse_unwritable_outputs
+from recycle.core.files import write_text
 from recycle.core.profile import Profile
 from recycle.core.units import format_bytes, format_us
 from recycle.planner.profiles.catalog import GPUS, MODELS
@@ -22,26 +22,22 @@ examples:
   recycle estimate --model 145.6b --gpu h100 --stages 16 --tensor-parallel 8"""
 
 
-def add_estimate_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser(
-        "estimate",
-        help="make a profile from model and GPU numbers",
-        description="Estimate what each op costs at each stage, in time and memory.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def add_estimate_parser(subparsers: Subparsers) -> None:
+    summary, description = (
+        "make a profile from model and GPU numbers",
+        "Estimate what each op costs at each stage, in time and memory.",
     )
+    parser = add_command(subparsers, "estimate", run_estimate, summary, description, _EXAMPLES)
     parser.add_argument("--model", required=True, help="a model by name or by its numbers")
     parser.add_argument("--gpu", required=True, help="a GPU by name or by its numbers")
     parser.add_argument("--stages", type=int, required=True, metavar="S", help="stages of a pipeline")
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="T", help="GPUs that share a stage (default: 1)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where the profile goes (default: it is only shown)")
+    add_file_options(parser, out="where the profile goes (default: it is only shown)")
     parser.add_argument("--json", action="store_true", help="print the profile as JSON instead of a table")
-    parser.set_defaults(run=run_estimate)
 
 
 def run_estimate(args: argparse.Namespace) -> int:
-    if args.out:
-        refuse_unwritable(args.out)
+    refuse_unwritable_outputs(args.out)
     profile = estimate(args.model, args.gpu, args.stages, args.tensor_parallel)
     if args.out:
         write_text(args.out, json.dumps(profile.to_json(), indent=1) + "\n")

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TimeRemainingColumn
 
-from recycle.cli.measuring.profile_text import mismatch_note
+from recycle.cli.arguments import Subparsers, add_command, add_shape_options, refuse_unwritable_outputs
+from recycle.cli.profile_text import mismatch_note
+from recycle.cli.terminal import progress_bar
 from recycle.core.errors import UserError
 from recycle.core.files import refuse_unwritable
 from recycle.core.plans.library import without_failures
@@ -40,20 +42,12 @@ examples:
       --library --max-failures 25% --out plans/"""
 
 
-def add_plan_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser(
-        "plan",
-        help="make the schedule for a set of failures, or a library of them",
-        description="Make the schedule of every live worker, and say how far it is from the best possible.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_plan_parser(subparsers: Subparsers) -> None:
+    summary = "make the schedule for a set of failures, or a library of them"
+    description = "Make the schedule of every live worker, and say how far it is from the best possible."
+    parser = add_command(subparsers, "plan", run_plan, summary, description, _EXAMPLES)
     shape = parser.add_argument_group("the cluster")
-    shape.add_argument("--pipelines", type=int, required=True, metavar="D", help="data-parallel pipelines")
-    shape.add_argument("--stages", type=int, required=True, metavar="S", help="stages of each pipeline")
-    shape.add_argument(
-        "--microbatches", type=int, required=True, metavar="M", help="micro-batches of each pipeline in an iteration"
-    )
+    add_shape_options(shape)
     failures = shape.add_mutually_exclusive_group()
     failures.add_argument("--fail", default="", metavar="W1_2,...", help="the dead workers, by name")
     failures.add_argument("--failures", type=int, metavar="N", help="any N dead workers: plan for where they hurt least")
@@ -88,7 +82,6 @@ def add_plan_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentPar
     library.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
     parser.add_argument("--out", type=Path, metavar="PATH", help="where the plan goes (a file), or the library (a folder)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a summary")
-    parser.set_defaults(run=run_plan)
 
 
 def run_plan(args: argparse.Namespace) -> int:
@@ -107,20 +100,16 @@ def run_plan(args: argparse.Namespace) -> int:
         print(note, file=sys.stderr)
     if args.library:
         return _run_library(args, problem)
-    if args.out:
-        refuse_unwritable(args.out)
+    refuse_unwritable_outputs(args.out)
     with Console(stderr=True).status(f"planning by {args.method}, at most {_time_limit_s(args):g} s"):
-        plan, distribution = _plan(args, problem)
+        if args.failures is None:
+            plan, distribution = solve(problem, args.method, _time_limit_s(args)), None
+        else:
+            plan, distribution = solve_normalized(problem, args.failures, args.method, _time_limit_s(args))
     if args.out:
         plan.save(args.out)
     print(json.dumps(_facts(plan, distribution)) if args.json else _summary(plan, distribution, args.out))
     return 0
-
-
-def _plan(args: argparse.Namespace, problem: Problem) -> tuple[Plan, Distribution | None]:
-    if args.failures is None:
-        return solve(problem, args.method, _time_limit_s(args)), None
-    return solve_normalized(problem, args.failures, args.method, _time_limit_s(args))
 
 
 def _time_limit_s(args: argparse.Namespace) -> float:
@@ -157,7 +146,7 @@ def _summary(plan: Plan, distribution: Distribution | None, out: Path | None) ->
     shape, quality = plan.problem.shape, plan.quality
     failed = [str(worker) for worker in sorted(plan.problem.cluster.failed)]
     named = ", ".join(failed[:8]) + (f" and {len(failed) - 8} more" if len(failed) > 8 else "")
-    over = "proven optimal" if quality.status == "optimal" else f"at most {_share(plan.gap - 1)} above the best possible"
+    over = "proven optimal" if quality.status == "optimal" else f"at most {max(plan.gap - 1, 0.0001):.2%} above the best possible"
     if distribution is not None:
         least = _least_bound(plan, distribution)
         if least < quality.bound_us:
@@ -175,10 +164,6 @@ def _summary(plan: Plan, distribution: Distribution | None, out: Path | None) ->
     if out:
         lines.append(f"written   {out}  (recycle show {out})")
     return "\n".join(lines)
-
-
-def _share(share: float) -> str:
-    return f"{share:.2%}" if share >= 0.0001 else "0.01%"
 
 
 def _ranges(values: list[int]) -> str:
@@ -200,7 +185,7 @@ def _run_library(args: argparse.Namespace, problem: Problem) -> int:
     most = min(parse_share_or_count(args.max_failures, problem.shape.num_workers), most_failures(problem.shape))
     began, built = time.monotonic(), []
     plans = build(args.out, problem, most, args.method, _time_limit_s(args), args.jobs)
-    with _progress() as progress:
+    with progress_bar(TimeRemainingColumn()) as progress:
         task = progress.add_task("planning", total=most + 1)
         for plan in plans:
             built.append(plan)
@@ -209,17 +194,6 @@ def _run_library(args: argparse.Namespace, problem: Problem) -> int:
     seconds = round(time.monotonic() - began, 3)
     print(json.dumps(_library_facts(args.out, built, seconds)) if args.json else _library_summary(args.out, built, seconds))
     return 0
-
-
-def _progress() -> Progress:
-    columns = (
-        TextColumn("{task.description:>14}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=Console(file=sys.stderr))
 
 
 def _library_facts(folder: Path, built: list[Built], seconds: float) -> dict[str, Any]:

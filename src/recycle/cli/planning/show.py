@@ -3,9 +3,9 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
-from recycle.cli.terminal import Terminal, chart_width, print_lines
+from recycle.cli.arguments import Subparsers, add_command, add_file_options, add_rows_option, add_width_option
+from recycle.cli.terminal import Terminal, chosen_width, print_lines
 from recycle.core.errors import UserError
 from recycle.core.files import write_bytes, write_text
 from recycle.core.plans.plan import Plan
@@ -18,7 +18,6 @@ from recycle.report.export.torch_csv import draw_torch_csv
 from recycle.report.render.svg import draw_svg
 from recycle.report.render.terminal_chart import draw_chart
 
-LEAST_WIDTH = 40
 _DESCRIPTION = """\
 Draw a plan: one line for each worker, with its ops to scale.
 
@@ -34,33 +33,24 @@ examples:
   recycle show plan.json --csv schedule.csv       a fault-free plan for torch.distributed.pipelining"""
 
 
-def add_show_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    parser = subparsers.add_parser(
-        "show",
-        help="draw a plan in the terminal, or as SVG, PNG, Perfetto trace or CSV",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_show_parser(subparsers: Subparsers) -> None:
+    summary = "draw a plan in the terminal, or as SVG, PNG, Perfetto trace or CSV"
+    parser = add_command(subparsers, "show", run_show, summary, _DESCRIPTION, _EXAMPLES)
     parser.add_argument("plan", type=Path, metavar="PLAN", help="the plan file")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="write an SVG picture")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="write a PNG picture")
-    parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write one pipeline for torch.distributed.pipelining")
+    add_file_options(parser, svg="write an SVG picture", png="write a PNG picture", perfetto="write a trace for ui.perfetto.dev")
+    add_file_options(parser, csv="write one pipeline for torch.distributed.pipelining")
     parser.add_argument("--pipeline", type=int, default=0, metavar="N", help="the pipeline that --csv writes (default: 0)")
-    parser.add_argument("--width", type=int, metavar="N", help="columns of the chart (default: the terminal's)")
-    parser.add_argument("--rows", choices=("auto", "all"), default="auto", help="auto leaves workers of big plans out")
-    parser.set_defaults(run=run_show)
+    add_width_option(parser)
+    add_rows_option(parser)
 
 
 def run_show(args: argparse.Namespace) -> int:
     """Write the files that were asked for, then print the chart. A plan that breaks rules is drawn, with a warning."""
-    if args.width is not None and args.width < LEAST_WIDTH:
-        raise UserError(f"--width is {args.width}, too narrow for a chart: give at least {LEAST_WIDTH} columns")
+    console = Terminal()
+    width = chosen_width(args.width, console)
     plan = Plan.load(args.plan)
     written = _write_files(plan, args)
-    console = Terminal()
-    print_lines(draw_chart(plan, args.width or max(LEAST_WIDTH, chart_width(console)), args.rows == "all"), console)
+    print_lines(draw_chart(plan, width, args.rows == "all"), console)
     for path in written:
         print(f"wrote {path}")
     if broken := check(plan):
@@ -69,23 +59,18 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def _write_files(plan: Plan, args: argparse.Namespace) -> list[Path]:
-    written: list[Path] = []
     if args.csv:
         _refuse_failures(args.plan, plan.problem)
         write_text(args.csv, draw_torch_csv(plan, args.pipeline))
-        written.append(args.csv)
     if args.svg:
         write_text(args.svg, draw_svg(plan))
-        written.append(args.svg)
     if args.png:
         from recycle.report.render.png import draw_png  # matplotlib takes half a second to import, and only this needs it
 
         write_bytes(args.png, draw_png(plan))
-        written.append(args.png)
     if args.perfetto:
         write_text(args.perfetto, draw_trace(plan))
-        written.append(args.perfetto)
-    return written
+    return [path for path in (args.csv, args.svg, args.png, args.perfetto) if path]
 
 
 def _refuse_failures(path: Path, problem: Problem) -> None:

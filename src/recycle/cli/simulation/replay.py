@@ -5,14 +5,14 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from recycle.cli.arguments import Subparsers, add_command, add_file_options, add_rows_option, refuse_unwritable_outputs
 from recycle.cli.simulation.replay_text import replay_facts, replay_subtitle, replay_summary
 from recycle.cli.terminal import Terminal, chart_width, print_lines, progress_bar
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.events.record import OpRan, write_record
-from recycle.core.files import refuse_unwritable, write_bytes, write_text
+from recycle.core.files import write_bytes, write_text
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.report.export.perfetto import draw_run_trace
@@ -40,14 +40,9 @@ examples:
   recycle replay plan.json --json | jq .critical_path.by_kind"""
 
 
-def add_replay_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    parser = subparsers.add_parser(
-        "replay",
-        help="simulate a plan for some iterations, exactly or with noise",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_replay_parser(subparsers: Subparsers) -> None:
+    summary = "simulate a plan for some iterations, exactly or with noise"
+    parser = add_command(subparsers, "replay", run_replay, summary, _DESCRIPTION, _EXAMPLES)
     parser.add_argument("plan", type=Path, metavar="PLAN", help="the plan file")
     parser.add_argument("--iterations", type=int, default=5, metavar="N", help="how many in a row (default: 5)")
     noise = parser.add_argument_group("noise")
@@ -57,17 +52,15 @@ def add_replay_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     noise.add_argument("--seed", type=int, default=1, metavar="N", help="of the jitter (default: 1)")
     parser.add_argument("--eager", action="store_true", help="start ops as soon as they can, not when the plan says")
     files = parser.add_argument_group("output")
-    files.add_argument("--record", type=Path, metavar="FILE", help="write every op that ran, as JSON lines")
-    files.add_argument("--svg", type=Path, metavar="FILE", help="write an SVG picture of a steady iteration")
-    files.add_argument("--png", type=Path, metavar="FILE", help="write a PNG picture of it")
-    files.add_argument(
-        "--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev, with memory; of big plans 3 iterations"
+    add_file_options(
+        files,
+        record="write every op that ran, as JSON lines",
+        svg="write an SVG picture of a steady iteration",
+        png="write a PNG picture of it",
+        perfetto="write a trace for ui.perfetto.dev, with memory; of big plans 3 iterations",
     )
-    files.add_argument(
-        "--rows", choices=("auto", "all"), default="auto", help="auto leaves workers of big plans out of the chart"
-    )
+    add_rows_option(files)
     files.add_argument("--json", action="store_true", help="print one JSON object instead of a summary and a chart")
-    parser.set_defaults(run=run_replay)
 
 
 def run_replay(args: argparse.Namespace) -> int:
@@ -79,9 +72,7 @@ def run_replay(args: argparse.Namespace) -> int:
         eager=args.eager,
         seed=args.seed,
     )
-    for path in (args.record, args.svg, args.png, args.perfetto):
-        if path:
-            refuse_unwritable(path)
+    refuse_unwritable_outputs(args.record, args.svg, args.png, args.perfetto)
     plan = Plan.load(args.plan)
     if broken := check(plan):
         raise UserError(

@@ -5,7 +5,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from recycle.cli.simulation.simulate import cache_folder
+from recycle.cli.arguments import Subparsers, add_command
+from recycle.cli.simulation.simulate import add_cache_options, cache_folder
 from recycle.cli.terminal import progress_bar
 from recycle.core.files import refuse_unwritable, write_bytes, write_text
 from recycle.report.record.tables import document
@@ -35,20 +36,14 @@ _EXPERIMENTS: dict[str, Callable[[Path | None, Tick], ExperimentResult]] = {
 }
 
 
-def add_reproduce_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser(
-        "reproduce",
-        help="run an experiment of the paper's evaluation",
-        description="Run an experiment of the paper and print our numbers beside the published ones.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_reproduce_parser(subparsers: Subparsers) -> None:
+    summary = "run an experiment of the paper's evaluation"
+    description = "Run an experiment of the paper and print our numbers beside the published ones."
+    parser = add_command(subparsers, "reproduce", run_reproduce, summary, description, _EXAMPLES)
     parser.add_argument("experiment", choices=list(_EXPERIMENTS), help="which one")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write NAME.md, NAME.json and NAME.png there")
-    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="where plans are kept (default: the user's cache)")
-    parser.add_argument("--no-cache", action="store_true", help="keep nothing")
+    add_cache_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of Markdown")
-    parser.set_defaults(run=run_reproduce)
 
 
 def run_reproduce(args: argparse.Namespace) -> int:

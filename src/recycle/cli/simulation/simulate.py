@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from recycle.cli.arguments import Subparsers, add_command, add_file_options, add_shape_options, refuse_unwritable_outputs
 from recycle.cli.terminal import progress_bar
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
@@ -38,62 +39,48 @@ examples:
     recycle simulate --model gpt3-6.7b --gpu a100-80 --pipelines 4 --stages 8 --microbatches 32 --fault-free 5.33"""
 
 
-def add_simulate_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser(
-        "simulate",
-        help="compare systems under failures, at any scale",
-        description="Compare the throughput of ReCycle and of other systems while workers fail and return.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _add_job_arguments(parser.add_argument_group("the job"))
+def add_simulate_parser(subparsers: Subparsers) -> None:
+    summary = "compare systems under failures, at any scale"
+    description = "Compare the throughput of ReCycle and of other systems while workers fail and return."
+    parser = add_command(subparsers, "simulate", run_simulate, summary, description, _EXAMPLES)
+    job = parser.add_argument_group("the job")
+    job.add_argument("--model", required=True, help="a model by name or by its numbers; see 'recycle estimate --help'")
+    job.add_argument("--gpu", required=True, help="a GPU by name or by its numbers")
+    add_shape_options(job)
+    job.add_argument("--tensor-parallel", type=int, default=1, metavar="T", help="GPUs of a worker (default: 1)")
     parser.add_argument("--systems", default="all", metavar="LIST", help="which systems, separated by commas (default: all)")
     changes = parser.add_argument_group("failures")
     changes.add_argument("--interval", metavar="TIME", help="one worker at random fails every so often: 30m, 2h")
     changes.add_argument("--mtbf", metavar="TIME", help="or each worker fails at random, once in so long on average: 90d")
     changes.add_argument("--rejoin", metavar="TIME", help="a failed worker comes back after so long (default: never)")
-    changes.add_argument("--trace", type=Path, metavar="FILE", help="or a trace, as 'recycle trace make' writes it")
+    add_file_options(changes, trace="or a trace, as 'recycle trace make' writes it")
     changes.add_argument("--hours", type=float, metavar="H", help="how long (default: 6, or as long as the trace)")
     changes.add_argument("--seed", type=int, default=1, help="which workers fail (default: 1)")
     assumptions = parser.add_argument_group("assumptions")
-    _add_constant_arguments(assumptions)
-    assumptions.add_argument(
-        "--fault-free", type=float, metavar="SAMPLES/S", help="measured fault-free 1F1B throughput, to scale the estimate to"
-    )
+    add_file_options(assumptions, constants="TOML with pauses and checkpoints, a table a system")
+    about = "one of them, such as oobleck.reconfigure=57s"
+    assumptions.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=about)
+    add_cache_options(assumptions)
+    about = "measured fault-free 1F1B throughput, to scale the estimate to"
+    assumptions.add_argument("--fault-free", type=float, metavar="SAMPLES/S", help=about)
     output = parser.add_argument_group("output")
-    output.add_argument("--plot", type=Path, metavar="FILE", help="a PNG of throughput over time")
+    add_file_options(output, plot="a PNG of throughput over time")
     output.add_argument("--records", type=Path, metavar="FOLDER", help="the record of every system, as lines of JSON")
     output.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.set_defaults(run=run_simulate)
 
 
-def _add_job_arguments(job: "argparse._ArgumentGroup") -> None:
-    job.add_argument("--model", required=True, help="a model by name or by its numbers; see 'recycle estimate --help'")
-    job.add_argument("--gpu", required=True, help="a GPU by name or by its numbers")
-    job.add_argument("--pipelines", type=int, required=True, metavar="D", help="data-parallel pipelines")
-    job.add_argument("--stages", type=int, required=True, metavar="S", help="stages of each pipeline")
-    job.add_argument("--microbatches", type=int, required=True, metavar="M", help="micro-batches of each pipeline in a step")
-    job.add_argument("--tensor-parallel", type=int, default=1, metavar="T", help="GPUs of a worker (default: 1)")
-
-
-def _add_constant_arguments(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--constants", type=Path, metavar="FILE", help="TOML with pauses and checkpoints, a table a system")
-    group.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="one of them, such as oobleck.reconfigure=57s"
-    )
-    group.add_argument(
-        "--cache", type=Path, metavar="FOLDER", help="where plans and results are kept (default: the user's cache)"
-    )
-    group.add_argument("--no-cache", action="store_true", help="keep nothing")
+def add_cache_options(options: argparse._ActionsContainer) -> None:
+    """Add the options that `cache_folder` reads."""
+    about = "where plans and results are kept (default: the user's cache)"
+    options.add_argument("--cache", type=Path, metavar="FOLDER", help=about)
+    options.add_argument("--no-cache", action="store_true", help="keep nothing")
 
 
 def run_simulate(args: argparse.Namespace) -> int:
     names = parse_systems(args.systems)
     context = make_context(args)
     trace = _trace(args, context.job)
-    for path in (args.plot, args.records / "record.jsonl" if args.records else None):
-        if path:
-            refuse_unwritable(path)
+    refuse_unwritable_outputs(args.plot, args.records / "record.jsonl" if args.records else None)
     if args.plot:
         refuse_other_suffix(args.plot, ".png")
     with progress_bar() as progress:

@@ -8,15 +8,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from recycle.cli.terminal import Terminal, chart_width, print_lines
+from recycle.cli.arguments import Subparsers, add_command, add_file_options, add_width_option, refuse_unwritable_outputs
+from recycle.cli.terminal import Terminal, chosen_width, print_lines
 from recycle.core.errors import UserError
 from recycle.core.events.trace import Trace, live_counts
-from recycle.core.files import refuse_unwritable, write_bytes
+from recycle.core.files import write_bytes
 from recycle.core.units import format_duration, parse_duration_us, parse_share_or_count
 from recycle.report.figures.trace_chart import draw_strip, draw_trace_png
 from recycle.sim import failure_traces
 
-LEAST_WIDTH = 40
 _OPTIONS_OF_KIND = {"every": ("interval",), "poisson": ("mtbf",), "bursts": ("interval", "burst"), "racks": ("mtbf", "rack")}
 _EXAMPLE_OF_OPTION = {"interval": "30m", "mtbf": "30d", "burst": "25%", "rack": "4"}
 _EXAMPLES = """\
@@ -52,27 +52,18 @@ examples:
   recycle trace show trace.csv --json | jq .mean_live"""
 
 
-def add_trace_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    parser = subparsers.add_parser(
-        "trace",
-        help="make or show a trace of nodes that leave and join",
-        description="Generate a trace of nodes that leave and join, or show one.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_trace_parser(subparsers: Subparsers) -> None:
+    summary = "make or show a trace of nodes that leave and join"
+    description = "Generate a trace of nodes that leave and join, or show one."
+    parser = add_command(subparsers, "trace", None, summary, description, _EXAMPLES)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     _add_make_parser(actions)
     _add_show_parser(actions)
 
 
-def _add_make_parser(actions: "argparse._SubParsersAction[Any]") -> None:
-    parser = actions.add_parser(
-        "make",
-        help="make a trace from a few numbers and a seed",
-        description=_MAKE_DESCRIPTION,
-        epilog=_MAKE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _add_make_parser(actions: Subparsers) -> None:
+    summary = "make a trace from a few numbers and a seed"
+    parser = add_command(actions, "make", run_trace_make, summary, _MAKE_DESCRIPTION, _MAKE_EXAMPLES)
     parser.add_argument("--kind", choices=tuple(_OPTIONS_OF_KIND), required=True, help="how nodes fail")
     nodes = parser.add_argument_group("nodes: the workers of a cluster (W0_0, ...), or any number")
     nodes.add_argument("--pipelines", type=int, metavar="D", help="data-parallel pipelines")
@@ -88,29 +79,22 @@ def _add_make_parser(actions: "argparse._SubParsersAction[Any]") -> None:
     length.add_argument("--hours", type=float, metavar="H", help="how long the trace lasts")
     length.add_argument("--days", type=float, metavar="D", help="the same in days")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="another one makes another trace (default: 1)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where the trace goes (default: it is printed)")
-    parser.set_defaults(run=run_trace_make)
+    add_file_options(parser, out="where the trace goes (default: it is printed)")
 
 
-def _add_show_parser(actions: "argparse._SubParsersAction[Any]") -> None:
-    parser = actions.add_parser(
-        "show",
-        help="summarize a trace, and draw how many nodes are live",
-        description="Summarize a trace, and draw how many nodes are live over time.",
-        epilog=_SHOW_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _add_show_parser(actions: Subparsers) -> None:
+    summary = "summarize a trace, and draw how many nodes are live"
+    description = "Summarize a trace, and draw how many nodes are live over time."
+    parser = add_command(actions, "show", run_trace_show, summary, description, _SHOW_EXAMPLES)
     parser.add_argument("trace", type=Path, metavar="TRACE", help="the trace file")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead; times in µs")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="write a PNG picture")
-    parser.add_argument("--width", type=int, metavar="N", help="columns of the chart (default: the terminal's)")
-    parser.set_defaults(run=run_trace_show)
+    add_file_options(parser, png="write a PNG picture")
+    add_width_option(parser)
 
 
 def run_trace_make(args: argparse.Namespace) -> int:
     """Print the trace, or write it and print its summary."""
-    if args.out:
-        refuse_unwritable(args.out)
+    refuse_unwritable_outputs(args.out)
     trace = _make_trace(args)
     comments = [_command(args)]
     if args.out is None:
@@ -172,17 +156,15 @@ def _command(args: argparse.Namespace) -> str:
 
 
 def run_trace_show(args: argparse.Namespace) -> int:
-    if args.width is not None and args.width < LEAST_WIDTH:
-        raise UserError(f"--width is {args.width}, too narrow for a chart: give at least {LEAST_WIDTH} columns")
+    console = Terminal()
+    width = chosen_width(args.width, console)
     trace = Trace.load(args.trace)
     if args.png:
         write_bytes(args.png, draw_trace_png(trace, args.trace.name))
     if args.json:
         print(json.dumps(_facts(trace)))
         return 0
-    console = Terminal()
     print("\n".join(_summary(trace)) + "\n")
-    width = args.width or max(LEAST_WIDTH, chart_width(console))
     print_lines(draw_strip(trace, width, console.options.ascii_only), console)
     if args.png:
         print(f"wrote {args.png}")

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recycle.cli.arguments import Subparsers, add_command
 from recycle.cli.training.job_factory import TrainingJobFactory
 from recycle.cli.training.plan_choice import choose_source
 from recycle.cli.training.train import describe_run, prepare, watching
@@ -52,35 +53,22 @@ _JOB = "job.json"
 _DEFAULT = "127.0.0.1:29400"
 
 
-def add_coordinator_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser(
-        "coordinator",
-        usage="recycle coordinator [CONFIG] [options]",
-        help="coordinate a job on several machines",
-        description=_COORDINATOR,
-        epilog=_COORDINATOR_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_coordinator_parser(subparsers: Subparsers) -> None:
+    summary, usage = "coordinate a job on several machines", "recycle coordinator [CONFIG] [options]"
+    parser = add_command(subparsers, "coordinator", run_coordinator, summary, _COORDINATOR, _COORDINATOR_EXAMPLES, usage)
     add_config_arguments(parser)
     parser.add_argument("--listen", default=_DEFAULT, metavar="HOST:PORT", help=f"where workers connect to ({_DEFAULT})")
     _add_token(parser, "the job's secret; made if there is no such file")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="record the run there, with checkpoints")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
-    parser.set_defaults(run=run_coordinator)
 
 
-def add_worker_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser(
-        "worker",
-        help="take part in a job on several machines",
-        description=_WORKER,
-        epilog=_WORKER_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_worker_parser(subparsers: Subparsers) -> None:
+    summary = "take part in a job on several machines"
+    parser = add_command(subparsers, "worker", run_worker, summary, _WORKER, _WORKER_EXAMPLES)
     parser.add_argument("address", metavar="HOST:PORT", help="where the coordinator listens")
     _add_token(parser, "the job's secret, as the coordinator wrote it")
     parser.add_argument("--place", "--seat", default="", metavar="W1_2", help="the preferred place; any free one if left out")
-    parser.set_defaults(run=run_worker)
 
 
 def _add_token(parser: argparse.ArgumentParser, about: str) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recycle.cli.training.train_config import TrainConfig
-from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
 from recycle.core.events.failure_script import NOTHING, Script
 from recycle.core.events.trace import Trace
@@ -69,14 +68,13 @@ class TrainingJobFactory:
         from recycle.profiling.stage_times import measure_stages
         from recycle.runtime.compute.microbatches import MicroBatches
 
-        cluster, training = self.config.cluster, self.config.training
-        shape = Shape(cluster.pipelines, cluster.stages, cluster.microbatches)
+        training = self.config.training
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as in a worker
         try:
             return measure_stages(
                 self._stages,
-                MicroBatches(self._text, shape, self.config.data.samples, training.seed),
+                MicroBatches(self._text, self.config.cluster.shape, self.config.data.samples, training.seed),
                 next_byte_loss,
                 is_exact=training.exact,
                 make_optimizer=self._optimizer,

@@ -1,10 +1,11 @@
-"""`MetricsServer`: the metrics of a run for Prometheus, at http://127.0.0.1:PORT/metrics while it runs."""
+"""`serve_metrics`: the metrics of a run for Prometheus, at http://127.0.0.1:PORT/metrics while it runs."""
 
 import errno
 import math
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from threading import Thread
 from wsgiref.simple_server import WSGIServer
 
@@ -33,33 +34,24 @@ class RunCollector(Collector):
         return [metric for metric in _metrics(self._facts) if metric.samples]
 
 
-class MetricsServer:
-    """Serves the metrics of a collector from a thread of its own, from `__enter__` to `__exit__`. Port 0 is any free port."""
+@contextmanager
+def serve_metrics(port: int, collector: RunCollector) -> Iterator[int]:
+    """Serve the metrics of a collector from a thread of its own; yields the port, which for port 0 is any free one."""
+    assert 0 <= port <= 65535
+    registry = CollectorRegistry()
+    registry.register(collector)
+    server, thread = _listen(port, registry)
+    server.handle_error = _ignore_closed_connection  # type: ignore[method-assign]
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
-    def __init__(self, port: int, collector: RunCollector) -> None:
-        assert 0 <= port <= 65535
-        self._requested_port = port
-        self._registry = CollectorRegistry()
-        self._registry.register(collector)
 
-    def __enter__(self) -> "MetricsServer":
-        self._server, self._thread = _listen(self._requested_port, self._registry)
-        self._server.handle_error = _ignore_closed_connection  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-    @property
-    def port(self) -> int:
-        """The port that the server listens on, once it is entered."""
-        return self._server.server_port
-
-    @property
-    def url(self) -> str:
-        return f"http://{_HOST}:{self.port}/metrics"
+def metrics_url(port: int) -> str:
+    return f"http://{_HOST}:{port}/metrics"
 
 
 def _listen(port: int, registry: CollectorRegistry) -> tuple[WSGIServer, Thread]:
@@ -114,18 +106,20 @@ def _counter(name: str, about: str, value: float) -> Metric:
     return CounterMetricFamily(f"recycle_{name}", about, value)
 
 
-def _seconds_by(label: str, name: str, about: str, times_us: Mapping[str, int]) -> Metric:
-    family = CounterMetricFamily(f"recycle_{name}", about, labels=[label])
-    for value, time_us in times_us.items():
-        family.add_metric([value], time_us / 1e6)
+def _labelled(family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]) -> Metric:
+    for label, value in values.items():
+        family.add_metric([label], value)
     return family
+
+
+def _seconds_by(label: str, name: str, about: str, times_us: Mapping[str, int]) -> Metric:
+    times_s = {value: time_us / 1e6 for value, time_us in times_us.items()}
+    return _labelled(CounterMetricFamily(f"recycle_{name}", about, labels=[label]), times_s)
 
 
 def _memory(facts: RunFacts, name: str, about: str, key: str) -> Metric:
-    family = GaugeMetricFamily(f"recycle_worker_{name}_bytes", about, labels=["worker"])
-    for worker, held in facts.held.items():
-        family.add_metric([worker], getattr(held, key))
-    return family
+    sizes = {worker: getattr(held, key) for worker, held in facts.held.items()}
+    return _labelled(GaugeMetricFamily(f"recycle_worker_{name}_bytes", about, labels=["worker"]), sizes)
 
 
 def _number(value: float | None) -> float:

@@ -25,7 +25,7 @@ def choose_plan(cluster: ClusterSection, measured: Profile | None = None) -> Pla
     if cluster.library:
         library = Library.open(cluster.library)
         _refuse_other(library.problem, cluster, f"the library {cluster.library}")
-        return library.get(len(_checked(library.problem.shape, _dead(cluster))))
+        return library.get(len(_checked(library.problem.shape, cluster.dead_workers)))
     profile = measured or (Profile.load(Path(cluster.profile)) if cluster.profile else None)
     problem = describe_problem(
         cluster.pipelines,
@@ -49,15 +49,11 @@ def choose_source(plan: Plan, cluster: ClusterSection) -> Planner:
 
 def describe_moves(plan: Plan, cluster: ClusterSection) -> list[str]:
     """Sentences on workers that move: a library's plan has its dead where they cost least, so live workers take other places."""
-    named, planned = set(_dead(cluster)), set(plan.problem.cluster.failed)
+    named, planned = set(cluster.dead_workers), set(plan.problem.cluster.failed)
     if not cluster.library or named == planned:
         return []
     pairs = zip(sorted(planned - named), sorted(named - planned), strict=True)
     return [f"{mover} takes the place of {dead}, because a dead worker costs less at {mover}" for mover, dead in pairs]
-
-
-def _dead(cluster: ClusterSection) -> list[Worker]:
-    return [Worker.parse(name) for name in cluster.dead.split(",") if name.strip()]
 
 
 def _checked(shape: Shape, dead: list[Worker]) -> list[Worker]:
@@ -71,10 +67,9 @@ def _checked(shape: Shape, dead: list[Worker]) -> list[Worker]:
 
 
 def _refuse_other(found: Problem, cluster: ClusterSection, what: str) -> None:
-    wanted = Shape(cluster.pipelines, cluster.stages, cluster.microbatches)
-    if found.shape != wanted:
+    if found.shape != cluster.shape:
         raise ForeignPlan(
-            f"{what} is for {_shown(found.shape)}, but this run has {_shown(wanted)}: say --pipelines "
+            f"{what} is for {_shown(found.shape)}, but this run has {_shown(cluster.shape)}: say --pipelines "
             f"{found.shape.num_pipelines} --stages {found.shape.num_stages} --microbatches {found.shape.num_microbatches}, "
             "or plan again"
         )

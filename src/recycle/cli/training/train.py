@@ -9,8 +9,10 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
+from recycle.cli.arguments import Subparsers, add_command
 from recycle.cli.live.live_view import LiveView
-from recycle.cli.measuring.profile_text import mismatch_note
+from recycle.cli.live.run_state import format_loss
+from recycle.cli.profile_text import mismatch_note
 from recycle.cli.training.failure_flags import add_failure_arguments, read_failures
 from recycle.cli.training.job_factory import CONFIG, TrainingJobFactory, is_free
 from recycle.cli.training.plan_choice import choose_plan, choose_source, describe_moves
@@ -49,21 +51,15 @@ that is no scalar; 20 a worker failed; 130 interrupted."""
 _MOMENT_S = 3.0
 
 
-def add_train_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser(
-        "train",
-        usage="recycle train [CONFIG] [options]",
-        help="train a small GPT on this machine, a process for every live worker",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_train_parser(subparsers: Subparsers) -> None:
+    summary = "train a small GPT on this machine, a process for every live worker"
+    usage = "recycle train [CONFIG] [options]"
+    parser = add_command(subparsers, "train", run_train, summary, _DESCRIPTION, _EXAMPLES, usage)
     add_config_arguments(parser)
     add_failure_arguments(parser)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="record the run there, with checkpoints")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder, from its last checkpoint")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
-    parser.set_defaults(run=run_train)
 
 
 def run_train(args: argparse.Namespace) -> int:
@@ -134,14 +130,15 @@ def watching(
         observers: list[Callable[[Event], None]] = [view.observe]
         for sentence in describe_moves(plan, config.cluster):
             view.say(sentence)
-        if note := mismatch_note(plan.problem.profile.taken, cluster.shape.num_pipelines, config):
+        used_for = (cluster.shape.num_pipelines, config.training.device, config.data.samples, config.model_text)
+        if note := mismatch_note(plan.problem.profile.taken, *used_for):
             view.say(note)
         if config.log.metrics_port:
-            from recycle.cli.training.metrics_server import MetricsServer, RunCollector
+            from recycle.cli.training.metrics_server import RunCollector, metrics_url, serve_metrics
 
             collector = RunCollector()
-            server = stack.enter_context(MetricsServer(config.log.metrics_port, collector))
-            view.say(f"metrics for Prometheus at {server.url}")
+            port = stack.enter_context(serve_metrics(config.log.metrics_port, collector))
+            view.say(f"metrics for Prometheus at {metrics_url(port)}")
             observers.append(collector.on_event)
         if config.log.tensorboard:
             from recycle.cli.training.tensorboard import TensorBoardLog
@@ -170,7 +167,7 @@ def describe_run(facts: dict[str, Any], out: Path | None) -> str:
     dead = f", dead from the start: {', '.join(facts['dead'])}" if facts["dead"] else ""
     lines = [f"workers    {facts['workers']}{dead}"]
     if losses:
-        lines.append(f"loss       {_loss(losses[0])} at step 1, {_loss(losses[-1])} at step {facts['steps']}")
+        lines.append(f"loss       {format_loss(losses[0])} at step 1, {format_loss(losses[-1])} at step {facts['steps']}")
     if facts["iteration_us"]:
         ratio = facts["iteration_us"] / max(1, facts["planned_iteration_us"])
         lines.append(
@@ -192,7 +189,3 @@ def _recovery(facts: dict[str, Any]) -> str:
         if facts[f"{part}_us"]
     ]
     return f"step {facts['step']}: {what} {facts['worker']} ({facts['cause']}); {', '.join(parts)}"
-
-
-def _loss(value: float | None) -> str:
-    return f"{value:.4f}" if value is not None else "not finite"

@@ -103,6 +103,14 @@ class ClusterSection(_Section):
     port: int = _key(0, _PORT, "port at which workers meet; 0 is any free one")
     lease: float = _key(DEFAULT_LEASE_S, _LEASE, "seconds of silence after which a worker counts as dead")
 
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.pipelines, self.stages, self.microbatches)
+
+    @property
+    def dead_workers(self) -> list[Worker]:
+        return [Worker.parse(name) for name in self.dead.split(",") if name.strip()]
+
     def _check(self) -> None:
         for several in (("plan", "library", "measure"), ("profile", "measure")):
             given = [f"cluster.{name}" for name in several if getattr(self, name)]
@@ -114,12 +122,8 @@ class ClusterSection(_Section):
             )
         Techniques.parse(self.techniques)
         parse_costs(self.costs)
-        self._check_shape()
-
-    def _check_shape(self) -> None:
-        shape = Shape(self.pipelines, self.stages, self.microbatches)
-        dead = [Worker.parse(name) for name in self.dead.split(",") if name.strip()]
-        if dead and not self.library:  # which says itself how many it has plans for
+        shape, dead = self.shape, self.dead_workers
+        if not self.library:  # which says itself how many dead workers it has plans for
             Cluster.of(shape, dead)
         if self.memory and is_bytes(self.memory):
             parse_bytes(self.memory)

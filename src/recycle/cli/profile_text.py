@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recycle.cli.training.train_config import TrainConfig
 from recycle.core.cluster import Shape
 from recycle.core.profile import Taken
 from recycle.report.record.profile_table import (
@@ -58,20 +57,22 @@ def stability_text(found: "Rehearsed", patience: "Patience") -> str:
     return f"this machine is not quiet: medians still {moved}, more than {patience.share:.1%}; take the numbers with care"
 
 
-def mismatch_note(taken: Taken | None, pipelines: int, config: TrainConfig | None = None) -> str | None:
-    """Return a note if a profile was measured for another cluster, or another training run, than it is used for; else None."""
+def mismatch_note(
+    taken: Taken | None, pipelines: int, device: str | None = None, samples: int | None = None, model: str | None = None
+) -> str | None:
+    """Return a note if a profile was measured for another cluster than it is used for, or for another training run.
+
+    A plan that is made for no particular run has only a number of pipelines; None leaves a condition out of the comparison.
+    """
     if taken is None:
         return None
     differences = [f"reductions and contention may differ for {pipelines}"] if taken.pipelines != pipelines else []
-    if config is not None:
-        differences += _differences(taken, config)
+    if device not in (None, taken.device):
+        differences.append(f"this run computes on {device}")
+    if samples is not None and samples != taken.samples:
+        differences.append(f"this run has {count_text(samples, 'sample')} a micro-batch")
+    if model not in (None, taken.model):
+        differences.append(f"it was of a {taken.model}, and this run is of a {model}")
     if not differences:
         return None
     return f"note: this profile was measured with {cluster_text(taken)} on {taken.machine}; {'; '.join(differences)}"
-
-
-def _differences(taken: Taken, config: TrainConfig) -> list[str]:
-    device, samples, model = config.training.device, config.data.samples, config.model_text
-    found = [f"this run computes on {device}"] if taken.device != device else []
-    found += [f"this run has {count_text(samples, 'sample')} a micro-batch"] if taken.samples != samples else []
-    return found + ([f"it was of a {taken.model}, and this run is of a {model}"] if taken.model != model else [])
