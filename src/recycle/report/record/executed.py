@@ -14,8 +14,8 @@ import numpy as np
 from recycle.core.cluster import Worker
 from recycle.core.errors import ForeignPlan, UserError
 from recycle.core.events.record import OPTIMIZER, REDUCE
-from recycle.core.op import Kind, Op
-from recycle.core.plans.plan import Plan, Row, microbatch_of
+from recycle.core.op import Kind
+from recycle.core.plans.plan import Plan
 from recycle.report.record.run_columns import Bools, Ints, Ops
 from recycle.report.timeline.timeline import Span
 
@@ -52,9 +52,9 @@ def planned_shares(plan: Plan) -> list[BubbleShare]:
     problem, shares = plan.problem, []
     for row in plan.rows:
         stage = row.worker.stage
-        busy = sum(row.kinds.count(kind.value) * problem.duration_us(stage, kind) for kind in Kind)
-        optimizer_us = problem.profile.stages[stage].optimizer_us
-        shares.append(BubbleShare(row.worker, plan.period_us, busy, problem.reduce_us(stage), optimizer_us))
+        busy_us = sum(row.kinds.count(kind.value) * problem.duration_us(stage, kind) for kind in Kind)
+        finish_us = problem.reduce_us(stage), problem.profile.stages[stage].optimizer_us
+        shares.append(BubbleShare(row.worker, plan.period_us, busy_us, *finish_us))
     return shares
 
 
@@ -82,7 +82,8 @@ class Executed:
         self._stage, self._kind = ops.stages[ops.worker], ops.kinds
         self._counts = ~ops.in_vain
         self._numbers, self._index = np.unique(ops.iteration, return_inverse=True)
-        self._is_whole = self._find_whole()
+        op_counts = np.bincount(self._index[self._counts & (self._kind != "")], minlength=len(self._numbers))
+        self._is_whole: Bools = op_counts == plan.num_ops
         if not self._is_whole.any():
             raise UserError("the record holds no whole iteration: the run was cut off before the first one ended; train longer")
         first, last = self._spans()
@@ -91,11 +92,6 @@ class Executed:
         self._is_undisturbed = self._find_undisturbed(pauses)
         if self.slowdown() == 0:
             raise UserError("the record is corrupt: its ops took no time at all")
-
-    def _find_whole(self) -> Bools:
-        counted = self._counts & (self._kind != "")
-        whole: Bools = np.bincount(self._index[counted], minlength=len(self._numbers)) == self.plan.num_ops
-        return whole
 
     def _spans(self) -> tuple[Ints, Ints]:
         """The first start and last end by iteration and stage; in a synchronous plan they are the same for all stages."""
@@ -152,7 +148,10 @@ class Executed:
         if iteration not in self.whole:
             if iteration in self.of_other_plans:
                 raise UserError(f"iteration {iteration} was executed by the plan of another epoch: give that plan to draw it")
-            raise UserError(_not_whole(iteration, self.whole, iteration in self._numbers))
+            whole, is_begun = self.whole, iteration in self._numbers
+            problem = "is not whole in the record: the run was cut off in it" if is_begun else "is not in the record"
+            among = f"{whole[0]} to {whole[-1]}" if len(whole) > 1 else f"{whole[0]} only"
+            raise UserError(f"iteration {iteration} {problem}; whole are {among}")
         return int(np.searchsorted(self._numbers, iteration))
 
     @cached_property
@@ -190,9 +189,8 @@ class Executed:
         for kind in Kind:
             costs = np.array([problem.duration_us(stage, kind) for stage in range(problem.shape.num_stages)])
             chosen = self._counts & (self._kind == kind.value)
-            sums = (_sums(self._index, times, chosen, len(self._numbers)) for times in (lengths, costs[self._stage]))
-            measured, planned = (times[self._steady] for times in sums)
-            found[kind.value] = measured, planned
+            sums = [_sums(self._index, times, chosen, len(self._numbers)) for times in (lengths, costs[self._stage])]
+            found[kind.value] = sums[0][self._steady], sums[1][self._steady]
         return found
 
     def slowdown(self, kinds: str = "FBIW") -> float:
@@ -218,18 +216,13 @@ class Executed:
         frame = closed if closed.any() else steady
         ops, lengths = self._ops, self._ops.end_us - self._ops.start_us
         counted = self._counts & frame[self._index]
-        what = [text if text in (REDUCE, OPTIMIZER) else "op" for text in ops.texts]
-        is_a = {look: counted & np.array([one == look for one in what])[ops.what] for look in ("op", REDUCE, OPTIMIZER)}
-        in_vain = ops.in_vain & np.isin(
-            ops.iteration - 1, self._numbers[frame]
-        )  # ran before the step of the iteration before was final
+        reduces, steps = (counted & np.array([text == look for text in ops.texts])[ops.what] for look in (REDUCE, OPTIMIZER))
+        reduce_us = np.maximum(0, ops.end_us - np.maximum(ops.start_us, self._joined(reduces)))
+        # Ops in vain ran before the step of the iteration before was final.
+        in_vain = ops.in_vain & np.isin(ops.iteration - 1, self._numbers[frame])
         spans = (self._windows[frame, :, 1] - self._windows[frame, :, 0]).sum(axis=0)
-        parts = [
-            self._by_worker(lengths, is_a["op"]),
-            self._by_worker(np.maximum(0, ops.end_us - np.maximum(ops.start_us, self._joined(is_a[REDUCE]))), is_a[REDUCE]),
-            self._by_worker(lengths, is_a[OPTIMIZER]),
-            self._by_worker(lengths, in_vain),
-        ]
+        chosen = ((lengths, counted & (self._kind != "")), (reduce_us, reduces), (lengths, steps), (lengths, in_vain))
+        parts = [self._by_worker(times_us, mask) for times_us, mask in chosen]
         return [
             BubbleShare(row.worker, int(spans[row.worker.stage]), *(part.get(str(row.worker), 0) for part in parts))
             for row in self.plan.rows
@@ -246,8 +239,7 @@ class Executed:
         np.minimum.at(arrived, (self._index[is_reduce], ops.worker[is_reduce]), ops.start_us[is_reduce])
         last = np.zeros((num, self.plan.problem.shape.num_stages), dtype=np.int64)
         np.maximum.at(last, (np.arange(num)[:, None], ops.stages[None, :]), np.where(arrived < _NEVER, arrived, 0))
-        joined: Ints = last[self._index, self._stage]
-        return joined
+        return last[self._index, self._stage]
 
     @cached_property
     def taken_back(self) -> tuple[int, ...]:
@@ -268,12 +260,6 @@ def _sums(indices: Ints, times_us: Ints, chosen: Bools, num: int) -> Ints:
     sums = np.zeros(num, dtype=np.int64)
     np.add.at(sums, indices[chosen], times_us[chosen])
     return sums
-
-
-def _not_whole(iteration: int, whole: Sequence[int], is_begun: bool) -> str:
-    among = f"{whole[0]} to {whole[-1]}" if len(whole) > 1 else f"{whole[0]} only"
-    problem = "is not whole in the record: the run was cut off in it" if is_begun else "is not in the record"
-    return f"iteration {iteration} {problem}; whole are {among}"
 
 
 def _refuse_other_plan(plan: Plan, ops: Ops) -> None:
@@ -305,13 +291,9 @@ def _split_by_plan(plan: Plan, ops: Ops, known: Collection[int] | None) -> tuple
 
 
 def _is_in(plan: Plan, ops: Ops) -> Bools:
-    """Whether each op is in the row of its worker."""
-    known = {(str(row.worker), text): 1 for row in plan.rows for text in _texts(plan, row)}
+    """Whether each op, reduction and step is in the row of its worker."""
+    known: dict[tuple[str, str], int] = {}
+    for row in plan.rows:
+        texts = [REDUCE, OPTIMIZER, *(str(slot.op) for slot in plan.slots(row))]
+        known |= dict.fromkeys(((str(row.worker), text) for text in texts), 1)
     return ops.look_up(known) > 0
-
-
-def _texts(plan: Plan, row: Row) -> set[str]:
-    """The texts of all ops, the reduction and the step of a row."""
-    shape, stage = plan.problem.shape, row.worker.stage
-    chains = zip(row.kinds, row.chains, strict=True)
-    return {REDUCE, OPTIMIZER, *(str(Op(stage, Kind(kind), microbatch_of(shape, chain))) for kind, chain in chains)}

@@ -22,12 +22,7 @@ def stage_table(profile: Profile, num_pipelines: int) -> list[str]:
 def _stage_cells(profile: Profile, number: int, num_pipelines: int) -> Sequence[str]:
     stage, spread = profile.stages[number], profile.stages[number].spread
     is_last = number == len(profile.stages) - 1
-    times = (
-        (stage.forward_us, spread.forward_us),
-        (stage.input_us, spread.input_us),
-        (stage.weight_us, spread.weight_us),
-        (stage.fused_us, spread.fused_us),
-    )
+    times = [(getattr(stage, cost), getattr(spread, cost)) for cost in ("forward_us", "input_us", "weight_us", "fused_us")]
     sizes = (stage.activation_bytes, stage.weight_held_bytes, stage.static_bytes, stage.gradient_bytes)
     return (
         str(number),

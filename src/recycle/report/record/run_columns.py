@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any, get_origin
 
 import numpy as np
@@ -63,8 +63,7 @@ class Ops:
         """The value of each op by its worker and text; -1 if `values` does not have it."""
         pairs, index = np.unique(self.worker * len(self.texts) + self.what, return_inverse=True)
         names = ((self.workers[pair // len(self.texts)], self.texts[pair % len(self.texts)]) for pair in pairs.tolist())
-        found: Ints = np.array([values.get(name, -1) for name in names], dtype=np.int64)[index]
-        return found
+        return np.array([values.get(name, -1) for name in names], dtype=np.int64)[index]
 
     def events(self, iterations: Collection[int], workers: Collection[Worker] | None = None) -> list[OpRan]:
         """Return the events of these iterations, of these workers or of all, in order of time."""
@@ -75,27 +74,16 @@ class Ops:
         indices = np.flatnonzero(chosen)
         indices = indices[np.argsort(self.start_us[indices], kind="stable")]
         columns = (self.iteration, self.worker, self.what, self.start_us, self.end_us, self.in_vain)
-        return [
-            OpRan(iteration, self.workers[worker], self.texts[what], start, end, in_vain)
-            for iteration, worker, what, start, end, in_vain in zip(
-                *(column[indices].tolist() for column in columns), strict=True
-            )
-        ]
+        rows = zip(*(column[indices].tolist() for column in columns), strict=True)
+        return [OpRan(iteration, self.workers[worker], self.texts[what], *rest) for iteration, worker, what, *rest in rows]
 
     def chosen(self, mask: Bools) -> "Ops":
         """Return the ops for which the mask is true."""
         workers, worker = np.unique(self.worker[mask], return_inverse=True)
         texts, what = np.unique(self.what[mask], return_inverse=True)
-        return Ops(
-            workers=tuple(self.workers[index] for index in workers),
-            texts=tuple(self.texts[index] for index in texts),
-            iteration=self.iteration[mask],
-            worker=worker,
-            what=what,
-            start_us=self.start_us[mask],
-            end_us=self.end_us[mask],
-            in_vain=self.in_vain[mask],
-        )
+        names = tuple(self.workers[index] for index in workers), tuple(self.texts[index] for index in texts)
+        times = self.start_us[mask], self.end_us[mask]
+        return Ops(*names, self.iteration[mask], worker, what, *times, self.in_vain[mask])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,7 +186,8 @@ def read_run_record(events: Iterable[Event]) -> RunRecord:
     steps = {step.iteration: step for step in known.get(Stepped, [])}
     held: dict[str, Held] = {}
     for one in known.get(Held, []):
-        held[one.worker] = _peak(held.get(one.worker, one), one)
+        sizes = zip(astuple(held.get(one.worker, one))[1:], astuple(one)[1:], strict=True)
+        held[one.worker] = Held(one.worker, *map(max, sizes))
     ops, recoveries = reader.ops(), tuple(known.get(Recovered, []))
     discarded = _discarded(ops, recoveries)
     return RunRecord(
@@ -233,12 +222,3 @@ def _discarded(ops: Ops, recoveries: Iterable[Recovered]) -> Bools:
     for one in recoveries:
         discarded |= (ops.iteration >= one.iteration) & (ops.start_us < one.at_us + one.detect_us + one.abort_us)
     return discarded
-
-
-def _peak(one: Held, other: Held) -> Held:
-    return replace(
-        one,
-        peak_bytes=max(one.peak_bytes, other.peak_bytes),
-        activation_bytes=max(one.activation_bytes, other.activation_bytes),
-        planned_bytes=max(one.planned_bytes, other.planned_bytes),
-    )

@@ -5,7 +5,7 @@ A run with changes of membership was executed by several plans; a summary compar
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -46,7 +46,8 @@ class Summary:
     @cached_property
     def losses(self) -> list[tuple[int, float | None]]:
         """The loss of every step with its iteration; None if it was not finite."""
-        return [(step.iteration, step.loss if _is_finite(step.loss) else None) for step in self.run.steps]
+        losses = ((step.iteration, step.loss) for step in self.run.steps)
+        return [(iteration, loss if loss is not None and math.isfinite(loss) else None) for iteration, loss in losses]
 
     @property
     def skipped(self) -> list[int]:
@@ -114,15 +115,10 @@ class Summary:
         return {
             "source": run.source,
             "name": run.name,
-            "steps": self._steps_json() if self.run.steps else None,
+            "steps": self._steps_json() if run.steps else None,
             "losses": [loss for _, loss in self.losses],
             "samples_per_s": _rounded(self.samples_per_s),
-            "iteration_us": {
-                "median": times.median_us,
-                "p10": times.tenth_us,
-                "p90": times.ninetieth_us,
-                "counted": times.num,
-            },
+            "iteration_us": {"median": times.median_us, "p10": times.tenth_us, "p90": times.ninetieth_us, "counted": times.num},
             "plan": {
                 "period_us": self.plan.period_us,
                 "slowdown": _rounded(executed.slowdown()),
@@ -137,17 +133,14 @@ class Summary:
             },
             "in_vain": {"ops": executed.num_in_vain, "busy_us": executed.in_vain_us, "taken_back": list(executed.taken_back)},
             "run": run.metrics.to_json() if run.metrics else None,
-            "recoveries": [one.to_json() for one in self.run.recoveries],
-            "lost_us": {
-                "total": self.lost_us,
-                **{part: sum(one.parts_us[part] for one in self.run.recoveries) for part in PARTS},
-            },
-            "memory": [_held_json(held) for held in run.held],
+            "recoveries": [one.to_json() for one in run.recoveries],
+            "lost_us": {"total": self.lost_us, **{part: sum(one.parts_us[part] for one in run.recoveries) for part in PARTS}},
+            "memory": [{**asdict(one), "ratio": _rounded(memory_ratio(one))} for one in run.held],
             "checkpoints": [
                 {"at_us": one.at_us, "steps": one.num_steps, "folder": one.folder, "size_bytes": one.size_bytes}
                 for one in run.saved
             ],
-            "warnings": [{"at_us": one.at_us, "text": one.text} for one in run.warned],
+            "warnings": [asdict(one) for one in run.warned],
             "iterations": {
                 "first": executed.whole[0],
                 "last": executed.whole[-1],
@@ -180,20 +173,6 @@ def fullest_by_stage(held: tuple[Held, ...]) -> list[Held]:
         stage = one.worker.rpartition("_")[2]
         fullest[stage] = max(fullest.get(stage, one), one, key=lambda known: known.activation_bytes)
     return [fullest[stage] for stage in sorted(fullest, key=int)]
-
-
-def _held_json(held: Held) -> dict[str, Any]:
-    return {
-        "worker": held.worker,
-        "peak_bytes": held.peak_bytes,
-        "activation_bytes": held.activation_bytes,
-        "planned_bytes": held.planned_bytes,
-        "ratio": _rounded(memory_ratio(held)),
-    }
-
-
-def _is_finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
 
 
 def _rounded(value: float | None, digits: int = 6) -> float | None:

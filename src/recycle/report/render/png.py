@@ -12,7 +12,6 @@ from recycle.report.render.figure import new_figure, png_bytes
 from recycle.report.render.layout import BESIDE, BUBBLE, WINDOW, Band, Picture
 from recycle.report.render.palette import PAINTS
 from recycle.report.timeline.plan_timeline import Drawable
-from recycle.report.timeline.timeline import Block
 
 _POINTS = 72 / 100  # a layout pixel is 1/100 inch, whatever the resolution
 _FONT = 10 * _POINTS
@@ -32,15 +31,11 @@ def draw_picture(axes: Axes, picture: Picture) -> None:
     axes.set_xlim(0, picture.width_px)
     axes.set_ylim(picture.height_px, 0)
     axes.set_axis_off()
-    _draw_titles(axes, picture)
+    axes.text(12, 22, picture.title, fontsize=13 * _POINTS, fontweight="bold", color=palette.INK, va="baseline")
+    axes.text(12, 39, picture.subtitle, fontsize=_FONT, color=palette.FAINT_INK, va="baseline")
     _draw_axis(axes, picture)
     _draw_lanes(axes, picture)
     _draw_legend(axes, picture)
-
-
-def _draw_titles(axes: Axes, picture: Picture) -> None:
-    axes.text(12, 22, picture.title, fontsize=13 * _POINTS, fontweight="bold", color=palette.INK, va="baseline")
-    axes.text(12, 39, picture.subtitle, fontsize=_FONT, color=palette.FAINT_INK, va="baseline")
 
 
 def _draw_axis(axes: Axes, picture: Picture) -> None:
@@ -86,28 +81,25 @@ def _box(first: float, last: float, top: float, height: float) -> Box:
 
 
 def _collection(boxes: list[Box], look: str, is_rerouted: bool, is_beside: bool) -> PolyCollection:
-    paint = PAINTS[look]
-    made = PolyCollection(boxes, facecolors=paint.pale if is_rerouted else paint.fill, zorder=1.5 if is_beside else 2)
-    made.set_edgecolor(palette.PAPER)
-    made.set_linewidth(0.6)
+    made = PolyCollection(boxes, linewidth=0.6, edgecolor=palette.PAPER, **_fill_style(look, is_rerouted, is_beside))
     if is_rerouted:
         made.set_hatch("////")
         made.set_hatch_linewidth(0.7)
-        made.set_edgecolor(paint.fill)
-    made.set_alpha(0.28 if is_beside else None)
+        made.set_edgecolor(PAINTS[look].fill)
     return made
+
+
+def _fill_style(look: str, is_rerouted: bool, is_beside: bool) -> dict[str, Any]:
+    fill = PAINTS[look].pale if is_rerouted else PAINTS[look].fill
+    return {"facecolor": fill, "zorder": 1.5 if is_beside else 2, "alpha": 0.28 if is_beside else None}
 
 
 def _one_path(axes: Axes, boxes: list[Box], look: str, is_rerouted: bool, is_beside: bool) -> PathPatch:
     """Return all boxes as one path: five times as fast as a collection; not antialiased, which would show seams."""
     points = [point for box in boxes for point in (*box, box[0])]
     codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(boxes)
-    paint = PAINTS[look]
-    made = PathPatch(Path(points, codes), facecolor=paint.pale if is_rerouted else paint.fill, linewidth=0, antialiased=False)
-    made.set_transform(axes.transData)
-    made.set_zorder(1.5 if is_beside else 2)
-    made.set_alpha(0.28 if is_beside else None)
-    return made
+    style = _fill_style(look, is_rerouted, is_beside)
+    return PathPatch(Path(points, codes), linewidth=0, antialiased=False, transform=axes.transData, **style)
 
 
 def _draw_label(axes: Axes, picture: Picture, band: Band) -> None:
@@ -133,16 +125,11 @@ def _draw_texts(axes: Axes, picture: Picture, band: Band, height: float) -> None
     for block in band.blocks:
         if label := picture.label(block):
             x = (picture.x_px(block.start_us) + picture.x_px(block.end_us)) / 2
-            axes.text(x, band.top_px + height / 2, label, zorder=3, **_text_style(block))
-
-
-def _text_style(block: Block) -> dict[str, Any]:
-    style: dict[str, Any] = {"fontsize": _FONT, "ha": "center", "va": "center_baseline", "clip_on": True}
-    if block.is_rerouted:
-        # A plate in the pale colour keeps the label readable on the stripes.
-        plate = {"facecolor": PAINTS[block.look].pale, "edgecolor": "none", "pad": 0.6}
-        return style | {"color": "#000000", "bbox": plate}
-    return style | {"color": PAINTS[block.look].ink}
+            # A plate in the pale colour keeps the label readable on the stripes.
+            plate = {"facecolor": PAINTS[block.look].pale, "edgecolor": "none", "pad": 0.6} if block.is_rerouted else None
+            colour = "#000000" if block.is_rerouted else PAINTS[block.look].ink
+            style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "clip_on": True, "zorder": 3, "bbox": plate}
+            axes.text(x, band.top_px + height / 2, label, fontsize=_FONT, color=colour, **style)
 
 
 def _draw_legend(axes: Axes, picture: Picture) -> None:

@@ -8,7 +8,7 @@ home pipeline, lower case if the op is re-routed.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from recycle.core.cluster import Cluster, Worker
@@ -89,10 +89,8 @@ def select_workers(cluster: Cluster, most: int) -> list[Worker]:
     if len(workers) <= most:
         return workers
     dead = sorted(cluster.failed)[: most // 4]
-    stages = sorted({worker.stage for worker in cluster.failed})
-    peers = [
-        Worker(p, stage) for p in range(cluster.shape.num_pipelines) for stage in stages if Worker(p, stage) not in cluster.failed
-    ]
+    stages = {worker.stage for worker in cluster.failed}
+    peers = [worker for worker in workers if worker.stage in stages and worker not in cluster.failed]
     ends = [worker for pair in zip(workers, reversed(workers), strict=True) for worker in pair]
     wanted = dict.fromkeys([*ends[:2], *dead, *peers[: most // 2], *ends])
     return sorted(list(wanted)[:most])
@@ -130,16 +128,16 @@ def _lane_line(lane: Lane, scale: Scale, margin: int, to_scale: bool) -> Line:
     if lane.is_dead:
         return (label, Cell(" ", PLAIN), Cell("dead".center(scale.num_columns, "-"), DEAD))
     cells = _background(lane.window, scale)
-    if to_scale:
-        for block in lane.blocks:
-            first, last = scale.column(block.start_us), scale.column(block.end_us)
-            _paint(cells, first, _best_text(block, last - first), block)
-    else:
-        for block in merged(lane.blocks, scale.extent, scale.num_columns):
-            # A column may extend beyond the end of the window; the bar at the end is kept.
-            first, last = scale.column(block.start_us), min(scale.column(block.end_us), scale.column(lane.window[1]))
-            _paint(cells, first, _letter(block) * (last - first), block)
-    return (label, *_joined(cells))
+    for block in lane.blocks if to_scale else merged(lane.blocks, scale.extent, scale.num_columns):
+        first, last = scale.column(block.start_us), scale.column(block.end_us)
+        if not to_scale:
+            last = min(last, scale.column(lane.window[1]))  # a column may extend beyond the window; its bar is kept
+        text = _best_text(block, last - first) if to_scale else _letter(block) * (last - first)
+        style = block.look + REROUTED * block.is_rerouted
+        for at, letter in zip(range(first + 1, len(cells)), text, strict=False):
+            cells[at] = Cell(letter, style)
+    runs = groupby(cells, key=lambda cell: cell.style)
+    return (label, *(Cell("".join(cell.text for cell in run), style) for style, run in runs))
 
 
 def _background(window: Span, scale: Scale) -> list[Cell]:
@@ -148,23 +146,6 @@ def _background(window: Span, scale: Scale) -> list[Cell]:
     cells = [Cell("·", BUBBLE) if first <= column < last else Cell(" ", PLAIN) for column in range(scale.num_columns + 2)]
     cells[first - 1], cells[last] = Cell("▕", WINDOW), Cell("▏", WINDOW)
     return cells
-
-
-def _paint(cells: list[Cell], column: int, text: str, block: Block) -> None:
-    style = block.look + REROUTED * block.is_rerouted
-    for at, letter in enumerate(text, start=column + 1):
-        if at < len(cells):
-            cells[at] = Cell(letter, style)
-
-
-def _joined(cells: list[Cell]) -> list[Cell]:
-    made: list[Cell] = []
-    for cell in cells:
-        if made and made[-1].style == cell.style:
-            made[-1] = Cell(made[-1].text + cell.text, cell.style)
-        else:
-            made.append(cell)
-    return made
 
 
 def _letter(block: Block) -> str:

@@ -25,18 +25,18 @@ def plan_timeline(plan: Plan) -> Timeline:
     """Return the timeline of a plan, legal or not."""
     _refuse_undrawable(plan)
     source = PlanBlocks(plan)
-    kinds = {(row.worker.stage, kind) for row in plan.rows for kind in set(row.kinds)}
-    stages = range(plan.problem.shape.num_stages)
+    kinds = {kind for row in plan.rows for kind in row.kinds}
+    finish = {block.look for stage in range(plan.problem.shape.num_stages) for block in source.finish(stage)}
     about, rating = headline(plan)
     return Timeline(
         problem=plan.problem,
         about=about,
         rating=rating,
         windows=source.windows(),
-        looks=frozenset({kind for _, kind in kinds} | {block.look for stage in stages for block in source.finish(stage)}),
+        looks=frozenset(kinds | finish),
         has_rerouted=any(_has_rerouted(plan.problem, row) for row in plan.rows),
         num_ops=plan.num_ops,
-        shortest_us=min((plan.problem.duration_us(stage, Kind(kind)) for stage, kind in kinds), default=plan.period_us),
+        shortest_us=min(source.durations_us, default=plan.period_us),
         source=source,
     )
 
@@ -48,6 +48,8 @@ class PlanBlocks:
         self.plan = plan
         self._rows = {row.worker: row for row in plan.rows}
         self._busy = stage_windows(plan)
+        kinds = {(row.worker.stage, kind) for row in plan.rows for kind in set(row.kinds)}
+        self.durations_us = {plan.problem.duration_us(stage, Kind(kind)) for stage, kind in kinds}
 
     def windows(self) -> tuple[Span, ...]:
         if self.plan.problem.techniques.staggered:
@@ -65,8 +67,7 @@ class PlanBlocks:
     def finish(self, stage: int) -> list[Block]:
         """The reduction and the optimizer step that follow the last gradient of `stage`."""
         problem, last = self.plan.problem, self._busy[stage][1]
-        reduced = last + problem.reduce_us(stage)
-        starts = reduced
+        reduced = starts = last + problem.reduce_us(stage)
         if not problem.techniques.staggered:
             starts = max(end + problem.reduce_us(other) for other, (_, end) in enumerate(self._busy))
         blocks = [
@@ -83,9 +84,7 @@ class PlanBlocks:
         return before + after
 
     def grid_us(self, origin_us: int) -> int:
-        kinds = {(row.worker.stage, kind) for row in self.plan.rows for kind in set(row.kinds)}
-        durations = (self.plan.problem.duration_us(stage, Kind(kind)) for stage, kind in kinds)
-        return math.gcd(*durations, *(start - origin_us for row in self.plan.rows for start in row.starts_us))
+        return math.gcd(*self.durations_us, *(start - origin_us for row in self.plan.rows for start in row.starts_us))
 
 
 def _refuse_undrawable(plan: Plan) -> None:

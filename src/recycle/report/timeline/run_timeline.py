@@ -5,6 +5,7 @@ Blocks beside a window belong to the executed iterations before and after, if th
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
@@ -72,7 +73,7 @@ class RunBlocks:
 
     def blocks(self, worker: Worker, with_ops: bool) -> list[Block]:
         blocks = self._blocks.get((worker, self.iteration), [])
-        return blocks if with_ops else [Block(b.start_us, b.end_us, b.look, b.is_rerouted) for b in blocks]
+        return blocks if with_ops else [replace(block, op=None) for block in blocks]
 
     def beside(self, lane: Lane, extent: Span) -> list[Block]:
         first, last = extent

@@ -7,6 +7,7 @@ or after.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import count, groupby
 from typing import Protocol
 
 from recycle.core.cluster import Worker
@@ -94,16 +95,14 @@ def merged(blocks: Iterable[Block], extent: Span, num_columns: int) -> list[Bloc
     longest look of each column would hide every F of a steady 1F1B behind its B.
     """
     first, length = extent[0], extent[1] - extent[0]
-    shown = list(_shown(blocks, extent, num_columns))
-    blocks_made: list[Block] = []
-    start = 0
-    for at, (column, look) in enumerate(shown):
-        if at + 1 < len(shown) and shown[at + 1] == (column + 1, look):
-            continue
-        begin, end = shown[start][0], column + 1
-        blocks_made.append(Block(first + begin * length // num_columns, first + end * length // num_columns, *look))
-        start = at + 1
-    return blocks_made
+    joined: list[Block] = []
+    shown = enumerate(_shown(blocks, extent, num_columns))
+    # Neighbours have the same difference of column and index.
+    for (_, look), run in groupby(shown, key=lambda item: (item[1][0] - item[0], item[1][1])):
+        columns = [column for _, (column, _) in run]
+        start_us, end_us = (first + column * length // num_columns for column in (columns[0], columns[-1] + 1))
+        joined.append(Block(start_us, end_us, *look))
+    return joined
 
 
 def _shown(blocks: Iterable[Block], extent: Span, num_columns: int) -> Iterator[tuple[int, Look]]:
@@ -156,15 +155,8 @@ class Axis:
     def over(extent: Span, most_ticks: int) -> "Axis":
         """Choose a round step that gives at most `most_ticks` ticks."""
         length = extent[1] - extent[0]
-        step = next(step for step in _round_steps() if length // step < max(1, most_ticks))
-        unit, size = next(
-            (unit, size) for unit, size in (("s", 10**6), ("ms", 10**3), ("µs", 1)) if size == 1 or length >= 10 * size
-        )
+        round_steps = (digit * 10**power for power in count() for digit in (1, 2, 5))
+        step = next(step for step in round_steps if length // step < max(1, most_ticks))
+        units = (("s", 10**6), ("ms", 10**3), ("µs", 1))
+        unit, size = next((unit, size) for unit, size in units if size == 1 or length >= 10 * size)
         return Axis(unit, tuple((extent[0] + at, f"{at / size:g}") for at in range(0, length + 1, step)))
-
-
-def _round_steps() -> Iterator[int]:
-    power = 1
-    while True:
-        yield from (power, 2 * power, 5 * power)
-        power *= 10
