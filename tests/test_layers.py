@@ -51,7 +51,7 @@ ORDER = {
     "models": ["gpt text"],
     "report": ["timeline", "record", "render", "figures export"],
     "evaluate": ["hardware", "results against_simulation"],
-    "cli": ["terminal live profile_text", "planning simulation", "training", "demo measuring", "main"],
+    "cli": ["terminal arguments profile_text", "live", "planning simulation", "training", "demo measuring", "main"],
 }
 # The only files that may import these.
 ONLY_IN = {"ortools": "planner/exact/cpsat.py", "scipy": "planner/exact/milp.py"}
