@@ -197,9 +197,7 @@ def test_a_place_that_cannot_be_written_is_found_before_the_work(
     command: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "file").write_text("kept")
-    assert "is not a folder that you may write to; choose another one" in refusal(
-        f"{command} --out file/inside/plan.json", capsys
-    )
+    assert "is not a folder that you may write to; choose another one" in refusal(f"{command} --out file/inside/plan.json")
     assert (folder / "file").read_text() == "kept"
 
 
