@@ -135,7 +135,7 @@ class Job:
             "sums": str(settings.sum_dtype).removeprefix("torch."),
             "autocast": str(settings.autocast).removeprefix("torch."),
             "data": _described(self.samples),
-            "ties": [list(map(list, tie.places)) for tie in self.ties],
+            "ties": [list(map(list, tie.names)) for tie in self.ties],
             "about": dict(self.about),
             "model": [
                 {
