@@ -118,7 +118,7 @@ def test_sizes_that_are_no_counts_are_refused(context, most_bytes):
         Text(context, most_bytes=most_bytes)
 
 
-def test_a_text_is_told_from_another_of_the_same_length_by_its_fingerprint(tmp_path):
+def test_a_fingerprint_distinguishes_texts_of_the_same_length(tmp_path):
     for name, words in (("one", "abcdefgh"), ("same", "abcdefgh"), ("other", "abcdefgi")):
         (tmp_path / name).write_text(words)
     one, same, other = (Text(4, tmp_path / name).fingerprint for name in ("one", "same", "other"))

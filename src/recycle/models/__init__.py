@@ -1,1 +1,1 @@
-"""What is trained out of the box: a small GPT that can be cut into any number of stages, and text that is on every machine."""
+"""Models and data that ReCycle can train without downloads: a GPT in any number of stages, and text. Imports core and runtime."""

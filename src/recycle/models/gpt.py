@@ -1,8 +1,8 @@
 """A decoder-only GPT in stages: the same model, bit for bit, however many stages it is cut into.
 
-Parameters carry the name that they have in the whole model (`layers.3.attention.out.weight`), wherever the cut is. So the
-state of all stages, put together, is the state of the one-stage model, and an initial weight is drawn from the seed and that
-name alone: a worker makes its own stage without the others.
+Parameters keep their names in the whole model (`layers.3.attention.out.weight`), wherever the cut is. So the states of all stages
+together are the state of the one-stage model. An initial weight depends only on the seed and its name, so that a worker can make
+its own stage without the others.
 
 The model is GPT-2's: learned positions, layers of causal attention and a GELU MLP with the norm before each, biases
 everywhere but in the head, weights of deviation 0.02, smaller where a layer adds to the residual.
@@ -24,7 +24,20 @@ _DEVIATION = 0.02
 
 @dataclass(frozen=True, slots=True)
 class GptConfig:
-    """The shape of a GPT. Tied embeddings: the head uses the matrix of the token embedding."""
+    """The dimensions of a GPT.
+
+    Args:
+        vocabulary: The number of different tokens; 256 for bytes.
+        context: The largest number of tokens in a sample.
+        width: The size of a token's vector, a multiple of `num_heads`.
+        num_heads: The number of attention heads.
+        num_layers: The number of layers of attention and MLP.
+        dropout: The probability of dropout, from 0 to below 1.
+        ties_embeddings: Whether the head uses the matrix of the token embedding.
+
+    Raises:
+        UserError: A value is out of its range.
+    """
 
     vocabulary: int = 256
     context: int = 64
@@ -46,7 +59,7 @@ class GptConfig:
 
 
 class _Embedding(nn.Module):
-    """Token ids to vectors: what the token is, plus where it stands."""
+    """Token ids to vectors: the sum of a token embedding and a position embedding."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -65,7 +78,7 @@ class _Embedding(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Every token looks at itself and those before it."""
+    """Causal self-attention: every token attends to itself and to earlier tokens."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -94,7 +107,7 @@ class _Mlp(nn.Module):
 
 
 class _Layer(nn.Module):
-    """Attention and MLP, each added to what came in."""
+    """Attention and MLP, each with a residual connection."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -111,7 +124,7 @@ class _Layer(nn.Module):
 
 
 class GptStage(nn.Module):
-    """Some consecutive layers of the model, with the embedding where they are the first and the head where they are the last.
+    """Consecutive layers of the model; the first stage also has the embedding, the last one the head.
 
     It takes and returns one float tensor [batch, tokens, width], except that the first stage takes token ids (int64)
     [batch, tokens] and the last returns logits [batch, tokens, vocabulary].
@@ -134,8 +147,8 @@ class GptStage(nn.Module):
 
     @torch.no_grad()
     def _set_weights(self, seed: int) -> None:
-        """Set every parameter to what the seed and its name say: norms pass their input on, biases are 0."""
-        # Each layer adds to the residual twice, and all of them together shall add about as much as one.
+        """Initialise every parameter from the seed and its name; norms start as the identity, biases at 0."""
+        # Each layer adds to the residual twice; the scale keeps the variance of the sum independent of the depth.
         residual = _DEVIATION / (2 * self.config.num_layers) ** 0.5
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
@@ -155,9 +168,23 @@ class GptStage(nn.Module):
 
 
 def gpt_stages(config: GptConfig, num_stages: int, seed: int, layers: Sequence[int] | None = None) -> list[nn.Module]:
-    """Return the model as stages that, one after the other, compute what the one-stage model computes, bit for bit.
+    """Make a GPT as a list of stages that together compute the same as the one-stage model, bit for bit.
 
-    `layers` says how many layers each stage gets; without it `balanced_layers` decides.
+    Args:
+        config: The dimensions of the model.
+        num_stages: The number of stages, at most the number of layers.
+        seed: The seed of the initial weights.
+        layers: The number of layers of each stage; by default `balanced_layers` decides.
+
+    Returns:
+        The stages in order. The first takes token ids (int64) [batch, tokens], the last returns logits.
+
+    Raises:
+        Uncuttable: The layers cannot be distributed over so many stages.
+
+    Example:
+        >>> [len(stage.layers) for stage in gpt_stages(GptConfig(num_layers=4), num_stages=2, seed=0)]
+        [2, 2]
     """
     numbers = balanced_layers(config, num_stages) if layers is None else _checked_split(config, num_stages, layers)
     stops = [sum(numbers[: stage + 1]) for stage in range(num_stages)]
@@ -168,17 +195,17 @@ def gpt_stages(config: GptConfig, num_stages: int, seed: int, layers: Sequence[i
 
 
 def _tie(first: GptStage, last: GptStage) -> None:
-    """Let the head use the matrix of the token embedding: the very same parameter, in whichever stages the two are."""
+    """Let the head use the matrix of the token embedding: the same parameter object, in whichever stages the two are."""
     assert first.embedding is not None
     assert last.head is not None
     last.head.weight = first.embedding.tokens.weight
 
 
 def balanced_layers(config: GptConfig, num_stages: int) -> tuple[int, ...]:
-    """Return how many layers each stage gets, at least one, so that the slowest stage has the fewest FLOPs.
+    """Return the number of layers of each stage, at least one, such that the slowest stage has the fewest FLOPs.
 
     For each token a layer of width w and context s computes w(24w + 4s) FLOPs forward, and the head 2wV; backward both cost
-    twice that. So the head counts as V / (12w + 2s) layers. The embedding is a look-up, and free.
+    twice that. So the head counts as V / (12w + 2s) layers. The embedding is a look-up without FLOPs.
     """
     _refuse_stages(config, num_stages)
     layer_cost = 12 * config.width + 2 * config.context
@@ -186,7 +213,7 @@ def balanced_layers(config: GptConfig, num_stages: int) -> tuple[int, ...]:
 
 
 def next_byte_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross entropy over all tokens, a scalar."""
+    """Return the mean cross entropy of the logits [..., vocabulary] and the targets over all tokens, a scalar."""
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 

@@ -1,6 +1,6 @@
-"""Real text without a download: the sources of Python's standard library, or a folder or file of the user's, byte by byte.
+"""`Text`: a data set of bytes, from the sources of Python's standard library or from a folder or file of the user.
 
-Workers with the same Python read the same text. The same files in a folder give the same text on every machine.
+Workers with the same release of Python read the same text. The same files in a folder give the same text on every machine.
 """
 
 import hashlib
@@ -21,10 +21,25 @@ MOST_BYTES = 2 * 1024 * 1024
 
 
 class Text(Dataset[tuple[Tensor, Tensor]]):
-    """Samples of `context` bytes and, as targets, the byte after each; the inputs of two samples never overlap.
+    """Samples of `context` bytes with the byte after each as targets; the inputs of two samples never overlap.
 
-    Files are read in the order of their names until `most_bytes` are there: once, when a sample or the number of samples is
-    first asked for, so that a data set that was not used yet is cheap to send to another process.
+    Files are read once, in the order of their names up to `most_bytes`, when the data set is first used; so an unused data set
+    is cheap to send to another process.
+
+    Args:
+        context: The number of bytes in a sample.
+        folder: A folder or a file with text; by default the sources of Python's standard library.
+        most_bytes: The number of bytes after which reading stops.
+
+    Raises:
+        UserError: A number is not a whole number of at least 1.
+        FileProblem: There is no such folder or file; when first used: a file cannot be read.
+        DatasetTooSmall: When first used: the text is shorter than one sample.
+
+    Example:
+        >>> inputs, targets = Text(context=64)[0]
+        >>> inputs.shape
+        torch.Size([64])
     """
 
     def __init__(self, context: int, folder: Path | str | None = None, most_bytes: int = MOST_BYTES) -> None:
@@ -50,7 +65,7 @@ class Text(Dataset[tuple[Tensor, Tensor]]):
 
     @property
     def fingerprint(self) -> str:
-        """What tells this text from any other."""
+        """A digest that identifies this text."""
         return hashlib.sha256(tensor_bytes(self._bytes)).hexdigest()[:16]
 
     @cached_property
@@ -67,17 +82,17 @@ class Text(Dataset[tuple[Tensor, Tensor]]):
 
 
 def _standard_library() -> list[Path]:
-    """The top-level modules, sorted; what is not Python's own (a site's modules, settings of the build) is left out."""
+    """The top-level modules, sorted; modules of the site or of the build are left out."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     return sorted(path for path in folder.glob("*.py") if path.stem in sys.stdlib_module_names)
 
 
-def _files_of(place: Path) -> list[Path]:
-    """The file itself, or every file at any depth in a folder, sorted; hidden ones are left out, as they are seldom text."""
-    if not place.is_dir():
-        return [place]
-    names = (path.relative_to(place) for path in place.rglob("*") if path.is_file())
-    return [place / name for name in sorted(names) if not any(part.startswith(".") for part in name.parts)]
+def _files_of(path: Path) -> list[Path]:
+    """The file itself, or every file at any depth of a folder, sorted; hidden files, seldom text, are left out."""
+    if not path.is_dir():
+        return [path]
+    names = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
+    return [path / name for name in sorted(names) if not any(part.startswith(".") for part in name.parts)]
 
 
 def _read(files: list[Path], most_bytes: int) -> bytearray:

@@ -138,7 +138,7 @@ class Job:
             "sums": str(options.sum_dtype).removeprefix("torch."),
             "autocast": str(options.autocast).removeprefix("torch."),
             "data": _describe_data(self.microbatches),
-            "ties": [list(map(list, tie.places)) for tie in self.ties],
+            "ties": [list(map(list, tie.names)) for tie in self.ties],
             "about": dict(options.checkpoint.about),
             "model": [
                 {

@@ -32,36 +32,36 @@ def samples_of(batches, shape, steps):
 @settings(deadline=None)
 @given(st.integers(1, 700), SEEDS)
 def test_an_order_is_a_permutation(size, seed):
-    assert sorted(shuffled(place, size, seed) for place in range(size)) == list(range(size))
+    assert sorted(shuffled(position, size, seed) for position in range(size)) == list(range(size))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 255, 256, 257, 4096, 4097])
 def test_an_order_is_a_permutation_around_powers_of_two(size):
-    assert {shuffled(place, size, 1) for place in range(size)} == set(range(size))
+    assert {shuffled(position, size, 1) for position in range(size)} == set(range(size))
 
 
 @given(st.integers(2**40, 2**70), st.data())
 def test_orders_of_any_size_are_computed_without_being_stored(size, data):
-    places = data.draw(st.lists(st.integers(0, size - 1), unique=True, max_size=20))
-    found = {shuffled(place, size, 3) for place in places}
-    assert len(found) == len(places)
+    positions = data.draw(st.lists(st.integers(0, size - 1), unique=True, max_size=20))
+    found = {shuffled(position, size, 3) for position in positions}
+    assert len(found) == len(positions)
     assert all(0 <= number < size for number in found)
 
 
 def test_an_order_is_the_same_on_every_machine():
-    assert [shuffled(place, 10, 42) for place in range(10)] == [7, 3, 0, 8, 2, 9, 1, 5, 4, 6]
+    assert [shuffled(position, 10, 42) for position in range(10)] == [7, 3, 0, 8, 2, 9, 1, 5, 4, 6]
 
 
 def test_orders_look_random():
-    """Each sample stands at each place about equally often, and neighbours do not stay neighbours."""
+    """Each sample stands at each position about equally often, and neighbours do not stay neighbours."""
     size, num_orders = 6, 3000
-    counts = Counter((place, shuffled(place, size, seed)) for seed in range(num_orders) for place in range(size))
+    counts = Counter((position, shuffled(position, size, seed)) for seed in range(num_orders) for position in range(size))
     # 500 are expected in each of the 36 cells, with a deviation of 20.
     assert len(counts) == 36
     assert all(400 < count < 600 for count in counts.values())
-    order = [shuffled(place, 10_000, 1) for place in range(10_000)]
+    order = [shuffled(position, 10_000, 1) for position in range(10_000)]
     assert sum(abs(one - other) == 1 for one, other in pairwise(order)) < 20
-    assert sum(place == number for place, number in enumerate(order)) < 10
+    assert sum(position == number for position, number in enumerate(order)) < 10
 
 
 @settings(deadline=None, max_examples=50)
@@ -141,7 +141,7 @@ def test_addresses_beside_the_shape_are_our_mistake(address):
         MicroBatches(numbered(10), Shape(2, 1, 3), 1, 0).get(*address)
 
 
-def test_data_with_a_fingerprint_are_told_from_others_by_it():
+def test_a_fingerprint_distinguishes_data():
     data = TensorDataset(torch.arange(8), torch.arange(8))
     plain = repr(MicroBatches(data, Shape(1, 1, 2), 2, seed=3))
     assert plain == "micro-batches of 2 out of 8 samples, seed 3"

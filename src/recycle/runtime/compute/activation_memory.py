@@ -1,12 +1,11 @@
-"""How many bytes of activations a worker holds: as it is measured, and as its plan counts them.
+"""`ActivationMeter`: the bytes of activations that a worker holds, measured; `planned_peak_bytes`: the same by the plan.
 
-A plan's memory model knows op boundaries alone: F takes `activation_bytes`, I gives back all but `weight_held_bytes`, W the rest,
-and B all at once. An `ActivationMeter` measures at the same moments what a micro-batch keeps alive: every tensor that autograd
-saved in its forward pass, the input and the output of the stage; after I, what the tape holds for W. What an op allocates and
-frees on its way is in neither.
+A plan's memory model has op boundaries only: F takes `activation_bytes`, I frees all but `weight_held_bytes`, W the rest, and B
+all at once. An `ActivationMeter` measures at the same moments what a micro-batch keeps alive: every tensor that autograd saved
+in its forward pass, the input and output of the stage; after I, the tensors on the tape. Temporary memory of an op is in neither.
 
-Bytes are those of storages, and each storage counts once for a worker, however many views and micro-batches share it. Parameters
-and buffers do not count: they are there anyway.
+Bytes are those of storages. A storage counts once for a worker, however many views and micro-batches share it. Parameters and
+buffers do not count.
 """
 
 import weakref
@@ -28,24 +27,23 @@ from recycle.runtime.compute.split_backward import Tape
 _PLENTY_BYTES = 10**15
 
 _Saved = tuple[Tensor, int]
-"""A saved tensor, and the version that it had then."""
+"""A saved tensor, and its version at that time."""
 
 
 class ActivationMeter:
-    """What the micro-batches of one worker hold, by chain. It keeps no activation alive, and changes no result.
+    """The bytes that the micro-batches of one worker hold, by chain. It keeps no activation alive, and changes no result.
 
-    What it cannot see is a tensor that a custom autograd function keeps as an attribute of its context instead of saving it, and
-    one without a storage, such as a sparse one. Under checkpointing, what is computed again is not saved, and so not counted.
+    It cannot see tensors that a custom autograd function keeps as attributes of its context, and tensors without a storage, such
+    as sparse ones. Under activation checkpointing, recomputed tensors are not saved, and so not counted.
 
-    Hooks on saved tensors are torch's only public way to see them, and have a price: on a slow core 10 µs for each saved tensor
-    in F and 5 µs in the backward pass, whatever their sizes. Four GPT layers save 96. That is 9 % of the time of a micro-batch of
-    64 tokens 64 wide, and 1 % of one of 256 tokens 256 wide; so meter the first iterations, which hold what all others do. And a
-    custom function gets its saved tensors back as equal ones, not as the same objects; `torch.func` refuses to run under hooks.
+    Hooks on saved tensors are torch's only public way to see them. They cost 10 µs for each saved tensor in F and 5 µs in the
+    backward pass on a slow core, 1 to 9 % of a small GPT's micro-batch; so meter the first iterations only. Under hooks a custom
+    function gets its saved tensors back as equal tensors, not as the same objects, and `torch.func` refuses to run.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._static = [*module.parameters(), *module.buffers()]
-        self._static_numbers = self._numbers_of_static()
+        self._static_ids = self._static_storages()
         self._held: dict[int, dict[int, int]] = {}
         self._num_holders: dict[int, int] = {}
         self.held_bytes = 0
@@ -53,30 +51,30 @@ class ActivationMeter:
 
     @contextmanager
     def forward(self, chain: int) -> Iterator[None]:
-        """Around the forward pass of a micro-batch: from its end on, the micro-batch holds what autograd saved in it."""
-        # A storage of which only autograd knows keeps its Python object, so that identity and weak references hold. One that
-        # dies before the end of F leaves its number to another, which takes its place here.
+        """Measure the forward pass of a micro-batch: from its end on, the micro-batch holds the tensors that autograd saved."""
+        # A storage that only autograd refers to keeps its Python object, so that ids and weak references stay valid. The id of a
+        # storage that is freed before the end of F may be reused by another, which then replaces it here.
         saved: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         static = {id(tensor) for tensor in self._static}
 
         def pack(tensor: Tensor) -> _Saved:
             if id(tensor) not in static and (storage := _storage(tensor)) is not None:
                 saved[id(storage)] = weakref.ref(storage)
-            # An output that is saved for its own gradient, kept as it is, would own its node, which owns it, for ever.
+            # An output that is saved for its own gradient would form a reference cycle with its node.
             alias = tensor if tensor.is_leaf else tensor.detach()
             return alias, alias._version
 
         with saved_tensors_hooks(pack, _unpack):
             yield
-        self._static_numbers = self._numbers_of_static()
+        self._static_ids = self._static_storages()
         self._add(chain, (storage for ref in saved.values() if (storage := ref()) is not None))
 
     def hold(self, chain: int, *tensors: Tensor) -> None:
-        """Count these tensors as held by the micro-batch, too: they must stay for as long as it counts them."""
+        """Count these tensors as held by the micro-batch, too; they must live until it releases them."""
         self._add(chain, (storage for tensor in tensors if (storage := _storage(tensor)) is not None))
 
     def after_input(self, chain: int, tape: Tape) -> None:
-        """From now on the micro-batch holds what its tape holds, and nothing else."""
+        """From now on the micro-batch holds only the tensors on its tape."""
         self.release(chain)
         self._add(chain, tape.storages())
 
@@ -88,15 +86,15 @@ class ActivationMeter:
                 del self._num_holders[number]
                 self.held_bytes -= size_bytes
 
-    def _numbers_of_static(self) -> set[int]:
-        """Asked for every forward pass, because a parameter may have got another storage."""
+    def _static_storages(self) -> set[int]:
+        """The ids of the storages of parameters and buffers; asked in every forward pass, because a storage may be replaced."""
         return {id(storage) for tensor in self._static if (storage := _storage(tensor)) is not None}
 
     def _add(self, chain: int, storages: Iterable[torch.UntypedStorage]) -> None:
         held, num_holders = self._held.setdefault(chain, {}), self._num_holders
         for storage in storages:
             number = id(storage)
-            if number in held or number in self._static_numbers:
+            if number in held or number in self._static_ids:
                 continue
             held[number] = size_bytes = storage.nbytes()
             num_holders[number] = num_holders.get(number, 0) + 1
@@ -106,8 +104,8 @@ class ActivationMeter:
 
 
 def planned_peak_bytes(row: Row, profile: StageProfile) -> int:
-    """The most bytes of activations that a worker holds if it plays `row`, by the plan's memory model."""
-    # The model is asked where it is stated: of a problem with this stage alone, whose memory is counted in bytes.
+    """The peak bytes of activations of a worker that runs `row`, by the plan's memory model."""
+    # `Problem` defines the memory model: ask it with this stage alone and memory counted in bytes.
     alone = Problem(Cluster.of(Shape(1, 1, 1), ()), Profile((profile,)), Memory.bytes((_PLENTY_BYTES,)))
     delta = {kind.value: alone.memory_delta(0, kind) for kind in Kind}
     return max(accumulate(map(delta.__getitem__, row.kinds)), default=0)
@@ -121,7 +119,7 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
 
 
 def _unpack(saved: _Saved) -> Tensor:
-    """Give a saved tensor back; under hooks, autograd leaves it to them to notice that it was overwritten."""
+    """Return a saved tensor; under hooks, autograd does not check itself whether it was overwritten."""
     tensor, version = saved
     if tensor._version != version:
         raise RuntimeError(

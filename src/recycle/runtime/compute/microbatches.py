@@ -1,8 +1,8 @@
-"""Micro-batches by address: any worker can load any of them, without asking who loaded which before.
+"""`MicroBatches`: the samples of any micro-batch by (step, pipeline, index), without state, so that any worker can load it.
 
-The samples of all micro-batches of all steps are numbered through. A number's epoch and its place in the epoch's order say
-which sample it is, and the order is a bijection that is computed, not stored: every sample occurs exactly once an epoch,
-whoever loads it, and a worker that takes over a micro-batch finds the very samples that its owner would have had.
+The samples of all micro-batches of all steps are numbered consecutively. Each pass over the data set has its own order, a
+bijection that is computed and not stored: every sample occurs exactly once in a pass, and a worker that takes over a micro-batch
+loads the same samples as its home worker.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _MASK_64 = (1 << 64) - 1
 class Dataset(Protocol):
     """A map-style data set of pairs (inputs, targets), such as torch's.
 
-    It may have a `fingerprint`, a text that tells it from others: then a run is not gone on with on other data.
+    It may have a `fingerprint`, a text that identifies the data: then a run refuses to resume with other data.
     """
 
     def __len__(self) -> int: ...
@@ -38,7 +38,7 @@ class MicroBatchSource(Protocol):
 
 
 class MicroBatches:
-    """The micro-batches of a data set, each of `microbatch` samples, in an order that depends on nothing but the seed."""
+    """The micro-batches of a data set, each of `microbatch` samples, in an order that depends only on the seed."""
 
     def __init__(self, dataset: Dataset, shape: Shape, microbatch: int, seed: int) -> None:
         if isinstance(microbatch, bool) or not isinstance(microbatch, int) or microbatch < 1:
@@ -62,13 +62,13 @@ class MicroBatches:
         return f"micro-batches of {self._microbatch} out of {self._num_samples} samples{known}, seed {self._seed}"
 
     def get(self, step: int, pipeline: int, index: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of a micro-batch, samples stacked along a new first dimension."""
+        """Return inputs and targets of a micro-batch, with the samples stacked along a new first dimension."""
         numbers = self.numbers(step, pipeline, index)
         samples = [_checked(self._dataset[number], number) for number in numbers]
         return _stacked([x for x, _ in samples], numbers), _stacked([y for _, y in samples], numbers)
 
     def numbers(self, step: int, pipeline: int, index: int) -> list[int]:
-        """Return which samples of the data set the micro-batch `index` of `pipeline` has in iteration `step`."""
+        """Return the numbers of the samples of micro-batch `index` of `pipeline` in iteration `step`."""
         assert step >= 0
         assert 0 <= pipeline < self._shape.num_pipelines
         assert 0 <= index < self._shape.num_microbatches
@@ -77,24 +77,24 @@ class MicroBatches:
         return [self._sample(number) for number in range(start, start + self._microbatch)]
 
     def _sample(self, number: int) -> int:
-        epoch, place = divmod(number, self._num_samples)
-        return shuffled(place, self._num_samples, seed_of(self._seed, "order", epoch))
+        data_pass, position = divmod(number, self._num_samples)
+        return shuffled(position, self._num_samples, seed_of(self._seed, "order", data_pass))
 
 
-def shuffled(place: int, size: int, seed: int) -> int:
-    """Return which of `size` things stands at `place` of an order that the seed picks: a bijection on range(size).
+def shuffled(position: int, size: int, seed: int) -> int:
+    """Return the item at `position` of the permutation of range(size) that the seed selects.
 
-    A Feistel network permutes the numbers of 2h bits, whatever its round function is. From a place below `size` it is applied
-    until it gives a number below `size` again, which happens since permutations run in cycles, and soon since 4^h is at most
-    four times `size` (and 4 at least).
+    A Feistel network permutes the numbers of 2h bits, whatever its round function is. It is applied until the result is below
+    `size` (cycle walking): this ends because permutations consist of cycles, and soon because 4^h is at most four times `size`
+    (and at least 4).
     """
-    assert 0 <= place < size
+    assert 0 <= position < size
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     keys = _keys(seed)
-    place = _permuted(place, half_bits, keys)
-    while place >= size:
-        place = _permuted(place, half_bits, keys)
-    return place
+    position = _permuted(position, half_bits, keys)
+    while position >= size:
+        position = _permuted(position, half_bits, keys)
+    return position
 
 
 def _permuted(number: int, half_bits: int, keys: tuple[int, ...]) -> int:

@@ -1,11 +1,11 @@
-"""Reduce and step: the mean gradient over the global batch, clipped, applied at every stage or at none, and taken back exactly.
+"""`Stepper`: a stage's optimizer step, which can be taken back exactly, and the verdict on the step of all stages.
 
-Each worker keeps a copy of its parameters and optimizer state from before the step. Copying them back is exact, where undoing the
+Each worker keeps a copy of its parameters and optimizer state from before the step. Copying them back is exact; undoing the
 arithmetic would not be.
 
-Whether a step is right is known only when every stage has its gradient: all are scaled by the norm over all of them, and none is
-applied if one is not finite. A staggered stage does not wait for that. It steps as if nothing were to be scaled, goes on, and
-takes the step back if the verdict, which comes before the next backward pass, says otherwise.
+The verdict is known only when every stage has its gradient: all gradients are scaled by the norm over all stages, and no stage
+steps if one gradient is not finite. A staggered stage does not wait for the verdict. It steps with a scale of 1, continues, and
+takes the step back if the verdict, which arrives before the next backward pass, has another scale.
 """
 
 import math
@@ -19,24 +19,24 @@ from torch.optim import Optimizer
 
 MakeOptimizer = Callable[[list[Tensor]], Optimizer]
 Schedule = Callable[[int], float]
-"""From the number of an iteration to what the learning rates of its step are multiplied by."""
+"""From the number of an iteration to the factor of the learning rates in its step."""
 
 
 def constant(iteration: int) -> float:
-    """The schedule of a learning rate that stays as it is."""
+    """The schedule of a constant learning rate."""
     return 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepVerdict:
-    """The norm of a whole gradient, and what it is multiplied by; a scale of None says that the step is skipped."""
+    """The norm of the gradient over all stages, and the scale of the step; None: the step is skipped."""
 
     norm: float
     scale: float | None
 
 
 def judge_step(norms_squared: Sequence[float], max_norm: float | None) -> StepVerdict:
-    """The verdict on a step, from the stages' sums of squares in order."""
+    """The verdict on a step, from the sums of squares of all stages in order."""
     if not all(map(math.isfinite, norms_squared)):
         return StepVerdict(math.inf, None)
     norm = math.sqrt(math.fsum(norms_squared))
@@ -50,13 +50,13 @@ def norm_squared(gradients: Iterable[Tensor | None]) -> float:
     given = [gradient for gradient in gradients if gradient is not None]
     if not given:
         return 0.0
-    # Without a copy of all in double precision, which would take longer than the step: a GPU needs none, a CPU one at a time.
+    # `_foreach_norm` needs no copy of all gradients in double precision, which would take longer than the step.
     return float(torch.stack(torch._foreach_norm(given, 2, dtype=torch.float64)).square().sum())
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """Parameters and optimizer as they were: all tensors are its own."""
+    """Copies of the parameters, the optimizer state and the options of the parameter groups."""
 
     values: list[Tensor]
     state: list[dict[str, Any]]
@@ -68,12 +68,12 @@ class Stepper:
 
     def __init__(self, parameters: Iterable[Tensor], make_optimizer: MakeOptimizer, schedule: Schedule = constant) -> None:
         self._parameters = list(parameters)
-        self.optimizer = make_optimizer(self._parameters) if self._parameters else _Nothing()
+        self.optimizer = make_optimizer(self._parameters) if self._parameters else _NoOptimizer()
         self._schedule = schedule
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self._before: _Copy | None = None
-        # Where each tensor is copied to before a step: always the same memory, since new memory costs more to fill.
-        self._places: dict[Tensor, Tensor] = {}
+        # The tensor that each tensor is copied to before a step: reused, because fresh memory is slower to fill.
+        self._copies: dict[Tensor, Tensor] = {}
 
     def step(self, iteration: int, gradients: Sequence[Tensor | None], scale: float | None) -> None:
         """Apply gradients times `scale`; a scale of None changes nothing, but counts as a step that can be taken back."""
@@ -90,9 +90,9 @@ class Stepper:
             parameter.grad = None
 
     def take_back(self) -> None:
-        """Return parameters and optimizer state to what they were before the last step.
+        """Restore parameters and optimizer state from before the last step, bit for bit.
 
-        The state is put there as it is: `load_state_dict` would cast it to the parameter's precision.
+        The state is set directly: `load_state_dict` would cast it to the parameter's precision.
         """
         assert self._before is not None, "there is no step to take back"
         with torch.no_grad():
@@ -103,38 +103,41 @@ class Stepper:
         for group, options in zip(self.optimizer.param_groups, self._before.groups, strict=True):
             group.update(options)
         self._before = None
-        self._places.clear()  # they are the optimizer's own now
+        self._copies.clear()  # they belong to the optimizer now
 
     def _copied(self) -> _Copy:
-        """A copy of everything. All tensors are copied in one go, because there are many small ones."""
-        known = self._places
-        self._places = {}
+        """Copy everything. One operation copies all tensors, because there are many small ones."""
+        known = self._copies
+        self._copies = {}
         made = _Copy(
-            [self._place(parameter, known) for parameter in self._parameters],
-            [self._place(self.optimizer.state.get(parameter, {}), known) for parameter in self._parameters],
-            [self._place({key: group[key] for key in group if key != "params"}, known) for group in self.optimizer.param_groups],
+            [self._copy_of(parameter, known) for parameter in self._parameters],
+            [self._copy_of(self.optimizer.state.get(parameter, {}), known) for parameter in self._parameters],
+            [
+                self._copy_of({key: group[key] for key in group if key != "params"}, known)
+                for group in self.optimizer.param_groups
+            ],
         )
-        if self._places:
+        if self._copies:
             with torch.no_grad():
-                torch._foreach_copy_(list(self._places.values()), list(self._places))
+                torch._foreach_copy_(list(self._copies.values()), list(self._copies))
         return made
 
-    def _place(self, value: Any, known: Mapping[Tensor, Tensor]) -> Any:
-        """`value` with tensors of its own, which are still to be filled."""
+    def _copy_of(self, value: Any, known: Mapping[Tensor, Tensor]) -> Any:
+        """`value` with new tensors, which are still to be filled."""
         match value:
             case Tensor():
-                place = known[value] if value in known else torch.empty_like(value, requires_grad=False)
-                self._places[value] = place
-                return place
+                copy = known[value] if value in known else torch.empty_like(value, requires_grad=False)
+                self._copies[value] = copy
+                return copy
             case dict():
-                return {key: self._place(part, known) for key, part in value.items()}
+                return {key: self._copy_of(part, known) for key, part in value.items()}
             case list() | tuple():
-                return type(value)(self._place(part, known) for part in value)
+                return type(value)(self._copy_of(part, known) for part in value)
         return value
 
 
-class _Nothing(Optimizer):
-    """The optimizer of a stage without parameters, for which torch's own refuse to be made."""
+class _NoOptimizer(Optimizer):
+    """The optimizer of a stage without parameters; torch's optimizers refuse an empty list of parameters."""
 
     def __init__(self) -> None:
         super().__init__([{"params": [], "lr": 0.0}], {})

@@ -1,36 +1,30 @@
-"""Decoupled BackProp: a backward pass in two parts, for any module, on autograd's public interface.
+"""Decoupled BackProp: `defer_weights` splits the backward pass of any module into I and W, on autograd's public interface.
 
-`defer_weights` makes every Linear of a module (and GPT-2's Conv1D) a product whose backward gives the gradient of its input, and
-puts what the gradient of its weight needs on a `Tape`; on a GPU its bias waits with it. So the backward pass of autograd is I: it
-passes the gradient on, and on its way accumulates the gradients of all other parameters (biases, norms, embeddings,
-convolutions), which are cheap or cannot wait. Playing the tape is W.
+It replaces every Linear of a module (and GPT-2's Conv1D) by a product whose backward returns the gradient of its input, and puts
+the factors of the weight's gradient on a `Tape`; on a GPU also those of the bias. So autograd's backward pass is I: it passes the
+gradient on, and accumulates the gradients of all other parameters (biases, norms, embeddings, convolutions), which are cheap or
+cannot be deferred. Playing the tape is W.
 
-Whatever is not recognised is left to autograd and ends up in I: correct for every module, fast where Linears dominate. Without a
-tape the same function gives all gradients at once. Between I and W a tape holds the inputs and the output gradients of the
-deferred products, and nothing else of the graph.
+Other layers are left to autograd and are part of I: correct for every module, fast where Linears dominate. Without a tape the
+backward pass computes all gradients. Between I and W a tape holds the inputs and output gradients of the deferred products, and
+nothing else of the graph.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-
-class Sink(Protocol):
-    """Where gradients go, once for each time that a weight was used."""
-
-    def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
-        """Add the gradient `left` @ `right`, which may be a row for a vector."""
-        ...
+from recycle.runtime.compute.gradients import Sums
 
 
 @dataclass(frozen=True, slots=True)
 class _Linear:
-    """A Linear, y = x w^T + b, or with `is_transposed` y = x w + b, and where the products of its module go."""
+    """A Linear, y = x w^T + b, or with `is_transposed` y = x w + b, and the deferral of its module."""
 
     module: nn.Module
     is_transposed: bool
@@ -38,7 +32,7 @@ class _Linear:
 
 
 class _Product(NamedTuple):
-    """One use of a Linear: what the gradient of its weight is made from, both as matrices."""
+    """One use of a Linear: its input and output gradient as matrices, from which the weight's gradient is computed."""
 
     x: Tensor
     dy: Tensor
@@ -46,10 +40,10 @@ class _Product(NamedTuple):
     bias: Tensor | None
     is_transposed: bool
 
-    def give(self, sink: Sink) -> None:
-        sink.add_product(self.weight, *self.factors())
-        if self.bias is not None:  # a product with ones reads dy about as fast as memory gives it, and adds in place
-            sink.add_product(self.bias, self.dy.new_ones(1, len(self.dy)), self.dy)
+    def add_to(self, sums: Sums) -> None:
+        sums.add_product(self.weight, *self.factors())
+        if self.bias is not None:  # a product with ones runs at memory bandwidth, and adds in place
+            sums.add_product(self.bias, self.dy.new_ones(1, len(self.dy)), self.dy)
 
     def bias_gradient(self) -> Tensor:
         assert self.bias is not None
@@ -73,27 +67,27 @@ class Tape:
     def add(self, product: _Product) -> None:
         self._products.append(product)
 
-    def play(self, sink: Sink) -> None:
-        """Compute every deferred gradient and hand it over; the tape is empty after it, and gives memory back as it goes."""
+    def play(self, sums: Sums) -> None:
+        """Add every deferred gradient to `sums`; the tape is empty afterwards, and frees memory product by product."""
         self._products.reverse()
         while self._products:
-            self._products.pop().give(sink)
+            self._products.pop().add_to(sums)
 
     def storages(self) -> Iterator[torch.UntypedStorage]:
-        """What the tape keeps alive; several products may share one."""
+        """The storages that the tape keeps alive; several products may share one."""
         return (tensor.untyped_storage() for product in self._products for tensor in (product.x, product.dy))
 
     @property
     def held_bytes(self) -> int:
-        """How much that is; what is shared counts once."""
+        """The bytes that the tape keeps alive; a shared storage counts once."""
         return sum({storage.data_ptr(): storage.nbytes() for storage in self.storages()}.values())
 
 
 class Deferral:
-    """Which tape the products of a module go to: that of the micro-batch whose I runs. Without one, nothing is deferred.
+    """The tape of a module's products: that of the micro-batch whose I runs. Without a tape, nothing is deferred.
 
-    While it is off, Linears are torch's own: for a forward pass whose backward pass will not be split, and for what that one
-    computes again. They are attributes, not contexts of a thread, because autograd may run a backward pass in threads of its own.
+    While it is off, Linears are torch's own: for a forward pass whose backward pass will not be split, and for its recomputation
+    under activation checkpointing. The tape is an attribute and not thread-local, because autograd has threads of its own.
     """
 
     def __init__(self) -> None:
@@ -118,7 +112,7 @@ class Deferral:
 
 
 def defer_weights(module: nn.Module) -> Deferral:
-    """Change every Linear of `module` so that its weights' gradients can wait, and return where they are sent from."""
+    """Change every Linear of `module` so that the gradients of its weights can be deferred; return what controls it."""
     deferral = Deferral()
     for part in module.modules():
         if _is_linear(part) or _is_conv1d(part):
@@ -127,12 +121,12 @@ def defer_weights(module: nn.Module) -> Deferral:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """A Linear that computes what a Linear computes; a subclass with a forward of its own is left alone."""
+    """Whether this is a Linear with the forward of `nn.Linear`; a subclass with another forward is left to autograd."""
     return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
 
 def _is_conv1d(module: nn.Module) -> bool:
-    """The Linear of Hugging Face's GPT-2, told by its looks: `transformers` is not imported for it."""
+    """Whether this is the Linear of Hugging Face's GPT-2, recognised without importing `transformers`."""
     return type(module).__name__ == "Conv1D" and isinstance(getattr(module, "nf", None), int)
 
 
@@ -140,23 +134,23 @@ def _forward(linear: _Linear, x: Tensor) -> Tensor:
     weight, bias = linear.module.weight, linear.module.bias
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
-    # Only a leaf may wait: a weight that was computed from parameters must pass its gradient on at once.
-    may_wait = weight.is_leaf and weight.requires_grad and x.dim() >= 2
-    if not may_wait or not linear.deferral.is_on or not torch.is_grad_enabled():
+    # Only a leaf can be deferred: a weight that was computed from parameters must pass its gradient on at once.
+    is_deferrable = weight.is_leaf and weight.requires_grad and x.dim() >= 2
+    if not is_deferrable or not linear.deferral.is_on or not torch.is_grad_enabled():
         return _product(x, weight, bias, linear.is_transposed)
     is_cast = torch.is_autocast_enabled(x.device.type)
-    if x.requires_grad and not is_cast and _may_keep():
-        return _watched(linear, x, weight, bias)
+    if x.requires_grad and not is_cast and _may_keep_input():
+        return _hooked(linear, x, weight, bias)
     if is_cast:
         x = x.to(torch.get_autocast_dtype(x.device.type))
     made: Tensor = _Deferrable.apply(x, weight, bias, linear)  # type: ignore[no-untyped-call]
     return made
 
 
-def _watched(linear: _Linear, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """torch's own product with a constant for a weight, whose output gradient is watched: all but free, where it is possible."""
-    waiting = _waiting(bias)
-    made = _product(x, weight.detach(), bias if waiting is None else waiting.detach(), linear.is_transposed)
+def _hooked(linear: _Linear, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """torch's own product with a detached weight and a hook on its output gradient: nearly free, where it is possible."""
+    deferred_bias = _deferred_bias(bias)
+    made = _product(x, weight.detach(), bias if deferred_bias is None else deferred_bias.detach(), linear.is_transposed)
     kept, version = x.detach(), x._version
 
     def watch(gradients: tuple[Tensor | None, ...]) -> None:
@@ -168,16 +162,16 @@ def _watched(linear: _Linear, x: Tensor, weight: Tensor, bias: Tensor | None) ->
                 f"an input of shape {list(kept.shape)} of a Linear was modified in place before the backward pass needed it: "
                 "change a copy of it instead"
             )
-        product = _Product(kept.flatten(0, -2), dy.flatten(0, -2), weight, waiting, linear.is_transposed)
+        product = _Product(kept.flatten(0, -2), dy.flatten(0, -2), weight, deferred_bias, linear.is_transposed)
         tape = linear.deferral.tape
         if tape is not None:
             tape.add(product)
         else:  # as autograd would
             _accumulate(weight, product.gradient())
-            if waiting is not None:
-                _accumulate(waiting, product.bias_gradient())
+            if deferred_bias is not None:
+                _accumulate(deferred_bias, product.bias_gradient())
 
-    # What follows may change a view in place, an activation function for one, and then autograd goes past the node of the view.
+    # A later op, such as an activation function, may change a view in place; autograd then skips the node of the view.
     whole = made._base if made._is_view() else made
     assert whole is not None
     assert whole.grad_fn is not None
@@ -185,8 +179,8 @@ def _watched(linear: _Linear, x: Tensor, weight: Tensor, bias: Tensor | None) ->
     return made
 
 
-def _waiting(bias: Tensor | None) -> Tensor | None:
-    """The bias, if its gradient shall wait like the weight's: on a GPU, where autograd's own sum of it is slow."""
+def _deferred_bias(bias: Tensor | None) -> Tensor | None:
+    """The bias, if its gradient is deferred like the weight's: on a GPU, where autograd's own sum of it is slow."""
     return bias if bias is not None and bias.is_cuda and bias.is_leaf and bias.requires_grad else None
 
 
@@ -194,10 +188,10 @@ def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
     parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
-def _may_keep() -> bool:
-    """Whether an input can be kept as it is: not where somebody has a say in what is saved, such as activation checkpointing.
+def _may_keep_input() -> bool:
+    """Whether an input may be kept: not under hooks on saved tensors, as in activation checkpointing.
 
-    torch does not tell that in public; a release that does not tell it at all takes the slower way always.
+    torch has no public way to ask that; without the private one, the slower `_Deferrable` is always used.
     """
     ask = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return ask is not None and ask(False) is None
@@ -212,9 +206,9 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, is_transposed: bool
 
 
 class _Deferrable(torch.autograd.Function):
-    """A product whose backward gives dx and db, and what dW needs to a tape if there is one.
+    """A product whose backward returns dx and db, and puts the factors of dW on the tape if there is one.
 
-    Under autocast x comes in the low precision. The parameters are cast for this product alone, and again in its backward: a copy
+    Under autocast x has the low precision. The parameters are cast for this product alone, and again in its backward: a copy
     of them for each micro-batch in flight would cost more memory than the cast costs time.
     """
 
@@ -229,13 +223,13 @@ class _Deferrable(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         linear: _Linear = ctx.linear
         dy = gradients[0].flatten(0, -2)
-        # The weight itself, not what was saved: hooks on saved tensors may give back another tensor with the same values.
-        product = _Product(x.detach().flatten(0, -2), dy, ctx.weight, _waiting(ctx.bias), linear.is_transposed)
+        # The weight itself, not the saved tensor: hooks on saved tensors may return another tensor with the same values.
+        product = _Product(x.detach().flatten(0, -2), dy, ctx.weight, _deferred_bias(ctx.bias), linear.is_transposed)
         low = _low(weight, x)
         dx = (dy @ (low.t() if linear.is_transposed else low)).view(x.shape) if ctx.needs_input_grad[0] else None
         tape = linear.deferral.tape
-        can_wait = tape is not None and product.bias is not None
-        db = dy.sum(0).to(ctx.bias.dtype) if ctx.needs_input_grad[2] and not can_wait else None
+        is_bias_deferred = tape is not None and product.bias is not None
+        db = dy.sum(0).to(ctx.bias.dtype) if ctx.needs_input_grad[2] and not is_bias_deferred else None
         if tape is None:
             return dx, product.gradient(), db, None
         tape.add(product)

@@ -1,6 +1,6 @@
-"""A stage on a worker: forward, and backward in one pass or in two, for several micro-batches in flight.
+"""`Stage`: the forward and the whole or split backward pass of one stage, for several micro-batches in flight.
 
-What a micro-batch holds follows the plan's memory model: F takes its activations, I gives back all but what W needs, W the rest.
+Memory follows the plan's model: F keeps the activations of a micro-batch, I frees all but what W needs, W frees the rest.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,9 +30,9 @@ class _Flight:
 
 
 class Stage:
-    """One stage's module, and its micro-batches in flight by chain. The last stage computes the loss, too.
+    """One stage's module, and its micro-batches in flight by chain. The last stage also computes the loss.
 
-    With a meter, it measures what its micro-batches hold; with a dtype, forward passes run under autocast to it.
+    With `meter`, it measures the bytes that micro-batches hold; with `autocast`, forward passes run under autocast to that dtype.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Stage:
         self._deferral = defer_weights(module)
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._device = device or next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-        # An exact sum must be of the same contributions however a pass is split: torch adds those of a parameter that is used
-        # twice before anybody sees them. Under autocast torch keeps a copy of every weight for each micro-batch. And on a GPU
-        # a pass in two halves is faster than one in whole: products are added to the sums as they are made.
+        # An exact sum needs the same contributions however a pass is split, but torch adds the contributions of a parameter that
+        # is used twice before it returns them. Under autocast torch keeps a copy of every weight for each micro-batch. And on a
+        # GPU a split pass is faster than a whole one, because products are added to the sums in place.
         self._always_defers = sums.is_exact or autocast is not None or self._device.type == "cuda"
 
     @property
@@ -65,13 +65,13 @@ class Stage:
         return len(self._flights)
 
     def forward(self, chain: int, given: Tensor, seed: int, targets: Tensor | None = None, is_split: bool = True) -> Tensor:
-        """Run the module on `given` and return what it makes, or the loss at the last stage; both are detached.
+        """F: run the module on `given` and return its detached output, or the loss at the last stage.
 
-        If the backward pass will not be split, nothing needs to wait, and Linears can be torch's own.
+        If the backward pass will not be split (`is_split`), Linears are torch's own.
         """
         assert chain not in self._flights, f"micro-batch {chain} is in flight already"
         leaf = given.to(self._device).detach()
-        if self.number > 0:  # nobody wants the gradient of the data
+        if self.number > 0:  # the gradient of the data is not needed
             leaf.requires_grad_(True)
         self._seed(seed)
         is_deferred = is_split or self._always_defers
@@ -105,7 +105,7 @@ class Stage:
         self._flights.clear()
 
     def backward_input(self, chain: int, gradient: Tensor | None) -> Tensor | None:
-        """I: return the gradient of what the stage was given, None at the first stage; weights wait on the tape."""
+        """I: return the gradient of the stage's input, None at the first stage; weight gradients are deferred to the tape."""
         flight = self._flights[chain]
         assert flight.made is not None, f"micro-batch {chain} has had its I"
         if flight.made.requires_grad:
@@ -115,7 +115,7 @@ class Stage:
         assert given is not None
         passed = given.grad
         if passed is None and self.number > 0:
-            passed = torch.zeros_like(given)  # what does not depend on its input passes nothing on
+            passed = torch.zeros_like(given)  # the output does not depend on the input
         flight.given = flight.made = None
         self._collect()
         if self.meter is not None:
@@ -123,7 +123,7 @@ class Stage:
         return passed
 
     def backward_weight(self, chain: int) -> None:
-        """W: compute the gradients that I left, and forget the micro-batch."""
+        """W: compute the gradients that I deferred, and drop the micro-batch."""
         flight = self._flights.pop(chain)
         assert flight.made is None, f"micro-batch {chain} has not had its I"
         flight.tape.play(self.sums)
@@ -131,7 +131,7 @@ class Stage:
             self.meter.release(chain)
 
     def backward(self, chain: int, gradient: Tensor | None) -> Tensor | None:
-        """B: both in one."""
+        """B: I and W fused."""
         passed = self.backward_input(chain, gradient)
         self.backward_weight(chain)
         return passed
@@ -140,14 +140,14 @@ class Stage:
         return nullcontext() if is_deferred else self._deferral.off()
 
     def _collect(self) -> None:
-        """Take over the gradients that autograd accumulated itself."""
+        """Move the gradients that autograd accumulated into the sums."""
         pairs = [(parameter, parameter.grad) for parameter in self._parameters if parameter.grad is not None]
         self.sums.add([parameter for parameter, _ in pairs], [gradient for _, gradient in pairs])
         for parameter, _ in pairs:
             parameter.grad = None
 
     def _seed(self, seed: int) -> None:
-        """Seed what this stage draws from; `torch.manual_seed` does, too, but asks every kind of device there may be."""
+        """Seed the generators of this stage's device; `torch.manual_seed` seeds those of every kind of device, which is slow."""
         torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
             torch.cuda.manual_seed(seed)
@@ -156,7 +156,7 @@ class Stage:
         return self.meter.forward(chain) if self.meter is not None else nullcontext()
 
     def finish(self) -> None:
-        """Wait until what was computed is there: a GPU computes on while its worker goes on."""
+        """Wait until the GPU has finished all ops of this stage."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
@@ -170,7 +170,7 @@ def cast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextMana
 
 
 def refuse_unusable(made: object, number: int, is_loss: bool) -> None:
-    """Raise if what stage `number` made can be no loss, or cannot be sent on."""
+    """Raise if the output of stage `number` is no valid loss, or cannot be sent to the next stage."""
     if is_loss:
         if not isinstance(made, Tensor) or made.dim() != 0:
             what = f"has the shape {tuple(made.shape)}" if isinstance(made, Tensor) else f"is a {type(made).__name__}"
