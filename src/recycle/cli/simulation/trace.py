@@ -3,7 +3,6 @@
 import argparse
 import json
 import shlex
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -92,17 +91,15 @@ def _add_show_parser(actions: Subparsers) -> None:
     add_width_option(parser)
 
 
-def run_trace_make(args: argparse.Namespace) -> int:
+def run_trace_make(args: argparse.Namespace) -> None:
     """Print the trace, or write it and print its summary."""
     refuse_unwritable_outputs(args.out)
-    trace = _make_trace(args)
-    comments = [_command(args)]
+    trace, comments = _make_trace(args), [_command(args)]
     if args.out is None:
         print(trace.dumps(comments), end="")
-        return 0
-    trace.save(args.out, comments)
-    print("\n".join([*_summary(trace), f"written   {args.out}  (recycle trace show {args.out})"]))
-    return 0
+    else:
+        trace.save(args.out, comments)
+        print("\n".join([*_summary(trace), f"written   {args.out}  (recycle trace show {args.out})"]))
 
 
 def _make_trace(args: argparse.Namespace) -> Trace:
@@ -114,8 +111,8 @@ def _make_trace(args: argparse.Namespace) -> Trace:
         return failure_traces.burst_trace(nodes, most, parse_duration_us(args.interval), end_us, args.seed, rejoin_us)
     if args.kind == "racks":
         return failure_traces.rack_trace(nodes, args.rack, parse_duration_us(args.mtbf), end_us, args.seed, rejoin_us)
-    kind: Callable[..., Trace] = {"every": failure_traces.periodic_trace, "poisson": failure_traces.poisson_trace}[args.kind]
-    return kind(nodes, parse_duration_us(args.interval or args.mtbf), end_us, args.seed, rejoin_us)
+    make = failure_traces.periodic_trace if args.kind == "every" else failure_traces.poisson_trace
+    return make(nodes, parse_duration_us(args.interval or args.mtbf), end_us, args.seed, rejoin_us)
 
 
 def _refuse_other_options(args: argparse.Namespace) -> None:
@@ -155,7 +152,7 @@ def _command(args: argparse.Namespace) -> str:
     return shlex.join(["recycle", "trace", "make", *words])
 
 
-def run_trace_show(args: argparse.Namespace) -> int:
+def run_trace_show(args: argparse.Namespace) -> None:
     console = Terminal()
     width = chosen_width(args.width, console)
     trace = Trace.load(args.trace)
@@ -163,12 +160,11 @@ def run_trace_show(args: argparse.Namespace) -> int:
         write_bytes(args.png, draw_trace_png(trace, args.trace.name))
     if args.json:
         print(json.dumps(_facts(trace)))
-        return 0
+        return
     print("\n".join(_summary(trace)) + "\n")
     print_lines(draw_strip(trace, width, console.options.ascii_only), console)
     if args.png:
         print(f"wrote {args.png}")
-    return 0
 
 
 def _facts(trace: Trace) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from recycle.cli.training.job_factory import CONFIG, TrainingJobFactory, is_free
 from recycle.cli.training.plan_choice import choose_plan, choose_source, describe_moves
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments, changes, load_config, read_config
 from recycle.core.errors import FileProblem, ForeignRun, UserError
-from recycle.core.events.record import CHECKPOINTS, SUMMARY, Event
+from recycle.core.events.record import CHECKPOINTS, PARTS, SUMMARY, Event
 from recycle.core.files import refuse_unwritable
 from recycle.core.plans.plan import Plan
 from recycle.core.units import format_bytes, format_us
@@ -62,7 +62,7 @@ def add_train_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
 
-def run_train(args: argparse.Namespace) -> int:
+def run_train(args: argparse.Namespace) -> None:
     config, out = _config(args)
     if out:
         refuse_unwritable(out / SUMMARY)
@@ -75,7 +75,6 @@ def run_train(args: argparse.Namespace) -> int:
     with watching(config, plan, out, resume) as (watch, _):
         facts = launch(job, watch).to_json()
     print(json.dumps(facts) if args.json else describe_run(facts, out))
-    return 0
 
 
 def prepare(config: TrainConfig) -> tuple[TrainingJobFactory, Plan]:
@@ -142,10 +141,12 @@ def watching(
             observers.append(collector.on_event)
         if config.log.tensorboard:
             from recycle.cli.training.tensorboard import TensorBoardLog
+            from recycle.runtime.checkpoint import latest
 
             if out is None:
                 raise UserError("log.tensorboard writes beside the results: name a folder with --out")
-            observers.append(stack.enter_context(TensorBoardLog(out / "tensorboard", _num_done(out) if resume else 0)).on_event)
+            num_done = latest(out / CHECKPOINTS)[0].num_steps if resume else 0
+            observers.append(stack.enter_context(TensorBoardLog(out / "tensorboard", num_done)).on_event)
 
         def watch(event: Event) -> None:
             for observe in observers:
@@ -154,15 +155,7 @@ def watching(
         yield watch, view.say
 
 
-def _num_done(run: Path) -> int:
-    """The number of steps that a run has done."""
-    from recycle.runtime.checkpoint import latest
-
-    return latest(run / CHECKPOINTS)[0].num_steps
-
-
 def describe_run(facts: dict[str, Any], out: Path | None) -> str:
-    """The summary of a run in lines."""
     losses, peaks = facts["losses"], facts["peak_memory_bytes"].values()
     dead = f", dead from the start: {', '.join(facts['dead'])}" if facts["dead"] else ""
     lines = [f"workers    {facts['workers']}{dead}"]
@@ -183,9 +176,5 @@ def describe_run(facts: dict[str, Any], out: Path | None) -> str:
 
 def _recovery(facts: dict[str, Any]) -> str:
     what = "joined" if facts["joins"] else "lost"
-    parts = [
-        f"{part} {format_us(facts[f'{part}_us'])}"
-        for part in ("detect", "abort", "plan", "regroup", "transfer", "redo")
-        if facts[f"{part}_us"]
-    ]
+    parts = [f"{part} {format_us(facts[f'{part}_us'])}" for part in PARTS if facts[f"{part}_us"]]
     return f"step {facts['step']}: {what} {facts['worker']} ({facts['cause']}); {', '.join(parts)}"
