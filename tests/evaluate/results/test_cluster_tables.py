@@ -9,7 +9,6 @@ from recycle.evaluate.results.cluster_tables import (
     BEFOREHAND,
     FULL,
     PREDICTION_STEPS,
-    Prediction,
     Requirement,
     VariantResult,
     error_requirements,
@@ -22,12 +21,13 @@ from recycle.evaluate.results.cluster_tables import (
     throughput_table,
     times_table,
 )
+from recycle.sim.replay.expected_iteration import ExpectedIteration
 
 
 def line(name, times_ms, num_samples=54, predicted_ms=(), dead=""):
     times_us = {number: [took * 1e3] for number, took in enumerate(times_ms)}
     predictions = {
-        number: Prediction(took * 1e3 - 30, took * 1e3 - 20, took * 1e3 - 10, took * 1e3)
+        number: ExpectedIteration(took * 1e3 - 30, took * 1e3 - 20, took * 1e3 - 10, took * 1e3)
         for number, took in enumerate(predicted_ms)
     }
     losses = {number: [4.0, 3.5] for number in times_us}
@@ -69,7 +69,7 @@ def test_each_step_of_the_prediction_has_its_column_and_its_error():
 
 
 def test_the_prediction_by_the_first_profile_has_a_column_of_its_own():
-    known = replace(line("a", [100], predicted_ms=[101]), beforehand=Prediction(70e3, 80e3, 85e3, 94e3))
+    known = replace(line("a", [100], predicted_ms=[101]), beforehand=ExpectedIteration(70e3, 80e3, 85e3, 94e3))
     assert prediction_table([known])[1][-2:] == ["94.0 (-6.0%)", "100.0"]
     assert errors_beforehand([known, line("torch", [90])]) == [pytest.approx(0.06)]
 

@@ -12,7 +12,6 @@ from tests.evaluate.results.published_pages import RESULTS, lines, shown
 ROOT = Path(__file__).parents[3]
 FOLDERS = [RESULTS / "cpu-cores", RESULTS / "gpu-slices", RESULTS / "two-cores"]
 STEPS, TORCHS = ("adaptive", "decoupled", "staggered"), ("torch-1f1b", "torch-zero-bubble", "torch-zbv")
-ERRORS = "predicted against measured: median error, worst"
 
 
 def shares(folder, *names):
@@ -55,23 +54,23 @@ README_ROWS = {
     "W1_2 dead: adaptive, + decoupled, + staggered": lambda folder: shares(folder, *STEPS),
     "one dead in every stage": lambda folder: shares(folder, "every-stage"),
     "W1_2 dead, of fault-free with all techniques": lambda folder: beside(folder, "staggered", "all"),
-    ERRORS: errors,
+    "predicted against measured: median error, worst": errors,
     "SIGKILL to the first op after it: median, worst of 20": kills,
 }
 RESULTS_ROWS = {
-    "one of twelve dead, all techniques, of fault-free 1F1B": lambda folder: shares(folder, "staggered"),
-    "the same, of torch's own fault-free 1F1B": lambda folder: beside(folder, "staggered", "torch-1f1b"),
-    "the same, of ReCycle's own fault-free plan": lambda folder: beside(folder, "staggered", "all"),
+    "one dead, all techniques, of fault-free 1F1B": lambda folder: shares(folder, "staggered"),
+    "the same, of torch's fault-free 1F1B": lambda folder: beside(folder, "staggered", "torch-1f1b"),
+    "the same, of ReCycle's fault-free plan": lambda folder: beside(folder, "staggered", "all"),
     "adaptive, + decoupled, + staggered, of fault-free 1F1B": lambda folder: shares(folder, *STEPS),
     "two dead; one dead in every stage": lambda folder: shares(folder, "two-dead", "every-stage"),
-    "its whole pipeline dropped instead, 1F1B by the others": lambda folder: shares(folder, "dropped"),
+    "its pipeline dropped, 1F1B": lambda folder: shares(folder, "dropped"),
     "fault-free, all techniques, of 1F1B": lambda folder: shares(folder, "all"),
-    "the same, of the fastest of torch's schedules": lambda folder: beside(folder, "all", "torch-zbv"),
-    ERRORS: errors,
-    "SIGKILL to the first op after it, 20 kills: median, worst": kills,
+    "the same, of the fastest of torch's": lambda folder: beside(folder, "all", "torch-zbv"),
+    "predicted iteration time: median error, worst error": errors,
+    "from a kill to the first op after it, 20 kills: median, worst": kills,
     "as above: median error, worst": errors,
-    "each round by itself, by its own rehearsal": errors_in_rounds,
-    "by the one profile that was taken before the race": errors_before,
+    "round by round, by the profile of each round": errors_in_rounds,
+    "by the first profile": errors_before,
 }
 
 

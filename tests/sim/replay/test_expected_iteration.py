@@ -25,7 +25,7 @@ def with_profile(plan: Plan, **changes: object) -> Plan:
 @pytest.mark.parametrize("plan", [make_1f1b_plan(), make_split_plan(), make_1f1b_plan(profile=costly_profile(4))])
 def test_where_all_are_alike_and_alone_an_iteration_takes_the_plans_period(plan: Plan) -> None:
     found = expected_iteration(plan)
-    assert found.links_us == found.crowded_us == found.uneven_us == plan.period_us
+    assert found.links_us == found.contended_us == found.uneven_us == plan.period_us
 
 
 def test_free_links_leave_the_time_of_ops() -> None:
@@ -47,12 +47,12 @@ def test_free_links_are_never_slower(plan: Plan) -> None:
 
 def test_slower_workers_cost_time_and_one_that_is_always_slow_costs_all_of_it() -> None:
     even, uneven = expected_iteration(PLAN), expected_iteration(with_profile(PLAN, factors=(1.0, 1.0, 1.4)))
-    assert uneven.crowded_us == even.crowded_us
+    assert uneven.contended_us == even.contended_us
     assert uneven.uneven_us > 1.05 * even.uneven_us
     free = with_profile(PLAN, stage_link=Link(bytes_per_us=1e9), peer_link=Link(bytes_per_us=1e9))
     all_slow = expected_iteration(with_profile(free, factors=(2.0,)))
     step_us = free.problem.profile.stages[0].optimizer_us  # takes no longer
-    assert all_slow.uneven_us - step_us == pytest.approx(2 * (all_slow.crowded_us - step_us), rel=0.001)
+    assert all_slow.uneven_us - step_us == pytest.approx(2 * (all_slow.contended_us - step_us), rel=0.001)
 
 
 def test_the_same_seed_draws_the_same_workers() -> None:
@@ -63,17 +63,19 @@ def test_the_same_seed_draws_the_same_workers() -> None:
 def test_equal_contention_of_all_ops_lengthens_ops_and_nothing_else() -> None:
     free = with_profile(PLAN, stage_link=Link(bytes_per_us=1e9), peer_link=Link(bytes_per_us=1e9))
     found, step_us = expected_iteration(with_profile(free, contention=(1.5,))), free.problem.profile.stages[0].optimizer_us
-    assert found.crowded_us - step_us == pytest.approx(1.5 * (found.links_us - step_us), rel=0.0005)
+    assert found.contended_us - step_us == pytest.approx(1.5 * (found.links_us - step_us), rel=0.0005)
 
 
 def test_only_workers_that_compute_at_the_same_moment_contend() -> None:
     # In one pipeline with one micro-batch no two workers compute at the same time.
     lone = make_1f1b_plan(1, 3, 1, profile=costly_profile(3))
     found = expected_iteration(with_profile(lone, contention=(1.0, 5.0, 9.0)))
-    assert found.crowded_us == found.links_us
+    assert found.contended_us == found.links_us
     # In two of them both do the same at the same time.
     both = make_1f1b_plan(2, 3, 1, profile=costly_profile(3))
-    assert expected_iteration(with_profile(both, contention=(1.0, 2.0, 9.0))).crowded_us > 1.5 * expected_iteration(both).links_us
+    assert (
+        expected_iteration(with_profile(both, contention=(1.0, 2.0, 9.0))).contended_us > 1.5 * expected_iteration(both).links_us
+    )
 
 
 def slow_contention_factors(result: ReplayResult, profile: Profile) -> list[float]:
@@ -97,9 +99,9 @@ def slow_contention_factors(result: ReplayResult, profile: Profile) -> list[floa
 @QUICK
 @given(plan=legal_plans())
 def test_contention_factors_agree_with_a_count_by_microsecond(plan: Plan) -> None:
-    crowded = with_profile(plan, contention=(0.9, 1.0, 1.3, 1.4))
-    result = replay(crowded, Conditions(2, eager=True))
+    contended = with_profile(plan, contention=(0.9, 1.0, 1.3, 1.4))
+    result = replay(contended, Conditions(2, eager=True))
     if max(result.completions_us) > 400:
         return
-    by_hand = slow_contention_factors(result, crowded.problem.profile)
-    assert contention_factors(result, crowded.problem.profile).ravel().tolist() == pytest.approx(by_hand)
+    by_hand = slow_contention_factors(result, contended.problem.profile)
+    assert contention_factors(result, contended.problem.profile).ravel().tolist() == pytest.approx(by_hand)

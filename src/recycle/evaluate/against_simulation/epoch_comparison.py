@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from recycle.report.record.tables import aligned
 _MOST_NAMED = 4
 _MOST_ROWS = 24
 _MARGIN = 11
+_EPOCH_HEAD = ["steps", "dead", "iteration simulated", "measured", "ratio", "first step simulated", "measured", "ratio"]
+_PAUSE_HEAD = ["pause", "step", "simulated", "measured", "ratio"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +97,7 @@ class Epoch:
         return chosen, (np.searchsorted(self.complete, ops.iteration[chosen]), ops.stages[ops.worker[chosen]])
 
 
-@dataclass(frozen=True, slots=True)
-class _Boundary:
+class _Boundary(NamedTuple):
     """The start of an epoch: its ops start at `from_us` or later, and it trains from `begin_us` on."""
 
     from_us: int
@@ -141,10 +142,8 @@ def _boundaries(run: RunRecord) -> list[_Boundary]:
     starts = [_Boundary(spell.end_us, spell.end_us) for spell in run.spells if spell.cause == "start"]
     # From the end of the abort on: the first op of the new epoch may start before the recovery is recorded as ended.
     recoveries = [_Boundary(one.at_us + one.detect_us + one.abort_us, one.end_us, one) for one in run.recoveries]
-    later = sorted(
-        (boundary for boundary in starts + recoveries if boundary.from_us > first_us), key=lambda boundary: boundary.from_us
-    )
-    return [_Boundary(first_us, first_us), *later]
+    later = [boundary for boundary in starts + recoveries if boundary.from_us > first_us]
+    return [_Boundary(first_us, first_us), *sorted(later, key=lambda boundary: boundary.from_us)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +246,8 @@ class RunComparison:
     @property
     def total_us(self) -> tuple[int, int]:
         """The run from its first op to its last step: predicted, and measured."""
-        trained, paused = self.training_us, self.pauses_us
-        return trained[0] + paused[0] + self.redo_us, trained[1] + paused[1] + self.redo_us
+        predicted, measured = (sum(pair) + self.redo_us for pair in zip(self.training_us, self.pauses_us, strict=True))
+        return predicted, measured
 
     @property
     def measured_parts_us(self) -> dict[str, int]:
@@ -271,9 +270,9 @@ class RunComparison:
 
     def lines(self) -> list[str]:
         """Return tables of the epochs, of the recoveries and of the totals."""
-        texts = [*_epoch_lines(self.epochs), *self._notes()]
+        texts = [*_cut([_EPOCH_HEAD, *map(_epoch_row, self.epochs)]), *self._notes()]
         if self.pauses:
-            texts += ["", *_pause_lines(self.pauses), *self._constant_lines()]
+            texts += ["", *_cut([_PAUSE_HEAD, *map(_pause_row, self.pauses)]), *self._constant_lines()]
         texts += ["", *self._total_lines()]
         return [f"{'' if number else 'simulation':<{_MARGIN}}{text}".rstrip() for number, text in enumerate(texts)]
 
@@ -298,11 +297,6 @@ class RunComparison:
         return aligned([["", "simulated", "measured", "ratio"], *body]).splitlines()
 
 
-def _epoch_lines(epochs: Sequence[EpochComparison]) -> list[str]:
-    head = ["steps", "dead", "iteration simulated", "measured", "ratio", "first step simulated", "measured", "ratio"]
-    return _cut([head, *map(_epoch_row, epochs)])
-
-
 def _epoch_row(one: EpochComparison) -> list[str]:
     names = ", ".join(map(str, one.dead)) if len(one.dead) <= _MOST_NAMED else f"{len(one.dead)} workers"
     predicted_us, measured_us = one.predicted.iteration_us, one.measured.iteration_us
@@ -311,12 +305,9 @@ def _epoch_row(one: EpochComparison) -> list[str]:
     return [_steps(one), names or "nobody", *later, *_times(one.predicted.first_us, one.measured.first_us, format_us)]
 
 
-def _pause_lines(pauses: Sequence[PauseComparison]) -> list[str]:
-    rows = [
-        [who(one.recovered), str(one.recovered.iteration + 1), *_times(one.predicted_us, one.measured_us, format_ms)]
-        for one in pauses
-    ]
-    return _cut([["pause", "step", "simulated", "measured", "ratio"], *rows])
+def _pause_row(one: PauseComparison) -> list[str]:
+    step = str(one.recovered.iteration + 1)
+    return [who(one.recovered), step, *_times(one.predicted_us, one.measured_us, format_ms)]
 
 
 def _cut(rows: Sequence[Sequence[str]]) -> list[str]:

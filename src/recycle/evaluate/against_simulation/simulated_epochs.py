@@ -7,7 +7,7 @@ ops, not their costs. Pauses are predicted by the simulator's constants.
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -61,9 +61,7 @@ def against_simulation(run: RunRecord, plan: Plan, costs: RecycleConstants) -> R
     if not epochs:
         raise UserError("the record holds no whole iteration, so there is nothing to compare with a simulation")
     compared = tuple(_compared(epoch, source) for epoch in epochs)
-    pauses = (
-        PauseComparison(one, _predicted_parts_us(one, _before(one, epochs), problem, costs)) for one in late_recoveries(run)
-    )
+    pauses = (PauseComparison(one, _predicted_parts_us(one, epochs, problem, costs)) for one in late_recoveries(run))
     return RunComparison(compared, tuple(pauses), in_flight_us(run))
 
 
@@ -147,14 +145,14 @@ def measured_profile(plan: Plan, epoch: Epoch) -> Profile:
     steady = _steady(epoch)
     starts, ends = _steady_spans_us(plan, epoch)
     finishes = zip(_middle(epoch.reduced_us(num_stages)[steady]), _middle(epoch.stepped_us(num_stages)[steady]), strict=True)
-    lags = _lags_us(program, starts, ends)
+    lags = [*_lags_us(program, starts, ends), 0]
     stages = []
     for stage, (reduce_us, optimizer_us) in enumerate(finishes):
         known = plan.problem.profile.stages[stage]
         costs = _costs_us(program, ends - starts, stage)
         finish = _finish(reduce_us, optimizer_us, plan.problem.cluster.num_live(stage))
-        changed: dict[str, Any] = {**costs, **finish}
-        stages.append(replace(known, **changed, output_bytes=lags[stage] if stage < len(lags) else 0))
+        changed: dict[str, Any] = {**costs, **finish, "output_bytes": lags[stage]}
+        stages.append(replace(known, **changed))
     return replace(plan.problem.profile, stages=tuple(stages), stage_link=Link(), peer_link=Link(0, _FINE), name="as it ran")
 
 
@@ -203,20 +201,15 @@ def _middle(times: Ints) -> list[int]:
     return [round(float(time)) for time in np.median(times, axis=0)]
 
 
-def _before(recovered: Recovered, epochs: Sequence[Epoch]) -> Epoch | None:
-    """The last epoch that began before this recovery."""
-    return next((epoch for epoch in reversed(epochs) if epoch.begin_us < recovered.end_us), None)
-
-
-def _predicted_parts_us(one: Recovered, before: Epoch | None, problem: Problem, costs: RecycleConstants) -> dict[str, int]:
-    """Predict the parts of a recovery by the constants of the simulator; `before` is the epoch that it ended."""
+def _predicted_parts_us(one: Recovered, epochs: list[Epoch], problem: Problem, costs: RecycleConstants) -> dict[str, int]:
+    """Predict the parts of a recovery by the constants of the simulator."""
     notice = {} if one.joins else {"detect": costs.detect_us, "abort": costs.abort_us}
     copies = [Worker.parse(name) for name in one.workers] if one.joins else []
     copies += [_place(move, 2) for move in one.moves]
-    cluster_before = (
-        replace(problem, cluster=Cluster(problem.shape, before.dead(problem.shape))) if before is not None else problem
-    )
-    transfer_us = move_time_us(cluster_before, [worker.stage for worker in copies])
+    before = next((epoch for epoch in reversed(epochs) if epoch.begin_us < one.end_us), None)  # the epoch that it ended
+    if before is not None:
+        problem = replace(problem, cluster=Cluster(problem.shape, before.dead(problem.shape)))
+    transfer_us = move_time_us(problem, [worker.stage for worker in copies])
     parts = {**notice, "plan": costs.plan_us, "regroup": costs.regroup_us, "transfer": transfer_us}
     is_rolled_back = before is not None and one.iteration <= before.iterations[-1]
     return parts | ({"restart": costs.restart_us} if is_rolled_back else {})

@@ -1,10 +1,7 @@
-"""Deaths on a measured cluster: a training run in which one worker after the other is killed, and comes back.
-
-Plans come from files, one for every worker that may be dead and for every pair, so that it runs where no planner is installed.
-"""
+"""Kills on a measured cluster: a training run in which one worker after the other is killed, and rejoins."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import count
 from math import gcd
@@ -28,7 +25,7 @@ _STRIDE = 7
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRecovery:
-    """One death, or one return: who, in which step, and where the time went between it and the first op after it, in µs."""
+    """A kill or a rejoin: its worker, its step, and the time from it to the first op after it, also by part."""
 
     worker: str
     joins: bool
@@ -54,25 +51,21 @@ def measure_recoveries(folder: Path, setup: Setup, num_kills: int, gap: int, say
     """Kill so many workers, unless that was done."""
     if (folder / RECOVERIES).exists():
         return
-    source = PlanFolder(folder / DEATHS)
+    source = PlanFolder(folder / DEATHS)  # plans from files, so that this runs where no planner is installed
     plan = source.answer(frozenset()).plan
     found: list[MeasuredRecovery] = []
 
     def watch(event: Event) -> None:
         if isinstance(event, Recovered):
-            found.extend(_recoveries(event))
+            parts_us = {part: event.parts_us[part] for part in PARTS}
+            about = event.joins, event.iteration, event.end_us - event.at_us, event.redone_ops, parts_us
+            found.extend(MeasuredRecovery(worker, *about) for worker in event.workers)
             one = found[-1]
             say(f"{one.worker} {'is back' if one.joins else 'was killed'}: {one.took_us / 1e3:.0f} ms to the first op after it")
 
     steps = gap * (num_kills + 1)  # the last one has time to come back
     launch(setup.job(plan, steps, FailureOptions(source, script(setup, num_kills, gap))), watch)
     write_text(folder / RECOVERIES, json.dumps([asdict(one) for one in found], indent=1) + "\n")
-
-
-def _recoveries(event: Recovered) -> Iterator[MeasuredRecovery]:
-    for worker in event.workers:
-        took_us, parts = event.end_us - event.at_us, {part: event.parts_us[part] for part in PARTS}
-        yield MeasuredRecovery(worker, event.joins, event.iteration, took_us, event.redone_ops, parts)
 
 
 def read_recoveries(folder: Path) -> list[MeasuredRecovery]:

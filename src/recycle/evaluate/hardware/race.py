@@ -1,8 +1,6 @@
-"""run_race: train all variants in turns by the same processes, round after round, and measure their iterations.
+"""run_race: train all variants in turn by the same processes, round after round, and measure their iterations.
 
-`measured.jsonl` in the race's folder has a line for every turn, so that an interrupted race can go on. In a turn all workers
-start from the same weights, train `WARM_UP` iterations that do not count, and then those that do. The time of an iteration is
-from one end to the next; an iteration ends with its last worker.
+In a trial all workers start from the same weights, and train `WARM_UP` iterations that do not count before those that do.
 """
 
 import gzip

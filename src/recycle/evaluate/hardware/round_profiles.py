@@ -4,7 +4,6 @@ So a slow hour of the machine is not mistaken for a slow plan, and a slow minute
 """
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from recycle.core.files import write_text
@@ -29,10 +28,7 @@ class Rehearsal:
     def __init__(self, folder: Path, setup: Setup, number: int, known: Profile) -> None:
         self._path, self._known = round_path(folder, number), known
         self._fits, self._num_done = RehearsalFits(setup.shape), 0
-
-    @property
-    def runs(self) -> Sequence[RehearsalRun]:
-        return self._fits.runs
+        self.runs = self._fits.runs
 
     def do(self, run: RehearsalRun, pool: WorkerPool, turn: int) -> None:
         """Do one of the runs, as a turn of its own; after the last one, write the profile."""

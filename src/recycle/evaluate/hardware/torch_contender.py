@@ -1,8 +1,7 @@
 """TorchContender: torch.distributed.pipelining's schedules as contenders of a race, with plain data parallelism around them.
 
-On CPUs all of it is torch's own. On GPU slices torch can only communicate through the host: gloo carries nothing else, and NCCL
-refuses two processes on one GPU. So there its messages and sums go over ReCycle's transport, within the GPU, and the race
-compares the schedules and the split of the backward pass.
+On GPU slices its messages and sums go over ReCycle's transport, within the GPU: gloo would carry them through the host, and NCCL
+refuses two processes on one GPU.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -65,9 +64,9 @@ class TorchContender:
             parts = [batches.get(iteration, worker.pipeline, index) for index in range(shape.num_microbatches)]
             inputs = [torch.cat([x for x, _ in parts]).to(self._device)] if worker.stage == 0 else []
             own: list[Tensor] = []
-            given: dict[str, Any] = (
-                {"target": torch.cat([y for _, y in parts]).to(self._device), "losses": own} if has_last else {}
-            )
+            given: dict[str, Any] = {}
+            if has_last:
+                given = {"target": torch.cat([y for _, y in parts]).to(self._device), "losses": own}
             schedule.step(*inputs, **given)
             self._reduce(parameters, transport)
             optimizer.step()
@@ -76,7 +75,9 @@ class TorchContender:
             if transport is not None:
                 transport.messages.flush()
                 transport.messages.round += 1
-            ends_us.append(self._done_us())
+            if setup.is_gpu:
+                torch.cuda.synchronize()
+            ends_us.append(now_us())
         if transport is not None:
             transport.abort()
             transport.close()
@@ -107,10 +108,9 @@ class TorchContender:
         ]
         if variant == TORCH_1F1B:
             return schedules.Schedule1F1B(stages[0], shape.num_microbatches, loss_fn=_loss), modules
-        kind: Callable[..., Any] = (
-            schedules.ScheduleZBVZeroBubble if variant == TORCH_ZBV else schedules.ScheduleInterleavedZeroBubble
-        )
-        return kind(stages, shape.num_microbatches, loss_fn=_loss), modules
+        zbv, zero_bubble = schedules.ScheduleZBVZeroBubble, schedules.ScheduleInterleavedZeroBubble
+        schedule: Callable[..., Any] = zbv if variant == TORCH_ZBV else zero_bubble
+        return schedule(stages, shape.num_microbatches, loss_fn=_loss), modules
 
     def _examples(self, number: int, num_stages: int) -> dict[str, Tensor]:
         """Example inputs and outputs of a stage: without them torch would ask its neighbours, over gloo."""
@@ -139,11 +139,6 @@ class TorchContender:
         parts = torch.split(flat, [own.numel() for own in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = part.view(parameter.shape)
-
-    def _done_us(self) -> int:
-        if self._setup.is_gpu:
-            torch.cuda.synchronize()
-        return now_us()
 
 
 def _loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -196,20 +191,18 @@ def _stage_class(channel: TensorChannel | None, shape: Shape, pipeline: int) -> 
         return Stage
     _begin_channel_ops(schedules)
 
-    num_workers, num_chains, num_microbatches = shape.num_stages, shape.num_chains, shape.num_microbatches
+    num_workers = shape.num_stages
 
     def worker_of(stage: int) -> Worker:
         return Worker(pipeline, stage if stage < num_workers else 2 * num_workers - 1 - stage)
 
     def convert(ops: Sequence[Any], kind: Kind, stage: int, index: int, is_send: bool) -> list[_ChannelOp]:
         """`stage` is the receiver's."""
-        source = stage - 1 if kind is Kind.F else stage + 1
-        chain = pipeline * num_microbatches + index
+        chain = pipeline * shape.num_microbatches + index
         if stage >= num_workers:  # of the two stages that a worker of a V has, the second one has chains of its own
-            chain += num_chains
-        message = TensorMessage(
-            kind, stage, chain, worker_of(source), worker_of(stage), made_at=0, taken_at=1, is_of_warm_up=False
-        )
+            chain += shape.num_chains
+        ends = worker_of(stage - 1 if kind is Kind.F else stage + 1), worker_of(stage)
+        message = TensorMessage(kind, stage, chain, *ends, made_at=0, taken_at=1, is_of_warm_up=False)
         return [_ChannelOp(channel, message, op.tensor, is_send) for op in ops]
 
     class ChannelStage(Stage):

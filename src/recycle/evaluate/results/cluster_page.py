@@ -2,8 +2,8 @@
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -22,7 +22,6 @@ from recycle.evaluate.hardware.setup import Setup
 from recycle.evaluate.hardware.torch_contender import TORCH_1F1B
 from recycle.evaluate.hardware.variants import ADAPTIVE, DECOUPLED, FAULT_FREE, ONE_F_ONE_B, STAGGERED, Variant
 from recycle.evaluate.results.cluster_tables import (
-    Prediction,
     Requirement,
     VariantResult,
     error_requirements,
@@ -38,7 +37,7 @@ from recycle.report.record.profile_table import contention_text
 from recycle.report.record.tables import markdown
 from recycle.report.render.svg import draw_svg
 from recycle.report.timeline.run_timeline import run_timeline
-from recycle.sim.replay.expected_iteration import expected_iteration
+from recycle.sim.replay.expected_iteration import ExpectedIteration, expected_iteration
 
 RESULTS, PICTURE, TIMELINE = "results", "throughput.png", "timeline.svg"
 _LEAST_SHARE, _MEDIAN_ERROR, _WORST_ERROR = 0.97, 0.03, 0.08
@@ -56,12 +55,8 @@ class ClusterResults:
     recoveries: Sequence[MeasuredRecovery]
 
     @property
-    def by_name(self) -> dict[str, VariantResult]:
-        return {result.name: result for result in self.variants}
-
-    @property
     def baseline(self) -> VariantResult:
-        return self.by_name[ONE_F_ONE_B]
+        return next(result for result in self.variants if result.name == ONE_F_ONE_B)
 
     @property
     def machine(self) -> str:
@@ -72,16 +67,12 @@ class ClusterResults:
         return f"{self.setup.num_workers} workers on {self.machine} ({self.setup.backend})"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "setup": self.setup.to_json(),
-            "machine": self.machine,
-            "variants": [self._variant_json(result) for result in self.variants],
-            "requirements": [asdict(one) for one in check_requirements(self.variants, self.setup)],
-        }
-
-    def _variant_json(self, result: VariantResult) -> dict[str, Any]:
-        shares = {"share": result.share_of(self.baseline), "share_interval": result.share_interval(self.baseline)}
-        return {**asdict(result), "typical_us": result.typical_us, **shares}
+        variants = []
+        for result in self.variants:
+            shares = {"share": result.share_of(self.baseline), "share_interval": result.share_interval(self.baseline)}
+            variants.append({**asdict(result), "typical_us": result.typical_us, **shares})
+        requirements = [asdict(one) for one in check_requirements(self.variants, self.setup)]
+        return {"setup": self.setup.to_json(), "machine": self.machine, "variants": variants, "requirements": requirements}
 
 
 def read_results(folder: Path, setup: Setup, variants: Sequence[Variant]) -> ClusterResults:
@@ -96,7 +87,9 @@ def read_results(folder: Path, setup: Setup, variants: Sequence[Variant]) -> Clu
         result = VariantResult(variant.name, variant.title, variant.dead, times_us, variant.num_samples(setup), losses)
         if not variant.is_torch:
             plan = Plan.load(plan_path(folder, variant))
-            result = replace(result, predictions=_predictions(plan, profiles, list(times_us)), beforehand=_prediction(plan))
+            first = plan.problem.profile
+            predictions = {number: _predict(plan, profiles.get(number, first)) for number in times_us}
+            result = replace(result, predictions=predictions, beforehand=_predict(plan, first))
         results.append(result)
     if ONE_F_ONE_B not in {result.name for result in results}:
         raise FileProblem(f"{folder} has no measurement of 1F1B, the baseline of all other variants: run the part race first")
@@ -113,17 +106,8 @@ def complete_rounds(trials: Sequence[Trial]) -> list[Trial]:
     return complete or list(trials)
 
 
-def _predictions(plan: Plan, profiles: Mapping[int, Profile], rounds: Sequence[int]) -> dict[int, Prediction]:
-    """Predict the iteration time of a plan in each round, by that round's own profile."""
-    found: dict[int, Prediction] = {}
-    for number in rounds:
-        profile = profiles.get(number, plan.problem.profile)
-        found[number] = _prediction(replace(plan, problem=replace(plan.problem, profile=profile)))
-    return found
-
-
-def _prediction(plan: Plan) -> Prediction:
-    return Prediction(*astuple(expected_iteration(plan)))
+def _predict(plan: Plan, profile: Profile) -> ExpectedIteration:
+    return expected_iteration(replace(plan, problem=replace(plan.problem, profile=profile)))
 
 
 def write_results(folder: Path, setup: Setup, variants: Sequence[Variant]) -> str:
@@ -248,14 +232,12 @@ def _about_redone(recoveries: Sequence[MeasuredRecovery], setup: Setup) -> str:
     )
 
 
-def _times_us(recoveries: Sequence[MeasuredRecovery]) -> dict[str, list[float]]:
+def _times_us(recoveries: Sequence[MeasuredRecovery]) -> dict[str, list[int]]:
     kills = [one for one in recoveries if not one.joins]
-    joins = [one for one in recoveries if one.joins]
-    parts = {f"part of it: {part}": [float(one.parts_us[part]) for one in kills] for part in PARTS}
     return {
-        "from a kill to the first op after it": [float(one.took_us) for one in kills],
-        **parts,
-        "from a rejoin to the first op after it": [float(one.took_us) for one in joins],
+        "from a kill to the first op after it": [one.took_us for one in kills],
+        **{f"part of it: {part}": [one.parts_us[part] for one in kills] for part in PARTS},
+        "from a rejoin to the first op after it": [one.took_us for one in recoveries if one.joins],
     }
 
 

@@ -6,20 +6,12 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from statistics import fmean, median, quantiles
 
+from recycle.sim.replay.expected_iteration import ExpectedIteration
+
 Rows = list[list[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """A predicted iteration time in µs: from ops alone, with links, with contention, with uneven workers."""
-
-    ops_us: float
-    links_us: float
-    contended_us: float
-    uneven_us: float
-
-
-PredictedTime = Callable[[Prediction], float]
+PredictedTime = Callable[[ExpectedIteration], float]
 
 # Each step of the prediction takes one more effect into account.
 PREDICTION_STEPS: Mapping[str, PredictedTime] = {
@@ -46,8 +38,8 @@ class VariantResult:
     times_us: Mapping[int, Sequence[float]]
     num_samples: int
     losses: Mapping[int, Sequence[float]]
-    predictions: Mapping[int, Prediction] = field(default_factory=dict)
-    beforehand: Prediction | None = None
+    predictions: Mapping[int, ExpectedIteration] = field(default_factory=dict)
+    beforehand: ExpectedIteration | None = None
 
     @property
     def typical_us(self) -> float:

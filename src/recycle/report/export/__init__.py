@@ -1,1 +1,1 @@
-"""Plans and records in formats of other programs: Perfetto and torch.distributed.pipelining. Imports core."""
+"""Plans and records as files for Perfetto and torch.distributed.pipelining. Imports core and report.{timeline,record,render}."""

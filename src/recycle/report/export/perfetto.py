@@ -17,7 +17,7 @@ from recycle.core.plans.rules import needs
 from recycle.core.problem import Problem
 from recycle.report.record.recoveries import describe_rest, who
 from recycle.report.render.palette import PAINTS
-from recycle.report.timeline.plan_timeline import PlanBlocks, plan_timeline
+from recycle.report.timeline.plan_timeline import plan_timeline
 from recycle.report.timeline.run_timeline import read_blocks
 from recycle.report.timeline.timeline import Block, Span
 
@@ -56,9 +56,15 @@ def draw_run_trace(problem: Problem, events: Iterable[OpRan], recoveries: Sequen
 
 
 def _plan_events(plan: Plan) -> Iterator[Event]:
-    windows = plan_timeline(plan).windows
-    num_iterations = 2 if plan.problem.techniques.staggered else 1
-    yield from _events(plan.problem, list(_plan_slices(plan, num_iterations)))
+    timeline = plan_timeline(plan)
+    windows, num_iterations = timeline.windows, 2 if plan.problem.techniques.staggered else 1
+    slices = [
+        Slice(row.worker, iteration, block.shifted(iteration * plan.period_us))
+        for iteration in range(num_iterations)
+        for row in plan.rows
+        for block in timeline.source.blocks(row.worker, with_ops=True)
+    ]
+    yield from _events(plan.problem, slices)
     for worker in sorted(plan.problem.cluster.failed):
         first, _ = windows[worker.stage]
         yield _dead(plan.problem, worker, (first, first + num_iterations * plan.period_us))
@@ -67,12 +73,9 @@ def _plan_events(plan: Plan) -> Iterator[Event]:
 def _run_events(problem: Problem, events: Iterable[OpRan], recoveries: Sequence[Recovered]) -> Iterator[Event]:
     """Yield the events of a run; ops in vain have slices, but neither arrows nor memory."""
     ran = list(events)
+    pieces = [Slice(worker, iteration, block) for (worker, iteration), block in read_blocks(ran)]
     slices, in_vain = (
-        [
-            Slice(worker, iteration, block)
-            for (worker, iteration), block in read_blocks(op for op in ran if op.is_in_vain == is_in_vain)
-        ]
-        for is_in_vain in (False, True)
+        [piece for piece, op in zip(pieces, ran, strict=True) if op.is_in_vain == wanted] for wanted in (False, True)
     )
     span = min(s.block.start_us for s in slices), max(s.block.end_us for s in slices)
     yield from _events(problem, slices)
@@ -88,14 +91,6 @@ def _run_events(problem: Problem, events: Iterable[OpRan], recoveries: Sequence[
 def _dumped(events: Iterable[Event]) -> str:
     lines = ",\n".join(json.dumps(event, separators=(",", ":"), ensure_ascii=False) for event in events)
     return f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n'
-
-
-def _plan_slices(plan: Plan, num_iterations: int) -> Iterator[Slice]:
-    source = PlanBlocks(plan)
-    for iteration in range(num_iterations):
-        for row in plan.rows:
-            for block in source.blocks(row.worker, with_ops=True):
-                yield Slice(row.worker, iteration, block.shifted(iteration * plan.period_us))
 
 
 def _events(problem: Problem, slices: list[Slice]) -> Iterator[Event]:

@@ -6,7 +6,7 @@ column is a step, and in an empty cell the stage waits for another one.
 
 from recycle.core.errors import UserError
 from recycle.core.op import Kind, Op
-from recycle.core.plans.plan import Plan, Slot
+from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import needs
 
 
@@ -40,14 +40,10 @@ def _steps(plan: Plan, pipeline: int) -> dict[Op, int]:
     slots = [slot for row in plan.rows if row.worker.pipeline == pipeline for slot in plan.slots(row)]
     steps: dict[Op, int] = {}
     last = [-1] * plan.problem.shape.num_stages
-    for slot in sorted(slots, key=_by_time):
+    for slot in sorted(slots, key=lambda slot: (slot.start_us, slot.op.stage)):
         before = [last[slot.op.stage]]
         for need in needs(slot.op, plan.problem.shape.num_stages):
             fused = Op(need.stage, Kind.B, need.microbatch)
             before.append(steps.get(need, steps.get(fused, -1)))
         steps[slot.op] = last[slot.op.stage] = 1 + max(before)
     return steps
-
-
-def _by_time(slot: Slot) -> tuple[int, int]:
-    return slot.start_us, slot.op.stage

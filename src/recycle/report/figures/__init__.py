@@ -1,1 +1,1 @@
-"""Matplotlib figures of runs, recoveries, traces and campaigns. Imports core and report.{record,timeline,render}."""
+"""Matplotlib figures of runs, recoveries, traces and campaigns. Imports core and report.{timeline,record,render}."""

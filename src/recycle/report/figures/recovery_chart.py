@@ -31,19 +31,17 @@ def draw_recoveries(axes: Axes, recoveries: Sequence[Recovered], width_px: float
     axes.set_xlim(0, width_px)
     axes.set_ylim(height_px(len(recoveries)), 0)
     axes.set_axis_off()
-    lost = format_ms(sum(one.lost_us for one in recoveries))
-    axes.text(
-        _WHO_PX, 14, f"recoveries · {len(recoveries):,}, which cost {lost}", fontsize=9, fontweight="bold", color=palette.INK
-    )
+    title = f"recoveries · {len(recoveries):,}, which cost {format_ms(sum(one.lost_us for one in recoveries))}"
+    axes.text(_WHO_PX, 14, title, fontsize=9, fontweight="bold", color=palette.INK)
     _draw_head(axes, _TITLE_PX + 14)
     longest = sorted(recoveries, key=lambda one: -one.lost_us)[:MOST_ROWS]
     shown = sorted(longest, key=lambda one: one.at_us)
     top = _TITLE_PX + _HEAD_PX
-    for one in shown:
-        _draw_row(axes, one, top, max(1, longest[0].lost_us))
-        top += _ROW_PX
-    if len(recoveries) > len(shown):
-        _text(axes, _WHO_PX, top + 13, f"and {len(recoveries) - len(shown):,} shorter ones", "left", palette.FAINT_INK)
+    for number, one in enumerate(shown):
+        _draw_row(axes, one, top + number * _ROW_PX, max(1, longest[0].lost_us))
+    if more := len(recoveries) - len(shown):
+        below = top + len(shown) * _ROW_PX + 13
+        _text(axes, _WHO_PX, below, f"and {more:,} shorter ones", "left", palette.FAINT_INK)
 
 
 def _text(axes: Axes, x: float, y: float, text: str, side: str, colour: str = palette.INK) -> None:

@@ -1,7 +1,4 @@
-"""The page of a run as a PNG: loss, speed and memory; recoveries; one iteration as executed and, below it, as planned.
-
-Both iterations have the same scale, the planned one at the measured speed of the ops, so that differences are visible.
-"""
+"""The page of a run as a PNG: loss, speed and memory; recoveries; one iteration as executed and, below it, as planned."""
 
 from typing import Any
 
@@ -19,6 +16,7 @@ from recycle.report.render.png import draw_picture
 from recycle.report.timeline.timeline import Timeline
 
 MOST_BARS = 16
+_DASHED: dict[str, Any] = {"color": palette.FAINT_INK, "linewidth": 0.8, "linestyle": (0, (3, 3))}
 _LINE, _SECOND_LINE, _MARK, _CAME = "#0072b2", "#e69f00", "#d55e00", "#009e73"
 _FEWEST_TO_SMOOTH = 40
 _HEAD_PX, _PANEL_PX, _BELOW_PX, _GAP_PX = 62.0, 210.0, 50.0, 16.0
@@ -41,15 +39,13 @@ def draw_page(summary: Summary, executed: Timeline, planned: Timeline) -> bytes:
         draw_recoveries(figure.add_axes((0, 1 - (top + table) / height, 1, table / height)), summary.run.recoveries, width)
         top += table
     for picture in pictures:
-        top += _GAP_PX
-        axes = figure.add_axes((0, 1 - (top + picture.height_px) / height, 1, picture.height_px / height))
-        draw_picture(axes, picture)
-        top += picture.height_px
+        top += _GAP_PX + picture.height_px
+        draw_picture(figure.add_axes((0, 1 - top / height, 1, picture.height_px / height)), picture)
     return png_bytes(figure, dpi=180 if height < 3000 else 100)
 
 
 def lay_out(executed: Timeline, planned: Timeline, slowdown: float) -> tuple[Picture, Picture]:
-    """Lay out both timelines over the time of the longer one, at the measured speed of the ops."""
+    """Lay out both timelines in one scale, the planned one at the measured speed of the ops, so that differences are visible."""
     (ran_us, planned_us) = (timeline.extent[1] - timeline.extent[0] for timeline in (executed, planned))
     length_us = max(ran_us, planned_us * slowdown)
     wanted = max(Picture(executed).plot_px, Picture(planned).plot_px)
@@ -119,15 +115,12 @@ def _draw_loss(axes: Axes, summary: Summary) -> None:
         return _absent(axes, "the record holds no loss")
     _title(axes, "loss", "iteration")
     _draw_line(axes, [iteration for iteration, _ in known], [loss for _, loss in known])
-    marked = (
-        ("clipped", summary.clipped, "v"),
-        ("skipped", summary.skipped, "x"),
-        ("taken back", list(summary.executed.taken_back), "<"),
-    )
-    for (name, iterations, marker), level in zip(marked, (0.97, 0.91, 0.85), strict=True):
+    clipped, skipped, taken_back = summary.clipped, summary.skipped, summary.executed.taken_back
+    marks = (("clipped", clipped, "v", 0.97), ("skipped", skipped, "x", 0.91), ("taken back", taken_back, "<", 0.85))
+    for name, iterations, marker, level in marks:
         if iterations:
-            _mark(axes, [float(iteration) for iteration in iterations], level, marker, f"{name} ({len(iterations)})")
-    if any(iterations for _, iterations, _ in marked):
+            _mark(axes, list(map(float, iterations)), level, marker, f"{name} ({len(iterations)})")
+    if clipped or skipped or taken_back:
         axes.legend(fontsize=7, frameon=False, loc="upper right", bbox_to_anchor=(1.0, 0.84), labelcolor=palette.INK)
     return None
 
@@ -155,14 +148,13 @@ def _mark_time(axes: Axes, summary: Summary, begin_us: int, unit_us: int) -> Non
         first, last = spell.start_us / unit_us, spell.end_us / unit_us
         axes.axvspan(first, last, color=palette.BUBBLE, linewidth=0, label="_" * bool(number) + "not training")
     for number, at_us in enumerate(sorted({one.at_us for one in summary.run.saved})):
-        dashed = (0, (3, 3))
         label = "_" * bool(number) + f"checkpoint ({len(summary.run.saved)})"
-        axes.axvline(at_us / unit_us, color=palette.FAINT_INK, linewidth=0.8, linestyle=dashed, label=label)
+        axes.axvline(at_us / unit_us, label=label, **_DASHED)
     if warned := [one.at_us / unit_us for one in summary.run.warned]:
         _mark(axes, warned, 0.97, "v", f"warning ({len(warned)})")
-    for joins, marker, level, verb, colour in ((False, "X", 0.03, "left", _MARK), (True, "^", 0.03, "joined", _CAME)):
+    for joins, marker, verb, colour in ((False, "X", "left", _MARK), (True, "^", "joined", _CAME)):
         if changed := [one.at_us / unit_us for one in summary.run.changes if one.joins == joins and one.at_us >= begin_us]:
-            _mark(axes, changed, level, marker, f"{verb} ({len(changed)})", colour)
+            _mark(axes, changed, 0.03, marker, f"{verb} ({len(changed)})", colour)
     if axes.get_legend_handles_labels()[1]:
         legend = {"frameon": False, "ncols": 3, "columnspacing": 1.2, "labelcolor": palette.INK}
         axes.legend(fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 0.04), **legend)
@@ -173,32 +165,26 @@ def _draw_times(axes: Axes, summary: Summary) -> None:
     times = summary.executed.times_us
     _title(axes, "milliseconds an iteration", "iteration")
     _draw_line(axes, [float(iteration) for iteration in times], [time / 1000 for time in times.values()])
-    promised, dashed = summary.executed.promised_us / 1000, (0, (3, 3))
-    axes.axhline(promised, color=palette.FAINT_INK, linewidth=0.8, linestyle=dashed, label="promised at the speed of the ops")
+    axes.axhline(summary.executed.promised_us / 1000, label="promised at the speed of the ops", **_DASHED)
     axes.legend(fontsize=7, frameon=False, loc="lower right", labelcolor=palette.INK)
     axes.set_ylim(bottom=0)
 
 
 def _draw_memory(axes: Axes, summary: Summary) -> None:
-    held = list(summary.run.held)
-    if not held:
+    if not summary.run.held:
         return _absent(axes, "the record holds no memory")
-    is_long = len(held) > MOST_BARS
-    if is_long:
-        held = fullest_by_stage(summary.run.held)
+    is_long = len(summary.run.held) > MOST_BARS
+    held = fullest_by_stage(summary.run.held) if is_long else summary.run.held
     largest = max(max(one.activation_bytes, one.planned_bytes) for one in held)
-    size, unit = next(
-        (2**power, name) for power, name in ((30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B")) if largest >= 2**power or power == 0
-    )
+    units = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
+    size, unit = next((size, unit) for size, unit in units if largest >= size or size == 1)
     peak = format_bytes(max(one.peak_bytes for one in summary.run.held))
-    _title(
-        axes, f"peak activations, {unit}", f"{'fullest worker of each stage; ' if is_long else ''}a process held at most {peak}"
-    )
+    selection = "fullest worker of each stage; " if is_long else ""
+    _title(axes, f"peak activations, {unit}", f"{selection}a process held at most {peak}")
     places = np.arange(len(held))
     axes.bar(places - 0.2, [one.activation_bytes / size for one in held], 0.38, label="measured", color=_LINE)
     planned = [one.planned_bytes / size for one in held]
     axes.bar(places + 0.2, planned, 0.38, label="planned", color=_SECOND_LINE, hatch="////", edgecolor=palette.PAPER, linewidth=0)
-    names = [one.worker for one in held]
-    axes.set_xticks(places, names, rotation=45 if len(names) > 8 else 0)
+    axes.set_xticks(places, [one.worker for one in held], rotation=45 if len(held) > 8 else 0)
     axes.legend(fontsize=7, frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1.0, 0.99), labelcolor=palette.INK)
     return None

@@ -9,36 +9,27 @@ from recycle.report.record.metrics import measure, throughput_over_time
 from recycle.report.render import palette
 from recycle.report.render.figure import new_figure, png_bytes, simplify_axes
 
+LineStyle = tuple[str, str | tuple[int, tuple[float, ...]]]
 # Okabe and Ito's colours, which colour-blind readers can distinguish, each with its own dashes for print without colour.
-LINES: tuple[tuple[str, str | tuple[int, tuple[float, ...]]], ...] = (
-    ("#0072B2", "-"),
-    ("#D55E00", (0, (6, 1.5))),
-    ("#009E73", (0, (3, 1.2))),
-    ("#CC79A7", (0, (1, 1))),
-    ("#8C6D00", (0, (6, 1.5, 1, 1.5))),
-    ("#56B4E9", (0, (4, 1, 1, 1, 1, 1))),
-    ("#7F3C8D", (0, (2, 2))),
-    ("#999999", (0, (8, 2))),
-    ("#000000", (0, (1, 2))),
-)
-_NUM_BINS = 144
 # A system has the same line in every picture.
-_SYSTEMS = (
-    "recycle",
-    "oobleck",
-    "bamboo",
-    "varuna",
-    "replica-drop",
-    "checkpoint-restart",
-    "checkpoint-restart-spare",
-    "fault-scaled",
-    "ideal",
-)
+_SYSTEM_LINES: dict[str, LineStyle] = {
+    "recycle": ("#0072B2", "-"),
+    "oobleck": ("#D55E00", (0, (6, 1.5))),
+    "bamboo": ("#009E73", (0, (3, 1.2))),
+    "varuna": ("#CC79A7", (0, (1, 1))),
+    "replica-drop": ("#8C6D00", (0, (6, 1.5, 1, 1.5))),
+    "checkpoint-restart": ("#56B4E9", (0, (4, 1, 1, 1, 1, 1))),
+    "checkpoint-restart-spare": ("#7F3C8D", (0, (2, 2))),
+    "fault-scaled": ("#999999", (0, (8, 2))),
+    "ideal": ("#000000", (0, (1, 2))),
+}
+LINES = tuple(_SYSTEM_LINES.values())
+_NUM_BINS = 144
 
 
-def line_of(name: str, names: Sequence[str]) -> tuple[str, str | tuple[int, tuple[float, ...]]]:
+def line_of(name: str, names: Sequence[str]) -> LineStyle:
     """The colour and dashes of a system, or of any other name by its position in `names`."""
-    return LINES[(_SYSTEMS if name in _SYSTEMS else names).index(name) % len(LINES)]
+    return _SYSTEM_LINES.get(name) or LINES[names.index(name) % len(LINES)]
 
 
 def draw_campaign(records: Mapping[str, Sequence[Event]], title: str, fault_free: float) -> bytes:

@@ -69,11 +69,8 @@ def _fewest(trace: Trace, num_columns: int) -> list[int]:
     """The fewest live nodes in each column, at its start or within it."""
     times, counts = zip(*live_counts(trace), strict=True)
     edges = [-(-trace.end_us * column // num_columns) for column in range(num_columns)] + [trace.end_us + 1]
-    fewest = []
-    for first_us, next_us in pairwise(edges):
-        first = bisect_right(times, first_us) - 1
-        fewest.append(min(counts[first : max(first + 1, bisect_left(times, next_us))]))
-    return fewest
+    spans = ((bisect_right(times, first_us) - 1, bisect_left(times, next_us)) for first_us, next_us in pairwise(edges))
+    return [min(counts[first : max(first + 1, last)]) for first, last in spans]
 
 
 def _part(num_above: int, per_row: int, parts: str) -> str:
@@ -123,8 +120,8 @@ def draw_trace_png(trace: Trace, title: str) -> bytes:
 
 
 def _draw_steps(axes: "Axes", trace: Trace) -> None:
-    times, counts = zip(*live_counts(trace), strict=True)
-    times, counts = (*times, trace.end_us), (*counts, counts[-1])
+    counts_by_time = list(live_counts(trace))
+    times, counts = zip(*counts_by_time, (trace.end_us, counts_by_time[-1][1]), strict=True)
     paint = PAINTS["F"]
     axes.fill_between(times, counts, levels(trace)[0], step="post", color=paint.pale, linewidth=0)
     axes.step(times, counts, where="post", color=paint.fill, linewidth=1.4)
@@ -152,7 +149,6 @@ def _format_axes(axes: "Axes", trace: Trace, title: str) -> None:
     axes.grid(color=palette.GRID, linewidth=0.5, alpha=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(colors=palette.FAINT_INK)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fontsize=9)

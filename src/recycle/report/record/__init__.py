@@ -1,1 +1,1 @@
-"""The record of a run in numbers: columns, executed iterations, summary, metrics, recoveries, tables, facts. Imports core."""
+"""The record of a run in numbers: columns, executed iterations, summary, metrics, tables. Imports core and report.timeline."""

@@ -44,13 +44,11 @@ def _moves(moves: Sequence[str]) -> str:
 
 def recovery_table(recoveries: Sequence[Recovered]) -> list[list[str]]:
     """Return the head and one row a recovery: workers, step, lost time and its parts, without the cause."""
-    head = ["who", "step", "lost", *PARTS]
-    return [head, *([who(one), str(one.iteration + 1), *_times(one)] for one in recoveries)]
-
-
-def _times(recovered: Recovered) -> list[str]:
-    times_us = (recovered.lost_us, *recovered.parts_us.values())
-    return [format_ms(time_us) if time_us else "-" for time_us in times_us]
+    rows = [["who", "step", "lost", *PARTS]]
+    for one in recoveries:
+        times = (format_ms(time_us) if time_us else "-" for time_us in (one.lost_us, *one.parts_us.values()))
+        rows.append([who(one), str(one.iteration + 1), *times])
+    return rows
 
 
 def recovery_lines(recoveries: Sequence[Recovered]) -> list[str]:

@@ -1,7 +1,4 @@
-"""The summary of a run: steps and losses, speed beside the plan's period, bubbles, recoveries, memory, checkpoints.
-
-A run with changes of membership was executed by several plans; a summary compares the iterations of one plan with it.
-"""
+"""The summary of a run: steps and losses, speed beside the plan's period, bubbles, recoveries, memory, checkpoints."""
 
 import math
 from collections.abc import Collection
@@ -36,7 +33,7 @@ class Summary:
     """A run beside its plan. Values that the record lacks are None or empty, and `missing` names them."""
 
     def __init__(self, run: RunRecord, plan: Plan, own: Collection[int] | None = None) -> None:
-        """`own` are the iterations of this plan; if None, they are recognised by their ops."""
+        """`own` are the iterations that were executed by this plan; if None, they are recognised by their ops."""
         self.run, self.plan = run, plan
         pauses = [(spell.start_us, spell.end_us) for spell in run.spells if spell.state != "train"]
         ops = run.ops.chosen(~run.discarded) if run.discarded.any() else run.ops

@@ -53,18 +53,16 @@ class Picture:
         self.shape = self.timeline.problem.shape
         first, last = self.timeline.extent
         self.extent: Span = first, last if length_us is None else first + length_us
-        self.plot_px = plot_px or self._wanted_px()
+        # About 36 pixels for the shortest op, between the width of a page and of a screen.
+        wanted_px = 36.0 * (self.extent[1] - self.extent[0]) / self.timeline.shortest_us
+        self.plot_px = plot_px or min(1600.0, max(760.0, wanted_px))
         self.num_lanes = self.shape.num_workers
         self.is_merged = self.timeline.num_ops > MOST_SLOTS
-        wanted_px = 22.0 if self.num_lanes <= 48 else max(2.0, 1056.0 / self.num_lanes)
-        self.lane_px = min(wanted_px, MOST_LANES_PX / self.num_lanes)
+        lane_px = 22.0 if self.num_lanes <= 48 else max(2.0, 1056.0 / self.num_lanes)
+        self.lane_px = min(lane_px, MOST_LANES_PX / self.num_lanes)
         self.gap_px = min(10.0, self.lane_px / 2)
         self.title, self.subtitle = (" · ".join(clauses) for clauses in (self.timeline.about, self.timeline.rating))
         self.height_px = self.legend()[-1].y_px + 16
-
-    def _wanted_px(self) -> float:
-        """The width of the time axis: about 36 pixels for the shortest op, between the width of a page and of a screen."""
-        return min(1600.0, max(760.0, 36.0 * (self.extent[1] - self.extent[0]) / self.timeline.shortest_us))
 
     @property
     def width_px(self) -> float:

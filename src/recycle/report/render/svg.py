@@ -21,17 +21,8 @@ text {{ fill: {palette.INK} }} .faint {{ fill: {palette.FAINT_INK} }}
 def draw_svg(drawable: Drawable) -> str:
     """Return the whole picture as SVG text."""
     picture = Picture(drawable)
-    return "\n".join(
-        [
-            *head(round(picture.width_px), round(picture.height_px)),
-            *titles(picture.title, picture.subtitle),
-            *_axis(picture),
-            *_lanes(picture),
-            *_legend(picture),
-            "</svg>",
-            "",
-        ]
-    )
+    start = *head(round(picture.width_px), round(picture.height_px)), *titles(picture.title, picture.subtitle)
+    return "\n".join([*start, *_axis(picture), *_lanes(picture), *_legend(picture), "</svg>", ""])
 
 
 def rect(look: str, x: float, y: float, width: float, height: float) -> str:

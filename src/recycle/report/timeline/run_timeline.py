@@ -1,7 +1,4 @@
-"""The timeline of an executed iteration, from the record of a replay or of a real run.
-
-Blocks beside a window belong to the executed iterations before and after, if the record has them. Ops in vain are not drawn.
-"""
+"""The timeline of an executed iteration, from the record of a replay or of a real run, without ops in vain."""
 
 import math
 from collections.abc import Iterable

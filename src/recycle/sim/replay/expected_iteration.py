@@ -34,7 +34,7 @@ class ExpectedIteration:
 
     ops_us: float
     links_us: float
-    crowded_us: float
+    contended_us: float
     uneven_us: float
 
 
@@ -43,10 +43,10 @@ def expected_iteration(plan: Plan, seed: int = 1) -> ExpectedIteration:
     profile = plan.problem.profile
     free = replace(plan, problem=replace(plan.problem, profile=replace(profile, stage_link=_FREE)))
     graph = build_op_graph(plan)
-    crowded = _with_contention(graph, profile) if profile.contention else graph
-    ops_us, links_us, crowded_us = (_replayed(one).steady_period_us for one in (build_op_graph(free), graph, crowded))
-    uneven_us = _uneven_us(crowded, profile, seed) if profile.factors else crowded_us
-    return ExpectedIteration(ops_us, links_us, crowded_us, uneven_us)
+    contended = _with_contention(graph, profile) if profile.contention else graph
+    ops_us, links_us, contended_us = (_replayed(one).steady_period_us for one in (build_op_graph(free), graph, contended))
+    uneven_us = _uneven_us(contended, profile, seed) if profile.factors else contended_us
+    return ExpectedIteration(ops_us, links_us, contended_us, uneven_us)
 
 
 def contention_factors(result: ReplayResult, profile: Profile) -> NDArray[np.float64]:
@@ -72,12 +72,12 @@ def contention_factors(result: ReplayResult, profile: Profile) -> NDArray[np.flo
 
 def _with_contention(graph: OpGraph, profile: Profile) -> OpGraph:
     """The graph with the durations that ops have under its own contention, in steady iterations."""
-    factors, crowded = np.ones(graph.num_ops), graph
+    factors, contended = np.ones(graph.num_ops), graph
     for _ in range(_NUM_ROUNDS):
         # Half of the change at a time, because a delayed op delays other ops in turn.
-        factors = (factors + contention_factors(_replayed(crowded), profile)[_STEADY].mean(axis=0)) / 2
-        crowded = replace(graph, durations_us=np.maximum(1, np.rint(graph.durations_us * factors)).astype(np.int64))
-    return crowded
+        factors = (factors + contention_factors(_replayed(contended), profile)[_STEADY].mean(axis=0)) / 2
+        contended = replace(graph, durations_us=np.maximum(1, np.rint(graph.durations_us * factors)).astype(np.int64))
+    return contended
 
 
 def _replayed(graph: OpGraph) -> ReplayResult:
