@@ -1,12 +1,8 @@
-"""How many bytes of activations a worker holds: as it is measured, and as its plan counts them.
+"""How many bytes of activations a worker holds: as an `ActivationMeter` measures them, and as its plan counts them.
 
-A plan's memory model knows op boundaries alone: F takes `activation_bytes`, I gives back all but `weight_held_bytes`, W the rest,
-and B all at once. An `ActivationMeter` measures at the same moments what a micro-batch keeps alive: every tensor that autograd
-saved in its forward pass, the input and the output of the stage; after I, what the tape holds for W. What an op allocates and
-frees on its way is in neither.
-
-Bytes are those of storages, and each storage counts once for a worker, however many views and micro-batches share it. Parameters
-and buffers do not count: they are there anyway.
+The meter measures at op boundaries, which are all that a plan's memory model knows: every tensor that autograd saved in a forward
+pass, the input and the output of the stage; after I, what the tape holds for W. Each storage counts once for a worker, however
+many views and micro-batches share it. Parameters and buffers do not count: they are there anyway.
 """
 
 import weakref

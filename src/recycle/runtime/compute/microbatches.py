@@ -1,8 +1,7 @@
 """Micro-batches by address: any worker can load any of them, without asking who loaded which before.
 
-The samples of all micro-batches of all steps are numbered through. A number's epoch and its place in the epoch's order say
-which sample it is, and the order is a bijection that is computed, not stored: every sample occurs exactly once an epoch,
-whoever loads it, and a worker that takes over a micro-batch finds the very samples that its owner would have had.
+The samples of all micro-batches of all steps are numbered through. Each pass over the data has an order, a bijection that is
+computed, not stored: a worker that takes over a micro-batch finds the very samples that its owner would have had.
 """
 
 from collections.abc import Sequence

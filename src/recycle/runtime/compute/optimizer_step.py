@@ -2,10 +2,6 @@
 
 Each worker keeps a copy of its parameters and optimizer state from before the step. Copying them back is exact, where undoing the
 arithmetic would not be.
-
-Whether a step is right is known only when every stage has its gradient: all are scaled by the norm over all of them, and none is
-applied if one is not finite. A staggered stage does not wait for that. It steps as if nothing were to be scaled, goes on, and
-takes the step back if the verdict, which comes before the next backward pass, says otherwise.
 """
 
 import math

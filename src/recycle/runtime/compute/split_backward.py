@@ -1,31 +1,21 @@
 """Decoupled BackProp: a backward pass in two parts, for any module, on autograd's public interface.
 
 `defer_weights` makes every Linear of a module (and GPT-2's Conv1D) a product whose backward gives the gradient of its input, and
-puts what the gradient of its weight needs on a `Tape`; on a GPU its bias waits with it. So the backward pass of autograd is I: it
-passes the gradient on, and on its way accumulates the gradients of all other parameters (biases, norms, embeddings,
-convolutions), which are cheap or cannot wait. Playing the tape is W.
-
-Whatever is not recognised is left to autograd and ends up in I: correct for every module, fast where Linears dominate. Without a
-tape the same function gives all gradients at once. Between I and W a tape holds the inputs and the output gradients of the
-deferred products, and nothing else of the graph.
+puts what the gradient of its weight needs on a `Tape`. So autograd's backward pass is I, and playing the tape is W. Whatever is
+not recognised is left to autograd and ends up in I: correct for every module, fast where Linears dominate. Without a tape the
+same function gives all gradients at once.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-
-class Sink(Protocol):
-    """Where gradients go, once for each time that a weight was used."""
-
-    def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
-        """Add the gradient `left` @ `right`, which may be a row for a vector."""
-        ...
+from recycle.runtime.compute.gradients import Sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +36,10 @@ class _Product(NamedTuple):
     bias: Tensor | None
     is_transposed: bool
 
-    def give(self, sink: Sink) -> None:
-        sink.add_product(self.weight, *self.factors())
+    def add_to(self, sums: Sums) -> None:
+        sums.add_product(self.weight, *self.factors())
         if self.bias is not None:  # a product with ones reads dy about as fast as memory gives it, and adds in place
-            sink.add_product(self.bias, self.dy.new_ones(1, len(self.dy)), self.dy)
-
-    def bias_gradient(self) -> Tensor:
-        assert self.bias is not None
-        return self.dy.sum(0).to(self.bias.dtype)
+            sums.add_product(self.bias, self.dy.new_ones(1, len(self.dy)), self.dy)
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """Two matrices whose product is the gradient of the weight."""
@@ -68,24 +54,21 @@ class _Product(NamedTuple):
 class Tape:
     """The deferred products of one micro-batch, in the order in which their backward ran."""
 
-    _products: list[_Product] = field(default_factory=list)
+    products: list[_Product] = field(default_factory=list)
 
-    def add(self, product: _Product) -> None:
-        self._products.append(product)
-
-    def play(self, sink: Sink) -> None:
-        """Compute every deferred gradient and hand it over; the tape is empty after it, and gives memory back as it goes."""
-        self._products.reverse()
-        while self._products:
-            self._products.pop().give(sink)
+    def play(self, sums: Sums) -> None:
+        """Add every deferred gradient to the sums; the tape is empty after it, and gives memory back as it goes."""
+        self.products.reverse()
+        while self.products:
+            self.products.pop().add_to(sums)
 
     def storages(self) -> Iterator[torch.UntypedStorage]:
-        """What the tape keeps alive; several products may share one."""
-        return (tensor.untyped_storage() for product in self._products for tensor in (product.x, product.dy))
+        """The storages that the tape keeps alive; several products may share one."""
+        return (tensor.untyped_storage() for product in self.products for tensor in (product.x, product.dy))
 
     @property
     def held_bytes(self) -> int:
-        """How much that is; what is shared counts once."""
+        """The size of these storages; a shared one counts once."""
         return sum({storage.data_ptr(): storage.nbytes() for storage in self.storages()}.values())
 
 
@@ -171,11 +154,11 @@ def _watched(linear: _Linear, x: Tensor, weight: Tensor, bias: Tensor | None) ->
         product = _Product(kept.flatten(0, -2), dy.flatten(0, -2), weight, waiting, linear.is_transposed)
         tape = linear.deferral.tape
         if tape is not None:
-            tape.add(product)
+            tape.products.append(product)
         else:  # as autograd would
             _accumulate(weight, product.gradient())
             if waiting is not None:
-                _accumulate(waiting, product.bias_gradient())
+                _accumulate(waiting, product.dy.sum(0).to(waiting.dtype))
 
     # What follows may change a view in place, an activation function for one, and then autograd goes past the node of the view.
     whole = made._base if made._is_view() else made
@@ -238,7 +221,7 @@ class _Deferrable(torch.autograd.Function):
         db = dy.sum(0).to(ctx.bias.dtype) if ctx.needs_input_grad[2] and not can_wait else None
         if tape is None:
             return dx, product.gradient(), db, None
-        tape.add(product)
+        tape.products.append(product)
         return dx, None, db, None
 
 
