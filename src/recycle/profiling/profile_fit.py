@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import mul
 from statistics import fmean, median, pvariance, quantiles
+from typing import NamedTuple
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import REDUCE
@@ -36,16 +37,11 @@ _FREE = Link(bytes_per_us=1e9)
 _NUM_FACTORS = 25
 
 
-@dataclass(frozen=True, slots=True)
-class _OpRun:
+class _OpRun(NamedTuple):
     """The span of an op, and when its worker was free again."""
 
     span: Span
     free_us: int
-
-    @property
-    def took_us(self) -> int:
-        return self.free_us - self.span.start_us
 
 
 @dataclass(slots=True)
@@ -65,23 +61,22 @@ class ProfileFit:
         busy_us = list[tuple[int, int]]()
         for iteration in range(min(len(run.spans) for run in runs.values())):
             spans = {worker: run.spans[iteration] for worker, run in runs.items()}
-            busy_us += self._busy_us(spans)  # also before the first: some are still in it while others go on
+            arrivals_us = _last_arrivals_us(spans)
+            busy_us += _busy_us(spans, arrivals_us)  # also before the first: some are still in it while others go on
             if iteration >= first:
                 self._add_messages({op: run for own in spans.values() for op, run in _op_runs(own)})
-                self._add_reductions(spans)
+                for worker, of_worker in spans.items():
+                    self.reductions_us[worker.stage].append(_reduction(of_worker).end_us - arrivals_us[worker.stage])
         concurrency = Concurrency(busy_us)
         for worker, own in runs.items():
             for before, after in pairwise(own.spans[first:]):
                 self.steps_us[worker].append(after[0].asked_us - _reduction(before).end_us)
-            self.ops.append(
-                [
-                    TimedOp(
-                        (op.stage, op.kind), run.took_us, concurrency.shares(run.span.start_us, run.free_us, self.most_others)
-                    )
-                    for each in own.spans[first:]
-                    for op, run in _op_runs(each)
-                ]
-            )
+            op_runs = [op_run for each in own.spans[first:] for op_run in _op_runs(each)]
+            self.ops.append([self._timed(op, run, concurrency) for op, run in op_runs])
+
+    def _timed(self, op: Op, run: _OpRun, concurrency: Concurrency) -> TimedOp:
+        shares = concurrency.shares(run.span.start_us, run.free_us, self.most_others)
+        return TimedOp((op.stage, op.kind), run.free_us - run.span.start_us, shares)
 
     def _add_messages(self, runs: Mapping[Op, _OpRun]) -> None:
         for op, run in runs.items():
@@ -94,21 +89,6 @@ class ProfileFit:
                     self.messages_us.append(start_us - made.free_us)
                 elif asked_us > made.span.end_us + _ARRIVED_US:
                     self.receives_us.append(start_us - asked_us)
-
-    def _add_reductions(self, spans: Mapping[Worker, Sequence[Span]]) -> None:
-        for stage in range(self.shape.num_stages):
-            own = [_reduction(of_worker) for worker, of_worker in spans.items() if worker.stage == stage]
-            last_us = max(span.start_us for span in own)
-            self.reductions_us[stage] += [span.end_us - last_us for span in own]
-
-    def _busy_us(self, spans: Mapping[Worker, Sequence[Span]]) -> Iterator[tuple[int, int]]:
-        """The times at which workers computed in an iteration: ops, and from the last peer's arrival on reduction and step."""
-        for stage in range(self.shape.num_stages):
-            peers = [of_worker for worker, of_worker in spans.items() if worker.stage == stage]
-            last_us = max(_reduction(of_worker).start_us for of_worker in peers)
-            for of_worker in peers:
-                yield from ((run.span.start_us, run.free_us) for _, run in _op_runs(of_worker))
-                yield last_us, of_worker[-1].end_us
 
     def medians(self) -> dict[OpType, float]:
         """The median duration of each type of op, over all workers and any contention."""
@@ -169,12 +149,9 @@ class ProfileFit:
             weight_us=took_us(Kind.W),
             fused_us=max(input_us, took_us(Kind.B)),
             optimizer_us=round(max(median(took) for worker, took in self.steps_us.items() if worker.stage == stage)),
-            activation_bytes=sizes.activation_bytes,
-            weight_held_bytes=sizes.weight_held_bytes,
-            static_bytes=state.static_bytes,
-            gradient_bytes=state.gradient_bytes,
-            output_bytes=sizes.output_bytes,
             spread=Spread(*(spreads[stage, kind] for kind in (Kind.F, Kind.I, Kind.W, Kind.B))),
+            **sizes._asdict(),
+            **state._asdict(),
         )
 
     def _stage_link(self, stages: Sequence[StageProfile], ping_us: float, receive_us: float) -> Link:
@@ -243,6 +220,21 @@ def _op_runs(spans: Sequence[Span]) -> Iterator[tuple[Op, _OpRun]]:
 
 def _reduction(spans: Sequence[Span]) -> Span:
     return next(span for span in spans if span.label == REDUCE)
+
+
+def _last_arrivals_us(spans: Mapping[Worker, Sequence[Span]]) -> dict[int, int]:
+    """When the last peer of each stage began to reduce."""
+    arrivals_us: dict[int, int] = {}
+    for worker, own in spans.items():
+        arrivals_us[worker.stage] = max(_reduction(own).start_us, arrivals_us.get(worker.stage, 0))
+    return arrivals_us
+
+
+def _busy_us(spans: Mapping[Worker, Sequence[Span]], arrivals_us: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+    """The times at which workers computed in an iteration: ops, and from the last peer's arrival on reduction and step."""
+    for worker, own in spans.items():
+        yield from ((run.span.start_us, run.free_us) for _, run in _op_runs(own))
+        yield arrivals_us[worker.stage], own[-1].end_us
 
 
 def _thinned(values: Sequence[float]) -> Sequence[float]:

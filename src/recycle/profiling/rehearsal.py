@@ -146,12 +146,13 @@ def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Pro
     sizes = measure_bytes(job.stages, job.microbatches, job.loss, job.options.autocast, job.options.device)
     fits, numbers, change = RehearsalFits(shape), count(1), 1.0
     with worker_pool(list(shape.workers()), partial(_Rehearser, spec)) as pool:
-        states = {worker.stage: state for worker, state in pool.ask(MeasureState()).items()}
-        pings_us = [ping for own in pool.ask(Ping()).values() for ping in own]
+        states = {worker.stage: state for worker, state in pool.ask(_Rehearser.state_bytes).items()}
+        pings_us = [ping for own in pool.ask(_Rehearser.ping).values() for ping in own]
         for number in range(patience.most_rounds):
             before = fits.together.medians()
             for run in fits.runs:
-                run.add(pool.ask(RunPlan(next(numbers), run.plan, run.num_iterations)))
+                request = partial(_Rehearser.run, number=next(numbers), plan=run.plan, num_iterations=run.num_iterations)
+                run.add(pool.ask(request))
             change = fits.together.median_change(before)
             progress(number + 1, change)
             if number + 1 >= patience.least_rounds and change <= patience.share:
@@ -164,42 +165,25 @@ def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Pro
     return Rehearsed(profile, number + 1, change, change <= patience.share)
 
 
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """The request to run a plan for some iterations."""
-
-    number: int
-    plan: Plan
-    num_iterations: int
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureState:
-    """The request for the size of a stage's state."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ping:
-    """The request for the times of the smallest message, in µs."""
-
-
 class _Rehearser:
-    """A member of the pool."""
+    """A member of the pool. A request is one of its methods, with all other arguments bound."""
 
     def __init__(self, spec: WorkerSpec, context: MemberContext) -> None:
         self._spec, self._context = spec, context
         self._runner = PlanRunner(spec, context.store)
 
-    def answer(self, request: Any) -> Any:
-        worker, workers, store = self._context
-        match request:
-            case RunPlan(number, plan, num_iterations):
-                if worker not in [row.worker for row in plan.rows]:
-                    return PlanRun()
-                spec = replace(self._spec, shape=plan.problem.shape)
-                return PlanRunner(spec, store).run(number, plan, worker, num_iterations)
-            case MeasureState():
-                return self._runner.state_bytes(worker.stage)
-            case Ping():
-                return self._runner.ping(worker, workers)
-        raise AssertionError(request)
+    def answer(self, request: Callable[["_Rehearser"], Any]) -> Any:
+        return request(self)
+
+    def run(self, number: int, plan: Plan, num_iterations: int) -> PlanRun:
+        worker, _, store = self._context
+        if worker not in [row.worker for row in plan.rows]:
+            return PlanRun()
+        spec = replace(self._spec, shape=plan.problem.shape)
+        return PlanRunner(spec, store).run(number, plan, worker, num_iterations)
+
+    def state_bytes(self) -> StateBytes:
+        return self._runner.state_bytes(self._context.worker.stage)
+
+    def ping(self) -> list[float]:
+        return self._runner.ping(self._context.worker, self._context.workers)

@@ -10,7 +10,6 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from recycle.core.errors import UserError
 from recycle.core.op import Kind
 from recycle.core.profile import Link, Profile, StageProfile
 from recycle.profiling.machine import machine_name
@@ -18,6 +17,7 @@ from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper
 from recycle.runtime.compute.stage import Loss, Stage
 from recycle.runtime.compute.stage_bytes import StageBytes, StageCopies, random_state_kept, uses_gpu
+from recycle.runtime.options import refuse_count
 
 Clock = Callable[[], float]
 """The time in µs, from any moment on."""
@@ -47,8 +47,7 @@ def measure_stages(
     Static bytes are those of the parameters, gradient bytes those of the sums that peers reduce. An optimizer that is not given
     takes no time; links are not measured, and as if they were free. The caller sets how many threads torch computes with.
     """
-    if isinstance(num_repeats, bool) or not isinstance(num_repeats, int) or num_repeats < 1:
-        raise UserError(f"num_repeats is {num_repeats!r}, but it must be a whole number of at least 1")
+    refuse_count("num_repeats", num_repeats, 1)
     with random_state_kept():
         copies = StageCopies(stages, samples, loss, _NUM_PASSES, is_exact, sum_dtype, autocast, device)
         steppers = [(stage, Stepper(stage.parameters(), make_optimizer)) for stage in copies.stages if make_optimizer is not None]

@@ -65,13 +65,13 @@ def moments():
 @pytest.mark.parametrize("place", moments())
 def test_a_failure_comes_at_its_moment_of_its_step_and_never_again(place):
     injector = FaultInjector([parse(Action.FAIL, f"2{place}")], None)
-    injector.set_program(instructions())
+    injector.instructions = instructions()
     assert strikes(injector, labels()) == [(1, moments()[place])]
 
 
 def test_an_op_that_somebody_else_runs_strikes_nobody():
     injector = FaultInjector([parse(Action.FAIL, "2:1F0@1")], None)
-    injector.set_program(instructions())
+    injector.instructions = instructions()
     assert "1F0@1" not in labels()
     assert strikes(injector, labels()) == []
 
@@ -80,22 +80,22 @@ def test_the_middle_is_that_of_the_row_that_is_played_now():
     injector = FaultInjector([parse(Action.FAIL, "1"), parse(Action.FAIL, "2")], None)
     before, after = labels(), labels(fail="W1_1")
     assert before[len(before) // 2] != after[len(after) // 2]
-    injector.set_program(instructions())
+    injector.instructions = instructions()
     assert strikes(injector, before, 1) == [(0, before[len(before) // 2])]
-    injector.set_program(instructions(fail="W1_1"))
+    injector.instructions = instructions(fail="W1_1")
     assert strikes(injector, after) == [(1, after[len(after) // 2])]
 
 
 def test_an_iteration_that_is_done_again_is_not_struck_again():
     injector = FaultInjector([parse(Action.FAIL, "1:first")], None)
-    injector.set_program(instructions())
+    injector.instructions = instructions()
     assert strikes(injector, labels(), 1) == [(0, labels()[0])]
     assert strikes(injector, labels(), 1) == []
 
 
 def test_of_two_things_at_one_moment_both_happen():
     injector = FaultInjector([parse(Action.SLOW, "1:reduce+0.05s"), parse(Action.FAIL, "1:reduce")], None)
-    injector.set_program(instructions())
+    injector.instructions = instructions()
     began_s = time.monotonic()
     with pytest.raises(RuntimeError, match="asked for"):
         injector.on_progress(0, "reduce")
@@ -105,7 +105,7 @@ def test_of_two_things_at_one_moment_both_happen():
 @pytest.mark.parametrize(("resumed_at", "is_struck"), [(0, False), (1, True), (2, True), (3, False)])
 def test_a_recovery_is_struck_whether_its_iteration_is_done_again_or_was_settled(resumed_at, is_struck):
     injector = FaultInjector([parse(Action.FAIL, "2:recovery")], None)
-    injector.set_program(instructions())
+    injector.instructions = instructions()
     assert strikes(injector, labels()) == []
     if is_struck:
         with pytest.raises(RuntimeError, match="asked for"):
@@ -120,7 +120,7 @@ def test_a_recovery_is_struck_whether_its_iteration_is_done_again_or_was_settled
 def child(*injections, deaths=None):
     """The id of a process that comes to the first op of its first iteration, and ends with 0 if it gets beyond that."""
     injector = FaultInjector(injections, deaths)
-    injector.set_program(instructions())
+    injector.instructions = instructions()
     first = labels()[0]
     pid = os.fork()
     if pid == 0:

@@ -8,8 +8,8 @@ Both keep all sums in one flat tensor, which peers reduce in one operation, and 
 precision of the parameters.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,37 +19,14 @@ EXACT_BITS = 40
 _MOST_EXACT_BITS = 50
 
 
-class Sums(Protocol):
-    """The gradients of a stage, summed over the micro-batches that one worker ran, and then over its peers."""
+class Sums(ABC):
+    """The gradients of a stage, summed over the micro-batches that one worker ran, and then over its peers.
+
+    `flat` has a part for each parameter, then a mark for each that says whether it was used, then `more`. Peers reduce it by
+    addition. `is_exact` says that the order of additions does not matter.
+    """
 
     is_exact: bool
-    """Whether the order of additions does not matter."""
-    flat: Tensor
-    """All sums in one tensor, which is reduced over the peers by addition."""
-
-    def add(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Add a contribution to each of the parameters."""
-        ...
-
-    def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
-        """Add the contribution `left` @ `right`."""
-        ...
-
-    def of(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
-        """The views of `flat` for one parameter: its sum, and a mark that is not 0 if it got any contribution."""
-        ...
-
-    def means(self, num_microbatches: int) -> list[Tensor | None]:
-        """The mean gradient of every parameter over so many micro-batches; None for a parameter without any contribution."""
-        ...
-
-    def clear(self) -> None:
-        """Set all sums to 0, for a new iteration."""
-        ...
-
-
-class _FlatSums:
-    """The flat tensor of sums: a part for each parameter, then a mark for each that says whether it was used, then `more`."""
 
     def __init__(
         self, parameters: Iterable[Tensor], dtype: torch.dtype, device: torch.device | None = None, num_more: int = 0
@@ -65,7 +42,20 @@ class _FlatSums:
         self._views = {id(of): (total.view(of.shape), mark) for of, total, mark in zip(self.parameters, sums, marks, strict=True)}
         self._marked: set[int] = set()
 
+    @abstractmethod
+    def add(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Add a contribution to each of the parameters."""
+
+    @abstractmethod
+    def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add the contribution `left` @ `right`, which may be a row for a vector."""
+
+    @abstractmethod
+    def means(self, num_microbatches: int) -> list[Tensor | None]:
+        """The mean gradient of every parameter over so many micro-batches; None for a parameter without any contribution."""
+
     def of(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
+        """The views of `flat` for one parameter: its sum, and a mark that is not 0 if it got any contribution."""
         return self._views[id(parameter)]
 
     def _sum_of(self, parameter: Tensor) -> Tensor:
@@ -91,7 +81,7 @@ class _FlatSums:
         self._marked.clear()
 
 
-class FloatSums(_FlatSums):
+class FloatSums(Sums):
     """Sums in floating point, in a precision of choice."""
 
     is_exact = False
@@ -124,8 +114,8 @@ class FloatSums(_FlatSums):
         return self._in_own_dtype(self._means)
 
 
-class ExactSums(_FlatSums):
-    """Sums in whole multiples of 2**-bits. `num_unfit` counts contributions that were not finite or too large.
+class ExactSums(Sums):
+    """Sums in whole multiples of 2**-bits. `more` counts contributions that were not finite or too large.
 
     A contribution is too large if the sum of `most_contributions` of its size would not fit into 63 bits.
     """
@@ -144,10 +134,6 @@ class ExactSums(_FlatSums):
         self._scale = 2.0**bits
         self._most = 2.0**62 / most_contributions
 
-    @property
-    def num_unfit(self) -> int:
-        return int(self.more)
-
     def add(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             self._add(parameter, gradient)
@@ -165,7 +151,7 @@ class ExactSums(_FlatSums):
 
     def means(self, num_microbatches: int) -> list[Tensor | None]:
         """The means; all are Inf if a contribution did not fit, so that the step is skipped as for any overflow."""
-        fill = float("inf") if self.num_unfit else 0.0
+        fill = float("inf") if int(self.more) else 0.0
         means = self._parts(self.flat.to(torch.float64).mul_(1.0 / (self._scale * num_microbatches)).add_(fill))
         return self._in_own_dtype(means)
 

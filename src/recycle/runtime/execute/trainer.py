@@ -1,11 +1,8 @@
 """Trainer: the iterations of one worker in one epoch, with a step between them that may be taken back.
 
 A synchronous worker waits for the verdict on a step before it steps. A staggered worker steps at once with a guessed scale of 1,
-plays the warm-up of its next iteration, and then waits for the verdict. If the guess was wrong, it takes the step back, applies
-the right one, and begins the iteration again. All workers get the same ballot, so that all begin again or none. The ballot also
-says whether a worker wants a pause, so that all pause at the same iteration.
-
-After a step that had to be scaled the next one probably must be, too: its scale is not guessed.
+plays the warm-up of its next iteration, and then waits for the verdict. All workers get the same ballot, which also says whether
+a worker wants a pause. After a step that had to be scaled the next one probably must be, too: its scale is not guessed.
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,9 +3,6 @@
 A warm-up holds forward passes only, so that no gradient is touched, and only forward passes that need nothing but other forward
 passes of a warm-up. So every worker can play all of its warm-up whatever the verdict will be. If the verdict is that the step was
 wrong, all workers begin the iteration again, and no worker waits for a message that is never sent.
-
-The verdict costs no time beyond its own transport: the first backward pass of an iteration needs a forward pass at every stage,
-each after the step of that stage, so that all stages have put in their part of the ballot by then.
 """
 
 import math

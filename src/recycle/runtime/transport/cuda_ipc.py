@@ -63,18 +63,9 @@ class SharedMemory:
 
     def map(self, name: str) -> Tensor:
         """The memory that another worker has opened under a name."""
-        size_bytes, handle, *rest = json.loads(self._handles.get(name))
-        storage_bytes, offset, counter, counter_offset, event, is_synced = rest
-        storage = torch.UntypedStorage._new_shared_cuda(
-            self.device.index or 0,
-            bytes.fromhex(handle),
-            storage_bytes,
-            offset,
-            bytes.fromhex(counter),
-            counter_offset,
-            bytes.fromhex(event),
-            is_synced,
-        )
+        size_bytes, *fields = json.loads(self._handles.get(name))
+        handle = [bytes.fromhex(part) if isinstance(part, str) else part for part in fields]
+        storage = torch.UntypedStorage._new_shared_cuda(self.device.index or 0, *handle)
         return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage, 0, (size_bytes,), (1,))
 
     def synchronize(self) -> None:

@@ -8,7 +8,6 @@ store, and a wait ends at once when the epoch does.
 import base64
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from datetime import timedelta
@@ -83,18 +82,16 @@ class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
             return self._values[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        end_s = time.monotonic() + (timeout or self._timeout).total_seconds()
+        timeout_s = (timeout or self._timeout).total_seconds()
         with self._changed:
-            while not all(key in self._values for key in keys):
-                if self._is_over:
-                    raise RuntimeError("the epoch is over")
-                if not self._changed.wait(end_s - time.monotonic()):
-                    missing = [key for key in keys if key not in self._values]
-                    raise RuntimeError(f"no worker has set {missing[0]}")
+            self._changed.wait_for(lambda: self._is_over or self._values.keys() >= set(keys), timeout_s)
+            missing = [key for key in keys if key not in self._values]
+            if missing:
+                raise RuntimeError("the epoch is over" if self._is_over else f"no worker has set {missing[0]}")
 
     def check(self, keys: list[str]) -> bool:
         with self._changed:
-            return all(key in self._values for key in keys)
+            return self._values.keys() >= set(keys)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout

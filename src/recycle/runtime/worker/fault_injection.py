@@ -18,16 +18,15 @@ _LABELS = {script.REDUCE: record.REDUCE, script.STEP: record.OPTIMIZER}
 
 
 class FaultInjector:
-    """The injections of one process; each happens once. Their times are appended to the file `deaths`."""
+    """The injections of one process; each happens once. Their times are appended to the file `deaths`.
+
+    `instructions` are those of the epoch: they decide which op is the first, the last or the middle one.
+    """
 
     def __init__(self, injections: Sequence[Injection], deaths: Path | None) -> None:
         self._left = list(injections)
         self._deaths = deaths
-        self._instructions: Sequence[Instruction] = ()
-
-    def set_program(self, instructions: Sequence[Instruction]) -> None:
-        """Set the instructions of the epoch: they decide which op is the first, the last or the middle one."""
-        self._instructions = instructions
+        self.instructions: Sequence[Instruction] = ()
 
     def on_progress(self, iteration: int, label: str) -> None:
         """Inject the failures for this moment of an iteration."""
@@ -43,13 +42,9 @@ class FaultInjector:
             self._execute(injection)
 
     def _label(self, injection: Injection) -> str:
-        match injection.at:
-            case script.MIDDLE:
-                return self._instructions[len(self._instructions) // 2].label
-            case script.FIRST:
-                return self._instructions[0].label
-            case script.LAST:
-                return self._instructions[-1].label
+        indices = {script.FIRST: 0, script.MIDDLE: len(self.instructions) // 2, script.LAST: -1}
+        if injection.at in indices:
+            return self.instructions[indices[injection.at]].label
         return _LABELS.get(injection.at, injection.at)
 
     def _execute(self, injection: Injection) -> None:

@@ -11,6 +11,7 @@ import signal
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ class _WorkerProcess:
             welcome = self._join()
             self._spec = self._spec_for(welcome)
             self._injector = FaultInjector(self._injections, self._spec.deaths)
-            self._stage = LocalStage(self._spec, self._preferred_place, self._control.report, self._on_saved)
+            on_saved = partial(self._injector.on_progress, label=CHECKPOINT)
+            self._stage = LocalStage(self._spec, self._preferred_place, self._control.report, on_saved)
             self._follow(self._stage)
         except JoinRefused as problem:
             raise SystemExit(f"this worker was turned away: {problem}") from None
@@ -102,9 +104,6 @@ class _WorkerProcess:
         self._control.report(WorkerCrashed(place or Worker(0, 0), now_us(), text, problem))
         self._control.client.wait_until_acknowledged(_LAST_REPORT_S)
         raise SystemExit(1)
-
-    def _on_saved(self, iteration: int) -> None:
-        self._injector.on_progress(iteration, CHECKPOINT)
 
     def _set_device(self) -> torch.device:
         """Select this worker's device in the calling thread, and return it: the members share the GPUs of a machine."""
@@ -160,7 +159,7 @@ class _WorkerProcess:
             return connect(self._spec, program, view, store, self._set_device(), self._control.client.own_address)
 
         transport = self._control.connect(start.epoch, make_transport)
-        self._injector.set_program(program.instructions)
+        self._injector.instructions = program.instructions
         trainer = make_trainer(self._spec, program, view, stage.state, transport, self._injector.on_progress)
         regrouped_us = now_us()
         stage.transfer(transport.host, start.sources)

@@ -101,9 +101,8 @@ class RunLedger:
         self._begin_us = (now_us() if begin_us is None else begin_us) - gone_us
         self._pending: dict[int, PendingIteration] = {}
         self._losses = list(losses)
-        self._ends_us: list[int] = []
+        self._stepped_us = 0
         self._resumed_us = self._start_us = gone_us
-        self._first_us = 0
         self._has_started = False
         self._times_us: list[int] = []
         self._lost = LostWork()
@@ -146,14 +145,12 @@ class RunLedger:
         self._losses.append(step.loss if step.loss is not None else math.nan)
         self._planned_us.append(step.planned_us)
         self._num_begun_again += any(op.is_in_vain for op in ops)
-        self._end_step(step.iteration, step.at_us, took_us, _num_ops(op.op for op in ops if not op.is_in_vain))
+        num_ops = sum(op.op not in (REDUCE, OPTIMIZER) and not op.is_in_vain for op in ops)
+        self._end_step(step.iteration, step.at_us, took_us, num_ops)
 
     def _end_step(self, iteration: int, end_us: int, took_us: int, num_ops: int) -> None:
-        if self._ends_us:
-            self._times_us.append(took_us)
-        else:
-            self._first_us = took_us
-        self._ends_us.append(end_us)
+        self._times_us.append(took_us)
+        self._stepped_us = end_us
         self._lost.stepped(iteration, took_us, num_ops)
 
     def resume_epoch(self, plan: Plan, epoch: int, iteration: int) -> None:
@@ -230,7 +227,7 @@ class RunLedger:
         if not self._has_started:
             first_us = self._lost.first_us
             self._start(max(self._gone_us, event.at_us if first_us is None else min(event.at_us, first_us)), event.num_live)
-        stepped_us = max(self._resumed_us, self._ends_us[-1] if self._ends_us else 0)
+        stepped_us = max(self._resumed_us, self._stepped_us)
         if event.joins:
             # All have paused after a step: the warm-up of the next step and waiting for others follow it.
             at_us = min(event.at_us, max(stepped_us, self._lost.last_us))
@@ -326,15 +323,15 @@ class RunLedger:
             self.write(OpRan(iteration, str(worker), span.label, span.start_us, span.end_us, span.is_discarded))
         if not self._has_started:
             self._start(min(span.start_us for _, span in spans), len(pending.plan.rows))
-        before = max(self._ends_us[-1] if self._ends_us else 0, self._resumed_us)
+        before = max(self._stepped_us, self._resumed_us)
         end = max(before, *(span.end_us for _, span in spans))
         busy = sum(span.end_us - span.start_us for _, span in spans)
         loss = fmean(pending.losses[chain] for chain in sorted(pending.losses))
-        ops = sum(span.end_us - span.start_us for _, span in spans if span.is_op and not span.is_discarded)
-        self._planned_us.append(pending.plan.period_at_us(ops))
+        ops_us = [span.end_us - span.start_us for _, span in spans if span.is_op and not span.is_discarded]
+        self._planned_us.append(pending.plan.period_at_us(sum(ops_us)))
         self._num_begun_again += any(span.is_discarded for _, span in spans)
         self._losses.append(loss)
-        self._end_step(iteration, end, end - before, _num_ops(span.label for _, span in spans if not span.is_discarded))
+        self._end_step(iteration, end, end - before, len(ops_us))
         mean_busy = min(end - before, round(busy / len(pending.plan.rows)))
         self.write(Spell(before, end, "train", samples=self._samples, busy_us=mean_busy, num_live=len(pending.plan.rows)))
         self.write(Stepped(iteration, end, _finite(loss), _finite(verdict.norm), verdict.scale, self._planned_us[-1]))
@@ -346,15 +343,14 @@ class RunLedger:
         self.write(Spell(self._gone_us, at_us, "pause", "start", num_live=num_live))
 
     def summary(self, num_steps: int, finished: Mapping[Worker, WorkerFinished]) -> Trained:
-        # The first iteration, in which all warm up, counts only if there is no other.
-        iteration_us = round(median(self._times_us)) if self._times_us else self._first_us
+        iteration_us = _usual_us(self._times_us)
         return Trained(
             num_steps=num_steps,
             losses=tuple(self._losses),
             weights_sha256=whole_digest({worker: report.digest for worker, report in finished.items()}),
             samples_per_s=self._samples * 1e6 / iteration_us if iteration_us else 0.0,
             iteration_us=iteration_us,
-            planned_iteration_us=round(median(self._planned_us[1:] or self._planned_us)) if self._planned_us else 0,
+            planned_iteration_us=_usual_us(self._planned_us),
             start_us=self._start_us - self._gone_us,
             peak_memory_bytes={str(worker): finished[worker].peak_bytes for worker in sorted(finished)},
             activation_bytes={str(worker): finished[worker].activation_bytes for worker in sorted(finished)},
@@ -366,8 +362,9 @@ class RunLedger:
         )
 
 
-def _num_ops(labels: Iterable[str]) -> int:
-    return sum(label not in (REDUCE, OPTIMIZER) for label in labels)
+def _usual_us(times_us: Sequence[int]) -> int:
+    """The median; the first iteration, in which all warm up, counts only if there is no other."""
+    return round(median(times_us[1:] or times_us)) if times_us else 0
 
 
 def _finite(value: float) -> float | None:
