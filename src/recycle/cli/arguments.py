@@ -14,13 +14,13 @@ _Options: TypeAlias = "argparse._ActionsContainer"
 def add_command(
     subparsers: Subparsers,
     name: str,
-    run: Callable[[argparse.Namespace], int] | None,
+    run: Callable[[argparse.Namespace], int | None] | None,
     summary: str,
     description: str,
     epilog: str,
     usage: str | None = None,
 ) -> argparse.ArgumentParser:
-    """Add a command that calls `run`, which returns the exit code; the texts of its help keep their line breaks."""
+    """Add a command that calls `run`, which returns an exit code, or None for 0; the texts of its help keep their line breaks."""
     parser = subparsers.add_parser(
         name,
         usage=usage,
@@ -38,6 +38,11 @@ def add_file_options(options: _Options, **texts: str) -> None:
     """Add an option `--NAME FILE` for each name; its help is the text."""
     for name, text in texts.items():
         options.add_argument(f"--{name}", type=Path, metavar="FILE", help=text)
+
+
+def add_set_option(options: _Options, about: str) -> None:
+    """Add `--set NAME=VALUE`, which may be repeated."""
+    options.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=about)
 
 
 def add_shape_options(options: _Options) -> None:

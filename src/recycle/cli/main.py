@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = make_parser().parse_args(argv)
         name = f"recycle {args.command}"
-        code: int = args.run(args)
+        code: int = args.run(args) or 0
         sys.stdout.flush()
         return code
     except UserError as problem:

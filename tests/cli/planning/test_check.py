@@ -24,7 +24,7 @@ def check_file(path: Path, *arguments: str) -> int:
     parser = argparse.ArgumentParser()
     add_check_parser(parser.add_subparsers())
     args = parser.parse_args(["check", str(path), *arguments])
-    return int(args.run(args))
+    return int(args.run(args) or 0)
 
 
 def without_first_row(plan: Plan) -> Plan:

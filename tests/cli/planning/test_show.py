@@ -26,7 +26,7 @@ def show(*arguments: str | Path) -> int:
     parser = argparse.ArgumentParser()
     add_show_parser(parser.add_subparsers())
     args = parser.parse_args(["show", *map(str, arguments)])
-    return int(args.run(args))
+    return int(args.run(args) or 0)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_the_refusal_names_the_command_that_makes_an_exportable_plan(
     parser = argparse.ArgumentParser()
     add_plan_parser(parser.add_subparsers())
     args = parser.parse_args([*command.split(), "--method", "greedy", "--json"])
-    assert args.run(args) == 0
+    assert not args.run(args)
     assert Plan.load(tmp_path / "free.json").problem == without_failures(problem)
     assert show(tmp_path / "free.json", "--csv", tmp_path / "a.csv") == 0
     assert (tmp_path / "a.csv").read_text().startswith("0F0,0F1,")

@@ -177,7 +177,7 @@ def run(*arguments: str) -> int:
     add_report_parser(parser.add_subparsers(dest="command"))
     args = parser.parse_args(["report", *arguments])
     try:
-        return int(args.run(args))
+        return int(args.run(args) or 0)
     except UserError as problem:
         print(f"recycle report: {problem}", file=sys.stderr)
         return problem.exit_code

@@ -42,29 +42,23 @@ def add_bench_parser(subparsers: Subparsers) -> None:
     add_size_arguments(parser)
 
 
-def run_bench(args: argparse.Namespace) -> int:
+def run_bench(args: argparse.Namespace) -> None:
     # Imported here, because these modules load torch, and only this command needs it.
     try:
         from recycle.evaluate.hardware.evaluation_folder import choose_setup
         from recycle.evaluate.results.cluster_benchmark import run_cluster_benchmark
     except ImportError as problem:
         raise UserError(f"measuring needs torch ({problem}): install it with pip install 'recycle-train[train]'") from None
-    parts, size = _parts(args.only), MeasurementSize.from_arguments(args)
-    folder = args.out or DEFAULT_OUT
+    parts = [part.strip() for part in args.only.split(",") if part.strip()]
+    if unknown := [part for part in parts if part not in _PARTS]:
+        raise UserError(f"--only names {unknown[0]!r}, but the parts are {', '.join(_PARTS)}")
+    size, folder = MeasurementSize.from_arguments(args), args.out or DEFAULT_OUT
     setup = choose_setup(folder, args.backend, args.workers, args.small)
     if args.out is None:
         _say(f"--out is not given: measurements and results are in {folder}")
     page = run_cluster_benchmark(folder, setup, parts, size, _say)
     if page is not None:
         print(page)
-    return 0
-
-
-def _parts(only: str) -> list[str]:
-    chosen = [part.strip() for part in only.split(",") if part.strip()]
-    if unknown := [part for part in chosen if part not in _PARTS]:
-        raise UserError(f"--only names {unknown[0]!r}, but the parts are {', '.join(_PARTS)}")
-    return chosen
 
 
 def _say(text: str) -> None:

@@ -55,7 +55,7 @@ def add_profile_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="print the profile as JSON instead of a table")
 
 
-def run_profile(args: argparse.Namespace) -> int:
+def run_profile(args: argparse.Namespace) -> None:
     if args.rounds < 1:
         raise UserError(f"--rounds is {args.rounds}, but at least 1 round must be measured")
     config = without_clipping(read_config(args))
@@ -79,7 +79,6 @@ def run_profile(args: argparse.Namespace) -> int:
             print(f"note: {stability_text(found, patience)}", file=sys.stderr)
     else:
         print(describe_profile(found, patience, shape, args.out))
-    return 0
 
 
 def without_clipping(config: TrainConfig) -> TrainConfig:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from recycle.cli.arguments import Subparsers, add_command, add_file_options, add_rows_option, refuse_unwritable_outputs
+from recycle.cli import arguments
 from recycle.cli.measuring.report_text import report_lines
 from recycle.cli.terminal import Terminal, chart_width, print_lines
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.events.record import PLAN, PLANS, read_record
 from recycle.core.files import refuse_other_suffix, write_bytes, write_text
-from recycle.evaluate.against_simulation.epoch_comparison import RunComparison
 from recycle.report.export.perfetto import draw_run_trace
 from recycle.report.figures.iteration_timelines import executed_timeline, planned_timeline
 from recycle.report.record.run_columns import read_run_record
@@ -42,30 +41,29 @@ examples:
   recycle report runs/a --json | jq .plan.over_promise"""
 
 
-def add_report_parser(subparsers: Subparsers) -> None:
+def add_report_parser(subparsers: arguments.Subparsers) -> None:
     summary = "show the results of a run, beside its plan"
-    parser = add_command(subparsers, "report", run_report, summary, _DESCRIPTION, _EXAMPLES)
+    parser = arguments.add_command(subparsers, "report", run_report, summary, _DESCRIPTION, _EXAMPLES)
     parser.add_argument("run_path", type=Path, metavar="RUN", help="the folder of a run, or a record")
-    add_file_options(parser, plan=f"a plan of the run (default: {PLAN} beside the record, and {PLANS}/)")
+    arguments.add_file_options(parser, plan=f"a plan of the run (default: {PLAN} beside the record, and {PLANS}/)")
     parser.add_argument("--iteration", type=int, metavar="N", help="the iteration to draw (default: one of median length)")
     simulation = parser.add_argument_group("simulation")
     about = "simulate the run with its failures, and compare the times"
     simulation.add_argument("--against-simulation", action="store_true", help=about)
-    about = "a simulated pause, such as recycle.detect=50ms"
-    simulation.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=about)
+    arguments.add_set_option(simulation, "a simulated pause, such as recycle.detect=50ms")
     files = parser.add_argument_group("output")
-    add_file_options(
+    arguments.add_file_options(
         files,
         png="write everything as a picture on one page",
         svg="write an SVG picture of the iteration as executed",
         perfetto="write a trace for ui.perfetto.dev, with memory; of long runs 3 iterations",
     )
-    add_rows_option(files)
+    arguments.add_rows_option(files)
     files.add_argument("--json", action="store_true", help="print one JSON object instead of numbers and charts")
 
 
-def run_report(args: argparse.Namespace) -> int:
-    refuse_unwritable_outputs(args.png, args.svg, args.perfetto)
+def run_report(args: argparse.Namespace) -> None:
+    arguments.refuse_unwritable_outputs(args.png, args.svg, args.perfetto)
     if args.png:
         refuse_other_suffix(args.png, ".png")
     if args.set and not args.against_simulation:
@@ -74,13 +72,18 @@ def run_report(args: argparse.Namespace) -> int:
     summary, plan_path = _read(files, args.iteration)
     iteration = summary.executed.middle if args.iteration is None else args.iteration
     summary.executed.windows(iteration)  # raises before any file is written
-    compared = _compared(args, files, summary)
+    compared = None
+    if args.against_simulation:
+        from recycle.evaluate.against_simulation import simulated_epochs  # only this needs the planner
+
+        constants = simulated_epochs.read_constants(args.set)
+        compared = simulated_epochs.against_simulation(summary.run, load_legal_plan(files.plans.first), constants)
     written = _write_files(args, summary, iteration)
     if args.json:
         facts = {**summary.to_json(), "ended": files.has_ended(summary.run), "weights_sha256": files.weights_sha256}
         facts |= {"against_simulation": compared.to_json()} if compared else {}
         print(json.dumps({**facts, "drawn_iteration": iteration, "plan_file": str(plan_path)}, ensure_ascii=False))
-        return 0
+        return
     console = Terminal()
     width = chart_width(console)
     texts = report_lines(summary, files.state_text(summary.run), width)
@@ -93,7 +96,6 @@ def run_report(args: argparse.Namespace) -> int:
     print_lines([(Cell(text, PLAIN),) for text in compared.lines()] if compared else [], console)
     for path in written:
         print(f"wrote {path}")
-    return 0
 
 
 def _read(files: RunFiles, iteration: int | None) -> tuple[Summary, Path]:
@@ -108,18 +110,6 @@ def _read(files: RunFiles, iteration: int | None) -> tuple[Summary, Path]:
             raise  # it names the file
         except UserError as problem:
             raise type(problem)(f"{files.record}: {problem}") from None
-
-
-def _compared(args: argparse.Namespace, files: RunFiles, summary: Summary) -> RunComparison | None:
-    """Return the run beside a simulation of it, with --against-simulation."""
-    if not args.against_simulation:
-        return None
-    from recycle.evaluate.against_simulation.simulated_epochs import (  # only this needs the planner
-        against_simulation,
-        read_constants,
-    )
-
-    return against_simulation(summary.run, load_legal_plan(files.plans.first), read_constants(args.set))
 
 
 def _ascii(text: str) -> str:

@@ -36,13 +36,12 @@ def add_estimate_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="print the profile as JSON instead of a table")
 
 
-def run_estimate(args: argparse.Namespace) -> int:
+def run_estimate(args: argparse.Namespace) -> None:
     refuse_unwritable_outputs(args.out)
     profile = estimate(args.model, args.gpu, args.stages, args.tensor_parallel)
     if args.out:
         write_text(args.out, json.dumps(profile.to_json(), indent=1) + "\n")
     print(json.dumps(profile.to_json()) if args.json else _table(profile))
-    return 0
 
 
 def _table(profile: Profile) -> str:

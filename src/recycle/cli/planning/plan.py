@@ -52,39 +52,28 @@ def add_plan_parser(subparsers: Subparsers) -> None:
     failures.add_argument("--fail", default="", metavar="W1_2,...", help="the dead workers, by name")
     failures.add_argument("--failures", type=int, metavar="N", help="any N dead workers: plan for where they hurt least")
     costs = parser.add_argument_group("costs and memory")
-    costs.add_argument(
-        "--costs", metavar="F,I,W", help="whole µs of forward, input gradient, weight gradient; fused backward is I+W"
-    )
+    about = "whole µs of forward, input gradient, weight gradient; fused backward is I+W"
+    costs.add_argument("--costs", metavar="F,I,W", help=about)
     costs.add_argument("--comm", type=int, default=0, metavar="US", help="µs between two stages, with --costs (default: 0)")
     costs.add_argument("--profile", metavar="FILE", help="a profile instead of --costs")
-    costs.add_argument(
-        "--memory",
-        metavar="LIMIT",
-        help="micro-batches in flight (6, or one number a stage: 4,3,2,1), bytes with a profile (80GiB), or unlimited "
-        "(default: the profile's device memory, or unlimited)",
-    )
+    about = "micro-batches in flight (6, or one number a stage: 4,3,2,1), bytes with a profile (80GiB), or unlimited"
+    costs.add_argument("--memory", metavar="LIMIT", help=f"{about} (default: the profile's device memory, or unlimited)")
     search = parser.add_argument_group("search")
-    search.add_argument(
-        "--techniques",
-        default=",".join(Techniques.NAMES),
-        metavar="LIST",
-        help="which of adaptive,decoupled,staggered to use, or none (default: all)",
-    )
+    about = "which of adaptive,decoupled,staggered to use, or none (default: all)"
+    search.add_argument("--techniques", default=",".join(Techniques.NAMES), metavar="LIST", help=about)
     search.add_argument("--method", choices=METHODS, default="auto", help="default: auto")
-    search.add_argument(
-        "--time-limit", type=float, metavar="S", help="seconds for one plan (default: 60, in a library 5); Ctrl-C is safe"
-    )
+    about = "seconds for one plan (default: 60, in a library 5); Ctrl-C is safe"
+    search.add_argument("--time-limit", type=float, metavar="S", help=about)
     library = parser.add_argument_group("library")
-    library.add_argument(
-        "--library", action="store_true", help="plan for every number of failures from 0 up, into the folder --out"
-    )
+    about = "plan for every number of failures from 0 up, into the folder --out"
+    library.add_argument("--library", action="store_true", help=about)
     library.add_argument("--max-failures", default="25%", metavar="N|P%", help="how far up (default: 25%%)")
     library.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
     parser.add_argument("--out", type=Path, metavar="PATH", help="where the plan goes (a file), or the library (a folder)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a summary")
 
 
-def run_plan(args: argparse.Namespace) -> int:
+def run_plan(args: argparse.Namespace) -> None:
     problem = describe(
         args.pipelines,
         args.stages,
@@ -99,7 +88,8 @@ def run_plan(args: argparse.Namespace) -> int:
     if note := mismatch_note(problem.profile.taken, problem.shape.num_pipelines):
         print(note, file=sys.stderr)
     if args.library:
-        return _run_library(args, problem)
+        _run_library(args, problem)
+        return
     refuse_unwritable_outputs(args.out)
     with Console(stderr=True).status(f"planning by {args.method}, at most {_time_limit_s(args):g} s"):
         if args.failures is None:
@@ -109,7 +99,6 @@ def run_plan(args: argparse.Namespace) -> int:
     if args.out:
         plan.save(args.out)
     print(json.dumps(_facts(plan, distribution)) if args.json else _summary(plan, distribution, args.out))
-    return 0
 
 
 def _time_limit_s(args: argparse.Namespace) -> float:
@@ -174,7 +163,7 @@ def _ranges(values: list[int]) -> str:
     return ", ".join(f"{value} ({count} times)" if count > 1 else str(value) for value, count in runs)
 
 
-def _run_library(args: argparse.Namespace, problem: Problem) -> int:
+def _run_library(args: argparse.Namespace, problem: Problem) -> None:
     if args.fail or args.failures is not None:
         raise UserError("a library is for every number of failures: leave --fail and --failures out, and give --max-failures")
     if args.out is None:
@@ -193,7 +182,6 @@ def _run_library(args: argparse.Namespace, problem: Problem) -> int:
     built.sort(key=lambda plan: plan.num_failures)
     seconds = round(time.monotonic() - began, 3)
     print(json.dumps(_library_facts(args.out, built, seconds)) if args.json else _library_summary(args.out, built, seconds))
-    return 0
 
 
 def _library_facts(folder: Path, built: list[Built], seconds: float) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def add_show_parser(subparsers: Subparsers) -> None:
     add_rows_option(parser)
 
 
-def run_show(args: argparse.Namespace) -> int:
+def run_show(args: argparse.Namespace) -> None:
     """Write the files that were asked for, then print the chart. A plan that breaks rules is drawn, with a warning."""
     console = Terminal()
     width = chosen_width(args.width, console)
@@ -55,7 +55,6 @@ def run_show(args: argparse.Namespace) -> int:
         print(f"wrote {path}")
     if broken := check(plan):
         print(f"warning: this plan is not legal; recycle check {args.plan} lists {len(broken)} violations", file=sys.stderr)
-    return 0
 
 
 def _write_files(plan: Plan, args: argparse.Namespace) -> list[Path]:

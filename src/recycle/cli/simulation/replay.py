@@ -63,7 +63,7 @@ def add_replay_parser(subparsers: Subparsers) -> None:
     files.add_argument("--json", action="store_true", help="print one JSON object instead of a summary and a chart")
 
 
-def run_replay(args: argparse.Namespace) -> int:
+def run_replay(args: argparse.Namespace) -> None:
     conditions = Conditions(
         num_iterations=args.iterations,
         jitter=parse_jitter(args.jitter),
@@ -83,7 +83,7 @@ def run_replay(args: argparse.Namespace) -> int:
     written = _write_files(args, result)
     if args.json:
         print(json.dumps(replay_facts(result, eager, conditions), ensure_ascii=False))
-        return 0
+        return
     print("\n".join(replay_summary(result, eager, conditions)) + "\n")
     console, all_rows = Terminal(), args.rows == "all"
     workers = None if all_rows else set(select_workers(plan.problem.cluster, MOST_WORKERS))
@@ -91,7 +91,6 @@ def run_replay(args: argparse.Namespace) -> int:
     print_lines(draw_chart(timeline, chart_width(console), all_rows), console)
     for path in written:
         print(f"wrote {path}")
-    return 0
 
 
 def parse_jitter(text: str) -> float:

@@ -46,7 +46,7 @@ def add_reproduce_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of Markdown")
 
 
-def run_reproduce(args: argparse.Namespace) -> int:
+def run_reproduce(args: argparse.Namespace) -> None:
     if args.out:
         refuse_unwritable(args.out / f"{args.experiment}.md")
     with progress_bar() as progress:
@@ -64,4 +64,3 @@ def run_reproduce(args: argparse.Namespace) -> int:
         write_text(args.out / f"{result.name}.json", json.dumps(facts, indent=1) + "\n")
         write_bytes(args.out / f"{result.name}.png", draw_bars(panels, result.title, result.axis, result.groups))
     print(json.dumps(facts) if args.json else text)
-    return 0

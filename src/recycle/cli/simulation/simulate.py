@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recycle.cli.arguments import Subparsers, add_command, add_file_options, add_shape_options, refuse_unwritable_outputs
+from recycle.cli import arguments
 from recycle.cli.terminal import progress_bar
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
@@ -39,32 +39,31 @@ examples:
     recycle simulate --model gpt3-6.7b --gpu a100-80 --pipelines 4 --stages 8 --microbatches 32 --fault-free 5.33"""
 
 
-def add_simulate_parser(subparsers: Subparsers) -> None:
+def add_simulate_parser(subparsers: arguments.Subparsers) -> None:
     summary = "compare systems under failures, at any scale"
     description = "Compare the throughput of ReCycle and of other systems while workers fail and return."
-    parser = add_command(subparsers, "simulate", run_simulate, summary, description, _EXAMPLES)
+    parser = arguments.add_command(subparsers, "simulate", run_simulate, summary, description, _EXAMPLES)
     job = parser.add_argument_group("the job")
     job.add_argument("--model", required=True, help="a model by name or by its numbers; see 'recycle estimate --help'")
     job.add_argument("--gpu", required=True, help="a GPU by name or by its numbers")
-    add_shape_options(job)
+    arguments.add_shape_options(job)
     job.add_argument("--tensor-parallel", type=int, default=1, metavar="T", help="GPUs of a worker (default: 1)")
     parser.add_argument("--systems", default="all", metavar="LIST", help="which systems, separated by commas (default: all)")
     changes = parser.add_argument_group("failures")
     changes.add_argument("--interval", metavar="TIME", help="one worker at random fails every so often: 30m, 2h")
     changes.add_argument("--mtbf", metavar="TIME", help="or each worker fails at random, once in so long on average: 90d")
     changes.add_argument("--rejoin", metavar="TIME", help="a failed worker comes back after so long (default: never)")
-    add_file_options(changes, trace="or a trace, as 'recycle trace make' writes it")
+    arguments.add_file_options(changes, trace="or a trace, as 'recycle trace make' writes it")
     changes.add_argument("--hours", type=float, metavar="H", help="how long (default: 6, or as long as the trace)")
     changes.add_argument("--seed", type=int, default=1, help="which workers fail (default: 1)")
     assumptions = parser.add_argument_group("assumptions")
-    add_file_options(assumptions, constants="TOML with pauses and checkpoints, a table a system")
-    about = "one of them, such as oobleck.reconfigure=57s"
-    assumptions.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=about)
+    arguments.add_file_options(assumptions, constants="TOML with pauses and checkpoints, a table a system")
+    arguments.add_set_option(assumptions, "one of them, such as oobleck.reconfigure=57s")
     add_cache_options(assumptions)
     about = "measured fault-free 1F1B throughput, to scale the estimate to"
     assumptions.add_argument("--fault-free", type=float, metavar="SAMPLES/S", help=about)
     output = parser.add_argument_group("output")
-    add_file_options(output, plot="a PNG of throughput over time")
+    arguments.add_file_options(output, plot="a PNG of throughput over time")
     output.add_argument("--records", type=Path, metavar="FOLDER", help="the record of every system, as lines of JSON")
     output.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
@@ -76,11 +75,11 @@ def add_cache_options(options: argparse._ActionsContainer) -> None:
     options.add_argument("--no-cache", action="store_true", help="keep nothing")
 
 
-def run_simulate(args: argparse.Namespace) -> int:
+def run_simulate(args: argparse.Namespace) -> None:
     names = parse_systems(args.systems)
     context = make_context(args)
     trace = _trace(args, context.job)
-    refuse_unwritable_outputs(args.plot, args.records / "record.jsonl" if args.records else None)
+    arguments.refuse_unwritable_outputs(args.plot, args.records / "record.jsonl" if args.records else None)
     if args.plot:
         refuse_other_suffix(args.plot, ".png")
     with progress_bar() as progress:
@@ -91,7 +90,6 @@ def run_simulate(args: argparse.Namespace) -> int:
     _write(args, records, context, fault_free)
     metrics = {name: measure(record) for name, record in records.items()}
     print(_json(args, context, trace, fault_free, metrics) if args.json else _text(args, context, trace, fault_free, metrics))
-    return 0
 
 
 def make_context(args: argparse.Namespace) -> SystemContext:

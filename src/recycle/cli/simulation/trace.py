@@ -92,17 +92,16 @@ def _add_show_parser(actions: Subparsers) -> None:
     add_width_option(parser)
 
 
-def run_trace_make(args: argparse.Namespace) -> int:
+def run_trace_make(args: argparse.Namespace) -> None:
     """Print the trace, or write it and print its summary."""
     refuse_unwritable_outputs(args.out)
     trace = _make_trace(args)
     comments = [_command(args)]
     if args.out is None:
         print(trace.dumps(comments), end="")
-        return 0
+        return
     trace.save(args.out, comments)
     print("\n".join([*_summary(trace), f"written   {args.out}  (recycle trace show {args.out})"]))
-    return 0
 
 
 def _make_trace(args: argparse.Namespace) -> Trace:
@@ -155,7 +154,7 @@ def _command(args: argparse.Namespace) -> str:
     return shlex.join(["recycle", "trace", "make", *words])
 
 
-def run_trace_show(args: argparse.Namespace) -> int:
+def run_trace_show(args: argparse.Namespace) -> None:
     console = Terminal()
     width = chosen_width(args.width, console)
     trace = Trace.load(args.trace)
@@ -163,12 +162,11 @@ def run_trace_show(args: argparse.Namespace) -> int:
         write_bytes(args.png, draw_trace_png(trace, args.trace.name))
     if args.json:
         print(json.dumps(_facts(trace)))
-        return 0
+        return
     print("\n".join(_summary(trace)) + "\n")
     print_lines(draw_strip(trace, width, console.options.ascii_only), console)
     if args.png:
         print(f"wrote {args.png}")
-    return 0
 
 
 def _facts(trace: Trace) -> dict[str, Any]:

@@ -58,7 +58,8 @@ def add_coordinator_parser(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "coordinator", run_coordinator, summary, _COORDINATOR, _COORDINATOR_EXAMPLES, usage)
     add_config_arguments(parser)
     parser.add_argument("--listen", default=_DEFAULT, metavar="HOST:PORT", help=f"where workers connect to ({_DEFAULT})")
-    _add_token(parser, "the job's secret; made if there is no such file")
+    about = "the job's secret; made if there is no such file"
+    parser.add_argument("--token-file", type=Path, required=True, metavar="FILE", help=about)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="record the run there, with checkpoints")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
@@ -67,15 +68,12 @@ def add_worker_parser(subparsers: Subparsers) -> None:
     summary = "take part in a job on several machines"
     parser = add_command(subparsers, "worker", run_worker, summary, _WORKER, _WORKER_EXAMPLES)
     parser.add_argument("address", metavar="HOST:PORT", help="where the coordinator listens")
-    _add_token(parser, "the job's secret, as the coordinator wrote it")
+    about = "the job's secret, as the coordinator wrote it"
+    parser.add_argument("--token-file", type=Path, required=True, metavar="FILE", help=about)
     parser.add_argument("--place", "--seat", default="", metavar="W1_2", help="the preferred place; any free one if left out")
 
 
-def _add_token(parser: argparse.ArgumentParser, about: str) -> None:
-    parser.add_argument("--token-file", type=Path, required=True, metavar="FILE", help=about)
-
-
-def run_coordinator(args: argparse.Namespace) -> int:
+def run_coordinator(args: argparse.Namespace) -> None:
     config = read_config(args)
     host, port = _address(args.listen)
     token = _token(args.token_file, makes_one=True)
@@ -98,7 +96,6 @@ def run_coordinator(args: argparse.Namespace) -> int:
         serve_job(coordinator, listener, sink, () if found else None)
     facts = sink.summary()
     print(json.dumps(facts) if args.json else describe_run(facts, args.out))
-    return 0
 
 
 class _NoticeSink:
@@ -132,7 +129,7 @@ class _NoticeSink:
         raise WorkerFailed("the coordinator ended before the job did")
 
 
-def run_worker(args: argparse.Namespace) -> int:
+def run_worker(args: argparse.Namespace) -> None:
     from recycle.runtime.launch.forkserver import configure_process
 
     host, port = _address(args.address)
@@ -144,7 +141,6 @@ def run_worker(args: argparse.Namespace) -> int:
 
     with scratch() as folder:
         join_job(endpoint, place, partial(spec_from_description, endpoint, folder))
-    return 0
 
 
 def describe_job(name: str, config: TrainConfig, job: "Job") -> dict[str, Any]:

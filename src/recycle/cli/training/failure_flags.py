@@ -4,9 +4,10 @@ They are no part of the configuration: they change how a run goes, never what it
 """
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
+from recycle.cli.arguments import add_file_options
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.events.failure_script import NOTHING, Action, Injection, Script
@@ -30,24 +31,18 @@ def add_failure_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("failures while it runs", _DESCRIPTION)
     for action, (metavar, about) in _FLAGS.items():
         group.add_argument(f"--{action}", action="append", default=[], metavar=metavar, help=about)
-    group.add_argument(
-        "--trace", type=Path, metavar="FILE", help="let workers leave and join by the clock: lines milliseconds,add|remove,W1_2"
-    )
+    add_file_options(group, trace="let workers leave and join by the clock: lines milliseconds,add|remove,W1_2")
 
 
 def read_failures(args: argparse.Namespace, shape: Shape, num_steps: int, dead: Iterable[Worker]) -> tuple[Script, Trace | None]:
     """The script and the trace of the arguments, checked against a run of `num_steps` steps that begins without `dead`."""
-    given = {action: list(_split(getattr(args, action))) for action in Action}
-    injections = [Injection.parse(action, place) for action, places in given.items() for place in places]
+    given = [(action, place.strip()) for action in Action for text in getattr(args, action) for place in text.split(",")]
+    injections = [Injection.parse(action, place) for action, place in given if place]
     if args.trace is None:
         return Script.of(injections, shape, num_steps, dead), None
     if injections:
         raise UserError(f"--trace and --{injections[0].action} both say who fails when: give one of them")
     return NOTHING, _read_trace(args.trace, shape, frozenset(dead))
-
-
-def _split(texts: Iterable[str]) -> Iterator[str]:
-    return (place.strip() for text in texts for place in text.split(",") if place.strip())
 
 
 def _read_trace(path: Path, shape: Shape, dead: frozenset[Worker]) -> Trace:

@@ -62,7 +62,7 @@ def add_train_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
 
-def run_train(args: argparse.Namespace) -> int:
+def run_train(args: argparse.Namespace) -> None:
     config, out = _config(args)
     if out:
         refuse_unwritable(out / SUMMARY)
@@ -75,7 +75,6 @@ def run_train(args: argparse.Namespace) -> int:
     with watching(config, plan, out, resume) as (watch, _):
         facts = launch(job, watch).to_json()
     print(json.dumps(facts) if args.json else describe_run(facts, out))
-    return 0
 
 
 def prepare(config: TrainConfig) -> tuple[TrainingJobFactory, Plan]:
@@ -142,23 +141,18 @@ def watching(
             observers.append(collector.on_event)
         if config.log.tensorboard:
             from recycle.cli.training.tensorboard import TensorBoardLog
+            from recycle.runtime.checkpoint import latest
 
             if out is None:
                 raise UserError("log.tensorboard writes beside the results: name a folder with --out")
-            observers.append(stack.enter_context(TensorBoardLog(out / "tensorboard", _num_done(out) if resume else 0)).on_event)
+            num_done = latest(out / CHECKPOINTS)[0].num_steps if resume else 0
+            observers.append(stack.enter_context(TensorBoardLog(out / "tensorboard", num_done)).on_event)
 
         def watch(event: Event) -> None:
             for observe in observers:
                 observe(event)
 
         yield watch, view.say
-
-
-def _num_done(run: Path) -> int:
-    """The number of steps that a run has done."""
-    from recycle.runtime.checkpoint import latest
-
-    return latest(run / CHECKPOINTS)[0].num_steps
 
 
 def describe_run(facts: dict[str, Any], out: Path | None) -> str:
