@@ -50,7 +50,8 @@ def test_steps_can_be_given_for_either() -> None:
 @pytest.mark.parametrize("num_steps", [12, 13, 17, 23, 24, 36, 40, 61, 1000])
 def test_whatever_the_number_of_steps_one_dies_then_another_hangs_then_the_first_comes_back(num_steps: int) -> None:
     known = replace(FULL, num_steps=num_steps)
-    assert 1 < known.kill.step < known.hang.step < known.rejoin.step <= num_steps // 2
+    kill, hang, rejoin = known.injections
+    assert 1 < kill.step < hang.step < rejoin.step <= num_steps // 2
     assert [line.split("@")[0] for line in known.script.to_json()] == ["kill W1_2", "hang W0_1", "rejoin W1_2"]
 
 
@@ -130,8 +131,8 @@ def test_with_a_kill_a_hang_and_a_rejoin_losses_and_weights_are_those_of_the_twi
 @pytest.mark.timeout(120)
 def test_the_failures_of_the_script_come_to_pass_in_their_steps(facts: dict[str, Any]) -> None:
     killed, hung = facts["recoveries"][:2]
-    assert (killed["worker"], killed["joins"], killed["step"]) == ("W1_1", False, SMALL.kill.step)
-    assert (hung["worker"], hung["joins"], hung["step"]) == ("W0_0", False, SMALL.hang.step)
+    assert (killed["worker"], killed["joins"], killed["step"]) == ("W1_1", False, SMALL.injections[0].step)
+    assert (hung["worker"], hung["joins"], hung["step"]) == ("W0_0", False, SMALL.injections[1].step)
     assert "silent" in hung["cause"]
     assert hung["detect_us"] > killed["detect_us"]
     assert [phase["dead"] for phase in facts["phases"][:3]] == [[], ["W1_1"], ["W0_0", "W1_1"]]
@@ -147,7 +148,7 @@ def test_a_worker_that_rejoins_gets_its_place_or_a_sentence_says_that_there_was_
         assert "W1_1 was still loading when the run ended" in " ".join(shown.err.split())
         return
     assert [one["worker"] for one in joined] == ["W1_1"]
-    assert joined[0]["step"] >= SMALL.rejoin.step
+    assert joined[0]["step"] >= SMALL.injections[2].step
     assert "W1_1 joined: 3 workers are live" in shown.err
     last = facts["phases"][-1]
     assert (last["dead"], last["back"], last["workers"]) == (["W0_0"], ["W1_1"], 3)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from recycle.cli.demo.scenario import DemoPhase, DemoSettings, Outcome, Twins
 from recycle.core.cluster import Shape
 from recycle.core.units import format_us
+from recycle.report.record.profile_table import count_text
 from recycle.report.record.recoveries import format_ms
 from recycle.report.record.tables import aligned
 
@@ -13,7 +14,7 @@ _NUMBERS = ("nobody", "one", "two", "three", "four")
 
 def describe_setting(setting: DemoSettings) -> str:
     """A paragraph on what will happen."""
-    shape, kill, hang, rejoin = setting.shape, setting.kill, setting.hang, setting.rejoin
+    shape, (kill, hang, rejoin) = setting.shape, setting.injections
     return (
         f"A small GPT of {setting.num_layers} layers learns from real text on this machine, with {shape.num_workers} workers, "
         f"each a process of its own: {shape.num_pipelines} pipelines of {shape.num_stages} stages, {shape.num_microbatches} "
@@ -41,9 +42,9 @@ def _judgement(twins: Twins) -> str:
     weights = "the weights are equal" if twins.has_equal_weights else "the weights are not those of a run in which nobody failed"
     if step is None:
         return f"all {num_steps} losses are equal bit for bit, but {weights}. This is a bug: please report it."
-    losses = f"the losses differ from step {step} on ({_loss(twins.losses, step)}, and without failures "
-    losses += f"{_loss(twins.twin_losses, step)})"
-    return f"{losses}, {'but' if twins.has_equal_weights else 'and'} {weights}. This is a bug: please report it."
+    both = f"{_loss(twins.losses, step)}, and without failures {_loss(twins.twin_losses, step)}"
+    weights = f"{'but' if twins.has_equal_weights else 'and'} {weights}"
+    return f"the losses differ from step {step} on ({both}), {weights}. This is a bug: please report it."
 
 
 def _loss(losses: tuple[float, ...], step: int) -> str:
@@ -96,6 +97,5 @@ def describe_cores(shape: Shape, num_cores: int) -> list[str]:
     """A sentence on why times are not as planned where workers share cores."""
     if num_cores >= shape.num_workers:
         return []
-    cores = f"{num_cores} {'core' if num_cores == 1 else 'cores'}"
-    sentence = f"Planned is for a machine each; here all workers share {cores}, and who is left has more of them, so that a dead "
-    return [f"{sentence}worker costs less."]
+    share = f"here all workers share {count_text(num_cores, 'core')}"
+    return [f"Planned is for a machine each; {share}, and who is left has more of them, so that a dead worker costs less."]

@@ -52,21 +52,18 @@ class DemoSettings:
             )
 
     @property
-    def kill(self) -> Injection:
-        return Injection(Action.KILL, self.killed, self.num_steps // 6 - 1)
-
-    @property
-    def hang(self) -> Injection:
-        return Injection(Action.HANG, self.hung, 7 * self.num_steps // 24 - 1)
-
-    @property
-    def rejoin(self) -> Injection:
-        return Injection(Action.REJOIN, self.killed, 5 * self.num_steps // 12 - 1)
+    def injections(self) -> tuple[Injection, Injection, Injection]:
+        """The kill, the hang and the rejoin."""
+        return (
+            Injection(Action.KILL, self.killed, self.num_steps // 6 - 1),
+            Injection(Action.HANG, self.hung, 7 * self.num_steps // 24 - 1),
+            Injection(Action.REJOIN, self.killed, 5 * self.num_steps // 12 - 1),
+        )
 
     @property
     def script(self) -> Script:
         """The failures, checked to be possible."""
-        return Script.of((self.kill, self.hang, self.rejoin), self.shape, self.num_steps)
+        return Script.of(self.injections, self.shape, self.num_steps)
 
 
 # Both runs of the first take some 130 s of processor time together: a bit more than a minute where two cores do nothing else.

@@ -25,12 +25,13 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 def report_lines(summary: Summary, state: str, width: int) -> list[str]:
     """Return the report in lines; `state` describes how the run ended."""
-    run = summary.run
+    run, times = summary.run, summary.times
+    spread = f"{format_us(times.tenth_us)} at the 10th percentile, {format_us(times.ninetieth_us)} at the 90th"
     paragraphs = {
         "run": [f"{run.source} of {run.name}, {state}" if run.name else f"{run.source}, {state}"],
         "steps" if run.steps else "iterations": _steps(summary),
         "speed": [f"{summary.samples_per_s:.4g} samples/s, the median"] if summary.samples_per_s else [],
-        "iteration": _iteration(summary),
+        "iteration": [f"{format_us(times.median_us)}, the median of {times.num:,}; {spread}"],
         "plan": _plan(summary),
         "bubbles": _bubbles(summary),
         "time": _time(summary),
@@ -64,12 +65,6 @@ def _steps(summary: Summary) -> list[str]:
         lost = f"{executed.num_in_vain:,} ops ran in vain, {format_duration(executed.in_vain_us)} of all workers together"
         texts.append(f"{lost}, and were run again")
     return texts
-
-
-def _iteration(summary: Summary) -> list[str]:
-    times = summary.times
-    spread = f"{format_us(times.tenth_us)} at the 10th percentile, {format_us(times.ninetieth_us)} at the 90th"
-    return [f"{format_us(times.median_us)}, the median of {times.num:,}; {spread}"]
 
 
 def _plan(summary: Summary) -> list[str]:

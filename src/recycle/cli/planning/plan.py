@@ -173,20 +173,16 @@ def _run_library(args: argparse.Namespace, problem: Problem) -> None:
     refuse_unwritable(args.out / "library.json")
     most = min(parse_share_or_count(args.max_failures, problem.shape.num_workers), most_failures(problem.shape))
     began, built = time.monotonic(), []
-    plans = build(args.out, problem, most, args.method, _time_limit_s(args), args.jobs)
     with progress_bar(TimeRemainingColumn()) as progress:
         task = progress.add_task("planning", total=most + 1)
-        for plan in plans:
+        for plan in build(args.out, problem, most, args.method, _time_limit_s(args), args.jobs):
             built.append(plan)
             progress.update(task, advance=1, description=f"{plan.num_failures} failures")
     built.sort(key=lambda plan: plan.num_failures)
     seconds = round(time.monotonic() - began, 3)
-    print(json.dumps(_library_facts(args.out, built, seconds)) if args.json else _library_summary(args.out, built, seconds))
-
-
-def _library_facts(folder: Path, built: list[Built], seconds: float) -> dict[str, Any]:
     plans = [{"failures": b.num_failures, "period": b.period_us, "bound": b.bound_us, "kept": b.was_there} for b in built]
-    return {"folder": str(folder), "seconds": seconds, "plans": plans}
+    facts = {"folder": str(args.out), "seconds": seconds, "plans": plans}
+    print(json.dumps(facts) if args.json else _library_summary(args.out, built, seconds))
 
 
 def _library_summary(folder: Path, built: list[Built], seconds: float) -> str:

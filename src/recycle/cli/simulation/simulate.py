@@ -5,7 +5,6 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from recycle.cli import arguments
 from recycle.cli.terminal import progress_bar
@@ -168,9 +167,6 @@ def _title(job: SimulatedJob) -> str:
 
 
 def _json(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
-    systems: dict[str, Any] = {
-        name: {**run.to_json(), "goodput": round(run.goodput(fault_free), 6)} for name, run in metrics.items()
-    }
     job = context.job
     facts = {
         "model": job.model.name,
@@ -181,7 +177,7 @@ def _json(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_
         "hours": trace.end_us / 3.6e9,
         "failures": trace.num_failures,
         "seed": None if args.trace else args.seed,
-        "systems": systems,
+        "systems": {name: {**run.to_json(), "goodput": round(run.goodput(fault_free), 6)} for name, run in metrics.items()},
     }
     return json.dumps(facts)
 
