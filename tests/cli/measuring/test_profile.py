@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recycle.cli.measuring.profile import _RoundProgress, without_clipping
+from recycle.cli.measuring.profile import showing_rounds, without_clipping
 from recycle.cli.profile_text import describe_profile, mismatch_note, stability_text
 from recycle.cli.training.train_config import TrainConfig, parse_config
 from recycle.core.cluster import Shape
@@ -66,10 +66,10 @@ def test_a_measured_profile_is_printed_kept_and_planned_with(tmp_path: Path) -> 
 
 
 def test_every_round_is_shown_with_the_change_of_medians_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
-    with _RoundProgress(4, Patience(0.02, 2, 3)) as progress:
-        progress.advance(1, 1.0)
-        progress.advance(2, 0.031)
-        progress.advance(3, 0.012)
+    with showing_rounds(4, Patience(0.02, 2, 3)) as advance:
+        advance(1, 1.0)
+        advance(2, 0.031)
+        advance(3, 0.012)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "starting the processes of 4 workers"
     assert re.fullmatch(r"round 1 of at most 3, at most .+ left", lines[1])

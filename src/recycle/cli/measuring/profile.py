@@ -4,6 +4,8 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,8 +72,8 @@ def run_profile(args: argparse.Namespace) -> None:
     if config.training.device == "cpu" and (note := oversubscription_note(shape.num_workers, num_cores())):
         print(note, file=sys.stderr)
     print(start_text(shape, patience), file=sys.stderr, flush=True)
-    with _RoundProgress(shape.num_workers, patience) as progress:
-        found = rehearse(job, config.model_text, patience, progress.advance)
+    with showing_rounds(shape.num_workers, patience) as advance:
+        found = rehearse(job, config.model_text, patience, advance)
     write_text(args.out, json.dumps(found.profile.to_json(), indent=1) + "\n")
     if args.json:
         print(json.dumps(found.profile.to_json()))
@@ -86,32 +88,27 @@ def without_clipping(config: TrainConfig) -> TrainConfig:
     return replace(config, training=replace(config.training, max_norm=0.0))
 
 
-class _RoundProgress:
-    """The progress of a measurement on stderr: a bar on a terminal, otherwise one line for each phase."""
+@contextmanager
+def showing_rounds(num_workers: int, patience: "Patience") -> Iterator[Callable[[int, float], None]]:
+    """Show the progress of a measurement on stderr: a bar on a terminal, otherwise one line for each phase.
 
-    def __init__(self, num_workers: int, patience: "Patience") -> None:
-        self._patience, self._bar = patience, progress_bar()
-        self._task = self._bar.add_task("", total=patience.most_rounds)
-        self._show(0, f"starting the processes of {count_text(num_workers, 'worker')}")
-        self._round_began_s = time.monotonic()
+    Yields the function to call after a round, with its number and the share by which its medians changed.
+    """
+    with progress_bar() as bar:
+        task, round_began_s = bar.add_task("", total=patience.most_rounds), time.monotonic()
 
-    def __enter__(self) -> "_RoundProgress":
-        self._bar.start()
-        return self
+        def show(num_done: int, text: str) -> None:
+            bar.update(task, completed=num_done, description=text)
+            if bar.disable:
+                print(text, file=sys.stderr, flush=True)
 
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        def advance(number: int, change: float) -> None:
+            nonlocal round_began_s
+            took_us = round((time.monotonic() - round_began_s) * 1e6)
+            round_began_s, num_left = time.monotonic(), patience.most_rounds - number
+            left = f", at most {format_duration(took_us * num_left)} left" if num_left else ""
+            moved = f": medians moved by {change:.1%}" if number > 1 else ""
+            show(number, f"round {number} of at most {patience.most_rounds}{moved}{left}")
 
-    def advance(self, number: int, change: float) -> None:
-        """Show that a round has ended, by which share its medians changed, and how long the other rounds may take."""
-        now_s = time.monotonic()
-        num_left = self._patience.most_rounds - number
-        left = f", at most {format_duration(round((now_s - self._round_began_s) * 1e6) * num_left)} left" if num_left else ""
-        moved = f": medians moved by {change:.1%}" if number > 1 else ""
-        self._show(number, f"round {number} of at most {self._patience.most_rounds}{moved}{left}")
-        self._round_began_s = now_s
-
-    def _show(self, num_done: int, text: str) -> None:
-        self._bar.update(self._task, completed=num_done, description=text)
-        if self._bar.disable:
-            print(text, file=sys.stderr, flush=True)
+        show(0, f"starting the processes of {count_text(num_workers, 'worker')}")
+        yield advance

@@ -3,7 +3,6 @@
 import argparse
 import json
 import shlex
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -95,13 +94,12 @@ def _add_show_parser(actions: Subparsers) -> None:
 def run_trace_make(args: argparse.Namespace) -> None:
     """Print the trace, or write it and print its summary."""
     refuse_unwritable_outputs(args.out)
-    trace = _make_trace(args)
-    comments = [_command(args)]
+    trace, comments = _make_trace(args), [_command(args)]
     if args.out is None:
         print(trace.dumps(comments), end="")
-        return
-    trace.save(args.out, comments)
-    print("\n".join([*_summary(trace), f"written   {args.out}  (recycle trace show {args.out})"]))
+    else:
+        trace.save(args.out, comments)
+        print("\n".join([*_summary(trace), f"written   {args.out}  (recycle trace show {args.out})"]))
 
 
 def _make_trace(args: argparse.Namespace) -> Trace:
@@ -113,8 +111,8 @@ def _make_trace(args: argparse.Namespace) -> Trace:
         return failure_traces.burst_trace(nodes, most, parse_duration_us(args.interval), end_us, args.seed, rejoin_us)
     if args.kind == "racks":
         return failure_traces.rack_trace(nodes, args.rack, parse_duration_us(args.mtbf), end_us, args.seed, rejoin_us)
-    kind: Callable[..., Trace] = {"every": failure_traces.periodic_trace, "poisson": failure_traces.poisson_trace}[args.kind]
-    return kind(nodes, parse_duration_us(args.interval or args.mtbf), end_us, args.seed, rejoin_us)
+    make = failure_traces.periodic_trace if args.kind == "every" else failure_traces.poisson_trace
+    return make(nodes, parse_duration_us(args.interval or args.mtbf), end_us, args.seed, rejoin_us)
 
 
 def _refuse_other_options(args: argparse.Namespace) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import stat
 from collections.abc import Callable
 from functools import partial
@@ -120,8 +119,7 @@ class _NoticeSink:
 
         match self._last:
             case JobDone(trained):
-                summary: dict[str, Any] = trained.to_json()
-                return summary
+                return dict(trained.to_json())
             case JobFailed(problem):
                 raise problem
             case WorkerLost(_, text):
@@ -214,11 +212,10 @@ def _token(path: Path, makes_one: bool) -> str:
     if not path.exists() and makes_one:
         token = new_token()
         try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            path.touch(0o600, exist_ok=False)
+            path.write_text(token + "\n", encoding="ascii")
         except OSError as problem:
             raise FileProblem(f"cannot write {path}: {problem.strerror or problem}") from None
-        with os.fdopen(handle, "w", encoding="ascii") as stream:
-            stream.write(token + "\n")
         return token
     try:
         text, mode = path.read_text(encoding="utf-8").strip(), path.stat().st_mode

@@ -18,7 +18,7 @@ from recycle.cli.training.job_factory import CONFIG, TrainingJobFactory, is_free
 from recycle.cli.training.plan_choice import choose_plan, choose_source, describe_moves
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments, changes, load_config, read_config
 from recycle.core.errors import FileProblem, ForeignRun, UserError
-from recycle.core.events.record import CHECKPOINTS, SUMMARY, Event
+from recycle.core.events.record import CHECKPOINTS, PARTS, SUMMARY, Event
 from recycle.core.files import refuse_unwritable
 from recycle.core.plans.plan import Plan
 from recycle.core.units import format_bytes, format_us
@@ -177,9 +177,5 @@ def describe_run(facts: dict[str, Any], out: Path | None) -> str:
 
 def _recovery(facts: dict[str, Any]) -> str:
     what = "joined" if facts["joins"] else "lost"
-    parts = [
-        f"{part} {format_us(facts[f'{part}_us'])}"
-        for part in ("detect", "abort", "plan", "regroup", "transfer", "redo")
-        if facts[f"{part}_us"]
-    ]
+    parts = [f"{part} {format_us(facts[f'{part}_us'])}" for part in PARTS if facts[f"{part}_us"]]
     return f"step {facts['step']}: {what} {facts['worker']} ({facts['cause']}); {', '.join(parts)}"
