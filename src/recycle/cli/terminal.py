@@ -16,7 +16,8 @@ from recycle.report.render.palette import PAINTS
 
 LEAST_WIDTH = 40
 PIPED_WIDTH = 120
-_ASCII = str.maketrans({"·": ".", "▏": "|", "▕": "|", "─": "-", "┬": "+", "×": "x", "µ": "u", "⋮": ":"})
+_ASCII = str.maketrans({"·": ".", "▏": "|", "▕": "|", "│": "|", "─": "-", "┬": "+", "×": "x", "µ": "u", "⋮": ":"})
+_ASCII |= dict.fromkeys(range(0x2800, 0x2900), "*")  # the braille dots of a curve
 # A style for every style name of a chart; fills have their own ink, for dark and light backgrounds.
 STYLES = {
     **dict.fromkeys((chart.BUBBLE, chart.DEAD, chart.AXIS), Style(dim=True)),

@@ -51,7 +51,6 @@ def run_demo(args: argparse.Namespace) -> int:
 
 
 def read_setting(args: argparse.Namespace) -> DemoSettings:
-    """The settings that the arguments select."""
     setting = scenario.QUICK if args.quick else scenario.FULL
     return setting if args.steps is None else replace(setting, num_steps=args.steps)
 

@@ -13,7 +13,6 @@ _NUMBERS = ("nobody", "one", "two", "three", "four")
 
 
 def describe_setting(setting: DemoSettings) -> str:
-    """A paragraph on what will happen."""
     shape, (kill, hang, rejoin) = setting.shape, setting.injections
     return (
         f"A small GPT of {setting.num_layers} layers learns from real text on this machine, with {shape.num_workers} workers, "

@@ -1,7 +1,4 @@
-"""The two runs of `recycle demo`: a small GPT trained with failures and without, and the comparison of both.
-
-The runs have the same seed and the same data, in exact mode: their losses and weights are equal bit for bit, or there is a bug.
-"""
+"""The two runs of `recycle demo`: a small GPT trained in exact mode with failures and without, and the comparison of both."""
 
 import math
 import time

@@ -52,14 +52,12 @@ class RunState:
 
 
 def initial_state(num_steps: int, shape: Shape | None = None, dead: Iterable[Worker] = ()) -> RunState:
-    """The state before the first event."""
     dead = set(dead)
     workers = shape.workers() if shape else ()
     return RunState(num_steps, shape, {str(worker): DEAD if worker in dead else ALIVE for worker in workers})
 
 
 def state_after(state: RunState, event: Event) -> RunState:
-    """The state after an event."""
     match event:
         case Spell(state="train"):
             return _with_pace(replace(state, spell=event))

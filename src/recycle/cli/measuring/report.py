@@ -87,8 +87,6 @@ def run_report(args: argparse.Namespace) -> None:
     console = Terminal()
     width = chart_width(console)
     texts = report_lines(summary, files.state_text(summary.run), width)
-    if console.options.ascii_only:
-        texts = [_ascii(text) for text in texts]
     print_lines([(Cell(text, PLAIN),) for text in (*texts, "")], console)
     shown = None if args.rows == "all" else select_workers(summary.plan.problem.cluster, MOST_WORKERS)
     for drawn in (executed_timeline(summary, iteration, shown), planned_timeline(summary)):
@@ -110,11 +108,6 @@ def _read(files: RunFiles, iteration: int | None) -> tuple[Summary, Path]:
             raise  # it names the file
         except UserError as problem:
             raise type(problem)(f"{files.record}: {problem}") from None
-
-
-def _ascii(text: str) -> str:
-    """Replace the braille dots of the curve by stars, for a terminal with ASCII only."""
-    return "".join("*" if "\u2800" <= letter <= "\u28ff" else letter for letter in text).replace("│", "|")
 
 
 def _write_files(args: argparse.Namespace, summary: Summary, iteration: int) -> list[Path]:

@@ -27,7 +27,6 @@ _FLAGS = {
 
 
 def add_failure_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for every action, and one for a trace."""
     group = parser.add_argument_group("failures while it runs", _DESCRIPTION)
     for action, (metavar, about) in _FLAGS.items():
         group.add_argument(f"--{action}", action="append", default=[], metavar=metavar, help=about)

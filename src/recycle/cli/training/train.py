@@ -156,7 +156,6 @@ def watching(
 
 
 def describe_run(facts: dict[str, Any], out: Path | None) -> str:
-    """The summary of a run in lines."""
     losses, peaks = facts["losses"], facts["peak_memory_bytes"].values()
     dead = f", dead from the start: {', '.join(facts['dead'])}" if facts["dead"] else ""
     lines = [f"workers    {facts['workers']}{dead}"]

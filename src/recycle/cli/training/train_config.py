@@ -223,7 +223,6 @@ class TrainConfig:
         return f"GPT of {sizes}{extras}, {self.training.precision}"
 
     def to_toml(self) -> str:
-        """The TOML file of this configuration."""
         lines: list[str] = []
         for section, keys in _KEYS.items():
             lines += [f"[{section}]", *(f"{key} = {_shown(getattr(getattr(self, section), key))}" for key in keys), ""]
@@ -273,7 +272,6 @@ def read_config(args: argparse.Namespace) -> TrainConfig:
 
 
 def load_config(path: Path) -> TrainConfig:
-    """The configuration in a file."""
     return _made(_read(path))
 
 
