@@ -12,7 +12,7 @@ from recycle.evaluate.hardware.race import Trial, read_trials
 from recycle.evaluate.hardware.round_profiles import round_profiles
 from recycle.evaluate.hardware.variants import variants
 from recycle.evaluate.results.cluster_page import complete_rounds
-from tests.cli.measuring.test_profile import run
+from tests.cli.commands import Ended, run
 from tests.evaluate.hardware.tiny_setup import TINY
 
 pytestmark = pytest.mark.timeout(280)
@@ -25,9 +25,9 @@ def measured(tmp_path_factory):
     """The folder of a complete measurement, with the stdout and stderr of its command."""
     folder = tmp_path_factory.mktemp("measured")
     begin_evaluation(folder, TINY)
-    code, out, err = run(f"bench cluster --out {folder} {SMALL}")
-    assert code == 0, err
-    return folder, out, err
+    ended = run(f"bench cluster --out {folder} {SMALL}")
+    assert ended.code == 0, ended.err
+    return folder, ended.out, ended.err
 
 
 def test_it_goes_from_a_profile_to_a_page_with_pictures(measured):
@@ -67,15 +67,15 @@ def test_a_worker_was_killed_and_came_back(measured):
 def test_a_second_run_measures_nothing_and_prints_the_same(measured):
     folder, out, _ = measured
     before = list(read_trials(folder))
-    code, again, err = run(f"bench cluster --out {folder} {SMALL}")
-    assert (code, again) == (0, out)
-    assert "trial" not in err
+    again = run(f"bench cluster --out {folder} {SMALL}")
+    assert (again.code, again.out) == (0, out)
+    assert "trial" not in again.err
     assert list(read_trials(folder)) == before
 
 
 def test_a_report_by_itself_needs_no_hardware(measured):
     folder, out, _ = measured
-    assert run(f"bench cluster --out {folder} --only report") == (
+    assert run(f"bench cluster --out {folder} --only report") == Ended(
         0,
         out,
         f"wrote {folder}/results.md and {folder}/throughput.png\n",
@@ -86,9 +86,9 @@ def test_without_out_the_folder_is_build_cluster_and_a_line_names_it(measured, t
     folder, out, _ = measured
     monkeypatch.chdir(tmp_path)
     shutil.copytree(folder, tmp_path / "build" / "cluster")
-    code, page, err = run("bench cluster --only report")
-    assert (code, page) == (0, out)
-    assert err.splitlines() == [
+    ended = run("bench cluster --only report")
+    assert (ended.code, ended.out) == (0, out)
+    assert ended.err.splitlines() == [
         "--out is not given: measurements and results are in build/cluster",
         "wrote build/cluster/results.md and build/cluster/throughput.png",
     ]
@@ -107,18 +107,18 @@ def test_without_out_the_folder_is_build_cluster_and_a_line_names_it(measured, t
     ],
 )
 def test_wrong_input_gets_one_sentence(tmp_path, words, sentence):
-    code, out, err = run(f"bench cluster --out {tmp_path / 'new'} {words}")
-    assert (code, out) == (2, "")
-    assert err.startswith("recycle bench: ")
-    assert sentence in err
-    assert err.count("\n") == 1
+    ended = run(f"bench cluster --out {tmp_path / 'new'} {words}")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("recycle bench: ")
+    assert sentence in ended.err
+    assert ended.err.count("\n") == 1
 
 
 def test_a_folder_of_something_else_is_refused(measured):
     folder, _, _ = measured
-    code, _, err = run(f"bench cluster --out {folder} --workers 12")
-    assert code == 2
-    assert "holds a measurement of something else: name another folder" in err
+    ended = run(f"bench cluster --out {folder} --workers 12")
+    assert ended.code == 2
+    assert "holds a measurement of something else: name another folder" in ended.err
 
 
 def test_a_round_that_was_cut_off_does_not_count_unless_there_is_no_other():
