@@ -10,7 +10,7 @@ from recycle.core.plans.rules import check
 from recycle.core.profile import Profile
 from recycle.profiling.rehearsal import Patience, rehearsal_plan, rehearse
 from recycle.runtime.compute.stage_bytes import measure_bytes
-from recycle.runtime.job import Job, TrainOptions
+from recycle.runtime.job import Job
 from tests.plans import make_1f1b_plan
 from tests.runtime.jobs import BATCH, Numbers, adamw, loss, make_stages
 
@@ -47,7 +47,7 @@ def is_equal(one, other):
 def test_a_rehearsal_with_real_workers_gives_a_profile_that_can_be_kept_and_planned_with():
     stages, rounds = make_stages(2), []
     before = states_of(stages)
-    job = Job(rehearsal_plan(Shape(2, 2, 2), True), stages, Numbers(), loss, adamw, TrainOptions(1))
+    job = Job(rehearsal_plan(Shape(2, 2, 2), True), stages, Numbers(), loss, adamw, 1)
     # Medians of real clocks are never perfectly stable: it ends with the last round.
     found = rehearse(job, "two layers", Patience(0.0, 1, 2), lambda number, change: rounds.append((number, change)))
 

@@ -1,8 +1,7 @@
 """Fit of contention: how much longer an op takes while other workers of the same machine compute.
 
-While others compute, an op takes longer: all of them need the same memory, power and caches. The fit has one level for each
-number of others. Levels need not rise evenly: a machine may bear eight of twelve workers at no cost, and slow down with the rest.
-They never fall.
+The fit has one level for each number of others. Levels need not rise evenly: a machine may bear eight of twelve workers at no
+cost, and slow down with the rest. They never fall.
 
 Levels and costs are found alternately: the cost of an op is the median of its durations, each divided by the mean level while it
 ran; levels are the least-squares fit of the durations divided by the costs. An op that took far longer was delayed by something

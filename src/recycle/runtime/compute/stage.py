@@ -1,7 +1,4 @@
-"""A stage on a worker: forward, and backward in one pass or in two, for several micro-batches in flight.
-
-What a micro-batch holds follows the plan's memory model: F takes its activations, I gives back all but what W needs, W the rest.
-"""
+"""A stage on a worker: forward, and backward in one pass or in two, for several micro-batches in flight."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
