@@ -11,6 +11,7 @@ else, and counts only as far as levels could explain it.
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import accumulate
 from statistics import median
 from typing import NamedTuple
 
@@ -30,12 +31,8 @@ class Concurrency:
 
     def __init__(self, spans_us: Sequence[tuple[int, int]]) -> None:
         changes = sorted([*((start, 1) for start, _ in spans_us), *((end, -1) for _, end in spans_us)])
-        self._times, self._nums = list[int](), list[int]()
-        num = 0
-        for at_us, change in changes:
-            num += change
-            self._times.append(at_us)
-            self._nums.append(num)
+        self._times = [at_us for at_us, _ in changes]
+        self._nums = list(accumulate(change for _, change in changes))
 
     def shares(self, start_us: int, end_us: int, most: int) -> list[float]:
         """The shares of an op's time, `start_us` to `end_us`, in which no other, one other, up to `most` others computed."""
