@@ -1,8 +1,7 @@
 """Fit of contention: how much longer an op takes while other workers of the same machine compute.
 
-While others compute, an op takes longer: all of them need the same memory, power and caches. The fit has one level for each
-number of others. Levels need not rise evenly: a machine may bear eight of twelve workers at no cost, and slow down with the rest.
-They never fall.
+The fit has one level for each number of others. Levels need not rise evenly: a machine may bear eight of twelve workers at no
+cost, and slow down with the rest. They never fall.
 
 Levels and costs are found alternately: the cost of an op is the median of its durations, each divided by the mean level while it
 ran; levels are the least-squares fit of the durations divided by the costs. An op that took far longer was delayed by something
@@ -12,6 +11,7 @@ else, and counts only as far as levels could explain it.
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import accumulate
 from statistics import median
 from typing import NamedTuple
 
@@ -31,12 +31,8 @@ class Concurrency:
 
     def __init__(self, spans_us: Sequence[tuple[int, int]]) -> None:
         changes = sorted([*((start, 1) for start, _ in spans_us), *((end, -1) for _, end in spans_us)])
-        self._times, self._nums = list[int](), list[int]()
-        num = 0
-        for at_us, change in changes:
-            num += change
-            self._times.append(at_us)
-            self._nums.append(num)
+        self._times = [at_us for at_us, _ in changes]
+        self._nums = list(accumulate(change for _, change in changes))
 
     def shares(self, start_us: int, end_us: int, most: int) -> list[float]:
         """The shares of an op's time, `start_us` to `end_us`, in which no other, one other, up to `most` others computed."""

@@ -1,14 +1,11 @@
-"""ProfileFit: a profile from the spans of a rehearsal.
+"""ProfileFit: a profile from the spans of a rehearsal. The guide "Measure" says how each entry is measured.
 
-- An op takes from its start until its worker is free for the next one: sending its result is part of it, waiting is not.
-  Taking a message that has arrived already is part of it, too.
-- A message takes from the moment its sender is free to the start of the op that waited for it.
-- While others compute, an op takes longer (`contention`): it costs its duration under the usual contention, that of all
-  pipelines. Workers that reduce or step count among the others.
-- Workers need not be equally fast, though they do the same: each has a factor of its own, as long as a run lasts. The part of
-  their differences that the variation of single ops explains is no factor.
-- A reduction takes from its last peer's arrival to its end; a step from there until the worker is free for the next iteration.
-  The profile has the step of the slowest peer: the first peer has more to do, because it puts in the norm of the stage.
+- Taking a message that has arrived already is part of an op. A message takes from the moment its sender is free to the start of
+  the op that waited for it.
+- An op costs its duration under the usual contention, that of all pipelines. Workers that reduce or step count among the others.
+- Each worker has a factor of its own, as long as a run lasts. The part of their differences that the variation of single ops
+  explains is no factor.
+- The profile has the step of the slowest peer: the first peer has more to do, because it puts in the norm of the stage.
 """
 
 import math

@@ -1,8 +1,7 @@
 """rehearse: a profile by rehearsal: every worker of the cluster trains for a while over the job's own transport.
 
-Ops that are measured one after the other in one process are too fast: in a cluster on one machine all workers need its memory at
-the same time, and each op also packs the tensor that it sends. So the workers run 1F1B, once with whole and once with split
-backward passes, and then fewer pipelines, until the medians are stable; `profile_fit` makes a profile of their spans.
+The workers run 1F1B, once with whole and once with split backward passes, and then fewer pipelines, until the medians are stable;
+`profile_fit` makes a profile of their spans.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

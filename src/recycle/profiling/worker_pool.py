@@ -128,7 +128,6 @@ def worker_pool(workers: Sequence[Worker], make: MakePoolMember, preload: Sequen
 
 
 def _serve(packed: bytes, worker: Worker, workers: Sequence[Worker], port: int, pipe: Connection) -> None:
-    """The process of one member."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to every process; the parent ends the pool
     torch.set_num_threads(1)

@@ -44,7 +44,10 @@ def take_snapshot(module: nn.Module, optimizer: Optimizer) -> Snapshot:
         | {"params": [names[number] for number in group["params"]]}
         for group in held["param_groups"]
     ]
-    state = {_name(names, number): values for number, values in held["state"].items()}
+    for number in held["state"]:
+        if not isinstance(number, int):
+            raise UserError(f"the optimizer holds state for {number!r}, which is no parameter and cannot be saved")
+    state = {names[number]: values for number, values in held["state"].items()}
     text = {
         "kind": type(optimizer).__qualname__,
         "groups": [_text_form(group, f"{_OPTIMIZER}group {number}", tensors) for number, group in enumerate(groups)],
@@ -55,24 +58,28 @@ def take_snapshot(module: nn.Module, optimizer: Optimizer) -> Snapshot:
 
 def put_weights(tensors: Mapping[str, Tensor], module: nn.Module) -> None:
     """Load the module's part of a snapshot's tensors into `module`, in place."""
-    own = {name: value for name, value in tensors.items() if not name.startswith(_OPTIMIZER)}
-    _refuse_other_tensors(own, module.state_dict())
-    module.load_state_dict(own)
+    module.load_state_dict(_loadable(tensors, module))
 
 
 def put_back(snapshot: Snapshot, module: nn.Module, optimizer: Optimizer) -> None:
     """Load the snapshot into `module` and `optimizer`, in place; a snapshot of another job raises before anything changes."""
-    own = {name: value for name, value in snapshot.tensors.items() if not name.startswith(_OPTIMIZER)}
-    wanted = module.state_dict()
-    _refuse_other_tensors(own, wanted)
+    weights = _loadable(snapshot.tensors, module)
     text = json.loads(snapshot.optimizer)
     groups = [_value(group, snapshot.tensors) for group in text["groups"]]
     state = {name: _value(values, snapshot.tensors) for name, values in text["state"].items()}
     names = _names(module, optimizer)
     _refuse_other_optimizer(text["kind"], [group["params"] for group in groups], names, optimizer)
-    wanted.update(own)  # not `own` itself: `wanted` has the version numbers of the modules
-    module.load_state_dict(wanted)
+    module.load_state_dict(weights)
     _load_optimizer(optimizer, groups, state, names)
+
+
+def _loadable(tensors: Mapping[str, Tensor], module: nn.Module) -> dict[str, Any]:
+    """The module's part of a snapshot's tensors; raise if they are not those of `module`."""
+    own = {name: value for name, value in tensors.items() if not name.startswith(_OPTIMIZER)}
+    wanted: dict[str, Any] = module.state_dict()
+    _refuse_other_tensors(own, wanted)
+    wanted.update(own)  # not `own` itself: `wanted` has the version numbers of the modules
+    return wanted
 
 
 def _copied(value: Tensor) -> Tensor:
@@ -88,12 +95,6 @@ def _names(module: nn.Module, optimizer: Optimizer) -> list[str]:
     if any(id(parameter) not in known for parameter in parameters):
         raise UserError("the optimizer holds a parameter that is none of its stage's: make it of the stage's parameters alone")
     return [known[id(parameter)] for parameter in parameters]
-
-
-def _name(names: list[str], number: object) -> str:
-    if not isinstance(number, int):
-        raise UserError(f"the optimizer holds state for {number!r}, which is no parameter and cannot be saved")
-    return names[number]
 
 
 def _text_form(value: object, name: str, tensors: dict[str, Tensor]) -> object:

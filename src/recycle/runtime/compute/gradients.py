@@ -1,11 +1,8 @@
 """Sums of a stage's gradients over the micro-batches of an iteration, in floating point or exactly in whole numbers.
 
-`FloatSums` adds in floating point, in the order in which ops run. `ExactSums` adds whole numbers: every contribution is rounded
-to a multiple of 2**-`bits` and summed in 64 bits. Whole numbers add up to the same in any order and in any grouping, so that the
-sum over all micro-batches is the same bit for bit, whichever worker ran which one when. An overflow is detected, not wrapped.
-
-Both keep all sums in one flat tensor, which peers reduce in one operation, and return the mean over the global batch in the
-precision of the parameters.
+`FloatSums` adds in floating point, in the order in which ops run. `ExactSums` rounds every contribution to a multiple of
+2**-`bits` and adds 64-bit integers, whose sum is the same in any order. An overflow is detected, not wrapped. Both return means
+over the global batch in the precision of the parameters.
 """
 
 from abc import ABC, abstractmethod

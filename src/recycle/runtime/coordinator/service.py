@@ -117,7 +117,7 @@ class CoordinatorService:
         self._crashed_at: set[int] = set()
         self._is_over = False
         shape = plan.problem.shape
-        self._plans = PlanRequests(config.source, shape, self._deliver_plan) if config.source is not None else None
+        self._plans = PlanRequests(config.source, shape, self._plan_made) if config.source is not None else None
         if self._plans is not None:  # now, because workers take a while to join
             self._plans.prefetch(plan.problem.cluster.failed)
         checkpoint = run.resumed.num_steps if run is not None and run.resumed is not None else -1
@@ -268,14 +268,12 @@ class CoordinatorService:
 
     # Plans and reports.
 
-    def _deliver_plan(self, failed: frozenset[Worker], outcome: PlanOutcome) -> None:
-        self._server.call_soon(partial(self._receive_plan, failed, outcome))
-
-    def _receive_plan(self, failed: frozenset[Worker], outcome: PlanOutcome) -> None:
+    def _plan_made(self, failed: frozenset[Worker], outcome: PlanOutcome) -> None:
+        """Called in the thread that made the plan."""
         if isinstance(outcome, UserError):
-            self._end(JobFailed(outcome))
+            self._server.call_soon(partial(self._end, JobFailed(outcome)))
         else:
-            self._coordinator.plan_received(failed, outcome)
+            self._server.call_soon(partial(self._coordinator.plan_received, failed, outcome))
 
     def _receive_report(self, member: Member, message: Report) -> None:
         match report := self._inbox.accept(member.number, message, member.clock_offset_us):

@@ -1,8 +1,4 @@
-"""compile_rows: a row of a plan as instructions: every op with the messages that it receives and sends, derived once.
-
-A message has no acknowledgement, and needs none: a message that a worker makes at some index of its row says that the worker has
-taken every message that it needed until then. So a sender knows from the plan alone when it can release a tensor that it sent.
-"""
+"""compile_rows: a row of a plan as instructions: every op with the messages that it receives and sends, derived once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """The fork server of worker processes: torch is loaded already, and the allocator keeps freed memory.
 
-By default an allocator returns freed memory to the system, and the next micro-batch has it mapped and zeroed again, page by
-page: some thousand faults an iteration, a tenth of a small model's step. A worker needs the same memory in every iteration, so
-nothing is gained by returning it in between.
+A worker needs the same memory in every iteration. If freed memory went back to the system, the next micro-batch would have it
+mapped and zeroed again, page by page: a tenth of a small model's step.
 """
 
 import ctypes

@@ -1,7 +1,6 @@
 """MessageQueue: the messages of one worker in one epoch, over any MessageCarrier: what was posted, what was sent, what is kept.
 
-A message is sent without waiting, and its tensor is kept until the receiver must have taken it. No acknowledgement says so, but
-a later message from that receiver does, because it was made at a later index of the receiver's row.
+A sent tensor is kept until a later message from its receiver shows, by its index in the receiver's row, that it was taken.
 """
 
 from collections.abc import Mapping
