@@ -54,7 +54,6 @@ class PlanSource(Protocol):
 
         Raises `NoWorkerLeft` if the live workers cannot hold every stage.
         """
-        ...
 
 
 class NoWorkerLeft(UserError):
