@@ -19,7 +19,6 @@ _LONGEST_DURATION_US = 100 * 365 * _DAY
 
 
 def is_bytes(text: str) -> bool:
-    """Say whether `text` is a number with a byte unit."""
     return _BYTES.fullmatch(text.strip()) is not None
 
 

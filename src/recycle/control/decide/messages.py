@@ -220,7 +220,6 @@ _KINDS: dict[str, type[ControlMessage]] = {wire_name(kind): kind for kind in get
 
 
 def dumps(message: ControlMessage) -> bytes:
-    """Return the message as JSON."""
     return json.dumps({"type": wire_name(type(message)), **asdict(message)}, separators=(",", ":")).encode()
 
 

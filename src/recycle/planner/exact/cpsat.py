@@ -206,7 +206,6 @@ class _Model:
         self.cp.add_hint(self.period, start.period_us(self.problem))
 
     def schedule(self, solver: cp_model.CpSolver) -> Schedule:
-        """Read the solver's best solution."""
         schedule = Schedule.zeros(self.problem)
         for op, start in self.start.items():
             at = op.stage, chain_of(self.problem.shape, op.microbatch)

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import combinations
 
 import numpy as np
@@ -120,13 +121,9 @@ class _Program:
     def _make_orders(self) -> None:
         """For two ops that may meet on a worker: does the first run before the second? A bit, or a known 0 or 1."""
         follows = self._known_orders()
-        by_stage: dict[int, list[int]] = {}
-        for at, op in enumerate(self.ops):
-            by_stage.setdefault(op.stage, []).append(at)
-        for numbers in by_stage.values():
-            for one, other in combinations(numbers, 2):
-                if self._meetings(one, other):
-                    self._make_order(one, other, follows)
+        for one, other in combinations(range(len(self.ops)), 2):
+            if self.ops[one].stage == self.ops[other].stage and self._meetings(one, other):
+                self._make_order(one, other, follows)
 
     def _make_order(self, one: int, other: int, follows: Bools) -> None:
         if follows[one, other] or follows[other, one]:
@@ -296,7 +293,4 @@ class _Program:
 
 
 def _total(lines: Iterable[_Linear]) -> _Linear:
-    total = _Linear()
-    for line in lines:
-        total = total.plus(line)
-    return total
+    return reduce(_Linear.plus, lines, _Linear())
