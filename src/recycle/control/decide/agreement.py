@@ -1,7 +1,7 @@
 """`agree`: a pure function from the progress of the surviving workers to the iteration at which all resume.
 
-docs/concepts/failures.md has the rule. Its verdict can be known if a survivor received the complete ballot, or if the survivors'
-parts form a complete one.
+docs/concepts/failures.md has the rule. The verdict of an iteration is known if a survivor received the complete ballot, or if the
+survivors' parts form a complete one.
 
 No worker is more than one iteration ahead: an op of the next iteration needs the steps of all stages. A step whose verdict a
 survivor received is never taken back, because a ballot is complete only with the parts of all workers. A step whose verdict only
