@@ -74,6 +74,14 @@ class Shape:
         """The micro-batches of all pipelines; each runs through every stage as one chain of ops."""
         return self.num_pipelines * self.num_microbatches
 
+    @property
+    def ranges(self) -> str:
+        """The numbers of the pipelines and stages, as errors name them."""
+        return f"pipelines are 0 to {self.num_pipelines - 1}, stages 0 to {self.num_stages - 1}"
+
+    def __contains__(self, worker: Worker) -> bool:
+        return 0 <= worker.pipeline < self.num_pipelines and 0 <= worker.stage < self.num_stages
+
     def workers(self) -> Iterable[Worker]:
         return (Worker(p, s) for p in range(self.num_pipelines) for s in range(self.num_stages))
 
@@ -94,12 +102,10 @@ class Cluster:
     failed: frozenset[Worker] = frozenset()
 
     def __post_init__(self) -> None:
-        pipelines, stages = self.shape.num_pipelines, self.shape.num_stages
         for worker in sorted(self.failed):
-            if not (0 <= worker.pipeline < pipelines and 0 <= worker.stage < stages):
-                raise UserError(
-                    f"{worker} is not a worker of this cluster: pipelines are 0 to {pipelines - 1}, stages 0 to {stages - 1}"
-                )
+            if worker not in self.shape:
+                raise UserError(f"{worker} is not a worker of this cluster: {self.shape.ranges}")
+        pipelines = self.shape.num_pipelines
         for stage, num in enumerate(self.num_failed):
             if num == pipelines:
                 raise UserError(

@@ -1,7 +1,6 @@
 """UserError and its kinds: errors that a user can cause, each with an exit code.
 
-The text of a `UserError` is one sentence: what is wrong, which value, and what to do. The command line prints it and exits with
-`exit_code`. Bugs of ReCycle stay assertions and tracebacks.
+The command line prints the sentence and exits with `exit_code`. Bugs of ReCycle stay assertions and tracebacks.
 """
 
 

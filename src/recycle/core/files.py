@@ -52,7 +52,6 @@ def refuse_unwritable(path: Path) -> None:
 
 
 def refuse_other_suffix(path: Path, suffix: str) -> None:
-    """Raise if `path` has another suffix."""
     if path.suffix.lower() != suffix:
         raise FileProblem(f"cannot write {path}: it would be a {suffix} file whatever its name says; call it {path.stem}{suffix}")
 

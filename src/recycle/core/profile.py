@@ -1,8 +1,4 @@
-"""Profile: the cost of each op at each stage in microseconds and bytes, and the links between workers.
-
-A profile comes from a measurement, from `recycle.estimate`, or from three numbers on the command line. Planner, rules, simulator
-and reports take every duration from it.
-"""
+"""Profile: the cost of each op at each stage in microseconds and bytes, and the links between workers."""
 
 import math
 from collections.abc import Callable, Mapping

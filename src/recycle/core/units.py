@@ -8,16 +8,10 @@ from recycle.core.errors import UserError
 
 _BYTE_UNITS = {
     "B": 1,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-    "kB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)},
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", start=1)},
 }
-_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
+_BYTES = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_BYTE_UNITS)})")
 _SECOND, _MINUTE, _HOUR, _DAY = 10**6, 60 * 10**6, 3600 * 10**6, 86400 * 10**6
 _TIME_UNITS = {"ms": 1000, "s": _SECOND, "m": _MINUTE, "min": _MINUTE, "h": _HOUR, "d": _DAY}
 _DURATION = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]+)", re.ASCII)
@@ -25,15 +19,13 @@ _LONGEST_DURATION_US = 100 * 365 * _DAY
 
 
 def is_bytes(text: str) -> bool:
-    """Say whether `text` is a number with a byte unit."""
-    match = _BYTES.fullmatch(text.strip())
-    return bool(match) and match[2] in _BYTE_UNITS  # type: ignore[index]
+    return _BYTES.fullmatch(text.strip()) is not None
 
 
 def parse_bytes(text: str) -> int:
     """Return the bytes that a text such as `80GiB` stands for."""
     match = _BYTES.fullmatch(text.strip())
-    size = float(match[1]) * _BYTE_UNITS[match[2]] if match and match[2] in _BYTE_UNITS else math.inf
+    size = float(match[1]) * _BYTE_UNITS[match[2]] if match else math.inf
     if not math.isfinite(size):
         raise UserError(f"{text!r} is not a size: write a number and a unit, such as 80GiB or 512MiB")
     return round(size)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from recycle.core.errors import UserError
@@ -96,7 +97,7 @@ def _plan_missing(library: Library, missing: list[int], method: str, time_limit_
         running: set[Future[tuple[int, str, int]]] = set()
         while True:
             # A few at a time, so that little work is lost if the build is stopped.
-            for num_failures in _take(waiting, 2 * num_processes - len(running)):
+            for num_failures in islice(waiting, 2 * num_processes - len(running)):
                 running.add(submit(pool, _plan_one, library.problem, num_failures, method, time_limit_s))
             if not running:
                 return
@@ -112,10 +113,6 @@ def _result(future: "Future[tuple[int, str, int]]") -> tuple[int, str, int]:
         return future.result()
     except BrokenProcessPool:
         raise UserError(BROKEN) from None
-
-
-def _take(waiting: Iterator[int], count: int) -> list[int]:
-    return [number for _, number in zip(range(count), waiting, strict=False)]
 
 
 def _plan_one(problem: Problem, num_failures: int, method: str, time_limit_s: float) -> tuple[int, str, int]:

@@ -1,9 +1,4 @@
-"""Failure Normalization: where a given number of failures costs least, and whether moving workers there pays.
-
-There are exponentially many failure sets but only one number of failures. For each number, the planner assumes the failures at
-the stages where they cost least: `best_distribution` returns how many at each stage. At run time live workers change stage until
-the real failure set has the planned distribution, if that pays (`decide_move`).
-"""
+"""Failure Normalization: where a given number of failures costs least, and whether moving workers there pays."""
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
@@ -102,19 +97,14 @@ def least_bound(problem: Problem, num_failures: int) -> int:
     return _least_worst(table, num_failures, lambda cost: cost.bound_us)[0][num_failures]
 
 
-def _refuse_impossible(shape: Shape, num_failures: int) -> None:
-    most = most_failures(shape)
-    if not 0 <= num_failures <= most:
-        raise UserError(
-            f"{num_failures} failures cannot be planned for: between 0 and {most} workers of this cluster can fail "
-            "while every stage keeps a live one"
-        )
-
-
 def _cost_table(problem: Problem, num_failures: int) -> list[list[_Cost]]:
     """For each stage and number of failures there, the period that it enforces."""
-    _refuse_impossible(problem.shape, num_failures)
     bounds, shape = Bounds(problem), problem.shape
+    if not 0 <= num_failures <= most_failures(shape):
+        raise UserError(
+            f"{num_failures} failures cannot be planned for: between 0 and {most_failures(shape)} workers of this cluster can "
+            "fail while every stage keeps a live one"
+        )
     most = min(num_failures, shape.num_pipelines - 1)
     return [
         [

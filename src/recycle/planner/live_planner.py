@@ -16,13 +16,7 @@ from recycle.core.plans.plan import Plan, Row
 from recycle.core.plans.plan_source import PlanAssignment, num_live_at, places_for
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
-from recycle.planner.failure_normalization import (
-    Distribution,
-    MoveDecision,
-    best_distribution,
-    decide_move,
-    move_time_us,
-)
+from recycle.planner.failure_normalization import Distribution, MoveDecision, best_distribution, decide_move, move_time_us
 from recycle.planner.heuristic.greedy import compile_kernels
 from recycle.planner.model.lower_bound import Bounds, lower_bound
 from recycle.planner.solve import solve

@@ -1,8 +1,4 @@
-"""solve() and solve_normalized(): from a problem to a checked plan with a proven bound.
-
-`greedy` searches and is fast at any size; `cpsat` and `milp` are exact and for small problems; `auto` takes the greedy plan
-where it reaches the bound, and else lets CP-SAT start from it and search for a shorter one in the time that is left.
-"""
+"""solve() and solve_normalized(): from a problem to a checked plan with a proven bound."""
 
 import math
 import time
@@ -178,14 +174,12 @@ def solve_normalized(
 
 
 def _candidates(problem: Problem, num_failures: int) -> Iterator[Distribution]:
-    """Yield the distributions in the order in which they are planned for."""
     promising = most_promising_distribution(problem, num_failures)
     yield promising
     yield from (distribution for distribution in distributions(problem, num_failures) if distribution != promising)
 
 
 def refuse_misuse(method: str, time_limit_s: float) -> None:
-    """Raise if the method is unknown, or the time limit is not above 0."""
     if method not in METHODS:
         raise UserError(f"{method!r} is not a method: choose from {', '.join(METHODS)}")
     if not 0 < time_limit_s < math.inf:

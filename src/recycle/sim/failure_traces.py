@@ -98,7 +98,6 @@ def rack_trace(nodes: Sequence[str], rack_size: int, mtbf_us: int, end_us: int, 
 
 
 def _leaves_and_returns(draws: Iterator[float], mtbf: int, end: int, rejoin: int) -> Iterator[tuple[int, bool]]:
-    """Yield when one rack leaves and, unless `rejoin` is 0, returns."""
     at = _exponential_ms(draws, mtbf)
     while at < end:
         yield at, True

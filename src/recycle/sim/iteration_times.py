@@ -1,8 +1,7 @@
 """IterationTimes: the period of an iteration by the number of dead workers, from the real planner, cached on disk.
 
-A plan for more failures also serves fewer: live workers stay idle. So between two numbers of failures with (nearly) the same
-period nothing needs to be planned, and a few dozen plans suffice where a library has hundreds. Bisection between powers of two
-decides which plans are made, and never the content of the cache: the result does not depend on earlier calls.
+Bisection between powers of two decides which plans are made, and never the content of the cache: the result does not depend on
+earlier calls. docs/simulator.md tells why a few dozen plans suffice.
 """
 
 import hashlib
@@ -159,9 +158,5 @@ def one_f_one_b_time(problem: Problem, folder: Path | None = None) -> IterationT
     one = Problem(Cluster(Shape(1, shape.num_stages, shape.num_microbatches)), problem.profile, problem.memory, ONE_F_ONE_B)
     alone = IterationTimes(one, folder).fault_free()
     reduce_us = max(problem.profile.reduce_us(stage, shape.num_pipelines) for stage in range(shape.num_stages))
-    return IterationTime(
-        alone.period_us + reduce_us,
-        alone.makespan_us + reduce_us,
-        alone.work_us * shape.num_pipelines,
-        (0,) * shape.num_stages,
-    )
+    work_us = alone.work_us * shape.num_pipelines
+    return replace(alone, period_us=alone.period_us + reduce_us, makespan_us=alone.makespan_us + reduce_us, work_us=work_us)

@@ -106,11 +106,9 @@ class System(Protocol):
 
     def begin(self, members: Members) -> PolicyDecision:
         """Decide what the job does with its first members."""
-        ...
 
     def change(self, event: MembershipChange, state: Any) -> PolicyDecision:
         """Decide what a change of members does to the job, given the state of the last decision."""
-        ...
 
 
 def pauses(*causes: tuple[str, int]) -> tuple[Pause, ...]:

@@ -1,8 +1,7 @@
 """`agree`: a pure function from the progress of the surviving workers to the iteration at which all resume.
 
-Stages step on their own, so that some may have applied an iteration whose gradient others do not have yet. An iteration is
-finished if every survivor has its reduced gradient and its verdict can be known: a survivor received the complete ballot, or the
-survivors' parts form a complete one. Then all survivors settle it; otherwise workers that applied it take it back, and redo it.
+docs/concepts/failures.md has the rule. The verdict of an iteration is known if a survivor received the complete ballot, or if the
+survivors' parts form a complete one.
 
 No worker is more than one iteration ahead: an op of the next iteration needs the steps of all stages. A step whose verdict a
 survivor received is never taken back, because a ballot is complete only with the parts of all workers. A step whose verdict only

@@ -83,15 +83,15 @@ class Coordinator:
 
     def refusal(self, preferred: Worker | None) -> str | None:
         """Return why a worker with this preferred place cannot join, None if it can."""
-        num_pipelines, num_stages = self._shape.num_pipelines, self._shape.num_stages
-        if preferred is not None and not (preferred.pipeline < num_pipelines and preferred.stage < num_stages):
-            return f"{preferred} is no place in this job of {num_pipelines} pipelines of {num_stages} stages"
+        shape = self._shape
+        if preferred is not None and preferred not in shape:
+            return f"{preferred} is no place in this job of {shape.num_pipelines} pipelines of {shape.num_stages} stages"
         if self.phase is CoordinatorPhase.DONE:
             return "the job is done"
         if preferred is not None and preferred in {member.preferred_place for member in self.members.values()}:
             return f"{preferred} is taken: another worker has come for it"
-        if len(self.members) >= self._shape.num_workers:
-            return f"all {self._shape.num_workers} places are taken"
+        if len(self.members) >= shape.num_workers:
+            return f"all {shape.num_workers} places are taken"
         return None
 
     def admit_new_members(self) -> None:

@@ -1,8 +1,4 @@
-"""Failure detection: a pure function from the facts about a member to the reason why it is suspected of being dead.
-
-Death is pushed: a closed connection is known at once, without this function. Silence is detected by a lease. A worker that is
-alive but computes one op far longer than any op has taken is suspected, too. All time-outs follow from the lease.
-"""
+"""Failure detection: a pure function from the facts about a member to the reason why it is suspected of being dead."""
 
 from dataclasses import dataclass
 

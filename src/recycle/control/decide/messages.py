@@ -205,25 +205,10 @@ class JobEnded:
     reason: str
 
 
-ControlMessage = (
-    Challenge
-    | Hello
-    | Welcome
-    | Refused
-    | StartEpoch
-    | StopEpoch
-    | PauseAtBoundary
-    | EpochStopped
-    | EpochBegun
-    | RenewLease
-    | StoreEntry
-    | Report
-    | Ack
-    | UploadFile
-    | DownloadFile
-    | FileContent
-    | JobEnded
-)
+_Handshake = Challenge | Hello | Welcome | Refused
+_Epoch = StartEpoch | StopEpoch | PauseAtBoundary | EpochStopped | EpochBegun | StoreEntry
+_FileTransfer = UploadFile | DownloadFile | FileContent
+ControlMessage = _Handshake | _Epoch | RenewLease | Report | Ack | _FileTransfer | JobEnded
 
 
 def wire_name(kind: type) -> str:
@@ -235,7 +220,6 @@ _KINDS: dict[str, type[ControlMessage]] = {wire_name(kind): kind for kind in get
 
 
 def dumps(message: ControlMessage) -> bytes:
-    """Return the message as JSON."""
     return json.dumps({"type": wire_name(type(message)), **asdict(message)}, separators=(",", ":")).encode()
 
 

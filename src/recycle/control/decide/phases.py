@@ -66,13 +66,3 @@ def next_phase(phase: CoordinatorPhase, trigger: PhaseTrigger) -> CoordinatorPha
     """Return the phase after `trigger`; a transition that the table lacks is a mistake of the coordinator."""
     assert trigger in TRANSITIONS[phase], f"phase {phase.name} has no transition for {trigger.name}"
     return TRANSITIONS[phase][trigger].phase
-
-
-def transition_table() -> str:
-    """Return the transitions as a Markdown table, for the documentation."""
-    rows = [
-        f"| {phase} | {trigger} | {to} | {reason} |"
-        for phase, row in TRANSITIONS.items()
-        for trigger, (to, reason) in row.items()
-    ]
-    return "\n".join(["| phase | trigger | next phase | reason |", "|---|---|---|---|", *rows, ""])

@@ -1,8 +1,7 @@
 """Prefetched plans: while training runs, a process of low priority plans for the failures and returns that may come next.
 
 One thread of this process owns the planning process. It makes one request at a time and keeps the plans, so an urgent request
-waits for one plan at most, and nothing has to be cancelled when the likely failures change. A planning process that dies is
-started again.
+waits for one plan at most, and nothing has to be cancelled when the likely failures change.
 """
 
 import atexit
@@ -141,7 +140,6 @@ class PlanPrefetch:
         return _plan_or_error(self._source, failed) if is_urgent else None
 
     def _running_process(self) -> "_PlanningProcess":
-        """Return the planning process; start it if there is none."""
         if self._process is not None:
             return self._process
         started = _PlanningProcess(self._context)
@@ -235,7 +233,6 @@ def _serve(pipe: "Connection[Any, Any]") -> None:
 
 
 def _plan_or_error(source: PlanSource, failed: Failed) -> PlanAssignment | Exception:
-    """Return the plan, or the error that the source raised."""
     try:
         return source.answer(failed)
     except Exception as problem:

@@ -103,7 +103,6 @@ class Client:
             self._stream = None
 
     def _connect(self) -> tuple[Welcome, FrameReader]:
-        """Try once to connect."""
         session = shake_hands(self._endpoint, self._preferred_place, self.member, self.epoch)
         stream, welcome = session.stream, session.welcome
         stream.settimeout(None)
@@ -121,7 +120,6 @@ class Client:
         return welcome, session.reader
 
     def _stay_connected(self, reader: FrameReader) -> None:
-        """Read, renew the lease, and reconnect, until closed."""
         while not self._closed.is_set():
             with contextlib.suppress(OSError, ProtocolError, ValueError):
                 self._serve(reader)

@@ -93,7 +93,6 @@ def _answer(session: Session) -> FileContent:
 
 
 def serve_transfer(stream: socket.socket, folder: Path, is_allowed: IsAllowed) -> None:
-    """Serve one transfer on the coordinator's side."""
     stream.settimeout(_SILENCE_S)
     with stream, contextlib.suppress(OSError, ProtocolError):  # the worker is gone, or is not of this release
         reader = FrameReader(MOST_BYTES_UNPROVED)

@@ -132,8 +132,7 @@ class Server:
 
     def disconnect(self, number: int) -> None:
         """Close a connection, without a call of `disconnected`."""
-        connection = self._connections.get(number)
-        if connection is not None:
+        if (connection := self._connections.get(number)) is not None:
             self._remove(connection)
 
     def close(self) -> None:
@@ -279,7 +278,6 @@ class Server:
             self._remove(connection)
 
     def _drain(self, timeout_s: float = 2.0) -> None:
-        """Send the pending messages."""
         end_s = time.monotonic() + timeout_s
         for connection in list(self._connections.values()):
             with contextlib.suppress(OSError):

@@ -182,7 +182,6 @@ class Script:
         return tuple(one for one in self.injections if one.target is None)
 
     def rejoins(self) -> tuple[Injection, ...]:
-        """The workers that rejoin, each before its iteration."""
         return tuple(one for one in self.injections if one.action is Action.REJOIN)
 
     def to_json(self) -> list[str]:
@@ -191,7 +190,6 @@ class Script:
 
     @staticmethod
     def from_json(data: Any) -> "Script":
-        """Read what `to_json` wrote."""
         if not isinstance(data, list):
             raise UserError(f"a failure script is a list of lines such as 'kill W1_2@5', not {shortened(data)}")
         return Script(tuple(map(_read_line, data)))
@@ -219,14 +217,10 @@ def _read_target(action: Action, text: str) -> Worker | None:
 
 
 def _refuse_elsewhere(injection: Injection, shape: Shape, num_steps: int) -> None:
-    """Raise if a run of this shape and length has no such worker, step or op."""
     text, target, op = f"{injection.action} {injection}", injection.target, injection.op
-    pipelines, stages, microbatches = shape.num_pipelines, shape.num_stages, shape.num_microbatches
-    if target is not None and not (0 <= target.pipeline < pipelines and 0 <= target.stage < stages):
-        raise UserError(
-            f"{text} is aimed at {target}, which is not a worker of this cluster: pipelines are 0 to {pipelines - 1}, "
-            f"stages 0 to {stages - 1}"
-        )
+    pipelines, microbatches = shape.num_pipelines, shape.num_microbatches
+    if target is not None and target not in shape:
+        raise UserError(f"{text} is aimed at {target}, which is not a worker of this cluster: {shape.ranges}")
     if injection.step > num_steps:
         raise UserError(f"{text} is in step {injection.step}, but the run ends with step {num_steps}: name an earlier one")
     if op is not None and not (op.microbatch.pipeline < pipelines and op.microbatch.index < microbatches):

@@ -1,7 +1,4 @@
-"""The record of a run: its events as dataclasses, and as lines of JSON. Simulated and real runs write the same events.
-
-A view (a table, a picture, a trace for Perfetto) reads only the record, so that it shows both kinds of run alike.
-"""
+"""The record of a run: its events as dataclasses, and as lines of JSON. Simulated and real runs write the same events."""
 
 import errno
 import json

@@ -1,7 +1,6 @@
 """Library: a folder with one plan for each number of failures.
 
-`library.json` has the problem of the plans; each plan has its own file (`plan-0003.json` for three failures), written whole or
-not at all. A library of another profile, shape, memory limit or release is refused, never mixed.
+A library of another profile, shape, memory limit or release is refused, never mixed.
 """
 
 import json
@@ -116,7 +115,6 @@ def without_failures(problem: Problem) -> Problem:
 
 
 def _difference(found: Problem, wanted: Problem) -> str:
-    """Name the first difference in words."""
     for name, one, other in (
         ("shape", found.shape, wanted.shape),
         ("profile", found.profile, wanted.profile),

@@ -175,12 +175,8 @@ def _chain_texts(shape: Shape, pipeline: int) -> list[str]:
 
 def _row_text(row: Row, chain_texts: list[str]) -> str:
     stage = row.worker.stage
-    return " ".join(
-        [
-            f"{start}:{stage}{kind}{chain_texts[chain]}"
-            for kind, chain, start in zip(row.kinds, row.chains, row.starts_us, strict=True)
-        ]
-    )
+    slots = zip(row.kinds, row.chains, row.starts_us, strict=True)
+    return " ".join([f"{start}:{stage}{kind}{chain_texts[chain]}" for kind, chain, start in slots])
 
 
 def _from_json(data: Mapping[str, Any]) -> Plan:

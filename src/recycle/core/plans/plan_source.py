@@ -54,7 +54,6 @@ class PlanSource(Protocol):
 
         Raises `NoWorkerLeft` if the live workers cannot hold every stage.
         """
-        ...
 
 
 class NoWorkerLeft(UserError):
@@ -77,11 +76,8 @@ def num_live_at(shape: Shape, failed: Collection[Worker]) -> list[int]:
     """Return the number of live workers at each stage, 0 included; raises `NoWorkerLeft` if there are fewer than stages."""
     live = [shape.num_pipelines] * shape.num_stages
     for worker in sorted(failed):
-        if not (worker.pipeline < shape.num_pipelines and worker.stage < shape.num_stages):
-            raise UserError(
-                f"{worker} is not a worker of this cluster: pipelines are 0 to {shape.num_pipelines - 1}, "
-                f"stages 0 to {shape.num_stages - 1}"
-            )
+        if worker not in shape:
+            raise UserError(f"{worker} is not a worker of this cluster: {shape.ranges}")
         live[worker.stage] -= 1
     if sum(live) < shape.num_stages:
         raise NoWorkerLeft([stage for stage, num in enumerate(live) if num == 0], sum(live), shape.num_stages)

@@ -16,5 +16,4 @@ class Routes:
                 column[chain] = row.worker.pipeline
 
     def worker(self, stage: int, chain: int) -> Worker:
-        """The worker that runs `chain` at `stage`."""
         return Worker(self._pipeline[stage][chain], stage)

@@ -52,17 +52,15 @@ def lag_us(before: Op, after: Op, problem: Problem) -> int:
 
 def stage_windows(plan: Plan) -> list[tuple[int, int]]:
     """Return for each stage when its first op starts and when its last one ends, over all its workers."""
-    windows: list[tuple[int, int]] = [(0, 0)] * plan.problem.shape.num_stages
-    seen: set[int] = set()
+    windows: dict[int, tuple[int, int]] = {}
     for row in plan.rows:
         if not row.kinds:
             continue
         stage = row.worker.stage
         first, last = row.starts_us[0], row.starts_us[-1] + plan.problem.duration_us(stage, Kind(row.kinds[-1]))
-        known = windows[stage] if stage in seen else (first, last)
+        known = windows.get(stage, (first, last))
         windows[stage] = (min(first, known[0]), max(last, known[1]))
-        seen.add(stage)
-    return windows
+    return [windows.get(stage, (0, 0)) for stage in range(plan.problem.shape.num_stages)]
 
 
 def period_from(problem: Problem, windows: list[tuple[int, int]]) -> int:
@@ -138,7 +136,7 @@ def _check_form(plan: Plan) -> Iterator[Violation]:
     shape = plan.problem.shape
     for row in plan.rows:
         worker = row.worker
-        if not (0 <= worker.pipeline < shape.num_pipelines and 0 <= worker.stage < shape.num_stages):
+        if worker not in shape:
             yield Violation("workers", f"{worker} has a row, but the cluster has no such worker")
         if set(row.kinds) - set("FBIW") or (row.chains and not 0 <= min(row.chains) <= max(row.chains) < shape.num_chains):
             yield Violation("every op once", f"the row of {worker} holds ops of no micro-batch of this cluster")

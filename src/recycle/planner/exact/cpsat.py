@@ -10,20 +10,8 @@ from ortools.sat.python import cp_model
 from recycle.core.op import Kind, Op
 from recycle.core.plans.plan import chain_of
 from recycle.core.problem import Problem
-from recycle.planner.exact.exact_model import (
-    Exact,
-    Fusing,
-    arcs,
-    canonical,
-    fusing,
-    head_us,
-    kinds_of,
-    lengths_us,
-    load_us,
-    ops_of,
-    routes_of,
-    serial,
-)
+from recycle.planner.exact import exact_model as exact
+from recycle.planner.exact.exact_model import Exact, Fusing
 from recycle.planner.model.schedule import Schedule
 
 MAX_OPS = 20_000
@@ -33,13 +21,13 @@ MAX_OPS = 20_000
 def solve_cpsat(problem: Problem, time_limit_s: float, hint: Schedule | None, bound_us: int, num_threads: int = 2) -> Exact:
     """Search until the optimum is proven or the time is up. `hint` is a legal schedule, `bound_us` a proven bound."""
     deadline = time.monotonic() + time_limit_s
-    if len(ops_of(problem)) > MAX_OPS:
+    if len(exact.ops_of(problem)) > MAX_OPS:
         return Exact(None, bound_us)
-    known = hint if hint is not None else serial(problem)
+    known = hint if hint is not None else exact.serial(problem)
     known_us = known.period_us(problem)
     if known_us <= bound_us:
         return Exact(known, bound_us)
-    start = canonical(problem, known)
+    start = exact.canonical(problem, known)
     # A hint outside the model may be shorter than every schedule of the model: then only a shorter one is searched for.
     upper_us = start.period_us(problem) if start is not None else known_us - 1
     model = _Model(problem, bound_us, upper_us)
@@ -70,7 +58,7 @@ class _Model:
         self.cp = cp_model.CpModel()
         # Staggered, a stage may start at any time of the first stage's window and then takes a period of its own.
         self.horizon_us = upper_us * (2 if problem.techniques.staggered else 1)
-        self.ops = ops_of(problem)
+        self.ops = exact.ops_of(problem)
         self.period = self.cp.new_int_var(bound_us, upper_us, "period")
         self.start = {op: self.cp.new_int_var(0, self.horizon_us, f"start {op}") for op in self.ops}
         self.is_fused = {op: self._fused_literal(op) for op in self.ops if op.kind is Kind.I}
@@ -87,18 +75,18 @@ class _Model:
         self.cp.minimize(self.period)
 
     def _fused_literal(self, op: Op) -> cp_model.IntVar:
-        how = fusing(self.problem, op.stage)
+        how = exact.fusing(self.problem, op.stage)
         return self.cp.new_int_var(int(how is Fusing.ALWAYS), int(how is not Fusing.NEVER), f"fused {op}")
 
     def _route_literals(self, op: Op) -> dict[int, cp_model.IntVar]:
         """The pipelines that may run the chain at the stage of `op`, each with the literal that it does."""
-        routes = routes_of(self.problem, op.stage, op.microbatch.pipeline)
+        routes = exact.routes_of(self.problem, op.stage, op.microbatch.pipeline)
         literals = {pipeline: self.cp.new_bool_var(f"{op} on {pipeline}") for pipeline in routes}
         self.cp.add_exactly_one(literals.values())
         return literals
 
     def _length(self, op: Op) -> cp_model.LinearExpr | int:
-        split, fused = lengths_us(self.problem, op)
+        split, fused = exact.lengths_us(self.problem, op)
         return split if split == fused else split + (fused - split) * self.is_fused[Op(op.stage, Kind.I, op.microbatch)]
 
     def _end(self, op: Op) -> cp_model.LinearExpr:
@@ -110,14 +98,14 @@ class _Model:
         return end
 
     def _add_arcs(self) -> None:
-        for arc in arcs(self.problem):
+        for arc in exact.arcs(self.problem):
             before = self.start[arc.before] if arc.from_start else self.end[arc.before]
             self.cp.add(self.start[arc.after] >= before + arc.lag_us)
 
     def _add_fused_weights(self) -> None:
         """A W without length is at the end of its B, so that it never takes a worker's time elsewhere."""
         for op in self.ops:
-            if op.kind is Kind.W and fusing(self.problem, op.stage) is Fusing.FREE:
+            if op.kind is Kind.W and exact.fusing(self.problem, op.stage) is Fusing.FREE:
                 fused = Op(op.stage, Kind.I, op.microbatch)
                 self.cp.add(self.start[op] == self.end[fused]).only_enforce_if(self.is_fused[fused])
 
@@ -134,7 +122,7 @@ class _Model:
     def _add_one_at_a_time(self, forwards: list[Op], pipeline: int) -> None:
         intervals = []
         for forward in forwards:
-            for kind in kinds_of(self.problem, forward.stage):
+            for kind in exact.kinds_of(self.problem, forward.stage):
                 op = Op(forward.stage, kind, forward.microbatch)
                 runs = self.runs_on[forward][pipeline]
                 interval = self.cp.new_optional_interval_var(
@@ -151,7 +139,7 @@ class _Model:
         capacity, whole, rest = problem.capacity(stage), problem.held_by_forward(stage), problem.held_for_weight(stage)
         if capacity is None or capacity >= whole * len(forwards):
             return
-        last = kinds_of(problem, stage)[-1]
+        last = exact.kinds_of(problem, stage)[-1]
         loads = {Kind.I: whole - rest, Kind.W: rest} if last is Kind.W else {Kind.I: whole}
         intervals, demands = [], []
         for forward in forwards:
@@ -172,7 +160,7 @@ class _Model:
 
     def _window(self, stage: int) -> tuple[cp_model.IntVar, cp_model.IntVar]:
         """A start and an end of all work at a stage. The very first op is a forward of stage 0: let it start at 0."""
-        first = self.cp.new_int_var(head_us(self.problem, stage), self.horizon_us if stage else 0, f"first {stage}")
+        first = self.cp.new_int_var(exact.head_us(self.problem, stage), self.horizon_us if stage else 0, f"first {stage}")
         return first, self.cp.new_int_var(0, self.horizon_us, f"last {stage}")
 
     def _add_window(self, stage: int) -> None:
@@ -181,7 +169,7 @@ class _Model:
         for op in self.ops:
             if op.stage == stage and op.kind is Kind.F:
                 self.cp.add(self.start[op] >= first)
-            if op.stage == stage and op.kind is kinds_of(problem, stage)[-1]:
+            if op.stage == stage and op.kind is exact.kinds_of(problem, stage)[-1]:
                 self.cp.add(self.end[op] <= last)
         if problem.techniques.staggered:
             self.cp.add(self.period >= last - first + problem.finish_us(stage))
@@ -194,13 +182,13 @@ class _Model:
         first, last = self.window[stage]
         for pipeline in self.problem.cluster.live_pipelines(stage):
             runs = [self.runs_on[forward][pipeline] for forward in self._forwards_on(stage, pipeline)]
-            self.cp.add(last - first >= load_us(self.problem, stage) * cp_model.LinearExpr.sum(runs))
+            self.cp.add(last - first >= exact.load_us(self.problem, stage) * cp_model.LinearExpr.sum(runs))
 
     def add_start(self, start: Schedule) -> None:
         """Let the search begin at `start`, which is canonical. Every variable gets a value: CP-SAT may drop a partial hint."""
         at = {op: (op.stage, chain_of(self.problem.shape, op.microbatch)) for op in self.ops}
         start_us = {op: int(start.starts_us(op.kind)[at[op]]) for op in self.ops}
-        end_us = {op: start_us[op] + lengths_us(self.problem, op)[int(start.is_fused[at[op]])] for op in self.ops}
+        end_us = {op: start_us[op] + exact.lengths_us(self.problem, op)[int(start.is_fused[at[op]])] for op in self.ops}
         for op in self.ops:
             self.cp.add_hint(self.start[op], start_us[op])
             if isinstance(end := self.end[op], cp_model.IntVar):
@@ -218,7 +206,6 @@ class _Model:
         self.cp.add_hint(self.period, start.period_us(self.problem))
 
     def schedule(self, solver: cp_model.CpSolver) -> Schedule:
-        """Read the solver's best solution."""
         schedule = Schedule.zeros(self.problem)
         for op, start in self.start.items():
             at = op.stage, chain_of(self.problem.shape, op.microbatch)

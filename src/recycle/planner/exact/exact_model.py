@@ -13,7 +13,7 @@ import numpy as np
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind, MicroBatch, Op
-from recycle.core.plans.plan import chain_of
+from recycle.core.plans.plan import microbatch_of
 from recycle.core.plans.rules import lag_us, needs
 from recycle.core.problem import Problem
 from recycle.planner.model.schedule import Schedule
@@ -65,7 +65,7 @@ def kinds_of(problem: Problem, stage: int) -> tuple[Kind, ...]:
 def ops_of(problem: Problem) -> list[Op]:
     """Every op of the model, where an I may stand for a B."""
     shape = problem.shape
-    chains = [MicroBatch(p, m) for p in range(shape.num_pipelines) for m in range(shape.num_microbatches)]
+    chains = [microbatch_of(shape, chain) for chain in range(shape.num_chains)]
     return [Op(s, kind, chain) for s in range(shape.num_stages) for chain in chains for kind in kinds_of(problem, s)]
 
 
@@ -158,19 +158,16 @@ def serial(problem: Problem) -> Schedule:
     schedule = Schedule.zeros(problem)
     for stage in range(shape.num_stages):
         schedule.is_fused[stage] = fusing(problem, stage) is Fusing.ALWAYS
-    now = 0
-    for home in range(shape.num_pipelines):
-        for index in range(shape.num_microbatches):
-            microbatch = MicroBatch(home, index)
-            chain = chain_of(shape, microbatch)
-            stages = range(shape.num_stages)
-            ops = [Op(s, Kind.F, microbatch) for s in stages]
-            ops += [Op(s, kind, microbatch) for s in reversed(stages) for kind in kinds_of(problem, s)[1:]]
-            for op in ops:
-                now += max((lag_us(before, op, problem) for before in needs(op, shape.num_stages)), default=0)
-                schedule.starts_us(op.kind)[op.stage, chain] = now
-                schedule.pipeline[op.stage, chain] = routes_of(problem, op.stage, home)[0]
-                now += lengths_us(problem, op)[0]
+    now, stages = 0, range(shape.num_stages)
+    for chain in range(shape.num_chains):
+        microbatch = microbatch_of(shape, chain)
+        ops = [Op(s, Kind.F, microbatch) for s in stages]
+        ops += [Op(s, kind, microbatch) for s in reversed(stages) for kind in kinds_of(problem, s)[1:]]
+        for op in ops:
+            now += max((lag_us(before, op, problem) for before in needs(op, shape.num_stages)), default=0)
+            schedule.starts_us(op.kind)[op.stage, chain] = now
+            schedule.pipeline[op.stage, chain] = routes_of(problem, op.stage, microbatch.pipeline)[0]
+            now += lengths_us(problem, op)[0]
     return schedule
 
 
@@ -205,10 +202,7 @@ def _split(problem: Problem, schedule: Schedule) -> Schedule:
         if fusing(problem, stage) is Fusing.NEVER:
             weight[stage] = np.where(is_fused[stage], schedule.input_us[stage] + costs.input_us, weight[stage])
             is_fused[stage] = False
-    pipeline, forward, split = schedule.pipeline.copy(), schedule.forward_us.copy(), schedule.input_us.copy()
-    return replace(
-        schedule, pipeline=pipeline, forward_us=forward, input_us=split, weight_us=weight, is_fused=is_fused
-    ).from_zero()
+    return replace(schedule, pipeline=schedule.pipeline.copy(), weight_us=weight, is_fused=is_fused).from_zero()
 
 
 def _sort_all(made: Schedule, chains: slice) -> None:

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import combinations
 
 import numpy as np
@@ -18,18 +19,8 @@ from scipy.sparse import csr_array
 
 from recycle.core.op import Kind, Op
 from recycle.core.problem import Problem
-from recycle.planner.exact.exact_model import (
-    Exact,
-    Fusing,
-    fusing,
-    head_us,
-    kinds_of,
-    lengths_us,
-    load_us,
-    ops_of,
-    routes_of,
-    serial,
-)
+from recycle.planner.exact import exact_model as exact
+from recycle.planner.exact.exact_model import Exact, Fusing
 from recycle.planner.exact.op_times import OpTimes, limits_of, whole_times
 from recycle.planner.model.schedule import Bools, Ints, Schedule
 
@@ -47,9 +38,9 @@ def solve_milp(problem: Problem, time_limit_s: float, hint: Schedule | None, bou
     The program asks for less than the hint's period; if there is no such schedule, the hint is the answer.
     """
     deadline = time.monotonic() + time_limit_s
-    if len(ops_of(problem)) > MAX_OPS:
+    if len(exact.ops_of(problem)) > MAX_OPS:
         return Exact(None, bound_us)
-    known = hint if hint is not None else serial(problem)
+    known = hint if hint is not None else exact.serial(problem)
     known_us = known.period_us(problem)
     if known_us <= bound_us:
         return Exact(known, bound_us)
@@ -113,30 +104,26 @@ class _Program:
         return _Linear(0.0, {len(self.lows) - 1: 1.0})
 
     def _fused_bit(self, op: Op) -> _Linear:
-        how = fusing(self.problem, op.stage)
+        how = exact.fusing(self.problem, op.stage)
         return self._variable(0, 1, whole=True) if how is Fusing.FREE else _Linear(float(how is Fusing.ALWAYS))
 
     def _route_bits(self, op: Op) -> dict[int, _Linear]:
         """The pipelines that may run the chain at the stage of `op`, each with the bit that it does."""
-        routes = routes_of(self.problem, op.stage, op.microbatch.pipeline)
+        routes = exact.routes_of(self.problem, op.stage, op.microbatch.pipeline)
         if len(routes) == 1:
             return {routes[0]: _ONE}
         return {pipeline: self._variable(0, 1, whole=True) for pipeline in routes}
 
     def _length(self, op: Op) -> _Linear:
-        split, fused = lengths_us(self.problem, op)
+        split, fused = exact.lengths_us(self.problem, op)
         return _Linear(split).plus(self.fused[Op(op.stage, Kind.I, op.microbatch)], fused - split)
 
     def _make_orders(self) -> None:
         """For two ops that may meet on a worker: does the first run before the second? A bit, or a known 0 or 1."""
         follows = self._known_orders()
-        by_stage: dict[int, list[int]] = {}
-        for at, op in enumerate(self.ops):
-            by_stage.setdefault(op.stage, []).append(at)
-        for numbers in by_stage.values():
-            for one, other in combinations(numbers, 2):
-                if self._meetings(one, other):
-                    self._make_order(one, other, follows)
+        for one, other in combinations(range(len(self.ops)), 2):
+            if self.ops[one].stage == self.ops[other].stage and self._meetings(one, other):
+                self._make_order(one, other, follows)
 
     def _make_order(self, one: int, other: int, follows: Bools) -> None:
         if follows[one, other] or follows[other, one]:
@@ -229,7 +216,7 @@ class _Program:
         for (one, other), bit in self.orders.items():
             if bit == _Linear():
                 continue  # never in this order
-            big = float(self.latest[one] + max(lengths_us(self.problem, self.ops[one])) - self.earliest[other])
+            big = float(self.latest[one] + max(exact.lengths_us(self.problem, self.ops[one])) - self.earliest[other])
             if big <= 0:
                 continue
             end = self.start[one].plus(self.length[one])
@@ -243,7 +230,7 @@ class _Program:
         capacity, whole, rest = problem.capacity(stage), problem.held_by_forward(stage), problem.held_for_weight(stage)
         if capacity is None or capacity >= whole * problem.shape.num_chains:
             return
-        last = kinds_of(problem, stage)[-1]
+        last = exact.kinds_of(problem, stage)[-1]
         forwards = self.timing.of_kind(stage, last=False)
         for at in forwards:
             held = _Linear(whole)
@@ -277,12 +264,12 @@ class _Program:
 
     def _add_loads(self, stage: int) -> None:
         """Implied, but stronger for the relaxation: a window is as long as each worker's work."""
-        head = 0 if self.problem.techniques.staggered else head_us(self.problem, stage)
+        head = 0 if self.problem.techniques.staggered else exact.head_us(self.problem, stage)
         fixed = _Linear(head + self.timing.finish_us(stage))
         forwards = [op for op in self.routes if op.stage == stage]
         for pipeline in self.problem.cluster.live_pipelines(stage):
             runs = _total(self.routes[op][pipeline] for op in forwards if pipeline in self.routes[op])
-            self._add(self.period, fixed.plus(runs, load_us(self.problem, stage)))
+            self._add(self.period, fixed.plus(runs, exact.load_us(self.problem, stage)))
 
     def schedule(self, values: npt.NDArray[np.float64]) -> Schedule | None:
         """The schedule of HiGHS's decisions, in whole times; None if its tolerance hid that there are none."""
@@ -306,7 +293,4 @@ class _Program:
 
 
 def _total(lines: Iterable[_Linear]) -> _Linear:
-    total = _Linear()
-    for line in lines:
-        total = total.plus(line)
-    return total
+    return reduce(_Linear.plus, lines, _Linear())

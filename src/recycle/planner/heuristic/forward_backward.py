@@ -1,9 +1,7 @@
 """Forward-backward improvement: schedule a good schedule again backward in time, and the result forward.
 
-A list scheduler is best at the part that it schedules first. Forward that is the warm-up: gradients come back just in time.
-Backward it is the end: the last gradients climb the stages without a stop, and each stage keeps as many W's as it has time for
-after its own. Each pass takes its priorities from the order of the pass before, so that it keeps most of that schedule and
-improves the part that it schedules first.
+Each pass takes its priorities from the order of the pass before, so that it keeps most of that schedule and improves the part
+that it schedules first. docs/planner.md tells why that helps.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +32,6 @@ class ForwardBackwardSchedule:
 
 
 def splits_all_backwards(search: Search) -> bool:
-    """Say whether every backward pass of the problem is split in two."""
     return bool((search.costs[:, kernel.WEIGHT_US] > 0).all())
 
 

@@ -1,8 +1,4 @@
-"""Fusing of backward passes in a schedule, so that Decoupled BackProp is used only where it pays.
-
-A schedule may split every backward pass. Where a W directly follows its own I and the stage before does not wait for that I, the
-two become one B: fewer kernels, no memory held in between, and less time where a fused pass is cheaper than its parts.
-"""
+"""Fusing of backward passes in a schedule, so that Decoupled BackProp is used only where it pays."""
 
 from dataclasses import replace
 

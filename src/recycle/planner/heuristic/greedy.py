@@ -1,9 +1,6 @@
 """The greedy method: list scheduling under a portfolio of settings, then local search from the best few schedules.
 
-A `Setting` holds the parameters of the priority rule by stage, and which ops are urgent. `portfolio` yields settings that are
-known to work well, the strongest first. The best few schedules are then improved step by step: by forward-backward improvement,
-or by neighbouring settings where backward passes are not split. The search effort is counted in placed ops, not in seconds, so
-that the same problem gives the same plan on every machine.
+The search effort is counted in placed ops, not in seconds, so that the same problem gives the same plan on every machine.
 """
 
 from collections.abc import Callable, Iterator

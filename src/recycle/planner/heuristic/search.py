@@ -57,7 +57,6 @@ class Search:
         return self.pipeline.size * (3 if self.problem.techniques.decoupled else 2)
 
     def run(self, setting: Setting) -> ListSchedule:
-        """Return the justified schedule of `setting`."""
         num_pipelines = self.problem.shape.num_pipelines
         starts = np.zeros((3, *self.pipeline.shape), np.int64)
         order = np.empty(starts.size, np.int64)

@@ -1,18 +1,6 @@
 """The lower bound of the period of every plan, proven from the problem alone.
 
-Look at one worker of stage s that runs n micro-batches, its first F starting at x. Let c = F + I + W.
-
-* Work: it is busy for n * c.
-* Warm-up: its first I cannot start before its first micro-batch went down to the last stage and came back (`round_trip`).
-  Until then it can only run F's, and only as many as memory holds at once. The rest of that time it idles.
-* Residence: a micro-batch holds memory from F until its W ends, at least `round_trip` + I + W. With room for k at once, the
-  (j+k)-th F waits for the end of one of the first j, so n micro-batches take at least that long for every k of them.
-* Tail: when its last I ends, no more W's can be outstanding than memory holds. The gradient then still has to travel up
-  to every earlier stage r, whose first F had to run before x. So the span of stage r contains: the way down from r to s, the
-  time at s from x to the last I, the way up, and one W at r.
-
-Staggered, the period is at least every stage's span with its reduction and step; synchronous, the iteration also contains the
-time to reach a stage from the first one. All terms are sums and one loop over pairs of stages.
+The proof of every term, and what its letters stand for, is in docs/planner.md.
 """
 
 from itertools import accumulate

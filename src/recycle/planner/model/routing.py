@@ -1,9 +1,4 @@
-"""Routing: which live peer executes the micro-batches of a dead worker.
-
-Micro-batches of live workers stay at home. Those of a dead one go to its peers in turn, always to one of the least loaded, so
-that every prefix of the iteration is balanced. Among the least loaded, a micro-batch prefers the pipeline that took it at the
-last failed stage, its lane, so that it does not change pipeline at every stage.
-"""
+"""Routing: which live peer executes the micro-batches of a dead worker."""
 
 import numpy as np
 

@@ -87,7 +87,6 @@ class Schedule:
 
 
 def costs_of(problem: Problem, kind: Kind) -> Ints:
-    """The duration of `kind` at each stage."""
     return np.array([stage.duration_us(kind) for stage in problem.profile.stages], dtype=np.int64)
 
 

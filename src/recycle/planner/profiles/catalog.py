@@ -14,6 +14,14 @@ from recycle.core.profile import Link
 from recycle.core.units import is_bytes, parse_bytes
 
 _Number = TypeVar("_Number", int, float)
+# The upper limits of a model's numbers are far above any model; a value beyond them is a typing error.
+_MOST = {"num_layers": 10**4, "hidden": 10**6, "num_heads": 10**5, "sequence": 10**8, "vocabulary": 10**8, "microbatch": 10**5}
+# From a microcontroller to a thousand of today's fastest GPUs; beyond that a unit is wrong.
+_GPU_RANGES = {
+    "memory_bytes": (2**20, 2**50, "bytes"),
+    "flops": (1e9, 1e18, "FLOP/s"),
+    "hbm_bytes_per_s": (1e8, 1e16, "bytes/s"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +37,10 @@ class ModelSpec:
     microbatch: int = 1
 
     def __post_init__(self) -> None:
-        # The upper limits are far above any model; a value beyond them is a typing error.
-        _whole(self, "num_layers", 10_000)
-        _whole(self, "hidden", 1_000_000)
-        _whole(self, "num_heads", 100_000)
-        _whole(self, "sequence", 100_000_000)
-        _whole(self, "vocabulary", 100_000_000)
-        _whole(self, "microbatch", 100_000)
+        for field, most in _MOST.items():
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise UserError(f"model {self.name}: {field} is {value!r}, but it must be a whole number from 1 to {most}")
         if self.hidden % self.num_heads:
             raise UserError(
                 f"model {self.name}: {self.num_heads} heads do not divide the hidden size {self.hidden}: "
@@ -70,27 +75,14 @@ class GpuSpec:
     inter_node: Link
 
     def __post_init__(self) -> None:
-        # From a microcontroller to a thousand of today's fastest GPUs; beyond that a unit is wrong.
-        self._between("memory_bytes", 2**20, 2**50, "bytes")
-        self._between("flops", 1e9, 1e18, "FLOP/s")
-        self._between("hbm_bytes_per_s", 1e8, 1e16, "bytes/s")
+        for field, (least, most, unit) in _GPU_RANGES.items():
+            if not least <= (value := getattr(self, field)) <= most:
+                between = f"it must lie between {least:g} and {most:g}: check its unit"
+                raise UserError(f"GPU {self.name}: {field} is {value!r} {unit}, but {between}")
         if not 0.01 <= self.efficiency <= 1:
             raise UserError(
                 f"GPU {self.name}: efficiency is {self.efficiency!r}, but it is a share of the peak: 0.01 to 1, such as 0.6"
             )
-
-    def _between(self, field: str, least: float, most: float, unit: str) -> None:
-        value = getattr(self, field)
-        if not least <= value <= most:
-            raise UserError(
-                f"GPU {self.name}: {field} is {value!r} {unit}, but it must lie between {least:g} and {most:g}: check its unit"
-            )
-
-
-def _whole(model: ModelSpec, field: str, most: int) -> None:
-    value = getattr(model, field)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise UserError(f"model {model.name}: {field} is {value!r}, but it must be a whole number from 1 to {most}")
 
 
 # Medium and 6.7b are the shapes of the GPT-3 paper (table 2.1); 3.35b is the closest reading of the ReCycle paper; the
@@ -236,10 +228,6 @@ def _number(key: str, value: Any, kind: Callable[[Any], _Number], example: str) 
     return number
 
 
-def _tera(key: str, value: Any) -> float:
-    return _real(key, value) * 1e12
-
-
 def _bytes(key: str, value: Any) -> int:
     return parse_bytes(value) if isinstance(value, str) and is_bytes(value) else _number(key, value, int, "a size, such as 80GiB")
 
@@ -262,7 +250,7 @@ _MODEL_KEYS: _Keys = {
 }
 _GPU_KEYS: _Keys = {
     "memory": ("memory_bytes", _bytes),
-    "tflops": ("flops", _tera),
+    "tflops": ("flops", lambda key, value: _real(key, value) * 1e12),
     "hbm": ("hbm_bytes_per_s", _rate),
     "efficiency": ("efficiency", _real),
     "intra": ("intra_bytes_per_s", _rate),

@@ -5,7 +5,6 @@ The record of a case is cached in a file whose name is a digest of everything th
 
 import hashlib
 import json
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -77,9 +76,7 @@ def simulate(
 def run_cases(cases: Sequence[Case], tick: Callable[[int], None] = lambda done: None) -> list[list[Event]]:
     """Return the record of every case, from the cache or by simulation; `tick` is called with the number of records so far."""
     for case in cases:
-        deque(
-            membership_changes(case.trace, case.context.job.shape, 0), maxlen=0
-        )  # refuses workers that the cluster does not have
+        list(membership_changes(case.trace, case.context.job.shape, 0))  # refuses workers that the cluster does not have
     known = {number: record for number, case in enumerate(cases) if (record := _cached(case)) is not None}
     missing = [number for number in range(len(cases)) if number not in known]
     _prepare([cases[number] for number in missing])

@@ -1,8 +1,4 @@
-"""Placement: which node of a trace holds which place of the cluster.
-
-A trace names nodes, a cluster has workers. A node with the name of a worker (`W1_2`) gets that place; any other node gets the
-place that has been empty longest. Nodes beyond the size of the cluster are spares, and fill a place when it becomes empty.
-"""
+"""Placement: which node of a trace holds which place of the cluster."""
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -45,7 +41,7 @@ class Placement:
             worker = Worker.parse(node)
         except UserError:
             return None
-        if worker.pipeline >= self._shape.num_pipelines or worker.stage >= self._shape.num_stages:
+        if worker not in self._shape:
             raise UserError(
                 f"the trace names {node}, but the cluster has {self._shape.num_pipelines} pipelines of "
                 f"{self._shape.num_stages} stages: use a trace of this cluster, or names that are not workers"

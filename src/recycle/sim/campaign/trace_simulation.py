@@ -1,7 +1,6 @@
 """`simulate_trace`: one training system over one failure trace, as a record. It keeps time and accounts; the system decides.
 
-Between two changes there are only steps, checkpoints and pauses of known length, so that the cost of a simulation depends on the
-number of changes and not on the number of steps. Every microsecond is in exactly one spell.
+Every microsecond is in exactly one spell.
 """
 
 from collections.abc import Iterator

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from recycle.core.cluster import Worker
+from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
-from recycle.sim.replay.replay_result import OPTIMIZER, REDUCE, ReplayResult
+from recycle.sim.replay.replay_result import ReplayResult
 
 TRANSFER, WAIT = "transfer", "wait"
 SEGMENT_KINDS = (*(kind.value for kind in Kind), TRANSFER, REDUCE, OPTIMIZER, WAIT)

@@ -93,7 +93,7 @@ def _refuse_bad_rows(plan: Plan) -> None:
     shape, seen = plan.problem.shape, set()
     for row in plan.rows:
         worker = row.worker
-        if worker.pipeline >= shape.num_pipelines or worker.stage >= shape.num_stages or worker in plan.problem.cluster.failed:
+        if worker not in shape or worker in plan.problem.cluster.failed:
             raise _cannot_replay(f"{worker} has a row, but no live worker of the cluster has that name")
         if worker in seen:
             raise _cannot_replay(f"{worker} has two rows")
@@ -149,7 +149,6 @@ def _sources(numbers: Ints, before: Op) -> Ints:
 
 
 def _refuse(plan: Plan, sample: Op, before: Op, chains: Ints, sentence: str) -> None:
-    """Raise for the first of `chains`, if there is one."""
     if len(chains):
         microbatch = microbatch_of(plan.problem.shape, int(chains[0]))
         after, first = Op(sample.stage, sample.kind, microbatch), Op(before.stage, before.kind, microbatch)

@@ -121,13 +121,9 @@ def replay_graph(graph: OpGraph, conditions: Conditions, progress: Progress | No
 
 
 def _refuse_unknown_workers(plan: Plan, conditions: Conditions) -> None:
-    shape = plan.problem.shape
     for worker in conditions.slow:
-        if worker.pipeline >= shape.num_pipelines or worker.stage >= shape.num_stages:
-            raise UserError(
-                f"{worker} is not a worker of this plan: pipelines are 0 to {shape.num_pipelines - 1}, "
-                f"stages 0 to {shape.num_stages - 1}"
-            )
+        if worker not in plan.problem.shape:
+            raise UserError(f"{worker} is not a worker of this plan: {plan.problem.shape.ranges}")
         if not plan.problem.cluster.is_live(worker):
             raise UserError(f"{worker} is dead in this plan, so it cannot be slow: name a live worker")
 

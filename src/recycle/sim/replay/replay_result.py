@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from recycle.core.cluster import Worker
-from recycle.core.events.record import OpRan, Started
+from recycle.core.events.record import OPTIMIZER, REDUCE, OpRan, Started
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import makespan_us, stage_windows
 from recycle.core.problem import Problem
 from recycle.sim.replay.op_graph import Ints, OpGraph
 
 NO_CAUSE = -1  # an op that waited for nothing: the first of a row in the first iteration
-REDUCE, OPTIMIZER = "reduce", "optimizer"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

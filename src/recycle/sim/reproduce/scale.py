@@ -110,7 +110,6 @@ def _mean_rate(context: SystemContext, name: str, num_dead: int) -> float:
 
 
 def _draws(shape: Shape, num_dead: int, num_seeds: int) -> list[Members]:
-    """Random members with so many dead workers, one draw a seed."""
     nodes = failure_traces.worker_names(shape.num_pipelines, shape.num_stages)
     draws = []
     for seed in range(num_seeds):

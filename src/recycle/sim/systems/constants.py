@@ -1,9 +1,4 @@
-"""Constants of every system: pauses, checkpoints, limits. docs/simulator.md has the source of each.
-
-They come from a TOML file with a table a system, or one by one (`oobleck.reconfigure=57s`). The defaults depend on the size of
-the model: published figures for models of up to 6.7 billion parameters, interpolated. Larger models get the largest figure,
-because they run on more nodes, each of which holds no more than before.
-"""
+"""Constants of every system: pauses, checkpoints, limits. docs/simulator.md has the source of each."""
 
 import math
 import tomllib

@@ -25,10 +25,8 @@ class _Holders:
     is_lost: bool = False
 
     def counts(self, num_stages: int) -> list[int]:
-        counts = [0] * num_stages
-        for stage in self.stage_of.values():
-            counts[stage] += 1
-        return counts
+        held = list(self.stage_of.values())
+        return [held.count(stage) for stage in range(num_stages)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,7 @@ from numpy.typing import NDArray
 from recycle.core.profile import Link
 from recycle.sim.job import SimulatedJob
 from recycle.sim.systems.oobleck.multisets import MOST_LAYOUTS, Counts, as_sizes, candidates, exchanges, num_pipelines
-from recycle.sim.systems.oobleck.templates import (
-    Template,
-    fewest_nodes,
-    latency_ns,
-    template_sizes,
-    templates,
-    tolerated_faults,
-)
+from recycle.sim.systems.oobleck.templates import Template, fewest_nodes, latency_ns, template_sizes, templates, tolerated_faults
 
 _NUM_STARTS = 16
 

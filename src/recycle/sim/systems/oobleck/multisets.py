@@ -22,7 +22,6 @@ def candidates(total: int, sizes: range, most_layouts: int = MOST_LAYOUTS) -> tu
 
 
 def num_multisets(total: int, sizes: range) -> int:
-    """The number of multisets of `sizes` with this total."""
     ways = [1] + [0] * total
     for size in sizes:
         for reached in range(size, total + 1):
