@@ -17,6 +17,7 @@ from mkdocs.structure.files import File, Files
 
 import recycle
 from recycle.cli.main import make_parser
+from recycle.control.decide.phases import TRANSITIONS
 from recycle.core import errors
 from recycle.core.events import record
 
@@ -102,6 +103,14 @@ def record_events() -> str:
     return "\n".join(lines)
 
 
+def phases() -> str:
+    """The transitions between the phases of the coordinator."""
+    lines = ["| phase | trigger | next phase | reason |", "|---|---|---|---|"]
+    for phase, transitions in TRANSITIONS.items():
+        lines += [f"| {phase} | {trigger} | {after.phase} | {after.reason} |" for trigger, after in transitions.items()]
+    return "\n".join(lines)
+
+
 def public_names() -> str:
     """An entry of the API reference for every name of `recycle.__all__`."""
     return "\n\n".join(f"::: recycle.{name}" for name in sorted(recycle.__all__, key=str.lower))
@@ -139,4 +148,5 @@ GENERATED: dict[str, Callable[[], str]] = {
     "events": record_events,
     "modules": modules,
     "public names": public_names,
+    "phases": phases,
 }

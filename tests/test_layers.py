@@ -50,7 +50,7 @@ ORDER = {
     "profiling": ["machine worker_pool contention", "stage_times plan_runner", "profile_fit", "rehearsal"],
     "models": ["gpt text"],
     "report": ["timeline", "record", "render", "figures export"],
-    "evaluate": ["hardware", "results against_simulation"],
+    "evaluate": ["hardware", "variant_plans results against_simulation", "cluster_benchmark"],
     "cli": ["terminal arguments profile_text", "live", "planning simulation", "training", "demo measuring", "main"],
 }
 # The only files that may import these.

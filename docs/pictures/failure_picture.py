@@ -8,7 +8,7 @@ from failure_timeline import Failure, WorkerActivity
 from recycle.core.cluster import Worker
 from recycle.core.events.record import PARTS, Recovered
 from recycle.core.units import format_us
-from recycle.report.record.recoveries import format_ms
+from recycle.report.record.recovery_text import format_ms
 from recycle.report.render import palette
 from recycle.report.render.palette import PAINTS
 from recycle.report.render.svg import head, rect, text_at, titles, with_tip

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from recycle.control.decide.membership import DEFAULT_LEASE_S, refuse_lease
+from recycle.control.decide.failure_detection import DEFAULT_LEASE_S, refuse_lease
 from recycle.core.errors import UserError
 from recycle.core.events.failure_script import NOTHING, Script
 from recycle.core.events.trace import Trace

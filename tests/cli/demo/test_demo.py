@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from recycle.cli.demo import scenario
+from recycle.cli.demo import twin_runs
 from recycle.cli.demo.demo import read_setting
-from recycle.cli.demo.scenario import FULL, QUICK, DemoSettings
+from recycle.cli.demo.twin_runs import FULL, QUICK, DemoSettings
 from recycle.cli.main import make_parser
 from recycle.core.cluster import Shape, Worker
 from tests.cli.commands import Ended, run
@@ -107,7 +107,7 @@ def test_the_plans_have_the_periods_of_the_paper(monkeypatch: pytest.MonkeyPatch
 @pytest.fixture(scope="module")
 def shown() -> Ended:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scenario, "QUICK", SMALL)
+        patch.setattr(twin_runs, "QUICK", SMALL)
         return run("demo --quick --json")
 
 
@@ -170,12 +170,12 @@ def test_without_a_terminal_it_says_all_in_plain_lines(shown: Ended, facts: dict
 
 _PROGRAM = f"""
 import sys
-from recycle.cli.demo import scenario
+from recycle.cli.demo import twin_runs
 from recycle.cli.main import main
 from recycle.core.cluster import Shape, Worker
 
 if __name__ == "__main__":
-    scenario.QUICK = scenario.{SMALL!r}
+    twin_runs.QUICK = twin_runs.{SMALL!r}
     sys.exit(main(["demo", "--quick"]))
 """
 

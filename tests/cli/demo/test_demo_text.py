@@ -8,7 +8,7 @@ import pytest
 
 from recycle.cli.demo.demo import run_demo
 from recycle.cli.demo.demo_text import describe_cores, describe_recoveries, describe_setting, describe_twins, phase_table
-from recycle.cli.demo.scenario import FULL, DemoPhase, Log, Outcome, Twins, phases
+from recycle.cli.demo.twin_runs import FULL, DemoPhase, Log, Outcome, Twins, phases
 from recycle.cli.main import make_parser
 from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import OpRan, Recovered, Spell, Stepped

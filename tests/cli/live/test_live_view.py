@@ -12,7 +12,7 @@ from recycle.cli.live.live_view import LiveView
 from recycle.cli.live.run_state import ALIVE, DEAD, JOINING, SUSPECTED, RunState, describe_change, initial_state, state_after
 from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import Changed, Event, Joining, OpRan, Recovered, Saved, Spell, Stepped, Suspected, Warned
-from recycle.report.record.recoveries import describe_parts
+from recycle.report.record.recovery_text import describe_parts
 from tests.recovery_records import JOINED, LEFT, recovery_record
 
 SECOND = 1_000_000

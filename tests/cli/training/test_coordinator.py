@@ -15,7 +15,7 @@ import pytest
 
 from recycle.cli.main import main
 from recycle.cli.training.coordinator import describe_job, spec_from_description
-from recycle.cli.training.job_factory import TrainingJobFactory
+from recycle.cli.training.job_from_config import TrainingJobFactory
 from recycle.cli.training.plan_choice import choose_plan
 from recycle.cli.training.train_config import parse_config
 from recycle.control.net.file_transfer import FileTransfer

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from recycle.cli.training.metrics_server import RunCollector, metrics_url, serve_metrics
 from recycle.core.errors import PortInUse, UserError
 from recycle.core.events.record import Event, Held, Spell, Stepped
-from tests.report.record.test_run_facts import RUN
+from tests.report.record.test_live_facts import RUN
 
 pytestmark = pytest.mark.timeout(60)
 WAIT_S = 20

@@ -10,7 +10,7 @@ from recycle.core.plans.plan import Quality
 from recycle.core.plans.rules import check
 from recycle.planner.failure_normalization import normalized_problem
 from recycle.planner.heuristic.forward_backward import ForwardBackwardSchedule, forward_backward, splits_all_backwards
-from recycle.planner.heuristic.portfolio import portfolio
+from recycle.planner.heuristic.known_settings import portfolio
 from recycle.planner.heuristic.search import Search
 from recycle.planner.model.lower_bound import lower_bound
 from tests.planner.strategies import problems

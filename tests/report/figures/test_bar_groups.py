@@ -8,7 +8,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 from recycle.report.figures.bar_groups import Panel, draw_bars
-from recycle.report.figures.throughput_over_time import LINES
+from recycle.report.figures.campaign_chart import LINES
 
 FIRST = LINES[0][0]  # the first series has no hatch, so that its bars are plain
 

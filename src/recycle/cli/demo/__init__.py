@@ -1,1 +1,1 @@
-"""`recycle demo`: its scenario, its texts, and the worked example of the paper."""
+"""`recycle demo`: the twin runs, the texts, and the worked example of the paper."""

@@ -8,9 +8,9 @@ from dataclasses import replace
 from rich.console import Console
 
 from recycle.cli.arguments import Subparsers, add_command
-from recycle.cli.demo import scenario
+from recycle.cli.demo import twin_runs
 from recycle.cli.demo.demo_text import describe_cores, describe_recoveries, describe_setting, describe_twins, phase_table
-from recycle.cli.demo.scenario import FEWEST_STEPS, DemoSettings, make_demo_job, perform
+from recycle.cli.demo.twin_runs import FEWEST_STEPS, DemoSettings, make_demo_job, perform
 from recycle.cli.demo.worked_example import draw_plans
 from recycle.cli.terminal import Terminal
 from recycle.core.errors import UserError
@@ -51,7 +51,7 @@ def run_demo(args: argparse.Namespace) -> int:
 
 
 def read_setting(args: argparse.Namespace) -> DemoSettings:
-    setting = scenario.QUICK if args.quick else scenario.FULL
+    setting = twin_runs.QUICK if args.quick else twin_runs.FULL
     return setting if args.steps is None else replace(setting, num_steps=args.steps)
 
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from recycle.cli.demo.scenario import DemoPhase, DemoSettings, Outcome, Twins
+from recycle.cli.demo.twin_runs import DemoPhase, DemoSettings, Outcome, Twins
 from recycle.core.cluster import Shape
 from recycle.core.units import format_us
 from recycle.report.record.profile_table import count_text
-from recycle.report.record.recoveries import format_ms
+from recycle.report.record.recovery_text import format_ms
 from recycle.report.record.tables import aligned
 
 _NUMBERS = ("nobody", "one", "two", "three", "four")

@@ -16,7 +16,7 @@ from recycle.cli.terminal import STYLES
 from recycle.core.cluster import Worker
 from recycle.core.events.record import Recovered
 from recycle.core.units import format_us
-from recycle.report.record.recoveries import PART_LETTERS, PART_LOOKS, describe_rest, format_ms, who
+from recycle.report.record.recovery_text import PART_LETTERS, PART_LOOKS, describe_rest, format_ms, who
 from recycle.report.render.palette import PAINTS
 
 # How a place is drawn: its look in the palette, its sign, the sign in ASCII, and the word after its name.

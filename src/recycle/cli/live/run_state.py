@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import Changed, Event, Joining, Recovered, Saved, Spell, Stepped, Suspected
 from recycle.core.units import format_us
-from recycle.report.record.recoveries import describe_parts, describe_rest, who
+from recycle.report.record.recovery_text import describe_parts, describe_rest, who
 
 ALIVE, DEAD, JOINING, SUSPECTED = "alive", "dead", "joining", "suspected"
 _MOST_RECOVERIES = 4

@@ -45,8 +45,8 @@ def add_bench_parser(subparsers: Subparsers) -> None:
 def run_bench(args: argparse.Namespace) -> None:
     # Imported here, because these modules load torch, and only this command needs it.
     try:
+        from recycle.evaluate.cluster_benchmark import run_cluster_benchmark
         from recycle.evaluate.hardware.evaluation_folder import choose_setup
-        from recycle.evaluate.results.cluster_benchmark import run_cluster_benchmark
     except ImportError as problem:
         raise UserError(f"measuring needs torch ({problem}): install it with pip install 'recycle-train[train]'") from None
     parts = [part.strip() for part in args.only.split(",") if part.strip()]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from recycle.cli.arguments import Subparsers, add_command
 from recycle.cli.profile_text import describe_profile, stability_text, start_text
 from recycle.cli.terminal import progress_bar
-from recycle.cli.training.job_factory import TrainingJobFactory
+from recycle.cli.training.job_from_config import TrainingJobFactory
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments, read_config
 from recycle.core.errors import UserError
 from recycle.core.files import refuse_unwritable, write_text

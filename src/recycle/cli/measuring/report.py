@@ -14,7 +14,7 @@ from recycle.core.errors import FileProblem, UserError
 from recycle.core.events.record import PLAN, PLANS, read_record
 from recycle.core.files import refuse_other_suffix, write_bytes, write_text
 from recycle.report.export.perfetto import draw_run_trace
-from recycle.report.figures.iteration_timelines import executed_timeline, planned_timeline
+from recycle.report.figures.executed_beside_planned import executed_timeline, planned_timeline
 from recycle.report.record.run_columns import read_run_record
 from recycle.report.record.run_files import RunFiles, load_legal_plan, summarize
 from recycle.report.record.run_summary import Summary

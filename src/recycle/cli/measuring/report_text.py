@@ -9,7 +9,7 @@ import numpy as np
 from recycle.cli.live.run_state import format_loss
 from recycle.core.events.record import Held
 from recycle.core.units import format_bytes, format_duration, format_us
-from recycle.report.record.recoveries import format_ms, recovery_lines
+from recycle.report.record.recovery_text import format_ms, recovery_lines
 from recycle.report.record.run_summary import Summary, fullest_by_stage, memory_ratio
 from recycle.report.record.tables import aligned
 

@@ -149,7 +149,7 @@ def _trace(args: argparse.Namespace, job: SimulatedJob) -> Trace:
 def _write(args: argparse.Namespace, records: dict[str, list[Event]], context: SystemContext, fault_free: float) -> None:
     if args.plot:
         # matplotlib takes half a second to import
-        from recycle.report.figures.throughput_over_time import draw_campaign
+        from recycle.report.figures.campaign_chart import draw_campaign
 
         write_bytes(args.plot, draw_campaign(records, _title(context.job), fault_free))
     if args.records:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recycle.cli.arguments import Subparsers, add_command
-from recycle.cli.training.job_factory import TrainingJobFactory
+from recycle.cli.training.job_from_config import TrainingJobFactory
 from recycle.cli.training.plan_choice import choose_source
 from recycle.cli.training.train import describe_run, prepare, watching
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments, parse_config, read_config

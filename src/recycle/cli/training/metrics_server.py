@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from recycle.core.errors import PortInUse, UserError
 from recycle.core.events.record import Event
-from recycle.report.record.run_facts import RunFacts, facts_after
+from recycle.report.record.live_facts import RunFacts, facts_after
 
 _HOST = "127.0.0.1"
 

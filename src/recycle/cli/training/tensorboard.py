@@ -6,7 +6,7 @@ from typing import Any
 
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.events.record import Event, Spell, Stepped
-from recycle.report.record.run_facts import iteration_us, samples_per_s
+from recycle.report.record.live_facts import iteration_us, samples_per_s
 
 LOSS, NORM = "train/loss", "train/gradient_norm"
 THROUGHPUT, ITERATION = "train/samples_per_second", "train/iteration_seconds"

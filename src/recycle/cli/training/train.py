@@ -14,7 +14,7 @@ from recycle.cli.live.live_view import LiveView
 from recycle.cli.live.run_state import format_loss
 from recycle.cli.profile_text import mismatch_note
 from recycle.cli.training.failure_flags import add_failure_arguments, read_failures
-from recycle.cli.training.job_factory import CONFIG, TrainingJobFactory, is_free
+from recycle.cli.training.job_from_config import CONFIG, TrainingJobFactory, is_free
 from recycle.cli.training.plan_choice import choose_plan, choose_source, describe_moves
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments, changes, load_config, read_config
 from recycle.core.errors import FileProblem, ForeignRun, UserError

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from recycle.control.decide.membership import DEFAULT_LEASE_S, LONGEST_S, SHORTEST_S
+from recycle.control.decide.failure_detection import DEFAULT_LEASE_S, LONGEST_S, SHORTEST_S
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.problem import Techniques

@@ -8,9 +8,9 @@ coordinator request another plan. `Coordinator` has no socket, process or clock:
 from dataclasses import replace
 
 from recycle.control.decide.agreement import NoAgreement, Resume, agree
+from recycle.control.decide.failure_detection import MemberFacts, suspicion
 from recycle.control.decide.journal import Journal, JournalEntry
 from recycle.control.decide.members import CoordinatorEffects, Member, Recovery
-from recycle.control.decide.membership import MemberFacts, suspicion
 from recycle.control.decide.messages import (
     ControlMessage,
     EpochBegun,

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from recycle.control.decide.membership import RENEWALS_PER_LEASE
+from recycle.control.decide.failure_detection import RENEWALS_PER_LEASE
 from recycle.control.decide.messages import Ack, ControlMessage, ProtocolError, RenewLease, Report, Welcome
 from recycle.control.net.handshake import Endpoint, JoinRefused, shake_hands
 from recycle.control.net.wire import FrameReader, encode_frame

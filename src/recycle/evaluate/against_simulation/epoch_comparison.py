@@ -16,7 +16,7 @@ from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import OPTIMIZER, REDUCE, ROLLED_BACK, Recovered
 from recycle.core.op import Op
 from recycle.core.units import format_us
-from recycle.report.record.recoveries import format_ms, who
+from recycle.report.record.recovery_text import format_ms, who
 from recycle.report.record.run_columns import Bools, Ints, Ops, RunRecord, completed_us
 from recycle.report.record.tables import aligned
 

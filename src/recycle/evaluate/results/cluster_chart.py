@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from recycle.evaluate.results.cluster_tables import FULL, VariantResult
 from recycle.report.render import palette
-from recycle.report.render.figure import new_figure, png_bytes
+from recycle.report.render.matplotlib_figure import new_figure, png_bytes
 
 _COLOURS = {
     "no worker dead": palette.PAINTS["F"].fill,

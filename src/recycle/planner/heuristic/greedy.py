@@ -13,7 +13,7 @@ from recycle.core.cluster import Cluster, Shape
 from recycle.core.problem import Problem, Techniques
 from recycle.core.profile import Profile
 from recycle.planner.heuristic.forward_backward import ForwardBackwardSchedule, forward_backward, splits_all_backwards
-from recycle.planner.heuristic.portfolio import portfolio
+from recycle.planner.heuristic.known_settings import portfolio
 from recycle.planner.heuristic.search import ListSchedule, Search, neighbour
 from recycle.planner.model.schedule import Schedule
 

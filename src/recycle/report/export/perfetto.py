@@ -15,7 +15,7 @@ from recycle.core.op import Kind, Op
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import needs
 from recycle.core.problem import Problem
-from recycle.report.record.recoveries import describe_rest, who
+from recycle.report.record.recovery_text import describe_rest, who
 from recycle.report.render.palette import PAINTS
 from recycle.report.timeline.plan_timeline import plan_timeline
 from recycle.report.timeline.run_timeline import read_blocks

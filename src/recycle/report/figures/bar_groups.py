@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from recycle.report.figures.throughput_over_time import line_of
+from recycle.report.figures.campaign_chart import line_of
 from recycle.report.render import palette
-from recycle.report.render.figure import new_figure, png_bytes, simplify_axes
+from recycle.report.render.matplotlib_figure import new_figure, png_bytes, simplify_axes
 
 _MOST_COLUMNS = 4
 _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo", "**", "--")

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from recycle.core.events.record import PARTS, Recovered
-from recycle.report.record.recoveries import PART_LOOKS, describe_rest, format_ms, who
+from recycle.report.record.recovery_text import PART_LOOKS, describe_rest, format_ms, who
 from recycle.report.render import palette
 from recycle.report.render.palette import PAINTS
 

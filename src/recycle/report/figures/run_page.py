@@ -10,8 +10,8 @@ from recycle.core.units import format_bytes, format_us
 from recycle.report.figures.recovery_chart import draw_recoveries, height_px
 from recycle.report.record.run_summary import Summary, fullest_by_stage
 from recycle.report.render import palette
-from recycle.report.render.figure import new_figure, png_bytes, simplify_axes
 from recycle.report.render.layout import Picture
+from recycle.report.render.matplotlib_figure import new_figure, png_bytes, simplify_axes
 from recycle.report.render.png import draw_picture
 from recycle.report.timeline.timeline import Timeline
 

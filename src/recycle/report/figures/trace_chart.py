@@ -109,7 +109,7 @@ def _column(at_us: int, end_us: int, num_columns: int) -> int:
 def draw_trace_png(trace: Trace, title: str) -> bytes:
     """Return the bytes of a PNG file: a step for each change, an orange mark where nodes left, a green one where they came."""
     # Imported here, because matplotlib takes half a second to import, and the chart of a terminal does not need it.
-    from recycle.report.render.figure import new_figure, png_bytes
+    from recycle.report.render.matplotlib_figure import new_figure, png_bytes
 
     figure = new_figure(10, 3.6)
     axes = figure.add_subplot()

@@ -10,7 +10,7 @@ import numpy as np
 
 from recycle.core.events.record import PARTS, Held, Spell
 from recycle.core.plans.plan import Plan
-from recycle.report.record.executed import Executed, bubble_share, planned_shares
+from recycle.report.record.executed_iterations import Executed, bubble_share, planned_shares
 from recycle.report.record.run_columns import RunRecord
 
 

@@ -8,8 +8,8 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
 from recycle.report.render import palette
-from recycle.report.render.figure import new_figure, png_bytes
 from recycle.report.render.layout import BESIDE, BUBBLE, WINDOW, Band, Picture
+from recycle.report.render.matplotlib_figure import new_figure, png_bytes
 from recycle.report.render.palette import PAINTS
 from recycle.report.timeline.plan_timeline import Drawable
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from recycle.core.cluster import Worker
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.transport.gloo_groups import GlooGroups
-from recycle.runtime.transport.messages import MessageQueue, Posted
+from recycle.runtime.transport.message_queue import MessageQueue, Posted
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportSpec
 
 # Stages run at most one iteration apart: a message for the next one must not overwrite a message for this one.

@@ -20,7 +20,7 @@ from recycle.core.cluster import Worker
 from recycle.core.op import Kind
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.transport.gloo_groups import GlooGroups
-from recycle.runtime.transport.messages import MessageQueue, Posted
+from recycle.runtime.transport.message_queue import MessageQueue, Posted
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportSpec
 
 

@@ -16,7 +16,7 @@ from recycle.report.export.perfetto import draw_run_trace
 from recycle.report.figures.recovery_chart import MOST_ROWS, height_px
 from recycle.report.figures.run_page import draw_page
 from recycle.report.record.metrics import measure
-from recycle.report.record.recoveries import (
+from recycle.report.record.recovery_text import (
     PART_LETTERS,
     PART_LOOKS,
     describe_parts,

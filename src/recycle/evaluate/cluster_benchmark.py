@@ -11,7 +11,7 @@ from recycle.evaluate.hardware.measurement_size import MeasurementSize
 from recycle.evaluate.hardware.setup import Setup
 from recycle.evaluate.hardware.variants import variants
 from recycle.evaluate.results.cluster_page import PICTURE, RESULTS, write_results
-from recycle.evaluate.results.variant_plans import make_plans
+from recycle.evaluate.variant_plans import make_plans
 from recycle.profiling.machine import num_cores
 from recycle.report.record.profile_table import oversubscription_note
 

@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from recycle.cli.live.live_view import LiveView
-from recycle.cli.training.job_factory import TrainingJobFactory
+from recycle.cli.training.job_from_config import TrainingJobFactory
 from recycle.cli.training.plan_choice import choose_plan
 from recycle.cli.training.train_config import ClusterSection, DataSection, ModelSection, TrainConfig, TrainingSection
 from recycle.core.cluster import Shape, Worker

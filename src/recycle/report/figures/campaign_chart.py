@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from recycle.core.events.record import Changed, Event, Spell
 from recycle.report.record.metrics import measure, throughput_over_time
 from recycle.report.render import palette
-from recycle.report.render.figure import new_figure, png_bytes, simplify_axes
+from recycle.report.render.matplotlib_figure import new_figure, png_bytes, simplify_axes
 
 LineStyle = tuple[str, str | tuple[int, tuple[float, ...]]]
 # Okabe and Ito's colours, which colour-blind readers can distinguish, each with its own dashes for print without colour.

@@ -3,7 +3,7 @@
 from functools import reduce
 
 from recycle.core.events.record import Changed, Event, Held, OpRan, Recovered, Saved, Spell, Started, Stepped, Warned
-from recycle.report.record.run_facts import RunFacts, facts_after
+from recycle.report.record.live_facts import RunFacts, facts_after
 
 SECOND = 1_000_000
 RUN: list[Event] = [

@@ -8,7 +8,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 from recycle.core.events.record import Changed, Event, Spell
-from recycle.report.figures.throughput_over_time import LINES, draw_campaign
+from recycle.report.figures.campaign_chart import LINES, draw_campaign
 from recycle.sim.systems.registry import SYSTEMS
 
 HOUR = 3_600_000_000

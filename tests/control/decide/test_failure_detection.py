@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle.control.decide.membership import PATIENCE, STARVED_LEASES, MemberFacts, suspicion
+from recycle.control.decide.failure_detection import PATIENCE, STARVED_LEASES, MemberFacts, suspicion
 
 LEASE_S = 2.0
 times = st.floats(0, 1e6)
