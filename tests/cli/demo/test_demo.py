@@ -79,7 +79,7 @@ def test_without_torch_it_says_how_to_install_it_and_what_goes_without(monkeypat
     ended = run("demo --quick")
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith("recycle demo: the demo trains a model, which needs torch (")
-    assert "pip install 'recycle-train[train]'" in ended.err
+    assert "pip install -e '.[train]' in a clone of ReCycle" in ended.err
     assert "recycle demo --plans" in ended.err
     assert ended.err.count("\n") == 1
 

@@ -125,7 +125,7 @@ except UserError as problem:
 """
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
     assert run.stdout.startswith("a log for TensorBoard needs torch and tensorboard (")
-    assert run.stdout.endswith("): install them with pip install 'recycle-train[tensorboard]'\n")
+    assert run.stdout.endswith("): install them with pip install -e '.[tensorboard]' in a clone of ReCycle\n")
     assert run.stdout.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 

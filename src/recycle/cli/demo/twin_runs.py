@@ -191,7 +191,7 @@ def make_demo_job(setting: DemoSettings) -> "Job":
         import torch  # noqa: F401
     except ImportError as missing:
         raise UserError(
-            f"the demo trains a model, which needs torch ({missing}): install it with pip install 'recycle-train[train]', or "
+            f"the demo trains a model, which needs torch ({missing}): install it with pip install -e '.[train]' in a clone of ReCycle, or "
             "let 'recycle demo --plans' draw plans without it"
         ) from None
     shape = setting.shape

@@ -48,7 +48,9 @@ def run_bench(args: argparse.Namespace) -> None:
         from recycle.evaluate.cluster_benchmark import run_cluster_benchmark
         from recycle.evaluate.hardware.evaluation_folder import choose_setup
     except ImportError as problem:
-        raise UserError(f"measuring needs torch ({problem}): install it with pip install 'recycle-train[train]'") from None
+        raise UserError(
+            f"measuring needs torch ({problem}): install it with pip install -e '.[train]' in a clone of ReCycle"
+        ) from None
     parts = [part.strip() for part in args.only.split(",") if part.strip()]
     if unknown := [part for part in parts if part not in _PARTS]:
         raise UserError(f"--only names {unknown[0]!r}, but the parts are {', '.join(_PARTS)}")

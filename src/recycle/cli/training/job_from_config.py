@@ -38,7 +38,9 @@ class TrainingJobFactory:
             from recycle.models.text import Text
             from recycle.runtime.options import refuse_absent_device
         except ImportError as problem:
-            raise UserError(f"training needs torch ({problem}): install it with pip install 'recycle-train[train]'") from None
+            raise UserError(
+                f"training needs torch ({problem}): install it with pip install -e '.[train]' in a clone of ReCycle"
+            ) from None
         self.config = config
         model, training = config.model, config.training
         gpt = GptConfig(

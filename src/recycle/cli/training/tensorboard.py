@@ -70,7 +70,7 @@ def _writer(folder: Path, num_done: int) -> Any:
     except ImportError as problem:
         raise UserError(
             f"a log for TensorBoard needs torch and tensorboard ({problem}): "
-            "install them with pip install 'recycle-train[tensorboard]'"
+            "install them with pip install -e '.[tensorboard]' in a clone of ReCycle"
         ) from None
     make: Any = SummaryWriter  # torch has no types for it
     try:
