@@ -191,8 +191,8 @@ def make_demo_job(setting: DemoSettings) -> "Job":
         import torch  # noqa: F401
     except ImportError as missing:
         raise UserError(
-            f"the demo trains a model, which needs torch ({missing}): install it with pip install -e '.[train]' in a clone of ReCycle, "
-            "or let 'recycle demo --plans' draw plans without it"
+            f"the demo trains a model, which needs torch ({missing}): install it with pip install -e '.[train]' in a clone of "
+            "ReCycle, or let 'recycle demo --plans' draw plans without it"
         ) from None
     shape = setting.shape
     config = TrainConfig(
