@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Hundreds of processes start in the tests; without bytecode on disk each of them compiles our sources again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test check format bench pictures docs clean help
 
@@ -24,6 +26,7 @@ demo: $(READY)
 	@$(BIN)/recycle demo
 
 test: check
+	$(BIN)/python -m compileall -q src
 	$(BIN)/pytest -n 3 --dist worksteal
 
 check: $(READY)
