@@ -29,7 +29,7 @@ from recycle.runtime.compute.tied_parameters import find_ties
 pytestmark = pytest.mark.timeout(240)
 torch.set_num_threads(1)
 ROOT = Path(__file__).parents[2]
-GUIDE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "guides" / "own-model.md").read_text(encoding="utf-8")
 STEPS = 4
 
 
@@ -223,15 +223,15 @@ def train_twice(folder, **options):
 
 
 REFUSED = {
-    "cutting what is no `nn.Sequential`": lambda folder: recycle.cut(linear(), [1]),
+    "cutting something that is not an `nn.Sequential`": lambda folder: recycle.cut(linear(), [1]),
     "cuts that leave a stage empty": lambda folder: recycle.cut(nn.Sequential(linear(), linear()), [1, 1]),
-    "another number of stages than the plan's": lambda folder: train(linear()),
+    "another number of stages than the plan has": lambda folder: train(linear()),
     "a stage that returns a tuple": lambda folder: train(Both(4, 4), linear()),
-    "a stage that returns whole numbers": lambda folder: train(Rounded(4, 4), linear()),
+    "a stage that returns integers": lambda folder: train(Rounded(4, 4), linear()),
     "a loss for each sample": lambda folder: train(loss=partial(nn.functional.mse_loss, reduction="none")),
     "a BatchNorm with running statistics": lambda folder: train(linear(), nn.BatchNorm1d(2)),
     "a stage that changes its input in place": lambda folder: train(linear(), nn.ReLU(inplace=True)),
-    "`max_norm` below 0": lambda folder: train(max_norm=-1.0),
+    "`max_norm` of 0 or below": lambda folder: train(max_norm=-1.0),
     "a dataset that does not fill a step": lambda folder: train(samples=5),
     "samples of different shapes": lambda folder: train(dataset=RAGGED),
     "micro-batches of different shapes": lambda folder: train(dataset=RAGGED, samples=1),
