@@ -154,9 +154,9 @@ def test_a_folder_that_cannot_get_its_name_counts_as_not_saved(tmp_path, monkeyp
 def test_a_file_that_is_not_where_the_report_says_counts_as_not_saved(tmp_path):
     checkpoints = make(tmp_path)
     first, second = reports(tmp_path, 20)
-    (tmp_path / "step-00000020.partial" / "stage-0.safetensors").unlink()
+    (tmp_path / "step-00000020.partial" / first.file_name).unlink()
     checkpoints.add_report(first)
-    assert "stage-0.safetensors: No such file or directory" in checkpoints.add_report(second).reason
+    assert "step-00000020: No such file or directory" in checkpoints.add_report(second).reason
     assert names_in(tmp_path) == []
 
 
@@ -238,3 +238,20 @@ def test_a_torn_checkpoint_is_replaced_when_its_step_comes_again_and_never_costs
     save_all(resumed, tmp_path, 40)
     assert names_in(tmp_path) == ["step-00000040"]
     assert latest(tmp_path, FINGERPRINT)[0].num_steps == 40
+
+
+def test_a_stage_that_is_saved_again_while_its_checkpoint_becomes_whole_does_not_change_it(tmp_path):
+    checkpoints = make(tmp_path)
+    first, second = reports(tmp_path, 20)
+    assert checkpoints.add_report(first) is None
+    before = report_of(tmp_path, 0, 20, *small_stage(77))  # written before, reported after
+    assert isinstance(checkpoints.add_report(second), CheckpointComplete)
+    after = report_of(tmp_path, 1, 20, *small_stage(78))
+    late = StageNotSaved(20, 0, "cannot write step-00000020.partial/stage-0.safetensors: No such file or directory")
+    assert [checkpoints.add_report(report) for report in (before, after, late)] == [None, None, None]
+    assert names_in(tmp_path) == ["step-00000020"]
+    checkpoint, warnings = latest(tmp_path, FINGERPRINT)
+    assert (checkpoint.num_steps, warnings) == (20, [])
+    module, optimizer = small_stage(5)
+    load_stage(checkpoint, 0, module, optimizer)
+    assert held(module, optimizer) == held(*small_stage(0))

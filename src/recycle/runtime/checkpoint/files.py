@@ -5,11 +5,12 @@
                               manifest.json
 
 A checkpoint is whole if it has a manifest, and its files have the sizes and digests in the manifest. Until then its folder is
-called `step-00000020.partial`.
+called `step-00000020.partial`, and every attempt to save a stage writes a file of its own there: `stage-0.1a2b3c4d.safetensors`.
 """
 
 import json
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ FORMAT, VERSION = "recycle-checkpoint", 1
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
 _STEP = re.compile(r"step-(\d{8,})")
-_IN_PARTIAL = re.compile(r"step-\d{8,}\.partial/stage-\d{1,6}\.safetensors")
+_IN_PARTIAL = re.compile(r"step-\d{8,}\.partial/stage-\d{1,6}\.[0-9a-f]{8}\.safetensors")
 _IN_WHOLE = re.compile(r"step-\d{8,}/(stage-\d{1,6}\.safetensors|manifest\.json)")
 
 
@@ -51,6 +52,11 @@ def step_folder(num_steps: int) -> str:
 
 def stage_file(stage: int) -> str:
     return f"stage-{stage}.safetensors"
+
+
+def attempt_file(stage: int) -> str:
+    """A new name for one attempt to save a stage: another worker that saves the same stage never replaces the file."""
+    return f"stage-{stage}.{secrets.token_hex(4)}.safetensors"
 
 
 def is_to_be_written(name: str) -> bool:

@@ -24,6 +24,7 @@ from recycle.runtime.checkpoint.files import (
     is_whole,
     plain,
     refuse_other_size,
+    stage_file,
     step_folder,
     write_manifest,
 )
@@ -61,6 +62,7 @@ class CheckpointFolder:
         self._keep = keep
         self._fingerprint = plain(fingerprint)
         self._reports: dict[int, dict[int, StageSaved | StageNotSaved]] = {}
+        self._complete: set[int] = set()
         self._decided: list[CheckpointComplete | CheckpointIncomplete] = []
         _make(folder)
         for path in folder.glob(f"step-*{PARTIAL}"):
@@ -70,9 +72,13 @@ class CheckpointFolder:
     def add_report(self, report: StageSaved | StageNotSaved) -> CheckpointComplete | CheckpointIncomplete | None:
         """Add the report on one stage; return the checkpoint that it completed or made impossible, or None.
 
+        A report on a checkpoint that is complete already changes nothing: two workers may have saved the same stage.
         A worker reports its saves in order. So a stage that reports a later step without an earlier one has lost the worker that
         saved the earlier one. If one report decides about two checkpoints, the next call returns the second.
         """
+        if report.num_steps in self._complete:
+            _remove(self._partial(report.num_steps))
+            return None
         lost = [
             StageNotSaved(num_steps, report.stage, f"the worker that was to save stage {report.stage} is gone")
             for num_steps, reports in sorted(self._reports.items())
@@ -99,8 +105,10 @@ class CheckpointFolder:
     def _finish(self, num_steps: int, saved: list[StageSaved]) -> CheckpointComplete | CheckpointIncomplete:
         """Turn the partial folder into a checkpoint."""
         partial, folder = self._partial(num_steps), self._folder / step_folder(num_steps)
-        files = tuple(StageFile(report.file_name, report.size_bytes, report.sha256) for report in saved)
+        files = tuple(StageFile(stage_file(report.stage), report.size_bytes, report.sha256) for report in saved)
         try:
+            for report, file in zip(saved, files, strict=True):
+                os.replace(partial / report.file_name, partial / file.name)
             manifest_bytes = _complete(Checkpoint(num_steps, partial, files, self._fingerprint))
             if folder.exists():  # a torn one, from before the run resumed
                 _remove(folder)
@@ -111,6 +119,7 @@ class CheckpointFolder:
             _remove(partial)
             cause = f"cannot write {folder}: {problem.strerror or problem}" if isinstance(problem, OSError) else str(problem)
             return CheckpointIncomplete(num_steps, cause)
+        self._complete.add(num_steps)
         return CheckpointComplete(num_steps, folder, manifest_bytes + sum(file.size_bytes for file in files))
 
     def _remove_old(self, newest: int) -> None:

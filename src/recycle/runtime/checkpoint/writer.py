@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from recycle.core.errors import UserError
-from recycle.runtime.checkpoint.files import PARTIAL, stage_file, stage_metadata, step_folder
+from recycle.runtime.checkpoint.files import PARTIAL, attempt_file, stage_metadata, step_folder
 from recycle.runtime.checkpoint.state import Snapshot, take_snapshot
 from recycle.runtime.checkpoint.tensor_file import save_tensors
 
@@ -92,7 +92,7 @@ class StageWriter:
         self._report(snapshot if isinstance(snapshot, StageNotSaved) else self._write(num_steps, snapshot))
 
     def _write(self, num_steps: int, snapshot: Snapshot) -> StageSaved | StageNotSaved:
-        path = self._folder / f"{step_folder(num_steps)}{PARTIAL}" / stage_file(self._stage)
+        path = self._folder / f"{step_folder(num_steps)}{PARTIAL}" / attempt_file(self._stage)
         metadata = stage_metadata(num_steps, self._stage) | {"optimizer": snapshot.optimizer}
         digest = hashlib.sha256()
         try:
