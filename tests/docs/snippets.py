@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.warm_processes import WarmProcess
+
 ROOT = Path(__file__).parents[2]
 RUNNABLE = ("bash", "console", "python")
 TIMEOUT_S = 240
@@ -134,13 +136,19 @@ def fits(expected: Sequence[str], output: str) -> bool:
     return re.fullmatch(pattern, output) is not None
 
 
+def is_plain(line: str) -> bool:
+    """Whether a line is one `recycle` command that needs no shell: at most its output goes to a file."""
+    command = re.sub(r" > [\w.-]+$", "", line)
+    return line.startswith("recycle ") and not re.search(r"[|&;<>$`*?~(){}!]|\\$", command)
+
+
 @dataclass
 class Session:
     """An empty folder in which the blocks of one page run one after the other."""
 
     folder: Path
     port: int = field(init=False)
-    _background: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+    _background: list["subprocess.Popen[bytes] | WarmProcess"] = field(default_factory=list)
     _num_scripts: int = 0
 
     def __post_init__(self) -> None:
@@ -167,27 +175,49 @@ class Session:
             self._start(text, block.directive.num_background)
         elif block.language == "console":
             for command, expected in commands(text):
-                output = self._output(["bash", "-euo", "pipefail", "-c", command])
+                output = self._output_of(command)
                 assert fits(expected, output), f"{command} prints\n{output}\nbut the page shows\n" + "\n".join(expected)
         elif block.language == "bash":
-            self._output(["bash", "-euo", "pipefail", "-c", text])
+            self._output_of(text)
         else:
             self._num_scripts += 1
             script = self.folder / f"snippet_{self._num_scripts}.py"
             script.write_text(text, encoding="utf-8")
-            self._output([sys.executable, script.name])
+            self._end(WarmProcess([script], self.folder, self._environment, is_script=True), text)
 
-    def _output(self, command: list[str]) -> str:
-        """Run a command to its end, which must be a good one, and return what it printed."""
-        ended = subprocess.run(
-            command, cwd=self.folder, env=self._environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-        assert ended.returncode == 0, f"{command[-1]}\nends with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}"
-        return ended.stdout
+    def _output_of(self, text: str) -> str:
+        """Run shell commands to their end, which must be a good one, and return what they printed."""
+        if all(is_plain(line) for line in text.splitlines()):
+            return "".join(map(self._output_of_plain, text.splitlines()))
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        shell = ["bash", "-euo", "pipefail", "-c", text]
+        return self._end(subprocess.Popen(shell, cwd=self.folder, env=self._environment, text=True, **pipes), text)
+
+    def _output_of_plain(self, line: str) -> str:
+        command, _, file = line.partition(" > ")
+        output = self._end(self._warm(command), line)
+        if not file:
+            return output
+        (self.folder / file.strip()).write_text(output, encoding="utf-8")
+        return ""
+
+    def _warm(self, line: str) -> WarmProcess:
+        return WarmProcess(shlex.split(line, comments=True)[1:], self.folder, self._environment)
+
+    def _end(self, process: "subprocess.Popen[str] | WarmProcess", text: str) -> str:
+        try:
+            out, err = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            process.kill()
+        assert process.returncode == 0, f"{text}\nends with {process.returncode}:\n{out}\n{err}"
+        return out
 
     def _start(self, text: str, times: int) -> None:
         if self._background:
             self._wait_for_port()
+        if is_plain(text.strip()):
+            self._background += [self._warm(text) for _ in range(times)]
+            return
         for _ in range(times):
             self._background.append(
                 subprocess.Popen(

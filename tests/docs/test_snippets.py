@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recycle.cli.main import make_parser
-from tests.docs.snippets import ROOT, RUNNABLE, Directive, Session, blocks, commands, fits, runnable
+from tests.docs.snippets import ROOT, RUNNABLE, Directive, Session, blocks, commands, fits, is_plain, runnable
 
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
@@ -83,6 +83,19 @@ def test_lines_that_continue_a_script_go_under_its_guard() -> None:
     )
     (script,) = runnable(page)
     assert script.text == "if True:\n    a = 1\n\n    b = a\n\n    print(b)\n"
+
+
+def test_only_a_recycle_command_without_shell_syntax_runs_without_a_shell() -> None:
+    assert all(map(is_plain, ["recycle check plan.json", "recycle train --json > one.json"]))
+    shell = [
+        "ls",
+        "recycle show a | head",
+        "recycle show *.json",
+        "recycle show $PLAN",
+        "recycle a && recycle b",
+        "recycle a > b > c",
+    ]
+    assert not any(map(is_plain, shell))
 
 
 def test_output_is_compared_where_it_is_shown() -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from types import FrameType
 
@@ -20,6 +20,16 @@ def _wait_for_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def close_inherited_files(keep: int) -> None:
+    """Close every file descriptor that this child process has from its parent, but for `keep` and the standard streams."""
+    parent = multiprocessing.parent_process()
+    kept = {0, 1, 2, keep, parent.sentinel if parent is not None else keep}
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []:
+        if int(name) not in kept:
+            with suppress(OSError):  # the listing itself was a descriptor
+                os.close(int(name))
 
 
 @contextmanager

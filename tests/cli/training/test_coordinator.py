@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from functools import partial
 
@@ -21,6 +19,7 @@ from recycle.cli.training.train_config import parse_config
 from recycle.control.net.file_transfer import FileTransfer
 from recycle.control.net.handshake import Endpoint
 from recycle.core.errors import UserError
+from tests.warm_processes import WarmProcess
 
 pytestmark = pytest.mark.timeout(240)
 STEPS = 60
@@ -41,18 +40,16 @@ def started():
     """A function that starts commands; whatever still runs in the end is ended."""
     processes = []
 
-    def start(*words, program=("-m", "recycle")):
-        command = [sys.executable, *program, *map(str, words)]
-        made = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        processes.append(made)
-        return made
+    def start(*words, is_script=False):
+        processes.append(WarmProcess(words, is_script=is_script))
+        return processes[-1]
 
     try:
         yield start
     finally:
         for process in processes:
             process.kill()
-            process.communicate()
+            process.wait()
 
 
 def wait_for(what, seconds=90):
@@ -125,12 +122,13 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_machines_that_share_no_disk_lose_a_whole_stage_and_one_that_hung_wakes_up_too_late(alone, tmp_path):
-    job = (*JOB, "--checkpoint.every", "5")
+    job, script = (*JOB, "--checkpoint.every", "5"), tmp_path / "elsewhere.py"
+    script.write_text(ELSEWHERE)
     out, token, address = tmp_path / "run", tmp_path / "token", f"127.0.0.1:{free_port()}"
     with started() as start:
         coordinator = start("coordinator", *job, "--listen", address, "--token-file", token, "--out", out, "--json")
         wait_for(token.exists)
-        worker = partial(start, "worker", address, "--token-file", token, "--place", program=("-c", ELSEWHERE))
+        worker = partial(start, script, "worker", address, "--token-file", token, "--place", is_script=True)
         workers = {place: worker(place) for place in ("W0_0", "W1_0", "W0_1", "W1_1")}
         wait_for(lambda: (out / "checkpoints" / "step-00000005" / "manifest.json").exists())
         os.kill(workers["W0_0"].pid, signal.SIGSTOP)

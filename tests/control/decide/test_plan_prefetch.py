@@ -349,6 +349,41 @@ def test_no_process_is_left_behind_however_its_parent_ends(end: signal.Signals, 
     assert ends_with(parent, pids, 1, end)
 
 
+FORKED = """
+import os, sys
+from multiprocessing import get_context
+from recycle.control.decide.plan_prefetch import PlanningProcess, PlanPrefetch
+
+class Lists:
+    def answer(self, failed):
+        raise ValueError(" ".join(os.readlink(f"/proc/{os.getpid()}/fd/{fd}") for fd in map(int, fds()) if fd > 2))
+
+def fds():
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            os.fstat(int(fd))
+        except OSError:
+            continue
+        found.append(fd)
+    return found
+
+if __name__ == "__main__":
+    reader, writer = os.pipe()
+    with PlanPrefetch(Lists(), PlanningProcess(get_context("fork"))) as prefetch:
+        problem = prefetch.request(frozenset()).exception(60)
+        assert isinstance(problem, ValueError), problem
+        print(os.readlink(f"/proc/self/fd/{writer}") in str(problem).split(), len(str(problem).split()))
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="asks Linux's /proc for the open files")
+def test_a_forked_planning_process_keeps_no_file_of_its_parent_open(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(FORKED)
+    ran = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout == "False 2\n"  # its pipe, and the one that closes with its parent
+
+
 def test_a_planner_has_a_legal_plan_ready_for_every_single_failure() -> None:
     problem = recycle.problem(3, 4, 6, costs=(10, 13, 9), comm=1, memory=6)
     with PlanPrefetch(Planner(problem)) as prefetch:

@@ -12,12 +12,12 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.context import ForkContext, SpawnContext
 from typing import Any
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan_source import PlanAssignment, PlanSource
-from recycle.host.process_lifetime import children_uninterrupted, end_with_parent
+from recycle.host.process_lifetime import children_uninterrupted, close_inherited_files, end_with_parent
 
 Failed = frozenset[Worker]
 
@@ -35,18 +35,21 @@ def likely_failures(failed: Failed, shape: Shape) -> list[Failed]:
 
 
 class PlanPrefetch:
-    """A source of plans that has most of them ready. Any thread may use it; `close` ends the planning process."""
+    """A source of plans that has most of them ready. Any thread may use it; `close` ends the planning process.
 
-    def __init__(self, source: PlanSource, context: SpawnContext | ForkServerContext | None = None) -> None:
+    `first` is a planning process that has started already; without it, and after its death, the prefetch starts one.
+    """
+
+    def __init__(self, source: PlanSource, first: "PlanningProcess | None" = None) -> None:
         self._source = source
-        self._context = context or get_context("spawn")
         self._changed = threading.Condition()  # it guards all attributes below
         self._urgent: dict[Failed, Future[PlanAssignment]] = {}
         self._queue: deque[Failed] = deque()
         self._wanted: frozenset[Failed] = frozenset()
         self._ready: dict[Failed, PlanAssignment] = {}
         self._most_ready = _MOST_PLANS
-        self._process: _PlanningProcess | None = None
+        self._process: PlanningProcess | None = None
+        self._first = first
         self._is_loaded = self._is_closed = False
         self._thread = threading.Thread(target=self._work, name="plan prefetch", daemon=True)
         self._thread.start()
@@ -139,10 +142,10 @@ class PlanPrefetch:
             is_urgent = failed in self._urgent
         return _plan_or_error(self._source, failed) if is_urgent else None
 
-    def _running_process(self) -> "_PlanningProcess":
+    def _running_process(self) -> "PlanningProcess":
         if self._process is not None:
             return self._process
-        started = _PlanningProcess(self._context)
+        started, self._first = self._first or PlanningProcess(get_context("spawn")), None
         with self._changed:
             self._process = started
             if self._is_closed:
@@ -152,9 +155,10 @@ class PlanPrefetch:
 
     def _end_process(self) -> None:
         with self._changed:
-            process, self._process = self._process, None
-        if process is not None:
-            process.end()
+            processes, self._process, self._first = (self._process, self._first), None, None
+        for process in processes:
+            if process is not None:
+                process.end()
 
     def _deliver(self, failed: Failed, outcome: PlanAssignment | Exception | None) -> None:
         """Keep a plan, and hand it to the thread that waits for it. Errors are not kept: the next try may succeed."""
@@ -181,10 +185,13 @@ class PlanPrefetch:
             del self._ready[failed]
 
 
-class _PlanningProcess:
-    """The planning process and the pipe to it. Only `kill` may be called by another thread than the owner."""
+class PlanningProcess:
+    """The planning process and the pipe to it. Only `kill` may be called by another thread than the owner.
 
-    def __init__(self, context: SpawnContext | ForkServerContext) -> None:
+    A process that has no other thread yet may give a context that forks, and so share the modules that it has loaded.
+    """
+
+    def __init__(self, context: SpawnContext | ForkContext) -> None:
         self._pipe, theirs = context.Pipe()
         try:
             self._process = context.Process(target=_serve, args=(theirs,), name="plan prefetch", daemon=True)
@@ -222,6 +229,8 @@ def _serve(pipe: "Connection[Any, Any]") -> None:
     Before the first plan the planner is imported and its compiler warmed up: seconds in which no failure can be answered, and
     minutes at the lowest priority beside busy workers.
     """
+    # A forked process has the coordinator's sockets and pipes: the others must see them close when the coordinator dies.
+    close_inherited_files(keep=pipe.fileno())
     end_with_parent()
     with suppress(EOFError, OSError):
         # Not an argument of the process: those are unpickled, and planners imported, before it watches its parent.

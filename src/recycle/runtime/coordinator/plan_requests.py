@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from recycle.control.decide.plan_prefetch import PlanPrefetch
+from recycle.control.decide.plan_prefetch import PlanningProcess, PlanPrefetch
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.plans.plan_source import NoWorkerLeft, PlanAssignment, PlanSource
@@ -20,8 +20,14 @@ class PlanRequests:
     `deliver` is called with each requested set of dead workers and its outcome, by the thread that made the plan.
     """
 
-    def __init__(self, source: PlanSource, shape: Shape, deliver: Callable[[frozenset[Worker], PlanOutcome], None]) -> None:
-        self._prefetch, self._shape, self._deliver = PlanPrefetch(source), shape, deliver
+    def __init__(
+        self,
+        source: PlanSource,
+        shape: Shape,
+        deliver: Callable[[frozenset[Worker], PlanOutcome], None],
+        planning: PlanningProcess | None = None,
+    ) -> None:
+        self._prefetch, self._shape, self._deliver = PlanPrefetch(source, planning), shape, deliver
         self._ready_us = 0
 
     def request(self, failed: frozenset[Worker]) -> None:

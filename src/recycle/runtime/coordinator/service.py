@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 
 from recycle.control.decide.coordinator import Coordinator
 from recycle.control.decide.journal import FileJournal
@@ -26,6 +27,7 @@ from recycle.control.decide.messages import (
     Welcome,
 )
 from recycle.control.decide.phases import CoordinatorPhase
+from recycle.control.decide.plan_prefetch import PlanningProcess
 from recycle.control.net import file_transfer
 from recycle.control.net.handshake import this_host
 from recycle.control.net.server import ConnectionTask, Server
@@ -66,19 +68,27 @@ def run_coordinator_process(
 ) -> None:
     """Coordinate a job to its end, as a process of a launcher. The process ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Before this process has a thread: then the planning process can be forked, and has what the fork server has loaded.
+    planning = PlanningProcess(get_context("fork")) if config.source is not None else None
     end_with_parent()
-    serve_job(config, listener, sink, before)
+    serve_job(config, listener, sink, before, planning)
 
 
-def serve_job(config: CoordinatorConfig, listener: socket.socket, sink: EventSink, before: Sequence[Event] | None = None) -> None:
+def serve_job(
+    config: CoordinatorConfig,
+    listener: socket.socket,
+    sink: EventSink,
+    before: Sequence[Event] | None = None,
+    planning: PlanningProcess | None = None,
+) -> None:
     """Coordinate a job to its end. With `before`, replace a coordinator that was killed: its events, unless on disk."""
     try:
         if config.folder is None:
-            CoordinatorService(config, listener, sink, None, before).run()
+            CoordinatorService(config, listener, sink, None, before, planning).run()
         else:
             options, plan, is_takeover = (config.run_folder, config.checkpoint), config.initial.plan, before is not None
             with RunFolder(config.folder, *options, plan, config.fingerprint, config.num_steps, is_takeover) as run:
-                CoordinatorService(config, listener, sink, run, run.before).run()
+                CoordinatorService(config, listener, sink, run, run.before, planning).run()
     except UserError as problem:
         sink.send(JobFailed(problem))
 
@@ -93,6 +103,7 @@ class CoordinatorService:
         sink: EventSink,
         run: RunFolder | None,
         before: Sequence[Event] | None,
+        planning: PlanningProcess | None,
     ) -> None:
         self._config, self._sink, self._run = config, sink, run
         if before is None:  # the file, if there is one, is of a former run
@@ -117,7 +128,7 @@ class CoordinatorService:
         self._crashed_at: set[int] = set()
         self._is_over = False
         shape = plan.problem.shape
-        self._plans = PlanRequests(config.source, shape, self._plan_made) if config.source is not None else None
+        self._plans = PlanRequests(config.source, shape, self._plan_made, planning) if config.source is not None else None
         if self._plans is not None:  # now, because workers take a while to join
             self._plans.prefetch(plan.problem.cluster.failed)
         checkpoint = run.resumed.num_steps if run is not None and run.resumed is not None else -1
