@@ -66,6 +66,12 @@ class LossNotScalar(UserError):
     exit_code = 17
 
 
+class PlannerFailed(UserError):
+    """A planner that failed with an error of its own."""
+
+    exit_code = 21
+
+
 class WorkerFailed(UserError):
     """A worker that failed with an error, and its last output."""
 

@@ -89,6 +89,7 @@ class RecordingEffects:
         self.num_steps_saved = 0
         self.died_us = 0
         self.is_prepared = True
+        self.running: set[int] = set()
 
     def now_us(self) -> int:
         return self.at_us
@@ -107,7 +108,7 @@ class RecordingEffects:
         self.log.append(("disconnect", connection))
 
     def is_process_running(self, member: Member) -> bool:
-        return False
+        return member.pid in self.running
 
     def fence(self, member: Member) -> None:
         self.log.append(("fence", member.host, member.pid))
@@ -128,6 +129,9 @@ class RecordingEffects:
 
     def member_joining(self, member: Member, place: Worker) -> None:
         self.log.append(("joining", str(place)))
+
+    def stalled(self, stalled_s: float) -> None:
+        self.log.append(("stalled", round(stalled_s, 1)))
 
     def waiting(self, reason: str) -> None:
         self.waits.append(reason)
@@ -224,8 +228,8 @@ class CoordinatorHarness:
 
     def wait(self, seconds: float, *renewing: str) -> None:
         """Let time pass; the members at these places renew their leases."""
-        for _ in range(round(seconds / 0.5)):
-            self.effects.at_us += 500_000
+        for _ in range(round(seconds / 0.25)):
+            self.effects.at_us += 250_000
             for name in renewing:
                 self.coordinator.receive(self.at(name), RenewLease())
             self.coordinator.tick()

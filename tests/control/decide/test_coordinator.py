@@ -91,6 +91,32 @@ def test_a_suspected_member_is_fenced_before_others_take_its_work() -> None:
     assert harness.effects.logged("suspected") == [("suspected", "W1_1", "silent for 2.0 s, with a lease of 2 s")]
 
 
+@pytest.mark.parametrize("stalled_s", [1.9, 12.0, 3600.0])
+def test_nobody_is_suspected_for_the_time_in_which_the_coordinator_itself_stood_still(stalled_s: float) -> None:
+    harness = CoordinatorHarness().form()
+    names = ("W0_0", "W0_1", "W1_0", "W1_1")
+    harness.wait(4.0, *names)
+    harness.effects.at_us += round(stalled_s * 1e6)
+    harness.coordinator.tick()
+    harness.coordinator.tick()
+    assert harness.effects.logged("stalled") == [("stalled", stalled_s)]
+    harness.wait(4.0, *names)
+    assert harness.phase is CoordinatorPhase.RUNNING
+    harness.wait(LEASE_S, *names[1:])  # a silence after it counts as ever
+    assert harness.effects.logged("suspected") == [("suspected", "W0_0", "silent for 2.0 s, with a lease of 2 s")]
+
+
+def test_a_silent_member_whose_process_runs_gets_five_leases() -> None:
+    harness = CoordinatorHarness().form()
+    harness.effects.running = {harness.at("W1_1").pid}
+    others = ("W0_0", "W0_1", "W1_0")
+    harness.wait(4.5 * LEASE_S, *others)
+    assert harness.phase is CoordinatorPhase.RUNNING
+    harness.wait(LEASE_S, *others)
+    assert harness.phase is CoordinatorPhase.STOPPING
+    assert harness.effects.logged("suspected") == [("suspected", "W1_1", "silent for 10.2 s, with a lease of 2 s")]
+
+
 def test_a_member_that_computes_one_op_for_too_long_is_suspected_though_it_renews_its_lease() -> None:
     harness = CoordinatorHarness().form()
     harness.coordinator.longest_op_s = 0.3

@@ -6,7 +6,7 @@ from queue import SimpleQueue
 import pytest
 
 from recycle.core.cluster import Worker
-from recycle.core.errors import UserError
+from recycle.core.errors import PlannerFailed, UserError
 from recycle.core.plans.plan_source import PlanAssignment, num_live_at
 from recycle.runtime.coordinator import plan_requests
 from recycle.runtime.coordinator.plan_requests import PlanRequests
@@ -52,6 +52,21 @@ def test_requests_are_answered_in_order_by_plan_reason_or_error(requests, delive
     assert "0 live workers cannot hold 2 stages" in outcomes[every]
     assert type(outcomes[dead("W1_0")]) is UserError
     assert isinstance(outcomes[dead("W1_1")], PlanAssignment)
+
+
+@dataclass(frozen=True)
+class Mistaken:
+    def answer(self, failed):
+        raise ZeroDivisionError("of its own")
+
+
+def test_a_mistake_of_the_planner_ends_the_job_instead_of_hanging_it(delivered):
+    requests = PlanRequests(Mistaken(), SHAPE, lambda *outcome: delivered.put(outcome))
+    requests.request(dead("W0_0"))
+    _, outcome = delivered.get(timeout=PATIENCE_S)
+    assert type(outcome) is PlannerFailed
+    assert str(outcome) == "the planner failed: ZeroDivisionError: of its own"
+    requests.close()
 
 
 def test_the_first_epoch_waits_for_the_planner_but_not_for_ever(requests, delivered, monkeypatch):

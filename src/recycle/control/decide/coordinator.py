@@ -8,7 +8,7 @@ coordinator request another plan. `Coordinator` has no socket, process or clock:
 from dataclasses import replace
 
 from recycle.control.decide.agreement import NoAgreement, Resume, agree
-from recycle.control.decide.failure_detection import MemberFacts, suspicion
+from recycle.control.decide.failure_detection import SILENCE_PER_LEASE, MemberFacts, stall_s, suspicion
 from recycle.control.decide.journal import Journal, JournalEntry
 from recycle.control.decide.members import CoordinatorEffects, Member, Recovery
 from recycle.control.decide.messages import (
@@ -47,6 +47,7 @@ class Coordinator:
         self.members: dict[int, Member] = {}
         self.longest_op_s = 0.0
         self._last_number = 0
+        self._last_tick_s = self._now_s()
         self._recovery: Recovery | None = None
         self._requested: frozenset[Worker] = frozenset()
         self._store: dict[str, StoreEntry] = {}
@@ -150,10 +151,20 @@ class Coordinator:
             self._recovery.add_loss(str(member.place), reason, died_us)
 
     def tick(self) -> None:
-        """Remove the members that have been silent, or busy with one op, for too long."""
+        """Remove the members that have been silent, or busy with one op, for too long.
+
+        The time in which this coordinator stood still does not count as silence: their messages wait to be read.
+        """
         now_s = self._now_s()
+        stalled_s, self._last_tick_s = stall_s(now_s - self._last_tick_s, self.lease_s), now_s
+        if stalled_s:
+            for member in self.members.values():
+                member.last_seen_s = min(now_s, member.last_seen_s + stalled_s)
+            if self.members:
+                self._effects.stalled(stalled_s)
         for member in list(self.members.values()):
-            is_running = now_s - member.last_seen_s > self.lease_s and self._effects.is_process_running(member)
+            is_silent = now_s - member.last_seen_s > SILENCE_PER_LEASE * self.lease_s
+            is_running = is_silent and self._effects.is_process_running(member)
             facts = MemberFacts(member.last_seen_s, member.busy_s, is_running)
             if reason := suspicion(now_s, facts, self.lease_s, self.longest_op_s):
                 self._effects.member_suspected(member, reason)

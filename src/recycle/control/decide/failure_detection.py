@@ -11,6 +11,8 @@ RENEWALS_PER_LEASE = 6
 SILENCE_PER_LEASE = 0.9
 # A member whose process is seen running may be silent for so many leases: on a busy machine it waits for a processor.
 STARVED_LEASES = 5
+# A tick that comes so many leases after the one before is late: the coordinator itself stood still, and heard nobody meanwhile.
+LATE_TICK_LEASES, SHORTEST_LATE_S = 0.25, 0.1
 # An op may take so many times as long as the longest op of any worker so far. As long as no op has been reported, no member is
 # suspected of slowness: a lease may be shorter than any op.
 PATIENCE = 10
@@ -20,6 +22,11 @@ def refuse_lease(lease_s: float) -> None:
     """Raise if the lease is too short to be kept, or too long to be waited for."""
     if isinstance(lease_s, bool) or not isinstance(lease_s, int | float) or not SHORTEST_S <= lease_s <= LONGEST_S:
         raise UserError(f"the lease is {lease_s!r}, but it must be a number of seconds from {SHORTEST_S:g} to {LONGEST_S:g}")
+
+
+def stall_s(since_last_tick_s: float, lease_s: float) -> float:
+    """Return how long the coordinator stood still before a late tick, 0 if the tick was not late."""
+    return since_last_tick_s if since_last_tick_s > max(SHORTEST_LATE_S, LATE_TICK_LEASES * lease_s) else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,9 @@ class CoordinatorEffects(Protocol):
 
     def member_joining(self, member: Member, place: Worker) -> None: ...
 
+    def stalled(self, stalled_s: float) -> None:
+        """Note that the coordinator itself stood still for so long."""
+
     def waiting(self, reason: str) -> None:
         """Note that training cannot continue, and what it waits for."""
 

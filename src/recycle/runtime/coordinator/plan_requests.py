@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 from recycle.control.decide.plan_prefetch import PlanningProcess, PlanPrefetch
 from recycle.core.cluster import Shape, Worker
-from recycle.core.errors import UserError
+from recycle.core.errors import PlannerFailed, UserError
 from recycle.core.plans.plan_source import NoWorkerLeft, PlanAssignment, PlanSource
 from recycle.runtime.execute.spans import now_us
 
@@ -57,3 +57,5 @@ def _outcome(future: Future[PlanAssignment]) -> PlanOutcome:
         return str(problem)
     except UserError as problem:
         return problem
+    except Exception as problem:  # a mistake of the planner: without an outcome the job would wait for ever
+        return PlannerFailed(f"the planner failed: {type(problem).__name__}: {problem}")

@@ -256,6 +256,10 @@ class CoordinatorService:
     def member_joining(self, member: Member, place: Worker) -> None:
         self._ledger.write(Joining(self._ledger.now_us(), str(place)))
 
+    def stalled(self, stalled_s: float) -> None:
+        if stalled_s > self._config.lease_s:
+            self._ledger.warn(f"the coordinator stood still for {stalled_s:.1f} s; nobody counts as silent for that time")
+
     def waiting(self, reason: str) -> None:
         self._ledger.warn(f"training waits: {reason}")
         self._sink.send(WaitingForWorkers())
