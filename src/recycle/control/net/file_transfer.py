@@ -25,6 +25,7 @@ _BLOCK_BYTES = 1 << 20
 # The longest pause between two blocks.
 _SILENCE_S = 30.0
 _RETRY_S = 0.2
+_CLOSED = "the other side disconnected"
 
 IsAllowed = Callable[[ControlMessage], bool]
 """Whether a requested upload or download is allowed: no worker reaches another file."""
@@ -84,7 +85,7 @@ def _download(session: Session, name: str, path: Path) -> None:
 
 
 def _answer(session: Session) -> FileContent:
-    message = _message(session.stream, session.reader)
+    message = session.reader.receive(session.stream, _CLOSED)
     if not isinstance(message, FileContent):
         raise ProtocolError("the coordinator did not answer")
     if message.problem:
@@ -96,7 +97,7 @@ def serve_transfer(stream: socket.socket, folder: Path, is_allowed: IsAllowed) -
     stream.settimeout(_SILENCE_S)
     with stream, contextlib.suppress(OSError, ProtocolError):  # the worker is gone, or is not of this release
         reader = FrameReader(MOST_BYTES_UNPROVED)
-        match message := _message(stream, reader):
+        match message := reader.receive(stream, _CLOSED):
             case UploadFile() | DownloadFile() if not is_allowed(message):
                 stream.sendall(encode_frame(FileContent(problem=f"{message.name!r} is no file of a checkpoint")))
             case UploadFile(size_bytes=size_bytes) if size_bytes < 0:
@@ -167,12 +168,3 @@ def _copy(stream: socket.socket, begun: bytes, size_bytes: int, target: BinaryIO
     if problem:
         raise FileProblem(problem)
     return digest.hexdigest()
-
-
-def _message(stream: socket.socket, reader: FrameReader) -> ControlMessage:
-    """Return the next message; the bytes behind it stay in the reader."""
-    some = b""
-    while (message := reader.take_one(some)) is None:
-        if not (some := stream.recv(1 << 12)):
-            raise ConnectionError("the other side disconnected")
-    return message
