@@ -12,7 +12,6 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import Any
 
 from recycle.core.cluster import Shape, Worker
@@ -35,11 +34,13 @@ def likely_failures(failed: Failed, shape: Shape) -> list[Failed]:
 
 
 class PlanPrefetch:
-    """A source of plans that has most of them ready. Any thread may use it; `close` ends the planning process."""
+    """A source of plans that has most of them ready. Any thread may use it; `close` ends the planning process.
 
-    def __init__(self, source: PlanSource, context: SpawnContext | ForkServerContext | None = None) -> None:
+    `is_loaded` says that a request was answered already: the planner is loaded, so that the next plans take less time.
+    """
+
+    def __init__(self, source: PlanSource) -> None:
         self._source = source
-        self._context = context or get_context("spawn")
         self._changed = threading.Condition()  # it guards all attributes below
         self._urgent: dict[Failed, Future[PlanAssignment]] = {}
         self._queue: deque[Failed] = deque()
@@ -47,22 +48,11 @@ class PlanPrefetch:
         self._ready: dict[Failed, PlanAssignment] = {}
         self._most_ready = _MOST_PLANS
         self._process: _PlanningProcess | None = None
-        self._is_loaded = self._is_closed = False
+        self.is_loaded = self._is_closed = False
         self._thread = threading.Thread(target=self._work, name="plan prefetch", daemon=True)
         self._thread.start()
         # Before multiprocessing ends our process itself at exit, which would look like a death and have another one started.
         atexit.register(self.close)
-
-    def __enter__(self) -> "PlanPrefetch":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether a request was answered already: the planner is loaded, so that the next plans take less time."""
-        return self._is_loaded
 
     def prepare(self, failed: Failed, shape: Shape) -> None:
         """Plan for the sets of dead workers that may follow `failed`, instead of those of the last call."""
@@ -142,7 +132,7 @@ class PlanPrefetch:
     def _running_process(self) -> "_PlanningProcess":
         if self._process is not None:
             return self._process
-        started = _PlanningProcess(self._context)
+        started = _PlanningProcess()
         with self._changed:
             self._process = started
             if self._is_closed:
@@ -158,7 +148,7 @@ class PlanPrefetch:
 
     def _deliver(self, failed: Failed, outcome: PlanAssignment | Exception | None) -> None:
         """Keep a plan, and hand it to the thread that waits for it. Errors are not kept: the next try may succeed."""
-        self._is_loaded = True
+        self.is_loaded = True
         if outcome is None:
             return
         with self._changed:
@@ -184,7 +174,8 @@ class PlanPrefetch:
 class _PlanningProcess:
     """The planning process and the pipe to it. Only `kill` may be called by another thread than the owner."""
 
-    def __init__(self, context: SpawnContext | ForkServerContext) -> None:
+    def __init__(self) -> None:
+        context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         try:
             self._process = context.Process(target=_serve, args=(theirs,), name="plan prefetch", daemon=True)

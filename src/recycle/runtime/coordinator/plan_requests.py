@@ -1,7 +1,7 @@
 """`PlanRequests`: the coordinator's requests for plans, which are answered from prefetched plans."""
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 
 from recycle.control.decide.plan_prefetch import PlanPrefetch
 from recycle.core.cluster import Shape, Worker
@@ -40,14 +40,13 @@ class PlanRequests:
         self._prefetch.close()
 
     def _done(self, failed: frozenset[Worker], future: Future[PlanAssignment]) -> None:
-        if not future.cancelled():
-            self._deliver(failed, _outcome(future))
-
-
-def _outcome(future: Future[PlanAssignment]) -> PlanOutcome:
-    try:
-        return future.result()
-    except NoWorkerLeft as problem:
-        return str(problem)
-    except UserError as problem:
-        return problem
+        outcome: PlanOutcome
+        try:
+            outcome = future.result()
+        except CancelledError:
+            return
+        except NoWorkerLeft as problem:
+            outcome = str(problem)
+        except UserError as problem:
+            outcome = problem
+        self._deliver(failed, outcome)
