@@ -8,7 +8,8 @@ import pickle
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -43,28 +44,23 @@ from recycle.runtime.launch.configure import coordinator_config, worker_spec
 from recycle.runtime.launch.forkserver import fork_context
 from recycle.runtime.options import FailureOptions
 from recycle.runtime.worker.worker import run_worker_process
-from recycle.runtime.worker.worker_spec import pickled
+from recycle.runtime.worker.worker_spec import MakeStage, pickled
 
 _MOST_COORDINATORS = 100
 Watch = Callable[[Event], None]
 
 
-@dataclass(frozen=True, slots=True)
-class PickledStages:
-    """The stages of a job in files of this machine, so that a worker loads only its own stage."""
+def _pickle_stages(stages: Sequence[nn.Module], folder: Path) -> MakeStage:
+    """Write the stages to files of this machine, so that a worker loads only its own stage."""
+    for number, module in enumerate(stages):
+        _write(folder / f"stage-{number}.pickle", pickled(module))
+    return partial(_unpickled_stage, folder)
 
-    folder: Path
 
-    @staticmethod
-    def write(stages: Sequence[nn.Module], folder: Path) -> "PickledStages":
-        for number, module in enumerate(stages):
-            _write(folder / f"stage-{number}.pickle", pickled(module))
-        return PickledStages(folder)
-
-    def make(self, number: int) -> nn.Module:
-        module = pickle.loads((self.folder / f"stage-{number}.pickle").read_bytes())
-        assert isinstance(module, nn.Module)
-        return module
+def _unpickled_stage(folder: Path, number: int) -> nn.Module:
+    module = pickle.loads((folder / f"stage-{number}.pickle").read_bytes())
+    assert isinstance(module, nn.Module)
+    return module
 
 
 def _write(path: Path, body: bytes) -> None:
@@ -79,7 +75,7 @@ def launch(job: Job, watch: Watch = lambda event: None) -> Trained:
     begin_us = now_us()
     with scratch() as folder, listen("127.0.0.1", job.options.port) as listener:
         deaths, spec = folder / "deaths", folder / "worker_spec.pickle"
-        _write(spec, pickled(worker_spec(job, PickledStages.write(job.stages, folder), deaths=deaths)))
+        _write(spec, pickled(worker_spec(job, _pickle_stages(job.stages, folder), deaths=deaths)))
         endpoint = Endpoint("127.0.0.1", listener.getsockname()[1], new_token(), new_name())
         config = coordinator_config(job, endpoint, begin_us, folder, deaths)
         context = fork_context(_model_modules(job))
