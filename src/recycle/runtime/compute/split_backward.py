@@ -77,11 +77,6 @@ class Tape:
         """The storages that the tape keeps alive; several products may share one."""
         return (tensor.untyped_storage() for product in self._products for tensor in (product.x, product.dy))
 
-    @property
-    def held_bytes(self) -> int:
-        """The bytes that the tape keeps alive; a shared storage counts once."""
-        return sum({storage.data_ptr(): storage.nbytes() for storage in self.storages()}.values())
-
 
 class Deferral:
     """The tape of a module's products: that of the micro-batch whose I runs. Without a tape, nothing is deferred.
@@ -95,20 +90,13 @@ class Deferral:
         self.is_on = True
 
     @contextmanager
-    def off(self) -> Iterator[None]:
-        self.is_on = False
+    def use(self, tape: Tape | None, is_on: bool = True) -> Iterator[None]:
+        """Defer onto this tape inside the block, or be off."""
+        self.tape, self.is_on = tape, is_on
         try:
             yield
         finally:
-            self.is_on = True
-
-    @contextmanager
-    def onto(self, tape: Tape) -> Iterator[None]:
-        self.tape = tape
-        try:
-            yield
-        finally:
-            self.tape = None
+            self.tape, self.is_on = None, True
 
 
 def defer_weights(module: nn.Module) -> Deferral:
