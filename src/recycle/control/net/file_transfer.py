@@ -7,7 +7,6 @@ not at all; both sides compare its size and its digest.
 import contextlib
 import hashlib
 import os
-import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from recycle.control.decide.messages import ControlMessage, DownloadFile, FileCo
 from recycle.control.net.handshake import Endpoint, JoinRefused, Session, shake_hands
 from recycle.control.net.wire import MOST_BYTES_UNPROVED, FrameReader, encode_frame
 from recycle.core.errors import FileProblem
+from recycle.core.files import replacing
 
 PURPOSE = "file_transfer"
 _BLOCK_BYTES = 1 << 20
@@ -135,15 +135,9 @@ def _send(stream: socket.socket, path: Path) -> None:
 
 def _receive(path: Path, stream: socket.socket, begun: bytes, size_bytes: int) -> str:
     """Store the received bytes at `path` atomically, and return their digest."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as target:
-            sha256 = _copy(stream, begun, size_bytes, target)
-            os.fsync(target.fileno())
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, temporary.open("xb") as target:
+        sha256 = _copy(stream, begun, size_bytes, target)
+        os.fsync(target.fileno())
     return sha256
 
 
