@@ -4,12 +4,14 @@ import os
 import socket
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from recycle.control.decide.messages import Challenge, Hello, ProtocolError, Refused, Welcome
 from recycle.control.net.wire import MOST_BYTES, FrameReader, encode_frame, is_proof, new_nonce, proof
 from recycle.core.release import RELEASE
 
 _CONNECT_S = 5.0
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CLOSED = "the coordinator closed the connection"
 
 
@@ -75,9 +77,5 @@ def shake_hands(endpoint: Endpoint, preferred_place: str = "", member: int = -1,
 
 def this_host() -> str:
     """Return a name of this machine that is unique and changes when it boots."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
-            boot = stream.read().strip()
-    except OSError:
-        boot = ""
+    boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
     return f"{socket.gethostname()} {boot}".strip()
