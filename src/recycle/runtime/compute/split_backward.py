@@ -45,10 +45,6 @@ class _Product(NamedTuple):
         if self.bias is not None:  # a product with ones runs at memory bandwidth, and adds in place
             sums.add_product(self.bias, self.dy.new_ones(1, len(self.dy)), self.dy)
 
-    def bias_gradient(self) -> Tensor:
-        assert self.bias is not None
-        return self.dy.sum(0).to(self.bias.dtype)
-
     def factors(self) -> tuple[Tensor, Tensor]:
         """Two matrices whose product is the gradient of the weight."""
         return (self.x.t(), self.dy) if self.is_transposed else (self.dy.t(), self.x)
@@ -157,7 +153,7 @@ def _hooked(linear: _Linear, x: Tensor, weight: Tensor, bias: Tensor | None) -> 
         else:  # as autograd would
             _accumulate(weight, product.gradient())
             if deferred_bias is not None:
-                _accumulate(deferred_bias, product.bias_gradient())
+                _accumulate(deferred_bias, product.dy.sum(0).to(deferred_bias.dtype))
 
     # A later op, such as an activation function, may change a view in place; autograd then skips the node of the view.
     whole = made._base if made._is_view() else made
