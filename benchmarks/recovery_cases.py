@@ -21,7 +21,7 @@ from recycle.core.events.failure_script import Action, Injection, Script
 from recycle.core.events.record import Changed, Event, OpRan, Recovered, Saved, Spell, Stepped
 from recycle.models.text import Text
 from recycle.planner.live_planner import Planner
-from recycle.runtime.checkpoint import load
+from recycle.runtime.checkpoint.resume import load
 from recycle.runtime.compute.weight_digest import digest, whole_digest
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
 from recycle.runtime.execute.spans import now_us

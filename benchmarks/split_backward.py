@@ -98,7 +98,7 @@ class Race:
         tape = Tape()
         before = torch.cuda.memory_allocated()
         yield "I"
-        with self.deferral.onto(tape):
+        with self.deferral.use(tape):
             made.backward(self.dy)
         made = None  # type: ignore[assignment]
         rest = [parameter for parameter in self.ours.parameters() if parameter.grad is not None]

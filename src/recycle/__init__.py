@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from recycle.planner.profiles.estimate import estimate
     from recycle.planner.solve import solve, solve_normalized
     from recycle.report.record.metrics import measure
-    from recycle.runtime.checkpoint import load
+    from recycle.runtime.checkpoint.resume import load
     from recycle.runtime.job import Job
     from recycle.runtime.options import CheckpointOptions, FailureOptions, TrainOptions
     from recycle.runtime.train import cut, train
@@ -48,7 +48,7 @@ _FOUND_IN = {
     "measure": "report.record.metrics",
     "simulate": "sim.campaign.campaign",
     "simulated_job": "sim.job",
-    "load": "runtime.checkpoint",
+    "load": "runtime.checkpoint.resume",
     "CheckpointOptions": "runtime.options",
     "Conditions": "sim.replay.replay",
     "FailureOptions": "runtime.options",

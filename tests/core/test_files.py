@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 
 import pytest
 
@@ -32,17 +33,30 @@ def test_a_file_is_readable_as_far_as_the_umask_lets_it(tmp_path):
     assert (tmp_path / "one.json").stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.parametrize("failing", ["replace", "chmod"])
-def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch, failing):
+def test_a_write_whose_file_cannot_be_renamed_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
     path = tmp_path / "one.json"
     write_text(path, "old")
 
     def no_space(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, failing, no_space)
-    with pytest.raises(FileProblem, match=r"cannot write .*one\.json: No space left on device"):
+    monkeypatch.setattr(os, "replace", no_space)
+    with pytest.raises(FileProblem, match=r"cannot write .*one\.json: No space left on device$"):
         write_text(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["one.json"]
+
+
+def test_a_write_that_fails_in_the_middle_leaves_the_old_file_and_no_litter(tmp_path):
+    path = tmp_path / "one.json"
+    write_text(path, "old")
+    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2, most))
+    try:
+        with pytest.raises(FileProblem, match=r"cannot write .*one\.json: File too large$"):
+            write_text(path, "new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["one.json"]
 

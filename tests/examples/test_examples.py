@@ -113,7 +113,7 @@ def test_the_gradients_of_a_hugging_face_blocks_weights_wait_on_the_tape(name, k
 
     tape, deferral = Tape(), defer_weights(stage)
     made = stage(given.clone().requires_grad_(True))
-    with deferral.onto(tape):
+    with deferral.use(tape):
         made.backward(gradient)
     assert all(weight.grad is None for weight in weights)
     assert tape.held_bytes > 0

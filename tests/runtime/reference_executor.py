@@ -27,7 +27,7 @@ from recycle.runtime.transport.specs import TensorMessage
 
 
 class Mailbox:
-    """A tensor channel within a process: a message is received once."""
+    """A message queue within a process: a message is received once."""
 
     def __init__(self) -> None:
         self._sent: dict[TensorMessage, Tensor] = {}

@@ -1,8 +1,10 @@
 """Atomic writing of files, and reading of JSON files with a format name and version."""
 
+import contextlib
 import json
 import os
-import tempfile
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +23,27 @@ def write_bytes(path: Path, data: bytes) -> None:
     """
     refuse_unwritable(path)
     path = path.resolve()
+    advice = "; choose a folder that you may write to"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    except OSError as problem:
-        raise FileProblem(f"cannot write {path}: {problem.strerror or problem}; choose a folder that you may write to") from None
-    try:
-        with os.fdopen(handle, "wb") as stream:
+        with replacing(path) as temporary, temporary.open("xb") as stream:
+            advice = ""
             stream.write(data)
-        os.chmod(temporary, 0o666 & ~_umask())
+    except OSError as problem:
+        raise FileProblem(f"cannot write {path}: {problem.strerror or problem}{advice}") from None
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the name of a new file beside `path`, which replaces `path` after the block; after an error it is removed."""
+    # The name is random: writers on other machines may share the folder.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield temporary
         os.replace(temporary, path)
-    except BaseException as problem:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(problem, OSError):
-            raise FileProblem(f"cannot write {path}: {problem.strerror or problem}") from None
-        raise
+    finally:
+        with contextlib.suppress(OSError):  # the first error says more
+            temporary.unlink(missing_ok=True)
 
 
 def refuse_unwritable(path: Path) -> None:
@@ -54,12 +62,6 @@ def refuse_unwritable(path: Path) -> None:
 def refuse_other_suffix(path: Path, suffix: str) -> None:
     if path.suffix.lower() != suffix:
         raise FileProblem(f"cannot write {path}: it would be a {suffix} file whatever its name says; call it {path.stem}{suffix}")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def read_json(path: Path, format_name: str, version: int) -> dict[str, Any]:

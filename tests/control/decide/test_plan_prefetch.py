@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import active_children, parent_process
@@ -127,7 +128,7 @@ def test_likely_are_one_more_failure_one_return_and_the_same_set() -> None:
 
 
 def test_likely_failures_have_their_plans_ready(source: Scripted) -> None:
-    with PlanPrefetch(source) as prefetch:
+    with closing(PlanPrefetch(source)) as prefetch:
         prefetch.prepare(dead("W0_0"), SHAPE)
         assert until(lambda: num_ready(prefetch) == 5, 30)
         assert source.requests() == ["W0_0+W1_0", "W0_0+W2_0", "W0_0+W3_0", "none", "W0_0"]
@@ -139,7 +140,7 @@ def test_likely_failures_have_their_plans_ready(source: Scripted) -> None:
 
 
 def test_the_planner_is_loaded_after_a_first_request_even_without_a_plan(source: Scripted) -> None:
-    with PlanPrefetch(source) as prefetch:
+    with closing(PlanPrefetch(source)) as prefetch:
         assert not prefetch.is_loaded
         with pytest.raises(NoWorkerLeft):
             answer(prefetch, frozenset(SHAPE.workers()))
@@ -147,7 +148,7 @@ def test_the_planner_is_loaded_after_a_first_request_even_without_a_plan(source:
 
 
 def test_only_the_first_plan_is_made_at_normal_priority(source: Scripted) -> None:
-    with PlanPrefetch(source) as prefetch:
+    with closing(PlanPrefetch(source)) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
         assert until(lambda: num_ready(prefetch) == 5, 30)
         own = str(os.getpriority(os.PRIO_PROCESS, 0))
@@ -155,7 +156,7 @@ def test_only_the_first_plan_is_made_at_normal_priority(source: Scripted) -> Non
 
 
 def test_a_plan_that_is_ready_is_not_made_again(source: Scripted) -> None:
-    with PlanPrefetch(source) as prefetch:
+    with closing(PlanPrefetch(source)) as prefetch:
         answer(prefetch, dead("W0_0"))
         prefetch.prepare(frozenset(), SHAPE)
         assert until(lambda: num_ready(prefetch) == 5, 30)
@@ -163,7 +164,7 @@ def test_a_plan_that_is_ready_is_not_made_again(source: Scripted) -> None:
 
 
 def test_an_urgent_request_goes_before_prefetching(holding: Scripted) -> None:
-    with PlanPrefetch(holding) as prefetch:
+    with closing(PlanPrefetch(holding)) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
         assert until(lambda: holding.requests() == ["W0_0"], 30)
         urgent = prefetch.request(dead("W1_0", "W2_0"))
@@ -175,7 +176,7 @@ def test_an_urgent_request_goes_before_prefetching(holding: Scripted) -> None:
 
 
 def test_failures_that_are_no_longer_likely_are_dropped(holding: Scripted) -> None:
-    with PlanPrefetch(holding) as prefetch:
+    with closing(PlanPrefetch(holding)) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
         assert until(lambda: holding.requests() == ["W0_0"], 30)
         prefetch.prepare(dead("W3_0"), SHAPE)
@@ -185,7 +186,7 @@ def test_failures_that_are_no_longer_likely_are_dropped(holding: Scripted) -> No
 
 
 def test_simultaneous_requests_for_the_same_failures_make_one_plan(source: Scripted, threads: ThreadPoolExecutor) -> None:
-    with PlanPrefetch(source) as prefetch:
+    with closing(PlanPrefetch(source)) as prefetch:
         requested = [dead("W0_0"), dead("W1_0"), dead("W2_0")] * 8
         answers = list(threads.map(partial(answer, prefetch), requested))
         assert all(map(is_right, answers, requested))
@@ -193,7 +194,7 @@ def test_simultaneous_requests_for_the_same_failures_make_one_plan(source: Scrip
 
 
 def test_a_plan_comes_although_the_idle_process_was_killed(source: Scripted) -> None:
-    with PlanPrefetch(source) as prefetch:
+    with closing(PlanPrefetch(source)) as prefetch:
         answer(prefetch, frozenset())
         (first,) = source.pids()
         os.kill(first, signal.SIGKILL)
@@ -204,7 +205,7 @@ def test_a_plan_comes_although_the_idle_process_was_killed(source: Scripted) -> 
 
 
 def test_a_plan_comes_although_the_planning_process_was_killed(holding: Scripted) -> None:
-    with PlanPrefetch(holding) as prefetch:
+    with closing(PlanPrefetch(holding)) as prefetch:
         future = prefetch.request(dead("W0_0"))
         assert until(lambda: len(holding.pids()) == 1, 30)
         os.kill(holding.pids()[0], signal.SIGKILL)
@@ -216,7 +217,7 @@ def test_a_plan_comes_although_the_planning_process_was_killed(holding: Scripted
 
 def test_a_request_that_kills_every_process_is_planned_in_this_one(tmp_path: Path) -> None:
     source = Scripted(tmp_path / "log", is_deadly=True)
-    with PlanPrefetch(source) as prefetch:
+    with closing(PlanPrefetch(source)) as prefetch:
         assert is_right(answer(prefetch, dead("W1_0")), dead("W1_0"))
         assert len(source.pids()) == 3
         assert source.pids()[-1] == os.getpid()
@@ -224,7 +225,7 @@ def test_a_request_that_kills_every_process_is_planned_in_this_one(tmp_path: Pat
 
 def test_a_set_of_failures_without_a_plan_raises_in_the_requesting_thread(source: Scripted) -> None:
     everybody = frozenset(SHAPE.workers())
-    with PlanPrefetch(source) as prefetch:
+    with closing(PlanPrefetch(source)) as prefetch:
         prefetch.prepare(everybody - dead("W0_0"), SHAPE)
         for _ in range(2):
             with pytest.raises(NoWorkerLeft, match="no worker is left for stage 0"):
@@ -235,7 +236,7 @@ def test_a_set_of_failures_without_a_plan_raises_in_the_requesting_thread(source
 
 def test_a_request_that_failed_once_may_succeed_later(tmp_path: Path) -> None:
     folder = PlanFolder(tmp_path)
-    with PlanPrefetch(folder) as prefetch:
+    with closing(PlanPrefetch(folder)) as prefetch:
         with pytest.raises(FileProblem, match=r"save it as plan-W1_0.json"):
             answer(prefetch, dead("W1_0"))
         hand_made(dead("W1_0")).save(folder.path(dead("W1_0")))
@@ -253,7 +254,7 @@ class Unpicklable:
 
 
 def test_a_source_that_cannot_be_pickled_raises_instead_of_waiting() -> None:
-    with PlanPrefetch(Unpicklable()) as prefetch:
+    with closing(PlanPrefetch(Unpicklable())) as prefetch:
         for _ in range(2):
             with pytest.raises(Exception, match="pickle"):
                 answer(prefetch, frozenset())
@@ -263,7 +264,7 @@ def test_the_number_of_kept_plans_is_limited_and_likely_ones_are_kept_first(
     source: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("recycle.control.decide.plan_prefetch._MOST_PLANS", 5)
-    with PlanPrefetch(source) as prefetch:
+    with closing(PlanPrefetch(source)) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
         assert until(lambda: num_ready(prefetch) == 5, 30)
         answer(prefetch, dead("W1_0", "W2_0"))
@@ -277,7 +278,7 @@ def test_the_number_of_kept_plans_is_limited_and_likely_ones_are_kept_first(
 
 def test_of_huge_plans_fewer_are_kept(source: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recycle.control.decide.plan_prefetch._MOST_OPS", 2 * 3 * SHAPE.num_chains)
-    with PlanPrefetch(source) as prefetch:
+    with closing(PlanPrefetch(source)) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
         assert until(lambda: num_ready(prefetch) == 2, 30)
         answer(prefetch, dead("W3_0"))
@@ -309,7 +310,7 @@ def test_closing_while_the_process_starts_leaves_none(source: Scripted) -> None:
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="asks Linux's /proc what is open")
 def test_neither_a_killed_process_nor_a_closed_source_leaves_anything_open(source: Scripted) -> None:
     def survive_a_kill() -> int:
-        with PlanPrefetch(source) as prefetch:
+        with closing(PlanPrefetch(source)) as prefetch:
             answer(prefetch, dead("W0_0"))
             os.kill(source.pids()[-1], signal.SIGKILL)
             answer(prefetch, dead("W1_0"))
@@ -386,7 +387,7 @@ def test_a_forked_planning_process_keeps_no_file_of_its_parent_open(tmp_path: Pa
 
 def test_a_planner_has_a_legal_plan_ready_for_every_single_failure() -> None:
     problem = recycle.problem(3, 4, 6, costs=(10, 13, 9), comm=1, memory=6)
-    with PlanPrefetch(Planner(problem)) as prefetch:
+    with closing(PlanPrefetch(Planner(problem))) as prefetch:
         prefetch.prepare(frozenset(), problem.shape)
         assert until(lambda: num_ready(prefetch) == 13, 60)
         for worker in problem.shape.workers():

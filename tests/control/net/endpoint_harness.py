@@ -76,13 +76,13 @@ class FakeCoordinator:
             self.changed.notify_all()
 
     def receive(self, connection: int, message: ControlMessage) -> None:
+        with self.changed:
+            self.received.append(message)
+            self.changed.notify_all()
         if isinstance(message, StoreEntry):
             self.server.send(connection, message)
         if isinstance(message, Report) and self.is_acknowledging:
             self.server.send(connection, Ack(message.number))
-        with self.changed:
-            self.received.append(message)
-            self.changed.notify_all()
 
     def disconnected(self, connection: int) -> None:
         with self.changed:

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from recycle.runtime.checkpoint import StageWriter
+from recycle.runtime.checkpoint.writer import StageWriter
 
 FINGERPRINT = {
     "shape": {"pipelines": 2, "stages": 2, "microbatches": 4},

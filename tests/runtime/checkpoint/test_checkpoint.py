@@ -11,7 +11,8 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
 
 from recycle.core.errors import FileProblem, ForeignRun, NoCheckpoint
-from recycle.runtime.checkpoint import CheckpointFolder, latest, load_stage
+from recycle.runtime.checkpoint.folder import CheckpointFolder
+from recycle.runtime.checkpoint.resume import latest, load_stage
 from tests.runtime.checkpoint.saved_stages import FINGERPRINT, held, report_of, save_all, small_stage
 
 pytestmark = pytest.mark.timeout(120)

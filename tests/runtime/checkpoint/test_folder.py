@@ -7,15 +7,10 @@ import shutil
 import pytest
 
 from recycle.core.errors import FileProblem, UserError
-from recycle.runtime.checkpoint import (
-    CheckpointComplete,
-    CheckpointFolder,
-    CheckpointIncomplete,
-    StageNotSaved,
-    latest,
-    load_stage,
-)
 from recycle.runtime.checkpoint import folder as checkpoint_folder
+from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointFolder, CheckpointIncomplete
+from recycle.runtime.checkpoint.resume import latest, load_stage
+from recycle.runtime.checkpoint.writer import StageNotSaved
 from tests.runtime.checkpoint.saved_stages import FINGERPRINT, held, names_in, report_of, save_all, small_stage
 
 pytestmark = pytest.mark.timeout(60)

@@ -14,16 +14,10 @@ import threading
 import pytest
 import torch
 
-from recycle.runtime.checkpoint import (
-    CheckpointComplete,
-    CheckpointFolder,
-    StageNotSaved,
-    StageSaved,
-    StageWriter,
-    latest,
-    load_stage,
-)
 from recycle.runtime.checkpoint import writer as checkpoint_writer
+from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointFolder
+from recycle.runtime.checkpoint.resume import latest, load_stage
+from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved, StageWriter
 from tests.processes import is_there, until
 from tests.runtime.checkpoint.saved_stages import FINGERPRINT, held, names_in, report_of, save_all, small_stage
 
@@ -219,7 +213,8 @@ FULL = """
 import json, os, resource, sys
 from pathlib import Path
 import torch
-from recycle.runtime.checkpoint import CheckpointFolder, latest
+from recycle.runtime.checkpoint.folder import CheckpointFolder
+from recycle.runtime.checkpoint.resume import latest
 from tests.runtime.checkpoint.saved_stages import FINGERPRINT, names_in, report_of, save_all, small_stage
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
@@ -302,7 +297,7 @@ import os, shutil, signal, sys, threading
 from pathlib import Path
 import torch
 from recycle.runtime.checkpoint import folder as checkpoint_folder
-from recycle.runtime.checkpoint import CheckpointFolder
+from recycle.runtime.checkpoint.folder import CheckpointFolder
 from tests.runtime.checkpoint.saved_stages import FINGERPRINT, save_all
 
 def stop(*_, **__):

@@ -112,7 +112,8 @@ def make_stage(name):
     make, number, given, loss, autocast = CASES[name]
     torch.manual_seed(7)
     module = make()
-    stage = Stage(module, make_sums(module.parameters(), 4, is_exact=False), number, loss, ActivationMeter(module), autocast)
+    stage = Stage(module, make_sums(module.parameters(), 4, is_exact=False), number, loss, autocast)
+    stage.meter = ActivationMeter(module)
     return stage, given, ids if loss is not None else lambda: None
 
 
@@ -199,7 +200,8 @@ class Stretch(nn.Module):
 @pytest.mark.parametrize("is_metered", [True, False])
 def test_a_saved_tensor_that_is_overwritten_is_noticed_with_a_meter_and_without(is_metered):
     module = Stretch(spoils=True)
-    stage = Stage(module, make_sums(module.parameters(), 1, False), 1, meter=ActivationMeter(module) if is_metered else None)
+    stage = Stage(module, make_sums(module.parameters(), 1, False), 1)
+    stage.meter = ActivationMeter(module) if is_metered else None
     made = stage.forward(0, vectors(), 0)
     with pytest.raises(RuntimeError, match=r"modified.* in.?place.* version 1"):
         stage.backward(0, torch.ones_like(made))
@@ -207,7 +209,8 @@ def test_a_saved_tensor_that_is_overwritten_is_noticed_with_a_meter_and_without(
 
 def test_a_micro_batch_that_is_forgotten_leaves_nothing_alive():
     module = Stretch()
-    stage = Stage(module, make_sums(module.parameters(), 1, False), 1, meter=ActivationMeter(module))
+    stage = Stage(module, make_sums(module.parameters(), 1, False), 1)
+    stage.meter = ActivationMeter(module)
     storage = weakref.ref(stage.forward(0, vectors(), 0).untyped_storage())
     assert storage() is not None
     stage.forget()

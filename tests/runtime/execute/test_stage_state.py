@@ -1,6 +1,7 @@
 """The state of a stage: whatever was guessed, taken back, settled late or done again, its weights are those of plain torch."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.execute.spans import Span
 from recycle.runtime.job import TrainOptions
 from recycle.runtime.worker.epoch_setup import make_stage_state
-from recycle.runtime.worker.worker_spec import CopiedStages, WorkerSpec
+from recycle.runtime.worker.worker_spec import WorkerSpec, copied_stage
 from tests.runtime.checkpoint.saved_stages import held
 from tests.runtime.jobs import Numbers, adamw, loss, sgd
 
@@ -51,7 +52,7 @@ def begin(optimizer, is_exact=False, stage=1, ties=()):
     """The state of a worker of one of two stages, by default the last."""
     spec = WorkerSpec(
         shape=SHAPE,
-        stages=CopiedStages(make_modules()),
+        make_stage=partial(copied_stage, make_modules()),
         tensor_specs={},
         ties=ties,
         microbatches=Numbers(),

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from recycle.core.cluster import Worker
+from recycle.runtime.transport import rendezvous
 from recycle.runtime.transport.gloo import GlooTransport
 from recycle.runtime.transport.rendezvous import Rendezvous, make_unless_over
 from recycle.runtime.transport.specs import GroupView, TransportBroken
@@ -65,13 +66,12 @@ def test_whoever_waits_for_something_has_it_as_soon_as_it_is_set():
     assert found[0] == b"a"
 
 
-def test_an_entry_that_nobody_sets_is_waited_for_no_longer_than_was_asked():
+def test_an_entry_that_nobody_sets_is_waited_for_no_longer_than_was_asked(monkeypatch):
     store = Rendezvous(nowhere)
     store.set("a", "there")
     with pytest.raises(RuntimeError, match="no worker has set b"):
         store.wait(["a", "b"], timedelta(milliseconds=20))
-    store.set_timeout(timedelta(milliseconds=20))
-    assert store.timeout() == timedelta(milliseconds=20)
+    monkeypatch.setattr(rendezvous, "_DEFAULT_TIMEOUT", timedelta(milliseconds=20))
     with pytest.raises(RuntimeError, match="no worker has set c"):
         store.get("c")
 

@@ -12,7 +12,7 @@ from recycle.control.decide.messages import Report, dumps, loads
 from recycle.core import errors
 from recycle.core.cluster import Worker
 from recycle.core.errors import Unsendable, UserError
-from recycle.runtime.checkpoint import StageNotSaved, StageSaved
+from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.execute.spans import Span
 from recycle.runtime.worker.worker_reports import (

@@ -141,7 +141,7 @@ def watching(
             observers.append(collector.on_event)
         if config.log.tensorboard:
             from recycle.cli.training.tensorboard import TensorBoardLog
-            from recycle.runtime.checkpoint import latest
+            from recycle.runtime.checkpoint.resume import latest
 
             if out is None:
                 raise UserError("log.tensorboard writes beside the results: name a folder with --out")

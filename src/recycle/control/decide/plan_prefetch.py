@@ -37,7 +37,8 @@ def likely_failures(failed: Failed, shape: Shape) -> list[Failed]:
 class PlanPrefetch:
     """A source of plans that has most of them ready. Any thread may use it; `close` ends the planning process.
 
-    `first` is a planning process that has started already; without it, and after its death, the prefetch starts one.
+    `first` is a planning process that has started already; without it, and after its death, the prefetch starts one. `is_loaded`
+    says that a request was answered already: the planner is loaded, so that the next plans take less time.
     """
 
     def __init__(self, source: PlanSource, first: "PlanningProcess | None" = None) -> None:
@@ -50,22 +51,11 @@ class PlanPrefetch:
         self._most_ready = _MOST_PLANS
         self._process: PlanningProcess | None = None
         self._first = first
-        self._is_loaded = self._is_closed = False
+        self.is_loaded = self._is_closed = False
         self._thread = threading.Thread(target=self._work, name="plan prefetch", daemon=True)
         self._thread.start()
         # Before multiprocessing ends our process itself at exit, which would look like a death and have another one started.
         atexit.register(self.close)
-
-    def __enter__(self) -> "PlanPrefetch":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether a request was answered already: the planner is loaded, so that the next plans take less time."""
-        return self._is_loaded
 
     def prepare(self, failed: Failed, shape: Shape) -> None:
         """Plan for the sets of dead workers that may follow `failed`, instead of those of the last call."""
@@ -162,7 +152,7 @@ class PlanPrefetch:
 
     def _deliver(self, failed: Failed, outcome: PlanAssignment | Exception | None) -> None:
         """Keep a plan, and hand it to the thread that waits for it. Errors are not kept: the next try may succeed."""
-        self._is_loaded = True
+        self.is_loaded = True
         if outcome is None:
             return
         with self._changed:

@@ -42,7 +42,7 @@ class Client:
         self.own_address = ""
         self._unacknowledged: deque[Report] = deque()
         self._number = 0
-        self._lock = threading.RLock()
+        self._lock = threading.Condition()  # notified when reports were acknowledged
         self._stream: socket.socket | None = None
         self._closed = threading.Event()
 
@@ -81,13 +81,8 @@ class Client:
 
     def wait_until_acknowledged(self, timeout_s: float) -> bool:
         """Return whether all reports were acknowledged within the time."""
-        end_s = time.monotonic() + timeout_s
-        while time.monotonic() < end_s:
-            with self._lock:
-                if not self._unacknowledged:
-                    return True
-            time.sleep(0.005)
-        return False
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._unacknowledged, timeout_s)
 
     def close(self) -> None:
         """Disconnect for good; the thread ends soon."""
@@ -115,8 +110,6 @@ class Client:
             for report in self._unacknowledged:
                 self.send(report)
         self._on_message(welcome)
-        for message in session.early:
-            self._take(message)
         return welcome, session.reader
 
     def _stay_connected(self, reader: FrameReader) -> None:
@@ -140,6 +133,8 @@ class Client:
         """Read messages and renew the lease until the connection breaks."""
         pause_s = self.lease_s / RENEWALS_PER_LEASE
         next_s = time.monotonic()
+        for message in reader.take(b""):  # those that came with the welcome
+            self._take(message)
         while not self._closed.is_set():
             stream = self._stream
             if stream is None:
@@ -159,6 +154,7 @@ class Client:
             with self._lock:
                 while self._unacknowledged and self._unacknowledged[0].number <= message.number:
                     self._unacknowledged.popleft()
+                self._lock.notify_all()
         else:
             self._on_message(message)
 

@@ -7,7 +7,6 @@ not at all; both sides compare its size and its digest.
 import contextlib
 import hashlib
 import os
-import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -19,12 +18,14 @@ from recycle.control.decide.messages import ControlMessage, DownloadFile, FileCo
 from recycle.control.net.handshake import Endpoint, JoinRefused, Session, shake_hands
 from recycle.control.net.wire import MOST_BYTES_UNPROVED, FrameReader, encode_frame
 from recycle.core.errors import FileProblem
+from recycle.core.files import replacing
 
 PURPOSE = "file_transfer"
 _BLOCK_BYTES = 1 << 20
 # The longest pause between two blocks.
 _SILENCE_S = 30.0
 _RETRY_S = 0.2
+_CLOSED = "the other side disconnected"
 
 IsAllowed = Callable[[ControlMessage], bool]
 """Whether a requested upload or download is allowed: no worker reaches another file."""
@@ -84,7 +85,7 @@ def _download(session: Session, name: str, path: Path) -> None:
 
 
 def _answer(session: Session) -> FileContent:
-    message = _message(session.stream, session.reader)
+    message = session.reader.receive(session.stream, _CLOSED)
     if not isinstance(message, FileContent):
         raise ProtocolError("the coordinator did not answer")
     if message.problem:
@@ -96,7 +97,7 @@ def serve_transfer(stream: socket.socket, folder: Path, is_allowed: IsAllowed) -
     stream.settimeout(_SILENCE_S)
     with stream, contextlib.suppress(OSError, ProtocolError):  # the worker is gone, or is not of this release
         reader = FrameReader(MOST_BYTES_UNPROVED)
-        match message := _message(stream, reader):
+        match message := reader.receive(stream, _CLOSED):
             case UploadFile() | DownloadFile() if not is_allowed(message):
                 stream.sendall(encode_frame(FileContent(problem=f"{message.name!r} is no file of a checkpoint")))
             case UploadFile(size_bytes=size_bytes) if size_bytes < 0:
@@ -134,15 +135,9 @@ def _send(stream: socket.socket, path: Path) -> None:
 
 def _receive(path: Path, stream: socket.socket, begun: bytes, size_bytes: int) -> str:
     """Store the received bytes at `path` atomically, and return their digest."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as target:
-            sha256 = _copy(stream, begun, size_bytes, target)
-            os.fsync(target.fileno())
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, temporary.open("xb") as target:
+        sha256 = _copy(stream, begun, size_bytes, target)
+        os.fsync(target.fileno())
     return sha256
 
 
@@ -167,12 +162,3 @@ def _copy(stream: socket.socket, begun: bytes, size_bytes: int, target: BinaryIO
     if problem:
         raise FileProblem(problem)
     return digest.hexdigest()
-
-
-def _message(stream: socket.socket, reader: FrameReader) -> ControlMessage:
-    """Return the next message; the bytes behind it stay in the reader."""
-    some = b""
-    while (message := reader.take_one(some)) is None:
-        if not (some := stream.recv(1 << 12)):
-            raise ConnectionError("the other side disconnected")
-    return message

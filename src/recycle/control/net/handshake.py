@@ -4,12 +4,15 @@ import os
 import socket
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
-from recycle.control.decide.messages import Challenge, ControlMessage, Hello, ProtocolError, Refused, Welcome
+from recycle.control.decide.messages import Challenge, Hello, ProtocolError, Refused, Welcome
 from recycle.control.net.wire import MOST_BYTES, FrameReader, encode_frame, is_proof, new_nonce, proof
 from recycle.core.release import RELEASE
 
 _CONNECT_S = 5.0
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_CLOSED = "the coordinator closed the connection"
 
 
 class JoinRefused(Exception):
@@ -28,12 +31,11 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A connection after its handshake; `early` are the messages that came with the welcome."""
+    """A connection after its handshake. The reader may hold messages that came with the welcome."""
 
     stream: socket.socket
     reader: FrameReader
     welcome: Welcome
-    early: list[ControlMessage]
 
 
 def shake_hands(endpoint: Endpoint, preferred_place: str = "", member: int = -1, epoch: int = -1, purpose: str = "") -> Session:
@@ -41,8 +43,8 @@ def shake_hands(endpoint: Endpoint, preferred_place: str = "", member: int = -1,
     stream = socket.create_connection((endpoint.host, endpoint.port), _CONNECT_S)
     try:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        reader, early, nonce = FrameReader(MOST_BYTES), list[ControlMessage](), new_nonce()
-        challenge = _next_message(stream, reader, early)
+        reader, nonce = FrameReader(MOST_BYTES), new_nonce()
+        challenge = reader.receive(stream, _CLOSED)
         if not isinstance(challenge, Challenge):
             raise ProtocolError("the first message is no challenge")
         hello = Hello(
@@ -59,12 +61,12 @@ def shake_hands(endpoint: Endpoint, preferred_place: str = "", member: int = -1,
             purpose=purpose,
         )
         stream.sendall(encode_frame(hello))
-        answer = _next_message(stream, reader, early)
+        answer = reader.receive(stream, _CLOSED)
         if not isinstance(answer, Welcome):
             raise JoinRefused(answer.reason if isinstance(answer, Refused) else "the coordinator did not answer a hello")
         if not is_proof(answer.proof, endpoint.token, "coordinator", nonce):
             raise JoinRefused("the coordinator does not have the job's token")
-        return Session(stream, reader, answer, early)
+        return Session(stream, reader, answer)
     except ProtocolError:
         stream.close()
         raise JoinRefused(f"what listens at {endpoint.host}:{endpoint.port} is no coordinator") from None
@@ -73,21 +75,7 @@ def shake_hands(endpoint: Endpoint, preferred_place: str = "", member: int = -1,
         raise
 
 
-def _next_message(stream: socket.socket, reader: FrameReader, early: list[ControlMessage]) -> ControlMessage:
-    """Return the next message; those that come with it are kept in `early`."""
-    while not early:
-        some = stream.recv(1 << 16)
-        if not some:
-            raise ConnectionError("the coordinator closed the connection")
-        early += reader.take(some)
-    return early.pop(0)
-
-
 def this_host() -> str:
     """Return a name of this machine that is unique and changes when it boots."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
-            boot = stream.read().strip()
-    except OSError:
-        boot = ""
+    boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
     return f"{socket.gethostname()} {boot}".strip()

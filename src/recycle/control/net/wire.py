@@ -5,6 +5,7 @@ Each side proves that it has the token without sending it: it signs a nonce of t
 
 import hmac
 import secrets
+import socket
 import struct
 from collections.abc import Iterator
 
@@ -72,6 +73,14 @@ class FrameReader:
         body = bytes(self._bytes[_LENGTH.size : end])
         del self._bytes[:end]
         return loads(body)
+
+    def receive(self, stream: socket.socket, closed: str) -> ControlMessage:
+        """Wait for the next message; the bytes behind it stay in the reader. Raises ConnectionError(`closed`) at the end."""
+        some = b""
+        while (message := self.take_one(some)) is None:
+            if not (some := stream.recv(1 << 16)):
+                raise ConnectionError(closed)
+        return message
 
     def rest(self) -> bytes:
         """Remove and return the bytes behind the last message, because a file follows."""

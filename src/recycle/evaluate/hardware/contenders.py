@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch.distributed as dist
 
@@ -13,7 +14,7 @@ from recycle.profiling.plan_runner import PlanRun, PlanRunner
 from recycle.profiling.worker_pool import MemberContext
 from recycle.runtime.launch.configure import worker_spec
 from recycle.runtime.transport.specs import TensorSpec
-from recycle.runtime.worker.worker_spec import CopiedStages, WorkerSpec
+from recycle.runtime.worker.worker_spec import WorkerSpec, copied_stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Contender:
 
     def __init__(self, setup: Setup, tensor_specs: dict[int, TensorSpec], context: MemberContext) -> None:
         self._setup, self._tensor_specs, self._context = setup, tensor_specs, context
-        self._stages = CopiedStages(setup.modules())
+        self._make_stage = partial(copied_stage, setup.modules())
         self._specs: dict[Shape, WorkerSpec] = {}
         self._torch: TorchContender | None = None
         prefix = dist.PrefixStore("race", context.store)  # type: ignore[attr-defined]
@@ -73,5 +74,5 @@ class Contender:
     def _spec(self, plan: Plan) -> WorkerSpec:
         shape = plan.problem.shape
         if shape not in self._specs:
-            self._specs[shape] = worker_spec(self._setup.job(plan), self._stages, self._tensor_specs)
+            self._specs[shape] = worker_spec(self._setup.job(plan), self._make_stage, self._tensor_specs)
         return self._specs[shape]

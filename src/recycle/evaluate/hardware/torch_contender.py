@@ -20,9 +20,10 @@ from recycle.runtime.compute.microbatches import MicroBatches
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.transport.cuda_ipc import CudaIpcTransport, SharedMemory
 from recycle.runtime.transport.gloo import GlooTransport
-from recycle.runtime.transport.protocol import TensorChannel, Transport
+from recycle.runtime.transport.message_queue import MessageQueue
+from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TensorSpec, TransportSpec
-from recycle.runtime.worker.worker_spec import CopiedStages
+from recycle.runtime.worker.worker_spec import copied_stage
 
 TORCH_1F1B, TORCH_ZERO_BUBBLE, TORCH_ZBV = "torch-1f1b", "torch-zero-bubble", "torch-zbv"
 TORCH = (TORCH_1F1B, TORCH_ZERO_BUBBLE, TORCH_ZBV)
@@ -42,7 +43,7 @@ class TorchContender:
         # Wherever the model is cut, the tensor between two stages has the same spec.
         self._setup, self._tensor_spec, self._context = setup, tensor_specs[0], context
         self._uses_transport = setup.is_gpu if uses_transport is None else uses_transport
-        self._stages: dict[int, CopiedStages] = {}
+        self._stages: dict[int, Sequence[nn.Module]] = {}
         shape = setup.shape
         ranks = [[p * shape.num_stages + s for s in range(shape.num_stages)] for p in range(shape.num_pipelines)]
         self._pipeline = [dist.new_group(own) for own in ranks][context.worker.pipeline]
@@ -124,8 +125,8 @@ class TorchContender:
     def _module(self, num_stages: int, number: int) -> nn.Module:
         """A stage as it is before the first step, on its device."""
         if num_stages not in self._stages:
-            self._stages[num_stages] = CopiedStages(self._setup.modules(num_stages))
-        return self._stages[num_stages].make(number).to(self._device)
+            self._stages[num_stages] = self._setup.modules(num_stages)
+        return copied_stage(self._stages[num_stages], number).to(self._device)
 
     def _reduce(self, parameters: Sequence[Tensor], transport: Transport | None) -> None:
         """Replace gradients by their mean over the peers, in one all-reduce."""
@@ -148,7 +149,7 @@ def _loss(logits: Tensor, targets: Tensor) -> Tensor:
 class _ChannelOp(NamedTuple):
     """A send or receive of torch's schedule that goes over ReCycle's transport; it is its own work, for which torch waits."""
 
-    channel: TensorChannel
+    channel: MessageQueue
     message: TensorMessage
     tensor: Tensor
     is_send: bool
@@ -177,7 +178,7 @@ def _begin_channel_ops(schedules: Any) -> None:
     schedules._batch_p2p = begin
 
 
-def _stage_class(channel: TensorChannel | None, shape: Shape, pipeline: int) -> Any:
+def _stage_class(channel: MessageQueue | None, shape: Shape, pipeline: int) -> Any:
     """torch's stage, whose messages go over the channel if there is one."""
     from torch.distributed.pipelining import PipelineStage, schedules
 

@@ -4,10 +4,8 @@ The safetensors library lays out the file and checks the header. The code here a
 whole or not at all, a callback that sees every byte, one sentence for each error, and no second copy of all tensors in memory.
 """
 
-import contextlib
 import os
 import re
-import secrets
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +16,7 @@ from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
 from torch import Tensor
 
 from recycle.core.errors import FileProblem
+from recycle.core.files import replacing
 from recycle.runtime.compute.weight_digest import tensor_bytes
 
 METADATA = "__metadata__"
@@ -35,25 +34,19 @@ def save_tensors(
     a digest; if `watch` raises, the old file stays.
     """
     dense = {name: _dense(path, name, tensor) for name, tensor in tensors.items()}
-    # The name is random: writers on other machines may share the folder.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as stream:
-            mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
-        specs = {name: _spec(path, name, tensor) for name, tensor in dense.items()}
-        serialize_file(specs, temporary, dict(metadata) or None)
-        temporary.chmod(mode)  # the library makes a file that only its owner may read
-        with temporary.open("rb") as stream:
-            size_bytes = _read_blocks(stream, watch)
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException as problem:
-        with contextlib.suppress(OSError):  # the first error says more
-            temporary.unlink(missing_ok=True)
-        if isinstance(problem, OSError | SafetensorError | UnicodeEncodeError):
-            raise FileProblem(f"cannot write {path}: {_reason(problem)}") from None
-        raise
+        with replacing(path) as temporary:
+            with temporary.open("xb") as stream:
+                mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
+            specs = {name: _spec(path, name, tensor) for name, tensor in dense.items()}
+            serialize_file(specs, temporary, dict(metadata) or None)
+            temporary.chmod(mode)  # the library makes a file that only its owner may read
+            with temporary.open("rb") as stream:
+                size_bytes = _read_blocks(stream, watch)
+                os.fsync(stream.fileno())
+    except (OSError, SafetensorError, UnicodeEncodeError) as problem:
+        raise FileProblem(f"cannot write {path}: {_reason(problem)}") from None
     return size_bytes
 
 

@@ -44,10 +44,12 @@ class ActivationMeter:
     def __init__(self, module: nn.Module) -> None:
         self._static = [*module.parameters(), *module.buffers()]
         self._static_ids = self._static_storages()
-        self._held: dict[int, dict[int, int]] = {}
-        self._num_holders: dict[int, int] = {}
-        self.held_bytes = 0
+        self._held: dict[int, dict[int, int]] = {}  # the sizes of storages by their ids, by chain
         self.peak_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        return sum({number: size_bytes for held in self._held.values() for number, size_bytes in held.items()}.values())
 
     @contextmanager
     def forward(self, chain: int) -> Iterator[None]:
@@ -80,26 +82,15 @@ class ActivationMeter:
 
     def release(self, chain: int) -> None:
         """From now on the micro-batch holds nothing."""
-        for number, size_bytes in self._held.pop(chain, {}).items():
-            self._num_holders[number] -= 1
-            if self._num_holders[number] == 0:
-                del self._num_holders[number]
-                self.held_bytes -= size_bytes
+        self._held.pop(chain, None)
 
     def _static_storages(self) -> set[int]:
         """The ids of the storages of parameters and buffers; asked in every forward pass, because a storage may be replaced."""
         return {id(storage) for tensor in self._static if (storage := _storage(tensor)) is not None}
 
     def _add(self, chain: int, storages: Iterable[torch.UntypedStorage]) -> None:
-        held, num_holders = self._held.setdefault(chain, {}), self._num_holders
-        for storage in storages:
-            number = id(storage)
-            if number in held or number in self._static_ids:
-                continue
-            held[number] = size_bytes = storage.nbytes()
-            num_holders[number] = num_holders.get(number, 0) + 1
-            if num_holders[number] == 1:
-                self.held_bytes += size_bytes
+        sizes = {id(storage): storage.nbytes() for storage in storages if id(storage) not in self._static_ids}
+        self._held.setdefault(chain, {}).update(sizes)
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
 

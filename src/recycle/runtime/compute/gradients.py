@@ -1,8 +1,8 @@
 """Sums of a stage's gradients over the micro-batches of an iteration, in floating point or exactly in whole numbers.
 
 `FloatSums` adds in floating point, in the order in which ops run. `ExactSums` rounds every contribution to a multiple of
-2**-`bits` and adds 64-bit integers, whose sum is the same in any order. An overflow is detected, not wrapped. Both return means
-over the global batch in the precision of the parameters.
+2**-`_EXACT_BITS` and adds 64-bit integers, whose sum is the same in any order. An overflow is detected, not wrapped. Both return
+means over the global batch in the precision of the parameters.
 """
 
 from abc import ABC, abstractmethod
@@ -11,9 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-EXACT_BITS = 40
-# A contribution of this size uses up a share of the 63 bits that 2**12 of its kind still fit into.
-_MOST_EXACT_BITS = 50
+_EXACT_BITS = 40
 
 
 class Sums(ABC):
@@ -112,23 +110,16 @@ class FloatSums(Sums):
 
 
 class ExactSums(Sums):
-    """Sums in whole multiples of 2**-bits. `more` counts contributions that were not finite or too large.
+    """Sums in whole multiples of 2**-`_EXACT_BITS`. `more` counts contributions that were not finite or too large.
 
     A contribution is too large if the sum of `most_contributions` of its size would not fit into 63 bits.
     """
 
     is_exact = True
 
-    def __init__(
-        self,
-        parameters: Iterable[Tensor],
-        most_contributions: int,
-        bits: int = EXACT_BITS,
-        device: torch.device | None = None,
-    ) -> None:
-        assert 1 <= bits <= _MOST_EXACT_BITS
+    def __init__(self, parameters: Iterable[Tensor], most_contributions: int, device: torch.device | None = None) -> None:
         super().__init__(parameters, torch.int64, device, num_more=1)
-        self._scale = 2.0**bits
+        self._scale = 2.0**_EXACT_BITS
         self._most = 2.0**62 / most_contributions
 
     def add(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
@@ -163,4 +154,4 @@ def make_sums(
     """Make the sums of the parameters that require a gradient, on their device or on `device`; exact sums ignore `dtype`."""
     wanted = [parameter for parameter in parameters if parameter.requires_grad]
     # A parameter may be used several times in a micro-batch; 64 times is more than any model does.
-    return ExactSums(wanted, 64 * num_microbatches, device=device) if is_exact else FloatSums(wanted, dtype, device)
+    return ExactSums(wanted, 64 * num_microbatches, device) if is_exact else FloatSums(wanted, dtype, device)

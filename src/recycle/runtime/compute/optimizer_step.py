@@ -54,15 +54,6 @@ def norm_squared(gradients: Iterable[Tensor | None]) -> float:
     return float(torch.stack(torch._foreach_norm(given, 2, dtype=torch.float64)).square().sum())
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """Copies of the parameters, the optimizer state and the options of the parameter groups."""
-
-    values: list[Tensor]
-    state: list[dict[str, Any]]
-    groups: list[dict[str, Any]]
-
-
 class Stepper:
     """One worker's optimizer. `step` applies gradients, `take_back` undoes the last step bit for bit."""
 
@@ -71,7 +62,7 @@ class Stepper:
         self.optimizer = make_optimizer(self._parameters) if self._parameters else _NoOptimizer()
         self._schedule = schedule
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
-        self._before: _Copy | None = None
+        self._before: Any = None  # copies of the parameters, of their state, and of the options of the groups
         # The tensor that each tensor is copied to before a step: reused, because fresh memory is slower to fill.
         self._copies: dict[Tensor, Tensor] = {}
 
@@ -95,28 +86,23 @@ class Stepper:
         The state is set directly: `load_state_dict` would cast it to the parameter's precision.
         """
         assert self._before is not None, "there is no step to take back"
+        values, states, groups = self._before
         with torch.no_grad():
-            for parameter, value in zip(self._parameters, self._before.values, strict=True):
+            for parameter, value in zip(self._parameters, values, strict=True):
                 parameter.copy_(value)
         self.optimizer.state.clear()
-        self.optimizer.state.update({of: state for of, state in zip(self._parameters, self._before.state, strict=True) if state})
-        for group, options in zip(self.optimizer.param_groups, self._before.groups, strict=True):
+        self.optimizer.state.update({of: state for of, state in zip(self._parameters, states, strict=True) if state})
+        for group, options in zip(self.optimizer.param_groups, groups, strict=True):
             group.update(options)
         self._before = None
         self._copies.clear()  # they belong to the optimizer now
 
-    def _copied(self) -> _Copy:
+    def _copied(self) -> Any:
         """Copy everything. One operation copies all tensors, because there are many small ones."""
-        known = self._copies
-        self._copies = {}
-        made = _Copy(
-            [self._copy_of(parameter, known) for parameter in self._parameters],
-            [self._copy_of(self.optimizer.state.get(parameter, {}), known) for parameter in self._parameters],
-            [
-                self._copy_of({key: group[key] for key in group if key != "params"}, known)
-                for group in self.optimizer.param_groups
-            ],
-        )
+        known, self._copies = self._copies, {}
+        states = [self.optimizer.state.get(parameter, {}) for parameter in self._parameters]
+        groups = [{key: group[key] for key in group if key != "params"} for group in self.optimizer.param_groups]
+        made = self._copy_of((self._parameters, states, groups), known)
         if self._copies:
             with torch.no_grad():
                 torch._foreach_copy_(list(self._copies.values()), list(self._copies))

@@ -45,10 +45,6 @@ class _Product(NamedTuple):
         if self.bias is not None:  # a product with ones runs at memory bandwidth, and adds in place
             sums.add_product(self.bias, self.dy.new_ones(1, len(self.dy)), self.dy)
 
-    def bias_gradient(self) -> Tensor:
-        assert self.bias is not None
-        return self.dy.sum(0).to(self.bias.dtype)
-
     def factors(self) -> tuple[Tensor, Tensor]:
         """Two matrices whose product is the gradient of the weight."""
         return (self.x.t(), self.dy) if self.is_transposed else (self.dy.t(), self.x)
@@ -77,11 +73,6 @@ class Tape:
         """The storages that the tape keeps alive; several products may share one."""
         return (tensor.untyped_storage() for product in self._products for tensor in (product.x, product.dy))
 
-    @property
-    def held_bytes(self) -> int:
-        """The bytes that the tape keeps alive; a shared storage counts once."""
-        return sum({storage.data_ptr(): storage.nbytes() for storage in self.storages()}.values())
-
 
 class Deferral:
     """The tape of a module's products: that of the micro-batch whose I runs. Without a tape, nothing is deferred.
@@ -95,20 +86,13 @@ class Deferral:
         self.is_on = True
 
     @contextmanager
-    def off(self) -> Iterator[None]:
-        self.is_on = False
+    def use(self, tape: Tape | None, is_on: bool = True) -> Iterator[None]:
+        """Defer onto this tape inside the block, or be off."""
+        self.tape, self.is_on = tape, is_on
         try:
             yield
         finally:
-            self.is_on = True
-
-    @contextmanager
-    def onto(self, tape: Tape) -> Iterator[None]:
-        self.tape = tape
-        try:
-            yield
-        finally:
-            self.tape = None
+            self.tape, self.is_on = None, True
 
 
 def defer_weights(module: nn.Module) -> Deferral:
@@ -169,7 +153,7 @@ def _hooked(linear: _Linear, x: Tensor, weight: Tensor, bias: Tensor | None) -> 
         else:  # as autograd would
             _accumulate(weight, product.gradient())
             if deferred_bias is not None:
-                _accumulate(deferred_bias, product.bias_gradient())
+                _accumulate(deferred_bias, product.dy.sum(0).to(deferred_bias.dtype))
 
     # A later op, such as an activation function, may change a view in place; autograd then skips the node of the view.
     whole = made._base if made._is_view() else made

@@ -41,14 +41,13 @@ class Stage:
         sums: Sums,
         number: int,
         loss: Loss | None = None,
-        meter: ActivationMeter | None = None,
         autocast: torch.dtype | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.module = module
         self.sums = sums
         self.number = number
-        self.meter = meter
+        self.meter: ActivationMeter | None = None
         self._loss = loss
         self._autocast = autocast
         self._flights: dict[int, _Flight] = {}
@@ -75,7 +74,7 @@ class Stage:
             leaf.requires_grad_(True)
         self._seed(seed)
         is_deferred = is_split or self._always_defers
-        with torch.enable_grad(), self._metered(chain), cast(self._device, self._autocast), self._deferring(is_deferred):
+        with torch.enable_grad(), self._metered(chain), cast(self._device, self._autocast), self._deferral.use(None, is_deferred):
             made = self._run(leaf)
             if self._loss is not None:
                 assert targets is not None
@@ -109,7 +108,7 @@ class Stage:
         flight = self._flights[chain]
         assert flight.made is not None, f"micro-batch {chain} has had its I"
         if flight.made.requires_grad:
-            with self._deferral.onto(flight.tape), self._deferring(flight.is_deferred):
+            with self._deferral.use(flight.tape, flight.is_deferred):
                 torch.autograd.backward([flight.made], [gradient.to(self._device)] if gradient is not None else None)
         given = flight.given
         assert given is not None
@@ -135,9 +134,6 @@ class Stage:
         passed = self.backward_input(chain, gradient)
         self.backward_weight(chain)
         return passed
-
-    def _deferring(self, is_deferred: bool) -> AbstractContextManager[None]:
-        return nullcontext() if is_deferred else self._deferral.off()
 
     def _collect(self) -> None:
         """Move the gradients that autograd accumulated into the sums."""

@@ -15,7 +15,7 @@ from recycle.runtime.compute.seeds import seed_of
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.execute.row_program import Instruction
 from recycle.runtime.execute.spans import Span, now_us
-from recycle.runtime.transport.protocol import TensorChannel
+from recycle.runtime.transport.message_queue import MessageQueue
 
 # Receives for so many ops ahead are posted, so that their messages arrive while others compute.
 _AHEAD = 3
@@ -36,7 +36,7 @@ class Executor:
         instructions: Sequence[Instruction],
         num_stages: int,
         stage: Stage,
-        channel: TensorChannel,
+        messages: MessageQueue,
         samples: MicroBatchSource,
         seed: int,
         on_progress: OnProgress = lambda iteration, label: None,
@@ -46,7 +46,7 @@ class Executor:
         self.losses: dict[int, float] = {}
         self.warm_up_error: Exception | None = None
         self._is_first, self._is_last = worker.stage == 0, worker.stage == num_stages - 1
-        self._channel, self._samples, self._seed = channel, samples, seed
+        self._messages, self._samples, self._seed = messages, samples, seed
         self._split = {each.chain for each in instructions if each.kind is Kind.I}
 
     def play(self, iteration: int, first: int, stop: int, spans: list[Span], is_tentative: bool = False) -> None:
@@ -65,7 +65,7 @@ class Executor:
     def run(self, iteration: int, index: int, is_tentative: bool = False) -> Span:
         """Run one op: receive its message, compute, send its result. The span is that of the computation."""
         instruction, asked = self.instructions[index], now_us()
-        received = self._channel.receive(instruction.receives) if instruction.receives is not None else None
+        received = self._messages.receive(instruction.receives) if instruction.receives is not None else None
         self.busy_since_us = start = now_us()
         self.on_progress(iteration, instruction.label)
         compute = self._compute_tentatively if is_tentative else self._compute
@@ -75,7 +75,7 @@ class Executor:
         self.busy_since_us = 0
         if instruction.sends is not None:
             assert made is not None
-            self._channel.send(instruction.sends, made)
+            self._messages.send(instruction.sends, made)
         return span
 
     def _compute_tentatively(self, iteration: int, instruction: Instruction, received: Tensor | None) -> Tensor | None:
@@ -84,7 +84,7 @@ class Executor:
                 return self._compute(iteration, instruction, received)
             except Exception as problem:
                 self.warm_up_error = problem
-        return self._channel.zeros(instruction.sends) if instruction.sends is not None else None
+        return self._messages.zeros(instruction.sends) if instruction.sends is not None else None
 
     def reset(self) -> None:
         """Forget all micro-batches in flight, and the error of the warm-up."""
@@ -95,7 +95,7 @@ class Executor:
     def _post_receive(self, index: int) -> None:
         message = self.instructions[index].receives
         if message is not None:
-            self._channel.post_receive(message)
+            self._messages.post_receive(message)
 
     def _compute(self, iteration: int, instruction: Instruction, received: Tensor | None) -> Tensor | None:
         match instruction.kind:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ from recycle.runtime.coordinator.config import JOURNAL, CoordinatorConfig
 from recycle.runtime.job import Job
 from recycle.runtime.options import FailureOptions
 from recycle.runtime.transport.specs import TensorSpec
-from recycle.runtime.worker.worker_spec import CopiedStages, StageFactory, WorkerSpec
+from recycle.runtime.worker.worker_spec import MakeStage, WorkerSpec, copied_stage
 
 
 def worker_spec(
     job: Job,
-    stages: StageFactory | None = None,
+    make_stage: MakeStage | None = None,
     tensor_specs: Mapping[int, TensorSpec] | None = None,
     file_transfer: FileTransfer | None = None,
     deaths: Path | None = None,
@@ -27,7 +28,7 @@ def worker_spec(
     folder = job.run_folder
     return WorkerSpec(
         shape=job.plan.problem.shape,
-        stages=stages or CopiedStages(job.stages),
+        make_stage=make_stage or partial(copied_stage, job.stages),
         tensor_specs=job.tensor_specs() if tensor_specs is None else tensor_specs,
         ties=job.ties,
         microbatches=job.microbatches,

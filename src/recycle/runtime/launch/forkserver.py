@@ -14,22 +14,22 @@ from multiprocessing.context import ForkServerContext
 
 from recycle.host.process_lifetime import children_uninterrupted
 
-# For mimalloc, which torch uses on some platforms, and for glibc, which it uses on others. Both read them as they load.
-_KEEP_MEMORY = {
+_ENVIRONMENT = {
+    # For mimalloc, which torch uses on some platforms, and for glibc, which it uses on others. Both read them as they load.
     "MIMALLOC_PURGE_DELAY": "-1",
     "MALLOC_TRIM_THRESHOLD_": str(2**40),
     "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the most that glibc takes
+    # gloo logs every connection that fails, which is part of losing workers; the same errors are raised as exceptions.
+    "TORCH_CPP_LOG_LEVEL": "FATAL",
 }
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# gloo logs every connection that fails, which is part of losing workers; the same errors are raised as exceptions.
-_LOG_LITTLE = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
 
 
 def fork_context(preload: Sequence[str]) -> ForkServerContext:
     """A context whose processes start with these modules loaded; there is one server, so the first call decides."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["recycle.runtime.launch.preload", *preload])
-    with _environment({**_KEEP_MEMORY, **_LOG_LITTLE}), children_uninterrupted():
+    with _environment(), children_uninterrupted():
         forkserver.ensure_running()
     return context
 
@@ -38,7 +38,7 @@ def configure_process() -> None:
     """Give this process, which was not forked, the same allocator settings; this has no effect once torch is loaded."""
     if "torch" in sys.modules:
         return
-    for name, value in {**_KEEP_MEMORY, **_LOG_LITTLE}.items():
+    for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # glibc read its variables when this process began; afterwards it takes them by mallopt.
     libc = ctypes.CDLL(None)
@@ -48,9 +48,9 @@ def configure_process() -> None:
 
 
 @contextmanager
-def _environment(more: dict[str, str]) -> Iterator[None]:
-    """Set these variables for processes that start inside; what the user has set stays."""
-    added = {name: value for name, value in more.items() if name not in os.environ}
+def _environment() -> Iterator[None]:
+    """Set the variables for processes that start inside; what the user has set stays."""
+    added = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
     os.environ.update(added)
     try:
         yield

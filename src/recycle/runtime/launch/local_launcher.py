@@ -8,7 +8,8 @@ import pickle
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -43,28 +44,23 @@ from recycle.runtime.launch.configure import coordinator_config, worker_spec
 from recycle.runtime.launch.forkserver import fork_context
 from recycle.runtime.options import FailureOptions
 from recycle.runtime.worker.worker import run_worker_process
-from recycle.runtime.worker.worker_spec import pickled
+from recycle.runtime.worker.worker_spec import MakeStage, pickled
 
 _MOST_COORDINATORS = 100
 Watch = Callable[[Event], None]
 
 
-@dataclass(frozen=True, slots=True)
-class PickledStages:
-    """The stages of a job in files of this machine, so that a worker loads only its own stage."""
+def _pickle_stages(stages: Sequence[nn.Module], folder: Path) -> MakeStage:
+    """Write the stages to files of this machine, so that a worker loads only its own stage."""
+    for number, module in enumerate(stages):
+        _write(folder / f"stage-{number}.pickle", pickled(module))
+    return partial(_unpickled_stage, folder)
 
-    folder: Path
 
-    @staticmethod
-    def write(stages: Sequence[nn.Module], folder: Path) -> "PickledStages":
-        for number, module in enumerate(stages):
-            _write(folder / f"stage-{number}.pickle", pickled(module))
-        return PickledStages(folder)
-
-    def make(self, number: int) -> nn.Module:
-        module = pickle.loads((self.folder / f"stage-{number}.pickle").read_bytes())
-        assert isinstance(module, nn.Module)
-        return module
+def _unpickled_stage(folder: Path, number: int) -> nn.Module:
+    module = pickle.loads((folder / f"stage-{number}.pickle").read_bytes())
+    assert isinstance(module, nn.Module)
+    return module
 
 
 def _write(path: Path, body: bytes) -> None:
@@ -79,7 +75,7 @@ def launch(job: Job, watch: Watch = lambda event: None) -> Trained:
     begin_us = now_us()
     with scratch() as folder, listen("127.0.0.1", job.options.port) as listener:
         deaths, spec = folder / "deaths", folder / "worker_spec.pickle"
-        _write(spec, pickled(worker_spec(job, PickledStages.write(job.stages, folder), deaths=deaths)))
+        _write(spec, pickled(worker_spec(job, _pickle_stages(job.stages, folder), deaths=deaths)))
         endpoint = Endpoint("127.0.0.1", listener.getsockname()[1], new_token(), new_name())
         config = coordinator_config(job, endpoint, begin_us, folder, deaths)
         context = fork_context(_model_modules(job))
@@ -109,6 +105,7 @@ class _Launcher:
         self._failures, self._watch = failures, watch
         self._workers: list[BaseProcess] = []
         self._coordinator: BaseProcess | None = None
+        self._notices: Connection
         self._num_coordinators = 0
         self._events: list[Event] = []
         self._has_formed = False
@@ -118,12 +115,11 @@ class _Launcher:
 
     def run(self) -> Trained:
         try:
-            notices = self._start_coordinator()
+            self._start_coordinator()
             for place in sorted(row.worker for row in self._config.initial.plan.rows):
                 self._start_worker(place, since=0)
             while True:
-                notice, notices = self._next_notice(notices)
-                match notice:
+                match self._next_notice():
                     case EventsRecorded(events):
                         for event in events:
                             self._handle_event(event)
@@ -140,8 +136,8 @@ class _Launcher:
         finally:
             self._end()
 
-    def _start_coordinator(self) -> Connection:
-        notices, sink = self._context.Pipe(duplex=False)
+    def _start_coordinator(self) -> None:
+        self._notices, sink = self._context.Pipe(duplex=False)
         before = None
         if self._num_coordinators:  # the first injection has killed the previous coordinator
             before = self._events
@@ -153,7 +149,6 @@ class _Launcher:
             process.start()
             self._coordinator = process
         sink.close()
-        return notices
 
     def _start_worker(self, place: Worker, since: int) -> None:
         """Start a worker that prefers this place, with the script's injections for the place from iteration `since` on."""
@@ -175,28 +170,28 @@ class _Launcher:
                 self._workers.remove(process)
                 process.close()
 
-    def _next_notice(self, notices: Connection) -> tuple[Notice | None, Connection]:
+    def _next_notice(self) -> Notice | None:
         """Wait for the coordinator's next notice; start another coordinator if it is dead."""
-        timeout_s = self._until_change_s()
         watched = [] if self._has_formed else [worker.sentinel for worker in self._workers]
-        ready = wait([notices, *watched], timeout_s)
+        ready = wait([self._notices, *watched], self._until_change_s())
         self._play_trace()
-        if notices in ready:
+        if self._notices in ready:
             try:
-                return notices.recv(), notices
+                notice: Notice = self._notices.recv()
+                return notice
             except (EOFError, OSError):
-                notices.close()
-                return None, self._replace_coordinator()
-        if ready and not self._has_formed:
+                self._notices.close()
+                self._replace_coordinator()
+        elif ready and not self._has_formed:
             self._refuse_early_exit()
-        return None, notices
+        return None
 
-    def _replace_coordinator(self) -> Connection:
+    def _replace_coordinator(self) -> None:
         assert self._coordinator is not None
         self._coordinator.join()
         if not self._has_formed or self._num_coordinators >= _MOST_COORDINATORS:
             raise WorkerFailed(f"the coordinator ended with exit code {self._coordinator.exitcode}")
-        return self._start_coordinator()
+        self._start_coordinator()
 
     def _refuse_early_exit(self) -> None:
         """Raise if a worker has ended before the first epoch was formed."""

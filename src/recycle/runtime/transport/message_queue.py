@@ -53,6 +53,7 @@ class MessageQueue:
         self._posted: dict[TensorMessage, Posted] = {}
 
     def send(self, message: TensorMessage, tensor: Tensor) -> None:
+        """Send without waiting for the receiver."""
         self._refuse_other_spec(message, tensor)
         posted = self._carrier.post_send(message, tensor, self.round)
         heappush(self._sent[message.receiver], ((self.round, message.taken_at), next(self._counter), posted))
@@ -67,10 +68,12 @@ class MessageQueue:
             )
 
     def post_receive(self, message: TensorMessage) -> None:
+        """Let the message arrive while something else runs."""
         if message not in self._posted:
             self._posted.update(self._carrier.post_receives(message, self.round))
 
     def receive(self, message: TensorMessage) -> Tensor:
+        """Return the tensor that was sent, or wait for it."""
         self.post_receive(message)
         work, body = self._posted.pop(message)
         self._groups.wait(work)
@@ -78,6 +81,7 @@ class MessageQueue:
         return self._carrier.unpack(message, body, self.round)
 
     def zeros(self, message: TensorMessage) -> Tensor:
+        """Return zeros of the shape and dtype that the message has."""
         spec = self._spec.tensor_spec(message)
         return torch.zeros(spec.shape, dtype=spec.dtype, device=self._carrier.device)
 

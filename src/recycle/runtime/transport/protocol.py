@@ -13,27 +13,6 @@ from torch import Tensor
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.message_queue import MessageQueue
-from recycle.runtime.transport.specs import TensorMessage
-
-
-class TensorChannel(Protocol):
-    """The part of a transport that an executor needs: tensors from worker to worker."""
-
-    def send(self, message: TensorMessage, tensor: Tensor) -> None:
-        """Send without waiting for the receiver."""
-        ...
-
-    def post_receive(self, message: TensorMessage) -> None:
-        """Let the message arrive while something else runs."""
-        ...
-
-    def receive(self, message: TensorMessage) -> Tensor:
-        """Return the tensor that was sent, or wait for it."""
-        ...
-
-    def zeros(self, message: TensorMessage) -> Tensor:
-        """Return zeros of the shape and dtype that the message has."""
-        ...
 
 
 class Transport(Protocol):

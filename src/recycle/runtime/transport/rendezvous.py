@@ -31,7 +31,6 @@ class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
         self._changed = threading.Condition()
         self._is_over = False
         self._on_abort: list[Callable[[], object]] = []
-        self._timeout = _DEFAULT_TIMEOUT
 
     def add_entry(self, key: str, value: str) -> None:
         """Store an entry that another worker has published."""
@@ -77,12 +76,12 @@ class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
         self._publish(key, base64.b64encode(body).decode())
 
     def get(self, key: str) -> bytes:
-        self.wait([key], self._timeout)
+        self.wait([key])
         with self._changed:
             return self._values[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        timeout_s = (timeout or self._timeout).total_seconds()
+        timeout_s = (timeout or _DEFAULT_TIMEOUT).total_seconds()
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._values.keys() >= set(keys), timeout_s)
             missing = [key for key in keys if key not in self._values]
@@ -92,12 +91,6 @@ class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
     def check(self, keys: list[str]) -> bool:
         with self._changed:
             return self._values.keys() >= set(keys)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout
-
-    def timeout(self) -> timedelta:
-        return self._timeout
 
 
 def make_unless_over(make: Callable[[], Transport], rendezvous: Rendezvous) -> Transport:

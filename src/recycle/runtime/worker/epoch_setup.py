@@ -42,7 +42,7 @@ def worker_program(plan: Plan, worker: Worker) -> WorkerProgram:
 def make_stage_state(spec: WorkerSpec, stage: int, num_steps: int = 0, device: torch.device | None = None) -> StageState:
     """A stage as it is before the first step, on `device`."""
     options = spec.options
-    module = spec.stages.make(stage).to(device)
+    module = spec.make_stage(stage).to(device)
     sums = make_sums(module.parameters(), spec.shape.num_chains, options.is_exact, options.sum_dtype, device)
     loss = spec.loss if stage == spec.shape.num_stages - 1 else None
     made = Stage(module, sums, stage, loss, autocast=options.autocast, device=device)

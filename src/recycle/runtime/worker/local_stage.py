@@ -7,8 +7,9 @@ import torch
 
 from recycle.control.decide.messages import ProgressReport, StartEpoch
 from recycle.core.cluster import Worker
-from recycle.runtime.checkpoint import StageWriter, fetch_stage, load_stage
 from recycle.runtime.checkpoint.files import read_checkpoint, step_folder
+from recycle.runtime.checkpoint.resume import fetch_stage, load_stage
+from recycle.runtime.checkpoint.writer import StageWriter
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.execute.spans import Span
 from recycle.runtime.execute.stage_state import StageState

@@ -193,5 +193,4 @@ def _peak_bytes(device: str) -> int:
     """The peak memory of the process: of the GPU's, or of the machine's."""
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated()
-    peak: Any = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

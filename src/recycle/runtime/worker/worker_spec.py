@@ -2,10 +2,10 @@
 
 import copy
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
@@ -19,23 +19,13 @@ from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.options import TrainOptions
 from recycle.runtime.transport.specs import TensorSpec
 
-
-class StageFactory(Protocol):
-    """The modules of a job as they are before the first step."""
-
-    def make(self, number: int) -> nn.Module:
-        """A new copy of the stage of this number."""
-        ...
+MakeStage = Callable[[int], nn.Module]
+"""Makes a new copy of the stage of a number, as it is before the first step."""
 
 
-@dataclass(frozen=True, slots=True)
-class CopiedStages:
-    """Stages that are copied from modules of this process."""
-
-    modules: Sequence[nn.Module]
-
-    def make(self, number: int) -> nn.Module:
-        return copy.deepcopy(self.modules[number])
+def copied_stage(stages: Sequence[nn.Module], number: int) -> nn.Module:
+    """A copy of a stage of this process."""
+    return copy.deepcopy(stages[number])
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +37,7 @@ class WorkerSpec:
     """
 
     shape: Shape
-    stages: StageFactory
+    make_stage: MakeStage
     tensor_specs: Mapping[int, TensorSpec]
     ties: Sequence[Tie]
     microbatches: MicroBatchSource

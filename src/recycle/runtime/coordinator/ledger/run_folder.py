@@ -27,8 +27,9 @@ from recycle.core.events.record import (
 )
 from recycle.core.files import refuse_unwritable, write_text
 from recycle.core.plans.plan import Plan, Row
-from recycle.runtime.checkpoint import Checkpoint, CheckpointFolder, latest
-from recycle.runtime.checkpoint.files import find_checkpoints, is_whole
+from recycle.runtime.checkpoint.files import Checkpoint, find_checkpoints, is_whole
+from recycle.runtime.checkpoint.folder import CheckpointFolder
+from recycle.runtime.checkpoint.resume import latest
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
 from recycle.runtime.options import CheckpointOptions, RunFolderOptions
 

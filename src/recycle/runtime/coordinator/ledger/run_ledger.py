@@ -13,7 +13,8 @@ from recycle.core.cluster import Worker
 from recycle.core.events.record import OPTIMIZER, REDUCE, Changed, Event, Held, OpRan, Recovered, Saved, Spell, Stepped, Warned
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import StageProfile
-from recycle.runtime.checkpoint import CheckpointComplete, CheckpointFolder, CheckpointIncomplete, StageNotSaved, StageSaved
+from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointFolder, CheckpointIncomplete
+from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 from recycle.runtime.compute.activation_memory import planned_peak_bytes
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.weight_digest import whole_digest
