@@ -86,7 +86,7 @@ def calibrated_job(row: PublishedRow, folder: Path | None) -> SimulatedJob:
     """The model's job, scaled so that its fault-free 1F1B is as fast as published."""
     job = published_job(row)
     period_us = one_f_one_b_time(job.problem(), folder).period_us
-    return job.with_scale(job.samples_per_step * 1e6 / row.fault_free / period_us)
+    return replace(job, scale=job.samples_per_step * 1e6 / row.fault_free / period_us)
 
 
 def make_system(name: str, job: SimulatedJob, fault_free: float, folder: Path | None) -> System:
@@ -109,7 +109,7 @@ def _as_fast_as(fault_free: float, system: Oobleck) -> Oobleck:
     """The same system, scaled to `fault_free` samples a second while no worker is dead."""
     shape = system.job.shape
     own = system.begin(Members(shape, frozenset(shape.workers()))).steady_state.samples_per_s
-    return replace(system, job=system.job.with_scale(system.job.scale * own / fault_free))
+    return replace(system, job=replace(system.job, scale=system.job.scale * own / fault_free))
 
 
 def interval_traces(job: SimulatedJob, hours: float) -> list[Trace]:
