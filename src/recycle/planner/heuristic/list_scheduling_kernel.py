@@ -159,6 +159,17 @@ def touch(touched: Ints, is_touched: Bools, num_touched: int, worker: int) -> in
 
 
 @uncounted
+def follower_there(op: int, kind: int, stage: int, num_stages: int, num_chains: int, backwards: bool) -> int:
+    """The op of the same chain at a neighbouring stage that waits for this one, or -1."""
+    goes_down, goes_up = (I, F) if backwards else (F, I)
+    if kind == goes_down and stage < num_stages - 1:
+        return op + num_chains
+    if kind == goes_up and stage > 0:
+        return op - num_chains
+    return _NONE
+
+
+@uncounted
 def _begin(costs: Ints, state: Ints, queues: Ints, num_chains: int, worker: int, stage: int, kind: int) -> int:
     """Begin the next op of `kind` on a worker; return its chain. W's keep the order in which they were offered."""
     if kind == F:
@@ -169,26 +180,21 @@ def _begin(costs: Ints, state: Ints, queues: Ints, num_chains: int, worker: int,
 
 @uncounted
 def _settle(rank: Ints, costs: Ints, state: Ints, queues: Ints, worker: int, stage: int, code: int, num_stages: int) -> int:
-    """Account for the end of an op or an arrival; return the code of the arrival that it leads to, or -1."""
+    """Account for the end of an op or an arrival; return the op at a neighbouring stage that it leads to, or -1."""
     num_chains = rank.size
     chain, what = code % num_chains, code // num_chains // num_stages
     key = rank[chain] * num_chains + chain
     if what > W:
         offer(state, queues, worker, what - 3, key)
-        return -1
+        return _NONE
     finish(costs, state, worker, stage, what)
     if what == I:
         if costs[stage, WEIGHT_US] > 0:
             offer(state, queues, worker, W, state[worker, _SEEN] * num_chains + chain)
         state[worker, _SEEN] += 1
-    # The result goes on: F to the next stage (or to its own I at the last), I to the stage before.
-    if what == F and stage == num_stages - 1:
+    elif what == F and stage == num_stages - 1:
         offer(state, queues, worker, I, key)
-    elif what == F:
-        return (3 * num_stages + stage + 1) * num_chains + chain
-    elif what == I and stage > 0:
-        return (4 * num_stages + stage - 1) * num_chains + chain
-    return -1
+    return int(follower_there(code, what, stage, num_stages, num_chains, False))
 
 
 @uncounted
@@ -254,10 +260,10 @@ def list_schedule(
             num_events -= 1
             stage = code // num_chains % num_stages
             worker = stage * num_pipelines + pipeline[stage, code % num_chains]
-            follows = _settle(rank, costs, state, queues, worker, stage, code, num_stages)
-            if follows >= 0:
-                goes_to = follows // num_chains % num_stages
-                heap_push(events, 0, num_events, (now + costs[min(stage, goes_to), COMM_US]) * base + follows)
+            there = _settle(rank, costs, state, queues, worker, stage, code, num_stages)
+            if there >= 0:
+                arrival = now + costs[min(stage, there // num_chains % num_stages), COMM_US]
+                heap_push(events, 0, num_events, arrival * base + 3 * num_stages * num_chains + there)
                 num_events += 1
             num_touched = touch(touched, is_touched, num_touched, worker)
 

@@ -23,6 +23,7 @@ from recycle.planner.heuristic.list_scheduling_kernel import (
     compiled,
     empty_state,
     finish,
+    follower_there,
     heap_pop,
     heap_push,
     offer,
@@ -43,17 +44,6 @@ def _follower_here(op: int, kind: int, is_last: bool, num_each: int, backwards: 
     if backwards:
         return op - num_each if kind == W or (kind == I and is_last) else _NONE
     return op + num_each if kind == I or (kind == F and is_last) else _NONE
-
-
-@uncounted
-def _follower_there(op: int, kind: int, stage: int, num_stages: int, num_chains: int, backwards: bool) -> int:
-    """The op of the same chain at a neighbouring stage that waits for this one, or -1."""
-    goes_down, goes_up = (I, F) if backwards else (F, I)
-    if kind == goes_down and stage < num_stages - 1:
-        return op + num_chains
-    if kind == goes_up and stage > 0:
-        return op - num_chains
-    return _NONE
 
 
 @uncounted
@@ -137,7 +127,7 @@ def _settle(
         kind, stage = code // num_each, code // num_chains % num_stages
         _finish(costs, state, worker, stage, kind, backwards)
         ready = _follower_here(code, kind, stage == num_stages - 1, num_each, backwards)
-        there = _follower_there(code, kind, stage, num_stages, num_chains, backwards)
+        there = follower_there(code, kind, stage, num_stages, num_chains, backwards)
     if ready >= 0:
         missing[ready] -= 1
         if missing[ready] == 0:
@@ -208,7 +198,7 @@ def priority_schedule(
             end = now + costs[stage, op // num_each]
             heap_push(events, 0, num_events, end * base + op)
             num_events += 1
-            there = _follower_there(op, op // num_each, stage, num_stages, num_chains, backwards)
+            there = follower_there(op, op // num_each, stage, num_stages, num_chains, backwards)
             if there >= 0 and missing[there] == 1:
                 goes_to = there // num_chains % num_stages
                 taker = goes_to * num_pipelines + pipeline[goes_to, there % num_chains]
