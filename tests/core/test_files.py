@@ -2,6 +2,8 @@
 
 import json
 import os
+from io import FileIO
+from pathlib import Path
 
 import pytest
 
@@ -32,17 +34,26 @@ def test_a_file_is_readable_as_far_as_the_umask_lets_it(tmp_path):
     assert (tmp_path / "one.json").stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.parametrize("failing", ["replace", "chmod"])
+def no_space(*_):
+    raise OSError(28, "No space left on device")
+
+
+class FullDisk(FileIO):
+    """A file that can be made, but takes no bytes."""
+
+    write = no_space
+
+
+@pytest.mark.parametrize(
+    "failing", [(os, "replace", no_space), (Path, "open", lambda *given: FullDisk(*given))], ids=["replace", "write"]
+)
 def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch, failing):
     path = tmp_path / "one.json"
     write_text(path, "old")
-
-    def no_space(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, failing, no_space)
-    with pytest.raises(FileProblem, match=r"cannot write .*one\.json: No space left on device"):
-        write_text(path, "new")
+    with monkeypatch.context() as patched:
+        patched.setattr(*failing)
+        with pytest.raises(FileProblem, match=r"cannot write .*one\.json: No space left on device"):
+            write_text(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["one.json"]
 

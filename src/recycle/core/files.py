@@ -2,8 +2,8 @@
 
 import json
 import os
-import tempfile
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from recycle.core.errors import FileProblem
@@ -21,18 +21,18 @@ def write_bytes(path: Path, data: bytes) -> None:
     """
     refuse_unwritable(path)
     path = path.resolve()
+    temporary = path.with_name(f".{path.name}.{token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        stream = temporary.open("xb")
     except OSError as problem:
         raise FileProblem(f"cannot write {path}: {problem.strerror or problem}; choose a folder that you may write to") from None
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with stream:
             stream.write(data)
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException as problem:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         if isinstance(problem, OSError):
             raise FileProblem(f"cannot write {path}: {problem.strerror or problem}") from None
         raise
@@ -54,12 +54,6 @@ def refuse_unwritable(path: Path) -> None:
 def refuse_other_suffix(path: Path, suffix: str) -> None:
     if path.suffix.lower() != suffix:
         raise FileProblem(f"cannot write {path}: it would be a {suffix} file whatever its name says; call it {path.stem}{suffix}")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def read_json(path: Path, format_name: str, version: int) -> dict[str, Any]:
