@@ -5,7 +5,7 @@ for all models and intervals of a system.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -50,27 +50,18 @@ ASSUMPTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _TableRow:
-    """One system and model, for all intervals and seeds; it is simulated in one process, which shares its plans."""
-
-    system: str
-    published: PublishedRow
-    folder: Path | None
-
-
 def run_throughput_table(folder: Path | None, tick: Callable[[int], None] = lambda done: None) -> ExperimentResult:
     """Return our throughput beside the published table; `tick` is called with the number of rows so far."""
-    rows = [_TableRow(system, row, folder) for row in TABLE for system in (*SYSTEMS, *OTHERS)]
+    rows = [(system, row, folder) for row in TABLE for system in (*SYSTEMS, *OTHERS)]
     cells = parallel_map(_simulate_row, rows, tick)
-    found = {(row.system, row.published.model): values for row, values in zip(rows, cells, strict=True)}
-    return _result(found)
+    return _result({(system, row.model): values for (system, row, _), values in zip(rows, cells, strict=True)})
 
 
-def _simulate_row(row: _TableRow) -> tuple[float, ...] | None:
-    """The mean throughput at each interval; None if the system is out of memory."""
-    job = calibrated_job(row.published, row.folder)
-    system = make_system(row.system, job, row.published.fault_free, row.folder)
+def _simulate_row(given: tuple[str, PublishedRow, Path | None]) -> tuple[float, ...] | None:
+    """The mean throughput of a system at each interval, in one process, which shares its plans; None if it is out of memory."""
+    name, published, folder = given
+    job = calibrated_job(published, folder)
+    system = make_system(name, job, published.fault_free, folder)
     if isinstance(system, Bamboo) and system.is_out_of_memory:
         return None
     return tuple(mean(_throughput(system, job, trace) for trace in interval_traces(job, hours)) for hours in INTERVALS_H)
