@@ -1,12 +1,13 @@
 """Failure Normalization: where a given number of failures costs least, and whether moving workers there pays."""
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.problem import Problem
+from recycle.core.profile import Profile
 from recycle.core.units import format_us
 from recycle.planner.model.lower_bound import Bounds
 
@@ -118,13 +119,13 @@ class MoveDecision:
     reason: str
 
 
-def move_time_us(problem: Problem, stages: Sequence[int]) -> int:
+def move_time_us(profile: Profile, stages: Sequence[int], num_holders: Callable[[int], int]) -> int:
     """Return the time until every moving worker has the state of its new stage; `stages` are the new stages, one for each.
 
-    The workers copy at the same time, spread over the live peers of the new stage.
+    The workers copy at the same time, spread over the workers that hold the state of the new stage.
     """
-    busiest = {stage: -(-stages.count(stage) // max(1, problem.cluster.num_live(stage))) for stage in set(stages)}
-    times = (n * problem.profile.peer_link.time_us(problem.profile.stages[s].static_bytes) for s, n in busiest.items())
+    busiest = {stage: -(-stages.count(stage) // max(1, num_holders(stage))) for stage in set(stages)}
+    times = (num * profile.peer_link.time_us(profile.stages[stage].static_bytes) for stage, num in busiest.items())
     return max(times, default=0)
 
 
