@@ -15,7 +15,6 @@ from recycle.core.cluster import Cluster, Shape
 from recycle.core.errors import FileProblem
 from recycle.core.files import read_json, write_text
 from recycle.core.op import Kind
-from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import makespan_us
 from recycle.core.problem import Problem, Techniques
 from recycle.core.release import source_digest
@@ -136,10 +135,6 @@ def _plan(given: tuple[Problem, str]) -> IterationTime:
         plan = solve_normalized(problem, numbers[0], "greedy", _TIME_LIMIT_S, EFFORT)[0]
     else:
         plan = solve(normalized_problem(problem, numbers), "greedy", _TIME_LIMIT_S, EFFORT)
-    return iteration_time(plan)
-
-
-def iteration_time(plan: Plan) -> IterationTime:
     work = 0
     for row in plan.rows:
         work += sum(row.kinds.count(kind.value) * plan.problem.duration_us(row.worker.stage, kind) for kind in Kind)
