@@ -212,7 +212,7 @@ def test_workers_copy_side_by_side_but_two_from_one_peer_in_turn() -> None:
     profile = Profile((stage, stage, stage), peer_link=Link(latency_us=5, bytes_per_us=10.0))
     shape = Shape(3, 3, 2)
     one_each = Problem(Cluster(shape, frozenset({Worker(0, 1), Worker(0, 2)})), profile)
-    assert move_time_us(one_each, [1, 2]) == 105
+    assert move_time_us(one_each.profile, [1, 2], one_each.cluster.num_live) == 105
     both_at_one = Problem(Cluster(shape, frozenset({Worker(0, 2), Worker(1, 2)})), profile)
-    assert move_time_us(both_at_one, [2, 2]) == 2 * 105
-    assert move_time_us(both_at_one, []) == 0
+    assert move_time_us(both_at_one.profile, [2, 2], both_at_one.cluster.num_live) == 2 * 105
+    assert move_time_us(both_at_one.profile, [], both_at_one.cluster.num_live) == 0

@@ -3,11 +3,9 @@
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
-from recycle.core.errors import UserError
-from recycle.host.process_pool import BROKEN, process_pool, submit
+from recycle.host.process_pool import process_pool, submit
 
 _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
@@ -26,12 +24,9 @@ def parallel_map(
     num_processes = min(len(arguments), num_processes or os.cpu_count() or 1)
     if num_processes <= 1 or multiprocessing.parent_process() is not None:
         return _collect((function(argument) for argument in arguments), on_progress)
-    try:
-        with process_pool(num_processes) as pool:
-            futures = [submit(pool, function, argument) for argument in arguments]
-            return _collect((future.result() for future in futures), on_progress)
-    except BrokenProcessPool:
-        raise UserError(BROKEN) from None
+    with process_pool(num_processes) as pool:
+        futures = [submit(pool, function, argument) for argument in arguments]
+        return _collect((future.result() for future in futures), on_progress)
 
 
 def _collect(results: Iterable[_Result], on_progress: Callable[[int], None]) -> list[_Result]:

@@ -3,15 +3,17 @@
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
+from recycle.core.errors import UserError
 from recycle.host.process_lifetime import children_uninterrupted, end_with_parent
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 
-BROKEN = (
+_BROKEN = (
     "a process was ended from outside, perhaps for lack of memory, or the script that called has no "
     "'if __name__ == \"__main__\":' guard: finished work is kept where there is a folder for it; run the same again"
 )
@@ -19,15 +21,20 @@ BROKEN = (
 
 @contextmanager
 def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of fresh processes; an exception in the block terminates them at once."""
+    """A pool of fresh processes; an exception in the block terminates them at once.
+
+    Raises a UserError if one of them was ended from outside.
+    """
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_parent)
     try:
         yield pool
-    except BaseException:
+    except BaseException as problem:
         # Terminated, not cancelled: the pool's own thread prints an error about cancelled futures.
         for child in set(multiprocessing.active_children()) - others:
             child.terminate()
+        if isinstance(problem, BrokenProcessPool):
+            raise UserError(_BROKEN) from None
         raise
     finally:
         pool.shutdown(wait=True)

@@ -6,7 +6,6 @@ Only the calling process writes files, so that the folder holds whole plans when
 import os
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from recycle.core.errors import UserError
 from recycle.core.plans.library import Library
 from recycle.core.problem import Problem
-from recycle.host.process_pool import BROKEN, process_pool, submit
+from recycle.host.process_pool import process_pool, submit
 from recycle.planner.failure_normalization import least_bound, most_failures
 from recycle.planner.solve import refuse_misuse, solve_normalized
 
@@ -103,16 +102,9 @@ def _plan_missing(library: Library, missing: list[int], method: str, time_limit_
                 return
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
-                num_failures, text, period_us = _result(future)
+                num_failures, text, period_us = future.result()
                 library.put(num_failures, text)
                 yield Built(num_failures, period_us, least_bound(library.problem, num_failures), was_there=False)
-
-
-def _result(future: "Future[tuple[int, str, int]]") -> tuple[int, str, int]:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        raise UserError(BROKEN) from None
 
 
 def _plan_one(problem: Problem, num_failures: int, method: str, time_limit_s: float) -> tuple[int, str, int]:

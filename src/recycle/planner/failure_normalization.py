@@ -3,23 +3,17 @@
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.problem import Problem
+from recycle.core.profile import Profile
 from recycle.core.units import format_us
 from recycle.planner.model.lower_bound import Bounds
 
 Distribution = tuple[int, ...]
+_Costs = list[list[int]]  # by stage and number of failures there
 _IMPOSSIBLE = 1 << 60
-
-
-class _Cost(NamedTuple):
-    """The period that a stage enforces with some failures: proven, and in practice."""
-
-    bound_us: int
-    estimate_us: int
 
 
 def most_failures(shape: Shape) -> int:
@@ -28,77 +22,63 @@ def most_failures(shape: Shape) -> int:
 
 
 def best_distribution(problem: Problem, num_failures: int) -> Distribution:
-    """Return the distribution of `num_failures` over the stages with the least bound, and of those the most promising one.
-
-    Dynamic programs over the stages: one finds the least bound, one the least estimate among the distributions that reach it
-    (both joined by maximum over the stages), and one the least sum of estimates among those.
-    """
-    table = _cost_table(problem, num_failures)
-    limit = _Cost(_least_worst(table, num_failures, lambda cost: cost.bound_us)[0][num_failures], _IMPOSSIBLE)
-    return _most_promising(table, num_failures, limit)
+    """Return the distribution of `num_failures` over the stages with the least bound, and of those the most promising one."""
+    return next(distributions(problem, num_failures))
 
 
 def most_promising_distribution(problem: Problem, num_failures: int) -> Distribution:
     """Return the distribution with the least estimate, whatever its bound."""
-    return _most_promising(_cost_table(problem, num_failures), num_failures, _Cost(_IMPOSSIBLE, _IMPOSSIBLE))
+    return _most_promising(_costs_us(problem, num_failures)[1], num_failures)
 
 
-def _most_promising(table: list[list[_Cost]], num_failures: int, limit: _Cost) -> Distribution:
-    """The distribution with the least worst estimate, then the least sum of estimates, in which no stage exceeds `limit`."""
-
-    def estimate(cost: _Cost) -> int:
-        return cost.estimate_us if cost.bound_us <= limit.bound_us else _IMPOSSIBLE
-
-    worst = _least_worst(table, num_failures, estimate)[0][num_failures]
-    least: list[tuple[int, Distribution] | None] = [(0, ()), *[None] * num_failures]
-    for row in table:
-        allowed = [cost.estimate_us if estimate(cost) <= worst else None for cost in row]
-        least = [_least_sum(allowed, least, used) for used in range(num_failures + 1)]
-    best = least[num_failures]
-    assert best is not None
-    return best[1]
-
-
-def _least_sum(
-    costs: list[int | None], before: list[tuple[int, Distribution] | None], used: int
-) -> tuple[int, Distribution] | None:
-    """The least sum of the stages up to this one with `used` failures."""
-    options = []
-    for failures, cost in enumerate(costs[: used + 1]):
-        known = before[used - failures]
-        if known is not None and cost is not None:
-            options.append((known[0] + cost, (*known[1], failures)))
-    return min(options, default=None)
+def _most_promising(estimates_us: _Costs, num_failures: int) -> Distribution:
+    """The distribution with the least worst estimate, then the least sum of estimates: two dynamic programs over the stages."""
+    worst = _least_worst(estimates_us, num_failures)[0][num_failures]
+    least: list[tuple[int, Distribution]] = [(0, ()), *[(_IMPOSSIBLE, ())] * num_failures]
+    for row in estimates_us:
+        allowed = [(failures, cost) for failures, cost in enumerate(row) if cost <= worst]
+        least = [
+            min(
+                ((least[used - num][0] + cost, (*least[used - num][1], num)) for num, cost in allowed if num <= used),
+                default=(_IMPOSSIBLE, ()),
+            )
+            for used in range(num_failures + 1)
+        ]
+    return least[num_failures][1]
 
 
 def distributions(problem: Problem, num_failures: int) -> Iterator[Distribution]:
     """Yield every distribution of `num_failures` over the stages with its bound never falling, the best one first."""
-    best = best_distribution(problem, num_failures)
+    bounds_us, estimates_us = _costs_us(problem, num_failures)
+    rest = _least_worst(bounds_us, num_failures)
+    least_us = rest[0][num_failures]
+    within = [
+        [cost if bound <= least_us else _IMPOSSIBLE for cost, bound in zip(*rows, strict=True)]
+        for rows in zip(estimates_us, bounds_us, strict=True)
+    ]
+    best = _most_promising(within, num_failures)
     yield best
-    table = _cost_table(problem, num_failures)
-    rest = _least_worst(table, num_failures, lambda cost: cost.bound_us)
-    heap: list[tuple[int, Distribution]] = [(rest[0][num_failures], ())]
+    heap: list[tuple[int, Distribution]] = [(least_us, ())]
     while heap:
         bound, prefix = heapq.heappop(heap)
         stage, left = len(prefix), num_failures - sum(prefix)
-        if stage == len(table):
+        if stage == len(bounds_us):
             if prefix != best:
                 yield prefix
             continue
-        for failures, cost in enumerate(table[stage][: left + 1]):
+        for failures, here in enumerate(bounds_us[stage][: left + 1]):
             after = rest[stage + 1][left - failures]
             if after < _IMPOSSIBLE:
-                heapq.heappush(heap, (max(bound, cost.bound_us, after), (*prefix, failures)))
+                heapq.heappush(heap, (max(bound, here, after), (*prefix, failures)))
 
 
 def least_bound(problem: Problem, num_failures: int) -> int:
     """A lower bound of the period with `num_failures`, for every distribution of them over the stages."""
-    table = _cost_table(problem, num_failures)
-    return _least_worst(table, num_failures, lambda cost: cost.bound_us)[0][num_failures]
+    return _least_worst(_costs_us(problem, num_failures)[0], num_failures)[0][num_failures]
 
 
-def _cost_table(problem: Problem, num_failures: int) -> list[list[_Cost]]:
-    """For each stage and number of failures there, the period that it enforces."""
+def _costs_us(problem: Problem, num_failures: int) -> tuple[_Costs, _Costs]:
+    """For each stage and number of failures there, the period that it enforces: proven, and in practice."""
     bounds, shape = Bounds(problem), problem.shape
     if not 0 <= num_failures <= most_failures(shape):
         raise UserError(
@@ -106,23 +86,18 @@ def _cost_table(problem: Problem, num_failures: int) -> list[list[_Cost]]:
             "fail while every stage keeps a live one"
         )
     most = min(num_failures, shape.num_pipelines - 1)
-    return [
-        [
-            _Cost(max(bounds.stage_terms(stage, num_live)), bounds.estimate_us(stage, num_live))
-            for num_live in range(shape.num_pipelines, shape.num_pipelines - most - 1, -1)
-        ]
-        for stage in range(shape.num_stages)
-    ]
+    live, stages = range(shape.num_pipelines, shape.num_pipelines - most - 1, -1), range(shape.num_stages)
+    proven = [[max(bounds.stage_terms(stage, num_live)) for num_live in live] for stage in stages]
+    return proven, [[bounds.estimate_us(stage, num_live) for num_live in live] for stage in stages]
 
 
-def _least_worst(table: list[list[_Cost]], num_failures: int, value: Callable[[_Cost], int]) -> list[list[int]]:
-    """For each stage and number of failures left, the least maximum of `value` over the stages from there on."""
+def _least_worst(costs_us: _Costs, num_failures: int) -> list[list[int]]:
+    """For each stage and number of failures left, the least maximum of the costs of the stages from there on."""
     after = [0, *[_IMPOSSIBLE] * num_failures]
     tables = [after]
-    for row in reversed(table):
-        values = [value(cost) for cost in row]
+    for row in reversed(costs_us):
         after = [
-            min(max(here, after[left - failures]) for failures, here in enumerate(values[: left + 1]))
+            min(max(here, after[left - failures]) for failures, here in enumerate(row[: left + 1]))
             for left in range(num_failures + 1)
         ]
         tables.append(after)
@@ -144,13 +119,13 @@ class MoveDecision:
     reason: str
 
 
-def move_time_us(problem: Problem, stages: Sequence[int]) -> int:
+def move_time_us(profile: Profile, stages: Sequence[int], num_holders: Callable[[int], int]) -> int:
     """Return the time until every moving worker has the state of its new stage; `stages` are the new stages, one for each.
 
-    The workers copy at the same time, spread over the live peers of the new stage.
+    The workers copy at the same time, spread over the workers that hold the state of the new stage.
     """
-    busiest = {stage: -(-stages.count(stage) // max(1, problem.cluster.num_live(stage))) for stage in set(stages)}
-    times = (n * problem.profile.peer_link.time_us(problem.profile.stages[s].static_bytes) for s, n in busiest.items())
+    busiest = {stage: -(-stages.count(stage) // max(1, num_holders(stage))) for stage in set(stages)}
+    times = (num * profile.peer_link.time_us(profile.stages[stage].static_bytes) for stage, num in busiest.items())
     return max(times, default=0)
 
 

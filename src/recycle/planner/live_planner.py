@@ -129,7 +129,8 @@ class Planner:
         return PlanAssignment(plan, places, f"{_name_of(found) if found else _ON_THE_SPOT}: {decision.reason}")
 
     def _decide(self, as_is: Plan, other_us: int, places: Mapping[Worker, Worker]) -> MoveDecision:
-        move_us = move_time_us(as_is.problem, [place.stage for place, _ in _stage_changes(places)])
+        stages = [place.stage for place, _ in _stage_changes(places)]
+        move_us = move_time_us(self.problem.profile, stages, as_is.problem.cluster.num_live)
         return decide_move(as_is.period_us, other_us, move_us, self.expected_iterations)
 
     def _plan(self, cluster: Cluster) -> Plan:

@@ -84,7 +84,10 @@ def parse_memory(memory: str | int | Iterable[int] | None, num_stages: int, prof
     if isinstance(memory, str) and memory.strip() == "unlimited":
         return Memory.unlimited()
     if isinstance(memory, str) and is_bytes(memory):
-        _refuse_bytes_without_sizes(memory, profile)
+        if all(stage.activation_bytes == 0 for stage in profile.stages):
+            raise UserError(
+                f"memory is {memory!r}, but nothing says how large an activation is: give a profile, or memory in micro-batches"
+            )
         return Memory.bytes([parse_bytes(memory)] * num_stages)
     if isinstance(memory, str):
         try:
@@ -97,10 +100,3 @@ def parse_memory(memory: str | int | Iterable[int] | None, num_stages: int, prof
     else:
         limits = [memory] if isinstance(memory, int) else list(memory)
     return Memory.microbatches(limits * num_stages if len(limits) == 1 else limits)
-
-
-def _refuse_bytes_without_sizes(memory: str, profile: Profile) -> None:
-    if all(stage.activation_bytes == 0 for stage in profile.stages):
-        raise UserError(
-            f"memory is {memory!r}, but nothing says how large an activation is: give a profile, or memory in micro-batches"
-        )

@@ -107,7 +107,7 @@ def _search(problem: Problem, bound: int, effort: int, out_of_time: Callable[[],
 
 def _exact_method(
     problem: Problem, schedule: Schedule, bound: int, method: str
-) -> Callable[[Problem, float, Schedule | None, int], Exact] | None:
+) -> Callable[[Problem, float, Schedule, int], Exact] | None:
     """Return the exact method to run, if any: the chosen one, or for `auto` CP-SAT where a shorter plan is possible."""
     if method == "greedy":
         return None

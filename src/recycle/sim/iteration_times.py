@@ -6,6 +6,7 @@ earlier calls. docs/simulator.md tells why a few dozen plans suffice.
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from recycle.core.cluster import Cluster, Shape
 from recycle.core.errors import FileProblem
 from recycle.core.files import read_json, write_text
 from recycle.core.op import Kind
-from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import makespan_us
 from recycle.core.problem import Problem, Techniques
 from recycle.core.release import source_digest
@@ -59,11 +59,7 @@ class IterationTimes:
 
     def normalized(self, num_failures: int) -> IterationTime:
         """The time with `num_failures` dead workers where they hurt least, by a plan for as many or a few more."""
-        while True:
-            found = self._bisect(num_failures)
-            if isinstance(found, IterationTime):
-                return found
-            self._get([f"count:{count}" for count in found])
+        return self._plan_normalized([num_failures])[0]
 
     def for_distribution(self, distribution: Distribution) -> IterationTime:
         """The time with so many dead workers at each stage, where no worker moves to another stage."""
@@ -71,22 +67,22 @@ class IterationTimes:
 
     def prepare(self, most: int) -> None:
         """Make the plans that `normalized` needs for 0 to `most` failures, in parallel."""
+        self._plan_normalized(range(most + 1))
+
+    def _plan_normalized(self, counts: Iterable[int]) -> list[IterationTime]:
         while True:
-            answers = [self._bisect(count) for count in range(most + 1)]
-            missing = sorted({count for answer in answers if not isinstance(answer, IterationTime) for count in answer})
+            answers = [self._bisect(count) for count in counts]
+            missing = {count for answer in answers if not isinstance(answer, IterationTime) for count in answer}
             if not missing:
-                return
-            self._get([f"count:{count}" for count in missing])
+                return [answer for answer in answers if isinstance(answer, IterationTime)]
+            self._get([f"count:{count}" for count in sorted(missing)])
 
     def _bisect(self, num_failures: int) -> "IterationTime | list[int]":
         """Return the time for `num_failures`, or the numbers of failures that must be planned first."""
         low, high = _block(num_failures, most_failures(self.problem.shape))
-        ends = [self._known.get(f"count:{count}") for count in (low, high)]
-        if None in ends:
-            return [count for count, end in zip((low, high), ends, strict=True) if end is None]
-        below, best = ends
-        assert below
-        assert best
+        below, best = (self._known.get(f"count:{count}") for count in (low, high))
+        if below is None or best is None:
+            return [count for count in (low, high) if f"count:{count}" not in self._known]
         while num_failures < high and best.period_us > below.period_us * (1 + TOLERANCE):
             middle = (low + high) // 2
             found = self._known.get(f"count:{middle}")
@@ -139,10 +135,6 @@ def _plan(given: tuple[Problem, str]) -> IterationTime:
         plan = solve_normalized(problem, numbers[0], "greedy", _TIME_LIMIT_S, EFFORT)[0]
     else:
         plan = solve(normalized_problem(problem, numbers), "greedy", _TIME_LIMIT_S, EFFORT)
-    return iteration_time(plan)
-
-
-def iteration_time(plan: Plan) -> IterationTime:
     work = 0
     for row in plan.rows:
         work += sum(row.kinds.count(kind.value) * plan.problem.duration_us(row.worker.stage, kind) for kind in Kind)

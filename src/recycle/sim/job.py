@@ -1,6 +1,6 @@
 """SimulatedJob: the model, the GPUs and the shape of a simulated training job, the same for every system."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from recycle.core.cluster import Cluster, Shape
@@ -71,9 +71,6 @@ class SimulatedJob:
 
     def scaled_us(self, time_us: float) -> int:
         return max(1, round(time_us * self.scale))
-
-    def with_scale(self, scale: float) -> "SimulatedJob":
-        return replace(self, scale=scale)
 
 
 def simulated_job(model: str, gpu: str, pipelines: int, stages: int, microbatches: int, tensor_parallel: int = 1) -> SimulatedJob:

@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     whole = [event for event in training_record(PLAN, EVENTFUL) if not isinstance(event, Held)]
     save_run(Path("cut"), whole[: len(whole) - 10])
     played = replay(PLAN, Conditions(num_iterations=6))
-    write_record("replayed.jsonl", [played.started("plan.json"), *played.events()])
+    write_record("replayed.jsonl", [Started("replay", "plan.json"), *played.events()])
     return tmp_path
 
 

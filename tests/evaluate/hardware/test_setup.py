@@ -1,7 +1,7 @@
 """What is measured: the usual sizes, what follows from them, and what cannot be measured."""
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -85,7 +85,7 @@ def all_weights(stages):
 
 
 def test_it_is_the_same_setup_after_a_journey_through_json():
-    assert Setup(**TINY.to_json()) == TINY
+    assert Setup(**asdict(TINY)) == TINY
 
 
 @pytest.mark.parametrize(

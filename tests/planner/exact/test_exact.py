@@ -15,12 +15,13 @@ from recycle.core.plans.rules import check
 from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Link, Profile, StageProfile
 from recycle.planner.exact import cpsat, milp
-from recycle.planner.exact.exact_model import Exact, canonical, serial
+from recycle.planner.exact.exact_model import Exact, canonical
 from recycle.planner.model.schedule import Schedule
 from tests.planner.exact.brute_force import best_period_us
+from tests.planner.exact.serial import serial
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-Solve = Callable[[Problem, float, Schedule | None, int], Exact]
+Solve = Callable[[Problem, float, Schedule, int], Exact]
 ONE_F_ONE_B = Memory.microbatches((4, 3, 2, 1))
 SPARE = Memory.microbatches((6, 6, 6, 6))
 
@@ -92,19 +93,19 @@ def test_cpsat_proves_the_optima_of_the_worked_example(
     techniques: Techniques, memory: Memory, failed: tuple[Worker, ...], period_us: int
 ) -> None:
     problem = worked_example(techniques, memory, failed)
-    assert proven_us(problem, cpsat.solve_cpsat(problem, 60.0, None, 0)) == period_us
+    assert proven_us(problem, cpsat.solve_cpsat(problem, 60.0, serial(problem), 0)) == period_us
 
 
 def test_milp_proves_that_the_fault_free_worked_example_takes_27_slots() -> None:
     problem = worked_example(Techniques(False, False, False), ONE_F_ONE_B, ())
-    assert proven_us(problem, milp.solve_milp(problem, 30.0, None, 0)) == 27
+    assert proven_us(problem, milp.solve_milp(problem, 30.0, serial(problem), 0)) == 27
 
 
 @QUICK
 @given(small_problems())
 def test_two_solvers_prove_the_same_optimum(problem: Problem) -> None:
-    by_cpsat = proven_us(problem, cpsat.solve_cpsat(problem, 5.0, None, 0))
-    by_milp = proven_us(problem, milp.solve_milp(problem, 1.0, None, 0))
+    by_cpsat = proven_us(problem, cpsat.solve_cpsat(problem, 5.0, serial(problem), 0))
+    by_milp = proven_us(problem, milp.solve_milp(problem, 1.0, serial(problem), 0))
     event(f"milp proves: {by_milp is not None}")
     assert by_cpsat is not None
     assert by_milp in (None, by_cpsat)
@@ -116,14 +117,14 @@ def test_no_schedule_is_better_than_a_proven_one(problem: Problem) -> None:
     best = best_period_us(problem, limit=2_000)
     event(f"tried everything: {best is not None}")
     if best is not None:
-        assert proven_us(problem, cpsat.solve_cpsat(problem, 5.0, None, 0)) == best
-        assert proven_us(problem, milp.solve_milp(problem, 5.0, None, 0)) in (None, best)
+        assert proven_us(problem, cpsat.solve_cpsat(problem, 5.0, serial(problem), 0)) == best
+        assert proven_us(problem, milp.solve_milp(problem, 5.0, serial(problem), 0)) in (None, best)
 
 
 @QUICK
 @given(small_problems(), st.randoms(use_true_random=False))
 def test_a_hint_and_its_relabelled_form_are_the_same_schedule(problem: Problem, random: Random) -> None:
-    schedule = cpsat.solve_cpsat(problem, 5.0, None, 0).schedule
+    schedule = cpsat.solve_cpsat(problem, 5.0, serial(problem), 0).schedule
     assert schedule is not None
     shuffled = shuffle_chains(problem, schedule, random)
     relabelled = canonical(problem, shuffled)
@@ -159,7 +160,7 @@ def test_a_hint_that_meets_the_bound_is_the_answer(solve: Solve) -> None:
 @pytest.mark.parametrize("solve", [cpsat.solve_cpsat, milp.solve_milp])
 def test_an_optimal_hint_is_proven_without_a_bound(solve: Solve) -> None:
     problem = Problem(Cluster.of(Shape(2, 2, 2), [Worker(0, 1)]), Profile.uniform(2, 1, 1, 1))
-    hint = cpsat.solve_cpsat(problem, 10.0, None, 0).schedule
+    hint = cpsat.solve_cpsat(problem, 10.0, serial(problem), 0).schedule
     assert hint is not None
     assert proven_us(problem, solve(problem, 30.0, hint, 0)) == hint.period_us(problem)
 
@@ -176,8 +177,9 @@ def test_a_hint_that_moves_a_live_workers_chain_is_legal_but_only_a_limit(solve:
 @pytest.mark.parametrize(("solve", "num_microbatches"), [(cpsat.solve_cpsat, 5_000), (milp.solve_milp, 24)])
 def test_what_is_too_large_is_refused_at_once(solve: Solve, num_microbatches: int) -> None:
     problem = Problem(Cluster(Shape(2, 4, num_microbatches)), Profile.uniform(4, 1, 1, 1))
+    hint = serial(problem)
     began = time.monotonic()
-    assert solve(problem, 60.0, None, 7) == Exact(None, 7)
+    assert solve(problem, 60.0, hint, 7) == Exact(None, 7)
     assert time.monotonic() - began < 5.0
 
 
@@ -187,7 +189,7 @@ def test_the_time_limit_is_kept(solve: Solve) -> None:
     failed = [Worker(0, 1), Worker(2, 3)]
     problem = Problem(Cluster.of(Shape(4, 4, 6), failed), Profile(tuple(costs)), Memory.microbatches((4, 4, 4, 4)))
     began = time.monotonic()
-    exact = solve(problem, 1.0, None, 5)
+    exact = solve(problem, 1.0, serial(problem), 5)
     assert time.monotonic() - began < 4.0
     assert exact.bound_us >= 5
 

@@ -114,7 +114,9 @@ def test_a_broken_file_is_made_again(damage, tmp_path):
         pytest.param(lambda case: replace(case, system="fault-scaled"), id="system"),
         pytest.param(lambda case: replace(case, trace=replace(case.trace, end_us=2100 * SECOND)), id="end of the trace"),
         pytest.param(lambda case: replace(case, trace=Trace(case.trace.changes[:-1], case.trace.end_us)), id="trace"),
-        pytest.param(lambda case: replace(case, context=replace(case.context, job=JOB.with_scale(11.0))), id="speed of the job"),
+        pytest.param(
+            lambda case: replace(case, context=replace(case.context, job=replace(JOB, scale=11.0))), id="speed of the job"
+        ),
         pytest.param(lambda case: replace(case, context=replace(case.context, job=small_job(num_microbatches=8))), id="job"),
         pytest.param(
             lambda case: replace(

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 from recycle.core.errors import UserError
 from recycle.core.events.trace import Trace
-from recycle.sim.systems.bamboo import FATAL_US, SLOWDOWN, take_over, wants_rebalance
+from recycle.sim.systems.bamboo import SLOWDOWN, take_over, wants_rebalance
+from recycle.sim.systems.constants import BambooConstants
 from tests.sim.reference.published_costs import COSTS, PublishedCosts
 from tests.sim.reference.reference_simulation import (
     ALL_DEVIATIONS,
@@ -123,7 +124,7 @@ class BambooReference(ReferenceSimulation):
         self.slowed_at_ms: int | None = None  # when the step in flight became slow
 
     def pause_ms(self, kind: EventKind) -> int:
-        return self.costs.rebalance_ms if kind == EventKind.REBALANCE_ENDS else FATAL_US // 1000
+        return self.costs.rebalance_ms if kind == EventKind.REBALANCE_ENDS else BambooConstants(0).fatal_us // 1000
 
     def assign_stages(self, participants: list[str]) -> None:
         self.is_slow, self.slowed_at_ms = False, None

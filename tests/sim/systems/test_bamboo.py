@@ -1,5 +1,7 @@
 """Bamboo: what redundancy costs in time and memory, which worker takes over, and when pipelines are formed again."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -261,7 +263,7 @@ def test_the_published_throughput_is_within_15_per_cent(interval_h, published):
     shape = Shape(16, 2, 8)
     job = SimulatedJob.of("gpt3-medium", "a100-80", shape)
     fault_free_s = one_f_one_b_time(job.problem()).period_us / 1e6
-    job = job.with_scale(shape.num_chains / 27.58 / fault_free_s)
+    job = replace(job, scale=shape.num_chains / 27.58 / fault_free_s)
     samples = 0
     for seed in range(10):
         trace = failures.periodic_trace(failures.worker_names(16, 2), round(interval_h * HOUR), 6 * HOUR, seed)

@@ -3,7 +3,7 @@
 import pytest
 
 from recycle.sim.systems.checkpoint_restart import CheckpointRestart
-from recycle.sim.systems.constants import Constants
+from recycle.sim.systems.constants import CheckpointConstants, Constants
 from recycle.sim.systems.registry import SystemContext
 from tests.sim.hand_made import SECOND, HandMade, spell_rows, spells, trace
 
@@ -107,4 +107,5 @@ def test_a_job_that_begins_with_a_place_empty_waits():
 )
 def test_checkpoints_are_as_far_apart_as_configured_or_by_youngs_rule(interval_s, checkpoint_s, step_s, steps):
     setting = SystemContext(JOB, Constants.for_model(1e9), mtbf_us=2000 * SECOND)
-    assert setting.steps_between_checkpoints(interval_s * SECOND, checkpoint_s * SECOND, step_s * SECOND) == steps
+    costs = CheckpointConstants(checkpoint_s * SECOND, checkpoint_interval_us=interval_s * SECOND)
+    assert setting.steps_between_checkpoints(costs, step_s * SECOND) == steps

@@ -1,5 +1,6 @@
 """Oobleck: what a failure does to its pipelines, what waits, and what it costs."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -183,7 +184,7 @@ def test_new_pipelines_from_all_nodes_are_never_slower_than_repaired_ones(ooblec
 
 
 def test_a_slower_job_takes_longer_steps_and_is_as_busy(oobleck):
-    slow = Oobleck(JOB.with_scale(3.0), SECOND).begin(members()).steady_state
+    slow = Oobleck(replace(JOB, scale=3.0), SECOND).begin(members()).steady_state
     assert slow.step_us == pytest.approx(3 * oobleck.begin(members()).steady_state.step_us, abs=3)
     assert slow.busy_share == oobleck.begin(members()).steady_state.busy_share
 

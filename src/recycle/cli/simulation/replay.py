@@ -11,7 +11,7 @@ from recycle.cli.simulation.replay_text import replay_facts, replay_subtitle, re
 from recycle.cli.terminal import Terminal, chart_width, print_lines, progress_bar
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
-from recycle.core.events.record import OpRan, write_record
+from recycle.core.events.record import OpRan, Started, write_record
 from recycle.core.files import write_bytes, write_text
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
@@ -130,7 +130,7 @@ def _replay(plan: Plan, conditions: Conditions) -> tuple[ReplayResult, ReplayRes
 
 def _write_files(args: argparse.Namespace, result: ReplayResult) -> list[Path]:
     if args.record:
-        write_record(args.record, [result.started(args.plan.name), *result.events()])
+        write_record(args.record, [Started("replay", args.plan.name), *result.events()])
     if args.svg or args.png:
         timeline = _steady_timeline(result, result.events(_around_steady(result)))
         if args.svg:

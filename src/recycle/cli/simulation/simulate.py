@@ -104,7 +104,7 @@ def make_context(args: argparse.Namespace) -> SystemContext:
     if not 1e-9 <= wanted <= 1e12:
         raise UserError(f"--fault-free is {wanted}, but it must be a number of samples a second above 0")
     estimated = fault_free_throughput(context)
-    scaled = replace(context, job=job.with_scale(estimated / wanted))
+    scaled = replace(context, job=replace(job, scale=estimated / wanted))
     # Times are whole microseconds, so that a very short step cannot be scaled exactly.
     if estimated / wanted > 1e6 or abs(fault_free_throughput(scaled) / wanted - 1) > 0.01:
         raise UserError(f"--fault-free is {wanted:g}, but the estimate is {estimated:.4g} samples a second: that cannot be meant")

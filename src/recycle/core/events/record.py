@@ -259,11 +259,9 @@ def plan_file(iteration: int) -> str:
 
 def later_plans(folder: Path) -> dict[int, Path]:
     """Return the plan files of a run's later epochs by their first iteration, in order."""
-    try:
-        names = [path for path in (folder / PLANS).iterdir() if _PLAN_FILE.fullmatch(path.name)]
-    except OSError:
-        return {}  # a run that was recorded without them, or that had one epoch
-    return dict(sorted((int(path.stem.rpartition("-")[2]), path) for path in names))
+    # There is no such folder if a run was recorded without them, or had one epoch.
+    paths = (path for path in (folder / PLANS).glob("*.json") if _PLAN_FILE.fullmatch(path.name))
+    return dict(sorted((int(path.stem.rpartition("-")[2]), path) for path in paths))
 
 
 def dump_event(event: Event) -> str:

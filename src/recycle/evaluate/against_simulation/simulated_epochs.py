@@ -207,9 +207,8 @@ def _predicted_parts_us(one: Recovered, epochs: list[Epoch], problem: Problem, c
     copies = [Worker.parse(name) for name in one.workers] if one.joins else []
     copies += [_place(move, 2) for move in one.moves]
     before = next((epoch for epoch in reversed(epochs) if epoch.begin_us < one.end_us), None)  # the epoch that it ended
-    if before is not None:
-        problem = replace(problem, cluster=Cluster(problem.shape, before.dead(problem.shape)))
-    transfer_us = move_time_us(problem, [worker.stage for worker in copies])
+    cluster = Cluster(problem.shape, before.dead(problem.shape)) if before is not None else problem.cluster
+    transfer_us = move_time_us(problem.profile, [worker.stage for worker in copies], cluster.num_live)
     parts = {**notice, "plan": costs.plan_us, "regroup": costs.regroup_us, "transfer": transfer_us}
     is_rolled_back = before is not None and one.iteration <= before.iterations[-1]
     return parts | ({"restart": costs.restart_us} if is_rolled_back else {})

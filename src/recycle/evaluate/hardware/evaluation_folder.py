@@ -13,6 +13,7 @@ recoveries.json the duration of each recovery from a kill and of each rejoin
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 
 from recycle.core.errors import FileProblem, UserError
@@ -51,7 +52,7 @@ def begin_evaluation(folder: Path, setup: Setup) -> None:
             raise UserError(f"{folder} holds a measurement of something else: name another folder")
         return
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / SETUP, json.dumps({"format": FORMAT, "version": VERSION, **setup.to_json()}, indent=1) + "\n")
+    write_text(folder / SETUP, json.dumps({"format": FORMAT, "version": VERSION, **asdict(setup)}, indent=1) + "\n")
 
 
 def read_setup(folder: Path) -> Setup:

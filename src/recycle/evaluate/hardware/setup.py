@@ -1,8 +1,7 @@
 """What a cluster is measured with: how many workers, what computes, and the GPT that they train."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -107,6 +106,3 @@ class Setup:
         """The training job, by a plan of any shape."""
         options = TrainOptions(SEED, device=self.device, failures=failures)
         return Job(plan, self.modules(), self.text(), next_byte_loss, make_optimizer, steps, self.samples, options=options)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)

@@ -72,7 +72,7 @@ class ClusterResults:
             shares = {"share": result.share_of(self.baseline), "share_interval": result.share_interval(self.baseline)}
             variants.append({**asdict(result), "typical_us": result.typical_us, **shares})
         requirements = [asdict(one) for one in check_requirements(self.variants, self.setup)]
-        return {"setup": self.setup.to_json(), "machine": self.machine, "variants": variants, "requirements": requirements}
+        return {"setup": asdict(self.setup), "machine": self.machine, "variants": variants, "requirements": requirements}
 
 
 def read_results(folder: Path, setup: Setup, variants: Sequence[Variant]) -> ClusterResults:

@@ -18,16 +18,15 @@ MAX_OPS = 20_000
 """At 19,200 ops the model takes 4 s to build, and 20 s find neither a schedule nor a bound; beyond, it is not built."""
 
 
-def solve_cpsat(problem: Problem, time_limit_s: float, hint: Schedule | None, bound_us: int, num_threads: int = 2) -> Exact:
+def solve_cpsat(problem: Problem, time_limit_s: float, hint: Schedule, bound_us: int) -> Exact:
     """Search until the optimum is proven or the time is up. `hint` is a legal schedule, `bound_us` a proven bound."""
     deadline = time.monotonic() + time_limit_s
     if len(exact.ops_of(problem)) > MAX_OPS:
         return Exact(None, bound_us)
-    known = hint if hint is not None else exact.serial(problem)
-    known_us = known.period_us(problem)
+    known_us = hint.period_us(problem)
     if known_us <= bound_us:
-        return Exact(known, bound_us)
-    start = exact.canonical(problem, known)
+        return Exact(hint, bound_us)
+    start = exact.canonical(problem, hint)
     # A hint outside the model may be shorter than every schedule of the model: then only a shorter one is searched for.
     upper_us = start.period_us(problem) if start is not None else known_us - 1
     model = _Model(problem, bound_us, upper_us)
@@ -37,15 +36,15 @@ def solve_cpsat(problem: Problem, time_limit_s: float, hint: Schedule | None, bo
     if left_s <= 0:
         return Exact(None, bound_us)
     solver = cp_model.CpSolver()
-    solver.parameters.num_workers = num_threads
+    solver.parameters.num_workers = 2
     solver.parameters.random_seed = 1
     solver.parameters.max_time_in_seconds = left_s
     # Presolve may choose one of several symmetric solutions, and not the hint: then the hint is lost.
-    solver.parameters.keep_all_feasible_solutions_in_presolve = hint is not None
+    solver.parameters.keep_all_feasible_solutions_in_presolve = True
     status = solver.solve(model.cp)
     assert status != cp_model.MODEL_INVALID, model.cp.validate()
     if status == cp_model.INFEASIBLE:
-        return Exact(known, known_us)
+        return Exact(hint, known_us)
     bound_us = max(bound_us, round(solver.best_objective_bound))
     return Exact(model.schedule(solver) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None, bound_us)
 
@@ -171,11 +170,8 @@ class _Model:
                 self.cp.add(self.start[op] >= first)
             if op.stage == stage and op.kind is exact.kinds_of(problem, stage)[-1]:
                 self.cp.add(self.end[op] <= last)
-        if problem.techniques.staggered:
-            self.cp.add(self.period >= last - first + problem.finish_us(stage))
-        else:
-            step_us = max(costs.optimizer_us for costs in problem.profile.stages)
-            self.cp.add(self.period >= last + problem.reduce_us(stage) + step_us)
+        work = last - first if problem.techniques.staggered else last
+        self.cp.add(self.period >= work + exact.finish_us(problem, stage))
 
     def _add_loads(self, stage: int) -> None:
         """Implied, but linear, so that the solver's relaxation uses it: a window is as long as each worker's work."""

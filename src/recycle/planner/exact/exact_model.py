@@ -99,6 +99,13 @@ def load_us(problem: Problem, stage: int) -> int:
     return min(sum(lengths_us(problem, op)[how] for op in ops) for how in (0, 1))
 
 
+def finish_us(problem: Problem, stage: int) -> int:
+    """Time from the last end of `stage` to the end of the period."""
+    if problem.techniques.staggered:
+        return problem.finish_us(stage)
+    return problem.reduce_us(stage) + max(costs.optimizer_us for costs in problem.profile.stages)
+
+
 def first_dead_stage(problem: Problem, home: int) -> int:
     """The first stage at which `home` has no worker; the number of stages if it has them all."""
     dead = [worker.stage for worker in problem.cluster.failed if worker.pipeline == home]
@@ -150,25 +157,6 @@ def _pairs(
     for index in range(problem.shape.num_microbatches - distance):
         before = Op(stage, kinds[0], MicroBatch(home, index))
         yield Arc(before, Op(stage, kinds[1], MicroBatch(home, index + distance)), 0, from_start)
-
-
-def serial(problem: Problem) -> Schedule:
-    """The schedule that runs one op at a time, chain after chain: legal with any memory, so a first upper bound."""
-    shape = problem.shape
-    schedule = Schedule.zeros(problem)
-    for stage in range(shape.num_stages):
-        schedule.is_fused[stage] = fusing(problem, stage) is Fusing.ALWAYS
-    now, stages = 0, range(shape.num_stages)
-    for chain in range(shape.num_chains):
-        microbatch = microbatch_of(shape, chain)
-        ops = [Op(s, Kind.F, microbatch) for s in stages]
-        ops += [Op(s, kind, microbatch) for s in reversed(stages) for kind in kinds_of(problem, s)[1:]]
-        for op in ops:
-            now += max((lag_us(before, op, problem) for before in needs(op, shape.num_stages)), default=0)
-            schedule.starts_us(op.kind)[op.stage, chain] = now
-            schedule.pipeline[op.stage, chain] = routes_of(problem, op.stage, microbatch.pipeline)[0]
-            now += lengths_us(problem, op)[0]
-    return schedule
 
 
 def canonical(problem: Problem, schedule: Schedule) -> Schedule | None:

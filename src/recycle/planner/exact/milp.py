@@ -32,7 +32,7 @@ MAX_OPS = 400
 _INFEASIBLE = 2  # a status of scipy.optimize.milp
 
 
-def solve_milp(problem: Problem, time_limit_s: float, hint: Schedule | None, bound_us: int) -> Exact:
+def solve_milp(problem: Problem, time_limit_s: float, hint: Schedule, bound_us: int) -> Exact:
     """Search until the optimum is proven or the time is up. `hint` is a legal schedule, `bound_us` a proven bound.
 
     The program asks for less than the hint's period; if there is no such schedule, the hint is the answer.
@@ -40,14 +40,13 @@ def solve_milp(problem: Problem, time_limit_s: float, hint: Schedule | None, bou
     deadline = time.monotonic() + time_limit_s
     if len(exact.ops_of(problem)) > MAX_OPS:
         return Exact(None, bound_us)
-    known = hint if hint is not None else exact.serial(problem)
-    known_us = known.period_us(problem)
+    known_us = hint.period_us(problem)
     if known_us <= bound_us:
-        return Exact(known, bound_us)
+        return Exact(hint, bound_us)
     timing = OpTimes(problem)
     limits = limits_of(timing, known_us - 1)
     if limits is None:
-        return Exact(known, known_us)
+        return Exact(hint, known_us)
     program = _Program(timing, *limits)
     if program.num_order_bits > MAX_ORDER_BITS:
         return Exact(None, bound_us)
@@ -55,7 +54,7 @@ def solve_milp(problem: Problem, time_limit_s: float, hint: Schedule | None, bou
     if result is None:
         return Exact(None, bound_us)
     if result.status == _INFEASIBLE:
-        return Exact(known, known_us)
+        return Exact(hint, known_us)
     if result.mip_dual_bound is not None and math.isfinite(result.mip_dual_bound):
         bound_us = max(bound_us, math.ceil(result.mip_dual_bound - 1e-4))
     return Exact(program.schedule(result.x) if result.x is not None else None, bound_us)
@@ -260,12 +259,12 @@ class _Program:
                 self._add(self.start[at], opens)
         for at in self.timing.of_kind(stage, last=True):
             end = self.start[at].plus(self.length[at])
-            self._add(self.period.plus(opens), end.plus(_Linear(self.timing.finish_us(stage))))
+            self._add(self.period.plus(opens), end.plus(_Linear(exact.finish_us(self.problem, stage))))
 
     def _add_loads(self, stage: int) -> None:
         """Implied, but stronger for the relaxation: a window is as long as each worker's work."""
         head = 0 if self.problem.techniques.staggered else exact.head_us(self.problem, stage)
-        fixed = _Linear(head + self.timing.finish_us(stage))
+        fixed = _Linear(head + exact.finish_us(self.problem, stage))
         forwards = [op for op in self.routes if op.stage == stage]
         for pipeline in self.problem.cluster.live_pipelines(stage):
             runs = _total(self.routes[op][pipeline] for op in forwards if pipeline in self.routes[op])

@@ -6,7 +6,7 @@ import numpy as np
 
 from recycle.core.plans.plan import chain_of
 from recycle.core.problem import Problem
-from recycle.planner.exact.exact_model import Arc, arcs, kinds_of, lengths_us, ops_of
+from recycle.planner.exact.exact_model import Arc, arcs, finish_us, kinds_of, lengths_us, ops_of
 from recycle.planner.model.schedule import Ints, Schedule
 
 
@@ -34,17 +34,11 @@ class OpTimes:
         kind = kinds_of(self.problem, stage)[-1 if last else 0]
         return [at for at, op in enumerate(self.ops) if op.stage == stage and op.kind is kind]
 
-    def finish_us(self, stage: int) -> int:
-        """Time from the last end of `stage` to the end of the period."""
-        if self.problem.techniques.staggered:
-            return self.problem.finish_us(stage)
-        return self.problem.reduce_us(stage) + max(costs.optimizer_us for costs in self.problem.profile.stages)
 
-
-def _earliest(num_ops: int, edges: Ints) -> Ints | None:
-    """The least starts from 0 on that satisfy all edges; None if they have a cycle of positive length."""
-    starts = np.zeros(num_ops, dtype=np.int64)
-    for _ in range(num_ops + 1):
+def _earliest(least: Ints, edges: Ints) -> Ints | None:
+    """The least starts from `least` on that satisfy all edges; None if they have a cycle of positive length."""
+    starts = least.copy()
+    for _ in range(len(least) + 1):
         before = starts.copy()
         np.maximum.at(starts, edges[:, 1], starts[edges[:, 0]] + edges[:, 2])
         if (starts == before).all():
@@ -56,7 +50,7 @@ def limits_of(timing: OpTimes, upper_us: int) -> tuple[Ints, Ints] | None:
     """The earliest and the latest start of each op within a period of at most `upper_us`; None if there is none."""
     problem, ops = timing.problem, timing.ops
     edges = timing.edges(timing.shortest)
-    earliest = _earliest(len(ops), edges)
+    earliest = _earliest(np.zeros_like(timing.shortest), edges)
     assert earliest is not None, "the model's precedences have a cycle"
     staggered = problem.techniques.staggered
     ends = np.full(len(ops), upper_us * (2 if staggered else 1), dtype=np.int64)
@@ -65,20 +59,16 @@ def limits_of(timing: OpTimes, upper_us: int) -> tuple[Ints, Ints] | None:
         latest = _latest(timing, edges, ends)
         opens = min(latest[at] for at in timing.of_kind(stage, last=False)) if staggered and stage else 0
         at = timing.of_kind(stage, last=True)
-        ends[at] = np.minimum(ends[at], opens + upper_us - timing.finish_us(stage))
+        ends[at] = np.minimum(ends[at], opens + upper_us - finish_us(problem, stage))
     latest = _latest(timing, edges, ends)
     return (earliest, latest) if (earliest <= latest).all() else None
 
 
 def _latest(timing: OpTimes, edges: Ints, ends: Ints) -> Ints:
-    """The latest starts with which each op ends by `ends` and all edges hold."""
-    latest = ends - timing.shortest
-    for _ in range(len(timing.ops)):
-        before = latest.copy()
-        np.minimum.at(latest, edges[:, 0], latest[edges[:, 1]] - edges[:, 2])
-        if (latest == before).all():
-            break
-    return latest
+    """The latest starts with which each op ends by `ends` and all edges hold: the earliest ones, backwards in time."""
+    backwards = _earliest(timing.shortest - ends, edges[:, [1, 0, 2]])
+    assert backwards is not None, "the model's precedences have a cycle"
+    return -backwards
 
 
 def whole_times(timing: OpTimes, schedule: Schedule, rough: list[float], periods: range) -> Ints | None:
@@ -94,10 +84,10 @@ def whole_times(timing: OpTimes, schedule: Schedule, rough: list[float], periods
     for period_us in periods:
         closing = []
         for stage in range(problem.shape.num_stages if problem.techniques.staggered else 0):
-            room_us = period_us - timing.finish_us(stage)
+            room_us = period_us - finish_us(problem, stage)
             at_stage = [row for (where, _), row in rows.items() if where == stage]
             closing += [(last[-1], first[0], lengths[last[-1]] - room_us) for last in at_stage for first in at_stage]
-        starts = _earliest(len(rough), np.concatenate([fixed, np.array(closing, dtype=np.int64).reshape(-1, 3)]))
+        starts = _earliest(np.zeros_like(lengths), np.concatenate([fixed, np.array(closing, dtype=np.int64).reshape(-1, 3)]))
         if starts is not None:
             return starts
     return None

@@ -28,10 +28,11 @@ FORWARD_US, INPUT_US, WEIGHT_US, FUSED_US, COMM_US, CAPACITY, TAKEN, KEPT, NUM_C
 # arrive within PATIENCE_US, the worker stays idle rather than start an op that would delay it.
 PUSH, STASH, HOLD, WINDOW, PATIENCE_US, NUM_PARAMETERS = range(6)
 
-# Columns of the state, a row a worker (stage * D + pipeline): waiting F's and I's, F's started, I's ended, W's started, memory
-# held, whether it is busy, when the next urgent F and I are known to arrive, where its queues begin, how many micro-batches
-# it runs.
-_FORWARDS, _INPUTS, _STARTED, _SEEN, _DONE, _HELD, _BUSY, _NEXT_FORWARD, _NEXT_INPUT, _FIRST, _SIZE, _NUM_STATE = range(12)
+# Columns of the state, a row a worker (stage * D + pipeline). Both kernels have: how many F's, I's and W's wait (where F, I, W
+# point), memory held, whether it is busy, where its queues begin, how many micro-batches it runs. The list scheduler also has:
+# F's started, I's ended, when the next urgent F and I are known to arrive.
+HELD, BUSY, FIRST, SIZE, NUM_SHARED = range(3, 8)
+_STARTED, _SEEN, _NEXT_FORWARD, _NEXT_INPUT, _NUM_STATE = range(NUM_SHARED, NUM_SHARED + 5)
 
 
 def compiled(function: Any) -> Any:
@@ -78,19 +79,18 @@ def heap_pop(heap: Ints, first: int, size: int) -> int:
 @uncounted
 def _choose(costs: Ints, parameters: Ints, state: Ints, worker: int, stage: int, now: int) -> int:
     """Return the kind that an idle worker starts now."""
-    waiting = state[worker, _FORWARDS] > 0
+    waiting, pending = state[worker, F] > 0, state[worker, W]
     active = state[worker, _STARTED] - state[worker, _SEEN]
-    pending = state[worker, _SEEN] - state[worker, _DONE]
-    fits = state[worker, _HELD] + costs[stage, TAKEN] <= costs[stage, CAPACITY] and active < parameters[stage, WINDOW]
+    fits = state[worker, HELD] + costs[stage, TAKEN] <= costs[stage, CAPACITY] and active < parameters[stage, WINDOW]
     pushes = active < parameters[stage, PUSH] and waiting
     kind = _NONE
     if pushes and fits:
         kind = F
     elif pushes and pending > 0:
         kind = W
-    elif state[worker, _INPUTS] > 0:
+    elif state[worker, I] > 0:
         return I
-    elif pending > parameters[stage, STASH] and state[worker, _SIZE] - state[worker, _STARTED] > parameters[stage, HOLD]:
+    elif pending > parameters[stage, STASH] and state[worker, SIZE] - state[worker, _STARTED] > parameters[stage, HOLD]:
         kind = W
     elif waiting and fits:
         kind = F
@@ -111,78 +111,90 @@ def _better_waits(costs: Ints, parameters: Ints, state: Ints, worker: int, stage
 
 
 @compiled
-def _empty_state(pipeline: Ints, num_pipelines: int) -> Ints:
+def empty_state(pipeline: Ints, num_pipelines: int, num_columns: int) -> Ints:
     num_stages, num_chains = pipeline.shape
-    state = np.zeros((num_stages * num_pipelines, _NUM_STATE), np.int64)
+    state = np.zeros((num_stages * num_pipelines, num_columns), np.int64)
     for stage in range(num_stages):
         for chain in range(num_chains):
-            state[stage * num_pipelines + pipeline[stage, chain], _SIZE] += 1
+            state[stage * num_pipelines + pipeline[stage, chain], SIZE] += 1
     for worker in range(1, num_stages * num_pipelines):
-        state[worker, _FIRST] = state[worker - 1, _FIRST] + state[worker - 1, _SIZE]
+        state[worker, FIRST] = state[worker - 1, FIRST] + state[worker - 1, SIZE]
     return state
 
 
 @uncounted
-def _take(costs: Ints, state: Ints, queues: Ints, num_chains: int, worker: int, stage: int, kind: int) -> int:
-    """Take the next op of `kind` off the worker's queue and begin it; return its chain."""
-    first = state[worker, _FIRST]
-    state[worker, _BUSY] = 1
-    if kind == F:
-        chain = int(heap_pop(queues, first, state[worker, _FORWARDS]) % num_chains)
-        state[worker, _FORWARDS] -= 1
-        state[worker, _HELD] += costs[stage, TAKEN]
-        state[worker, _STARTED] += 1
-        return chain
-    if kind == I:
-        chain = int(heap_pop(queues, queues.size // 3 + first, state[worker, _INPUTS]) % num_chains)
-        state[worker, _INPUTS] -= 1
-        return chain
-    chain = int(queues[queues.size // 3 * W + first + state[worker, _DONE]])
-    state[worker, _DONE] += 1
-    return chain
+def offer(state: Ints, queues: Ints, worker: int, kind: int, key: int) -> None:
+    """Put an op, whose inputs have arrived, into its worker's queue of `kind`; the least key is taken first."""
+    heap_push(queues, queues.size // 3 * kind + state[worker, FIRST], state[worker, kind], key)
+    state[worker, kind] += 1
 
 
 @uncounted
-def _finish(costs: Ints, state: Ints, queues: Ints, worker: int, stage: int, chain: int, kind: int) -> None:
-    """Account for the end of an op on its own worker."""
-    state[worker, _BUSY] = 0
+def take(state: Ints, queues: Ints, worker: int, kind: int) -> int:
+    """Take the least key off the worker's queue of `kind`, and let the worker be busy."""
+    key = heap_pop(queues, queues.size // 3 * kind + state[worker, FIRST], state[worker, kind])
+    state[worker, kind] -= 1
+    state[worker, BUSY] = 1
+    return int(key)
+
+
+@uncounted
+def finish(costs: Ints, state: Ints, worker: int, stage: int, kind: int) -> None:
+    """Free the worker, and the memory that its op held: all of it after a fused backward, which has no W."""
+    state[worker, BUSY] = 0
     if kind == I:
-        queues[queues.size // 3 * W + state[worker, _FIRST] + state[worker, _SEEN]] = chain
-        state[worker, _SEEN] += 1
-        state[worker, _HELD] -= costs[stage, TAKEN] - costs[stage, KEPT]
-        if costs[stage, WEIGHT_US] == 0:
-            state[worker, _HELD] -= costs[stage, KEPT]
-            state[worker, _DONE] += 1
+        state[worker, HELD] -= costs[stage, TAKEN] - (costs[stage, KEPT] if costs[stage, WEIGHT_US] > 0 else 0)
     elif kind == W:
-        state[worker, _HELD] -= costs[stage, KEPT]
+        state[worker, HELD] -= costs[stage, KEPT]
 
 
 @uncounted
-def _offer(state: Ints, queues: Ints, rank: Ints, worker: int, kind: int, chain: int) -> None:
-    """Put an F or an I, whose input has arrived, into the queue of its worker."""
-    key = rank[chain] * rank.size + chain
-    column = _FORWARDS if kind == F else _INPUTS
-    heap_push(queues, queues.size // 3 * kind + state[worker, _FIRST], state[worker, column], key)
-    state[worker, column] += 1
+def touch(touched: Ints, is_touched: Bools, num_touched: int, worker: int) -> int:
+    """Add a worker to those that may start an op now; return how many there are."""
+    if is_touched[worker]:
+        return num_touched
+    is_touched[worker] = True
+    touched[num_touched] = worker
+    return num_touched + 1
+
+
+@uncounted
+def follower_there(op: int, kind: int, stage: int, num_stages: int, num_chains: int, backwards: bool) -> int:
+    """The op of the same chain at a neighbouring stage that waits for this one, or -1."""
+    goes_down, goes_up = (I, F) if backwards else (F, I)
+    if kind == goes_down and stage < num_stages - 1:
+        return op + num_chains
+    if kind == goes_up and stage > 0:
+        return op - num_chains
+    return _NONE
+
+
+@uncounted
+def _begin(costs: Ints, state: Ints, queues: Ints, num_chains: int, worker: int, stage: int, kind: int) -> int:
+    """Begin the next op of `kind` on a worker; return its chain. W's keep the order in which they were offered."""
+    if kind == F:
+        state[worker, HELD] += costs[stage, TAKEN]
+        state[worker, _STARTED] += 1
+    return int(take(state, queues, worker, kind) % num_chains)
 
 
 @uncounted
 def _settle(rank: Ints, costs: Ints, state: Ints, queues: Ints, worker: int, stage: int, code: int, num_stages: int) -> int:
-    """Account for the end of an op or an arrival; return the code of the arrival that it leads to, or -1."""
+    """Account for the end of an op or an arrival; return the op at a neighbouring stage that it leads to, or -1."""
     num_chains = rank.size
     chain, what = code % num_chains, code // num_chains // num_stages
+    key = rank[chain] * num_chains + chain
     if what > W:
-        _offer(state, queues, rank, worker, what - 3, chain)
-        return -1
-    _finish(costs, state, queues, worker, stage, chain, what)
-    # The result goes on: F to the next stage (or to its own I at the last), I to the stage before.
-    if what == F and stage == num_stages - 1:
-        _offer(state, queues, rank, worker, I, chain)
-    elif what == F:
-        return (3 * num_stages + stage + 1) * num_chains + chain
-    elif what == I and stage > 0:
-        return (4 * num_stages + stage - 1) * num_chains + chain
-    return -1
+        offer(state, queues, worker, what - 3, key)
+        return _NONE
+    finish(costs, state, worker, stage, what)
+    if what == I:
+        if costs[stage, WEIGHT_US] > 0:
+            offer(state, queues, worker, W, state[worker, _SEEN] * num_chains + chain)
+        state[worker, _SEEN] += 1
+    elif what == F and stage == num_stages - 1:
+        offer(state, queues, worker, I, key)
+    return int(follower_there(code, what, stage, num_stages, num_chains, False))
 
 
 @uncounted
@@ -206,14 +218,14 @@ def list_schedule(
     `is_urgent[kind, stage, chain]` marks the F's and I's that a patient worker waits for. Returns the number of ops.
     """
     num_stages, num_chains = pipeline.shape
-    state = _empty_state(pipeline, num_pipelines)
+    state = empty_state(pipeline, num_pipelines, _NUM_STATE)
     queues = np.empty(3 * num_stages * num_chains, np.int64)
     # An event is time * base + code, code = (what * S + stage) * N + chain; what: an op's end (0 to 2), an arrival (3 F, 4 I).
     base = np.int64(5) * num_stages * num_chains
     events = np.empty(2 * num_stages * num_chains + num_stages * num_pipelines, np.int64)
     num_events, num_ops = 0, 0
     for chain in range(num_chains):
-        _offer(state, queues, rank, pipeline[0, chain], F, chain)
+        offer(state, queues, pipeline[0, chain], F, rank[chain] * num_chains + chain)
     touched = np.arange(num_stages * num_pipelines)
     is_touched = np.zeros(num_stages * num_pipelines, np.bool_)
     num_touched = num_pipelines
@@ -222,13 +234,13 @@ def list_schedule(
         for index in range(num_touched):
             worker = touched[index]
             is_touched[worker] = False
-            if state[worker, _BUSY]:
+            if state[worker, BUSY]:
                 continue
             stage = worker // num_pipelines
             kind = _choose(costs, parameters, state, worker, stage, now)
             if kind == _NONE:
                 continue
-            chain = _take(costs, state, queues, num_chains, worker, stage, kind)
+            chain = _begin(costs, state, queues, num_chains, worker, stage, kind)
             out[kind, stage, chain] = now
             code = (kind * num_stages + stage) * num_chains + chain
             order[num_ops] = code
@@ -248,15 +260,12 @@ def list_schedule(
             num_events -= 1
             stage = code // num_chains % num_stages
             worker = stage * num_pipelines + pipeline[stage, code % num_chains]
-            follows = _settle(rank, costs, state, queues, worker, stage, code, num_stages)
-            if follows >= 0:
-                goes_to = follows // num_chains % num_stages
-                heap_push(events, 0, num_events, (now + costs[min(stage, goes_to), COMM_US]) * base + follows)
+            there = _settle(rank, costs, state, queues, worker, stage, code, num_stages)
+            if there >= 0:
+                arrival = now + costs[min(stage, there // num_chains % num_stages), COMM_US]
+                heap_push(events, 0, num_events, arrival * base + 3 * num_stages * num_chains + there)
                 num_events += 1
-            if not is_touched[worker]:
-                is_touched[worker] = True
-                touched[num_touched] = worker
-                num_touched += 1
+            num_touched = touch(touched, is_touched, num_touched, worker)
 
 
 @compiled

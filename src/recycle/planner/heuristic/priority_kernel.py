@@ -10,36 +10,32 @@ An op is a number: (kind * S + stage) * N + chain, for S stages and N chains.
 import numpy as np
 
 from recycle.planner.heuristic.list_scheduling_kernel import (
+    BUSY,
     CAPACITY,
     COMM_US,
-    KEPT,
+    FIRST,
+    HELD,
+    NUM_SHARED,
     TAKEN,
     F,
     I,
     W,
     compiled,
+    empty_state,
+    finish,
+    follower_there,
     heap_pop,
     heap_push,
+    offer,
+    take,
+    touch,
     uncounted,
 )
-from recycle.planner.model.schedule import Bools, Ints
+from recycle.planner.model.schedule import Ints
 
-# Columns of the state, a row a worker (stage * D + pipeline): how many F's, I's and W's wait (where F, I, W point), memory held,
-# whether it is busy, when the most urgent op that is on its way arrives and its priority, where its queues begin.
-_HELD, _BUSY, _NEXT_US, _NEXT_PRIORITY, _FIRST, _NUM_STATE = range(3, 9)
+# Columns of the state beside those of both kernels: when the most urgent op that is on its way arrives, and its priority.
+_NEXT_US, _NEXT_PRIORITY, _NUM_STATE = range(NUM_SHARED, NUM_SHARED + 3)
 _NONE = -1
-
-
-@compiled
-def _empty_state(pipeline: Ints, num_pipelines: int) -> Ints:
-    num_stages, num_chains = pipeline.shape
-    state = np.zeros((num_stages * num_pipelines + 1, _NUM_STATE), np.int64)
-    for stage in range(num_stages):
-        for chain in range(num_chains):
-            state[stage * num_pipelines + pipeline[stage, chain] + 1, _FIRST] += 1
-    for worker in range(1, len(state)):
-        state[worker, _FIRST] += state[worker - 1, _FIRST]
-    return state
 
 
 @uncounted
@@ -51,23 +47,9 @@ def _follower_here(op: int, kind: int, is_last: bool, num_each: int, backwards: 
 
 
 @uncounted
-def _follower_there(op: int, kind: int, stage: int, num_stages: int, num_chains: int, backwards: bool) -> int:
-    """The op of the same chain at a neighbouring stage that waits for this one, or -1."""
-    goes_down, goes_up = (I, F) if backwards else (F, I)
-    if kind == goes_down and stage < num_stages - 1:
-        return op + num_chains
-    if kind == goes_up and stage > 0:
-        return op - num_chains
-    return _NONE
-
-
-@uncounted
 def _offer(state: Ints, queues: Ints, priority: Ints, worker: int, op: int) -> None:
     """Put an op, whose inputs have arrived, into the queue of its worker."""
-    num_each = priority.size // 3
-    kind = op // num_each
-    heap_push(queues, kind * num_each + state[worker, _FIRST], state[worker, kind], priority[op] * priority.size + op)
-    state[worker, kind] += 1
+    offer(state, queues, worker, op // (priority.size // 3), priority[op] * priority.size + op)
 
 
 @uncounted
@@ -78,9 +60,9 @@ def _take(costs: Ints, state: Ints, queues: Ints, worker: int, stage: int, now: 
     for kind in range(3):
         if state[worker, kind] == 0:
             continue
-        if kind == takes_memory and state[worker, _HELD] + costs[stage, TAKEN] > costs[stage, CAPACITY]:
+        if kind == takes_memory and state[worker, HELD] + costs[stage, TAKEN] > costs[stage, CAPACITY]:
             continue
-        first = queues[kind * (queues.size // 3) + state[worker, _FIRST]] // queues.size
+        first = queues[kind * (queues.size // 3) + state[worker, FIRST]] // queues.size
         if first < least:
             best, least = kind, first
     if best == _NONE:
@@ -88,24 +70,19 @@ def _take(costs: Ints, state: Ints, queues: Ints, worker: int, stage: int, now: 
     wait = state[worker, _NEXT_US] - now
     if 0 < wait <= patience_us and wait < costs[stage, best] and state[worker, _NEXT_PRIORITY] < least:
         return _NONE
-    op = heap_pop(queues, best * (queues.size // 3) + state[worker, _FIRST], state[worker, best]) % queues.size
-    state[worker, best] -= 1
-    state[worker, _BUSY] = 1
     if best == takes_memory:
-        state[worker, _HELD] += costs[stage, TAKEN]
-    return int(op)
+        state[worker, HELD] += costs[stage, TAKEN]
+    return int(take(state, queues, worker, best) % queues.size)
 
 
 @uncounted
 def _finish(costs: Ints, state: Ints, worker: int, stage: int, kind: int, backwards: bool) -> None:
-    state[worker, _BUSY] = 0
-    if backwards:
-        # The memory that I frees was taken with W already, so that no I ever waits for memory.
-        state[worker, _HELD] -= costs[stage, TAKEN] if kind == F else 0
-    elif kind == I:
-        state[worker, _HELD] -= costs[stage, TAKEN] - costs[stage, KEPT]
-    elif kind == W:
-        state[worker, _HELD] -= costs[stage, KEPT]
+    if not backwards:
+        finish(costs, state, worker, stage, kind)
+        return
+    # The memory that I frees was taken with W already, so that no I ever waits for memory.
+    state[worker, BUSY] = 0
+    state[worker, HELD] -= costs[stage, TAKEN] if kind == F else 0
 
 
 @compiled
@@ -150,7 +127,7 @@ def _settle(
         kind, stage = code // num_each, code // num_chains % num_stages
         _finish(costs, state, worker, stage, kind, backwards)
         ready = _follower_here(code, kind, stage == num_stages - 1, num_each, backwards)
-        there = _follower_there(code, kind, stage, num_stages, num_chains, backwards)
+        there = follower_there(code, kind, stage, num_stages, num_chains, backwards)
     if ready >= 0:
         missing[ready] -= 1
         if missing[ready] == 0:
@@ -166,16 +143,6 @@ def _announce(state: Ints, priority: Ints, worker: int, op: int, arrival: int, n
         state[worker, _NEXT_PRIORITY] = priority[op]
 
 
-@uncounted
-def _touch(touched: Ints, is_touched: Bools, num_touched: int, worker: int) -> int:
-    """Add a worker to those that may start an op now; return how many there are."""
-    if is_touched[worker]:
-        return num_touched
-    is_touched[worker] = True
-    touched[num_touched] = worker
-    return num_touched + 1
-
-
 @compiled
 def priority_schedule(
     pipeline: Ints, costs: Ints, priority: Ints, release_us: Ints, patience_us: Ints, num_pipelines: int, backwards: bool
@@ -189,7 +156,7 @@ def priority_schedule(
     num_workers, num_each = num_stages * num_pipelines, num_stages * num_chains
     out, order = np.empty(3 * num_each, np.int64), np.empty(3 * num_each, np.int64)
     missing = _missing(num_stages, num_chains, backwards)
-    state, queues = _empty_state(pipeline, num_pipelines), np.empty(3 * num_each, np.int64)
+    state, queues = empty_state(pipeline, num_pipelines, _NUM_STATE), np.empty(3 * num_each, np.int64)
     _offer_first(pipeline, state, queues, priority, missing, num_pipelines)
     # An event is time * base + code: the op that ends, or 3 * S * N more than the F or I that arrives.
     base = np.int64(5) * num_each
@@ -204,7 +171,7 @@ def priority_schedule(
             now = min(now, release_us[by_release[num_released]])
         while num_released < num_stages and release_us[by_release[num_released]] == now:
             for worker in range(by_release[num_released] * num_pipelines, (by_release[num_released] + 1) * num_pipelines):
-                num_touched = _touch(touched, is_touched, num_touched, worker)
+                num_touched = touch(touched, is_touched, num_touched, worker)
             num_released += 1
         while num_events > 0 and events[0] // base == now:
             code = heap_pop(events, 0, num_events) % base
@@ -216,12 +183,12 @@ def priority_schedule(
                 arrival = now + costs[min(stage, there // num_chains % num_stages), COMM_US]
                 heap_push(events, 0, num_events, arrival * base + 3 * num_each + there)
                 num_events += 1
-            num_touched = _touch(touched, is_touched, num_touched, worker)
+            num_touched = touch(touched, is_touched, num_touched, worker)
         for index in range(num_touched):
             worker = touched[index]
             is_touched[worker] = False
             stage = worker // num_pipelines
-            if state[worker, _BUSY] or now < release_us[stage]:
+            if state[worker, BUSY] or now < release_us[stage]:
                 continue
             op = _take(costs, state, queues, worker, stage, now, patience_us[stage], backwards)
             if op < 0:
@@ -231,7 +198,7 @@ def priority_schedule(
             end = now + costs[stage, op // num_each]
             heap_push(events, 0, num_events, end * base + op)
             num_events += 1
-            there = _follower_there(op, op // num_each, stage, num_stages, num_chains, backwards)
+            there = follower_there(op, op // num_each, stage, num_stages, num_chains, backwards)
             if there >= 0 and missing[there] == 1:
                 goes_to = there // num_chains % num_stages
                 taker = goes_to * num_pipelines + pipeline[goes_to, there % num_chains]

@@ -240,14 +240,7 @@ def _rate(key: str, value: Any) -> float:
     return float(parse_bytes(text)) if is_bytes(text) else _number(key, value, float, "a rate, such as 300GB/s or 200Gbit/s")
 
 
-_MODEL_KEYS: _Keys = {
-    "layers": ("num_layers", _count),
-    "hidden": ("hidden", _count),
-    "heads": ("num_heads", _count),
-    "sequence": ("sequence", _count),
-    "vocabulary": ("vocabulary", _count),
-    "microbatch": ("microbatch", _count),
-}
+_MODEL_KEYS: _Keys = {field.removeprefix("num_"): (field, _count) for field in _MOST}
 _GPU_KEYS: _Keys = {
     "memory": ("memory_bytes", _bytes),
     "tflops": ("flops", lambda key, value: _real(key, value) * 1e12),

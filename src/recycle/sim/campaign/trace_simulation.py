@@ -99,19 +99,16 @@ class _JobTimeline:
         if num_steps:
             self.now_us += num_steps * step_us - self._in_step_us
             self._in_step_us = num_steps * step_us
-            self._complete(num_steps)
+            self._add_train(num_steps)
+            self._steps_since_checkpoint += num_steps
+            if not every:
+                self._commit()
             if self._next:
                 self._switch_to(self._next)
                 self._next = None
         else:
             self._in_step_us += to_us - self.now_us
             self.now_us = to_us
-
-    def _complete(self, num_steps: int) -> None:
-        self._add_train(num_steps)
-        self._steps_since_checkpoint += num_steps
-        if not self._steady_state.checkpoint_every:
-            self._commit()
 
     def _add_train(self, num_steps: int) -> None:
         """Record the time since the last spell, in which so many steps were completed."""

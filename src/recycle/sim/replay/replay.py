@@ -21,6 +21,7 @@ Replay checks a plan independently: it takes the dependencies from `rules`, and 
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -28,7 +29,6 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import stage_windows
-from recycle.sim.replay.event_queue import EventQueue
 from recycle.sim.replay.jitter import disturbed_durations_us
 from recycle.sim.replay.op_graph import ABSENT, Ints, OpGraph, build_op_graph
 from recycle.sim.replay.replay_result import NO_CAUSE, ReplayResult, step_cause
@@ -138,7 +138,9 @@ class _Simulation:
     def __init__(self, graph: OpGraph, conditions: Conditions, progress: Progress) -> None:
         problem, num, times = graph.problem, graph.num_ops, conditions.num_iterations
         self.graph, self.conditions, self.progress = graph, conditions, progress
-        self.queue: EventQueue[int] = EventQueue()
+        self.now_us = 0
+        # Pending ends as (time, row, op). A row has one at a time, so that no two are equal and runs are reproducible.
+        self.pending: list[tuple[int, int, int]] = []
         self.durations = disturbed_durations_us(graph, times, conditions.jitter, dict(conditions.slow), conditions.seed)
         self.ready, self.causes = array("q", bytes(8 * num * times)), array("q", bytes(8 * num * times))
         self.ends = array("q", self.durations.tobytes())
@@ -169,19 +171,15 @@ class _Simulation:
 
     def _handle_events(self) -> None:
         """Handle the end of each op in order of time, a dependency of the next op in its row and of its target."""
-        queue, num = self.queue, self.num_ops
-        targets, lags, rows = self.graph.targets.tolist(), self.graph.lags_us.tolist(), self.rows
-        is_last = bytearray(num)
-        for row, last in zip(self.graph.plan.rows, self.graph.bounds[1:].tolist(), strict=True):
-            if row.kinds:
-                is_last[last - 1] = 1
+        targets, lags, num = self.graph.targets.tolist(), self.graph.lags_us.tolist(), self.num_ops
+        is_last = (np.diff(self.graph.row_of, append=-1) != 0).tolist()
         contention = self.conditions.contention
-        while queue:
-            at = queue.next()
-            now, op = queue.now_us, at % num
+        while self.pending:
+            now, source, at = heappop(self.pending)
+            self.now_us, op = now, at % num
             target = targets[op]
             if target >= 0:
-                arrival = self._send(rows[op], rows[target], lags[op]) if contention else now + lags[op]
+                arrival = self._send(source, self.rows[target], lags[op]) if contention else now + lags[op]
                 self._dependency_ended(at - op + target, arrival, at)
             if is_last[op]:
                 self._end_row(at, op)
@@ -203,12 +201,12 @@ class _Simulation:
         if due > start:
             start = due
         end = self.ends[at] = self.ends[at] + start
-        self.queue.push(end, at, self.rows[op])
+        heappush(self.pending, (end, self.rows[op], at))
 
     def _send(self, source: int, target: int, lag: int) -> int:
         """Return when a message that is sent now arrives, if it must wait for both of its links."""
         latency = self.graph.problem.profile.stage_link.latency_us
-        free = max(self.queue.now_us, self.out_free[source], self.in_free[target]) + lag - latency
+        free = max(self.now_us, self.out_free[source], self.in_free[target]) + lag - latency
         self.out_free[source] = self.in_free[target] = free
         return free + latency
 
@@ -219,8 +217,7 @@ class _Simulation:
         self.rows_left[iteration * self.num_stages + stage] -= 1
         if self.rows_left[iteration * self.num_stages + stage]:
             return
-        now = self.queue.now_us
-        self.reduces[:, iteration, stage] = now, now + self.reduce_us[stage], at % self.num_ops
+        self.reduces[:, iteration, stage] = self.now_us, self.now_us + self.reduce_us[stage], op
         if self.graph.problem.techniques.staggered:
             self._step(iteration, stage, stage)
             self._release(iteration + 1, stage, int(self.steps[1, iteration, stage]), step_cause(stage))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from recycle.core.cluster import Worker
-from recycle.core.events.record import OPTIMIZER, REDUCE, OpRan, Started
+from recycle.core.events.record import OPTIMIZER, REDUCE, OpRan
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import makespan_us, stage_windows
 from recycle.core.problem import Problem
@@ -77,9 +77,6 @@ class ReplayResult:
     def makespan_us(self, iteration: int) -> int:
         """Time from the first op of an iteration to the end of its last step."""
         return int(self.step_ends_us[iteration].max() - self.starts_us[iteration].min())
-
-    def started(self, name: str) -> Started:
-        return Started("replay", name)
 
     def events(self, iterations: Iterable[int] | None = None, workers: Container[Worker] | None = None) -> Iterator[OpRan]:
         """Yield the executed ops of the workers (default: all), iteration by iteration and row by row, in order of time."""

@@ -5,7 +5,7 @@ for all models and intervals of a system.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -50,27 +50,18 @@ ASSUMPTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _TableRow:
-    """One system and model, for all intervals and seeds; it is simulated in one process, which shares its plans."""
-
-    system: str
-    published: PublishedRow
-    folder: Path | None
-
-
 def run_throughput_table(folder: Path | None, tick: Callable[[int], None] = lambda done: None) -> ExperimentResult:
     """Return our throughput beside the published table; `tick` is called with the number of rows so far."""
-    rows = [_TableRow(system, row, folder) for row in TABLE for system in (*SYSTEMS, *OTHERS)]
+    rows = [(system, row, folder) for row in TABLE for system in (*SYSTEMS, *OTHERS)]
     cells = parallel_map(_simulate_row, rows, tick)
-    found = {(row.system, row.published.model): values for row, values in zip(rows, cells, strict=True)}
-    return _result(found)
+    return _result({(system, row.model): values for (system, row, _), values in zip(rows, cells, strict=True)})
 
 
-def _simulate_row(row: _TableRow) -> tuple[float, ...] | None:
-    """The mean throughput at each interval; None if the system is out of memory."""
-    job = calibrated_job(row.published, row.folder)
-    system = make_system(row.system, job, row.published.fault_free, row.folder)
+def _simulate_row(given: tuple[str, PublishedRow, Path | None]) -> tuple[float, ...] | None:
+    """The mean throughput of a system at each interval, in one process, which shares its plans; None if it is out of memory."""
+    name, published, folder = given
+    job = calibrated_job(published, folder)
+    system = make_system(name, job, published.fault_free, folder)
     if isinstance(system, Bamboo) and system.is_out_of_memory:
         return None
     return tuple(mean(_throughput(system, job, trace) for trace in interval_traces(job, hours)) for hours in INTERVALS_H)
@@ -86,7 +77,7 @@ def calibrated_job(row: PublishedRow, folder: Path | None) -> SimulatedJob:
     """The model's job, scaled so that its fault-free 1F1B is as fast as published."""
     job = published_job(row)
     period_us = one_f_one_b_time(job.problem(), folder).period_us
-    return job.with_scale(job.samples_per_step * 1e6 / row.fault_free / period_us)
+    return replace(job, scale=job.samples_per_step * 1e6 / row.fault_free / period_us)
 
 
 def make_system(name: str, job: SimulatedJob, fault_free: float, folder: Path | None) -> System:
@@ -109,7 +100,7 @@ def _as_fast_as(fault_free: float, system: Oobleck) -> Oobleck:
     """The same system, scaled to `fault_free` samples a second while no worker is dead."""
     shape = system.job.shape
     own = system.begin(Members(shape, frozenset(shape.workers()))).steady_state.samples_per_s
-    return replace(system, job=system.job.with_scale(system.job.scale * own / fault_free))
+    return replace(system, job=replace(system.job, scale=system.job.scale * own / fault_free))
 
 
 def interval_traces(job: SimulatedJob, hours: float) -> list[Trace]:

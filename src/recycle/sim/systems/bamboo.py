@@ -36,7 +36,6 @@ from recycle.sim.job import BYTES_PER_PARAMETER, SimulatedJob
 from recycle.sim.one_f_one_b import latencies_us, pipeline_us
 from recycle.sim.policy import DOWN, Loss, Members, MembershipChange, PolicyDecision, SteadyState, pauses
 
-FATAL_US = 30_000_000
 SLOWDOWN = 1.5
 # fp32 weight, gradient and Adam's two moments; activations twice as large as in bf16.
 _FP32_STATE_BYTES, _FP32_OVER_BF16 = 16, 2
@@ -103,7 +102,7 @@ class Bamboo:
 
     job: SimulatedJob
     rebalance_us: int
-    fatal_us: int = FATAL_US
+    fatal_us: int
     depth: int | None = None
     name: str = "bamboo"
 

@@ -54,15 +54,6 @@ class BambooConstants:
 
 
 @dataclass(frozen=True, slots=True)
-class VarunaConstants:
-    """The time of a checkpoint, of a restart after it, and between two checkpoints; 0 is Young's interval."""
-
-    checkpoint_us: int
-    restart_us: int
-    checkpoint_interval_us: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class ReplicaDropConstants:
     """The pause for a new quorum and new communicators."""
 
@@ -70,7 +61,7 @@ class ReplicaDropConstants:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRestartConstants:
+class CheckpointConstants:
     """The time of a checkpoint, of a restart (detect, start, load), and between two checkpoints; 0 is Young's interval."""
 
     checkpoint_us: int = 10 * _SECOND
@@ -84,10 +75,10 @@ class Constants:
 
     oobleck: OobleckConstants
     bamboo: BambooConstants
-    varuna: VarunaConstants
+    varuna: CheckpointConstants
     recycle: RecycleConstants = field(default_factory=RecycleConstants)
     replica_drop: ReplicaDropConstants = field(default_factory=ReplicaDropConstants)
-    checkpoint_restart: CheckpointRestartConstants = field(default_factory=CheckpointRestartConstants)
+    checkpoint_restart: CheckpointConstants = field(default_factory=CheckpointConstants)
     ready_us: int = 45 * _SECOND
 
     @staticmethod
@@ -95,7 +86,7 @@ class Constants:
         reconfigure, rebalance, checkpoint, restart = (
             _by_size(num_parameters, times_ms) for times_ms in (_RECONFIGURE_MS, _REBALANCE_MS, _CHECKPOINT_MS, _RESTART_MS)
         )
-        varuna = VarunaConstants(checkpoint, restart - checkpoint)
+        varuna = CheckpointConstants(checkpoint, restart - checkpoint)
         return Constants(OobleckConstants(reconfigure), BambooConstants(rebalance), varuna)
 
     def with_file(self, path: Path) -> "Constants":
@@ -156,11 +147,9 @@ def _with_field(name: str, table: Any, key: str, value: Any) -> Any:
     if key not in names:
         raise UserError(f"{name!r} is not a constant: this system has {', '.join(_dashed(names))}")
     field_name = names[key]
-    if field_name.endswith("_us"):
-        return replace(table, **{field_name: _duration(name, value)})
-    if isinstance(getattr(table, field_name), bool):
-        return replace(table, **{field_name: _switch(name, value)})
-    return replace(table, **{field_name: _count(name, value)})
+    is_switch = isinstance(getattr(table, field_name), bool)
+    read = _duration if field_name.endswith("_us") else _switch if is_switch else _count
+    return replace(table, **{field_name: read(name, value)})
 
 
 def _dashed(names: Iterable[str]) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recycle.core.cluster import Worker
+from recycle.planner.failure_normalization import move_time_us
 from recycle.sim.iteration_times import IterationTime, IterationTimes
 from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import Loss, Members, MembershipChange, PolicyDecision, SteadyState, pauses
@@ -88,7 +89,8 @@ class Recycle:
             restart = pauses(*costs, ("restart", self.costs.restart_us), ("refill", refill_us))
             reason = "a stage lost all its workers: all workers continue from the last checkpoint"
             return PolicyDecision(steady_state, restart, Loss.SINCE_CHECKPOINT, reason, replace(holders, is_lost=False))
-        wait = pauses(*costs, ("transfer", self._transfer_us(copies, counts)), ("refill", refill_us))
+        transfer_us = move_time_us(self.timings.problem.profile, copies, lambda stage: counts[stage] - copies.count(stage))
+        wait = pauses(*costs, ("transfer", transfer_us), ("refill", refill_us))
         reason = f"{shape.num_workers - num_live} dead, {len(copies)} copies of a stage's state"
         return PolicyDecision(steady_state, wait, loses, reason, holders, keeps_unfinished=loses is Loss.NOTHING)
 
@@ -104,13 +106,6 @@ class Recycle:
         step_us = self.job.scaled_us(timing.period_us)
         every = max(1, self.costs.checkpoint_interval_us // step_us)
         return SteadyState(step_us, self.job.samples_per_step, timing.busy_share(num_live), every)
-
-    def _transfer_us(self, stages: list[int], counts: list[int]) -> int:
-        """Time until the last copy has arrived: copies run in parallel, spread over the peers that hold the stage."""
-        profile = self.timings.problem.profile
-        rounds = {stage: -(-stages.count(stage) // max(1, counts[stage] - stages.count(stage))) for stage in set(stages)}
-        times = (num * profile.peer_link.time_us(profile.stages[stage].static_bytes) for stage, num in rounds.items())
-        return max(times, default=0)
 
 
 def _move(stage_of: dict[Worker, int], counts: list[int], distribution: tuple[int, ...], num_pipelines: int) -> list[int]:

@@ -11,7 +11,7 @@ from recycle.sim.policy import System
 from recycle.sim.systems.bamboo import Bamboo
 from recycle.sim.systems.baselines import FaultScaled, Ideal
 from recycle.sim.systems.checkpoint_restart import CheckpointRestart
-from recycle.sim.systems.constants import Constants, young_us
+from recycle.sim.systems.constants import CheckpointConstants, Constants, young_us
 from recycle.sim.systems.oobleck.policy import Oobleck
 from recycle.sim.systems.recycle import Recycle
 from recycle.sim.systems.replica_drop import ReplicaDrop
@@ -41,22 +41,22 @@ class SystemContext:
     def timings(self) -> IterationTimes:
         return IterationTimes(self.job.problem(), self.folder)
 
-    def steps_between_checkpoints(self, interval_us: int, checkpoint_us: int, step_us: int) -> int:
-        """The steps in `interval_us`, or in Young's interval if that is 0."""
-        return max(1, (interval_us or young_us(checkpoint_us, self.mtbf_us)) // step_us)
+    def steps_between_checkpoints(self, costs: CheckpointConstants, step_us: int) -> int:
+        """The steps in the configured interval, or in Young's interval if that is 0."""
+        return max(1, (costs.checkpoint_interval_us or young_us(costs.checkpoint_us, self.mtbf_us)) // step_us)
 
 
 def _varuna(context: SystemContext) -> System:
     costs, layout = context.constants.varuna, best_layout(context.job, context.job.num_nodes)
     step_us = context.job.scaled_us(layout.step_us if layout else 1)
-    every = context.steps_between_checkpoints(costs.checkpoint_interval_us, costs.checkpoint_us, step_us)
+    every = context.steps_between_checkpoints(costs, step_us)
     return Varuna(context.job, every, costs.checkpoint_us, costs.restart_us)
 
 
 def _checkpoint_restart(context: SystemContext, has_spares: bool = False) -> System:
     costs, baseline = context.constants.checkpoint_restart, context.baseline
     step_us = context.job.scaled_us(baseline.period_us)
-    every = context.steps_between_checkpoints(costs.checkpoint_interval_us, costs.checkpoint_us, step_us)
+    every = context.steps_between_checkpoints(costs, step_us)
     return CheckpointRestart(context.job, baseline, every, costs.checkpoint_us, costs.restart_us, has_spares)
 
 

@@ -97,30 +97,21 @@ def _template(layers: Sequence[LayerCost], latencies: Sequence[int], num_layers:
     return Template(num_layers, slowest, FP32_BYTES * biggest)
 
 
-@dataclass(frozen=True, slots=True)
-class _Slowest:
-    """A possible last slowest stage: layers `start` to `end`, and the fewest stages into which the others can be cut."""
-
-    start: int
-    end: int
-    latency: int
-    fewest_before: int
-    fewest_after: int
-
-
 def _choices(latencies: tuple[int, ...], num_stages: int) -> Iterator[tuple[int, int, int, int, int]]:
     """Yield for each possible last slowest stage its part of the estimate, its latency, its layers and its number."""
     started = list(accumulate(latencies, initial=0))
-    for stage in _slowest_stages(latencies):
-        number = max(stage.fewest_before, num_stages - 1 - (len(latencies) - stage.end))
-        if number <= stage.start and num_stages - 1 - number >= stage.fewest_after:
-            added = (2 * num_stages + number + 1) * stage.latency - started[stage.start]
-            yield added, stage.latency, stage.start, stage.end, number
+    for start, end, latency, fewest_before, fewest_after in _slowest_stages(latencies):
+        number = max(fewest_before, num_stages - 1 - (len(latencies) - end))
+        if number <= start and num_stages - 1 - number >= fewest_after:
+            yield (2 * num_stages + number + 1) * latency - started[start], latency, start, end, number
 
 
 @lru_cache(maxsize=16)
-def _slowest_stages(latencies: tuple[int, ...]) -> list[_Slowest]:
-    """Every run of layers that can be the last slowest stage of some cut."""
+def _slowest_stages(latencies: tuple[int, ...]) -> list[tuple[int, int, int, int, int]]:
+    """Every run of layers that can be the last slowest stage of some cut.
+
+    Each has its start, its end, its latency, and the fewest stages into which the layers before it and after it can be cut.
+    """
     num_layers, stages = len(latencies), []
     backwards = latencies[::-1]
     fewest: dict[int, tuple[list[int], list[int]]] = {}
@@ -130,7 +121,7 @@ def _slowest_stages(latencies: tuple[int, ...]) -> list[_Slowest]:
                 fewest[latency] = _fewest_stages(latencies, latency), _fewest_stages(backwards, latency - 1)
             before, after = fewest[latency]
             if start < len(before) and num_layers - end < len(after):
-                stages.append(_Slowest(start, end, latency, before[start], after[num_layers - end]))
+                stages.append((start, end, latency, before[start], after[num_layers - end]))
     return stages
 
 
