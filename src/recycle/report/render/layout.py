@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from recycle.core.cluster import Worker
 from recycle.report.render.palette import PAINTS
-from recycle.report.timeline.plan_timeline import Drawable, as_timeline
-from recycle.report.timeline.timeline import Axis, Block, Lane, Span, merged
+from recycle.report.timeline.timeline import Axis, Block, Lane, Span, Timeline, merged
 
 MOST_SLOTS = 20_000
 MOST_RUNS = 200_000
@@ -47,11 +46,10 @@ class Picture:
 
     left_px, right_px, top_px = 84.0, 24.0, 74.0
 
-    def __init__(self, drawable: Drawable, plot_px: float | None = None, length_us: int | None = None) -> None:
+    def __init__(self, timeline: Timeline, plot_px: float | None = None, length_us: int | None = None) -> None:
         """Lay out an iteration; a page with two pictures gives both the same width and length of the axis."""
-        self.timeline = as_timeline(drawable)
-        self.shape = self.timeline.problem.shape
-        first, last = self.timeline.extent
+        self.timeline, self.shape = timeline, timeline.problem.shape
+        first, last = timeline.extent
         self.extent: Span = first, last if length_us is None else first + length_us
         # About 36 pixels for the shortest op, between the width of a page and of a screen.
         wanted_px = 36.0 * (self.extent[1] - self.extent[0]) / self.timeline.shortest_us

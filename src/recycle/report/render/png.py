@@ -11,16 +11,16 @@ from recycle.report.render import palette
 from recycle.report.render.layout import BESIDE, BUBBLE, WINDOW, Band, Picture
 from recycle.report.render.matplotlib_figure import new_figure, png_bytes
 from recycle.report.render.palette import PAINTS
-from recycle.report.timeline.plan_timeline import Drawable
+from recycle.report.timeline.timeline import Timeline
 
 _POINTS = 72 / 100  # a layout pixel is 1/100 inch, whatever the resolution
 _FONT = 10 * _POINTS
 Box = tuple[tuple[float, float], tuple[float, float], tuple[float, float], tuple[float, float]]
 
 
-def draw_png(drawable: Drawable) -> bytes:
+def draw_png(timeline: Timeline) -> bytes:
     """Return the picture as the bytes of a PNG file."""
-    picture = Picture(drawable)
+    picture = Picture(timeline)
     figure = new_figure(picture.width_px / 100, picture.height_px / 100, is_constrained=False)
     draw_picture(figure.add_axes((0, 0, 1, 1)), picture)
     return png_bytes(figure, dpi=200 if picture.height_px < 2000 else 100)

@@ -7,8 +7,7 @@ from recycle.core.units import format_us
 from recycle.report.render import palette
 from recycle.report.render.layout import BESIDE, FONT_PX, LETTER_PX, WINDOW, Band, Picture
 from recycle.report.render.palette import PAINTS
-from recycle.report.timeline.plan_timeline import Drawable
-from recycle.report.timeline.timeline import Block
+from recycle.report.timeline.timeline import Block, Timeline
 
 _STYLE = f"""\
 text {{ fill: {palette.INK} }} .faint {{ fill: {palette.FAINT_INK} }}
@@ -18,9 +17,9 @@ text {{ fill: {palette.INK} }} .faint {{ fill: {palette.FAINT_INK} }}
 .dead {{ stroke: {palette.FAINT_INK}; stroke-dasharray: 4 4 }}"""
 
 
-def draw_svg(drawable: Drawable) -> str:
+def draw_svg(timeline: Timeline) -> str:
     """Return the whole picture as SVG text."""
-    picture = Picture(drawable)
+    picture = Picture(timeline)
     start = *head(round(picture.width_px), round(picture.height_px)), *titles(picture.title, picture.subtitle)
     return "\n".join([*start, *_axis(picture), *_lanes(picture), *_legend(picture), "</svg>", ""])
 

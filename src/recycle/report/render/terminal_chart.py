@@ -14,7 +14,6 @@ from typing import NamedTuple
 from recycle.core.cluster import Cluster, Worker
 from recycle.core.units import format_us
 from recycle.report.render.palette import PAINTS
-from recycle.report.timeline.plan_timeline import Drawable, as_timeline
 from recycle.report.timeline.timeline import Axis, Block, Lane, Span, Timeline, merged
 
 BUBBLE, DEAD, WINDOW, AXIS, LABEL, TITLE, NOTE, PLAIN = "bubble", "dead", "window", "axis", "label", "title", "note", "plain"
@@ -63,9 +62,8 @@ class Scale:
         return all((block.end_us - block.start_us) * self.num_columns >= length for block in blocks if block.op)
 
 
-def draw_chart(drawable: Drawable, width: int, all_rows: bool = False) -> list[Line]:
+def draw_chart(timeline: Timeline, width: int, all_rows: bool = False) -> list[Line]:
     """Return the chart in lines of at most `width` columns; of many workers a selection, unless `all_rows`."""
-    timeline = as_timeline(drawable)
     workers = list(timeline.problem.shape.workers())
     shown = workers if all_rows else select_workers(timeline.problem.cluster, MOST_WORKERS)
     margin = max(len(str(worker)) for worker in shown) + 1

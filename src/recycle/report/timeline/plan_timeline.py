@@ -13,13 +13,6 @@ from recycle.core.problem import Problem
 from recycle.core.units import format_us
 from recycle.report.timeline.timeline import Block, Lane, Span, Timeline
 
-Drawable = Plan | Timeline
-
-
-def as_timeline(drawable: Drawable) -> Timeline:
-    """Return the timeline to draw, of a plan or of an executed iteration."""
-    return plan_timeline(drawable) if isinstance(drawable, Plan) else drawable
-
 
 def plan_timeline(plan: Plan) -> Timeline:
     """Return the timeline of a plan, legal or not."""
