@@ -18,6 +18,7 @@ from torch.nn import functional
 from recycle.core.errors import Uncuttable, UserError
 from recycle.core.layers import split_layers
 from recycle.runtime.compute.seeds import seed_of
+from recycle.runtime.options import refuse_count
 
 _DEVIATION = 0.02
 
@@ -49,9 +50,7 @@ class GptConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "context", "width", "num_heads", "num_layers"):
-            value = getattr(self, name)
-            if not _is_count(value):
-                raise UserError(f"{name} is {value!r}, but it must be a whole number of at least 1")
+            refuse_count(name, getattr(self, name), 1)
         if self.width % self.num_heads:
             raise UserError(f"{self.num_heads} heads do not share a width of {self.width}: choose a width that they divide")
         if isinstance(self.dropout, bool) or not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
