@@ -9,7 +9,8 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import ForeignPlan, UserError
 from recycle.core.events.record import Event, Held, OpRan, Saved, Spell, Started, Stepped, Warned
 from recycle.core.plans.plan import Plan
-from recycle.report.record.executed_iterations import Executed, bubble_share, planned_shares
+from recycle.core.time_shares import bubble_share
+from recycle.report.record.executed_iterations import Executed, planned_shares
 from recycle.report.record.run_columns import read_run_record
 from recycle.report.record.run_summary import Summary, Times, fullest_by_stage, memory_ratio
 from recycle.sim.replay.replay import Conditions, replay

@@ -77,7 +77,7 @@ def run_report(args: argparse.Namespace) -> None:
         from recycle.evaluate.against_simulation import simulated_epochs  # only this needs the planner
 
         constants = simulated_epochs.read_constants(args.set)
-        compared = simulated_epochs.against_simulation(summary.run, load_legal_plan(files.plans.first), constants)
+        compared = simulated_epochs.against_simulation(summary.run, load_legal_plan(files.first_plan), constants)
     written = _write_files(args, summary, iteration)
     if args.json:
         facts = {**summary.to_json(), "ended": files.has_ended(summary.run), "weights_sha256": files.weights_sha256}
@@ -98,12 +98,12 @@ def run_report(args: argparse.Namespace) -> None:
 
 def _read(files: RunFiles, iteration: int | None) -> tuple[Summary, Path]:
     """Return the run beside the plan that it is shown with, and the file of that plan."""
-    load_legal_plan(files.plans.first)  # an illegal plan is refused before a long record is read
+    load_legal_plan(files.first_plan)  # an illegal plan is refused before a long record is read
     console = Console(stderr=True)
     is_long = console.is_terminal and files.record.stat().st_size > _LONG_BYTES
     with console.status("reading the record") if is_long else nullcontext():
         try:
-            return summarize(read_run_record(read_record(files.record)), files.plans, iteration)
+            return summarize(read_run_record(read_record(files.record)), files, iteration)
         except FileProblem:
             raise  # it names the file
         except UserError as problem:
