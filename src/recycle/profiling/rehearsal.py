@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -22,11 +21,10 @@ from recycle.core.profile import Profile, StageProfile, Taken
 from recycle.profiling.machine import machine_name
 from recycle.profiling.plan_runner import PlanRun, PlanRunner, StateBytes
 from recycle.profiling.profile_fit import ProfileFit
-from recycle.profiling.worker_pool import MemberContext, worker_pool
+from recycle.profiling.worker_pool import worker_pool
 from recycle.runtime.compute.stage_bytes import StageBytes, measure_bytes
 from recycle.runtime.job import Job
 from recycle.runtime.launch.configure import worker_spec
-from recycle.runtime.worker.worker_spec import WorkerSpec
 
 _WARM_UP, _PER_ROUND = 2, 4
 Progress = Callable[[int, float], None]
@@ -144,13 +142,13 @@ def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Pro
     spec = worker_spec(job)
     sizes = measure_bytes(job.stages, job.microbatches, job.loss, job.options.autocast, job.options.device)
     fits, numbers, change = RehearsalFits(shape), count(1), 1.0
-    with worker_pool(list(shape.workers()), partial(_Rehearser, spec)) as pool:
-        states = {worker.stage: state for worker, state in pool.ask(_Rehearser.state_bytes).items()}
-        pings_us = [ping for own in pool.ask(_Rehearser.ping).values() for ping in own]
+    with worker_pool(list(shape.workers()), partial(PlanRunner, spec)) as pool:
+        states = {worker.stage: state for worker, state in pool.ask(PlanRunner.state_bytes).items()}
+        pings_us = [ping for own in pool.ask(PlanRunner.ping).values() for ping in own]
         for number in range(patience.most_rounds):
             before = fits.together.medians()
             for run in fits.runs:
-                request = partial(_Rehearser.run, number=next(numbers), plan=run.plan, num_iterations=run.num_iterations)
+                request = partial(PlanRunner.run, number=next(numbers), plan=run.plan, num_iterations=run.num_iterations)
                 run.add(pool.ask(request))
             change = fits.together.median_change(before)
             progress(number + 1, change)
@@ -162,27 +160,3 @@ def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Pro
     )
     profile = fits.profile(sizes, states, median(pings_us) if pings_us else 0.0, taken)
     return Rehearsed(profile, number + 1, change, change <= patience.share)
-
-
-class _Rehearser:
-    """A member of the pool. A request is one of its methods, with all other arguments bound."""
-
-    def __init__(self, spec: WorkerSpec, context: MemberContext) -> None:
-        self._spec, self._context = spec, context
-        self._runner = PlanRunner(spec, context.store)
-
-    def answer(self, request: Callable[["_Rehearser"], Any]) -> Any:
-        return request(self)
-
-    def run(self, number: int, plan: Plan, num_iterations: int) -> PlanRun:
-        worker, _, store = self._context
-        if worker not in [row.worker for row in plan.rows]:
-            return PlanRun()
-        spec = replace(self._spec, shape=plan.problem.shape)
-        return PlanRunner(spec, store).run(number, plan, worker, num_iterations)
-
-    def state_bytes(self) -> StateBytes:
-        return self._runner.state_bytes(self._context.worker.stage)
-
-    def ping(self) -> list[float]:
-        return self._runner.ping(self._context.worker, self._context.workers)
