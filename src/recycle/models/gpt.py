@@ -8,6 +8,7 @@ The model is GPT-2's: learned positions, layers of causal attention and a GELU M
 everywhere but in the head, weights of deviation 0.02, smaller where a layer adds to the residual.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -94,17 +95,6 @@ class _Attention(nn.Module):
         return mixed
 
 
-class _Mlp(nn.Module):
-    def __init__(self, config: GptConfig) -> None:
-        super().__init__()
-        self.up = nn.Linear(config.width, 4 * config.width)
-        self.out = nn.Linear(4 * config.width, config.width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mapped: Tensor = self.out(functional.gelu(self.up(x), approximate="tanh"))
-        return mapped
-
-
 class _Layer(nn.Module):
     """Attention and MLP, each with a residual connection."""
 
@@ -113,7 +103,8 @@ class _Layer(nn.Module):
         self.attention_norm = nn.LayerNorm(config.width)
         self.attention = _Attention(config)
         self.mlp_norm = nn.LayerNorm(config.width)
-        self.mlp = _Mlp(config)
+        up, out = nn.Linear(config.width, 4 * config.width), nn.Linear(4 * config.width, config.width)
+        self.mlp = nn.Sequential(OrderedDict(up=up, gelu=nn.GELU("tanh"), out=out))
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
