@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 from recycle.core.cluster import Shape
 from recycle.core.profile import Taken
+from recycle.core.units import count_text
 from recycle.report.record.profile_table import (
     cluster_text,
     contention_text,
-    count_text,
     link_text,
     machine_text,
     stage_table,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from recycle.core.profile import Link, Profile, Taken
-from recycle.core.units import format_bytes, format_us
+from recycle.core.units import count_text, format_bytes, format_us
 
 _HEAD = ("stage", "F", "I", "W", "B", "after F", "after I", "static", "gradients", "send", "reduce", "step")
 # A link without any measurement has a bandwidth of this many bytes/µs: its messages take the latency only.
@@ -69,10 +69,6 @@ def machine_text(taken: Taken) -> str:
 
 def cluster_text(taken: Taken) -> str:
     return f"{count_text(taken.pipelines, 'pipeline')} of {count_text(taken.samples, 'sample')} a micro-batch"
-
-
-def count_text(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def oversubscription_note(num_workers: int, num_cores: int) -> str | None:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
@@ -46,15 +45,10 @@ class RunBlocks:
                 self._blocks.setdefault((worker, number), []).append(block)
 
     def blocks(self, worker: Worker, with_ops: bool) -> list[Block]:
-        blocks = self._blocks.get((worker, self.iteration), [])
-        return blocks if with_ops else [replace(block, op=None) for block in blocks]
+        return self._blocks.get((worker, self.iteration), [])
 
-    def beside(self, lane: Lane, extent: Span) -> list[Block]:
-        first, last = extent
-        around = (self._blocks.get((lane.worker, self.iteration + by), []) for by in (-1, 1))
-        return [
-            block.clipped(first, last) for blocks in around for block in blocks if block.end_us > first and block.start_us < last
-        ]
+    def beside(self, lane: Lane) -> list[tuple[list[Block], int]]:
+        return [(self._blocks.get((lane.worker, self.iteration + by), []), 0) for by in (-1, 1)]
 
     def grid_us(self, origin_us: int) -> int:
         blocks = (block for (_, number), blocks in self._blocks.items() if number == self.iteration for block in blocks)

@@ -50,10 +50,10 @@ class Source(Protocol):
     """The supplier of a timeline's blocks."""
 
     def blocks(self, worker: Worker, with_ops: bool) -> list[Block]:
-        """Return the blocks of a worker in the iteration, in order of time; without ops, they have only their look."""
+        """Return the blocks of a worker in the iteration, in order of time; without ops, they may have only their look."""
 
-    def beside(self, lane: Lane, extent: Span) -> list[Block]:
-        """Return the blocks of the iterations before and after the lane's window, clipped to the extent."""
+    def beside(self, lane: Lane) -> Iterable[tuple[Iterable[Block], int]]:
+        """Return blocks that give, shifted by a time, the iterations before and after the lane's."""
 
     def grid_us(self, origin_us: int) -> int:
         """Return the largest unit that divides every start, counted from `origin_us`, and every duration."""
@@ -85,7 +85,13 @@ class Timeline:
 
     def neighbours(self, lane: Lane) -> list[Block]:
         """The blocks of the iterations before and after the lane's window, inside the extent."""
-        return self.source.beside(lane, self.extent) if lane.window != self.extent else []
+        first, last = self.extent
+        return [
+            block.shifted(by_us).clipped(first, last)
+            for blocks, by_us in (self.source.beside(lane) if lane.window != self.extent else ())
+            for block in blocks
+            if block.end_us + by_us > first and block.start_us + by_us < last
+        ]
 
 
 def merged(blocks: Iterable[Block], extent: Span, num_columns: int) -> list[Block]:
