@@ -4,6 +4,7 @@ The workers run 1F1B, once with whole and once with split backward passes, and t
 `profile_fit` makes a profile of their spans.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -59,7 +60,7 @@ def rehearsal_plan(shape: Shape, is_split: bool) -> Plan:
     techniques = Techniques(adaptive=False, decoupled=is_split, staggered=True)
     profile = Profile((stage,) * shape.num_stages, name="rehearsal")
     problem = Problem(Cluster.of(shape, ()), profile, Memory.unlimited(), techniques)
-    orders = {worker: list(_order(shape, worker.pipeline, worker.stage, is_split)) for worker in shape.workers()}
+    orders = {worker: _order(shape, worker.pipeline, worker.stage, is_split) for worker in shape.workers()}
     plan = Plan(problem, _timed(problem, orders), 1, Quality(0, "feasible", "rehearsal", 0.0))
     return replace(plan, period_us=period_us(plan))
 
@@ -79,29 +80,21 @@ def _order(shape: Shape, pipeline: int, stage: int, is_split: bool) -> Iterable[
             yield op(Kind.F, index + num_ahead)
 
 
-def _timed(problem: Problem, orders: Mapping[Worker, Sequence[Op]]) -> tuple[Row, ...]:
+def _timed(problem: Problem, orders: Mapping[Worker, Iterable[Op]]) -> tuple[Row, ...]:
     """Rows in these orders, every op as early as it can be."""
     ends: dict[Op, int] = {}
-    starts: dict[Worker, list[int]] = {worker: [] for worker in orders}
-    free = dict.fromkeys(orders, 0)
-    num_left = sum(map(len, orders.values()))
-    while num_left:
-        for worker, order in orders.items():
-            while len(starts[worker]) < len(order):
-                op = order[len(starts[worker])]
-                waits = [_end(ends, before) for before in needs(op, problem.shape.num_stages)]
-                if None in waits:
-                    break
-                start = max([free[worker], *(end for end in waits if end is not None)])
-                starts[worker].append(start)
+    timed = {worker: list[tuple[int, Op]]() for worker in orders}
+    free, left = dict.fromkeys(orders, 0), {worker: deque(order) for worker, order in orders.items()}
+    while any(left.values()):
+        for worker, ops in left.items():
+            while ops and all(before in ends for before in needs(ops[0], problem.shape.num_stages)):
+                op = ops.popleft()
+                start = max([free[worker], *(ends[before] for before in needs(op, problem.shape.num_stages))])
+                timed[worker].append((start, op))
                 ends[op] = free[worker] = start + problem.duration_us(op.stage, op.kind)
-                num_left -= 1
-    return tuple(make_row(problem.shape, worker, zip(starts[worker], order, strict=True)) for worker, order in orders.items())
-
-
-def _end(ends: Mapping[Op, int], op: Op) -> int | None:
-    """When an op ends; a whole backward pass stands for its first half."""
-    return ends.get(op, ends.get(replace(op, kind=Kind.B)) if op.kind is Kind.I else None)
+                if op.kind is Kind.B:  # it stands for its first half
+                    ends[replace(op, kind=Kind.I)] = ends[op]
+    return tuple(make_row(problem.shape, worker, own) for worker, own in timed.items())
 
 
 class RehearsalFits:
