@@ -23,10 +23,8 @@ examples:
 
 
 def add_estimate_parser(subparsers: Subparsers) -> None:
-    summary, description = (
-        "make a profile from model and GPU numbers",
-        "Estimate what each op costs at each stage, in time and memory.",
-    )
+    summary = "make a profile from model and GPU numbers"
+    description = "Estimate what each op costs at each stage, in time and memory."
     parser = add_command(subparsers, "estimate", run_estimate, summary, description, _EXAMPLES)
     parser.add_argument("--model", required=True, help="a model by name or by its numbers")
     parser.add_argument("--gpu", required=True, help="a GPU by name or by its numbers")
