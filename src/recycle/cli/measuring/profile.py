@@ -18,7 +18,7 @@ from recycle.cli.training.train_config import TrainConfig, add_config_arguments,
 from recycle.core.errors import UserError
 from recycle.core.files import refuse_unwritable, write_text
 from recycle.core.units import count_text, format_duration
-from recycle.report.record.profile_table import oversubscription_note
+from recycle.report.record.contention_text import oversubscription_note
 
 if TYPE_CHECKING:
     from recycle.profiling.rehearsal import Patience

@@ -33,8 +33,8 @@ from recycle.evaluate.results.cluster_tables import (
     throughput_table,
     times_table,
 )
+from recycle.report.record.contention_text import contention_text
 from recycle.report.record.executed_iterations import Executed
-from recycle.report.record.profile_table import contention_text
 from recycle.report.record.run_columns import read_run_record
 from recycle.report.record.tables import markdown
 from recycle.report.render.svg import draw_svg
