@@ -28,7 +28,6 @@ class LiveView:
         self._console = console or Console(stderr=True)
         self._state = initial_state(num_steps, shape, dead)
         self._every = max(1, num_steps // 10)
-        self._begun_s = time.monotonic()
         self._live = Live(
             self, console=self._console, refresh_per_second=_FRAMES_PER_S, transient=shape is None, redirect_stdout=False
         )

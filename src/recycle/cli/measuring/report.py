@@ -12,7 +12,7 @@ from recycle.cli.measuring.report_text import report_lines
 from recycle.cli.terminal import Terminal, chart_width, print_lines
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.events.record import PLAN, PLANS, read_record
-from recycle.core.files import refuse_other_suffix, write_bytes, write_text
+from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_bytes, write_text
 from recycle.report.export.perfetto import draw_run_trace
 from recycle.report.figures.executed_beside_planned import executed_timeline, planned_timeline
 from recycle.report.record.run_columns import read_run_record
@@ -63,7 +63,7 @@ def add_report_parser(subparsers: arguments.Subparsers) -> None:
 
 
 def run_report(args: argparse.Namespace) -> None:
-    arguments.refuse_unwritable_outputs(args.png, args.svg, args.perfetto)
+    refuse_unwritable(args.png, args.svg, args.perfetto)
     if args.png:
         refuse_other_suffix(args.png, ".png")
     if args.set and not args.against_simulation:

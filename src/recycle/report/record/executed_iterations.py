@@ -163,8 +163,9 @@ class Executed:
         for kind in Kind:
             costs = np.array([problem.duration_us(stage, kind) for stage in range(problem.shape.num_stages)])
             chosen = self._counts & (self._kind == kind.value)
-            sums = [_sums(self._index, times, chosen, len(self._numbers)) for times in (lengths, costs[self._stage])]
-            found[kind.value] = sums[0][self._steady], sums[1][self._steady]
+            sums = np.zeros((len(self._numbers), 2), dtype=np.int64)
+            np.add.at(sums, self._index[chosen], np.stack([lengths, costs[self._stage]], axis=1)[chosen])
+            found[kind.value] = sums[self._steady, 0], sums[self._steady, 1]
         return found
 
     def slowdown(self, kinds: str = "FBIW") -> float:
@@ -203,7 +204,8 @@ class Executed:
         ]
 
     def _by_worker(self, times_us: Ints, chosen: Bools) -> dict[str, int]:
-        sums = _sums(self._ops.worker, times_us, chosen, len(self._ops.workers))
+        sums = np.zeros(len(self._ops.workers), dtype=np.int64)
+        np.add.at(sums, self._ops.worker[chosen], times_us[chosen])
         return dict(zip(self._ops.workers, sums.tolist(), strict=True))
 
     def _joined(self, is_reduce: Bools) -> Ints:
@@ -227,13 +229,6 @@ class Executed:
     @property
     def in_vain_us(self) -> int:
         return int((self._ops.end_us - self._ops.start_us)[self._ops.in_vain].sum())
-
-
-def _sums(indices: Ints, times_us: Ints, chosen: Bools, num: int) -> Ints:
-    """The sums of the chosen times by index, for `num` indices."""
-    sums = np.zeros(num, dtype=np.int64)
-    np.add.at(sums, indices[chosen], times_us[chosen])
-    return sums
 
 
 def _refuse_other_plan(plan: Plan, ops: Ops) -> None:
