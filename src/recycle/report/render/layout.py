@@ -111,7 +111,9 @@ class Picture:
         if self.is_merged or self.lane_px < FONT_PX + 2:
             return ""
         room = self.x_px(block.end_us) - self.x_px(block.start_us) - 3
-        return next((text for text in _labels(block) if len(text) * LETTER_PX <= room), "")
+        letter = PAINTS[block.look].letter
+        texts = [*block.labels(letter), str(block.op.microbatch.index) if block.op else letter]
+        return next((text for text in texts if len(text) * LETTER_PX <= room), "")
 
     def legend(self) -> list[LegendEntry]:
         """Return the entries for all looks of the iteration, in as many lines as needed."""
@@ -136,15 +138,3 @@ class Picture:
         yield WINDOW, False, "next iteration starts"
         if len(set(self.timeline.windows)) > 1:
             yield BESIDE, False, "iteration before or after"
-
-
-def _labels(block: Block) -> Iterator[str]:
-    letter = PAINTS[block.look].letter
-    if block.op is None:
-        yield letter
-        return
-    microbatch = block.op.microbatch
-    if block.is_rerouted:
-        yield f"{letter}{microbatch.index}@{microbatch.pipeline}"
-    yield f"{letter}{microbatch.index}"
-    yield f"{microbatch.index}"

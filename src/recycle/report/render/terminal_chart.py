@@ -153,11 +153,7 @@ def _letter(block: Block) -> str:
 
 def _best_text(block: Block, num_columns: int) -> str:
     """The longest label that fits, of kind, micro-batch and (if re-routed) home pipeline, padded to the slot's width."""
-    texts = [_letter(block)]
-    if block.op:
-        texts.insert(0, f"{texts[0]}{block.op.microbatch.index}")
-        if block.is_rerouted:
-            texts.insert(0, f"{texts[0]}@{block.op.microbatch.pipeline}")
+    texts = [*block.labels(_letter(block)), _letter(block)]
     return next((text for text in texts if len(text) <= num_columns), "").ljust(num_columns)
 
 

@@ -35,6 +35,13 @@ class Block:
     def clipped(self, first_us: int, last_us: int) -> "Block":
         return replace(self, start_us=max(self.start_us, first_us), end_us=min(self.end_us, last_us))
 
+    def labels(self, letter: str) -> list[str]:
+        """The letter with the micro-batch and, if re-routed, with the home pipeline, the longest first; none without an op."""
+        if self.op is None:
+            return []
+        short = f"{letter}{self.op.microbatch.index}"
+        return [f"{short}@{self.op.microbatch.pipeline}", short] if self.is_rerouted else [short]
+
 
 @dataclass(frozen=True, slots=True)
 class Lane:
@@ -116,6 +123,8 @@ def _shown(blocks: Iterable[Block], extent: Span, num_columns: int) -> Iterator[
     length = extent[1] - extent[0]
     due: dict[Look, int] = {}
     for column, filled in _columns(blocks, extent, num_columns):
+        if (idle := length - sum(filled.values())) > 0:
+            filled[_IDLE] = idle
         for look, time in filled.items():
             due[look] = due.get(look, 0) + time
         best = max(filled, key=due.__getitem__)
@@ -135,19 +144,14 @@ def _columns(blocks: Iterable[Block], extent: Span, num_columns: int) -> Iterato
             column = position // length
             if column != current:
                 if filled:
-                    yield current, _with_idle(filled, length)
+                    yield current, filled
                 filled, current = {}, column
             stop = min(end, (column + 1) * length)
             look = (block.look, block.is_rerouted)
             filled[look] = filled.get(look, 0) + stop - position
             position = stop
     if filled:
-        yield current, _with_idle(filled, length)
-
-
-def _with_idle(filled: dict[Look, int], length: int) -> dict[Look, int]:
-    idle = length - sum(filled.values())
-    return {**filled, _IDLE: idle} if idle > 0 else filled
+        yield current, filled
 
 
 @dataclass(frozen=True, slots=True)
