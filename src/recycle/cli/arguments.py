@@ -27,8 +27,7 @@ def add_command(
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    if run is not None:
-        parser.set_defaults(run=run)
+    parser.set_defaults(run=run)
     return parser
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from recycle.core.cluster import Worker
 from recycle.report.render.palette import PAINTS
-from recycle.report.timeline.timeline import Axis, Block, Lane, Span, Timeline, merged
+from recycle.report.timeline.timeline import Block, Lane, Span, Timeline, axis_ticks, merged
 
 MOST_SLOTS = 20_000
 MOST_RUNS = 200_000
@@ -71,8 +71,9 @@ class Picture:
         return self.num_lanes * self.lane_px + (self.shape.num_pipelines - 1) * self.gap_px
 
     @property
-    def axis(self) -> Axis:
-        return Axis.over(self.extent, int(self.plot_px // 55))
+    def axis(self) -> tuple[str, list[tuple[int, str]]]:
+        """The unit and the ticks of the axis."""
+        return axis_ticks(self.extent, int(self.plot_px // 55))
 
     @property
     def slot_px(self) -> float:

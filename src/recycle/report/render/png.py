@@ -39,10 +39,10 @@ def draw_picture(axes: Axes, picture: Picture) -> None:
 
 
 def _draw_axis(axes: Axes, picture: Picture) -> None:
-    axis, top = picture.axis, picture.top_px
-    axes.text(picture.left_px - 10, top - 11, axis.unit, fontsize=_FONT, color=palette.FAINT_INK, ha="right")
+    (unit, ticks), top = picture.axis, picture.top_px
+    axes.text(picture.left_px - 10, top - 11, unit, fontsize=_FONT, color=palette.FAINT_INK, ha="right")
     lines = []
-    for time, text in axis.ticks:
+    for time, text in ticks:
         x = picture.x_px(time)
         lines.append([(x, top - 6), (x, top + picture.lanes_px + 4)])
         axes.text(x, top - 11, text, fontsize=_FONT, color=palette.FAINT_INK, ha="center")

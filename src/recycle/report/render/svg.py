@@ -57,9 +57,9 @@ def _head(picture: Picture) -> Iterator[str]:
 
 
 def _axis(picture: Picture) -> Iterator[str]:
-    axis, top = picture.axis, picture.top_px
-    yield text_at("faint end", picture.left_px - 10, top - 11, axis.unit)
-    for time, text in axis.ticks:
+    (unit, ticks), top = picture.axis, picture.top_px
+    yield text_at("faint end", picture.left_px - 10, top - 11, unit)
+    for time, text in ticks:
         x = picture.x_px(time)
         yield f'<path class="grid" d="M{x:.1f} {top - 6:.0f}V{top + picture.lanes_px + 4:.1f}"/>'
         yield text_at("faint mid", x, top - 11, text)

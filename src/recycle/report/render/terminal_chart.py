@@ -14,7 +14,7 @@ from typing import NamedTuple
 from recycle.core.cluster import Cluster, Worker
 from recycle.core.units import format_us
 from recycle.report.render.palette import PAINTS
-from recycle.report.timeline.timeline import Axis, Block, Lane, Span, Timeline, merged
+from recycle.report.timeline.timeline import Block, Lane, Span, Timeline, axis_ticks, merged
 
 BUBBLE, DEAD, WINDOW, AXIS, LABEL, TITLE, NOTE, PLAIN = "bubble", "dead", "window", "axis", "label", "title", "note", "plain"
 REROUTED = " rerouted"
@@ -109,14 +109,14 @@ def _spaced(drawn: list[Line], shown: list[Worker], workers: list[Worker]) -> li
 
 
 def _axis_lines(scale: Scale, margin: int) -> list[Line]:
-    axis = Axis.over(scale.extent, scale.num_columns // 8)
+    unit, ticks = axis_ticks(scale.extent, scale.num_columns // 8)
     numbers, ruler = [" "] * (scale.num_columns + 8), ["─"] * (scale.num_columns + 1)
-    for time, text in axis.ticks:
+    for time, text in ticks:
         column = scale.column(time)
         numbers[column : column + len(text)] = text
         ruler[column] = "┬"
     return [
-        (Cell(f"{axis.unit:>{margin - 1}}  ", AXIS), Cell("".join(numbers).rstrip(), AXIS)),
+        (Cell(f"{unit:>{margin - 1}}  ", AXIS), Cell("".join(numbers).rstrip(), AXIS)),
         (Cell(" " * (margin + 1), PLAIN), Cell("".join(ruler), AXIS)),
     ]
 

@@ -154,19 +154,11 @@ def _columns(blocks: Iterable[Block], extent: Span, num_columns: int) -> Iterato
         yield current, filled
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """The ticks of a time axis, counted from the start of the extent, and their unit."""
-
-    unit: str
-    ticks: tuple[tuple[int, str], ...]
-
-    @staticmethod
-    def over(extent: Span, most_ticks: int) -> "Axis":
-        """Choose a round step that gives at most `most_ticks` ticks."""
-        length = extent[1] - extent[0]
-        round_steps = (digit * 10**power for power in count() for digit in (1, 2, 5))
-        step = next(step for step in round_steps if length // step < max(1, most_ticks))
-        units = (("s", 10**6), ("ms", 10**3), ("µs", 1))
-        unit, size = next((unit, size) for unit, size in units if size == 1 or length >= 10 * size)
-        return Axis(unit, tuple((extent[0] + at, f"{at / size:g}") for at in range(0, length + 1, step)))
+def axis_ticks(extent: Span, most: int) -> tuple[str, list[tuple[int, str]]]:
+    """Return the unit of a time axis, and at most `most` round ticks with their texts, counted from the start of the extent."""
+    length = extent[1] - extent[0]
+    round_steps = (digit * 10**power for power in count() for digit in (1, 2, 5))
+    step = next(step for step in round_steps if length // step < max(1, most))
+    units = (("s", 10**6), ("ms", 10**3), ("µs", 1))
+    unit, size = next((unit, size) for unit, size in units if size == 1 or length >= 10 * size)
+    return unit, [(extent[0] + at, f"{at / size:g}") for at in range(0, length + 1, step)]
