@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recycle.core.cluster import Shape
-from recycle.core.profile import Link, Profile, Taken
+from recycle.core.profile import FREE_LINK, Link, Profile, Taken
 from recycle.core.units import count_text, format_bytes, format_us
 from recycle.report.record.contention_text import contention_text
 
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from recycle.profiling.rehearsal import Patience, Rehearsed
 
 _HEAD = ("stage", "F", "I", "W", "B", "after F", "after I", "static", "gradients", "send", "reduce", "step")
-# A link without any measurement has a bandwidth of this many bytes/µs: its messages take the latency only.
-_FREE_BYTES_PER_US = 1e9
 
 
 def start_text(shape: Shape, patience: "Patience") -> str:
@@ -68,7 +66,7 @@ def _stage_cells(profile: Profile, number: int, num_pipelines: int) -> Sequence[
 
 
 def _link_text(link: Link) -> str:
-    if link.bytes_per_us >= _FREE_BYTES_PER_US:
+    if link.bytes_per_us >= FREE_LINK.bytes_per_us:  # its messages take the latency only
         return format_us(link.latency_us)
     return f"{format_us(link.latency_us)} and {format_bytes(round(link.bytes_per_us * 1e6))}/s"
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from recycle.core.op import Kind
-from recycle.core.profile import Link, Profile, StageProfile
+from recycle.core.profile import FREE_LINK, Profile, StageProfile
 from recycle.profiling.machine import machine_name
 from recycle.runtime.compute.optimizer_step import Stepper
 from recycle.runtime.compute.stage import Stage
@@ -25,8 +25,6 @@ _Made = TypeVar("_Made")
 # Between two steps the micro-batch goes through with its backward pass in two parts, and in one.
 _NUM_PASSES = 2
 _OPTIMIZER = "optimizer"
-# A link that was not measured: within a machine, messages cost next to nothing beside ops.
-_UNMEASURED = Link(bytes_per_us=1e9)
 
 
 def _now_us() -> float:
@@ -55,7 +53,7 @@ def measure_stages(job: Job, num_repeats: int = 5, clock_us: Clock = _now_us) ->
             _run_passes(copies, steppers, watch)
     profiles = tuple(_profile(stage, own, watch) for stage, own in zip(copies.stages, sizes, strict=True))
     name = f"measured on {machine_name(options.device)}, links as if they were free"
-    return Profile(profiles, _UNMEASURED, _UNMEASURED, name=name)
+    return Profile(profiles, FREE_LINK, FREE_LINK, name=name)
 
 
 class _Stopwatch:
