@@ -14,6 +14,7 @@ from recycle.cli.main import main as main_command
 from recycle.core.events.record import RECORD, Recovered, read_record, write_record
 from recycle.core.plans.plan import Plan
 from recycle.report.render.svg import draw_svg
+from recycle.report.timeline.plan_timeline import plan_timeline
 
 HERE = Path(__file__).parent
 ALL = "adaptive,decoupled,staggered"
@@ -28,7 +29,7 @@ EXAMPLE = (
 
 
 def draw(name: str, plan: Plan) -> None:
-    (HERE / f"{name}.svg").write_text(draw_svg(plan), encoding="utf-8")
+    (HERE / f"{name}.svg").write_text(draw_svg(plan_timeline(plan)), encoding="utf-8")
     print(f"{name}.svg: period {plan.period_us} µs, bound {plan.quality.bound_us} µs")
 
 

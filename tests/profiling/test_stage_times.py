@@ -10,8 +10,11 @@ from torch import nn
 import recycle
 from recycle.core.cluster import Shape
 from recycle.core.profile import Profile
+from recycle.profiling.rehearsal import rehearsal_plan
 from recycle.profiling.stage_times import measure_stages
 from recycle.runtime.compute.stage_bytes import measure_bytes
+from recycle.runtime.job import Job
+from recycle.runtime.options import TrainOptions
 from tests.runtime.jobs import WIDTH, Numbers, adamw, loss, make_stages
 
 torch.set_num_threads(1)
@@ -30,12 +33,18 @@ class ScriptedClock:
         return self._now
 
 
+def job_of(stages, **options):
+    """A job of these stages; its plan plays no part in measuring."""
+    plan = rehearsal_plan(Shape(1, len(stages), 1), is_split=True)
+    return Job(plan, stages, Numbers(), loss, adamw, steps=1, options=TrainOptions(**options))
+
+
 def test_a_profile_has_the_median_time_of_every_op():
     # Two stages; a pass is two F, I and W of the last stage, I and W of the first, two F, two B, and two steps.
     first_pass = [99] * 12
     passes = [[10 + n, 20, 30 + n, 5, 31 - n, 6, 10 + n, 20, 37 + n, 35 - n, 8, 9] for n in range(3)]
     clock = ScriptedClock(*first_pass, *itertools.chain(*passes))
-    profile = measure_stages(make_stages(2), Numbers(), loss, num_repeats=3, make_optimizer=adamw, clock_us=clock)
+    profile = measure_stages(job_of(make_stages(2)), num_repeats=3, clock_us=clock)
     first, last = profile.stages
     assert (first.forward_us, first.input_us, first.weight_us, first.fused_us, first.optimizer_us) == (11, 30, 6, 34, 8)
     assert (last.forward_us, last.input_us, last.weight_us, last.fused_us, last.optimizer_us) == (20, 31, 5, 38, 9)
@@ -45,12 +54,13 @@ def test_a_profile_has_the_median_time_of_every_op():
 
 
 def test_no_op_takes_no_time_and_a_whole_backward_pass_is_no_shorter_than_its_first_part():
-    stage = measure_stages(make_stages(1), Numbers(), loss, num_repeats=1, clock_us=ScriptedClock(0.2, 7, 0.1, 0.3, 4)).stages[0]
+    clock = ScriptedClock(0.2, 7, 0.1, 0.3, 4, 0.4)
+    stage = measure_stages(job_of(make_stages(1)), num_repeats=1, clock_us=clock).stages[0]
     assert (stage.forward_us, stage.input_us, stage.weight_us, stage.fused_us, stage.optimizer_us) == (1, 7, 1, 7, 0)
 
 
 def test_a_profile_measured_by_a_real_clock_can_be_planned_with():
-    profile = measure_stages(make_stages(2), Numbers(), loss, num_repeats=1, make_optimizer=adamw)
+    profile = measure_stages(job_of(make_stages(2)), num_repeats=1)
     assert all(stage.optimizer_us > 0 for stage in profile.stages)
     assert Profile.from_json(profile.to_json()) == profile
     shape = Shape(2, 2, 3)
@@ -63,7 +73,7 @@ def test_a_profile_measured_by_a_real_clock_can_be_planned_with():
 )
 def test_a_profile_knows_the_bytes_of_parameters_and_of_what_peers_reduce(is_exact, sum_dtype, number_bytes):
     stages = make_stages(2)
-    profile = measure_stages(stages, Numbers(), loss, num_repeats=1, is_exact=is_exact, sum_dtype=sum_dtype)
+    profile = measure_stages(job_of(stages, is_exact=is_exact, sum_dtype=sum_dtype), num_repeats=1)
     for module, stage in zip(stages, profile.stages, strict=True):
         num_parameters = sum(parameter.numel() for parameter in module.parameters())
         assert stage.static_bytes == 4 * num_parameters
@@ -72,7 +82,7 @@ def test_a_profile_knows_the_bytes_of_parameters_and_of_what_peers_reduce(is_exa
 
 def test_the_profile_has_the_bytes_that_are_measured_without_a_clock():
     stages = make_stages(3, dropout=0.1)
-    profile = measure_stages(stages, Numbers(), loss, num_repeats=1)
+    profile = measure_stages(job_of(stages), num_repeats=1)
     sizes = [(stage.activation_bytes, stage.weight_held_bytes, stage.output_bytes) for stage in profile.stages]
     assert measure_bytes(stages, Numbers(), loss) == sizes
 
@@ -89,8 +99,10 @@ class Batched(nn.Module):
         return self.back(self.parts(x)).view_as(x)
 
 
-@pytest.mark.parametrize("call", [measure_stages, measure_bytes])
-def test_measuring_leaves_no_trace(call):
+@pytest.mark.parametrize(
+    "measure", [lambda stages: measure_stages(job_of(stages), 2), lambda stages: measure_bytes(stages, Numbers(), loss)]
+)
+def test_measuring_leaves_no_trace(measure):
     stages = [Batched(), Batched()]
     for parameter in stages[0].parameters():
         parameter.grad = torch.full_like(parameter, 3.0)
@@ -98,7 +110,7 @@ def test_measuring_leaves_no_trace(call):
     forwards = [dict(vars(part)) for stage in stages for part in stage.modules()]
     torch.manual_seed(21)
     state = torch.get_rng_state()
-    call(stages, Numbers(), loss, **({"num_repeats": 2, "make_optimizer": adamw} if call is measure_stages else {}))
+    measure(stages)
     assert torch.equal(torch.get_rng_state(), state)
     for stage, old in zip(stages, before, strict=True):
         assert all(torch.equal(value, old[name]) for name, value in stage.state_dict().items())
@@ -111,4 +123,4 @@ def test_measuring_leaves_no_trace(call):
 @pytest.mark.parametrize("num_repeats", [0, -1, 1.5, True])
 def test_a_number_of_repeats_that_cannot_be_is_refused(num_repeats):
     with pytest.raises(recycle.UserError, match=f"num_repeats is {num_repeats}"):
-        measure_stages(make_stages(1), Numbers(), loss, num_repeats=num_repeats)
+        measure_stages(job_of(make_stages(1)), num_repeats=num_repeats)

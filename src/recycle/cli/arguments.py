@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from recycle.core.files import refuse_unwritable
-
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _Options: TypeAlias = "argparse._ActionsContainer"
 
@@ -29,8 +27,7 @@ def add_command(
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    if run is not None:
-        parser.set_defaults(run=run)
+    parser.set_defaults(run=run)
     return parser
 
 
@@ -59,9 +56,3 @@ def add_rows_option(options: _Options) -> None:
 def add_width_option(options: _Options) -> None:
     """Add `--width`, which `terminal.chosen_width` reads."""
     options.add_argument("--width", type=int, metavar="N", help="columns of the chart (default: the terminal's)")
-
-
-def refuse_unwritable_outputs(*paths: Path | None) -> None:
-    """Raise if nothing can be written at one of the paths that are given."""
-    for path in filter(None, paths):
-        refuse_unwritable(path)

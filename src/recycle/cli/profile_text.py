@@ -1,22 +1,18 @@
 """The texts of `recycle profile`, and the note of `plan` and `train` about a profile that was measured for something else."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recycle.core.cluster import Shape
-from recycle.core.profile import Taken
-from recycle.report.record.profile_table import (
-    cluster_text,
-    contention_text,
-    count_text,
-    link_text,
-    machine_text,
-    stage_table,
-    unevenness_text,
-)
+from recycle.core.profile import FREE_LINK, Link, Profile, Taken
+from recycle.core.units import count_text, format_bytes, format_us
+from recycle.report.record.contention_text import contention_text
 
 if TYPE_CHECKING:
     from recycle.profiling.rehearsal import Patience, Rehearsed
+
+_HEAD = ("stage", "F", "I", "W", "B", "after F", "after I", "static", "gradients", "send", "reduce", "step")
 
 
 def start_text(shape: Shape, patience: "Patience") -> str:
@@ -30,8 +26,8 @@ def start_text(shape: Shape, patience: "Patience") -> str:
 def describe_profile(found: "Rehearsed", patience: "Patience", shape: Shape, out: Path) -> str:
     """Return the measured profile of a cluster of this shape as a table and sentences."""
     profile = found.profile
-    stages = link_text(profile.stage_link) if shape.num_stages > 1 else "none"
-    peers = link_text(profile.peer_link) if shape.num_pipelines > 1 else "none"
+    stages = _link_text(profile.stage_link) if shape.num_stages > 1 else "none"
+    peers = _link_text(profile.peer_link) if shape.num_pipelines > 1 else "none"
     flags = f"--pipelines {shape.num_pipelines} --stages {shape.num_stages} --microbatches {shape.num_microbatches}"
     return "\n".join(
         [
@@ -40,11 +36,57 @@ def describe_profile(found: "Rehearsed", patience: "Patience", shape: Shape, out
             f"links       to other stages {stages}; to peers {peers}",
             f"contention  {contention_text(profile)}",
             f"workers     {unevenness_text(profile)}",
-            *([f"machine     {machine_text(profile.taken)}"] if profile.taken else []),
+            *([f"machine     {_machine_text(profile.taken)}"] if profile.taken else []),
             f"stability   {stability_text(found, patience)}",
             f"written     {out}  (recycle plan --profile {out} {flags})",
         ]
     )
+
+
+def stage_table(profile: Profile, num_pipelines: int) -> list[str]:
+    """Return lines with the costs of each stage: medians ± half the interquartile range, and sizes in bytes."""
+    rows = [_HEAD, *(_stage_cells(profile, number, num_pipelines) for number in range(len(profile.stages)))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def _stage_cells(profile: Profile, number: int, num_pipelines: int) -> Sequence[str]:
+    stage, spread = profile.stages[number], profile.stages[number].spread
+    is_last = number == len(profile.stages) - 1
+    times = [(getattr(stage, cost), getattr(spread, cost)) for cost in ("forward_us", "input_us", "weight_us", "fused_us")]
+    sizes = (stage.activation_bytes, stage.weight_held_bytes, stage.static_bytes, stage.gradient_bytes)
+    return (
+        str(number),
+        *(f"{format_us(median_us)} ± {format_us(spread_us)}" for median_us, spread_us in times),
+        *map(format_bytes, sizes),
+        "-" if is_last else format_us(profile.comm_us(number)),
+        format_us(profile.reduce_us(number, num_pipelines)) if num_pipelines > 1 else "-",
+        format_us(stage.optimizer_us),
+    )
+
+
+def _link_text(link: Link) -> str:
+    if link.bytes_per_us >= FREE_LINK.bytes_per_us:  # its messages take the latency only
+        return format_us(link.latency_us)
+    return f"{format_us(link.latency_us)} and {format_bytes(round(link.bytes_per_us * 1e6))}/s"
+
+
+def unevenness_text(profile: Profile) -> str:
+    """Describe how different the speeds of the workers are, and how much the op times of one worker vary."""
+    varied = f"durations of one worker vary by {profile.jitter:.1%}"
+    if not profile.factors:
+        return varied
+    fast, slow = min(profile.factors), max(profile.factors)
+    return f"the slowest took {slow:.2f} times as long as the median, the fastest {fast:.2f}; {varied}"
+
+
+def _machine_text(taken: Taken) -> str:
+    """Describe the machine, the cluster and the model that a profile was measured with."""
+    return f"{taken.machine} ({taken.device}), torch {taken.torch}: {_cluster_text(taken)}; {taken.model}"
+
+
+def _cluster_text(taken: Taken) -> str:
+    return f"{count_text(taken.pipelines, 'pipeline')} of {count_text(taken.samples, 'sample')} a micro-batch"
 
 
 def stability_text(found: "Rehearsed", patience: "Patience") -> str:
@@ -75,4 +117,4 @@ def mismatch_note(
         differences.append(f"it was of a {taken.model}, and this run is of a {model}")
     if not differences:
         return None
-    return f"note: this profile was measured with {cluster_text(taken)} on {taken.machine}; {'; '.join(differences)}"
+    return f"note: this profile was measured with {_cluster_text(taken)} on {taken.machine}; {'; '.join(differences)}"

@@ -46,17 +46,18 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def refuse_unwritable(path: Path) -> None:
-    """Raise if nothing can be written at `path`; call it before minutes of work on the content."""
-    try:
-        if path.exists() and not path.is_file():
-            what = "a folder" if path.is_dir() else "a device or a pipe"
-            raise FileProblem(f"cannot write {path}: it is {what}; name a file")
-        folder = next(parent for parent in path.absolute().parents if parent.exists())
-        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-            raise FileProblem(f"cannot write {path}: {folder} is not a folder that you may write to; choose another one")
-    except OSError as problem:
-        raise FileProblem(f"cannot write {path}: {problem.strerror or problem}; choose another name") from None
+def refuse_unwritable(*paths: Path | None) -> None:
+    """Raise if nothing can be written at one of the paths that are given; call it before minutes of work on the content."""
+    for path in filter(None, paths):
+        try:
+            if path.exists() and not path.is_file():
+                what = "a folder" if path.is_dir() else "a device or a pipe"
+                raise FileProblem(f"cannot write {path}: it is {what}; name a file")
+            folder = next(parent for parent in path.absolute().parents if parent.exists())
+            if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+                raise FileProblem(f"cannot write {path}: {folder} is not a folder that you may write to; choose another one")
+        except OSError as problem:
+            raise FileProblem(f"cannot write {path}: {problem.strerror or problem}; choose another name") from None
 
 
 def refuse_other_suffix(path: Path, suffix: str) -> None:

@@ -40,6 +40,10 @@ class Link:
         return self.latency_us + math.ceil(size_bytes / self.bytes_per_us)
 
 
+# A link that was not measured: within a machine, messages cost next to nothing beside ops.
+FREE_LINK = Link(bytes_per_us=1e9)
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """The spread of measured durations: half their interquartile range in µs; 0 where nothing was measured."""

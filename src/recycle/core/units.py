@@ -76,6 +76,12 @@ def _two_units(count: int, large: str, small: str) -> str:
     return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
 
 
+def count_text(count: int, noun: str) -> str:
+    """Return `1 worker`, `2 workers`, `2 batches`."""
+    plural = noun + ("es" if noun.endswith("ch") else "s")
+    return f"{count} {noun if count == 1 else plural}"
+
+
 def parse_share_or_count(text: str, whole: int) -> int:
     """Return a count given as `12` or as a share of `whole`, such as `25%` (rounded down)."""
     body = text.strip()

@@ -13,7 +13,7 @@ from recycle.evaluate.hardware.variants import variants
 from recycle.evaluate.results.cluster_page import PICTURE, RESULTS, write_results
 from recycle.evaluate.variant_plans import make_plans
 from recycle.profiling.machine import num_cores
-from recycle.report.record.profile_table import oversubscription_note
+from recycle.report.record.contention_text import oversubscription_note
 
 
 def run_cluster_benchmark(folder: Path, setup: Setup, parts: Collection[str], size: MeasurementSize, say: Say) -> str | None:

@@ -8,6 +8,7 @@ The model is GPT-2's: learned positions, layers of causal attention and a GELU M
 everywhere but in the head, weights of deviation 0.02, smaller where a layer adds to the residual.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from torch.nn import functional
 from recycle.core.errors import Uncuttable, UserError
 from recycle.core.layers import split_layers
 from recycle.runtime.compute.seeds import seed_of
+from recycle.runtime.options import refuse_count
 
 _DEVIATION = 0.02
 
@@ -49,9 +51,7 @@ class GptConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "context", "width", "num_heads", "num_layers"):
-            value = getattr(self, name)
-            if not _is_count(value):
-                raise UserError(f"{name} is {value!r}, but it must be a whole number of at least 1")
+            refuse_count(name, getattr(self, name), 1)
         if self.width % self.num_heads:
             raise UserError(f"{self.num_heads} heads do not share a width of {self.width}: choose a width that they divide")
         if isinstance(self.dropout, bool) or not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
@@ -95,17 +95,6 @@ class _Attention(nn.Module):
         return mixed
 
 
-class _Mlp(nn.Module):
-    def __init__(self, config: GptConfig) -> None:
-        super().__init__()
-        self.up = nn.Linear(config.width, 4 * config.width)
-        self.out = nn.Linear(4 * config.width, config.width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mapped: Tensor = self.out(functional.gelu(self.up(x), approximate="tanh"))
-        return mapped
-
-
 class _Layer(nn.Module):
     """Attention and MLP, each with a residual connection."""
 
@@ -114,7 +103,8 @@ class _Layer(nn.Module):
         self.attention_norm = nn.LayerNorm(config.width)
         self.attention = _Attention(config)
         self.mlp_norm = nn.LayerNorm(config.width)
-        self.mlp = _Mlp(config)
+        up, out = nn.Linear(config.width, 4 * config.width), nn.Linear(4 * config.width, config.width)
+        self.mlp = nn.Sequential(OrderedDict(up=up, gelu=nn.GELU("tanh"), out=out))
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:

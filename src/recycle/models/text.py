@@ -6,7 +6,6 @@ Workers with the same release of Python read the same text. The same files in a 
 import hashlib
 import sys
 import sysconfig
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -14,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from recycle.core.errors import DatasetTooSmall, FileProblem, UserError
+from recycle.core.errors import DatasetTooSmall, FileProblem
 from recycle.runtime.compute.weight_digest import tensor_bytes
+from recycle.runtime.options import refuse_count
 
 MOST_BYTES = 2 * 1024 * 1024
 
@@ -44,8 +44,7 @@ class Text(Dataset[tuple[Tensor, Tensor]]):
 
     def __init__(self, context: int, folder: Path | str | None = None, most_bytes: int = MOST_BYTES) -> None:
         for name, value in (("context", context), ("most_bytes", most_bytes)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UserError(f"{name} is {value!r}, but it must be a whole number of at least 1")
+            refuse_count(name, value, 1)
         self._context, self._most_bytes = context, most_bytes
         self._folder = Path(folder) if folder is not None else None
         if self._folder is not None and not self._folder.exists():
@@ -97,19 +96,12 @@ def _files_of(path: Path) -> list[Path]:
 
 def _read(files: list[Path], most_bytes: int) -> bytearray:
     text = bytearray()
-    for chunk in _chunks(files, most_bytes):
-        text += chunk
-    return text
-
-
-def _chunks(files: list[Path], most_bytes: int) -> Iterator[bytes]:
     for path in files:
-        if most_bytes == 0:
-            return
+        if len(text) == most_bytes:
+            break
         try:
             with path.open("rb") as stream:
-                chunk = stream.read(most_bytes)
+                text += stream.read(most_bytes - len(text))
         except OSError as problem:
             raise FileProblem(f"cannot read {path}: {problem.strerror or problem}; leave it out or make it readable") from None
-        most_bytes -= len(chunk)
-        yield chunk
+    return text

@@ -4,8 +4,8 @@ It trains as `recycle.train` does, by the same trainer over the same transport, 
 same iterations, so that the losses of two plans must agree.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from recycle.core.cluster import Worker
 from recycle.core.errors import WorkerFailed
 from recycle.core.plans.plan import Plan
-from recycle.profiling.worker_pool import TIMEOUT
+from recycle.profiling.worker_pool import TIMEOUT, MemberContext
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.execute.spans import Span, now_us
 from recycle.runtime.transport.gloo_groups import GlooGroups
@@ -41,20 +41,30 @@ class StateBytes(NamedTuple):
 
 
 class PlanRunner:
-    """One worker of a pool."""
+    """A member of a pool. A request is one of its methods, with all other arguments bound."""
 
-    def __init__(self, spec: WorkerSpec, store: Any) -> None:
-        self._spec, self._store = spec, store
+    def __init__(self, spec: WorkerSpec, context: MemberContext) -> None:
+        self._spec, self._context = spec, context
         # The workers on a GPU share one.
         self._device = torch.device("cuda", 0) if spec.options.device == "cuda" else torch.device("cpu")
 
-    def run(self, number: int, plan: Plan, place: Worker, num_iterations: int) -> PlanRun:
-        """Run a plan at a place of it. `number` is that of the run, the same for all workers that take part."""
-        view = GroupView(place, [row.worker for row in plan.rows], number)
-        state = make_stage_state(self._spec, place.stage, device=self._device)
+    def answer(self, request: Callable[["PlanRunner"], Any]) -> Any:
+        return request(self)
+
+    def run(self, number: int, plan: Plan, num_iterations: int, place: Worker | None = None) -> PlanRun:
+        """Run a plan at a place of it, by default the worker's own; a worker without a place does nothing.
+
+        `number` is that of the run, the same for all workers that take part.
+        """
+        place = place or self._context.worker
+        workers = [row.worker for row in plan.rows]
+        if place not in workers:
+            return PlanRun()
+        view, spec = GroupView(place, workers, number), replace(self._spec, shape=plan.problem.shape)
+        state = make_stage_state(spec, place.stage, device=self._device)
         program = worker_program(plan, place)
-        transport = connect(self._spec, program, view, self._store, self._device)
-        trainer = make_trainer(self._spec, program, view, state, transport)
+        transport = connect(spec, program, view, self._context.store, self._device)
+        trainer = make_trainer(spec, program, view, state, transport)
         spans: list[Sequence[Span]] = []
         losses: list[float] = []
 
@@ -68,9 +78,9 @@ class PlanRunner:
         transport.close()
         return PlanRun(spans, losses)
 
-    def state_bytes(self, stage: int) -> StateBytes:
-        """The size of the state of a stage; all but the sums is there twice, because a step can be taken back."""
-        state = make_stage_state(self._spec, stage, device=self._device)
+    def state_bytes(self) -> StateBytes:
+        """The size of the state of the worker's stage; all but the sums is there twice, because a step can be taken back."""
+        state = make_stage_state(self._spec, self._context.worker.stage, device=self._device)
         parameters = list(state.stage.parameters())
         state.stepper.step(0, [torch.zeros_like(parameter) for parameter in parameters], 1.0)
         entries = state.stepper.optimizer.state.values()
@@ -79,9 +89,10 @@ class PlanRunner:
         parameter_bytes = sum(parameter.nbytes for parameter in parameters)
         return StateBytes(2 * (parameter_bytes + optimizer_bytes) + gradient_bytes, gradient_bytes)
 
-    def ping(self, own: Worker, workers: Sequence[Worker]) -> list[float]:
+    def ping(self) -> list[float]:
         """The times of the smallest message to the next stage, in µs; workers of every other stage measure them."""
-        groups = GlooGroups(self._store, GroupView(own, workers, 0), TransportSpec({}, 1, (), TIMEOUT))
+        own, workers, store = self._context
+        groups = GlooGroups(store, GroupView(own, workers, 0), TransportSpec({}, 1, (), TIMEOUT))
         other = Worker(own.pipeline, own.stage + 1 if own.stage % 2 == 0 else own.stage - 1)
         times_us: list[float] = []
         body = torch.zeros(1, dtype=torch.uint8)

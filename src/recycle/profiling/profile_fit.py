@@ -21,7 +21,7 @@ from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import REDUCE
 from recycle.core.op import Kind, Op
 from recycle.core.plans.rules import needs
-from recycle.core.profile import QUARTILE, Link, Profile, Spread, StageProfile, Taken
+from recycle.core.profile import FREE_LINK, QUARTILE, Link, Profile, Spread, StageProfile, Taken
 from recycle.profiling.contention import Concurrency, OpType, TimedOp, costs_and_levels
 from recycle.profiling.plan_runner import PlanRun, StateBytes
 from recycle.runtime.compute.stage_bytes import StageBytes
@@ -29,7 +29,6 @@ from recycle.runtime.execute.spans import Span
 
 # A message that was sent so much earlier than its receiver was free for it had arrived already.
 _ARRIVED_US = 50_000
-_FREE = Link(bytes_per_us=1e9)
 # So many factors of workers are kept: enough to draw from, and few enough to read.
 _NUM_FACTORS = 25
 
@@ -153,7 +152,7 @@ class ProfileFit:
 
     def _stage_link(self, stages: Sequence[StageProfile], ping_us: float, receive_us: float) -> Link:
         if not self.messages_us:
-            return _FREE
+            return FREE_LINK
         size_bytes = median(stage.output_bytes for stage in stages[:-1])
         return _link(max(0.0, median(self.messages_us) - receive_us), ping_us, size_bytes)
 
@@ -161,7 +160,7 @@ class ProfileFit:
         """The link over which a ring all-reduce of these peers would take as long as the reductions took."""
         num_peers = self.shape.num_pipelines
         if num_peers < 2:
-            return _FREE
+            return FREE_LINK
         num_steps = 2 * (num_peers - 1)
         took_us = median(median(times) for times in self.reductions_us.values())
         return _link(took_us / num_steps, ping_us, median(stage.gradient_bytes for stage in stages) / num_peers)
@@ -205,7 +204,7 @@ def _link(took_us: float, ping_us: float, size_bytes: float) -> Link:
     """The link over which the smallest message takes `ping_us`, and one of this size `took_us`."""
     latency_us = min(math.floor(took_us), round(ping_us))
     rest_us = took_us - latency_us
-    return Link(latency_us, size_bytes / rest_us if rest_us > 0 and size_bytes else _FREE.bytes_per_us)
+    return Link(latency_us, size_bytes / rest_us if rest_us > 0 and size_bytes else FREE_LINK.bytes_per_us)
 
 
 def _op_runs(spans: Sequence[Span]) -> Iterator[tuple[Op, _OpRun]]:

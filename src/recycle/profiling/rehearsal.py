@@ -4,12 +4,12 @@ The workers run 1F1B, once with whole and once with split backward passes, and t
 `profile_fit` makes a profile of their spans.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -22,11 +22,10 @@ from recycle.core.profile import Profile, StageProfile, Taken
 from recycle.profiling.machine import machine_name
 from recycle.profiling.plan_runner import PlanRun, PlanRunner, StateBytes
 from recycle.profiling.profile_fit import ProfileFit
-from recycle.profiling.worker_pool import MemberContext, worker_pool
+from recycle.profiling.worker_pool import worker_pool
 from recycle.runtime.compute.stage_bytes import StageBytes, measure_bytes
 from recycle.runtime.job import Job
 from recycle.runtime.launch.configure import worker_spec
-from recycle.runtime.worker.worker_spec import WorkerSpec
 
 _WARM_UP, _PER_ROUND = 2, 4
 Progress = Callable[[int, float], None]
@@ -61,7 +60,7 @@ def rehearsal_plan(shape: Shape, is_split: bool) -> Plan:
     techniques = Techniques(adaptive=False, decoupled=is_split, staggered=True)
     profile = Profile((stage,) * shape.num_stages, name="rehearsal")
     problem = Problem(Cluster.of(shape, ()), profile, Memory.unlimited(), techniques)
-    orders = {worker: list(_order(shape, worker.pipeline, worker.stage, is_split)) for worker in shape.workers()}
+    orders = {worker: _order(shape, worker.pipeline, worker.stage, is_split) for worker in shape.workers()}
     plan = Plan(problem, _timed(problem, orders), 1, Quality(0, "feasible", "rehearsal", 0.0))
     return replace(plan, period_us=period_us(plan))
 
@@ -81,29 +80,21 @@ def _order(shape: Shape, pipeline: int, stage: int, is_split: bool) -> Iterable[
             yield op(Kind.F, index + num_ahead)
 
 
-def _timed(problem: Problem, orders: Mapping[Worker, Sequence[Op]]) -> tuple[Row, ...]:
+def _timed(problem: Problem, orders: Mapping[Worker, Iterable[Op]]) -> tuple[Row, ...]:
     """Rows in these orders, every op as early as it can be."""
     ends: dict[Op, int] = {}
-    starts: dict[Worker, list[int]] = {worker: [] for worker in orders}
-    free = dict.fromkeys(orders, 0)
-    num_left = sum(map(len, orders.values()))
-    while num_left:
-        for worker, order in orders.items():
-            while len(starts[worker]) < len(order):
-                op = order[len(starts[worker])]
-                waits = [_end(ends, before) for before in needs(op, problem.shape.num_stages)]
-                if None in waits:
-                    break
-                start = max([free[worker], *(end for end in waits if end is not None)])
-                starts[worker].append(start)
+    timed = {worker: list[tuple[int, Op]]() for worker in orders}
+    free, left = dict.fromkeys(orders, 0), {worker: deque(order) for worker, order in orders.items()}
+    while any(left.values()):
+        for worker, ops in left.items():
+            while ops and all(before in ends for before in needs(ops[0], problem.shape.num_stages)):
+                op = ops.popleft()
+                start = max([free[worker], *(ends[before] for before in needs(op, problem.shape.num_stages))])
+                timed[worker].append((start, op))
                 ends[op] = free[worker] = start + problem.duration_us(op.stage, op.kind)
-                num_left -= 1
-    return tuple(make_row(problem.shape, worker, zip(starts[worker], order, strict=True)) for worker, order in orders.items())
-
-
-def _end(ends: Mapping[Op, int], op: Op) -> int | None:
-    """When an op ends; a whole backward pass stands for its first half."""
-    return ends.get(op, ends.get(replace(op, kind=Kind.B)) if op.kind is Kind.I else None)
+                if op.kind is Kind.B:  # it stands for its first half
+                    ends[replace(op, kind=Kind.I)] = ends[op]
+    return tuple(make_row(problem.shape, worker, own) for worker, own in timed.items())
 
 
 class RehearsalFits:
@@ -144,13 +135,13 @@ def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Pro
     spec = worker_spec(job)
     sizes = measure_bytes(job.stages, job.microbatches, job.loss, job.options.autocast, job.options.device)
     fits, numbers, change = RehearsalFits(shape), count(1), 1.0
-    with worker_pool(list(shape.workers()), partial(_Rehearser, spec)) as pool:
-        states = {worker.stage: state for worker, state in pool.ask(_Rehearser.state_bytes).items()}
-        pings_us = [ping for own in pool.ask(_Rehearser.ping).values() for ping in own]
+    with worker_pool(list(shape.workers()), partial(PlanRunner, spec)) as pool:
+        states = {worker.stage: state for worker, state in pool.ask(PlanRunner.state_bytes).items()}
+        pings_us = [ping for own in pool.ask(PlanRunner.ping).values() for ping in own]
         for number in range(patience.most_rounds):
             before = fits.together.medians()
             for run in fits.runs:
-                request = partial(_Rehearser.run, number=next(numbers), plan=run.plan, num_iterations=run.num_iterations)
+                request = partial(PlanRunner.run, number=next(numbers), plan=run.plan, num_iterations=run.num_iterations)
                 run.add(pool.ask(request))
             change = fits.together.median_change(before)
             progress(number + 1, change)
@@ -162,27 +153,3 @@ def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Pro
     )
     profile = fits.profile(sizes, states, median(pings_us) if pings_us else 0.0, taken)
     return Rehearsed(profile, number + 1, change, change <= patience.share)
-
-
-class _Rehearser:
-    """A member of the pool. A request is one of its methods, with all other arguments bound."""
-
-    def __init__(self, spec: WorkerSpec, context: MemberContext) -> None:
-        self._spec, self._context = spec, context
-        self._runner = PlanRunner(spec, context.store)
-
-    def answer(self, request: Callable[["_Rehearser"], Any]) -> Any:
-        return request(self)
-
-    def run(self, number: int, plan: Plan, num_iterations: int) -> PlanRun:
-        worker, _, store = self._context
-        if worker not in [row.worker for row in plan.rows]:
-            return PlanRun()
-        spec = replace(self._spec, shape=plan.problem.shape)
-        return PlanRunner(spec, store).run(number, plan, worker, num_iterations)
-
-    def state_bytes(self) -> StateBytes:
-        return self._runner.state_bytes(self._context.worker.stage)
-
-    def ping(self) -> list[float]:
-        return self._runner.ping(self._context.worker, self._context.workers)

@@ -8,15 +8,14 @@ from statistics import median
 from typing import TypeVar
 
 import torch
-from torch import nn
 
 from recycle.core.op import Kind
-from recycle.core.profile import Link, Profile, StageProfile
+from recycle.core.profile import FREE_LINK, Profile, StageProfile
 from recycle.profiling.machine import machine_name
-from recycle.runtime.compute.microbatches import MicroBatchSource
-from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper
-from recycle.runtime.compute.stage import Loss, Stage
+from recycle.runtime.compute.optimizer_step import Stepper
+from recycle.runtime.compute.stage import Stage
 from recycle.runtime.compute.stage_bytes import StageBytes, StageCopies, random_state_kept, uses_gpu
+from recycle.runtime.job import Job
 from recycle.runtime.options import refuse_count
 
 Clock = Callable[[], float]
@@ -26,39 +25,35 @@ _Made = TypeVar("_Made")
 # Between two steps the micro-batch goes through with its backward pass in two parts, and in one.
 _NUM_PASSES = 2
 _OPTIMIZER = "optimizer"
-# A link that was not measured: within a machine, messages cost next to nothing beside ops.
-_UNMEASURED = Link(bytes_per_us=1e9)
 
 
-def measure_stages(
-    stages: Sequence[nn.Module],
-    samples: MicroBatchSource,
-    loss: Loss,
-    num_repeats: int = 5,
-    is_exact: bool = False,
-    make_optimizer: MakeOptimizer | None = None,
-    sum_dtype: torch.dtype = torch.float32,
-    autocast: torch.dtype | None = None,
-    device: str | None = None,
-    clock_us: Clock | None = None,
-) -> Profile:
-    """Return the costs of every stage on `device`, or where it is: medians of `num_repeats` passes, after a first one.
+def _now_us() -> float:
+    """The time when all work of a GPU is done."""
+    if uses_gpu():
+        torch.cuda.synchronize()
+    return time.perf_counter_ns() / 1000
 
-    Static bytes are those of the parameters, gradient bytes those of the sums that peers reduce. An optimizer that is not given
-    takes no time; links are not measured, and as if they were free. The caller sets how many threads torch computes with.
+
+def measure_stages(job: Job, num_repeats: int = 5, clock_us: Clock = _now_us) -> Profile:
+    """Return the costs of every stage of `job` on its device: medians of `num_repeats` passes, after a first one.
+
+    Static bytes are those of the parameters, gradient bytes those of the sums that peers reduce. Links are not measured, and as
+    if they were free. The caller sets how many threads torch computes with.
     """
     refuse_count("num_repeats", num_repeats, 1)
+    options = job.options
+    numbers = (_NUM_PASSES, options.is_exact, options.sum_dtype, options.autocast, options.device)
     with random_state_kept():
-        copies = StageCopies(stages, samples, loss, _NUM_PASSES, is_exact, sum_dtype, autocast, device)
-        steppers = [(stage, Stepper(stage.parameters(), make_optimizer)) for stage in copies.stages if make_optimizer is not None]
+        copies = StageCopies(job.stages, job.microbatches, job.loss, *numbers)
+        steppers = [(stage, Stepper(stage.parameters(), job.optimizer)) for stage in copies.stages]
         sizes = copies.measure_bytes()
-        _run_passes(copies, steppers, _Stopwatch(clock_us or _now_us))
-        watch = _Stopwatch(clock_us or _now_us)
+        _run_passes(copies, steppers, _Stopwatch(clock_us))
+        watch = _Stopwatch(clock_us)
         for _ in range(num_repeats):
             _run_passes(copies, steppers, watch)
     profiles = tuple(_profile(stage, own, watch) for stage, own in zip(copies.stages, sizes, strict=True))
-    where = next((parameter.device.type for stage in copies.stages for parameter in stage.parameters()), "cpu")
-    return Profile(profiles, _UNMEASURED, _UNMEASURED, name=f"measured on {machine_name(where)}, links as if they were free")
+    name = f"measured on {machine_name(options.device)}, links as if they were free"
+    return Profile(profiles, FREE_LINK, FREE_LINK, name=name)
 
 
 class _Stopwatch:
@@ -75,8 +70,8 @@ class _Stopwatch:
         return made
 
     def median_us(self, stage: Stage, label: str, least: int) -> int:
-        """The median, or `least` if that is more or nothing was timed."""
-        return max(least, round(median(self._durations_us.get((stage.number, label), [0.0]))))
+        """The median, or `least` if that is more."""
+        return max(least, round(median(self._durations_us[stage.number, label])))
 
 
 def _run_passes(copies: StageCopies, steppers: Sequence[tuple[Stage, Stepper]], watch: _Stopwatch) -> None:
@@ -103,10 +98,3 @@ def _profile(stage: Stage, sizes: StageBytes, watch: _Stopwatch) -> StageProfile
         gradient_bytes=stage.sums.flat.nbytes,
         **sizes._asdict(),
     )
-
-
-def _now_us() -> float:
-    """The time when all work of a GPU is done."""
-    if uses_gpu():
-        torch.cuda.synchronize()
-    return time.perf_counter_ns() / 1000

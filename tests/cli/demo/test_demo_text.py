@@ -8,7 +8,7 @@ import pytest
 
 from recycle.cli.demo.demo import run_demo
 from recycle.cli.demo.demo_text import describe_cores, describe_recoveries, describe_setting, describe_twins, phase_table
-from recycle.cli.demo.twin_runs import FULL, DemoPhase, Log, Outcome, Twins, phases
+from recycle.cli.demo.twin_runs import FULL, DemoPhase, Outcome, Twins, iteration_times_us, phases
 from recycle.cli.main import make_parser
 from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import OpRan, Recovered, Spell, Stepped
@@ -130,14 +130,9 @@ def test_a_phase_without_a_step_is_left_out() -> None:
 
 
 def test_of_an_iteration_the_time_of_its_spell_and_of_its_plan_are_remembered() -> None:
-    log = Log()
-    log.observe(Spell(0, 70, "pause", "start"))
-    log.observe(OpRan(0, "W0_0", "0F0", 70, 90))
-    log.observe(Spell(70, 370, "train", samples=18))
-    log.observe(Stepped(0, 370, 5.5, 1.0, 1.0, 250))
-    log.observe(KILLED)
-    assert log.times_us == {0: (300, 250)}
-    assert log.recoveries == [KILLED]
+    before = [Spell(0, 70, "pause", "start"), OpRan(0, "W0_0", "0F0", 70, 90)]
+    step = [Spell(70, 370, "train", samples=18), Stepped(0, 370, 5.5, 1.0, 1.0, 250)]
+    assert iteration_times_us([*before, *step, KILLED]) == {0: (300, 250)}
 
 
 def test_the_table_holds_iterations_against_those_before() -> None:

@@ -81,8 +81,8 @@ def test_a_recovery_is_shown_with_where_its_milliseconds_went() -> None:
 
 
 def test_a_job_that_goes_back_to_a_checkpoint_has_done_so_many_steps_again() -> None:
-    assert known(*steps(5)).num_done == known(*steps(5), LEFT).num_done == 5
-    assert known(*steps(5), replace(LEFT, iteration=2)).num_done == 2
+    assert known(*steps(5)).facts.num_done == known(*steps(5), LEFT).facts.num_done == 5
+    assert known(*steps(5), replace(LEFT, iteration=2)).facts.num_done == 2
 
 
 def test_the_newest_recovery_is_the_first_and_bars_have_one_scale() -> None:
@@ -95,7 +95,7 @@ def test_the_newest_recovery_is_the_first_and_bars_have_one_scale() -> None:
 
 def test_only_the_last_recoveries_are_shown_but_all_are_counted() -> None:
     state = known(*[LEFT, JOINED] * 10)
-    assert (state.num_recoveries, state.lost_us) == (20, 10 * (446_000 + 50_000))
+    assert (state.facts.num_recoveries, sum(state.facts.lost_us.values())) == (20, 10 * (446_000 + 50_000))
     assert sum(line.startswith("step ") and "W1_2" in line for line in lines(state)) == 4
 
 
@@ -267,7 +267,7 @@ def test_a_whole_run_is_followed_to_its_end() -> None:
     for event in recovery_record():
         state = state_after(state, event)
         lines(state)
-    assert state.num_done == 14
+    assert state.facts.num_done == 14
     assert state.gone == ()
     assert set(state.places.values()) == {ALIVE}
     assert [one.joins for one in state.recoveries] == [False, True]

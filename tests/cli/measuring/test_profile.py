@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from recycle.cli.measuring.profile import showing_rounds, without_clipping
-from recycle.cli.profile_text import describe_profile, mismatch_note, stability_text
+from recycle.cli.profile_text import describe_profile, mismatch_note, stability_text, stage_table, unevenness_text
 from recycle.cli.training.train_config import TrainConfig, parse_config
 from recycle.core.cluster import Shape
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import Link, Profile, Spread, StageProfile, Taken
 from recycle.profiling.rehearsal import Patience, Rehearsed
-from recycle.report.record.profile_table import contention_text, oversubscription_note, stage_table, unevenness_text
+from recycle.report.record.contention_text import contention_text, oversubscription_note
 from tests.cli.commands import refusal, run
 
 pytestmark = pytest.mark.timeout(240)

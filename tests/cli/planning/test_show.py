@@ -19,6 +19,7 @@ from recycle.core.plans.library import without_failures
 from recycle.core.plans.plan import Plan
 from recycle.report.render.palette import PAINTS
 from recycle.report.render.terminal_chart import REROUTED, draw_chart
+from recycle.report.timeline.plan_timeline import plan_timeline
 from tests.plans import make_1f1b_plan, make_rerouted_plan
 
 
@@ -138,7 +139,7 @@ def test_a_plan_that_breaks_a_rule_is_drawn_with_a_warning(tmp_path: Path, capsy
 
 def rendered(plan: Plan, **options: object) -> str:
     stream = StringIO()
-    print_lines(draw_chart(plan, 80), Console(file=stream, width=80, **options))  # type: ignore[arg-type]
+    print_lines(draw_chart(plan_timeline(plan), 80), Console(file=stream, width=80, **options))  # type: ignore[arg-type]
     return stream.getvalue()
 
 
@@ -161,13 +162,13 @@ def test_a_terminal_that_knows_only_ascii_gets_ascii() -> None:
         encoding = "ascii"  # type: ignore[assignment]
 
     stream = Ascii()
-    print_lines(draw_chart(make_rerouted_plan(), 80), Console(file=stream, width=80))
+    print_lines(draw_chart(plan_timeline(make_rerouted_plan()), 80), Console(file=stream, width=80))
     assert stream.getvalue().isascii()
     assert "W0_0 |F0   F1   .....I0" in stream.getvalue()
 
 
 def test_lines_are_never_wrapped_or_cropped() -> None:
-    lines = draw_chart(make_1f1b_plan(), 200)
+    lines = draw_chart(plan_timeline(make_1f1b_plan()), 200)
     stream = StringIO()
     print_lines(lines, Console(file=stream, width=40))
     assert stream.getvalue().count("\n") == len(lines)

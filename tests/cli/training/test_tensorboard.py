@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def spell(start_s: float, end_s: float, samples: int, state: str = "train") -> S
 
 
 def write(folder: Path, events: list[Event], num_done: int = 0) -> None:
-    with TensorBoardLog(folder, num_done) as log:
+    with closing(TensorBoardLog(folder, num_done)) as log:
         for event in events:
             log.on_event(event)
 
@@ -101,7 +102,7 @@ def test_a_run_that_goes_on_hides_the_steps_that_it_trains_again(tmp_path: Path)
 
 def test_what_a_failing_run_told_is_on_disk(tmp_path: Path) -> None:
     def fail() -> None:
-        with TensorBoardLog(tmp_path) as log:
+        with closing(TensorBoardLog(tmp_path)) as log:
             log.on_event(step(0, 1, 3.5))
             raise ZeroDivisionError
 
@@ -119,7 +120,7 @@ from recycle.cli.training.tensorboard import TensorBoardLog
 from recycle.core.errors import UserError
 sys.modules[{missing!r}] = None
 try:
-    TensorBoardLog("log").__enter__()
+    TensorBoardLog("log")
 except UserError as problem:
     print(problem)
 """
@@ -133,4 +134,4 @@ except UserError as problem:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(FileProblem, match=r"^cannot write .*file/log: Not a directory; choose a folder"):
-        TensorBoardLog(tmp_path / "file" / "log").__enter__()
+        TensorBoardLog(tmp_path / "file" / "log")

@@ -35,7 +35,8 @@ def rerouted() -> Plan:
 
 def timelines(known: Summary, iteration: int) -> tuple[Timeline, Timeline]:
     ran = known.run.ops.events([iteration - 1, iteration, iteration + 1])
-    return run_timeline(known.plan.problem, ran, iteration, ("as executed",)), plan_timeline(known.plan)
+    windows = known.executed.windows(iteration)
+    return run_timeline(known.plan.problem, ran, iteration, ("as executed",), windows), plan_timeline(known.plan)
 
 
 def page(plan: Plan, events: Iterable[Event]) -> bytes:

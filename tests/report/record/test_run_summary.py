@@ -9,10 +9,10 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import ForeignPlan, UserError
 from recycle.core.events.record import Event, Held, OpRan, Saved, Spell, Started, Stepped, Warned
 from recycle.core.plans.plan import Plan
-from recycle.report.record.executed_iterations import Executed, bubble_share, planned_shares
+from recycle.core.time_shares import bubble_share
+from recycle.report.record.executed_iterations import Executed, planned_shares
 from recycle.report.record.run_columns import read_run_record
 from recycle.report.record.run_summary import Summary, Times, fullest_by_stage, memory_ratio
-from recycle.report.timeline.run_timeline import run_timeline
 from recycle.sim.replay.replay import Conditions, replay
 from tests.builders import make_plan, make_problem
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan, make_split_plan
@@ -289,11 +289,18 @@ def test_a_run_that_goes_by_the_plan_takes_exactly_what_it_promises(plan: Plan) 
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_windows_are_those_that_a_picture_reads_from_the_same_ops(plan: Plan) -> None:
+def test_a_window_begins_with_the_first_op_of_a_stage_and_ends_with_that_of_the_next_iteration(plan: Plan) -> None:
     events = list(replay(plan, Conditions(num_iterations=4, jitter=0.2, eager=True)).events())
-    found = executed(plan, events)
+    found, stages = executed(plan, events), range(plan.problem.shape.num_stages)
+    ran = [[[e for e in events if e.iteration == i and Worker.parse(e.worker).stage == s] for s in stages] for i in range(4)]
+    firsts = [[min(e.start_us for e in own) for own in by_stage] for by_stage in ran]
+    longest = max(max(e.end_us for e in own) - first for own, first in zip(ran[-1], firsts[-1], strict=True))
+    if not plan.problem.techniques.staggered:
+        firsts = [[min(own)] * len(own) for own in firsts]
+        longest = max(e.end_us for own in ran[-1] for e in own) - firsts[-1][0]
+    firsts.append([first + longest for first in firsts[-1]])
     for iteration in range(4):
-        assert found.windows(iteration) == run_timeline(plan.problem, events, iteration, ()).windows
+        assert found.windows(iteration) == tuple(zip(firsts[iteration], firsts[iteration + 1], strict=True))
 
 
 def test_ops_come_out_of_the_columns_as_they_went_in() -> None:

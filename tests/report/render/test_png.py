@@ -12,6 +12,7 @@ from recycle.report.render import palette
 from recycle.report.render.layout import Picture
 from recycle.report.render.palette import PAINTS
 from recycle.report.render.png import draw_png
+from recycle.report.timeline.plan_timeline import plan_timeline
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan
 
 
@@ -19,8 +20,8 @@ class Pixels:
     """A drawn plan, asked for the colour at a time on a worker's lane."""
 
     def __init__(self, plan: Plan) -> None:
-        self.picture = Picture(plan)
-        self.image = imread(BytesIO(draw_png(plan)), format="png")
+        self.picture = Picture(plan_timeline(plan))
+        self.image = imread(BytesIO(draw_png(plan_timeline(plan))), format="png")
         self.scale = self.image.shape[1] / self.picture.width_px
         self.tops = {str(band.lane.worker): band.top_px for band in self.picture.bands()}
 
@@ -72,6 +73,6 @@ def test_big_plans_are_merged_and_keep_their_outline() -> None:
 
 
 def test_drawing_leaves_no_global_figure_behind() -> None:
-    draw_png(make_rerouted_plan())
+    draw_png(plan_timeline(make_rerouted_plan()))
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or pyplot.get_fignums() == []

@@ -8,13 +8,14 @@ from recycle.core.plans.plan import Plan
 from recycle.report.render.layout import MOST_SLOTS, Picture
 from recycle.report.render.palette import PAINTS
 from recycle.report.render.svg import draw_svg
+from recycle.report.timeline.plan_timeline import plan_timeline
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan, make_split_plan
 
 SPACE = "{http://www.w3.org/2000/svg}"
 
 
 def parse(plan: Plan) -> ElementTree.Element:
-    return ElementTree.fromstring(draw_svg(plan))
+    return ElementTree.fromstring(draw_svg(plan_timeline(plan)))
 
 
 def slots(root: ElementTree.Element) -> list[ElementTree.Element]:
@@ -29,7 +30,7 @@ def test_every_slot_is_a_box_as_wide_as_it_is_long() -> None:
     plan = make_1f1b_plan()
     boxes = slots(parse(plan))
     assert len(boxes) == plan.num_ops == 144
-    unit = Picture(plan).plot_px / 27
+    unit = Picture(plan_timeline(plan)).plot_px / 27
     for look, units in (("F", 1), ("B", 2)):
         widths = [float(box.get("width", 0)) for box in boxes if box.get("class") == f"slot {look}"]
         assert widths == pytest.approx([units * unit] * 72, abs=0.01)
@@ -37,7 +38,7 @@ def test_every_slot_is_a_box_as_wide_as_it_is_long() -> None:
 
 def test_boxes_stand_where_their_slots_start_and_say_what_they_are() -> None:
     plan = make_rerouted_plan()
-    picture = Picture(plan)
+    picture = Picture(plan_timeline(plan))
     boxes = {(box.findtext(f"{SPACE}title") or "").split(",")[0]: box for box in slots(parse(plan))}
     for slot in plan.all_slots():
         assert float(boxes[f"{slot.op} on {slot.worker}"].get("x", 0)) == pytest.approx(picture.x_px(slot.start_us), abs=0.01)
@@ -66,7 +67,7 @@ def test_dead_workers_are_labelled() -> None:
 def test_idle_time_lies_open_inside_the_window_of_each_live_worker() -> None:
     plan = make_split_plan()
     root = parse(plan)
-    unit = Picture(plan).plot_px / 24
+    unit = Picture(plan_timeline(plan)).plot_px / 24
     bubbles = [rect for rect in root.iter(f"{SPACE}rect") if rect.get("class") == "bubble"][: len(plan.rows)]
     starts = [round((float(rect.get("x", 0)) - Picture.left_px) / unit) for rect in bubbles]
     assert starts == [0, 1, 2, 3] * 2
@@ -107,7 +108,7 @@ def test_everything_lies_inside_the_picture() -> None:
 def test_a_huge_plan_stays_a_small_file_with_a_path_for_each_look() -> None:
     plan = make_1f1b_plan(128, 8, 100, costly_profile(8))
     assert plan.num_ops == 204_800 > MOST_SLOTS
-    text = draw_svg(plan)
+    text = draw_svg(plan_timeline(plan))
     assert len(text.encode()) < 5_000_000
     root = ElementTree.fromstring(text)
     assert not slots(root)

@@ -6,6 +6,7 @@ from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.plans.plan import Plan
 from recycle.report.render.palette import PAINTS
 from recycle.report.render.terminal_chart import BUBBLE, DEAD, MOST_WORKERS, NOTE, Line, draw_chart, select_workers
+from recycle.report.timeline.plan_timeline import plan_timeline
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan, make_split_plan
 
 
@@ -14,7 +15,7 @@ def text_of(line: Line) -> str:
 
 
 def lane(plan: Plan, worker: str, width: int) -> Line:
-    return next(line for line in draw_chart(plan, width) if line and line[0].text.split()[:1] == [worker])
+    return next(line for line in draw_chart(plan_timeline(plan), width) if line and line[0].text.split()[:1] == [worker])
 
 
 def test_slots_are_drawn_to_scale_with_kind_and_micro_batch() -> None:
@@ -58,13 +59,13 @@ def test_dead_workers_have_a_line_of_their_own() -> None:
 
 
 def test_pipelines_are_set_apart() -> None:
-    lines = [text_of(line)[:4] for line in draw_chart(make_1f1b_plan(2, 2, 2), 80)]
+    lines = [text_of(line)[:4] for line in draw_chart(plan_timeline(make_1f1b_plan(2, 2, 2)), 80)]
     start = lines.index("W0_0")
     assert lines[start : start + 5] == ["W0_0", "W0_1", "", "W1_0", "W1_1"]
 
 
 def test_the_axis_marks_times_above_the_columns_they_stand_for() -> None:
-    lines = [text_of(line) for line in draw_chart(make_1f1b_plan(), 90)]
+    lines = [text_of(line) for line in draw_chart(plan_timeline(make_1f1b_plan()), 90)]
     numbers = next(line for line in lines if line.startswith("  µs"))
     body = next(line for line in lines if line.startswith("W0_0"))
     origin = body.index("F0")
@@ -72,7 +73,7 @@ def test_the_axis_marks_times_above_the_columns_they_stand_for() -> None:
 
 
 def test_the_legend_explains_what_is_drawn_and_nothing_else() -> None:
-    legend = " ".join(text_of(line) for line in draw_chart(make_rerouted_plan(), 80)[-3:])
+    legend = " ".join(text_of(line) for line in draw_chart(plan_timeline(make_rerouted_plan()), 80)[-3:])
     for meaning in (
         "F forward",
         "I input gradient",
@@ -98,7 +99,7 @@ def test_too_narrow_columns_show_kinds_in_their_shares() -> None:
     columns = len(text) - 2
     for letter, units in (("F", 60), ("B", 120), ("·", 9)):
         assert text.count(letter) / columns == pytest.approx(units / plan.period_us, abs=0.03)
-    assert "a column is" in text_of(draw_chart(plan, 100)[-1])
+    assert "a column is" in text_of(draw_chart(plan_timeline(plan), 100)[-1])
 
 
 @pytest.mark.parametrize("width", [40, 61, 80, 133, 250])
@@ -108,7 +109,7 @@ def test_too_narrow_columns_show_kinds_in_their_shares() -> None:
     ids=["1f1b", "split", "costly", "big"],
 )
 def test_no_lane_is_wider_than_asked(plan: Plan, width: int) -> None:
-    lines = draw_chart(plan, width)
+    lines = draw_chart(plan_timeline(plan), width)
     assert max(len(text_of(line)) for line in lines if line and line[0].text.startswith("W")) <= width
 
 
@@ -123,13 +124,13 @@ def test_every_slot_is_drawn_once() -> None:
 
 def test_big_plans_show_a_selection_and_say_so() -> None:
     plan = make_1f1b_plan(12, 8, 4)
-    lines = draw_chart(plan, 100)
+    lines = draw_chart(plan_timeline(plan), 100)
     shown = [text_of(line).split()[0] for line in lines if line and line[0].text.startswith("W")]
     assert len(shown) == MOST_WORKERS
     assert (shown[0], shown[-1]) == ("W0_0", "W11_7")
     notes = [cell.text for line in lines for cell in line if cell.style == NOTE]
     assert "56 of 96 workers are not shown; --rows all shows them" in notes
-    everyone = [line for line in draw_chart(plan, 100, all_rows=True) if line and line[0].text.startswith("W")]
+    everyone = [line for line in draw_chart(plan_timeline(plan), 100, all_rows=True) if line and line[0].text.startswith("W")]
     assert len(everyone) == 96
 
 

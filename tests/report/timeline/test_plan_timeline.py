@@ -7,7 +7,7 @@ import pytest
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.report.timeline.plan_timeline import PlanBlocks, headline, idle_share, plan_timeline
-from recycle.report.timeline.timeline import Axis, Block, merged
+from recycle.report.timeline.timeline import Block, axis_ticks, merged
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan, make_split_plan
 
 
@@ -95,9 +95,9 @@ def test_the_headline_says_how_far_the_period_lies_above_the_bound() -> None:
     ],
 )
 def test_ticks_are_round_numbers_in_one_unit(extent: tuple[int, int], unit: str, texts: list[str]) -> None:
-    axis = Axis.over(extent, 8)
-    assert (axis.unit, [text for _, text in axis.ticks]) == (unit, texts)
-    assert axis.ticks[0][0] == extent[0]
+    found, ticks = axis_ticks(extent, 8)
+    assert (found, [text for _, text in ticks]) == (unit, texts)
+    assert ticks[0][0] == extent[0]
 
 
 def test_a_row_of_a_worker_that_does_not_exist_is_refused_in_a_sentence() -> None:

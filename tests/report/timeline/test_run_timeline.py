@@ -13,6 +13,8 @@ from recycle.core.events.record import OpRan
 from recycle.core.plans.plan import Plan
 from recycle.core.problem import Memory, Problem
 from recycle.report.export.perfetto import draw_run_trace
+from recycle.report.record.executed_iterations import Executed
+from recycle.report.record.run_columns import read_run_record
 from recycle.report.render.png import draw_png
 from recycle.report.render.svg import draw_svg
 from recycle.report.render.terminal_chart import draw_chart
@@ -44,7 +46,9 @@ def events_of(plan: Plan, num_iterations: int) -> Iterator[OpRan]:
 
 
 def timeline_of(plan: Plan, num_iterations: int, iteration: int) -> Timeline:
-    return run_timeline(plan.problem, events_of(plan, num_iterations), iteration, ("as executed",))
+    events = list(events_of(plan, num_iterations))
+    windows = Executed(plan, read_run_record(events).ops).windows(iteration)
+    return run_timeline(plan.problem, events, iteration, ("as executed",), windows)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -86,8 +90,7 @@ def late_run() -> tuple[Problem, list[OpRan]]:
 
 
 def test_durations_are_those_that_were_recorded() -> None:
-    timeline = run_timeline(*late_run(), 1, ())
-    assert timeline.windows == ((6, 16), (7, 17))
+    timeline = run_timeline(*late_run(), 1, (), ((6, 16), (7, 17)))
     assert [(block.start_us, block.end_us, block.look) for block in timeline.lane(Worker(0, 1)).blocks] == [
         (7, 12, "F"),
         (12, 14, "B"),
@@ -113,8 +116,9 @@ def test_svg_and_png_draw_an_executed_iteration() -> None:
 
 
 def test_an_iteration_that_the_record_does_not_hold_is_refused_in_a_sentence() -> None:
+    plan = make_1f1b_plan()
     with pytest.raises(UserError, match="the record holds no op of iteration 7"):
-        timeline_of(make_1f1b_plan(), 2, 7)
+        run_timeline(plan.problem, events_of(plan, 2), 7, (), ((0, 27),) * 4)
 
 
 def test_a_trace_holds_every_event_and_arrows_only_within_an_iteration() -> None:

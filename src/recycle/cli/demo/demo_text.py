@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from recycle.cli.demo.twin_runs import DemoPhase, DemoSettings, Outcome, Twins
 from recycle.core.cluster import Shape
-from recycle.core.units import format_us
-from recycle.report.record.profile_table import count_text
+from recycle.core.units import count_text, format_us
 from recycle.report.record.recovery_text import format_ms
 from recycle.report.record.tables import aligned
 

@@ -148,22 +148,10 @@ def _finite(losses: Iterable[float]) -> list[float | None]:
     return [loss if math.isfinite(loss) else None for loss in losses]
 
 
-class Log:
-    """Collects the facts of a run's phases: the measured and planned time of every iteration, and the recoveries."""
-
-    def __init__(self) -> None:
-        self.recoveries: list[Recovered] = []
-        self.times_us: dict[int, tuple[int, int]] = {}
-        self._spell_us = 0
-
-    def observe(self, event: Event) -> None:
-        match event:
-            case Spell(state="train"):
-                self._spell_us = event.length_us
-            case Stepped():
-                self.times_us[event.iteration] = (self._spell_us, event.planned_us)
-            case Recovered():
-                self.recoveries.append(event)
+def iteration_times_us(events: Sequence[Event]) -> dict[int, tuple[int, int]]:
+    """The measured and the planned time of every iteration; the spell of an iteration ends with its step."""
+    spells_us = {event.end_us: event.length_us for event in events if isinstance(event, Spell) and event.state == "train"}
+    return {event.iteration: (spells_us[event.at_us], event.planned_us) for event in events if isinstance(event, Stepped)}
 
 
 def phases(
@@ -211,12 +199,12 @@ def perform(setting: DemoSettings, job: "Job", say: Callable[[str], None]) -> Ou
     """Train with failures, then without, each with a live view; `say` gets the sentence in between."""
     from recycle.runtime.launch.local_launcher import launch
 
-    begun_s, log, failures = time.monotonic(), Log(), job.options.failures
+    begun_s, events, failures = time.monotonic(), list[Event](), job.options.failures
     assert failures.plan_source is not None
     with LiveView(setting.num_steps, setting.shape) as view:
 
         def watch(event: Event) -> None:
-            log.observe(event)
+            events.append(event)
             view.observe(event)
 
         options = replace(job.options, failures=replace(failures, script=setting.script))
@@ -226,7 +214,7 @@ def perform(setting: DemoSettings, job: "Job", say: Callable[[str], None]) -> Ou
         twin = launch(job, view.observe)
     return Outcome(
         Twins(run.losses, twin.losses, run.weights_sha256, twin.weights_sha256),
-        phases(setting.shape, log.recoveries, log.times_us, failures.plan_source),
+        phases(setting.shape, run.recoveries, iteration_times_us(events), failures.plan_source),
         run.recoveries,
         twin.recoveries,
         time.monotonic() - begun_s,

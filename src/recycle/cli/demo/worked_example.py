@@ -7,6 +7,7 @@ from recycle.core.plans.plan import Plan
 from recycle.planner.problem_from_text import problem
 from recycle.planner.solve import solve
 from recycle.report.render.terminal_chart import draw_chart
+from recycle.report.timeline.plan_timeline import plan_timeline
 
 # Name, dead workers, techniques, memory limit, and a sentence on the chart; a case without a sentence is only in the table.
 _CASES = (
@@ -29,7 +30,7 @@ def draw_plans() -> None:
         if sentence:
             console.rule(f"[bold]{name}: {plan.period_us} slots of 1 µs")
             console.print(f"{sentence}\n", style="italic")
-            print_lines(draw_chart(plan, chart_width(console)), console)
+            print_lines(draw_chart(plan_timeline(plan), chart_width(console)), console)
             console.print()
     console.rule("[bold]slots for one iteration")
     first_us = plans["fault-free 1F1B"].period_us

@@ -56,12 +56,12 @@ def draw(state: RunState, elapsed_s: float, width: int, is_ascii: bool = False) 
 def _progress(state: RunState, elapsed_s: float, text: str, width: int) -> RenderableType:
     """The step, a bar if there is room for one, a text and the clock."""
     left = "" if state.remaining_us is None else f", {_clock(state.remaining_us / 1e6)} left"
-    step, clock = f"step {state.num_done} of {state.num_steps}", f"{_clock(elapsed_s)}{left}"
+    step, clock = f"step {state.facts.num_done} of {state.num_steps}", f"{_clock(elapsed_s)}{left}"
     room = width - len("  ".join((step, text, clock))) - 1
     if room < _SHORTEST_BAR:
         # In a group, because a text that is printed by itself forgets not to wrap.
         return Group(Text("  ".join(filter(None, (step, text, clock))), no_wrap=True, overflow="ellipsis"))
-    bar = ProgressBar(total=max(1, state.num_steps), completed=state.num_done, width=min(40, room))
+    bar = ProgressBar(total=max(1, state.num_steps), completed=state.facts.num_done, width=min(40, room))
     line = Table.grid(padding=(0, 1))
     line.add_row(Text(step, no_wrap=True), bar, *(Text(part, no_wrap=True) for part in (text, clock) if part))
     return line
@@ -73,11 +73,12 @@ def _clock(seconds: float) -> str:
 
 
 def _status(state: RunState) -> str:
-    if state.step is None:
+    step, checkpoint = state.facts.step, state.facts.checkpoint
+    if step is None:
         return "starting workers"
-    planned = f" {format_us(state.step.planned_us)}" if state.step.planned_us else ""
-    saved = f"  saved at {state.num_saved}" if state.num_saved else ""
-    return describe_step(state.step, state.spell) + planned + saved
+    planned = f" {format_us(step.planned_us)}" if step.planned_us else ""
+    saved = f"  saved at {checkpoint.num_steps}" if checkpoint else ""
+    return describe_step(step, state.spell) + planned + saved
 
 
 def _grid(state: RunState, width: int, is_ascii: bool) -> RenderableType:
@@ -140,7 +141,8 @@ def _strip(paces: Sequence[StepPace], width: int, is_ascii: bool) -> Text:
 def _recoveries(state: RunState, width: int, is_ascii: bool) -> list[RenderableType]:
     """The number of recoveries, and of the last ones, the newest first, the cause and the time of each part."""
     bar = max(0, min(_LONGEST_BAR, width - _MARGIN - sum(_COLUMNS.values())))
-    head = Text(f"recoveries  {state.num_recoveries}, which cost {format_ms(state.lost_us)}", _BOLD)
+    lost_us = sum(state.facts.lost_us.values())
+    head = Text(f"recoveries  {state.facts.num_recoveries}, which cost {format_ms(lost_us)}", _BOLD)
     made: list[RenderableType] = [head, _part_names(bar)]
     longest_us = max(1, *(one.lost_us for one in state.recoveries))
     for one in reversed(state.recoveries):

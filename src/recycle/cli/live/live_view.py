@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable
-from types import TracebackType
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -29,7 +28,6 @@ class LiveView:
         self._console = console or Console(stderr=True)
         self._state = initial_state(num_steps, shape, dead)
         self._every = max(1, num_steps // 10)
-        self._begun_s = time.monotonic()
         self._live = Live(
             self, console=self._console, refresh_per_second=_FRAMES_PER_S, transient=shape is None, redirect_stdout=False
         )
@@ -40,7 +38,7 @@ class LiveView:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *problem: object) -> None:
         if self._console.is_terminal:
             self._live.stop()
 
@@ -64,8 +62,8 @@ class LiveView:
         self._console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
     def _print_step(self, event: Stepped) -> None:
-        state = self._state
-        if self._console.is_terminal or not (state.num_done % self._every == 0 or state.num_done == state.num_steps):
+        num_done, num_steps, checkpoint = event.iteration + 1, self._state.num_steps, self._state.facts.checkpoint
+        if self._console.is_terminal or not (num_done % self._every == 0 or num_done == num_steps):
             return
-        saved = f"  saved at {state.num_saved}" if state.num_saved else ""
-        self.say(f"step {state.num_done} of {state.num_steps}  {describe_step(event, state.spell)}{saved}")
+        saved = f"  saved at {checkpoint.num_steps}" if checkpoint else ""
+        self.say(f"step {num_done} of {num_steps}  {describe_step(event, self._state.spell)}{saved}")

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from recycle.core.cluster import Shape, Worker
-from recycle.core.events.record import Changed, Event, Joining, Recovered, Saved, Spell, Stepped, Suspected
+from recycle.core.events.record import Changed, Event, Joining, Recovered, Spell, Stepped, Suspected
 from recycle.core.units import format_us
+from recycle.report.record.live_facts import RunFacts, facts_after
 from recycle.report.record.recovery_text import describe_parts, describe_rest, who
 
 ALIVE, DEAD, JOINING, SUSPECTED = "alive", "dead", "joining", "suspected"
@@ -31,24 +32,21 @@ class RunState:
     num_steps: int
     shape: Shape | None = None
     places: Mapping[str, str] = field(default_factory=dict)
+    facts: RunFacts = field(default_factory=RunFacts)
     first: Stepped | None = None
-    step: Stepped | None = None
     spell: Spell | None = None
-    num_saved: int = 0
     paces: tuple[StepPace, ...] = ()
     gone: tuple[str, ...] = ()
     recoveries: tuple[Recovered, ...] = ()
-    num_recoveries: int = 0
-    lost_us: int = 0
-    num_done: int = 0
 
     @property
     def remaining_us(self) -> int | None:
         """The time that the rest takes at the mean speed so far; None before there is one."""
-        if self.first is None or self.step is None or self.step.iteration <= self.first.iteration:
+        first, last = self.first, self.facts.step
+        if first is None or last is None or last.iteration <= first.iteration:
             return None
-        each_us = (self.step.at_us - self.first.at_us) / (self.step.iteration - self.first.iteration)
-        return round(each_us * (self.num_steps - self.num_done))
+        each_us = (last.at_us - first.at_us) / (last.iteration - first.iteration)
+        return round(each_us * (self.num_steps - self.facts.num_done))
 
 
 def initial_state(num_steps: int, shape: Shape | None = None, dead: Iterable[Worker] = ()) -> RunState:
@@ -58,15 +56,14 @@ def initial_state(num_steps: int, shape: Shape | None = None, dead: Iterable[Wor
 
 
 def state_after(state: RunState, event: Event) -> RunState:
+    state = replace(state, facts=facts_after(state.facts, event))
     match event:
         case Spell(state="train"):
             return _with_pace(replace(state, spell=event))
         case Stepped():
             # A job that was set back to a checkpoint counts anew from there.
             first = event if state.first is None or event.iteration <= state.first.iteration else state.first
-            return _with_pace(replace(state, first=first, step=event, num_done=event.iteration + 1))
-        case Saved():
-            return replace(state, num_saved=event.num_steps)
+            return _with_pace(replace(state, first=first))
         case Changed():
             return _after_change(state, event)
         case Joining():
@@ -87,9 +84,10 @@ def _with_places(state: RunState, places: Mapping[str, str]) -> RunState:
 
 def _with_pace(state: RunState) -> RunState:
     """The state with the pace of its last step, once the spell of that step is known too; they come in either order."""
-    if state.spell is None or state.step is None or state.spell.end_us != state.step.at_us:
+    spell, step = state.spell, state.facts.step
+    if spell is None or step is None or spell.end_us != step.at_us:
         return state
-    pace = StepPace(state.spell.length_us, state.step.planned_us)
+    pace = StepPace(spell.length_us, step.planned_us)
     return replace(state, paces=(*state.paces, pace)[-_MOST_PACES:])
 
 
@@ -106,9 +104,6 @@ def _after_recovery(state: RunState, recovered: Recovered) -> RunState:
         _with_places(state, {**dict.fromkeys(moved, DEAD), **dict.fromkeys(recovered.filled, ALIVE)}),
         gone=tuple(name for name in state.gone if name not in recovered.workers),
         recoveries=(*state.recoveries, recovered)[-_MOST_RECOVERIES:],
-        num_recoveries=state.num_recoveries + 1,
-        lost_us=state.lost_us + recovered.lost_us,
-        num_done=min(state.num_done, recovered.iteration),  # a checkpoint may be far behind
     )
 
 

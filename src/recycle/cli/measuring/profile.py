@@ -17,8 +17,8 @@ from recycle.cli.training.job_from_config import TrainingJobFactory
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments, read_config
 from recycle.core.errors import UserError
 from recycle.core.files import refuse_unwritable, write_text
-from recycle.core.units import format_duration
-from recycle.report.record.profile_table import count_text, oversubscription_note
+from recycle.core.units import count_text, format_duration
+from recycle.report.record.contention_text import oversubscription_note
 
 if TYPE_CHECKING:
     from recycle.profiling.rehearsal import Patience

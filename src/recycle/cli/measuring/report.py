@@ -12,7 +12,7 @@ from recycle.cli.measuring.report_text import report_lines
 from recycle.cli.terminal import Terminal, chart_width, print_lines
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.events.record import PLAN, PLANS, read_record
-from recycle.core.files import refuse_other_suffix, write_bytes, write_text
+from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_bytes, write_text
 from recycle.report.export.perfetto import draw_run_trace
 from recycle.report.figures.executed_beside_planned import executed_timeline, planned_timeline
 from recycle.report.record.run_columns import read_run_record
@@ -63,7 +63,7 @@ def add_report_parser(subparsers: arguments.Subparsers) -> None:
 
 
 def run_report(args: argparse.Namespace) -> None:
-    arguments.refuse_unwritable_outputs(args.png, args.svg, args.perfetto)
+    refuse_unwritable(args.png, args.svg, args.perfetto)
     if args.png:
         refuse_other_suffix(args.png, ".png")
     if args.set and not args.against_simulation:
@@ -77,7 +77,7 @@ def run_report(args: argparse.Namespace) -> None:
         from recycle.evaluate.against_simulation import simulated_epochs  # only this needs the planner
 
         constants = simulated_epochs.read_constants(args.set)
-        compared = simulated_epochs.against_simulation(summary.run, load_legal_plan(files.plans.first), constants)
+        compared = simulated_epochs.against_simulation(summary.run, load_legal_plan(files.first_plan), constants)
     written = _write_files(args, summary, iteration)
     if args.json:
         facts = {**summary.to_json(), "ended": files.has_ended(summary.run), "weights_sha256": files.weights_sha256}
@@ -98,12 +98,12 @@ def run_report(args: argparse.Namespace) -> None:
 
 def _read(files: RunFiles, iteration: int | None) -> tuple[Summary, Path]:
     """Return the run beside the plan that it is shown with, and the file of that plan."""
-    load_legal_plan(files.plans.first)  # an illegal plan is refused before a long record is read
+    load_legal_plan(files.first_plan)  # an illegal plan is refused before a long record is read
     console = Console(stderr=True)
     is_long = console.is_terminal and files.record.stat().st_size > _LONG_BYTES
     with console.status("reading the record") if is_long else nullcontext():
         try:
-            return summarize(read_run_record(read_record(files.record)), files.plans, iteration)
+            return summarize(read_run_record(read_record(files.record)), files, iteration)
         except FileProblem:
             raise  # it names the file
         except UserError as problem:

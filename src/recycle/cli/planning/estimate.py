@@ -3,8 +3,8 @@
 import argparse
 import json
 
-from recycle.cli.arguments import Subparsers, add_command, add_file_options, refuse_unwritable_outputs
-from recycle.core.files import write_text
+from recycle.cli.arguments import Subparsers, add_command, add_file_options
+from recycle.core.files import refuse_unwritable, write_text
 from recycle.core.profile import Profile
 from recycle.core.units import format_bytes, format_us
 from recycle.planner.profiles.catalog import GPUS, MODELS
@@ -23,10 +23,8 @@ examples:
 
 
 def add_estimate_parser(subparsers: Subparsers) -> None:
-    summary, description = (
-        "make a profile from model and GPU numbers",
-        "Estimate what each op costs at each stage, in time and memory.",
-    )
+    summary = "make a profile from model and GPU numbers"
+    description = "Estimate what each op costs at each stage, in time and memory."
     parser = add_command(subparsers, "estimate", run_estimate, summary, description, _EXAMPLES)
     parser.add_argument("--model", required=True, help="a model by name or by its numbers")
     parser.add_argument("--gpu", required=True, help="a GPU by name or by its numbers")
@@ -37,7 +35,7 @@ def add_estimate_parser(subparsers: Subparsers) -> None:
 
 
 def run_estimate(args: argparse.Namespace) -> None:
-    refuse_unwritable_outputs(args.out)
+    refuse_unwritable(args.out)
     profile = estimate(args.model, args.gpu, args.stages, args.tensor_parallel)
     if args.out:
         write_text(args.out, json.dumps(profile.to_json(), indent=1) + "\n")

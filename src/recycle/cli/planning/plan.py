@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import TimeRemainingColumn
 
-from recycle.cli.arguments import Subparsers, add_command, add_shape_options, refuse_unwritable_outputs
+from recycle.cli.arguments import Subparsers, add_command, add_shape_options
 from recycle.cli.profile_text import mismatch_note
 from recycle.cli.terminal import progress_bar
 from recycle.core.errors import UserError
@@ -90,7 +90,7 @@ def run_plan(args: argparse.Namespace) -> None:
     if args.library:
         _run_library(args, problem)
         return
-    refuse_unwritable_outputs(args.out)
+    refuse_unwritable(args.out)
     with Console(stderr=True).status(f"planning by {args.method}, at most {_time_limit_s(args):g} s"):
         if args.failures is None:
             plan, distribution = solve(problem, args.method, _time_limit_s(args)), None

@@ -17,6 +17,7 @@ from recycle.report.export.perfetto import draw_trace
 from recycle.report.export.torch_csv import draw_torch_csv
 from recycle.report.render.svg import draw_svg
 from recycle.report.render.terminal_chart import draw_chart
+from recycle.report.timeline.plan_timeline import plan_timeline
 
 _DESCRIPTION = """\
 Draw a plan: one line for each worker, with its ops to scale.
@@ -50,7 +51,7 @@ def run_show(args: argparse.Namespace) -> None:
     width = chosen_width(args.width, console)
     plan = Plan.load(args.plan)
     written = _write_files(plan, args)
-    print_lines(draw_chart(plan, width, args.rows == "all"), console)
+    print_lines(draw_chart(plan_timeline(plan), width, args.rows == "all"), console)
     for path in written:
         print(f"wrote {path}")
     if broken := check(plan):
@@ -62,11 +63,11 @@ def _write_files(plan: Plan, args: argparse.Namespace) -> list[Path]:
         _refuse_failures(args.plan, plan.problem)
         write_text(args.csv, draw_torch_csv(plan, args.pipeline))
     if args.svg:
-        write_text(args.svg, draw_svg(plan))
+        write_text(args.svg, draw_svg(plan_timeline(plan)))
     if args.png:
         from recycle.report.render.png import draw_png  # matplotlib takes half a second to import, and only this needs it
 
-        write_bytes(args.png, draw_png(plan))
+        write_bytes(args.png, draw_png(plan_timeline(plan)))
     if args.perfetto:
         write_text(args.perfetto, draw_trace(plan))
     return [path for path in (args.csv, args.svg, args.png, args.perfetto) if path]

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from recycle.cli.arguments import Subparsers, add_command, add_file_options, add_rows_option, refuse_unwritable_outputs
+from recycle.cli.arguments import Subparsers, add_command, add_file_options, add_rows_option
 from recycle.cli.simulation.replay_text import replay_facts, replay_subtitle, replay_summary
 from recycle.cli.terminal import Terminal, chart_width, print_lines, progress_bar
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.events.record import OpRan, Started, write_record
-from recycle.core.files import write_bytes, write_text
+from recycle.core.files import refuse_unwritable, write_bytes, write_text
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.report.export.perfetto import draw_run_trace
@@ -72,7 +72,7 @@ def run_replay(args: argparse.Namespace) -> None:
         eager=args.eager,
         seed=args.seed,
     )
-    refuse_unwritable_outputs(args.record, args.svg, args.png, args.perfetto)
+    refuse_unwritable(args.record, args.svg, args.png, args.perfetto)
     plan = Plan.load(args.plan)
     if broken := check(plan):
         raise UserError(

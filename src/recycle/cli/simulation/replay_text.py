@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from recycle.core.time_shares import TimeShares, bubble_share
 from recycle.core.units import format_bytes, format_us
 from recycle.sim.replay.critical_path import CriticalPath, critical_path
 from recycle.sim.replay.replay import Conditions
 from recycle.sim.replay.replay_result import ReplayResult
-from recycle.sim.replay.time_shares import TimeShares, memory_curve, peak_memory, time_shares
+from recycle.sim.replay.time_shares import memory_curve, peak_memory, time_shares
 
 MOST_OPS = 50
 _MOST_WORKERS = 16
@@ -30,7 +31,7 @@ def replay_facts(result: ReplayResult, eager: ReplayResult, conditions: Conditio
         "eager_period": _number(eager.steady_period_us),
         "makespan": result.makespan_us(iteration),
         "bubble_share": {
-            "mean": round(_mean_bubble(shares), 6),
+            "mean": round(bubble_share(shares), 6),
             "workers": {str(share.worker): round(share.bubble, 6) for share in shares},
         },
         "time": {str(share.worker): {part: getattr(share, f"{part}_us") for part in _PARTS} for share in shares},
@@ -66,10 +67,6 @@ def _path_facts(path: CriticalPath) -> dict[str, Any]:
 
 def _number(value: float) -> int | float:
     return int(value) if value == int(value) else round(value, 3)
-
-
-def _mean_bubble(shares: list[TimeShares]) -> float:
-    return sum(share.bubble_us for share in shares) / sum(share.span_us for share in shares)
 
 
 def replay_summary(result: ReplayResult, eager: ReplayResult, conditions: Conditions) -> list[str]:
@@ -110,7 +107,7 @@ def _time_lines(shares: list[TimeShares]) -> list[str]:
     busy = sum(share.busy_us for share in shares)
     ordered = sorted(shares, key=lambda share: (share.bubble, share.worker))
     least, most = (f"{share.bubble:.1%} ({share.worker})" for share in (ordered[0], ordered[-1]))
-    mean = f"busy {busy / span:.1%}, bubble {_mean_bubble(shares):.1%}, reduction and step {finish / span:.1%}"
+    mean = f"busy {busy / span:.1%}, bubble {bubble_share(shares):.1%}, reduction and step {finish / span:.1%}"
     lines = [f"workers   {mean}; bubbles from {least} to {most}"]
     if len(shares) <= _MOST_WORKERS:
         cells = [f"{share.worker} {share.bubble:.1%}" for share in shares]
@@ -152,5 +149,5 @@ def replay_subtitle(result: ReplayResult) -> tuple[str, ...]:
     return (
         f"iteration {result.steady_iteration} of {result.num_iterations} as replayed",
         f"period {_against(result.steady_period_us, result.plan.period_us)}",
-        f"workers in bubbles {_mean_bubble(time_shares(result)):.0%}",
+        f"workers in bubbles {bubble_share(time_shares(result)):.0%}",
     )

@@ -78,7 +78,7 @@ def run_simulate(args: argparse.Namespace) -> None:
     names = parse_systems(args.systems)
     context = make_context(args)
     trace = _trace(args, context.job)
-    arguments.refuse_unwritable_outputs(args.plot, args.records / "record.jsonl" if args.records else None)
+    refuse_unwritable(args.plot, args.records / "record.jsonl" if args.records else None)
     if args.plot:
         refuse_other_suffix(args.plot, ".png")
     with progress_bar() as progress:

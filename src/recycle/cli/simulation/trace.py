@@ -7,11 +7,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from recycle.cli.arguments import Subparsers, add_command, add_file_options, add_width_option, refuse_unwritable_outputs
+from recycle.cli.arguments import Subparsers, add_command, add_file_options, add_width_option
 from recycle.cli.terminal import Terminal, chosen_width, print_lines
 from recycle.core.errors import UserError
 from recycle.core.events.trace import Trace, live_counts
-from recycle.core.files import write_bytes
+from recycle.core.files import refuse_unwritable, write_bytes
 from recycle.core.units import format_duration, parse_duration_us, parse_share_or_count
 from recycle.report.figures.trace_chart import draw_strip, draw_trace_png
 from recycle.sim import failure_traces
@@ -93,7 +93,7 @@ def _add_show_parser(actions: Subparsers) -> None:
 
 def run_trace_make(args: argparse.Namespace) -> None:
     """Print the trace, or write it and print its summary."""
-    refuse_unwritable_outputs(args.out)
+    refuse_unwritable(args.out)
     trace, comments = _make_trace(args), [_command(args)]
     if args.out is None:
         print(trace.dumps(comments), end="")

@@ -66,24 +66,14 @@ class TrainingJobFactory:
         """Measure a profile of the stages on this machine, in this process."""
         import torch
 
-        from recycle.models.gpt import next_byte_loss
+        from recycle.profiling.rehearsal import rehearsal_plan
         from recycle.profiling.stage_times import measure_stages
-        from recycle.runtime.compute.microbatches import MicroBatches
 
-        training = self.config.training
+        job = self.job(rehearsal_plan(self.config.cluster.shape, is_split=True))
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as in a worker
         try:
-            return measure_stages(
-                self._stages,
-                MicroBatches(self._text, self.config.cluster.shape, self.config.data.samples, training.seed),
-                next_byte_loss,
-                is_exact=training.exact,
-                make_optimizer=self._optimizer,
-                sum_dtype=self._sum_dtype,
-                autocast=self._autocast,
-                device=training.device,
-            )
+            return measure_stages(job)
         finally:
             torch.set_num_threads(num_threads)
 

@@ -106,20 +106,18 @@ def _counter(name: str, about: str, value: float) -> Metric:
     return CounterMetricFamily(f"recycle_{name}", about, value)
 
 
-def _labelled(family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]) -> Metric:
-    for label, value in values.items():
-        family.add_metric([label], value)
+def _seconds_by(label: str, name: str, about: str, times_us: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"recycle_{name}", about, labels=[label])
+    for value, time_us in times_us.items():
+        family.add_metric([value], time_us / 1e6)
     return family
 
 
-def _seconds_by(label: str, name: str, about: str, times_us: Mapping[str, int]) -> Metric:
-    times_s = {value: time_us / 1e6 for value, time_us in times_us.items()}
-    return _labelled(CounterMetricFamily(f"recycle_{name}", about, labels=[label]), times_s)
-
-
 def _memory(facts: RunFacts, name: str, about: str, key: str) -> Metric:
-    sizes = {worker: getattr(held, key) for worker, held in facts.held.items()}
-    return _labelled(GaugeMetricFamily(f"recycle_worker_{name}_bytes", about, labels=["worker"]), sizes)
+    family = GaugeMetricFamily(f"recycle_worker_{name}_bytes", about, labels=["worker"])
+    for worker, held in facts.held.items():
+        family.add_metric([worker], getattr(held, key))
+    return family
 
 
 def _number(value: float | None) -> float:

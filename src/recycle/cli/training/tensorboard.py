@@ -15,7 +15,7 @@ _FLUSH_S = 10
 
 
 class TensorBoardLog:
-    """Writes the curves of a run from `__enter__` to `__exit__`; `tensorboard --logdir FOLDER` shows them meanwhile.
+    """Writes the curves of a run until it is closed; `tensorboard --logdir FOLDER` shows them meanwhile.
 
     A run that resumes after `num_done` steps hides later steps that an earlier run wrote into the same folder, because they are
     trained again.
@@ -23,21 +23,15 @@ class TensorBoardLog:
 
     def __init__(self, folder: Path | str, num_done: int = 0) -> None:
         assert num_done >= 0
-        self._folder, self._num_done = Path(folder), num_done
-        self._writer: Any = None
+        self._writer = _writer(Path(folder), num_done)
         self._last: Stepped | None = None
         self._spell: Spell | None = None
 
-    def __enter__(self) -> "TensorBoardLog":
-        self._writer = _writer(self._folder, self._num_done)
-        return self
-
-    def __exit__(self, *problem: object) -> None:
+    def close(self) -> None:
         self._writer.close()
 
     def on_event(self, event: Event) -> None:
         """Write the event if it is a step or a spell of training."""
-        assert self._writer is not None, "a log writes nothing before it is entered"
         if isinstance(event, Stepped):
             self._write_step(event)
         elif isinstance(event, Spell) and samples_per_s(event) is not None:

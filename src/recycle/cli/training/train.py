@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -146,7 +146,7 @@ def watching(
             if out is None:
                 raise UserError("log.tensorboard writes beside the results: name a folder with --out")
             num_done = latest(out / CHECKPOINTS)[0].num_steps if resume else 0
-            observers.append(stack.enter_context(TensorBoardLog(out / "tensorboard", num_done)).on_event)
+            observers.append(stack.enter_context(closing(TensorBoardLog(out / "tensorboard", num_done))).on_event)
 
         def watch(event: Event) -> None:
             for observe in observers:

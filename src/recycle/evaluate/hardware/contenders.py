@@ -67,8 +67,7 @@ class Contender:
         if turn.plan is None:
             self._torch = self._torch or TorchContender(self._setup, self._tensor_specs, self._context)
             return TurnResult(*self._torch.run(turn.number, turn.variant, turn.num_iterations))
-        runner = PlanRunner(self._spec(turn.plan), self._context.store)
-        run = runner.run(turn.number, turn.plan, place, turn.num_iterations)
+        run = PlanRunner(self._spec(turn.plan), self._context).run(turn.number, turn.plan, turn.num_iterations, place)
         return TurnResult([spans[-1].end_us for spans in run.spans], run.losses, run)
 
     def _spec(self, plan: Plan) -> WorkerSpec:

@@ -33,7 +33,9 @@ from recycle.evaluate.results.cluster_tables import (
     throughput_table,
     times_table,
 )
-from recycle.report.record.profile_table import contention_text
+from recycle.report.record.contention_text import contention_text
+from recycle.report.record.executed_iterations import Executed
+from recycle.report.record.run_columns import read_run_record
 from recycle.report.record.tables import markdown
 from recycle.report.render.svg import draw_svg
 from recycle.report.timeline.run_timeline import run_timeline
@@ -257,5 +259,6 @@ def _timeline(folder: Path, variants: Sequence[Variant]) -> str | None:
     ]
     # The second iteration, if there is one: then blocks of the iteration before are drawn beside it, too.
     number = min(1, min(map(len, rows.values())) - 1)
-    timeline = run_timeline(plan.problem, events, number, (f"{variant.dead} dead, as executed",))
+    windows = Executed(plan, read_run_record(events).ops).windows(number)
+    timeline = run_timeline(plan.problem, events, number, (f"{variant.dead} dead, as executed",), windows)
     return draw_svg(replace(timeline, about=("an iteration as measured", *timeline.about)))

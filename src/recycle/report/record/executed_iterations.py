@@ -6,55 +6,29 @@ neither busy time nor bubble.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from recycle.core.cluster import Worker
 from recycle.core.errors import ForeignPlan, UserError
 from recycle.core.events.record import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
 from recycle.core.plans.plan import Plan
+from recycle.core.time_shares import TimeShares
 from recycle.report.record.run_columns import Bools, Ints, Ops
 from recycle.report.timeline.timeline import Span
 
 _NEVER = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True)
-class BubbleShare:
-    """The time of one worker by its use; the rest is bubble."""
-
-    worker: Worker
-    span_us: int
-    busy_us: int
-    reduce_us: int
-    optimizer_us: int
-    in_vain_us: int = 0
-
-    @property
-    def bubble_us(self) -> int:
-        return self.span_us - self.busy_us - self.reduce_us - self.optimizer_us - self.in_vain_us
-
-    @property
-    def bubble(self) -> float:
-        return self.bubble_us / self.span_us
-
-
-def bubble_share(shares: Sequence[BubbleShare]) -> float:
-    """The bubble of these workers as a share of their time."""
-    return sum(share.bubble_us for share in shares) / sum(share.span_us for share in shares)
-
-
-def planned_shares(plan: Plan) -> list[BubbleShare]:
+def planned_shares(plan: Plan) -> list[TimeShares]:
     """Return the planned use of each live worker's time in one period."""
     problem, shares = plan.problem, []
     for row in plan.rows:
         stage = row.worker.stage
         busy_us = sum(row.kinds.count(kind.value) * problem.duration_us(stage, kind) for kind in Kind)
         finish_us = problem.reduce_us(stage), problem.profile.stages[stage].optimizer_us
-        shares.append(BubbleShare(row.worker, plan.period_us, busy_us, *finish_us))
+        shares.append(TimeShares(row.worker, plan.period_us, busy_us, *finish_us))
     return shares
 
 
@@ -189,8 +163,9 @@ class Executed:
         for kind in Kind:
             costs = np.array([problem.duration_us(stage, kind) for stage in range(problem.shape.num_stages)])
             chosen = self._counts & (self._kind == kind.value)
-            sums = [_sums(self._index, times, chosen, len(self._numbers)) for times in (lengths, costs[self._stage])]
-            found[kind.value] = sums[0][self._steady], sums[1][self._steady]
+            sums = np.zeros((len(self._numbers), 2), dtype=np.int64)
+            np.add.at(sums, self._index[chosen], np.stack([lengths, costs[self._stage]], axis=1)[chosen])
+            found[kind.value] = sums[self._steady, 0], sums[self._steady, 1]
         return found
 
     def slowdown(self, kinds: str = "FBIW") -> float:
@@ -207,7 +182,7 @@ class Executed:
         return self.plan.period_us * self.slowdown()
 
     @cached_property
-    def shares(self) -> list[BubbleShare]:
+    def shares(self) -> list[TimeShares]:
         """The use of each live worker's time, over the windows without a pause that the next iteration ends, if there are any.
 
         A reduction begins when the last worker of its stage arrives; the others' waiting time before is bubble.
@@ -224,12 +199,13 @@ class Executed:
         chosen = ((lengths, counted & (self._kind != "")), (reduce_us, reduces), (lengths, steps), (lengths, in_vain))
         parts = [self._by_worker(times_us, mask) for times_us, mask in chosen]
         return [
-            BubbleShare(row.worker, int(spans[row.worker.stage]), *(part.get(str(row.worker), 0) for part in parts))
+            TimeShares(row.worker, int(spans[row.worker.stage]), *(part.get(str(row.worker), 0) for part in parts))
             for row in self.plan.rows
         ]
 
     def _by_worker(self, times_us: Ints, chosen: Bools) -> dict[str, int]:
-        sums = _sums(self._ops.worker, times_us, chosen, len(self._ops.workers))
+        sums = np.zeros(len(self._ops.workers), dtype=np.int64)
+        np.add.at(sums, self._ops.worker[chosen], times_us[chosen])
         return dict(zip(self._ops.workers, sums.tolist(), strict=True))
 
     def _joined(self, is_reduce: Bools) -> Ints:
@@ -253,13 +229,6 @@ class Executed:
     @property
     def in_vain_us(self) -> int:
         return int((self._ops.end_us - self._ops.start_us)[self._ops.in_vain].sum())
-
-
-def _sums(indices: Ints, times_us: Ints, chosen: Bools, num: int) -> Ints:
-    """The sums of the chosen times by index, for `num` indices."""
-    sums = np.zeros(num, dtype=np.int64)
-    np.add.at(sums, indices[chosen], times_us[chosen])
-    return sums
 
 
 def _refuse_other_plan(plan: Plan, ops: Ops) -> None:

@@ -42,17 +42,11 @@ def _moves(moves: Sequence[str]) -> str:
     return "moved " + ", ".join(move.replace(">", " to ") for move in moves)
 
 
-def recovery_table(recoveries: Sequence[Recovered]) -> list[list[str]]:
-    """Return the head and one row a recovery: workers, step, lost time and its parts, without the cause."""
+def recovery_lines(recoveries: Sequence[Recovered]) -> list[str]:
+    """Return a table as lines for a terminal: workers, step, lost time and its parts, and the cause at the end of each line."""
     rows = [["who", "step", "lost", *PARTS]]
     for one in recoveries:
         times = (format_ms(time_us) if time_us else "-" for time_us in (one.lost_us, *one.parts_us.values()))
         rows.append([who(one), str(one.iteration + 1), *times])
-    return rows
-
-
-def recovery_lines(recoveries: Sequence[Recovered]) -> list[str]:
-    """Return the table as lines for a terminal, with the cause at the end of each."""
-    lines = aligned(recovery_table(recoveries)).splitlines()
     ends = ["cause", *map(describe_rest, recoveries)]
-    return [f"{line}  {end}" for line, end in zip(lines, ends, strict=True)]
+    return [f"{line}  {end}" for line, end in zip(aligned(rows).splitlines(), ends, strict=True)]

@@ -137,23 +137,21 @@ class _Reader:
         try:
             worker = self.workers.setdefault(event.worker, len(self.workers))
             what = self.texts.setdefault(event.op, len(self.texts))
-            for column, value in zip(self.columns, (event.iteration, worker, what, event.start_us, event.end_us), strict=True):
+            values = (event.iteration, worker, what, event.start_us, event.end_us, bool(event.is_in_vain))
+            for column, value in zip(self.columns, values, strict=True):
                 column.append(value)
         except (TypeError, OverflowError):
             _refuse_unsound(event)
             raise
-        self.in_vain.append(bool(event.is_in_vain))
 
     def _begin_ops(self) -> None:
         self.workers: dict[str, int] = {}
         self.texts: dict[str, int] = {}
-        self.columns = tuple(array("q") for _ in range(5))
-        self.in_vain = bytearray()
+        self.columns = tuple(array("q") for _ in range(6))
 
     def ops(self) -> Ops:
-        iteration, worker, what, start_us, end_us = (np.array(column, dtype=np.int64) for column in self.columns)
-        in_vain = np.array(self.in_vain, dtype=np.bool_)
-        made = Ops(tuple(self.workers), tuple(self.texts), iteration, worker, what, start_us, end_us, in_vain)
+        iteration, worker, what, start_us, end_us, in_vain = (np.array(column, dtype=np.int64) for column in self.columns)
+        made = Ops(tuple(self.workers), tuple(self.texts), iteration, worker, what, start_us, end_us, in_vain > 0)
         if (backwards := np.flatnonzero(made.end_us < made.start_us)).size:
             index = backwards[0]
             name, text = made.workers[worker[index]], made.texts[what[index]]

@@ -7,7 +7,7 @@ completed by the first plan, because a worker died in the first iteration, the p
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +20,15 @@ from recycle.report.record.run_summary import Summary
 
 
 @dataclass(frozen=True, slots=True)
-class PlanFiles:
-    """The plan files of a run: `first`, and the `later` ones by the iteration from which each was used."""
-
-    first: Path
-    later: Mapping[int, Path] = field(default_factory=dict)
-
-    def of(self, iteration: int) -> Path:
-        """The plan that an iteration was executed by."""
-        begun = [number for number in self.later if number <= iteration]
-        return self.later[max(begun)] if begun else self.first
-
-
-@dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The files of one run, and the content of its summary; None while it has none."""
+    """The files of one run: its record, its plans, and the content of its summary; None while it has none.
+
+    `later_plans` are by the iteration from which each was used.
+    """
 
     record: Path
-    plans: PlanFiles
+    first_plan: Path
+    later_plans: Mapping[int, Path]
     summary: dict[str, Any] | None
     is_folder: bool
 
@@ -53,10 +44,16 @@ class RunFiles:
         record = path / RECORD if is_folder else path
         if not record.exists():
             raise FileProblem(f"{path} is not the folder of a run: it has no {RECORD}; give one that 'recycle train --out' wrote")
-        plans = PlanFiles(plan) if plan else PlanFiles(record.parent / PLAN, later_plans(record.parent))
-        if not plans.first.exists():
-            raise FileProblem(f"cannot read the plan of this run: there is no {plans.first}; give its plan with --plan FILE")
-        return RunFiles(record, plans, _read_summary(record.parent / SUMMARY) if is_folder else None, is_folder)
+        first_plan, later = (plan, {}) if plan else (record.parent / PLAN, later_plans(record.parent))
+        if not first_plan.exists():
+            raise FileProblem(f"cannot read the plan of this run: there is no {first_plan}; give its plan with --plan FILE")
+        summary = _read_summary(record.parent / SUMMARY) if is_folder else None
+        return RunFiles(record, first_plan, later, summary, is_folder)
+
+    def plan_of(self, iteration: int) -> Path:
+        """The plan that an iteration was executed by."""
+        begun = [number for number in self.later_plans if number <= iteration]
+        return self.later_plans[max(begun)] if begun else self.first_plan
 
     @property
     def weights_sha256(self) -> str | None:
@@ -91,30 +88,32 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else {}
 
 
-def summarize(run: RunRecord, plans: PlanFiles, iteration: int | None) -> tuple[Summary, Path]:
+def summarize(run: RunRecord, files: RunFiles, iteration: int | None) -> tuple[Summary, Path]:
     """Return the run beside one of its plans, that of `iteration` if it is given, and the file of that plan."""
-    first = load_legal_plan(plans.first)
-    if not plans.later:  # a run of one epoch, or recorded without later plans: then its ops say which iterations are of this plan
-        return Summary(run, first), plans.first
-    texts = _plan_texts(plans)
-    text_of = {number: texts[plans.of(number)] for number in sorted(set(run.ops.iteration.tolist()))}
+    first = load_legal_plan(files.first_plan)
+    if (
+        not files.later_plans
+    ):  # a run of one epoch, or recorded without later plans: then its ops say which iterations are of this plan
+        return Summary(run, first), files.first_plan
+    texts = _plan_texts(files)
+    text_of = {number: texts[files.plan_of(number)] for number in sorted(set(run.ops.iteration.tolist()))}
     counted = run.ops.chosen(~run.ops.in_vain)
     num_completed = Counter(text_of[number] for number in completed_us(counted, first.problem.shape))
     if iteration in text_of:
         chosen = text_of[iteration]
-    elif num_completed[texts[plans.first]] or not num_completed:
-        chosen = texts[plans.first]
+    elif num_completed[texts[files.first_plan]] or not num_completed:
+        chosen = texts[files.first_plan]
     else:
         chosen = num_completed.most_common(1)[0][0]
     path = next(path for path, text in texts.items() if text == chosen)
-    plan = first if path == plans.first else load_legal_plan(path)
+    plan = first if path == files.first_plan else load_legal_plan(path)
     return Summary(run, plan, [number for number, text in text_of.items() if text == chosen]), path
 
 
-def _plan_texts(plans: PlanFiles) -> dict[Path, bytes]:
+def _plan_texts(files: RunFiles) -> dict[Path, bytes]:
     """Return the content of each plan file without the plan's quality, so that equal plans of two epochs are the same."""
     try:
-        return {path: path.read_bytes().partition(b'"problem"')[2] for path in (plans.first, *plans.later.values())}
+        return {path: path.read_bytes().partition(b'"problem"')[2] for path in (files.first_plan, *files.later_plans.values())}
     except OSError as problem:
         raise FileProblem(f"cannot read {problem.filename}: {problem.strerror or problem}") from None
 

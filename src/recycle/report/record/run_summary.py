@@ -10,7 +10,8 @@ import numpy as np
 
 from recycle.core.events.record import PARTS, Held, Spell
 from recycle.core.plans.plan import Plan
-from recycle.report.record.executed_iterations import Executed, bubble_share, planned_shares
+from recycle.core.time_shares import bubble_share
+from recycle.report.record.executed_iterations import Executed, planned_shares
 from recycle.report.record.run_columns import RunRecord
 
 

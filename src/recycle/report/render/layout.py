@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from recycle.core.cluster import Worker
 from recycle.report.render.palette import PAINTS
-from recycle.report.timeline.plan_timeline import Drawable, as_timeline
-from recycle.report.timeline.timeline import Axis, Block, Lane, Span, merged
+from recycle.report.timeline.timeline import Block, Lane, Span, Timeline, axis_ticks, merged
 
 MOST_SLOTS = 20_000
 MOST_RUNS = 200_000
@@ -47,11 +46,10 @@ class Picture:
 
     left_px, right_px, top_px = 84.0, 24.0, 74.0
 
-    def __init__(self, drawable: Drawable, plot_px: float | None = None, length_us: int | None = None) -> None:
+    def __init__(self, timeline: Timeline, plot_px: float | None = None, length_us: int | None = None) -> None:
         """Lay out an iteration; a page with two pictures gives both the same width and length of the axis."""
-        self.timeline = as_timeline(drawable)
-        self.shape = self.timeline.problem.shape
-        first, last = self.timeline.extent
+        self.timeline, self.shape = timeline, timeline.problem.shape
+        first, last = timeline.extent
         self.extent: Span = first, last if length_us is None else first + length_us
         # About 36 pixels for the shortest op, between the width of a page and of a screen.
         wanted_px = 36.0 * (self.extent[1] - self.extent[0]) / self.timeline.shortest_us
@@ -73,8 +71,9 @@ class Picture:
         return self.num_lanes * self.lane_px + (self.shape.num_pipelines - 1) * self.gap_px
 
     @property
-    def axis(self) -> Axis:
-        return Axis.over(self.extent, int(self.plot_px // 55))
+    def axis(self) -> tuple[str, list[tuple[int, str]]]:
+        """The unit and the ticks of the axis."""
+        return axis_ticks(self.extent, int(self.plot_px // 55))
 
     @property
     def slot_px(self) -> float:
@@ -113,7 +112,9 @@ class Picture:
         if self.is_merged or self.lane_px < FONT_PX + 2:
             return ""
         room = self.x_px(block.end_us) - self.x_px(block.start_us) - 3
-        return next((text for text in _labels(block) if len(text) * LETTER_PX <= room), "")
+        letter = PAINTS[block.look].letter
+        texts = [*block.labels(letter), str(block.op.microbatch.index) if block.op else letter]
+        return next((text for text in texts if len(text) * LETTER_PX <= room), "")
 
     def legend(self) -> list[LegendEntry]:
         """Return the entries for all looks of the iteration, in as many lines as needed."""
@@ -138,15 +139,3 @@ class Picture:
         yield WINDOW, False, "next iteration starts"
         if len(set(self.timeline.windows)) > 1:
             yield BESIDE, False, "iteration before or after"
-
-
-def _labels(block: Block) -> Iterator[str]:
-    letter = PAINTS[block.look].letter
-    if block.op is None:
-        yield letter
-        return
-    microbatch = block.op.microbatch
-    if block.is_rerouted:
-        yield f"{letter}{microbatch.index}@{microbatch.pipeline}"
-    yield f"{letter}{microbatch.index}"
-    yield f"{microbatch.index}"

@@ -6,7 +6,6 @@ pale with stripes in a picture, lower case and underlined in a terminal.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +19,14 @@ class Paint:
     meaning: str
 
 
-PAINTS: Mapping[str, Paint] = MappingProxyType(
-    {
-        "F": Paint("#0072b2", "#ffffff", "#b3d5e8", "F", "forward"),
-        "B": Paint("#d55e00", "#000000", "#f2cfb3", "B", "whole backward"),
-        "I": Paint("#e69f00", "#000000", "#f8e2b3", "I", "input gradient"),
-        "W": Paint("#009e73", "#000000", "#b3e2d5", "W", "weight gradient"),
-        "reduce": Paint("#cc79a7", "#000000", "#f0d7e5", "R", "reduce gradients"),
-        "optimizer": Paint("#4d4d4d", "#ffffff", "#cacaca", "O", "optimizer step"),
-    }
-)
+PAINTS: Mapping[str, Paint] = {
+    "F": Paint("#0072b2", "#ffffff", "#b3d5e8", "F", "forward"),
+    "B": Paint("#d55e00", "#000000", "#f2cfb3", "B", "whole backward"),
+    "I": Paint("#e69f00", "#000000", "#f8e2b3", "I", "input gradient"),
+    "W": Paint("#009e73", "#000000", "#b3e2d5", "W", "weight gradient"),
+    "reduce": Paint("#cc79a7", "#000000", "#f0d7e5", "R", "reduce gradients"),
+    "optimizer": Paint("#4d4d4d", "#ffffff", "#cacaca", "O", "optimizer step"),
+}
 """By look: the four kinds of op, the reduction, the optimizer step."""
 
 INK = "#222222"

@@ -11,16 +11,16 @@ from recycle.report.render import palette
 from recycle.report.render.layout import BESIDE, BUBBLE, WINDOW, Band, Picture
 from recycle.report.render.matplotlib_figure import new_figure, png_bytes
 from recycle.report.render.palette import PAINTS
-from recycle.report.timeline.plan_timeline import Drawable
+from recycle.report.timeline.timeline import Timeline
 
 _POINTS = 72 / 100  # a layout pixel is 1/100 inch, whatever the resolution
 _FONT = 10 * _POINTS
 Box = tuple[tuple[float, float], tuple[float, float], tuple[float, float], tuple[float, float]]
 
 
-def draw_png(drawable: Drawable) -> bytes:
+def draw_png(timeline: Timeline) -> bytes:
     """Return the picture as the bytes of a PNG file."""
-    picture = Picture(drawable)
+    picture = Picture(timeline)
     figure = new_figure(picture.width_px / 100, picture.height_px / 100, is_constrained=False)
     draw_picture(figure.add_axes((0, 0, 1, 1)), picture)
     return png_bytes(figure, dpi=200 if picture.height_px < 2000 else 100)
@@ -39,10 +39,10 @@ def draw_picture(axes: Axes, picture: Picture) -> None:
 
 
 def _draw_axis(axes: Axes, picture: Picture) -> None:
-    axis, top = picture.axis, picture.top_px
-    axes.text(picture.left_px - 10, top - 11, axis.unit, fontsize=_FONT, color=palette.FAINT_INK, ha="right")
+    (unit, ticks), top = picture.axis, picture.top_px
+    axes.text(picture.left_px - 10, top - 11, unit, fontsize=_FONT, color=palette.FAINT_INK, ha="right")
     lines = []
-    for time, text in axis.ticks:
+    for time, text in ticks:
         x = picture.x_px(time)
         lines.append([(x, top - 6), (x, top + picture.lanes_px + 4)])
         axes.text(x, top - 11, text, fontsize=_FONT, color=palette.FAINT_INK, ha="center")

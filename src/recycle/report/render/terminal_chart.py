@@ -14,8 +14,7 @@ from typing import NamedTuple
 from recycle.core.cluster import Cluster, Worker
 from recycle.core.units import format_us
 from recycle.report.render.palette import PAINTS
-from recycle.report.timeline.plan_timeline import Drawable, as_timeline
-from recycle.report.timeline.timeline import Axis, Block, Lane, Span, Timeline, merged
+from recycle.report.timeline.timeline import Block, Lane, Span, Timeline, axis_ticks, merged
 
 BUBBLE, DEAD, WINDOW, AXIS, LABEL, TITLE, NOTE, PLAIN = "bubble", "dead", "window", "axis", "label", "title", "note", "plain"
 REROUTED = " rerouted"
@@ -63,9 +62,8 @@ class Scale:
         return all((block.end_us - block.start_us) * self.num_columns >= length for block in blocks if block.op)
 
 
-def draw_chart(drawable: Drawable, width: int, all_rows: bool = False) -> list[Line]:
+def draw_chart(timeline: Timeline, width: int, all_rows: bool = False) -> list[Line]:
     """Return the chart in lines of at most `width` columns; of many workers a selection, unless `all_rows`."""
-    timeline = as_timeline(drawable)
     workers = list(timeline.problem.shape.workers())
     shown = workers if all_rows else select_workers(timeline.problem.cluster, MOST_WORKERS)
     margin = max(len(str(worker)) for worker in shown) + 1
@@ -111,14 +109,14 @@ def _spaced(drawn: list[Line], shown: list[Worker], workers: list[Worker]) -> li
 
 
 def _axis_lines(scale: Scale, margin: int) -> list[Line]:
-    axis = Axis.over(scale.extent, scale.num_columns // 8)
+    unit, ticks = axis_ticks(scale.extent, scale.num_columns // 8)
     numbers, ruler = [" "] * (scale.num_columns + 8), ["─"] * (scale.num_columns + 1)
-    for time, text in axis.ticks:
+    for time, text in ticks:
         column = scale.column(time)
         numbers[column : column + len(text)] = text
         ruler[column] = "┬"
     return [
-        (Cell(f"{axis.unit:>{margin - 1}}  ", AXIS), Cell("".join(numbers).rstrip(), AXIS)),
+        (Cell(f"{unit:>{margin - 1}}  ", AXIS), Cell("".join(numbers).rstrip(), AXIS)),
         (Cell(" " * (margin + 1), PLAIN), Cell("".join(ruler), AXIS)),
     ]
 
@@ -155,11 +153,7 @@ def _letter(block: Block) -> str:
 
 def _best_text(block: Block, num_columns: int) -> str:
     """The longest label that fits, of kind, micro-batch and (if re-routed) home pipeline, padded to the slot's width."""
-    texts = [_letter(block)]
-    if block.op:
-        texts.insert(0, f"{texts[0]}{block.op.microbatch.index}")
-        if block.is_rerouted:
-            texts.insert(0, f"{texts[0]}@{block.op.microbatch.pipeline}")
+    texts = [*block.labels(_letter(block)), _letter(block)]
     return next((text for text in texts if len(text) <= num_columns), "").ljust(num_columns)
 
 

@@ -1,7 +1,7 @@
 """The timeline of a plan, and its title. The iterations before and after are the same, one period away."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
@@ -10,15 +10,8 @@ from recycle.core.op import Kind
 from recycle.core.plans.plan import Plan, Row
 from recycle.core.plans.rules import stage_windows
 from recycle.core.problem import Problem
-from recycle.core.units import format_us
+from recycle.core.units import count_text, format_us
 from recycle.report.timeline.timeline import Block, Lane, Span, Timeline
-
-Drawable = Plan | Timeline
-
-
-def as_timeline(drawable: Drawable) -> Timeline:
-    """Return the timeline to draw, of a plan or of an executed iteration."""
-    return plan_timeline(drawable) if isinstance(drawable, Plan) else drawable
 
 
 def plan_timeline(plan: Plan) -> Timeline:
@@ -76,12 +69,8 @@ class PlanBlocks:
         ]
         return [block for block in blocks if block.end_us > block.start_us]
 
-    def beside(self, lane: Lane, extent: Span) -> list[Block]:
-        first, last = extent
-        period = self.plan.period_us
-        before = [block.shifted(-period).clipped(first, last) for block in lane.blocks if block.end_us - period > first]
-        after = [block.shifted(period).clipped(first, last) for block in lane.blocks if block.start_us + period < last]
-        return before + after
+    def beside(self, lane: Lane) -> list[tuple[Sequence[Block], int]]:
+        return [(lane.blocks, -self.plan.period_us), (lane.blocks, self.plan.period_us)]
 
     def grid_us(self, origin_us: int) -> int:
         return math.gcd(*self.durations_us, *(start - origin_us for row in self.plan.rows for start in row.starts_us))
@@ -142,12 +131,7 @@ def about(problem: Problem) -> tuple[str, ...]:
     shape, dead = problem.shape, sorted(problem.cluster.failed)
     names = ", ".join(map(str, dead[:4])) + (f" and {len(dead) - 4} more" if len(dead) > 4 else "")
     return (
-        f"{_count(shape.num_pipelines, 'pipeline')} × {_count(shape.num_stages, 'stage')}",
-        f"{_count(shape.num_microbatches, 'micro-batch')} each",
+        f"{count_text(shape.num_pipelines, 'pipeline')} × {count_text(shape.num_stages, 'stage')}",
+        f"{count_text(shape.num_microbatches, 'micro-batch')} each",
         f"{names} dead" if dead else "no failures",
     )
-
-
-def _count(number: int, noun: str) -> str:
-    plural = noun + ("es" if noun.endswith("ch") else "s")
-    return f"{number} {noun if number == 1 else plural}"

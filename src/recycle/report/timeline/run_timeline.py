@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
@@ -14,13 +13,10 @@ from recycle.report.timeline.timeline import Block, Lane, Span, Timeline
 
 
 def run_timeline(
-    problem: Problem, events: Iterable[OpRan], iteration: int, rating: tuple[str, ...], windows: tuple[Span, ...] = ()
+    problem: Problem, events: Iterable[OpRan], iteration: int, rating: tuple[str, ...], windows: tuple[Span, ...]
 ) -> Timeline:
-    """Return the timeline of one iteration of a run; `rating` is the line below the title.
-
-    Windows, by stage, are read from the events unless they are given; they must be given if only some workers are drawn.
-    """
-    source = RunBlocks(problem, events, iteration)
+    """Return the timeline of one iteration of a run; `rating` is the line below the title, `windows` are by stage."""
+    source = RunBlocks(events, iteration)
     blocks = [block for worker in problem.cluster.live_workers() for block in source.blocks(worker, with_ops=True)]
     ops = [block for block in blocks if block.op]
     if not ops:
@@ -29,7 +25,7 @@ def run_timeline(
         problem=problem,
         about=about(problem),
         rating=rating,
-        windows=windows or source.windows(),
+        windows=windows,
         looks=frozenset(block.look for block in blocks),
         has_rerouted=any(block.is_rerouted for block in ops),
         num_ops=len(ops),
@@ -41,43 +37,18 @@ def run_timeline(
 class RunBlocks:
     """The recorded blocks of one iteration and of its neighbours, by worker."""
 
-    def __init__(self, problem: Problem, events: Iterable[OpRan], iteration: int) -> None:
-        self.problem, self.iteration = problem, iteration
+    def __init__(self, events: Iterable[OpRan], iteration: int) -> None:
+        self.iteration = iteration
         self._blocks: dict[tuple[Worker, int], list[Block]] = {}
         for (worker, number), block in read_blocks(event for event in events if not event.is_in_vain):
             if abs(number - iteration) <= 1:
                 self._blocks.setdefault((worker, number), []).append(block)
 
-    def windows(self) -> tuple[Span, ...]:
-        """From the first block of the iteration to that of the next; if that is unknown, as long as the longest stage."""
-        spans, following = self._spans(self.iteration), self._spans(self.iteration + 1)
-        if not self.problem.techniques.staggered:
-            spans = [_hull(spans)] * len(spans)
-            following = [_hull(following)] * len(following) if following else []
-        if following:
-            return tuple((first, after) for (first, _), (after, _) in zip(spans, following, strict=True))
-        longest = max(last - first for first, last in spans)
-        return tuple((first, first + longest) for first, _ in spans)
-
-    def _spans(self, iteration: int) -> list[Span]:
-        """From the first start to the last end at each stage; empty unless every stage has blocks."""
-        spans: dict[int, Span] = {}
-        for (worker, number), blocks in self._blocks.items():
-            if number == iteration:
-                own = min(block.start_us for block in blocks), max(block.end_us for block in blocks)
-                spans[worker.stage] = _hull([spans.get(worker.stage, own), own])
-        return [spans[stage] for stage in sorted(spans)] if len(spans) == self.problem.shape.num_stages else []
-
     def blocks(self, worker: Worker, with_ops: bool) -> list[Block]:
-        blocks = self._blocks.get((worker, self.iteration), [])
-        return blocks if with_ops else [replace(block, op=None) for block in blocks]
+        return self._blocks.get((worker, self.iteration), [])
 
-    def beside(self, lane: Lane, extent: Span) -> list[Block]:
-        first, last = extent
-        around = (self._blocks.get((lane.worker, self.iteration + by), []) for by in (-1, 1))
-        return [
-            block.clipped(first, last) for blocks in around for block in blocks if block.end_us > first and block.start_us < last
-        ]
+    def beside(self, lane: Lane) -> list[tuple[list[Block], int]]:
+        return [(self._blocks.get((lane.worker, self.iteration + by), []), 0) for by in (-1, 1)]
 
     def grid_us(self, origin_us: int) -> int:
         blocks = (block for (_, number), blocks in self._blocks.items() if number == self.iteration for block in blocks)
@@ -97,7 +68,3 @@ def read_blocks(events: Iterable[OpRan]) -> Iterable[tuple[tuple[Worker, int], B
             is_rerouted = op.microbatch.pipeline != worker.pipeline
             block = Block(event.start_us, event.end_us, op.kind.value, is_rerouted, op)
         yield (worker, event.iteration), block
-
-
-def _hull(spans: list[Span]) -> Span:
-    return min(first for first, _ in spans), max(last for _, last in spans)

@@ -35,6 +35,13 @@ class Block:
     def clipped(self, first_us: int, last_us: int) -> "Block":
         return replace(self, start_us=max(self.start_us, first_us), end_us=min(self.end_us, last_us))
 
+    def labels(self, letter: str) -> list[str]:
+        """The letter with the micro-batch and, if re-routed, with the home pipeline, the longest first; none without an op."""
+        if self.op is None:
+            return []
+        short = f"{letter}{self.op.microbatch.index}"
+        return [f"{short}@{self.op.microbatch.pipeline}", short] if self.is_rerouted else [short]
+
 
 @dataclass(frozen=True, slots=True)
 class Lane:
@@ -50,10 +57,10 @@ class Source(Protocol):
     """The supplier of a timeline's blocks."""
 
     def blocks(self, worker: Worker, with_ops: bool) -> list[Block]:
-        """Return the blocks of a worker in the iteration, in order of time; without ops, they have only their look."""
+        """Return the blocks of a worker in the iteration, in order of time; without ops, they may have only their look."""
 
-    def beside(self, lane: Lane, extent: Span) -> list[Block]:
-        """Return the blocks of the iterations before and after the lane's window, clipped to the extent."""
+    def beside(self, lane: Lane) -> Iterable[tuple[Iterable[Block], int]]:
+        """Return blocks that give, shifted by a time, the iterations before and after the lane's."""
 
     def grid_us(self, origin_us: int) -> int:
         """Return the largest unit that divides every start, counted from `origin_us`, and every duration."""
@@ -85,7 +92,13 @@ class Timeline:
 
     def neighbours(self, lane: Lane) -> list[Block]:
         """The blocks of the iterations before and after the lane's window, inside the extent."""
-        return self.source.beside(lane, self.extent) if lane.window != self.extent else []
+        first, last = self.extent
+        return [
+            block.shifted(by_us).clipped(first, last)
+            for blocks, by_us in (self.source.beside(lane) if lane.window != self.extent else ())
+            for block in blocks
+            if block.end_us + by_us > first and block.start_us + by_us < last
+        ]
 
 
 def merged(blocks: Iterable[Block], extent: Span, num_columns: int) -> list[Block]:
@@ -110,6 +123,8 @@ def _shown(blocks: Iterable[Block], extent: Span, num_columns: int) -> Iterator[
     length = extent[1] - extent[0]
     due: dict[Look, int] = {}
     for column, filled in _columns(blocks, extent, num_columns):
+        if (idle := length - sum(filled.values())) > 0:
+            filled[_IDLE] = idle
         for look, time in filled.items():
             due[look] = due.get(look, 0) + time
         best = max(filled, key=due.__getitem__)
@@ -129,34 +144,21 @@ def _columns(blocks: Iterable[Block], extent: Span, num_columns: int) -> Iterato
             column = position // length
             if column != current:
                 if filled:
-                    yield current, _with_idle(filled, length)
+                    yield current, filled
                 filled, current = {}, column
             stop = min(end, (column + 1) * length)
             look = (block.look, block.is_rerouted)
             filled[look] = filled.get(look, 0) + stop - position
             position = stop
     if filled:
-        yield current, _with_idle(filled, length)
+        yield current, filled
 
 
-def _with_idle(filled: dict[Look, int], length: int) -> dict[Look, int]:
-    idle = length - sum(filled.values())
-    return {**filled, _IDLE: idle} if idle > 0 else filled
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """The ticks of a time axis, counted from the start of the extent, and their unit."""
-
-    unit: str
-    ticks: tuple[tuple[int, str], ...]
-
-    @staticmethod
-    def over(extent: Span, most_ticks: int) -> "Axis":
-        """Choose a round step that gives at most `most_ticks` ticks."""
-        length = extent[1] - extent[0]
-        round_steps = (digit * 10**power for power in count() for digit in (1, 2, 5))
-        step = next(step for step in round_steps if length // step < max(1, most_ticks))
-        units = (("s", 10**6), ("ms", 10**3), ("µs", 1))
-        unit, size = next((unit, size) for unit, size in units if size == 1 or length >= 10 * size)
-        return Axis(unit, tuple((extent[0] + at, f"{at / size:g}") for at in range(0, length + 1, step)))
+def axis_ticks(extent: Span, most: int) -> tuple[str, list[tuple[int, str]]]:
+    """Return the unit of a time axis, and at most `most` round ticks with their texts, counted from the start of the extent."""
+    length = extent[1] - extent[0]
+    round_steps = (digit * 10**power for power in count() for digit in (1, 2, 5))
+    step = next(step for step in round_steps if length // step < max(1, most))
+    units = (("s", 10**6), ("ms", 10**3), ("µs", 1))
+    unit, size = next((unit, size) for unit, size in units if size == 1 or length >= 10 * size)
+    return unit, [(extent[0] + at, f"{at / size:g}") for at in range(0, length + 1, step)]

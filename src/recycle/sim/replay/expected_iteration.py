@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recycle.core.plans.plan import Plan
-from recycle.core.profile import Link, Profile
+from recycle.core.profile import FREE_LINK, Profile
 from recycle.sim.replay.op_graph import OpGraph, build_op_graph
 from recycle.sim.replay.replay import Conditions, replay_graph
 from recycle.sim.replay.replay_result import ReplayResult
@@ -25,7 +25,6 @@ _NUM_REPLAYS, _NUM_ITERATIONS = 25, 8
 # The first iterations are not yet steady, and no next iteration contends with the last one.
 _STEADY = slice(2, -1)
 _NUM_ROUNDS = 12
-_FREE = Link(bytes_per_us=1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class ExpectedIteration:
 def expected_iteration(plan: Plan, seed: int = 1) -> ExpectedIteration:
     """Return the expected period of `plan` by its profile; `seed` draws the factors of the workers."""
     profile = plan.problem.profile
-    free = replace(plan, problem=replace(plan.problem, profile=replace(profile, stage_link=_FREE)))
+    free = replace(plan, problem=replace(plan.problem, profile=replace(profile, stage_link=FREE_LINK)))
     graph = build_op_graph(plan)
     contended = _with_contention(graph, profile) if profile.contention else graph
     ops_us, links_us, contended_us = (_replayed(one).steady_period_us for one in (build_op_graph(free), graph, contended))

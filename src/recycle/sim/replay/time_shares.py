@@ -1,35 +1,15 @@
 """Time shares of each worker (busy, bubble, reduction, step) and its memory, from a replay."""
 
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import replace
 
 import numpy as np
 
-from recycle.core.cluster import Worker
 from recycle.core.problem import Memory, Problem
+from recycle.core.time_shares import TimeShares
 from recycle.sim.replay.op_graph import KINDS, Ints
 from recycle.sim.replay.replay_result import ReplayResult
 
 _UNLIMITED_BYTES = 10**15
-
-
-@dataclass(frozen=True, slots=True)
-class TimeShares:
-    """The time of one worker over all iterations, in four parts that add up to `span_us`."""
-
-    worker: Worker
-    busy_us: int
-    bubble_us: int
-    reduce_us: int
-    optimizer_us: int
-
-    @property
-    def span_us(self) -> int:
-        return self.busy_us + self.bubble_us + self.reduce_us + self.optimizer_us
-
-    @property
-    def bubble(self) -> float:
-        return float(Fraction(self.bubble_us, self.span_us))
 
 
 def stage_intervals_us(result: ReplayResult) -> Ints:
@@ -58,8 +38,7 @@ def time_shares(result: ReplayResult) -> list[TimeShares]:
         stage, ops = row.worker.stage, result.graph.ops_of_row(number)
         busy = int((result.ends_us[:, ops] - result.starts_us[:, ops]).sum())
         span = int(intervals[-1, stage, 1] - intervals[0, stage, 0])
-        reduce_us, optimizer_us = int(reduced[stage]), int(stepped[stage])
-        shares.append(TimeShares(row.worker, busy, span - busy - reduce_us - optimizer_us, reduce_us, optimizer_us))
+        shares.append(TimeShares(row.worker, span, busy, int(reduced[stage]), int(stepped[stage])))
     return shares
 
 
