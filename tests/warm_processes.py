@@ -17,11 +17,16 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from recycle.cli.main import main
+from recycle.host import process_pool
 from recycle.runtime.launch.forkserver import fork_context
 
 
 def warm_context() -> ForkServerContext:
-    """The fork server of this test process, with the planner loaded, too; the first call for any server decides that."""
+    """The fork server of this test process, with the planner loaded, too; the first call for any server decides that.
+
+    Pools of planning processes take theirs from it as well.
+    """
+    process_pool.START_METHOD = "forkserver"
     return fork_context(["tests.preload"])
 
 
@@ -83,12 +88,14 @@ def _run(words: list[str], is_script: bool, folder: str, environment: dict[str, 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # Python 3.11 to 3.13 would start another fork server here, although this one serves any process that knows its address.
     server = forkserver._forkserver  # type: ignore[attr-defined]
+    process_pool.START_METHOD = "forkserver"
     server._forkserver_address, server.ensure_running = address, lambda: None
     forkserver.ensure_running = server.ensure_running
     try:
         if is_script:
-            sys.argv, sys.path[0] = words, str(Path(words[0]).resolve().parent)
-            runpy.run_path(words[0], run_name="__main__")
+            script = Path(words[0]).resolve()  # as Python does, so that workers can import it
+            sys.argv, sys.path[0] = words, str(script.parent)
+            runpy.run_path(str(script), run_name="__main__")
         else:
             sys.argv = ["recycle", *words]
             sys.exit(main(words))

@@ -12,7 +12,7 @@ from recycle.report.record.recovery_text import format_ms
 from recycle.report.render import palette
 from recycle.report.render.palette import PAINTS
 from recycle.report.render.svg import head, rect, text_at, titles, with_tip
-from recycle.report.timeline.timeline import Axis, Block
+from recycle.report.timeline.timeline import Block, axis_ticks
 
 WIDTH_PX, LEFT_PX, RIGHT_PX = 900.0, 56.0, 16.0
 PLOT_PX = WIDTH_PX - LEFT_PX - RIGHT_PX
@@ -77,10 +77,10 @@ class _Drawing:
     def _axis(self) -> Iterator[str]:
         """Ticks before and after the failure, which is at 0."""
         at, (first, last) = self.recovered.at_us, self.failure.extent
-        axis = Axis.over((0, last - first), int(PLOT_PX // 60))
-        step = axis.ticks[1][0]
-        size = {"s": 10**6, "ms": 10**3, "µs": 1}[axis.unit]
-        yield text_at("faint end", LEFT_PX - 8, _TOP_PX - 11, axis.unit)
+        unit, ticks = axis_ticks((0, last - first), int(PLOT_PX // 60))
+        step = ticks[1][0]
+        size = {"s": 10**6, "ms": 10**3, "µs": 1}[unit]
+        yield text_at("faint end", LEFT_PX - 8, _TOP_PX - 11, unit)
         for number in range(-((at - first) // step), (last - at) // step + 1):
             x = self.x_px(at + number * step)
             if not LEFT_PX + 24 < x < WIDTH_PX - 24:

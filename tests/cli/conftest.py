@@ -4,11 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.warm_processes import warm_context
-
-# Before the first training starts a server without the planner.
-warm_context()
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 from recycle.core.errors import UserError
 from recycle.host.process_lifetime import children_uninterrupted, end_with_parent
 
+START_METHOD = "spawn"
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 
@@ -26,7 +27,7 @@ def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
     Raises a UserError if one of them was ended from outside.
     """
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_parent)
+    pool = ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context(START_METHOD), initializer=end_with_parent)
     try:
         yield pool
     except BaseException as problem:

@@ -86,7 +86,7 @@ class RecordingEffects:
         self.plan_requests: list[frozenset[Worker]] = []
         self.waits: list[str] = []
         self.recoveries: list[Recovery] = []
-        self.num_steps_saved = 0
+        self.num_steps_saved = self.num_searches = 0
         self.died_us = 0
         self.is_prepared = True
         self.running: set[int] = set()
@@ -117,8 +117,8 @@ class RecordingEffects:
         self.log.append(("request plan",))
         self.plan_requests.append(failed)
 
-    def newest_checkpoint(self) -> int:
-        return self.num_steps_saved
+    def find_checkpoint(self) -> None:
+        self.num_searches += 1
 
     def member_left(self, member: Member, reason: str) -> int:
         self.log.append(("left", str(member.place), reason))
@@ -212,6 +212,9 @@ class CoordinatorHarness:
         """The source answers the last plan request."""
         failed = self.effects.plan_requests[-1]
         self.coordinator.plan_received(failed, answer_for(self.shape, failed, planned))
+        if self.effects.num_searches:
+            self.effects.num_searches -= 1
+            self.coordinator.checkpoint_found(self.effects.num_steps_saved)
 
     def last(self, name: str) -> ControlMessage:
         connection = self.at(name).connection

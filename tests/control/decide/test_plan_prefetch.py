@@ -352,6 +352,7 @@ def test_no_process_is_left_behind_however_its_parent_ends(end: signal.Signals, 
 
 FORKED = """
 import os, sys
+from contextlib import closing
 from multiprocessing import get_context
 from recycle.control.decide.plan_prefetch import PlanningProcess, PlanPrefetch
 
@@ -371,7 +372,7 @@ def fds():
 
 if __name__ == "__main__":
     reader, writer = os.pipe()
-    with PlanPrefetch(Lists(), PlanningProcess(get_context("fork"))) as prefetch:
+    with closing(PlanPrefetch(Lists(), PlanningProcess(get_context("fork")))) as prefetch:
         problem = prefetch.request(frozenset()).exception(60)
         assert isinstance(problem, ValueError), problem
         print(os.readlink(f"/proc/self/fd/{writer}") in str(problem).split(), len(str(problem).split()))

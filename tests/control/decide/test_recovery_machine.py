@@ -131,6 +131,18 @@ class RecoveryMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 1.0]), seed=seeds)
     def wait(self, seconds: float, seed: int) -> None:
         self._act(seed)
+        for _ in range(round(seconds / 0.25)):
+            self._tick(0.25)
+
+    @rule(seconds=st.sampled_from([1.9, 12.0]), seed=seeds)
+    def stall(self, seconds: float, seed: int) -> None:
+        """The coordinator stands still: nobody may be taken for dead because of that."""
+        self._act(seed)
+        num_members = len(self.coordinator.members)
+        self._tick(seconds)
+        assert len(self.coordinator.members) == num_members
+
+    def _tick(self, seconds: float) -> None:
         self.harness.effects.at_us += round(seconds * 1e6)
         for worker in self.workers.values():
             if worker.connection is not None and not worker.is_hung:
@@ -149,6 +161,7 @@ class RecoveryMachine(RuleBasedStateMachine):
         self.has_restarted = True
         self.harness.start_coordinator()
         self.harness.effects.plan_requests.clear()
+        self.harness.effects.num_searches = 0
         for worker in self.workers.values():
             worker.connection = None
             if not was_sent:
@@ -195,7 +208,13 @@ class RecoveryMachine(RuleBasedStateMachine):
                     actions += epoch_model.actions_of(worker.state)
         if self.harness.effects.plan_requests:
             actions.append(self._plan)
+        if self.harness.effects.num_searches:
+            actions.append(self._find_checkpoint)
         return actions
+
+    def _find_checkpoint(self) -> None:
+        self.harness.effects.num_searches -= 1
+        self.coordinator.checkpoint_found(self.harness.effects.num_steps_saved)
 
     def _actions_of(self, worker: FakeWorker) -> Iterator[Callable[[FakeWorker], None]]:
         if worker.connection is None:

@@ -33,10 +33,17 @@ def report_of(folder, stage, num_steps, module, optimizer):
     return report
 
 
+def decided_by(checkpoints, report):
+    """The one thing that a report decides, None if it decides nothing."""
+    decided = checkpoints.add_report(report)
+    assert len(decided) <= 1
+    return decided[0] if decided else None
+
+
 def save_all(checkpoints, folder, num_steps, num_stages=2, width=4):
     """Save small stages that differ by stage and step; return what the last report decided."""
     for stage in range(num_stages):
-        decided = checkpoints.add_report(report_of(folder, stage, num_steps, *small_stage(100 * num_steps + stage, width)))
+        decided = decided_by(checkpoints, report_of(folder, stage, num_steps, *small_stage(100 * num_steps + stage, width)))
     return decided
 
 

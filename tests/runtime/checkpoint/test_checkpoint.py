@@ -13,7 +13,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
 from recycle.core.errors import FileProblem, ForeignRun, NoCheckpoint
 from recycle.runtime.checkpoint.folder import CheckpointFolder
 from recycle.runtime.checkpoint.resume import latest, load_stage
-from tests.runtime.checkpoint.saved_stages import FINGERPRINT, held, report_of, save_all, small_stage
+from tests.runtime.checkpoint.saved_stages import FINGERPRINT, decided_by, held, report_of, save_all, small_stage
 
 pytestmark = pytest.mark.timeout(120)
 WIDTH = 6
@@ -95,7 +95,7 @@ def saved(folder, stages, num_steps=5):
     """The checkpoint of `stages`, found on disk."""
     checkpoints = CheckpointFolder(folder, len(stages), 2, FINGERPRINT)
     for number, (module, optimizer) in enumerate(stages):
-        decided = checkpoints.add_report(report_of(folder, number, num_steps, module, optimizer))
+        decided = decided_by(checkpoints, report_of(folder, number, num_steps, module, optimizer))
     assert decided.num_steps == num_steps
     found, sentences = latest(folder, FINGERPRINT)
     assert sentences == []
@@ -372,7 +372,7 @@ def test_older_torn_checkpoints_are_nobodys_business(tmp_path):
 def test_one_that_was_not_finished_is_reported(tmp_path):
     checkpoints = CheckpointFolder(tmp_path, 2, 3, FINGERPRINT)
     save_all(checkpoints, tmp_path, 10)
-    checkpoints.add_report(report_of(tmp_path, 0, 20, *small_stage()))
+    decided_by(checkpoints, report_of(tmp_path, 0, 20, *small_stage()))
     found, sentences = latest(tmp_path, FINGERPRINT)
     assert found.num_steps == 10
     assert sentences == ["checkpoint step-00000020.partial was not finished; step-00000010 before it is used"]

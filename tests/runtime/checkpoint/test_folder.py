@@ -1,5 +1,6 @@
 """The launcher's half: when a checkpoint is whole, when there will be none, and which ones are kept."""
 
+import contextlib
 import errno
 import os
 import shutil
@@ -11,7 +12,7 @@ from recycle.runtime.checkpoint import folder as checkpoint_folder
 from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointFolder, CheckpointIncomplete
 from recycle.runtime.checkpoint.resume import latest, load_stage
 from recycle.runtime.checkpoint.writer import StageNotSaved
-from tests.runtime.checkpoint.saved_stages import FINGERPRINT, held, names_in, report_of, save_all, small_stage
+from tests.runtime.checkpoint.saved_stages import FINGERPRINT, decided_by, held, names_in, report_of, save_all, small_stage
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -31,11 +32,11 @@ def no_space(*_, **__):
 def test_a_checkpoint_is_whole_when_its_last_stage_is(tmp_path):
     checkpoints = make(tmp_path, num_stages=3)
     first, second, third = reports(tmp_path, 20, num_stages=3)
-    assert checkpoints.add_report(third) is None
-    assert checkpoints.add_report(first) is None
+    assert decided_by(checkpoints, third) is None
+    assert decided_by(checkpoints, first) is None
     assert names_in(tmp_path) == ["step-00000020.partial"]
     folder = tmp_path / "step-00000020"
-    whole = checkpoints.add_report(second)
+    whole = decided_by(checkpoints, second)
     assert names_in(tmp_path) == ["step-00000020"]
     assert names_in(folder) == ["manifest.json", "stage-0.safetensors", "stage-1.safetensors", "stage-2.safetensors"]
     assert whole == CheckpointComplete(20, folder, sum(path.stat().st_size for path in folder.iterdir()))
@@ -44,10 +45,10 @@ def test_a_checkpoint_is_whole_when_its_last_stage_is(tmp_path):
 def test_stages_may_be_an_iteration_apart(tmp_path):
     checkpoints = make(tmp_path)
     (early, late), (next_early, next_late) = reports(tmp_path, 20), reports(tmp_path, 21)
-    assert checkpoints.add_report(early) is None
-    assert checkpoints.add_report(next_early) is None
-    assert checkpoints.add_report(late).num_steps == 20
-    assert checkpoints.add_report(next_late).num_steps == 21
+    assert decided_by(checkpoints, early) is None
+    assert decided_by(checkpoints, next_early) is None
+    assert decided_by(checkpoints, late).num_steps == 20
+    assert decided_by(checkpoints, next_late).num_steps == 21
     assert names_in(tmp_path) == ["step-00000020", "step-00000021"]
 
 
@@ -103,10 +104,10 @@ def test_a_stage_that_is_not_saved_takes_the_checkpoint_with_it_and_leaves_the_o
     checkpoints = make(tmp_path, num_stages=3, keep=1)
     save_all(checkpoints, tmp_path, 10, num_stages=3)
     first, _, third = reports(tmp_path, 20, num_stages=3)
-    assert checkpoints.add_report(first) is None
-    assert checkpoints.add_report(StageNotSaved(20, 1, "the disk is full")) == CheckpointIncomplete(20, "the disk is full")
+    assert decided_by(checkpoints, first) is None
+    assert decided_by(checkpoints, StageNotSaved(20, 1, "the disk is full")) == CheckpointIncomplete(20, "the disk is full")
     assert names_in(tmp_path) == ["step-00000010", "step-00000020.partial"]  # the third may still be writing there
-    assert checkpoints.add_report(third) is None
+    assert decided_by(checkpoints, third) is None
     assert names_in(tmp_path) == ["step-00000010"]
     assert isinstance(save_all(checkpoints, tmp_path, 30, num_stages=3), CheckpointComplete)
     assert names_in(tmp_path) == ["step-00000030"]
@@ -114,7 +115,7 @@ def test_a_stage_that_is_not_saved_takes_the_checkpoint_with_it_and_leaves_the_o
 
 def test_one_checkpoint_is_given_up_once_however_many_stages_fail(tmp_path):
     checkpoints = make(tmp_path, num_stages=3)
-    decided = [checkpoints.add_report(StageNotSaved(20, stage, f"disk {stage} is full")) for stage in (2, 0, 1)]
+    decided = [decided_by(checkpoints, StageNotSaved(20, stage, f"disk {stage} is full")) for stage in (2, 0, 1)]
     assert decided == [CheckpointIncomplete(20, "disk 2 is full"), None, None]
     assert names_in(tmp_path) == []
 
@@ -150,8 +151,8 @@ def test_a_file_that_is_not_where_the_report_says_counts_as_not_saved(tmp_path):
     checkpoints = make(tmp_path)
     first, second = reports(tmp_path, 20)
     (tmp_path / "step-00000020.partial" / first.file_name).unlink()
-    checkpoints.add_report(first)
-    assert "step-00000020: No such file or directory" in checkpoints.add_report(second).reason
+    decided_by(checkpoints, first)
+    assert "step-00000020: No such file or directory" in decided_by(checkpoints, second).reason
     assert names_in(tmp_path) == []
 
 
@@ -185,24 +186,23 @@ def test_a_stage_whose_worker_died_while_it_saved_is_given_up_when_its_successor
     checkpoints = make(tmp_path)
     save_all(checkpoints, tmp_path, 10)
     lost, _ = reports(tmp_path, 20)
-    assert checkpoints.add_report(lost) is None
+    assert decided_by(checkpoints, lost) is None
     first, second = reports(tmp_path, 30)
-    assert checkpoints.add_report(second) == CheckpointIncomplete(20, "the worker that was to save stage 1 is gone")
+    assert decided_by(checkpoints, second) == CheckpointIncomplete(20, "the worker that was to save stage 1 is gone")
     assert names_in(tmp_path) == ["step-00000010", "step-00000030.partial"]
-    assert checkpoints.add_report(first).num_steps == 30
+    assert decided_by(checkpoints, first).num_steps == 30
 
 
-def test_of_two_things_that_one_report_decides_the_second_comes_with_the_next(tmp_path):
+def test_one_report_may_decide_two_checkpoints(tmp_path):
     checkpoints = make(tmp_path, keep=9)
     lost, _ = reports(tmp_path, 20)
     first, second = reports(tmp_path, 30)
-    assert checkpoints.add_report(lost) is None
-    assert checkpoints.add_report(first) is None
-    assert checkpoints.add_report(second).num_steps == 30
-    first, second = reports(tmp_path, 40)
-    assert checkpoints.add_report(first) == CheckpointIncomplete(20, "the worker that was to save stage 1 is gone")
-    assert checkpoints.add_report(second).num_steps == 40
-    assert names_in(tmp_path) == ["step-00000030", "step-00000040"]
+    assert decided_by(checkpoints, lost) is None
+    assert decided_by(checkpoints, first) is None
+    incomplete, complete = checkpoints.add_report(second)
+    assert incomplete == CheckpointIncomplete(20, "the worker that was to save stage 1 is gone")
+    assert complete.num_steps == 30
+    assert names_in(tmp_path) == ["step-00000030"]
 
 
 def test_a_successor_may_save_the_same_step_and_litter_of_the_dead_is_swept(tmp_path):
@@ -210,8 +210,8 @@ def test_a_successor_may_save_the_same_step_and_litter_of_the_dead_is_swept(tmp_
     first, second = reports(tmp_path, 20)
     (tmp_path / "step-00000020.partial" / ".stage-1.safetensors.0123abcd.tmp").write_text("half of")
     again = report_of(tmp_path, 0, 20, *small_stage(77))
-    assert [checkpoints.add_report(report) for report in (first, again)] == [None, None]
-    assert isinstance(checkpoints.add_report(second), CheckpointComplete)
+    assert [decided_by(checkpoints, report) for report in (first, again)] == [None, None]
+    assert isinstance(decided_by(checkpoints, second), CheckpointComplete)
     assert names_in(tmp_path / "step-00000020") == ["manifest.json", "stage-0.safetensors", "stage-1.safetensors"]
     fresh = small_stage(5)
     load_stage(latest(tmp_path, FINGERPRINT)[0], 0, *fresh)
@@ -238,15 +238,50 @@ def test_a_torn_checkpoint_is_replaced_when_its_step_comes_again_and_never_costs
 def test_a_stage_that_is_saved_again_while_its_checkpoint_becomes_whole_does_not_change_it(tmp_path):
     checkpoints = make(tmp_path)
     first, second = reports(tmp_path, 20)
-    assert checkpoints.add_report(first) is None
+    assert decided_by(checkpoints, first) is None
     before = report_of(tmp_path, 0, 20, *small_stage(77))  # written before, reported after
-    assert isinstance(checkpoints.add_report(second), CheckpointComplete)
+    assert isinstance(decided_by(checkpoints, second), CheckpointComplete)
     after = report_of(tmp_path, 1, 20, *small_stage(78))
     late = StageNotSaved(20, 0, "cannot write step-00000020.partial/stage-0.safetensors: No such file or directory")
-    assert [checkpoints.add_report(report) for report in (before, after, late)] == [None, None, None]
+    assert {decided_by(checkpoints, report).folder.name for report in (before, after, late)} == {"step-00000020"}
     assert names_in(tmp_path) == ["step-00000020"]
     checkpoint, warnings = latest(tmp_path, FINGERPRINT)
     assert (checkpoint.num_steps, warnings) == (20, [])
     module, optimizer = small_stage(5)
     load_stage(checkpoint, 0, module, optimizer)
     assert held(module, optimizer) == held(*small_stage(0))
+
+
+# Coordinators that die.
+
+
+@pytest.mark.parametrize("killed_at", ["before the second report", "between two renames", "before the manifest", "at the end"])
+def test_a_coordinator_that_takes_over_completes_what_another_has_begun(tmp_path, monkeypatch, killed_at):
+    first, second = reports(tmp_path, 20)
+    with contextlib.suppress(KeyboardInterrupt):
+        killed = make(tmp_path)
+        first, second = reports(tmp_path, 20)
+        killed.add_report(first)
+        if killed_at != "before the second report":
+            calls = []
+
+            def replace(old, new, real=os.replace):
+                calls.append(new)
+                if killed_at == "between two renames" and len(calls) == 2:
+                    raise KeyboardInterrupt
+                real(old, new)
+
+            def write_manifest(checkpoint, real=checkpoint_folder.write_manifest):
+                if killed_at == "before the manifest":
+                    raise KeyboardInterrupt
+                return real(checkpoint)
+
+            monkeypatch.setattr(os, "replace", replace)
+            monkeypatch.setattr(checkpoint_folder, "write_manifest", write_manifest)
+            killed.add_report(second)
+    monkeypatch.undo()
+    successor = CheckpointFolder(tmp_path, 2, 2, FINGERPRINT, is_takeover=True)
+    decided = [*successor.add_report(first), *successor.add_report(second)]  # sent again: they were not acknowledged
+    assert {(type(each), each.num_steps) for each in decided} == {(CheckpointComplete, 20)}
+    assert names_in(tmp_path) == ["step-00000020"]
+    assert latest(tmp_path, FINGERPRINT)[0].num_steps == 20

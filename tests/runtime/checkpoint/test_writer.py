@@ -19,7 +19,7 @@ from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointFold
 from recycle.runtime.checkpoint.resume import latest, load_stage
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved, StageWriter
 from tests.processes import is_there, until
-from tests.runtime.checkpoint.saved_stages import FINGERPRINT, held, names_in, report_of, save_all, small_stage
+from tests.runtime.checkpoint.saved_stages import FINGERPRINT, decided_by, held, names_in, report_of, save_all, small_stage
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -63,7 +63,7 @@ def test_training_goes_on_while_the_state_of_then_is_written(tmp_path, gate):
     assert reports == []
     gate.set()
     writer.wait()
-    assert isinstance(checkpoints.add_report(reports[0]), CheckpointComplete)
+    assert isinstance(decided_by(checkpoints, reports[0]), CheckpointComplete)
     fresh = small_stage(2)
     load_stage(latest(tmp_path, FINGERPRINT)[0], 0, *fresh)
     assert held(*fresh) == then
@@ -205,7 +205,7 @@ def test_a_full_disk_is_reported_and_the_old_checkpoint_stays(tmp_path, monkeypa
         patch.setattr(os, failing, no_space)
         reports = [report_of(tmp_path, stage, 20, *small_stage()) for stage in (0, 1)]
     assert all(report.reason.endswith(".safetensors: No space left on device") for report in reports)
-    assert [decided is None for decided in map(checkpoints.add_report, reports)] == [False, True]
+    assert [decided is None for decided in (decided_by(checkpoints, report) for report in reports)] == [False, True]
     assert names_in(tmp_path) == ["step-00000010"]
 
 
@@ -215,7 +215,7 @@ from pathlib import Path
 import torch
 from recycle.runtime.checkpoint.folder import CheckpointFolder
 from recycle.runtime.checkpoint.resume import latest
-from tests.runtime.checkpoint.saved_stages import FINGERPRINT, names_in, report_of, save_all, small_stage
+from tests.runtime.checkpoint.saved_stages import FINGERPRINT, decided_by, names_in, report_of, save_all, small_stage
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
 checkpoints = CheckpointFolder(folder, 2, 3, FINGERPRINT)
@@ -223,7 +223,7 @@ save_all(checkpoints, folder, 10)
 if how == "limit":
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 big = small_stage(0, width=230)  # 640,000 bytes with its state
-decided = [checkpoints.add_report(report_of(folder, stage, 20, *big)) for stage in (0, 1)]
+decided = [decided_by(checkpoints, report_of(folder, stage, 20, *big)) for stage in (0, 1)]
 found = {"decided": [event and event.reason for event in decided], "after": names_in(folder)}
 if how == "tmpfs":  # the stages fit, but not the manifest
     reports = [report_of(folder, stage, 30, *small_stage()) for stage in (0, 1)]
@@ -233,7 +233,7 @@ if how == "tmpfs":  # the stages fit, but not the manifest
             filler.write(bytes(4096))
     except OSError as full:
         found["filler"] = full.strerror
-    found["manifest"] = [event and event.reason for event in map(checkpoints.add_report, reports)]
+    found["manifest"] = [event and event.reason for event in (decided_by(checkpoints, report) for report in reports)]
     filler.close()
     os.unlink(folder / "filler")
 save_all(checkpoints, folder, 40)
@@ -298,7 +298,7 @@ from pathlib import Path
 import torch
 from recycle.runtime.checkpoint import folder as checkpoint_folder
 from recycle.runtime.checkpoint.folder import CheckpointFolder
-from tests.runtime.checkpoint.saved_stages import FINGERPRINT, save_all
+from tests.runtime.checkpoint.saved_stages import FINGERPRINT, decided_by, save_all
 
 def stop(*_, **__):
     print(os.getpid(), flush=True)

@@ -223,7 +223,7 @@ def test_a_record_whose_last_line_was_cut_short_is_gone_on_with(one_step):
 def test_a_coordinator_that_takes_over_a_run_loses_nothing_of_its_record(one_step):
     written = list(read_record(one_step / "record.jsonl"))
     with begin(one_step, is_takeover=True) as run:
-        assert (run.before, run.resumed, run.newest()) == (written, None, 1)
+        assert (run.before, run.resumed, run.newest()) == (written, None, (1, []))
         run.write(WARNED)
     assert list(read_record(one_step / "record.jsonl")) == [*written, WARNED]
 
@@ -237,9 +237,9 @@ def test_a_coordinator_that_takes_over_a_resumed_run_keeps_its_clock(one_step):
 
 def test_a_new_run_can_go_back_to_its_beginning_alone(tmp_path):
     with begin(tmp_path) as run:
-        assert (run.newest(), run.before) == (0, None)
+        assert (run.newest(), run.before) == ((0, []), None)
         save_all(run.checkpoints, run.checkpoint_folder, 1)
-        assert run.newest() == 1
+        assert run.newest() == (1, [])
 
 
 def test_a_folder_with_checkpoints_is_not_begun_anew(one_step):
@@ -279,7 +279,11 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
     # W1_0 reports its step late; its peer has reported and saved already. If all is killed now, the step is missing for ever.
     plan = recycle.solve(recycle.problem(2, 1, 1, costs=(1, 1, 1)), "greedy")
     with begin(tmp_path, job=Job(plan, make_stages(1), Numbers(), loss, adamw, 1)) as run:
-        ledger = RunLedger(plan, 2, (), lambda events: run.write(*events), run.checkpoints, begin_us=0)
+
+        def save(report):
+            ledger.checkpoint_decided(run.checkpoints.add_report(report))
+
+        ledger = RunLedger(plan, 2, (), lambda events: run.write(*events), save, begin_us=0)
 
         def applied(worker, chain):
             return IterationApplied(Worker.parse(worker), 0, {chain: 5.0}, [Span(f"0F0@{chain}", 10, 20)], StepVerdict(1.0, 1.0))

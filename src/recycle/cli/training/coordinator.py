@@ -77,7 +77,7 @@ def run_coordinator(args: argparse.Namespace) -> None:
     host, port = _address(args.listen)
     token = _token(args.token_file, makes_one=True)
     factory, plan = prepare(config)
-    from recycle.runtime.coordinator.service import serve_job
+    from recycle.runtime.coordinator.process import serve_job
     from recycle.runtime.execute.spans import now_us
     from recycle.runtime.launch.configure import coordinator_config
 

@@ -50,6 +50,7 @@ class Coordinator:
         self._last_tick_s = self._now_s()
         self._recovery: Recovery | None = None
         self._requested: frozenset[Worker] = frozenset()
+        self._awaits_checkpoint: PlanAssignment | None = None
         self._store: dict[str, StoreEntry] = {}
         if (entry := journal.last()) is not None:
             self._restore(entry)
@@ -260,6 +261,7 @@ class Coordinator:
     def _request_plan(self, trigger: PhaseTrigger) -> None:
         """Give new members a place, and request a plan for all members."""
         self._enter(trigger)
+        self._awaits_checkpoint = None
         for member, place in self._new_places():
             member.place, member.has_stopped = place, True
             if self._recovery is not None:
@@ -287,12 +289,18 @@ class Coordinator:
         if self._recovery is not None:
             self._recovery.planned_us = self._effects.now_us()
         assignment = keep_holders(answer, self._holders)
-        checkpoint = -1
         resume = self._agreed(assignment)
-        if resume is None:
-            checkpoint = self._effects.newest_checkpoint()
-            resume = Resume(checkpoint)
-        self._start_epoch(assignment, resume, checkpoint)
+        if resume is not None:
+            self._start_epoch(assignment, resume, -1)
+        else:
+            self._awaits_checkpoint = assignment
+            self._effects.find_checkpoint()
+
+    def checkpoint_found(self, num_steps: int) -> None:
+        """Start the epoch that waits for a checkpoint, from the one after `num_steps` steps; 0 is the initial state."""
+        assignment, self._awaits_checkpoint = self._awaits_checkpoint, None
+        if assignment is not None:  # else the members have changed: it is looked for again if another plan needs it
+            self._start_epoch(assignment, Resume(num_steps), num_steps)
 
     def _agreed(self, assignment: PlanAssignment) -> Resume | None:
         """Return where all can resume without a checkpoint, None if they cannot."""

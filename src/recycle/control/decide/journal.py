@@ -3,6 +3,7 @@
 `Journal` has two methods, so that a replicated store can replace the file.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -50,6 +51,9 @@ class FileJournal:
                 stream.flush()
                 os.fsync(stream.fileno())
         except OSError as problem:
+            # An older entry must not be taken for the last one: its epoch is over.
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
             raise FileProblem(f"cannot write {self._path}: {problem.strerror or problem}") from None
 
     def last(self) -> JournalEntry | None:

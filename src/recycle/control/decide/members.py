@@ -82,8 +82,8 @@ class CoordinatorEffects(Protocol):
     def request_plan(self, failed: frozenset[Worker]) -> None:
         """Request a plan for these dead workers; `Coordinator.plan_received` is called with it later."""
 
-    def newest_checkpoint(self) -> int:
-        """Return the number of steps of the newest complete checkpoint; 0 is the initial state."""
+    def find_checkpoint(self) -> None:
+        """Find the newest complete checkpoint; `Coordinator.checkpoint_found` is called with its number of steps later."""
 
     def member_left(self, member: Member, reason: str) -> int:
         """Note that a member is gone; return when it died if that is known, else 0."""

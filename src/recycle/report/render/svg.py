@@ -20,7 +20,8 @@ text {{ fill: {palette.INK} }} .faint {{ fill: {palette.FAINT_INK} }}
 def draw_svg(timeline: Timeline) -> str:
     """Return the whole picture as SVG text."""
     picture = Picture(timeline)
-    return "\n".join([*_head(picture), *_axis(picture), *_lanes(picture), *_legend(picture), "</svg>", ""])
+    start = *head(round(picture.width_px), round(picture.height_px)), *titles(picture.title, picture.subtitle)
+    return "\n".join([*start, *_axis(picture), *_lanes(picture), *_legend(picture), "</svg>", ""])
 
 
 def rect(look: str, x: float, y: float, width: float, height: float) -> str:
@@ -33,14 +34,18 @@ def text_at(look: str, x: float, y: float, text: str) -> str:
     return f'<text class="{look}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
 
 
-def _head(picture: Picture) -> Iterator[str]:
-    """Yield the start of a picture: its size, the CSS classes and stripes of the palette, the background, the titles."""
-    width, height, title = round(picture.width_px), round(picture.height_px), escape(picture.title)
+def with_tip(box: str, tip: str) -> str:
+    """Return the box with a tooltip."""
+    return f"{box[:-2]}><title>{escape(tip)}</title></rect>"
+
+
+def head(width: int, height: int, more_style: str = "") -> Iterator[str]:
+    """Yield the start of a picture: its size, the CSS classes and stripes of the palette, the background."""
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'font-family="Helvetica, Arial, sans-serif" font-size="{FONT_PX:g}">'
     )
-    yield f"<style>\n{_STYLE}"
+    yield f"<style>\n{_STYLE}{more_style}"
     for look, paint in PAINTS.items():
         yield f".{look} {{ fill: {paint.fill} }} .on-{look} {{ fill: {paint.ink} }} .plate-{look} {{ fill: {paint.pale} }}"
         yield f".{look}-rerouted {{ fill: url(#stripes-{look}); stroke: {paint.fill} }}"
@@ -51,9 +56,13 @@ def _head(picture: Picture) -> Iterator[str]:
             f'<rect width="5" height="5" fill="{paint.pale}"/><rect width="1.3" height="5" fill="{paint.fill}"/></pattern>'
         )
     yield f'</defs><rect width="100%" height="100%" fill="{palette.PAPER}"/>'
-    yield f"<title>{title}</title>"  # also the accessible name of the picture
-    yield f'<text x="12" y="22" font-size="14" font-weight="bold">{title}</text>'
-    yield text_at("faint", 12, 39, picture.subtitle)
+
+
+def titles(title: str, subtitle: str) -> Iterator[str]:
+    """Yield the title, also as the accessible name of the picture, and the line below it."""
+    yield f"<title>{escape(title)}</title>"
+    yield f'<text x="12" y="22" font-size="14" font-weight="bold">{escape(title)}</text>'
+    yield text_at("faint", 12, 39, subtitle)
 
 
 def _axis(picture: Picture) -> Iterator[str]:
@@ -107,8 +116,7 @@ def _slots(picture: Picture, band: Band) -> Iterator[str]:
         name = block.op or PAINTS[block.look].meaning
         tip = f"{name} on {band.lane.worker}, {format_us(block.start_us)} to {format_us(block.end_us)}"
         look = f"slot {block.look}-rerouted" if block.is_rerouted else f"slot {block.look}"
-        box = rect(look, x, band.top_px, end - x, picture.slot_px).removesuffix("/>")
-        yield f"{box}><title>{escape(tip)}</title></rect>"
+        yield with_tip(rect(look, x, band.top_px, end - x, picture.slot_px), tip)
         if label := picture.label(block):
             yield from _label(block, (x + end) / 2, band.top_px + picture.slot_px / 2, label)
 

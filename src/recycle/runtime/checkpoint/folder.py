@@ -23,6 +23,7 @@ from recycle.runtime.checkpoint.files import (
     find_checkpoints,
     is_whole,
     plain,
+    read_checkpoint,
     refuse_other_size,
     stage_file,
     step_folder,
@@ -51,10 +52,13 @@ class CheckpointIncomplete:
 class CheckpointFolder:
     """The folder of a run's checkpoints: takes the reports of workers, and keeps the newest `keep` whole checkpoints.
 
-    Make a new one whenever workers are started: it removes unfinished checkpoints.
+    Make a new one whenever workers are started: it removes unfinished checkpoints. With `is_takeover`, the workers of a killed
+    coordinator go on, and so do their unfinished checkpoints.
     """
 
-    def __init__(self, folder: Path, num_stages: int, keep: int, fingerprint: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, num_stages: int, keep: int, fingerprint: Mapping[str, Any], is_takeover: bool = False
+    ) -> None:
         if keep < 1:
             raise UserError(f"{keep} checkpoints to keep leave nothing to resume from: keep 1 or more")
         self._folder = folder
@@ -62,30 +66,33 @@ class CheckpointFolder:
         self._keep = keep
         self._fingerprint = plain(fingerprint)
         self._reports: dict[int, dict[int, StageSaved | StageNotSaved]] = {}
-        self._complete: set[int] = set()
-        self._decided: list[CheckpointComplete | CheckpointIncomplete] = []
+        self._complete: dict[int, CheckpointComplete] = {}
         _make(folder)
+        if is_takeover:
+            whole = [path for path in find_checkpoints(folder).values() if is_whole(path)]
+            self._complete = {each.num_steps: _complete_at(each) for each in map(read_checkpoint, whole)}
+            return
         for path in folder.glob(f"step-*{PARTIAL}"):
             if path.is_dir():
                 _remove(path)
 
-    def add_report(self, report: StageSaved | StageNotSaved) -> CheckpointComplete | CheckpointIncomplete | None:
-        """Add the report on one stage; return the checkpoint that it completed or made impossible, or None.
+    def add_report(self, report: StageSaved | StageNotSaved) -> list[CheckpointComplete | CheckpointIncomplete]:
+        """Add the report on one stage; return the checkpoints that it completed or made impossible.
 
-        A report on a checkpoint that is complete already changes nothing: two workers may have saved the same stage.
+        A report on a checkpoint that is complete already changes nothing: two workers may have saved the same stage, or the
+        coordinator died before it acknowledged the report.
         A worker reports its saves in order. So a stage that reports a later step without an earlier one has lost the worker that
-        saved the earlier one. If one report decides about two checkpoints, the next call returns the second.
+        saved the earlier one.
         """
         if report.num_steps in self._complete:
             _remove(self._partial(report.num_steps))
-            return None
+            return [self._complete[report.num_steps]]
         lost = [
             StageNotSaved(num_steps, report.stage, f"the worker that was to save stage {report.stage} is gone")
             for num_steps, reports in sorted(self._reports.items())
             if num_steps < report.num_steps and report.stage not in reports
         ]
-        self._decided += [event for each in [*lost, report] if (event := self._add(each)) is not None]
-        return self._decided.pop() if self._decided else None
+        return [event for each in [*lost, report] if (event := self._add(each)) is not None]
 
     def _add(self, report: StageSaved | StageNotSaved) -> CheckpointComplete | CheckpointIncomplete | None:
         assert 0 <= report.stage < self._num_stages, f"there is no stage {report.stage} of {self._num_stages}"
@@ -108,8 +115,10 @@ class CheckpointFolder:
         files = tuple(StageFile(stage_file(report.stage), report.size_bytes, report.sha256) for report in saved)
         try:
             for report, file in zip(saved, files, strict=True):
-                os.replace(partial / report.file_name, partial / file.name)
-            manifest_bytes = _complete(Checkpoint(num_steps, partial, files, self._fingerprint))
+                # A coordinator that was killed here may have renamed it already.
+                if (partial / report.file_name).exists() or not (partial / file.name).exists():
+                    os.replace(partial / report.file_name, partial / file.name)
+            _finish_files(Checkpoint(num_steps, partial, files, self._fingerprint))
             if folder.exists():  # a torn one, from before the run resumed
                 _remove(folder)
             os.rename(partial, folder)
@@ -119,8 +128,8 @@ class CheckpointFolder:
             _remove(partial)
             cause = f"cannot write {folder}: {problem.strerror or problem}" if isinstance(problem, OSError) else str(problem)
             return CheckpointIncomplete(num_steps, cause)
-        self._complete.add(num_steps)
-        return CheckpointComplete(num_steps, folder, manifest_bytes + sum(file.size_bytes for file in files))
+        self._complete[num_steps] = _complete_at(Checkpoint(num_steps, folder, files, self._fingerprint))
+        return self._complete[num_steps]
 
     def _remove_old(self, newest: int) -> None:
         """Remove whole checkpoints older than the newest `keep`; torn ones and those later than `newest` stay."""
@@ -143,8 +152,15 @@ def _make(folder: Path) -> None:
         raise FileProblem(f"cannot make {folder}: {problem.strerror or problem}; choose a folder that you may write to") from None
 
 
-def _complete(checkpoint: Checkpoint) -> int:
-    """Check the sizes of the files, remove all other files, and write the manifest; return the manifest's size."""
+def _complete_at(checkpoint: Checkpoint) -> CheckpointComplete:
+    manifest_bytes = (checkpoint.folder / MANIFEST).stat().st_size
+    return CheckpointComplete(
+        checkpoint.num_steps, checkpoint.folder, manifest_bytes + sum(file.size_bytes for file in checkpoint.files)
+    )
+
+
+def _finish_files(checkpoint: Checkpoint) -> None:
+    """Check the sizes of the files, remove all other files, and write the manifest."""
     names = {file.name for file in checkpoint.files}
     for file in checkpoint.files:
         refuse_other_size(checkpoint.folder, file)
@@ -154,7 +170,6 @@ def _complete(checkpoint: Checkpoint) -> int:
     manifest = write_manifest(checkpoint)
     _sync(manifest)
     _sync(checkpoint.folder)
-    return manifest.stat().st_size
 
 
 def _remove(folder: Path) -> None:

@@ -28,10 +28,16 @@ class ReportInbox:
         num_steps = self._ledger.num_steps
         self._ledger.add(report)
         self._unacknowledged.setdefault(member, deque()).append((message.number, report))
-        # A complete iteration is in the record for all members that have reported it.
-        for number in list(self._unacknowledged) if self._ledger.num_steps != num_steps else [member]:
-            self._acknowledge_recorded(number)
+        if self._ledger.num_steps != num_steps:
+            self.acknowledge_recorded()  # a complete iteration is in the record for all members that have reported it
+        else:
+            self._acknowledge_recorded(member)
         return report
+
+    def acknowledge_recorded(self) -> None:
+        """Acknowledge all reports that wait for nothing any more."""
+        for member in list(self._unacknowledged):
+            self._acknowledge_recorded(member)
 
     def remove(self, member: int) -> None:
         """Forget a member that is gone: a job may lose many."""

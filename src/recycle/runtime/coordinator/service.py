@@ -10,7 +10,6 @@ import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 
 from recycle.control.decide.coordinator import Coordinator
 from recycle.control.decide.journal import FileJournal
@@ -38,12 +37,14 @@ from recycle.core.events.failure_script import RECOVERY
 from recycle.core.events.record import Event, Joining, Recovered, Suspected
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import PlanAssignment
-from recycle.host.process_lifetime import end_with_parent, process_state
+from recycle.host.process_lifetime import process_state
 from recycle.runtime.checkpoint.files import is_to_be_read, is_to_be_written
+from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointIncomplete
+from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
+from recycle.runtime.coordinator.background import BackgroundJournal
 from recycle.runtime.coordinator.config import (
     CoordinatorConfig,
     EventSink,
-    EventsRecorded,
     FirstEpochFormed,
     JobDone,
     JobFailed,
@@ -55,42 +56,13 @@ from recycle.runtime.coordinator.ledger.run_folder import RunFolder
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
 from recycle.runtime.coordinator.plan_requests import PlanOutcome, PlanRequests
 from recycle.runtime.coordinator.report_inbox import ReportInbox
+from recycle.runtime.coordinator.run_output import RunOutput
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.worker.fault_injection import death_us
 from recycle.runtime.worker.worker_reports import IterationApplied, WorkerCrashed, WorkerFinished
 
 # Linux's letters for a process that runs, sleeps, or waits for a disk.
 _RUNNING = ("R", "S", "D")
-
-
-def run_coordinator_process(
-    config: CoordinatorConfig, listener: socket.socket, sink: EventSink, before: Sequence[Event] | None = None
-) -> None:
-    """Coordinate a job to its end, as a process of a launcher. The process ends with its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Before this process has a thread: then the planning process can be forked, and has what the fork server has loaded.
-    planning = PlanningProcess(get_context("fork")) if config.source is not None else None
-    end_with_parent()
-    serve_job(config, listener, sink, before, planning)
-
-
-def serve_job(
-    config: CoordinatorConfig,
-    listener: socket.socket,
-    sink: EventSink,
-    before: Sequence[Event] | None = None,
-    planning: PlanningProcess | None = None,
-) -> None:
-    """Coordinate a job to its end. With `before`, replace a coordinator that was killed: its events, unless on disk."""
-    try:
-        if config.folder is None:
-            CoordinatorService(config, listener, sink, None, before, planning).run()
-        else:
-            options, plan, is_takeover = (config.run_folder, config.checkpoint), config.initial.plan, before is not None
-            with RunFolder(config.folder, *options, plan, config.fingerprint, config.num_steps, is_takeover) as run:
-                CoordinatorService(config, listener, sink, run, run.before, planning).run()
-    except UserError as problem:
-        sink.send(JobFailed(problem))
 
 
 class CoordinatorService:
@@ -108,20 +80,24 @@ class CoordinatorService:
         self._config, self._sink, self._run = config, sink, run
         if before is None:  # the file, if there is one, is of a former run
             config.journal.unlink(missing_ok=True)
-        journal = FileJournal(config.journal)
+        self._server = Server(listener, config.token, self)
+        self._output = RunOutput(run, sink, self._server.call_soon, self._warn)
+        self._journal = BackgroundJournal(FileJournal(config.journal), self._server.call_soon, self._journaled)
+        self._held: list[tuple[int, bytes]] = []
         plan, losses = config.initial.plan, run.losses if run is not None else ()
-        checkpoints, gone_us = (run.checkpoints, run.gone_us) if run is not None else (None, 0)
+        gone_us = run.gone_us if run is not None else 0
         self._ledger = RunLedger(
-            plan, config.num_samples, config.profiles, self._publish, checkpoints, config.begin_us, gone_us, losses
+            plan, config.num_samples, config.profiles, self._output.publish, self._save, config.begin_us, gone_us, losses
         )
         self._ledger.restore(before or ())
-        if (entry := journal.last()) is not None:
+        if (entry := self._journal.last()) is not None:
             self._ledger.resume_epoch(Plan.parse(entry.plan), entry.epoch, entry.iteration)
-            self._keep_plan(entry.iteration, entry.plan)
+            self._output.keep_plan(entry.iteration, entry.plan)
+        elif before is not None and self._ledger.num_steps:
+            raise UserError(f"{config.journal} is missing, so that no other coordinator can take over: resume from a checkpoint")
         for warning in run.warnings if run is not None else ():
             self._ledger.warn(warning)
         self._inbox = ReportInbox(self._ledger, self._acknowledge)
-        self._server = Server(listener, config.token, self)
         self._numbers: dict[int, int] = {}
         self._epochs: dict[int, int] = {}
         self._finished: dict[Worker, WorkerFinished] = {}
@@ -132,7 +108,9 @@ class CoordinatorService:
         if self._plans is not None:  # now, because workers take a while to join
             self._plans.prefetch(plan.problem.cluster.failed)
         checkpoint = run.resumed.num_steps if run is not None and run.resumed is not None else -1
-        self._coordinator = Coordinator(shape, config.initial, max(0, checkpoint), self, journal, config.lease_s, checkpoint)
+        self._coordinator = Coordinator(
+            shape, config.initial, max(0, checkpoint), self, self._journal, config.lease_s, checkpoint
+        )
 
     def run(self) -> None:
         try:
@@ -140,6 +118,8 @@ class CoordinatorService:
         finally:
             if self._plans is not None:
                 self._plans.close()
+            self._journal.close()
+            self._output.close()
 
     # ServerCallbacks.
 
@@ -213,12 +193,24 @@ class CoordinatorService:
         return self._plans is None or self._plans.is_ready()
 
     def send(self, connection: int, message: ControlMessage) -> None:
-        self._server.send(connection, message)
+        self.send_all([connection], message)
 
     def send_all(self, connections: Iterable[int], message: ControlMessage) -> None:
+        """Send a message, as soon as all that it may rest on is in the journal."""
         frame = encode_frame(message)
+        if self._journal.num_pending:
+            self._held += [(connection, frame) for connection in connections]
+            return
         for connection in connections:
             self._server.send_frame(connection, frame)
+
+    def _journaled(self, problem: str | None) -> None:
+        if problem is not None:
+            self._ledger.warn(f"{problem}; training goes on, but another coordinator could not replace this one")
+        if not self._journal.num_pending:
+            held, self._held = self._held, []
+            for connection, frame in held:
+                self._server.send_frame(connection, frame)
 
     def disconnect(self, connection: int) -> None:
         self._numbers.pop(connection, None)
@@ -240,8 +232,8 @@ class CoordinatorService:
         if self._plans is not None:  # without a source, the death has ended the job
             self._plans.request(failed)
 
-    def newest_checkpoint(self) -> int:
-        return self._run.newest() if self._run is not None else 0
+    def find_checkpoint(self) -> None:
+        self._output.find_checkpoint(self._coordinator.checkpoint_found)
 
     def member_left(self, member: Member, reason: str) -> int:
         self._inbox.remove(member.number)
@@ -262,16 +254,16 @@ class CoordinatorService:
 
     def waiting(self, reason: str) -> None:
         self._ledger.warn(f"training waits: {reason}")
-        self._sink.send(WaitingForWorkers())
+        self._output.notify(WaitingForWorkers())
 
     def epoch_started(self, assignment: PlanAssignment, start: StartEpoch) -> None:
         if start.epoch == 1:
-            self._sink.send(FirstEpochFormed())
+            self._output.notify(FirstEpochFormed())
         survivors = [
             now for place, now in assignment.places.items() if now.stage == place.stage and str(place) not in start.sources
         ]
         self._ledger.start_epoch(assignment.plan, start.iteration, survivors)
-        self._keep_plan(start.iteration, start.plan)
+        self._output.keep_plan(start.iteration, start.plan)
         self._finished.clear()
         if self._plans is not None:
             self._plans.prefetch(assignment.plan.problem.cluster.failed)
@@ -304,7 +296,19 @@ class CoordinatorService:
             case WorkerCrashed():
                 self._worker_crashed(member, report)
 
+    def _save(self, report: StageSaved | StageNotSaved) -> None:
+        self._output.add_report(report, self._checkpoint_decided)
+
+    def _checkpoint_decided(self, decided: Sequence[CheckpointComplete | CheckpointIncomplete]) -> None:
+        self._ledger.checkpoint_decided(decided)
+        if decided:
+            self._inbox.acknowledge_recorded()
+
     def _acknowledge(self, number: int, message: Ack) -> None:
+        """Acknowledge reports when the events before are on disk, too."""
+        self._output.when_written(lambda: self._send_ack(number, message))
+
+    def _send_ack(self, number: int, message: Ack) -> None:
         member = self._coordinator.members.get(number)
         if member is not None and member.connection is not None:
             self._server.send(member.connection, message)
@@ -329,29 +333,28 @@ class CoordinatorService:
     # The end, and the record.
 
     def _finish(self) -> None:
-        if self._is_over:
-            return
+        if not self._is_over:
+            self._is_over = True
+            self._output.when_written(self._summarize)  # the outcome of the last checkpoint belongs to the summary
+
+    def _summarize(self) -> None:
         trained = self._ledger.summary(self._config.num_steps, self._finished)
-        if self._run is not None and (problem := self._run.close(trained)):
-            self._ledger.warn(problem)
-            trained = replace(trained, warnings=(*trained.warnings, problem))
-        self._end(JobDone(trained))
+
+        def done(problem: str | None) -> None:
+            if problem is not None:
+                self._ledger.warn(problem)
+            self._end(JobDone(replace(trained, warnings=self._ledger.warnings)))
+
+        self._output.write_summary(trained, done)
 
     def _end(self, notice: Notice) -> None:
+        """End the job; the launcher hears of it when everything is on disk, because it ends this process then."""
         self._is_over = True
         self._coordinator.end("the job is over")
-        self._sink.send(notice)
-        self._server.stop()
+        self._output.when_written(lambda: self._output.notify(notice, self._server.stop))
 
-    def _keep_plan(self, iteration: int, text: str) -> None:
-        if self._run is not None and (problem := self._run.keep_plan(iteration, text)):
-            self._ledger.warn(problem)
-
-    def _publish(self, events: Sequence[Event]) -> None:
-        problem = self._run.write(*events) if self._run is not None else None
-        self._sink.send(EventsRecorded(events))
-        if problem is not None:
-            self._ledger.warn(problem)
+    def _warn(self, problem: str) -> None:
+        self._ledger.warn(problem)
 
 
 def _recovered(recovery: Recovery, ledger: RunLedger) -> Recovered:

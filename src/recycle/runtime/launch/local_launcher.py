@@ -37,7 +37,7 @@ from recycle.runtime.coordinator.config import (
     WorkerLost,
 )
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
-from recycle.runtime.coordinator.service import run_coordinator_process
+from recycle.runtime.coordinator.process import run_coordinator_process
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.job import Job
 from recycle.runtime.launch.configure import coordinator_config, worker_spec

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recycle.core.errors import FileProblem, UserError
+from recycle.core.errors import FileProblem, NoCheckpoint, UserError
 from recycle.core.events.record import (
     CHECKPOINTS,
     PLAN,
@@ -27,7 +27,7 @@ from recycle.core.events.record import (
 )
 from recycle.core.files import refuse_unwritable, write_text
 from recycle.core.plans.plan import Plan, Row
-from recycle.runtime.checkpoint.files import Checkpoint, find_checkpoints, is_whole
+from recycle.runtime.checkpoint.files import Checkpoint, find_checkpoints
 from recycle.runtime.checkpoint.folder import CheckpointFolder
 from recycle.runtime.checkpoint.resume import latest
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
@@ -80,7 +80,9 @@ class RunFolder:
         elif find_checkpoints(self.checkpoint_folder):
             raise FileProblem(f"{folder} holds the checkpoints of another run: resume it, or name another folder")
         # First, because it removes unfinished checkpoints, and so makes room.
-        self.checkpoints = CheckpointFolder(self.checkpoint_folder, plan.problem.shape.num_stages, checkpoint.keep, fingerprint)
+        self.checkpoints = CheckpointFolder(
+            self.checkpoint_folder, plan.problem.shape.num_stages, checkpoint.keep, fingerprint, is_takeover
+        )
         for file, text in {PLAN: plan.dumps(), **options.files}.items():
             write_text(folder / file, text)
         self._record: RecordWriter | None = RecordWriter(folder / RECORD, before)
@@ -122,9 +124,16 @@ class RunFolder:
             return f"the plan from iteration {iteration} on is not kept, but training goes on: {problem}"
         return None
 
-    def newest(self) -> int:
-        """The number of steps of the newest whole checkpoint; 0, the start of training, if there is none."""
-        return next((num_steps for num_steps, folder in find_checkpoints(self.checkpoint_folder).items() if is_whole(folder)), 0)
+    def newest(self) -> tuple[int, list[str]]:
+        """The number of steps of the newest whole checkpoint, every byte checked, and a sentence for each one that is not whole.
+
+        Without one it is 0, the start of training.
+        """
+        try:
+            checkpoint, warnings = latest(self.checkpoint_folder)
+        except NoCheckpoint as problem:
+            return 0, [str(problem)] if find_checkpoints(self.checkpoint_folder) else []
+        return checkpoint.num_steps, [warning for warning in warnings if "was not finished" not in warning]
 
     def close(self, trained: Trained) -> str | None:
         """Write the summary of the run; return a sentence if that fails."""

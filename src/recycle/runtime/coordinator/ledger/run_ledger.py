@@ -13,7 +13,7 @@ from recycle.core.cluster import Worker
 from recycle.core.events.record import OPTIMIZER, REDUCE, Changed, Event, Held, OpRan, Recovered, Saved, Spell, Stepped, Warned
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import StageProfile
-from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointFolder, CheckpointIncomplete
+from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointIncomplete
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 from recycle.runtime.compute.activation_memory import planned_peak_bytes
 from recycle.runtime.compute.optimizer_step import StepVerdict
@@ -80,6 +80,7 @@ class PendingIteration:
 class RunLedger:
     """Takes worker reports, and publishes events. An iteration is written once, when all its workers have reported it.
 
+    `save` gets every report on a saved stage that is not ahead of the record; `checkpoint_decided` is called with the outcome.
     The run began at `begin_us` of the clock; a resumed run begins at `gone_us` of the record, with `losses` so far.
     """
 
@@ -89,14 +90,15 @@ class RunLedger:
         samples_per_step: int,
         profiles: Sequence[StageProfile],
         publish: Callable[[Sequence[Event]], None],
-        checkpoints: CheckpointFolder | None = None,
+        save: Callable[[StageSaved | StageNotSaved], None] | None = None,
         begin_us: int | None = None,
         gone_us: int = 0,
         losses: Iterable[float] = (),
     ) -> None:
         self._plan, self._samples, self._profiles = plan, samples_per_step, profiles
         self._dead = plan.problem.cluster.failed
-        self._publish, self._checkpoints = publish, checkpoints
+        self._publish, self._give_to_checkpoint = publish, save
+        self._decided_checkpoints: set[int] = set()
         self._batch: list[Event] | None = None
         self._gone_us = gone_us
         self._begin_us = (now_us() if begin_us is None else begin_us) - gone_us
@@ -137,6 +139,8 @@ class RunLedger:
                     ops.clear()
                 case Warned():
                     self._warnings.append(event.text)
+                case Saved():
+                    self._decided_checkpoints.add(event.num_steps)
                 case _:
                     pass
         self._lost.undone(Span(op.op, op.start_us, op.end_us) for op in ops if op.is_in_vain)
@@ -172,8 +176,12 @@ class RunLedger:
             case IterationApplied():
                 return report.iteration in self._pending
             case StageSaved() | StageNotSaved():
-                return report in self._early_saves
+                return report in self._early_saves or report.num_steps not in self._decided_checkpoints
         return False
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(self._warnings)
 
     def write(self, event: Event) -> None:
         if self._batch is not None:
@@ -221,6 +229,7 @@ class RunLedger:
     def _go_back(self, iteration: int) -> None:
         """Drop the steps from `iteration` on: they are redone."""
         del self._losses[iteration:]
+        self._decided_checkpoints = {number for number in self._decided_checkpoints if number <= iteration}
         self._lost.go_back(iteration)
 
     def add_recovery(self, event: Recovered) -> None:
@@ -277,11 +286,20 @@ class RunLedger:
         return clock_us - self._begin_us
 
     def _save(self, report: StageSaved | StageNotSaved) -> None:
-        assert self._checkpoints is not None
+        assert self._give_to_checkpoint is not None
         if report.num_steps - 1 in self._pending:
             self._early_saves.append(report)  # a slow peer has not reported yet: a checkpoint is not ahead of the record
             return
-        match self._checkpoints.add_report(report):
+        self._give_to_checkpoint(report)
+
+    def checkpoint_decided(self, decided: Sequence[CheckpointComplete | CheckpointIncomplete]) -> None:
+        """Write that checkpoints are complete, or will never be: nobody has to report on them again."""
+        for each in [each for each in decided if each.num_steps not in self._decided_checkpoints]:
+            self._decided_checkpoints.add(each.num_steps)
+            self._write_decision(each)
+
+    def _write_decision(self, decided: CheckpointComplete | CheckpointIncomplete) -> None:
+        match decided:
             case CheckpointComplete(num_steps, folder, size_bytes):
                 self.write(Saved(self.now_us(), num_steps, folder.name, size_bytes))
             case CheckpointIncomplete(num_steps, reason):
@@ -358,7 +376,7 @@ class RunLedger:
             planned_activation_bytes={str(worker): self._planned_bytes(worker) for worker in sorted(finished)},
             dead=tuple(str(worker) for worker in sorted(self._dead)),
             num_begun_again=self._num_begun_again,
-            warnings=tuple(self._warnings),
+            warnings=self.warnings,
             recoveries=tuple(self._recoveries),
         )
 

@@ -1,0 +1,44 @@
+"""The coordinator's process: `run_coordinator_process` as a child of a launcher, `serve_job` in any process."""
+
+import signal
+import socket
+from collections.abc import Sequence
+from multiprocessing import get_context
+
+from recycle.control.decide.plan_prefetch import PlanningProcess
+from recycle.core.errors import UserError
+from recycle.core.events.record import Event
+from recycle.host.process_lifetime import end_with_parent
+from recycle.runtime.coordinator.config import CoordinatorConfig, EventSink, JobFailed
+from recycle.runtime.coordinator.ledger.run_folder import RunFolder
+from recycle.runtime.coordinator.service import CoordinatorService
+
+
+def run_coordinator_process(
+    config: CoordinatorConfig, listener: socket.socket, sink: EventSink, before: Sequence[Event] | None = None
+) -> None:
+    """Coordinate a job to its end, as a process of a launcher. The process ends with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Before this process has a thread: then the planning process can be forked, and has what the fork server has loaded.
+    planning = PlanningProcess(get_context("fork")) if config.source is not None else None
+    end_with_parent()
+    serve_job(config, listener, sink, before, planning)
+
+
+def serve_job(
+    config: CoordinatorConfig,
+    listener: socket.socket,
+    sink: EventSink,
+    before: Sequence[Event] | None = None,
+    planning: PlanningProcess | None = None,
+) -> None:
+    """Coordinate a job to its end. With `before`, replace a coordinator that was killed: its events, unless on disk."""
+    try:
+        if config.folder is None:
+            CoordinatorService(config, listener, sink, None, before, planning).run()
+        else:
+            options, plan, is_takeover = (config.run_folder, config.checkpoint), config.initial.plan, before is not None
+            with RunFolder(config.folder, *options, plan, config.fingerprint, config.num_steps, is_takeover) as run:
+                CoordinatorService(config, listener, sink, run, run.before, planning).run()
+    except UserError as problem:
+        sink.send(JobFailed(problem))

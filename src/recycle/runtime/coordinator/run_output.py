@@ -1,0 +1,77 @@
+"""`RunOutput`: what a coordinator writes, to the run folder by one thread, and to its launcher by another."""
+
+from collections.abc import Callable, Sequence
+
+from recycle.core.events.record import Event
+from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointIncomplete
+from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
+from recycle.runtime.coordinator.background import Background
+from recycle.runtime.coordinator.config import EventSink, EventsRecorded, Notice
+from recycle.runtime.coordinator.ledger.run_folder import RunFolder
+from recycle.runtime.coordinator.ledger.run_ledger import Trained
+
+
+class RunOutput:
+    """The run folder, if there is one, and the launcher. Everything is written in the order of the calls.
+
+    The serving thread calls `warn` with a sentence if something cannot be written, and each `then` with its result.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder | None,
+        sink: EventSink,
+        call_soon: Callable[[Callable[[], None]], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._run, self._sink, self._warn = run, sink, warn
+        self._disk, self._launcher = Background("disk", call_soon), Background("launcher", call_soon)
+
+    def publish(self, events: Sequence[Event]) -> None:
+        if (run := self._run) is not None:
+            self._disk.run(lambda: run.write(*events), self._warn_of)
+        self.notify(EventsRecorded(events))
+
+    def notify(self, notice: Notice, then: Callable[[], None] = lambda: None) -> None:
+        self._launcher.run(lambda: self._sink.send(notice), lambda _: then())
+
+    def keep_plan(self, iteration: int, text: str) -> None:
+        if (run := self._run) is not None:
+            self._disk.run(lambda: run.keep_plan(iteration, text), self._warn_of)
+
+    def add_report(
+        self,
+        report: StageSaved | StageNotSaved,
+        then: Callable[[Sequence[CheckpointComplete | CheckpointIncomplete]], None],
+    ) -> None:
+        """Add the report on a stage to its checkpoint."""
+        run = self._run
+        assert run is not None
+        self._disk.run(lambda: run.checkpoints.add_report(report), then)
+
+    def find_checkpoint(self, then: Callable[[int], None]) -> None:
+        """Find the newest whole checkpoint, after the one that is being completed; every byte is checked."""
+
+        def found(newest: tuple[int, Sequence[str]]) -> None:
+            num_steps, warnings = newest
+            for warning in warnings:
+                self._warn(warning)
+            then(num_steps)
+
+        self._disk.run(lambda: self._run.newest() if self._run is not None else (0, ()), found)
+
+    def write_summary(self, trained: Trained, then: Callable[[str | None], None]) -> None:
+        self._disk.run(lambda: self._run.close(trained) if self._run is not None else None, then)
+
+    def when_written(self, then: Callable[[], None]) -> None:
+        """Call `then` when everything so far is in the run folder."""
+        self._disk.run(lambda: None, lambda _: then())
+
+    def close(self) -> None:
+        """Wait until everything is written."""
+        self._disk.close()
+        self._launcher.close()
+
+    def _warn_of(self, problem: str | None) -> None:
+        if problem is not None:
+            self._warn(problem)
