@@ -130,6 +130,9 @@ class RecordingEffects:
     def member_joining(self, member: Member, place: Worker) -> None:
         self.log.append(("joining", str(place)))
 
+    def planning_failed(self, reason: str) -> None:
+        self.log.append(("planning failed", reason))
+
     def stalled(self, stalled_s: float) -> None:
         self.log.append(("stalled", round(stalled_s, 1)))
 

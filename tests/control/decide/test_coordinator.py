@@ -2,7 +2,16 @@
 
 import pytest
 
-from recycle.control.decide.messages import EpochBegun, EpochStopped, JobEnded, ProgressReport, RenewLease, StartEpoch, StoreEntry
+from recycle.control.decide.messages import (
+    Ack,
+    EpochBegun,
+    EpochStopped,
+    JobEnded,
+    ProgressReport,
+    RenewLease,
+    StartEpoch,
+    StoreEntry,
+)
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Worker
 from tests.builders import dead
@@ -124,6 +133,73 @@ def test_a_member_that_computes_one_op_for_too_long_is_suspected_though_it_renew
         harness.coordinator.receive(harness.at("W1_1"), RenewLease(3, busy_us))
         harness.coordinator.tick()
         assert harness.phase is phase
+
+
+@pytest.mark.parametrize("doing", ["reduce", "optimizer"])
+def test_a_member_that_hangs_outside_an_op_is_suspected(doing: str) -> None:
+    harness = CoordinatorHarness().form()
+    harness.coordinator.longest_op_s = 0.3
+    for busy_us, phase in ((9_900_000, CoordinatorPhase.RUNNING), (10_100_000, CoordinatorPhase.STOPPING)):
+        harness.coordinator.receive(harness.at("W1_1"), RenewLease(3, busy_us, doing))
+        harness.coordinator.tick()
+        assert harness.phase is phase
+
+
+def test_a_cut_link_between_two_members_is_named_and_one_of_them_is_given_up() -> None:
+    harness = CoordinatorHarness().form()
+    waits = {"W0_0": "W0_1", "W0_1": "W1_1", "W1_0": "W1_1", "W1_1": "W0_1, W1_0"}
+    for waited_us, phase in ((5_900_000, CoordinatorPhase.RUNNING), (6_100_000, CoordinatorPhase.STOPPING)):
+        for name, others in waits.items():
+            more_us = 500_000 if name == "W0_1" else 0
+            harness.coordinator.receive(harness.at(name), RenewLease(3, 0, "0F0@0", others, waited_us + more_us))
+        harness.coordinator.tick()
+        assert harness.phase is phase
+    reason = "W0_1 has waited 6.6 s for W1_1, and nobody computes: their link seems to be cut"
+    assert harness.effects.logged("suspected") == [("suspected", "W1_1", reason)]
+    assert len(harness.effects.logged("fence")) == 1
+
+
+def test_a_member_that_does_not_stop_is_given_up_and_the_others_go_on() -> None:
+    harness = CoordinatorHarness().form()
+    harness.die("W1_1")
+    for name in ("W0_0", "W0_1"):
+        harness.stop(name, ProgressReport(5))
+    harness.wait(9.5, "W0_0", "W0_1", "W1_0")
+    assert harness.phase is CoordinatorPhase.STOPPING
+    harness.wait(0.25, "W0_0", "W0_1", "W1_0")
+    harness.wait(0.5, "W0_0", "W0_1")
+    assert harness.phase is CoordinatorPhase.PLANNING
+    assert [entry[1] for entry in harness.effects.logged("suspected")] == ["W1_0"]
+
+
+def test_a_plan_that_never_comes_ends_the_job() -> None:
+    harness = CoordinatorHarness().form()
+    harness.die("W1_1")
+    harness.stop_all()
+    harness.wait(599.0, "W0_0", "W0_1", "W1_0")
+    assert harness.effects.logged("planning failed") == []
+    harness.wait(2.0, "W0_0", "W0_1", "W1_0")
+    assert harness.effects.logged("planning failed")[0] == ("planning failed", "no plan has come for 600 s")
+
+
+def test_a_member_that_gave_up_a_stalled_coordinator_reconnects_and_goes_on() -> None:
+    harness = CoordinatorHarness().form()
+    harness.effects.at_us += 130_000_000
+    harness.coordinator.tick()
+    harness.coordinator.connection_lost(harness.at("W0_0"))  # found closed
+    assert harness.rejoin(harness.at("W0_0")) is not None
+    assert harness.rejoin(harness.at("W1_0")) is not None  # its old connection still counts as open
+    assert len(harness.effects.logged("disconnect")) == 1
+    assert harness.phase is CoordinatorPhase.RUNNING
+    harness.wait(3.0, "W0_0", "W0_1", "W1_0", "W1_1")
+    harness.coordinator.connection_lost(harness.at("W0_0"))  # no stall explains this one
+    assert harness.phase is CoordinatorPhase.STOPPING
+
+
+def test_every_heartbeat_is_answered() -> None:
+    harness = CoordinatorHarness().form()
+    harness.coordinator.receive(harness.at("W0_0"), RenewLease())
+    assert harness.last("W0_0") == Ack(0)
 
 
 def test_messages_of_another_epoch_are_ignored() -> None:

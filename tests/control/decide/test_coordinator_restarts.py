@@ -7,7 +7,7 @@ import pytest
 
 from recycle.control.decide.journal import FileJournal
 from recycle.control.decide.members import Member
-from recycle.control.decide.messages import PauseAtBoundary, ProgressReport, StopEpoch, StoreEntry
+from recycle.control.decide.messages import Ack, PauseAtBoundary, ProgressReport, StopEpoch, StoreEntry
 from recycle.control.decide.phases import CoordinatorPhase
 from tests.builders import dead
 from tests.control.decide.coordinator_harness import LEASE_S, CoordinatorHarness
@@ -34,7 +34,7 @@ def test_members_that_reconnect_in_the_same_epoch_train_on(restarted: tuple[Coor
         assert harness.rejoin(member) is not None
     harness.wait(5, *members)
     assert harness.phase is CoordinatorPhase.RUNNING
-    assert not any(harness.effects.sent.values())
+    assert {message for sent in harness.effects.sent.values() for message in sent} == {Ack(0)}
     assert harness.effects.logged("suspected") == []
 
 
@@ -84,7 +84,8 @@ def test_another_process_cannot_reconnect_as_a_member(restarted: tuple[Coordinat
     harness, members = restarted
     assert harness.rejoin(replace(members["W0_0"], pid=4)) is None
     assert harness.rejoin(members["W0_0"]) is not None
-    assert harness.rejoin(members["W0_0"]) is None  # it is connected already
+    assert harness.rejoin(members["W0_0"]) is not None  # it gave up its connection, of which the coordinator does not know
+    assert len(harness.effects.logged("disconnect")) == 1
     assert harness.rejoin(replace(members["W0_0"], number=77)) is None
 
 

@@ -4,15 +4,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle.control.decide.failure_detection import PATIENCE, STARVED_LEASES, MemberFacts, suspicion
+from recycle.control.decide.failure_detection import (
+    PATIENCE,
+    SLOW_S,
+    STARVED_LEASES,
+    STEP_LEASES,
+    MemberFacts,
+    Wait,
+    stuck_member,
+    suspicion,
+)
 
 LEASE_S = 2.0
 times = st.floats(0, 1e6)
 
 
-def suspected(now_s: float = 100.0, busy_s: float = 0.0, longest_op_s: float = 0.01, is_running: bool = False) -> str | None:
+def suspected(
+    now_s: float = 100.0, busy_s: float = 0.0, longest_op_s: float = 0.01, is_running: bool = False, doing: str = ""
+) -> str | None:
     """The suspicion of a member that was last seen at 100 s."""
-    return suspicion(now_s, MemberFacts(100.0, busy_s, is_running), LEASE_S, longest_op_s)
+    return suspicion(now_s, MemberFacts(100.0, busy_s, is_running, doing), LEASE_S, longest_op_s)
 
 
 def test_a_member_that_renews_its_lease_is_alive() -> None:
@@ -36,7 +47,58 @@ def test_an_op_may_take_the_lease_however_short_others_were() -> None:
 def test_an_op_may_take_many_times_as_long_as_the_longest_one() -> None:
     assert suspected(busy_s=PATIENCE * 3.0, longest_op_s=3.0) is None
     reason = suspected(busy_s=PATIENCE * 3.0 + 1, longest_op_s=3.0)
-    assert reason == "far behind its plan: an op has been computing for 31.0 s, where none took over 3 s"
+    assert reason == "far behind its plan: it has been busy for 31.0 s with an op, where no op took over 3 s"
+
+
+def test_reducing_and_stepping_have_a_limit_like_ops_but_of_some_leases() -> None:
+    for doing in ("reduce", "optimizer"):
+        assert suspected(busy_s=STEP_LEASES * LEASE_S - 0.1, doing=doing) is None
+        reason = suspected(busy_s=STEP_LEASES * LEASE_S + 0.1, doing=doing)
+        assert reason == f"far behind its plan: it has been busy for 10.1 s with {doing}, where no op took over 0.01 s"
+
+
+def test_setting_up_saving_and_finishing_have_a_limit_of_minutes() -> None:
+    for doing in ("set up", "save", "finish"):
+        assert suspected(busy_s=SLOW_S - 1, doing=doing) is None
+        assert suspected(busy_s=SLOW_S + 1, doing=doing) == f"far behind its plan: it has been busy for 601.0 s with {doing}"
+
+
+# Members that wait for each other.
+
+
+def waits(*seconds: float, is_connecting: bool = False) -> list[Wait]:
+    """W0_1 waits for W1_0, W1_0 for W0_0, W0_0 for W0_1, for so long each."""
+    pairs = [("W0_1", "W1_0"), ("W1_0", "W0_0"), ("W0_0", "W0_1")]
+    return [Wait(place, (other,), waited_s, is_connecting) for (place, other), waited_s in zip(pairs, seconds, strict=True)]
+
+
+def test_the_other_end_of_the_longest_wait_is_given_up_when_all_wait_for_long() -> None:
+    assert stuck_member(waits(7.0, 6.5, 6.1), LEASE_S, 0.01) == (
+        "W1_0",
+        "W0_1 has waited 7.0 s for W1_0, and nobody computes: their link seems to be cut",
+    )
+
+
+@pytest.mark.parametrize("shortest_s", [0.0, 5.9])
+def test_nobody_is_given_up_while_one_computes_or_has_just_begun_to_wait(shortest_s: float) -> None:
+    assert stuck_member(waits(700.0, shortest_s, 700.0), LEASE_S, 0.01) is None
+
+
+def test_long_ops_and_connecting_give_more_time() -> None:
+    assert stuck_member(waits(29.0, 29.0, 29.0), LEASE_S, 3.0) is None
+    assert stuck_member(waits(29.0, 29.0, 29.0, is_connecting=True), LEASE_S, 0.01) is None
+    assert stuck_member(waits(31.0, 31.0, 31.0, is_connecting=True), LEASE_S, 0.01) is not None
+
+
+def test_of_a_group_that_one_waits_for_the_member_that_most_wait_for_is_given_up() -> None:
+    group = [Wait("W0_0", ("W1_0", "W2_0"), 9.0), Wait("W1_0", ("W2_0",), 8.0), Wait("W2_0", ("W0_0",), 7.0)]
+    found = stuck_member(group, LEASE_S, 0.01)
+    assert found is not None
+    assert found[0] == "W2_0"
+
+
+def test_without_members_nobody_is_stuck() -> None:
+    assert stuck_member([], LEASE_S, 0.01) is None
 
 
 def test_no_member_is_behind_its_plan_before_the_time_of_an_op_is_known() -> None:
@@ -52,7 +114,8 @@ def test_a_member_is_alive_or_suspected_with_a_reason(
 ) -> None:
     reason = suspicion(now_s, MemberFacts(last_seen_s, busy_s, is_running), lease_s, longest_op_s)
     is_silent = now_s - last_seen_s > lease_s * (STARVED_LEASES if is_running else 0.9)
-    is_behind = longest_op_s > 0 and busy_s > max(lease_s, PATIENCE * longest_op_s)
+    limit_s = max(lease_s, PATIENCE * longest_op_s) if longest_op_s else max(SLOW_S, STEP_LEASES * lease_s)
+    is_behind = busy_s > limit_s
     assert (reason is not None) == (is_silent or is_behind)
     assert reason != ""
 

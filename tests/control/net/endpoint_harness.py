@@ -134,10 +134,16 @@ class ServerHarness:
 class FakeMember:
     """A client, and the messages that it received."""
 
-    def __init__(self, endpoint: Endpoint, place: str = "", heartbeat: Callable[[], RenewLease] = RenewLease) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        place: str = "",
+        heartbeat: Callable[[], RenewLease] = RenewLease,
+        on_silent: Callable[[float], None] = lambda silent_s: None,
+    ) -> None:
         self.received: SimpleQueue[ControlMessage] = SimpleQueue()
         self.refusals: SimpleQueue[str] = SimpleQueue()
-        self.client = Client(endpoint, place, self.received.put, self.refusals.put, heartbeat)
+        self.client = Client(endpoint, place, self.received.put, self.refusals.put, heartbeat, on_silent)
 
     def next(self, kind: type[ControlMessage]) -> ControlMessage:
         while not isinstance(message := self.received.get(timeout=PATIENCE_S), kind):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import count
+from queue import Empty, SimpleQueue
 
 import pytest
 
@@ -23,7 +24,7 @@ from recycle.control.decide.messages import (
     StoreEntry,
     Welcome,
 )
-from recycle.control.net import handshake
+from recycle.control.net import client, handshake
 from recycle.control.net.handshake import Endpoint, JoinRefused, this_host
 from recycle.control.net.wire import encode_frame, new_nonce
 from recycle.core.release import RELEASE
@@ -80,6 +81,43 @@ def restarts() -> Iterator[Restarts]:
 @pytest.fixture
 def harness(restarts: Restarts) -> ServerHarness:
     return restarts.harness
+
+
+# A coordinator that hangs.
+
+
+def test_no_report_waits_for_a_coordinator_that_hangs_and_all_arrive_when_it_goes_on(harness: ServerHarness) -> None:
+    fake, goes_on = harness.member(), threading.Event()
+    harness.server.call_soon(lambda: goes_on.wait(PATIENCE_S) and None)
+    start_s = time.monotonic()
+    for _ in range(40):
+        fake.client.report({"much": "x" * 1_000_000})  # more than any buffer of the kernel takes
+    assert time.monotonic() - start_s < PATIENCE_S / 2
+    goes_on.set()
+    harness.callbacks.wait_for(lambda: len(harness.callbacks.received) >= 40)
+    assert fake.client.wait_until_acknowledged(PATIENCE_S)
+    assert harness.callbacks.report_numbers() == list(range(1, 41))
+    fake.client.close()
+
+
+def test_a_worker_says_once_that_the_coordinator_is_silent(restarts: Restarts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_SILENT_LEASES", 0.25)
+    said: SimpleQueue[float] = SimpleQueue()
+    fake = FakeMember(restarts.harness.endpoint(), on_silent=said.put)
+    fake.client.join(PATIENCE_S)  # the coordinator of this test answers no heartbeat
+    assert said.get(timeout=PATIENCE_S) > 0.5
+    with pytest.raises(Empty):
+        said.get(timeout=1.0)
+    assert fake.echo_s() < PATIENCE_S
+    fake.client.close()
+
+
+def test_a_worker_that_finds_no_coordinator_for_long_ends(restarts: Restarts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_ORPHAN_S", 0.5)
+    fake = restarts.harness.member()
+    restarts.stop()
+    assert "no coordinator has answered" in fake.refusals.get(timeout=PATIENCE_S)
+    restarts.restart()
 
 
 # Joining.

@@ -112,7 +112,8 @@ def test_in_exact_mode_the_weights_are_equal_bit_for_bit_whoever_is_dead(setting
         job = ReferenceExecutor(
             plan(SHAPE, **case), options["stages"], options["samples"], loss, adamw, 5, True, options.get("max_norm")
         )
-        losses = [job.iterate(step) for step in range(3)]
+        # Two steps, of which the second uses the optimizer's state; one more after a step that was not applied.
+        losses = [job.iterate(step) for step in range(3 if setting == "an infinite step" else 2)]
         found[job.weights_sha256(), str(losses)] = case
     assert len(found) == 1, found
 

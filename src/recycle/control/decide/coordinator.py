@@ -8,10 +8,23 @@ coordinator request another plan. `Coordinator` has no socket, process or clock:
 from dataclasses import replace
 
 from recycle.control.decide.agreement import NoAgreement, Resume, agree
-from recycle.control.decide.failure_detection import SILENCE_PER_LEASE, MemberFacts, stall_s, suspicion
+from recycle.control.decide.failure_detection import (
+    PATIENCE,
+    PLAN_S,
+    SHORTEST_STOP_S,
+    SILENCE_PER_LEASE,
+    STOP_LEASES,
+    MemberFacts,
+    Wait,
+    stall_s,
+    stuck_member,
+    suspicion,
+)
 from recycle.control.decide.journal import Journal, JournalEntry
 from recycle.control.decide.members import CoordinatorEffects, Member, Recovery
 from recycle.control.decide.messages import (
+    SET_UP,
+    Ack,
     ControlMessage,
     EpochBegun,
     EpochStopped,
@@ -47,7 +60,7 @@ class Coordinator:
         self.members: dict[int, Member] = {}
         self.longest_op_s = 0.0
         self._last_number = 0
-        self._last_tick_s = self._now_s()
+        self._last_tick_s = self._patient_until_s = self._phase_since_s = self._now_s()
         self._recovery: Recovery | None = None
         self._requested: frozenset[Worker] = frozenset()
         self._awaits_checkpoint: PlanAssignment | None = None
@@ -64,7 +77,7 @@ class Coordinator:
             self.members[number] = Member(number, None, host, pid, None, self._now_s(), place=Worker.parse(place), has_state=True)
 
     def _enter(self, trigger: PhaseTrigger) -> None:
-        self.phase = next_phase(self.phase, trigger)
+        self.phase, self._phase_since_s = next_phase(self.phase, trigger), self._now_s()
 
     # Membership.
 
@@ -78,8 +91,10 @@ class Coordinator:
     def rejoin(self, number: int, connection: int, host: str, pid: int) -> Member | None:
         """Return the member that reconnects, or None if this process is no member any more."""
         member = self.members.get(number)
-        if member is None or member.connection is not None or (member.pid and (host, pid) != (member.host, member.pid)):
+        if member is None or (member.pid and (host, pid) != (member.host, member.pid)):
             return None
+        if member.connection is not None:  # it has given up a connection that this coordinator still takes for open
+            self._effects.disconnect(member.connection)
         member.connection, member.host, member.pid, member.last_seen_s = connection, host, pid, self._now_s()
         return member
 
@@ -129,6 +144,15 @@ class Coordinator:
             if self.phase is CoordinatorPhase.PAUSING:
                 self._effects.send(member.connection, PauseAtBoundary(self.epoch))
 
+    def connection_lost(self, member: Member) -> None:
+        """Take a member for dead, unless this coordinator stood still: then the member may have given up, and reconnects."""
+        member.connection = None
+        if self._now_s() < self._patient_until_s:
+            member.last_seen_s = self._now_s()
+            return
+        self._effects.fence(member)
+        self.remove(member.number, "its connection closed")
+
     def remove(self, number: int, reason: str) -> None:
         """Remove a member that is dead, or that is treated as dead."""
         member = self.members.pop(number, None)
@@ -159,18 +183,45 @@ class Coordinator:
         now_s = self._now_s()
         stalled_s, self._last_tick_s = stall_s(now_s - self._last_tick_s, self.lease_s), now_s
         if stalled_s:
+            self._phase_since_s += stalled_s
             for member in self.members.values():
                 member.last_seen_s = min(now_s, member.last_seen_s + stalled_s)
+            self._patient_until_s = now_s + (self.lease_s if stalled_s > self.lease_s else 0.0)
             if self.members:
                 self._effects.stalled(stalled_s)
         for member in list(self.members.values()):
             is_silent = now_s - member.last_seen_s > SILENCE_PER_LEASE * self.lease_s
             is_running = is_silent and self._effects.is_process_running(member)
-            facts = MemberFacts(member.last_seen_s, member.busy_s, is_running)
+            facts = MemberFacts(member.last_seen_s, member.busy_s, is_running, member.doing)
             if reason := suspicion(now_s, facts, self.lease_s, self.longest_op_s):
-                self._effects.member_suspected(member, reason)
-                self._effects.fence(member)
-                self.remove(member.number, reason)
+                self._give_up(member, reason)
+        self._give_up_late(now_s)
+
+    def _give_up(self, member: Member, reason: str) -> None:
+        self._effects.member_suspected(member, reason)
+        self._effects.fence(member)
+        self.remove(member.number, reason)
+
+    def _give_up_late(self, now_s: float) -> None:
+        """See that this phase ends: no member waits for ever, none stops too late, and the plan comes."""
+        in_phase_s = now_s - self._phase_since_s
+        match self.phase:
+            case CoordinatorPhase.RUNNING | CoordinatorPhase.PAUSING:
+                waits = [
+                    Wait(str(member.place), member.waits_for, member.waited_s, member.doing == SET_UP)
+                    for member in self.placed
+                    if not member.has_finished
+                ]
+                if stuck := stuck_member(waits, self.lease_s, self.longest_op_s):
+                    lost, reason = stuck
+                    for member in [member for member in self.placed if str(member.place) == lost]:
+                        self._give_up(member, reason)
+            case CoordinatorPhase.STOPPING:
+                limit_s = max(SHORTEST_STOP_S, STOP_LEASES * self.lease_s, PATIENCE * self.longest_op_s)
+                for member in [member for member in self.placed if not member.has_stopped and in_phase_s > limit_s]:
+                    self._give_up(member, f"it has not stopped for {in_phase_s:.1f} s")
+            case CoordinatorPhase.PLANNING if in_phase_s > PLAN_S:
+                self._effects.planning_failed(f"no plan has come for {in_phase_s:.0f} s")
 
     # Messages of members.
 
@@ -178,8 +229,12 @@ class Coordinator:
         """Act on a message; a message of a former epoch only renews the lease."""
         member.last_seen_s = self._now_s()
         match message:
-            case RenewLease(busy_us=busy_us):
-                member.busy_s = busy_us / 1e6
+            case RenewLease():
+                member.busy_s, member.doing = message.busy_us / 1e6, message.doing
+                member.waits_for = tuple(message.waits_for.split(", ")) if message.waits_for not in ("", "all") else ()
+                member.waited_s = message.waited_us / 1e6
+                if member.connection is not None:
+                    self._effects.send(member.connection, Ack(0))  # it acknowledges no report: the coordinator is there
             case EpochStopped(epoch=epoch) if epoch == self.epoch:
                 self._member_stopped(member, message)
             case StoreEntry(epoch=epoch) if epoch == self.epoch:
@@ -212,7 +267,7 @@ class Coordinator:
         holds_stage = member.place is not None and message.stage in (-1, member.place.stage)
         member.progress, member.has_stopped = message.progress if holds_stage else None, True
         member.has_state = member.progress is not None
-        member.busy_s = 0.0
+        member.busy_s = member.waited_s = 0.0
         self._plan_if_stopped()
 
     def _member_begun(self, message: EpochBegun) -> None:
@@ -320,6 +375,7 @@ class Coordinator:
         members = {place: by_place[now] for place, now in sorted(assignment.places.items())}
         for place, member in members.items():
             member.place, member.progress, member.has_stopped, member.has_finished = place, None, False, False
+            member.busy_s = member.waited_s = 0.0
             member.has_state = True  # unless the member reports otherwise when it stops
         self.epoch += 1
         self._store.clear()

@@ -1,8 +1,11 @@
 """Failure detection: a pure function from the facts about a member to the reason why it is suspected of being dead."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from recycle.control.decide.messages import FINISH, SAVE, SET_UP
 from recycle.core.errors import UserError
+from recycle.core.events.record import OPTIMIZER, REDUCE
 
 DEFAULT_LEASE_S, SHORTEST_S, LONGEST_S = 2.0, 0.1, 3600.0
 # The number of heartbeats in a lease.
@@ -16,6 +19,14 @@ LATE_TICK_LEASES, SHORTEST_LATE_S = 0.25, 0.1
 # An op may take so many times as long as the longest op of any worker so far. As long as no op has been reported, no member is
 # suspected of slowness: a lease may be shorter than any op.
 PATIENCE = 10
+# Reducing and stepping count as ops of at least so many leases. Everything else (to set up an epoch, to save, to finish), and an
+# op before any op was reported, has a fixed limit: models may be large, and kernels compile.
+STEP_LEASES, SLOW_S = 5, 600.0
+# If all members wait for each other for so many leases, and as long as `PATIENCE` says, a message between two of them is lost;
+# while they connect, for so long.
+STUCK_LEASES, CONNECT_S = 3, 30.0
+# All members that are asked to stop must have stopped after so many leases, and a requested plan must come.
+STOP_LEASES, SHORTEST_STOP_S, PLAN_S = 5, 10.0, 600.0
 
 
 def refuse_lease(lease_s: float) -> None:
@@ -31,11 +42,12 @@ def stall_s(since_last_tick_s: float, lease_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MemberFacts:
-    """When a member last sent a message, how long its op has been computing, and whether its process was seen running."""
+    """When a member last sent a message, whether its process was seen running, and for how long it has been doing something."""
 
     last_seen_s: float
     busy_s: float = 0.0
     is_running: bool = False
+    doing: str = ""
 
 
 def suspicion(now_s: float, facts: MemberFacts, lease_s: float, longest_op_s: float) -> str | None:
@@ -43,8 +55,38 @@ def suspicion(now_s: float, facts: MemberFacts, lease_s: float, longest_op_s: fl
     silence_s = now_s - facts.last_seen_s
     if silence_s > lease_s * (STARVED_LEASES if facts.is_running else SILENCE_PER_LEASE):
         return f"silent for {silence_s:.1f} s, with a lease of {lease_s:g} s"
-    if longest_op_s and facts.busy_s > max(lease_s, PATIENCE * longest_op_s):
-        return (
-            f"far behind its plan: an op has been computing for {facts.busy_s:.1f} s, where none took over {longest_op_s:.3g} s"
-        )
+    if facts.busy_s > (limit_s := _busy_limit_s(facts.doing, lease_s, longest_op_s)):
+        longest = f", where no op took over {longest_op_s:.3g} s" if longest_op_s and limit_s < SLOW_S else ""
+        return f"far behind its plan: it has been busy for {facts.busy_s:.1f} s with {facts.doing or 'an op'}{longest}"
     return None
+
+
+def _busy_limit_s(doing: str, lease_s: float, longest_op_s: float) -> float:
+    if doing in (SET_UP, SAVE, FINISH) or not longest_op_s:
+        return max(SLOW_S, STEP_LEASES * lease_s)
+    return max(STEP_LEASES * lease_s if doing in (REDUCE, OPTIMIZER) else lease_s, PATIENCE * longest_op_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A member at `place` has waited for others, at the places `for_`, for so long."""
+
+    place: str
+    for_: tuple[str, ...]
+    waited_s: float
+    is_connecting: bool = False
+
+
+def stuck_member(waits: Sequence[Wait], lease_s: float, longest_op_s: float) -> tuple[str, str] | None:
+    """Return the place to give up, and the reason, if all members wait for each other for too long; else None.
+
+    `waits` are those of all members that have not finished. Who computes, or has just begun to wait, breaks the circle soon.
+    """
+    first = max(waits, key=lambda wait: wait.waited_s, default=None)
+    shortest_s = min((wait.waited_s for wait in waits), default=0.0)
+    limit_s = max(STUCK_LEASES * lease_s, PATIENCE * longest_op_s)
+    if first is None or shortest_s <= (max(limit_s, CONNECT_S) if any(wait.is_connecting for wait in waits) else limit_s):
+        return None
+    names = first.for_ or tuple(wait.place for wait in waits if wait.place != first.place)
+    lost = max(names, key=lambda name: sum(name in wait.for_ for wait in waits), default=first.place)
+    return lost, f"{first.place} has waited {first.waited_s:.1f} s for {lost}, and nobody computes: their link seems to be cut"

@@ -24,6 +24,9 @@ class Member:
     last_seen_s: float
     place: Worker | None = None
     busy_s: float = 0.0
+    doing: str = ""
+    waits_for: tuple[str, ...] = ()
+    waited_s: float = 0.0
     has_state: bool = False
     progress: ProgressReport | None = None
     has_stopped: bool = False
@@ -91,6 +94,9 @@ class CoordinatorEffects(Protocol):
     def member_suspected(self, member: Member, reason: str) -> None: ...
 
     def member_joining(self, member: Member, place: Worker) -> None: ...
+
+    def planning_failed(self, reason: str) -> None:
+        """Note that no plan will come: the job must end."""
 
     def stalled(self, stalled_s: float) -> None:
         """Note that the coordinator itself stood still for so long."""

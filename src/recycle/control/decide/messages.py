@@ -142,12 +142,22 @@ class EpochBegun:
     transfer_us: int
 
 
+# What a worker may be doing, beside ops and the parts of a step: setting up an epoch, saving a checkpoint, finishing.
+SET_UP, SAVE, FINISH = "set up", "save", "finish"
+
+
 @dataclass(frozen=True, slots=True)
 class RenewLease:
-    """A heartbeat: the iteration, and for how long the present op has been computing (0 if the worker waits for others)."""
+    """A heartbeat: the iteration, what the worker is doing, and for how long it has been computing that (0 if it waits).
+
+    A worker that waits says for which others, and for how long.
+    """
 
     iteration: int = 0
     busy_us: int = 0
+    doing: str = ""
+    waits_for: str = ""
+    waited_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

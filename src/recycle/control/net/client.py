@@ -1,10 +1,12 @@
 """The worker's end of the control connection, in a thread of its own: it renews the lease while the worker computes.
 
 If the coordinator goes away, the worker continues, and the thread reconnects until a coordinator answers. Reports without an
-acknowledgement are sent again then.
+acknowledgement are sent again then. No send ever waits for the coordinator: what the connection does not take stays in a queue,
+which the thread sends on. The coordinator answers every heartbeat, so that a worker notices one that hangs.
 """
 
 import contextlib
+import os
 import select
 import socket
 import threading
@@ -19,13 +21,17 @@ from recycle.control.net.handshake import Endpoint, JoinRefused, shake_hands
 from recycle.control.net.wire import FrameReader, encode_frame
 
 _RECONNECT_S = 0.1
+# A coordinator is called silent after so many leases. After `_GIVE_UP_S` its connection counts as broken: longer than any pause
+# that a job should survive. A worker that finds no coordinator for `_ORPHAN_S` ends.
+_SILENT_LEASES, _GIVE_UP_S, _ORPHAN_S = 3, 120.0, 600.0
 
 
 class Client:
     """A control connection that reconnects by itself. `on_message` is called for every message, in the client's thread.
 
-    `on_refused` is called if the coordinator refuses this worker when it reconnects; the thread ends then. `heartbeat` makes the
-    message that renews the lease. `own_address` is the address by which other machines reach this one.
+    `on_refused` is called if the coordinator refuses this worker when it reconnects, or none is found; the thread ends then.
+    `heartbeat` makes the message that renews the lease; `on_silent` is called once with the time for which the coordinator has
+    been silent. `own_address` is the address by which other machines reach this one.
     """
 
     def __init__(
@@ -35,15 +41,18 @@ class Client:
         on_message: Callable[[ControlMessage], None],
         on_refused: Callable[[str], None],
         heartbeat: Callable[[], RenewLease] = RenewLease,
+        on_silent: Callable[[float], None] = lambda silent_s: None,
     ) -> None:
         self._endpoint, self._preferred_place = endpoint, preferred_place
-        self._on_message, self._on_refused, self._heartbeat = on_message, on_refused, heartbeat
+        self._on_message, self._on_refused, self._heartbeat, self._on_silent = on_message, on_refused, heartbeat, on_silent
         self.member, self.epoch, self.lease_s = -1, -1, 0.0
         self.own_address = ""
         self._unacknowledged: deque[Report] = deque()
         self._number = 0
         self._lock = threading.Condition()  # notified when reports were acknowledged
         self._stream: socket.socket | None = None
+        self._outbox: deque[memoryview] = deque()
+        self._wake = -1
         self._closed = threading.Event()
 
     def join(self, timeout_s: float) -> Welcome:
@@ -57,18 +66,41 @@ class Client:
                 if time.monotonic() > end_s:
                     raise
                 time.sleep(_RECONNECT_S)
-        threading.Thread(target=self._stay_connected, args=(reader,), name="control", daemon=True).start()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        threading.Thread(target=self._run, args=(reader,), name="control", daemon=True).start()
         return welcome
 
+    def _run(self, reader: FrameReader) -> None:
+        try:
+            self._stay_connected(reader)
+        finally:
+            with self._lock:
+                self._disconnect()
+                os.close(self._wake)
+                self._wake = -1
+
     def send(self, message: ControlMessage) -> bool:
-        """Send a message now; return whether the connection took it."""
+        """Send a message, or queue it if the connection takes no more now; return whether there is a connection."""
         with self._lock:
             if self._stream is None:
                 return False
-            try:
-                self._stream.sendall(encode_frame(message))
-            except OSError:
-                return False  # the reading thread notices, too, but not before it has read the last messages
+            self._outbox.append(memoryview(encode_frame(message)))
+            if len(self._outbox) == 1 and not self._send_queued() and self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+            return True
+
+    def _send_queued(self) -> bool:
+        """Send what is queued as far as the connection takes it; return whether that was all."""
+        with self._lock:
+            while self._outbox and self._stream is not None:
+                part = self._outbox[0]
+                try:
+                    sent = self._stream.send(part)
+                except OSError:  # full; or broken, which the thread notices, but not before it has read the last messages
+                    return False
+                self._outbox.popleft()
+                if sent < len(part):
+                    self._outbox.appendleft(part[sent:])
             return True
 
     def report(self, body: dict[str, Any]) -> None:
@@ -96,11 +128,12 @@ class Client:
                 self._stream.shutdown(socket.SHUT_RDWR)
             self._stream.close()
             self._stream = None
+            self._outbox.clear()
 
     def _connect(self) -> tuple[Welcome, FrameReader]:
         session = shake_hands(self._endpoint, self._preferred_place, self.member, self.epoch)
         stream, welcome = session.stream, session.welcome
-        stream.settimeout(None)
+        stream.setblocking(False)
         with self._lock:
             if self._closed.is_set():
                 stream.close()
@@ -118,36 +151,66 @@ class Client:
                 self._serve(reader)
             with self._lock:
                 self._disconnect()
-            if self._closed.wait(_RECONNECT_S):
-                return
             try:
-                _, reader = self._connect()
-            except OSError:
-                continue
+                reader = self._reconnect()
             except JoinRefused as problem:
                 if not self._closed.is_set():
                     self._on_refused(str(problem))
                 return
 
+    def _reconnect(self) -> FrameReader:
+        end_s = time.monotonic() + _ORPHAN_S
+        while not self._closed.wait(_RECONNECT_S):
+            try:
+                return self._connect()[1]
+            except OSError as problem:
+                if time.monotonic() > end_s:
+                    cause = problem.strerror or problem
+                    raise JoinRefused(f"no coordinator has answered for {_ORPHAN_S:.0f} s ({cause})") from None
+        raise JoinRefused("this worker has disconnected")
+
     def _serve(self, reader: FrameReader) -> None:
         """Read messages and renew the lease until the connection breaks."""
         pause_s = self.lease_s / RENEWALS_PER_LEASE
-        next_s = time.monotonic()
+        next_s = heard_s = time.monotonic()
+        silent_s = _SILENT_LEASES * self.lease_s
         for message in reader.take(b""):  # those that came with the welcome
             self._take(message)
         while not self._closed.is_set():
             stream = self._stream
             if stream is None:
                 return
-            if time.monotonic() >= next_s:
-                next_s = time.monotonic() + pause_s
+            now_s = time.monotonic()
+            if now_s >= next_s:
+                if now_s > next_s + pause_s:  # this process stood still itself: an answer may wait to be read
+                    heard_s += now_s - next_s
+                if now_s > heard_s + silent_s:
+                    self._on_silent(now_s - heard_s)
+                    silent_s = _GIVE_UP_S  # say it once
+                if now_s > heard_s + _GIVE_UP_S:
+                    raise ConnectionError("the coordinator is silent")
+                next_s = now_s + pause_s
                 self.send(self._heartbeat())
-            if _is_readable(stream, next_s - time.monotonic()):
+            if self._wait(stream, next_s - time.monotonic()):
                 some = stream.recv(1 << 18)
                 if not some:
                     raise ConnectionError("the coordinator closed the connection")
+                heard_s, silent_s = time.monotonic(), _SILENT_LEASES * self.lease_s
                 for message in reader.take(some):
                     self._take(message)
+
+    def _wait(self, stream: socket.socket, timeout_s: float) -> bool:
+        """Send on what is queued, and return whether there are bytes to read.
+
+        Not with `select.select`, which refuses file descriptors above 1023.
+        """
+        poll = select.poll()
+        poll.register(stream, select.POLLIN if self._send_queued() else select.POLLIN | select.POLLOUT)
+        poll.register(self._wake, select.POLLIN)
+        ready = dict(poll.poll(max(0.0, timeout_s) * 1000))
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
+        return bool(ready.get(stream.fileno(), 0) & ~select.POLLOUT)
 
     def _take(self, message: ControlMessage) -> None:
         if isinstance(message, Ack):
@@ -157,10 +220,3 @@ class Client:
                 self._lock.notify_all()
         else:
             self._on_message(message)
-
-
-def _is_readable(stream: socket.socket, timeout_s: float) -> bool:
-    """Wait for bytes to read. Not with `select.select`, which refuses file descriptors above 1023."""
-    poll = select.poll()
-    poll.register(stream, select.POLLIN)
-    return bool(poll.poll(max(0.0, timeout_s) * 1000))

@@ -32,7 +32,7 @@ from recycle.control.net.handshake import this_host
 from recycle.control.net.server import ConnectionTask, Server
 from recycle.control.net.wire import encode_frame
 from recycle.core.cluster import Worker
-from recycle.core.errors import UserError, WorkerFailed
+from recycle.core.errors import PlannerFailed, UserError, WorkerFailed
 from recycle.core.events.failure_script import RECOVERY
 from recycle.core.events.record import Event, Joining, Recovered, Suspected
 from recycle.core.plans.plan import Plan
@@ -170,9 +170,7 @@ class CoordinatorService:
         member = self._member(connection)
         self._numbers.pop(connection, None)
         if member is not None and not self._is_over:
-            member.connection = None
-            self.fence(member)
-            self._coordinator.remove(member.number, "its connection closed")
+            self._coordinator.connection_lost(member)
 
     def tick(self) -> None:
         if self._coordinator.phase is CoordinatorPhase.FORMING:
@@ -247,6 +245,9 @@ class CoordinatorService:
 
     def member_joining(self, member: Member, place: Worker) -> None:
         self._ledger.write(Joining(self._ledger.now_us(), str(place)))
+
+    def planning_failed(self, reason: str) -> None:
+        self._end(JobFailed(PlannerFailed(reason)))
 
     def stalled(self, stalled_s: float) -> None:
         if stalled_s > self._config.lease_s:

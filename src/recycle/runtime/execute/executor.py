@@ -15,6 +15,7 @@ from recycle.runtime.compute.seeds import seed_of
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.execute.row_program import Instruction
 from recycle.runtime.execute.spans import Span, now_us
+from recycle.runtime.transport.activity import Activity
 from recycle.runtime.transport.message_queue import MessageQueue
 
 # Receives for so many ops ahead are posted, so that their messages arrive while others compute.
@@ -27,7 +28,7 @@ OnProgress = Callable[[int, str], None]
 class Executor:
     """A worker with its stage and its instructions. `losses` are those of the iteration, by chain, at the last stage.
 
-    `busy_since_us` is when the current op began to compute, 0 while it waits for other workers.
+    `activity` says what it is doing.
     """
 
     def __init__(
@@ -40,9 +41,10 @@ class Executor:
         samples: MicroBatchSource,
         seed: int,
         on_progress: OnProgress = lambda iteration, label: None,
+        activity: Activity | None = None,
     ) -> None:
+        self.activity = activity or Activity()
         self.worker, self.instructions, self.stage, self.on_progress = worker, instructions, stage, on_progress
-        self.busy_since_us = 0
         self.losses: dict[int, float] = {}
         self.warm_up_error: Exception | None = None
         self._is_first, self._is_last = worker.stage == 0, worker.stage == num_stages - 1
@@ -66,13 +68,13 @@ class Executor:
         """Run one op: receive its message, compute, send its result. The span is that of the computation."""
         instruction, asked = self.instructions[index], now_us()
         received = self._messages.receive(instruction.receives) if instruction.receives is not None else None
-        self.busy_since_us = start = now_us()
+        start = now_us()
+        self.activity.begin(instruction.label)
         self.on_progress(iteration, instruction.label)
         compute = self._compute_tentatively if is_tentative else self._compute
         made = compute(iteration, instruction, received)
         self.stage.finish()
         span = Span(instruction.label, start, now_us(), asked_us=asked)
-        self.busy_since_us = 0
         if instruction.sends is not None:
             assert made is not None
             self._messages.send(instruction.sends, made)

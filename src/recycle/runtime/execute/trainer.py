@@ -108,6 +108,7 @@ class Trainer:
     def _finish(self, iteration: int, spans: list[Span], on_applied: OnApplied) -> bool:
         """Reduce and step; return whether all pause now. A staggered worker learns that later, with the verdict."""
         start, sums = now_us(), self.executor.stage.sums
+        self.executor.activity.begin(REDUCE)
         self.executor.on_progress(iteration, REDUCE)
         self._transport.all_reduce(sums.flat)
         losses = self._shared_losses()
@@ -153,7 +154,7 @@ class Trainer:
         """Wait for the whole ballot; return it, and whether any worker wants a pause."""
         vote = self._vote
         assert vote is not None
-        self._transport.host.wait(vote.work)
+        self._transport.host.wait(vote.work, "all")
         self._vote = None
         *norms, pause = vote.values.tolist()
         return Ballot(vote.iteration, tuple(norms)), pause > 0
@@ -164,6 +165,7 @@ class Trainer:
 
     def _apply(self, iteration: int, scale: float | None, spans: list[Span]) -> None:
         start = now_us()
+        self.executor.activity.begin(OPTIMIZER)
         self.state.apply(scale)
         spans.append(Span(OPTIMIZER, start, now_us()))
         self.executor.on_progress(iteration, OPTIMIZER)

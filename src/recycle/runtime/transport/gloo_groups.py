@@ -63,12 +63,15 @@ class GlooGroups:
         except RuntimeError as problem:
             raise TransportBroken(str(problem)) from None
 
-    def wait(self, work: Any) -> None:
-        """Wait for an operation that was begun."""
+    def wait(self, work: Any, workers: str) -> None:
+        """Wait for an operation that was begun, with these other workers."""
+        self._spec.activity.wait_for(workers)
         try:
             work.wait(self._spec.timeout)
         except RuntimeError as problem:
-            raise TransportBroken(str(problem)) from None
+            raise TransportBroken(f"{problem} (with {workers})") from None
+        finally:
+            self._spec.activity.go_on()
         if self.is_aborted:
             raise TransportBroken("the epoch is over")
 
@@ -80,11 +83,11 @@ class GlooGroups:
 
     def send_bytes(self, receiver: Worker, body: Tensor, tag: int) -> None:
         """Send bytes, and return when they were taken."""
-        self.wait(self.begin_send(body, receiver, _BULK_TAGS + tag))
+        self.wait(self.begin_send(body, receiver, _BULK_TAGS + tag), str(receiver))
 
     def receive_bytes(self, sender: Worker, size_bytes: int, tag: int) -> Tensor:
         body = torch.empty(size_bytes, dtype=torch.uint8)
-        self.wait(self.begin_receive(body, sender, _BULK_TAGS + tag))
+        self.wait(self.begin_receive(body, sender, _BULK_TAGS + tag), str(sender))
         return body
 
     def begin_all_reduce(self, tensor: Tensor, group: Any = None) -> Any:
@@ -94,7 +97,7 @@ class GlooGroups:
     def all_reduce(self, tensor: Tensor, tie: Tie | None = None) -> None:
         """Sum a tensor over the peers of the stage, or over the workers of a tie, through the host."""
         in_host = tensor.cpu()
-        self.wait(self.begin_all_reduce(in_host, self._sums[tie]))
+        self.wait(self.begin_all_reduce(in_host, self._sums[tie]), self._view.others_in_sum(tie))
         if in_host is not tensor:
             tensor.copy_(in_host)
 

@@ -76,7 +76,7 @@ class MessageQueue:
         """Return the tensor that was sent, or wait for it."""
         self.post_receive(message)
         work, body = self._posted.pop(message)
-        self._groups.wait(work)
+        self._groups.wait(work, str(message.sender))
         self._release(message.sender, (self.round, message.made_at))
         return self._carrier.unpack(message, body, self.round)
 
@@ -90,7 +90,7 @@ class MessageQueue:
         sent = self._sent[receiver]
         while sent and sent[0][0] <= reached:
             _, _, posted = heappop(sent)
-            self._groups.wait(posted.work)
+            self._groups.wait(posted.work, str(receiver))
 
     def flush(self) -> None:
         """Wait until every message that was sent has been taken."""

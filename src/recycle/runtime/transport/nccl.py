@@ -30,7 +30,7 @@ class NcclTransport:
     def __init__(
         self, store: Any, view: GroupView, spec: TransportSpec, incoming: Sequence[TensorMessage], device: torch.device
     ) -> None:
-        self.host = GlooGroups(store, view, spec)
+        self.host, self._view = GlooGroups(store, view, spec), view
 
         def make_group(name: str, members: Sequence[Worker]) -> Any:
             options = dist.ProcessGroupNCCL.Options()
@@ -45,7 +45,7 @@ class NcclTransport:
         carrier.connect()
 
     def all_reduce(self, tensor: Tensor, tie: Tie | None = None) -> None:
-        self.host.wait(self.host.begin_all_reduce(tensor, self._sums[tie]))
+        self.host.wait(self.host.begin_all_reduce(tensor, self._sums[tie]), self._view.others_in_sum(tie))
 
     def abort(self) -> None:
         """Abort every group: an NCCL group that is left would wait for another one."""

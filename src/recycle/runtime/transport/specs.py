@@ -1,7 +1,7 @@
 """The values of the transport: TensorSpec, TensorMessage, GroupView, TransportSpec; and TransportBroken, its only error."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -9,6 +9,7 @@ import torch
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
 from recycle.runtime.compute.tied_parameters import Tie
+from recycle.runtime.transport.activity import Activity
 
 # Messages of so many rounds may be on their way at once: stages run at most one iteration apart, and may try one twice.
 _NUM_TAG_ROUNDS = 8
@@ -74,12 +75,18 @@ class GroupView:
                 groups[tie] = f"tie{number}", [other for other in self.workers if other.stage in tie.stages]
         return groups
 
+    def others_in_sum(self, tie: Tie | None) -> str:
+        """The names of the other workers that sum with this one."""
+        stages = tie.stages if tie is not None else (self.worker.stage,)
+        return ", ".join(str(other) for other in self.workers if other.stage in stages and other != self.worker)
+
 
 @dataclass(frozen=True, slots=True)
 class TransportSpec:
     """What a job asks of its transport, the same in every epoch.
 
     `tensor_specs` are by the stage that sends a tensor forwards. `host` is the address at which other machines reach this one.
+    `activity` is told whom the worker waits for.
     """
 
     tensor_specs: Mapping[int, TensorSpec]
@@ -87,6 +94,7 @@ class TransportSpec:
     ties: Sequence[Tie]
     timeout: timedelta
     host: str = "127.0.0.1"
+    activity: Activity = field(default_factory=Activity)
 
     def tensor_spec(self, message: TensorMessage) -> TensorSpec:
         """The stage before made an activation; a gradient is as large as the tensor that its receiver had sent."""

@@ -5,6 +5,7 @@ other messages for the main thread.
 """
 
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -21,8 +22,8 @@ from recycle.control.decide.messages import (
 )
 from recycle.control.net.client import Client
 from recycle.control.net.handshake import Endpoint, JoinRefused
-from recycle.runtime.execute.spans import now_us
 from recycle.runtime.execute.trainer import Trainer
+from recycle.runtime.transport.activity import Activity, Doing
 from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.rendezvous import Rendezvous, make_unless_over
 from recycle.runtime.transport.specs import TransportBroken
@@ -39,6 +40,9 @@ class ControlThread:
         self.inbox: SimpleQueue[ControlMessage | JoinRefused] = SimpleQueue()
         self.client = Client(endpoint, place, self._react, lambda reason: self.inbox.put(JoinRefused(reason)), self._renew_lease)
         self._get_num_steps = get_num_steps
+        self.activity = Activity()
+        self._renewed_s = self._stopped_s = 0.0
+        self._stopped_in = Doing()
         self._lock = threading.Lock()
         self._rendezvous: Rendezvous | None = None
         self._transport: Transport | None = None
@@ -91,9 +95,16 @@ class ControlThread:
             self.report(self._finished)
 
     def _renew_lease(self) -> RenewLease:
-        trainer = self._trainer
-        since_us = trainer.executor.busy_since_us if trainer is not None else 0
-        return RenewLease(self._get_num_steps(), now_us() - since_us if since_us else 0)
+        """Say what the main thread does. The time in which the whole process was stopped does not count."""
+        doing, now_s = self.activity.now, time.monotonic()
+        between_s, self._renewed_s = now_s - self._renewed_s, now_s
+        if doing != self._stopped_in:
+            self._stopped_in, self._stopped_s = doing, 0.0
+        if between_s > self.client.lease_s / 2:
+            self._stopped_s += min(between_s, now_s - doing.since_s)
+        took_us = max(0, round((now_s - doing.since_s - self._stopped_s) * 1e6)) if doing.label else 0
+        busy_us, waited_us = (0, took_us) if doing.waits_for else (took_us, 0)
+        return RenewLease(self._get_num_steps(), busy_us, doing.label, doing.waits_for, waited_us)
 
     # Called in the main thread.
 
@@ -103,7 +114,9 @@ class ControlThread:
             self._refuse_stopped(epoch)
             rendezvous = self._rendezvous
         assert rendezvous is not None
+        self.activity.wait_for("all")
         transport = make_unless_over(lambda: make(rendezvous), rendezvous)
+        self.activity.go_on()
         with self._lock:
             self._transport = transport
             self._refuse_stopped(epoch)

@@ -18,6 +18,7 @@ from recycle.runtime.execute.row_program import Instruction, compile_rows
 from recycle.runtime.execute.stage_state import StageState
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.execute.warm_up import warm_ups
+from recycle.runtime.transport.activity import Activity
 from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.select import make_transport
 from recycle.runtime.transport.specs import GroupView, TransportSpec
@@ -51,11 +52,17 @@ def make_stage_state(spec: WorkerSpec, stage: int, num_steps: int = 0, device: t
 
 
 def connect(
-    spec: WorkerSpec, program: WorkerProgram, view: GroupView, store: Any, device: torch.device, host: str = "127.0.0.1"
+    spec: WorkerSpec,
+    program: WorkerProgram,
+    view: GroupView,
+    store: Any,
+    device: torch.device,
+    host: str = "127.0.0.1",
+    activity: Activity | None = None,
 ) -> Transport:
     """The transport of a worker of this machine, which the others reach at `host`; all workers of the epoch must call it."""
     timeout = timedelta(seconds=spec.options.timeout_s)
-    transport_spec = TransportSpec(spec.tensor_specs, spec.shape.num_chains, spec.ties, timeout, host)
+    transport_spec = TransportSpec(spec.tensor_specs, spec.shape.num_chains, spec.ties, timeout, host, activity or Activity())
     incoming = [each.receives for each in program.instructions if each.receives is not None]
     return make_transport(store, view, transport_spec, incoming, device)
 
@@ -67,10 +74,19 @@ def make_trainer(
     state: StageState,
     transport: Transport,
     on_progress: OnProgress = lambda iteration, label: None,
+    activity: Activity | None = None,
 ) -> Trainer:
     """The trainer of a worker in one epoch, on the state of its stage."""
     num_stages, seed = spec.shape.num_stages, spec.options.seed
     executor = Executor(
-        view.worker, program.instructions, num_stages, state.stage, transport.messages, spec.microbatches, seed, on_progress
+        view.worker,
+        program.instructions,
+        num_stages,
+        state.stage,
+        transport.messages,
+        spec.microbatches,
+        seed,
+        on_progress,
+        activity,
     )
     return Trainer(executor, transport, state, view, spec.shape, spec.ties, program.warm_up, program.is_staggered)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from recycle.control.decide.messages import ProgressReport, StartEpoch
+from recycle.control.decide.messages import SAVE, ProgressReport, StartEpoch
 from recycle.core.cluster import Worker
 from recycle.runtime.checkpoint.files import read_checkpoint, step_folder
 from recycle.runtime.checkpoint.resume import fetch_stage, load_stage
@@ -13,6 +13,7 @@ from recycle.runtime.checkpoint.writer import StageWriter
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.execute.spans import Span
 from recycle.runtime.execute.stage_state import StageState
+from recycle.runtime.transport.activity import Activity
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.specs import GroupView
 from recycle.runtime.transport.state_transfer import receive_state, send_state
@@ -33,9 +34,10 @@ class LocalStage:
         place: Worker | None,
         report: Callable[[WorkerReport], None],
         on_saved: Callable[[int], None],
+        activity: Activity,
     ) -> None:
         self.place = place
-        self._spec, self._report, self._on_saved = spec, report, on_saved
+        self._spec, self._report, self._on_saved, self._activity = spec, report, on_saved, activity
         self._state: StageState | None = None
         self._has_state = False
         self._writes_checkpoints = False
@@ -116,6 +118,7 @@ class LocalStage:
         assert self.place is not None
         self._report(IterationApplied(self.place, iteration, losses, spans, verdict))
         if self._writes_checkpoints and self._spec.options.checkpoint.is_due(iteration + 1, self._spec.num_steps):
+            self._activity.begin(SAVE)
             self._save(iteration + 1)
             self._on_saved(iteration)
 

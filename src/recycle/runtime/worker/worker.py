@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from recycle.control.decide.messages import EpochBegun, EpochStopped, JobEnded, StartEpoch, StopEpoch, Welcome
+from recycle.control.decide.messages import FINISH, SET_UP, EpochBegun, EpochStopped, JobEnded, StartEpoch, StopEpoch, Welcome
 from recycle.control.net.handshake import Endpoint, JoinRefused
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
@@ -76,7 +76,7 @@ class _WorkerProcess:
             self._spec = self._spec_for(welcome)
             self._injector = FaultInjector(self._injections, self._spec.deaths)
             on_saved = partial(self._injector.on_progress, label=CHECKPOINT)
-            self._stage = LocalStage(self._spec, self._preferred_place, self._control.report, on_saved)
+            self._stage = LocalStage(self._spec, self._preferred_place, self._control.report, on_saved, self._control.activity)
             self._follow(self._stage)
         except JoinRefused as problem:
             raise SystemExit(f"this worker was turned away: {problem}") from None
@@ -136,6 +136,7 @@ class _WorkerProcess:
     def _run_epoch(self, start: StartEpoch, stage: LocalStage) -> None:
         """Train in one epoch until the last step, or until the epoch is over for this worker."""
         reason = "all paused"
+        self._control.activity.begin(SET_UP)
         try:
             if start.epoch > 1:
                 self._injector.on_recovery(start.iteration)
@@ -156,11 +157,13 @@ class _WorkerProcess:
         program = worker_program(Plan.parse(start.plan), view.worker)
 
         def make_transport(store: Rendezvous) -> Transport:
-            return connect(self._spec, program, view, store, self._set_device(), self._control.client.own_address)
+            device, address = self._set_device(), self._control.client.own_address
+            return connect(self._spec, program, view, store, device, address, self._control.activity)
 
         transport = self._control.connect(start.epoch, make_transport)
         self._injector.instructions = program.instructions
-        trainer = make_trainer(self._spec, program, view, stage.state, transport, self._injector.on_progress)
+        activity, on_progress = self._control.activity, self._injector.on_progress
+        trainer = make_trainer(self._spec, program, view, stage.state, transport, on_progress, activity)
         regrouped_us = now_us()
         stage.transfer(transport.host, start.sources)
         trainer.executor.stage.meter = ActivationMeter(trainer.executor.stage.module)
@@ -170,6 +173,7 @@ class _WorkerProcess:
     def _leave_epoch(self, epoch: int, stage: LocalStage, reason: str) -> None:
         """Leave an epoch, and report the progress of this worker."""
         self._last_left_epoch = epoch
+        self._control.activity.end()
         transport, trainer = self._control.leave_epoch()
         if trainer is not None:
             trainer.executor.reset()
@@ -184,8 +188,10 @@ class _WorkerProcess:
     def _finish(self, start: StartEpoch, stage: LocalStage, trainer: Trainer) -> None:
         """Report that all steps are done, and stay, since another worker may still be lost."""
         assert stage.place is not None
+        self._control.activity.begin(FINISH)
         stage.finish_checkpoints(start)
         sha256, peak_bytes = digest(trainer.executor.stage.module), _peak_bytes(self._spec.options.device)
+        self._control.activity.end()
         self._control.report_finished(WorkerFinished(stage.place, sha256, peak_bytes, trainer.activation_bytes))
 
 
