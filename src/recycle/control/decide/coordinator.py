@@ -8,22 +8,11 @@ coordinator request another plan. `Coordinator` has no socket, process or clock:
 from dataclasses import replace
 
 from recycle.control.decide.agreement import NoAgreement, Resume, agree
-from recycle.control.decide.failure_detection import (
-    PATIENCE,
-    PLAN_S,
-    SHORTEST_STOP_S,
-    SILENCE_PER_LEASE,
-    STOP_LEASES,
-    MemberFacts,
-    Wait,
-    stall_s,
-    stuck_member,
-    suspicion,
-)
+from recycle.control.decide.deadlines import PLAN_S, late_members
+from recycle.control.decide.failure_detection import SILENCE_PER_LEASE, MemberFacts, stall_s, suspicion
 from recycle.control.decide.journal import Journal, JournalEntry
 from recycle.control.decide.members import CoordinatorEffects, Member, Recovery
 from recycle.control.decide.messages import (
-    SET_UP,
     Ack,
     ControlMessage,
     EpochBegun,
@@ -195,33 +184,16 @@ class Coordinator:
             facts = MemberFacts(member.last_seen_s, member.busy_s, is_running, member.doing)
             if reason := suspicion(now_s, facts, self.lease_s, self.longest_op_s):
                 self._give_up(member, reason)
-        self._give_up_late(now_s)
+        in_phase_s = now_s - self._phase_since_s
+        for member, reason in late_members(self.phase, in_phase_s, self.placed, self.lease_s, self.longest_op_s):
+            self._give_up(member, reason)
+        if self.phase is CoordinatorPhase.PLANNING and in_phase_s > PLAN_S:
+            self._effects.planning_failed(f"no plan has come for {in_phase_s:.0f} s")
 
     def _give_up(self, member: Member, reason: str) -> None:
         self._effects.member_suspected(member, reason)
         self._effects.fence(member)
         self.remove(member.number, reason)
-
-    def _give_up_late(self, now_s: float) -> None:
-        """See that this phase ends: no member waits for ever, none stops too late, and the plan comes."""
-        in_phase_s = now_s - self._phase_since_s
-        match self.phase:
-            case CoordinatorPhase.RUNNING | CoordinatorPhase.PAUSING:
-                waits = [
-                    Wait(str(member.place), member.waits_for, member.waited_s, member.doing == SET_UP)
-                    for member in self.placed
-                    if not member.has_finished
-                ]
-                if stuck := stuck_member(waits, self.lease_s, self.longest_op_s):
-                    lost, reason = stuck
-                    for member in [member for member in self.placed if str(member.place) == lost]:
-                        self._give_up(member, reason)
-            case CoordinatorPhase.STOPPING:
-                limit_s = max(SHORTEST_STOP_S, STOP_LEASES * self.lease_s, PATIENCE * self.longest_op_s)
-                for member in [member for member in self.placed if not member.has_stopped and in_phase_s > limit_s]:
-                    self._give_up(member, f"it has not stopped for {in_phase_s:.1f} s")
-            case CoordinatorPhase.PLANNING if in_phase_s > PLAN_S:
-                self._effects.planning_failed(f"no plan has come for {in_phase_s:.0f} s")
 
     # Messages of members.
 

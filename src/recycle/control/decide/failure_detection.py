@@ -25,8 +25,6 @@ STEP_LEASES, SLOW_S = 5, 600.0
 # If all members wait for each other for so many leases, and as long as `PATIENCE` says, a message between two of them is lost;
 # while they connect, for so long.
 STUCK_LEASES, CONNECT_S = 3, 30.0
-# All members that are asked to stop must have stopped after so many leases, and a requested plan must come.
-STOP_LEASES, SHORTEST_STOP_S, PLAN_S = 5, 10.0, 600.0
 
 
 def refuse_lease(lease_s: float) -> None:
