@@ -125,4 +125,7 @@ class ReferenceExecutor:
 
     def weights_sha256(self) -> str:
         """The hash of every stage's parameters, which must be the same on all its peers."""
-        return whole_digest({worker: digest(executor.stage.module) for worker, executor in self.workers.items()})
+        digests = {worker: digest(executor.stage.module) for worker, executor in self.workers.items()}
+        stages = {worker.stage for worker in digests}
+        assert len({(worker.stage, found) for worker, found in digests.items()}) == len(stages), "peers hold different weights"
+        return whole_digest(digests)

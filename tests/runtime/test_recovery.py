@@ -12,6 +12,7 @@ from torch import nn
 
 import recycle
 from recycle.cli.main import main
+from recycle.core.errors import PeersDiffer
 from recycle.core.events.failure_script import Action, Injection, Script
 from recycle.core.events.record import Changed, Recovered, Spell, Stepped, Suspected, Warned, read_record
 from recycle.core.plans.routes import Routes
@@ -65,14 +66,25 @@ class Run:
     """A run of real processes by a script, and what was seen of it."""
 
     def __init__(
-        self, shape, *lines, techniques=ALL, steps=STEPS, max_norm=None, lease_s=5.0, pause_s=0.0, out=None, every=0, watch=None
+        self,
+        shape,
+        *lines,
+        techniques=ALL,
+        steps=STEPS,
+        max_norm=None,
+        lease_s=5.0,
+        pause_s=0.0,
+        out=None,
+        every=0,
+        watch=None,
+        compare_every=10,
     ):
         self.events = []
         wanted = problem(shape, techniques)
         injections = [Injection.parse(Action(line.split()[0]), line.split()[1]) for line in lines]
         script = Script.of(injections, wanted.shape, steps)
         stages = unhurried_stages(shape[1], pause_s)
-        failures = FailureOptions(Planner(wanted), script, lease_s=lease_s)
+        failures = FailureOptions(Planner(wanted), script, lease_s=lease_s, compare_every=compare_every)
         options = TrainOptions(SEED, True, max_norm, checkpoint=CheckpointOptions(every), failures=failures)
         job = Job(recycle.solve(wanted, "greedy"), stages, Numbers(), loss, adamw, steps, out=out, options=options)
 
@@ -228,3 +240,36 @@ def test_nothing_is_left_open_in_the_process_that_launched_it():
     before = held()
     Run(shape, "kill W0_1@3")
     assert held() == before
+
+
+# Silent corruption.
+
+
+def test_a_flipped_bit_is_found_named_and_healed_where_three_peers_hold_the_stage(tmp_path):
+    shape, steps = (3, 2, 2), 24
+    run = Run(shape, "corrupt W1_1@11", steps=steps, out=tmp_path, every=4, compare_every=2, pause_s=0.02)
+    assert run.trained.weights_sha256 == undisturbed(shape, steps)[0]
+    assert list(run.trained.losses) == undisturbed(shape, steps)[1]
+    text = "W0_1, W1_1, W2_1 hold different weights after step 12; all peers agreed after step 10"
+    assert text in [event.text for event in run.of(Warned)]
+    (suspected,) = run.of(Suspected)
+    assert (suspected.node, suspected.reason) == ("W1_1", "its weights after step 12 are not those of its peers")
+    assert run.recoveries[-1].num_live == 6  # another process has copied the weights from a peer
+    assert recycle.load(unhurried_stages(2, 0), tmp_path) == steps
+
+
+def test_without_a_checkpoint_the_majority_goes_on():
+    shape = (3, 2, 2)
+    run = Run(shape, "corrupt W2_0@3", steps=20, compare_every=2, pause_s=0.02)
+    assert len(run.trained.losses) == 20
+    assert [event.node for event in run.of(Suspected)] == ["W2_0"]
+    assert run.recoveries[0].iteration >= 4
+
+
+@pytest.mark.parametrize("compare_every", [2, 0])
+def test_two_peers_that_differ_end_the_run_with_both_names(compare_every):
+    with pytest.raises(
+        PeersDiffer, match=r"W0_1, W1_1 hold different weights after step (6|10); all peers agreed after step (4|0)"
+    ):
+        Run((2, 2, 2), "corrupt W1_1@5", compare_every=compare_every)
+    assert not multiprocessing.active_children()

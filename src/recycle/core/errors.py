@@ -72,6 +72,18 @@ class PlannerFailed(UserError):
     exit_code = 21
 
 
+class PeersDiffer(UserError):
+    """Peers of a stage that hold different weights, without a majority that could be right."""
+
+    exit_code = 22
+
+
+class LossNotFinite(UserError):
+    """A loss that was infinite or not a number in many steps in a row."""
+
+    exit_code = 23
+
+
 class WorkerFailed(UserError):
     """A worker that failed with an error, and its last output."""
 

@@ -57,15 +57,22 @@ class FailureOptions:
         script: Failures that are injected at given steps.
         trace: Workers that leave and join at given times.
         lease_s: Seconds of silence after which a worker counts as dead.
+        compare_every: Peers of a stage compare their weights after so many steps, and before each checkpoint; 0 is only then.
     """
 
     plan_source: PlanSource | None = None
     script: Script = NOTHING
     trace: Trace | None = None
     lease_s: float = DEFAULT_LEASE_S
+    compare_every: int = 10
 
     def __post_init__(self) -> None:
         refuse_lease(self.lease_s)
+        refuse_count("the number of steps between comparisons of peers", self.compare_every, 0)
+
+    def is_compared(self, num_steps: int) -> bool:
+        """Whether peers compare their weights after `num_steps` steps."""
+        return self.compare_every > 0 and num_steps % self.compare_every == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from recycle.core.plans.plan import Plan
 from recycle.runtime.compute.microbatches import Dataset
 from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss
-from recycle.runtime.coordinator.ledger.run_ledger import Trained
+from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.job import Job
 from recycle.runtime.launch.local_launcher import Watch, launch
 from recycle.runtime.options import TrainOptions

@@ -5,9 +5,9 @@ import pytest
 from recycle.control.decide.agreement import ABSENT
 from recycle.control.decide.messages import Ballot, EpochBegun, ProgressReport, StopEpoch
 from recycle.control.decide.phases import CoordinatorPhase
-from recycle.core.cluster import Cluster
+from recycle.core.cluster import Cluster, Shape
 from tests.builders import dead
-from tests.control.decide.coordinator_harness import SHAPE, CoordinatorHarness, answer_for, plan_for
+from tests.control.decide.coordinator_harness import SHAPE, W1_1, CoordinatorHarness, answer_for, plan_for
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -220,3 +220,23 @@ def test_a_member_that_joins_while_no_plan_is_found_ends_the_waiting() -> None:
     assert harness.phase is CoordinatorPhase.PLANNING
     harness.answer()
     assert sorted(harness.started().places) == ["W0_0", "W0_1"]
+
+
+# Members whose state is wrong.
+
+
+@pytest.mark.parametrize(("num_saved", "iteration", "checkpoint"), [(4, 4, 4), (0, 5, -1)])
+def test_after_a_wrong_gradient_all_go_back_to_a_checkpoint_if_there_is_one(
+    num_saved: int, iteration: int, checkpoint: int
+) -> None:
+    harness = CoordinatorHarness(Shape(3, 2, 2)).form()
+    harness.effects.num_steps_saved = num_saved
+    harness.coordinator.give_up_corrupt([W1_1], "its weights differ")
+    assert harness.effects.logged("suspected") == [("suspected", "W1_1", "its weights differ")]
+    assert len(harness.effects.logged("fence")) == 1
+    harness.recover(5)
+    start = harness.started()
+    assert (start.iteration, start.checkpoint) == (iteration, checkpoint)
+    harness.die("W2_0")  # a later failure is an ordinary one
+    harness.recover(9)
+    assert (harness.started().iteration, harness.started().checkpoint) == (9, -1)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import recycle
-from recycle.control.decide.plan_prefetch import PlanPrefetch, likely_failures
+from recycle.control.decide.plan_prefetch import PlanningProcess, PlanPrefetch, likely_failures
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem
 from recycle.core.op import Kind, MicroBatch, Op
@@ -27,6 +27,7 @@ from recycle.core.profile import Profile
 from recycle.planner.live_planner import Planner
 from tests.builders import as_early_as_possible, dead, plan_of
 from tests.processes import ends_with, is_there, until
+from tests.warm_processes import warm_context
 
 pytestmark = pytest.mark.timeout(90)
 SHAPE = Shape(4, 1, 2)
@@ -103,6 +104,11 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
+def warm_prefetch(source: Scripted) -> PlanPrefetch:
+    """A prefetch whose first planning process starts fast, because it is forked from a server."""
+    return PlanPrefetch(source, PlanningProcess(warm_context()))  # type: ignore[arg-type]
+
+
 def num_ready(prefetch: PlanPrefetch) -> int:
     """The number of prefetched plans that are ready."""
     with prefetch._changed:
@@ -128,7 +134,7 @@ def test_likely_are_one_more_failure_one_return_and_the_same_set() -> None:
 
 
 def test_likely_failures_have_their_plans_ready(source: Scripted) -> None:
-    with closing(PlanPrefetch(source)) as prefetch:
+    with closing(warm_prefetch(source)) as prefetch:
         prefetch.prepare(dead("W0_0"), SHAPE)
         assert until(lambda: num_ready(prefetch) == 5, 30)
         assert source.requests() == ["W0_0+W1_0", "W0_0+W2_0", "W0_0+W3_0", "none", "W0_0"]
@@ -140,7 +146,7 @@ def test_likely_failures_have_their_plans_ready(source: Scripted) -> None:
 
 
 def test_the_planner_is_loaded_after_a_first_request_even_without_a_plan(source: Scripted) -> None:
-    with closing(PlanPrefetch(source)) as prefetch:
+    with closing(warm_prefetch(source)) as prefetch:
         assert not prefetch.is_loaded
         with pytest.raises(NoWorkerLeft):
             answer(prefetch, frozenset(SHAPE.workers()))
@@ -148,7 +154,7 @@ def test_the_planner_is_loaded_after_a_first_request_even_without_a_plan(source:
 
 
 def test_only_the_first_plan_is_made_at_normal_priority(source: Scripted) -> None:
-    with closing(PlanPrefetch(source)) as prefetch:
+    with closing(warm_prefetch(source)) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
         assert until(lambda: num_ready(prefetch) == 5, 30)
         own = str(os.getpriority(os.PRIO_PROCESS, 0))
@@ -156,7 +162,7 @@ def test_only_the_first_plan_is_made_at_normal_priority(source: Scripted) -> Non
 
 
 def test_a_plan_that_is_ready_is_not_made_again(source: Scripted) -> None:
-    with closing(PlanPrefetch(source)) as prefetch:
+    with closing(warm_prefetch(source)) as prefetch:
         answer(prefetch, dead("W0_0"))
         prefetch.prepare(frozenset(), SHAPE)
         assert until(lambda: num_ready(prefetch) == 5, 30)
@@ -164,7 +170,7 @@ def test_a_plan_that_is_ready_is_not_made_again(source: Scripted) -> None:
 
 
 def test_an_urgent_request_goes_before_prefetching(holding: Scripted) -> None:
-    with closing(PlanPrefetch(holding)) as prefetch:
+    with closing(warm_prefetch(holding)) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
         assert until(lambda: holding.requests() == ["W0_0"], 30)
         urgent = prefetch.request(dead("W1_0", "W2_0"))
@@ -176,7 +182,7 @@ def test_an_urgent_request_goes_before_prefetching(holding: Scripted) -> None:
 
 
 def test_failures_that_are_no_longer_likely_are_dropped(holding: Scripted) -> None:
-    with closing(PlanPrefetch(holding)) as prefetch:
+    with closing(warm_prefetch(holding)) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
         assert until(lambda: holding.requests() == ["W0_0"], 30)
         prefetch.prepare(dead("W3_0"), SHAPE)
@@ -186,7 +192,7 @@ def test_failures_that_are_no_longer_likely_are_dropped(holding: Scripted) -> No
 
 
 def test_simultaneous_requests_for_the_same_failures_make_one_plan(source: Scripted, threads: ThreadPoolExecutor) -> None:
-    with closing(PlanPrefetch(source)) as prefetch:
+    with closing(warm_prefetch(source)) as prefetch:
         requested = [dead("W0_0"), dead("W1_0"), dead("W2_0")] * 8
         answers = list(threads.map(partial(answer, prefetch), requested))
         assert all(map(is_right, answers, requested))
@@ -194,7 +200,7 @@ def test_simultaneous_requests_for_the_same_failures_make_one_plan(source: Scrip
 
 
 def test_a_plan_comes_although_the_idle_process_was_killed(source: Scripted) -> None:
-    with closing(PlanPrefetch(source)) as prefetch:
+    with closing(warm_prefetch(source)) as prefetch:
         answer(prefetch, frozenset())
         (first,) = source.pids()
         os.kill(first, signal.SIGKILL)
@@ -205,7 +211,7 @@ def test_a_plan_comes_although_the_idle_process_was_killed(source: Scripted) -> 
 
 
 def test_a_plan_comes_although_the_planning_process_was_killed(holding: Scripted) -> None:
-    with closing(PlanPrefetch(holding)) as prefetch:
+    with closing(warm_prefetch(holding)) as prefetch:
         future = prefetch.request(dead("W0_0"))
         assert until(lambda: len(holding.pids()) == 1, 30)
         os.kill(holding.pids()[0], signal.SIGKILL)
@@ -217,7 +223,7 @@ def test_a_plan_comes_although_the_planning_process_was_killed(holding: Scripted
 
 def test_a_request_that_kills_every_process_is_planned_in_this_one(tmp_path: Path) -> None:
     source = Scripted(tmp_path / "log", is_deadly=True)
-    with closing(PlanPrefetch(source)) as prefetch:
+    with closing(warm_prefetch(source)) as prefetch:
         assert is_right(answer(prefetch, dead("W1_0")), dead("W1_0"))
         assert len(source.pids()) == 3
         assert source.pids()[-1] == os.getpid()
@@ -225,7 +231,7 @@ def test_a_request_that_kills_every_process_is_planned_in_this_one(tmp_path: Pat
 
 def test_a_set_of_failures_without_a_plan_raises_in_the_requesting_thread(source: Scripted) -> None:
     everybody = frozenset(SHAPE.workers())
-    with closing(PlanPrefetch(source)) as prefetch:
+    with closing(warm_prefetch(source)) as prefetch:
         prefetch.prepare(everybody - dead("W0_0"), SHAPE)
         for _ in range(2):
             with pytest.raises(NoWorkerLeft, match="no worker is left for stage 0"):
@@ -264,7 +270,7 @@ def test_the_number_of_kept_plans_is_limited_and_likely_ones_are_kept_first(
     source: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("recycle.control.decide.plan_prefetch._MOST_PLANS", 5)
-    with closing(PlanPrefetch(source)) as prefetch:
+    with closing(warm_prefetch(source)) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
         assert until(lambda: num_ready(prefetch) == 5, 30)
         answer(prefetch, dead("W1_0", "W2_0"))
@@ -278,7 +284,7 @@ def test_the_number_of_kept_plans_is_limited_and_likely_ones_are_kept_first(
 
 def test_of_huge_plans_fewer_are_kept(source: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recycle.control.decide.plan_prefetch._MOST_OPS", 2 * 3 * SHAPE.num_chains)
-    with closing(PlanPrefetch(source)) as prefetch:
+    with closing(warm_prefetch(source)) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
         assert until(lambda: num_ready(prefetch) == 2, 30)
         answer(prefetch, dead("W3_0"))
@@ -310,7 +316,7 @@ def test_closing_while_the_process_starts_leaves_none(source: Scripted) -> None:
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="asks Linux's /proc what is open")
 def test_neither_a_killed_process_nor_a_closed_source_leaves_anything_open(source: Scripted) -> None:
     def survive_a_kill() -> int:
-        with closing(PlanPrefetch(source)) as prefetch:
+        with closing(warm_prefetch(source)) as prefetch:
             answer(prefetch, dead("W0_0"))
             os.kill(source.pids()[-1], signal.SIGKILL)
             answer(prefetch, dead("W1_0"))

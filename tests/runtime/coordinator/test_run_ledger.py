@@ -8,6 +8,7 @@ import pytest
 from recycle.core.cluster import Worker
 from recycle.core.events.record import OpRan, Recovered, Spell, Stepped, Warned, in_hindsight
 from recycle.report.record.metrics import measure
+from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
 from recycle.runtime.execute.spans import Span
@@ -324,3 +325,41 @@ def test_a_restored_ledger_continues_like_the_original():
     assert more == written[len(before) :]
     assert repr(other.summary(3, {})) == repr(ledger.summary(3, {}))
     assert [warned.text for warned in before if isinstance(warned, Warned)] == ["it is slow"]
+
+
+# Losses that are not finite.
+
+
+def test_the_first_loss_that_is_not_finite_is_warned_of_and_many_in_a_row_end_the_run():
+    problems = []
+    ledger, written = open_ledger(fail=problems.append)
+    report(ledger, NAMES, 0, loss=1.0)
+    for iteration in range(1, 25):
+        report(ledger, NAMES, iteration, loss=math.nan)
+    assert [event.text for event in of(written, Warned)] == ["the loss of step 2 is nan"]
+    report(ledger, NAMES, 25, loss=2.0)  # a finite one in between
+    for iteration in range(26, 50):
+        report(ledger, NAMES, iteration, loss=math.inf)
+    assert problems == []
+    report(ledger, NAMES, 50, loss=math.inf)
+    assert [str(problem) for problem in problems] == ["the loss was infinite or not a number in 25 steps in a row, to step 51"]
+
+
+# Peers that hold different weights.
+
+
+def test_peers_are_compared_when_all_have_reported_and_no_such_state_becomes_a_checkpoint():
+    found, saves = [], []
+    ledger, _ = open_ledger(differ=found.append, save=saves.append)
+    for name in NAMES:
+        ledger.add(replace(applied(name, 0), checksum="aa"))
+    for name in NAMES[:3]:
+        ledger.add(replace(applied(name, 1), checksum="bb"))
+    ledger.add(StageSaved(2, 1, "stage-1.safetensors", 10, "00"))
+    assert (found, saves) == ([], [])
+    ledger.add(replace(applied(NAMES[3], 1), checksum="cc"))
+    (differing,) = found
+    assert (differing.num_steps, differing.agreed_steps) == (2, 1)
+    assert set(differing.checksums) == {Worker(0, 1), Worker(1, 1)}
+    ledger.add(StageSaved(2, 0, "stage-0.safetensors", 10, "00"))
+    assert saves == [StageNotSaved(2, stage, "peers hold different weights") for stage in (1, 0)]

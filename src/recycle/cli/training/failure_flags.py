@@ -22,6 +22,7 @@ _FLAGS = {
     Action.HANG: ("PLACE,...", "stop these with SIGSTOP, for ever or for a time, such as W0_1@8+3s"),
     Action.SLOW: ("PLACE+TIME,...", "let these take longer by a time, such as W0_1@8:first+500ms"),
     Action.FAIL: ("PLACE,...", "let these exit with an error"),
+    Action.CORRUPT: ("WORKER@STEP,...", "flip a bit of these workers' weights after that step"),
     Action.REJOIN: ("WORKER@STEP,...", "let these workers come back before that step"),
 }
 

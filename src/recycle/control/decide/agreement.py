@@ -63,3 +63,11 @@ def _can_reach(report: ProgressReport, iteration: int) -> bool:
     if report.num_steps in (iteration, iteration + 1):
         return True
     return report.num_steps == iteration - 1 and report.own is not None and report.own.iteration == iteration - 1
+
+
+def agree_if_possible(progress: Sequence[ProgressReport]) -> Resume | None:
+    """Return where all can resume, None if they cannot."""
+    try:
+        return agree(progress)
+    except NoAgreement:
+        return None

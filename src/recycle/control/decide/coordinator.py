@@ -5,13 +5,14 @@ members is requested, and the next epoch starts at an iteration that all can res
 coordinator request another plan. `Coordinator` has no socket, process or clock: it acts through `CoordinatorEffects`.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from recycle.control.decide.agreement import NoAgreement, Resume, agree
+from recycle.control.decide.agreement import Resume, agree_if_possible
 from recycle.control.decide.deadlines import PLAN_S, late_members
 from recycle.control.decide.failure_detection import SILENCE_PER_LEASE, MemberFacts, stall_s, suspicion
 from recycle.control.decide.journal import Journal, JournalEntry
-from recycle.control.decide.members import CoordinatorEffects, Member, Recovery
+from recycle.control.decide.members import CoordinatorEffects, Member, Recovery, members_of
 from recycle.control.decide.messages import (
     Ack,
     ControlMessage,
@@ -25,7 +26,14 @@ from recycle.control.decide.messages import (
     StoreEntry,
 )
 from recycle.control.decide.phases import CoordinatorPhase, PhaseTrigger, next_phase
-from recycle.control.decide.place_assignment import first_places, free_places, keep_holders, keeps_state, state_sources
+from recycle.control.decide.place_assignment import (
+    first_places,
+    free_places,
+    keep_holders,
+    keeps_state,
+    place_refusal,
+    state_sources,
+)
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan_source import PlanAssignment
 
@@ -53,6 +61,7 @@ class Coordinator:
         self._recovery: Recovery | None = None
         self._requested: frozenset[Worker] = frozenset()
         self._awaits_checkpoint: PlanAssignment | None = None
+        self._must_go_back = False
         self._store: dict[str, StoreEntry] = {}
         if (entry := journal.last()) is not None:
             self._restore(entry)
@@ -61,9 +70,7 @@ class Coordinator:
         """Replace the coordinator that wrote this entry; its members have the time of a lease to reconnect."""
         self._enter(PhaseTrigger.JOURNAL_FOUND)
         self.epoch, self._last_number = entry.epoch, entry.last_number
-        for place, number in entry.places.items():
-            host, pid = entry.processes.get(place, ("", 0))
-            self.members[number] = Member(number, None, host, pid, None, self._now_s(), place=Worker.parse(place), has_state=True)
+        self.members = members_of(entry, self._now_s())
 
     def _enter(self, trigger: PhaseTrigger) -> None:
         self.phase, self._phase_since_s = next_phase(self.phase, trigger), self._now_s()
@@ -89,16 +96,9 @@ class Coordinator:
 
     def refusal(self, preferred: Worker | None) -> str | None:
         """Return why a worker with this preferred place cannot join, None if it can."""
-        shape = self._shape
-        if preferred is not None and preferred not in shape:
-            return f"{preferred} is no place in this job of {shape.num_pipelines} pipelines of {shape.num_stages} stages"
         if self.phase is CoordinatorPhase.DONE:
             return "the job is done"
-        if preferred is not None and preferred in {member.preferred_place for member in self.members.values()}:
-            return f"{preferred} is taken: another worker has come for it"
-        if len(self.members) >= shape.num_workers:
-            return f"all {shape.num_workers} places are taken"
-        return None
+        return place_refusal(self._shape, preferred, [member.preferred_place for member in self.members.values()])
 
     def admit_new_members(self) -> None:
         """Act on members without a place: start the first epoch, or pause the present one."""
@@ -115,8 +115,6 @@ class Coordinator:
                 self._send_to_placed(PauseAtBoundary(self.epoch))
             case CoordinatorPhase.WAITING:
                 self._request_plan(PhaseTrigger.MEMBERS_CHANGED)
-            case _:
-                pass
 
     def resume_member(self, member: Member, epoch: int) -> None:
         """Continue with a member that reconnected in `epoch`: it may have missed messages."""
@@ -142,6 +140,12 @@ class Coordinator:
         self._effects.fence(member)
         self.remove(member.number, "its connection closed")
 
+    def give_up_corrupt(self, places: Sequence[Worker], reason: str) -> None:
+        """Remove members whose state is wrong; their gradients are in that of the others, so all go back to a checkpoint."""
+        self._must_go_back = True
+        for member in [member for member in self.placed if member.place in places]:
+            self._give_up(member, reason)
+
     def remove(self, number: int, reason: str) -> None:
         """Remove a member that is dead, or that is treated as dead."""
         member = self.members.pop(number, None)
@@ -159,8 +163,6 @@ class Coordinator:
                 self._request_plan(PhaseTrigger.MEMBERS_CHANGED)
             case CoordinatorPhase.STOPPING:
                 self._plan_if_stopped()
-            case _:
-                pass
         if self._recovery is not None:
             self._recovery.add_loss(str(member.place), reason, died_us)
 
@@ -171,13 +173,8 @@ class Coordinator:
         """
         now_s = self._now_s()
         stalled_s, self._last_tick_s = stall_s(now_s - self._last_tick_s, self.lease_s), now_s
-        if stalled_s:
-            self._phase_since_s += stalled_s
-            for member in self.members.values():
-                member.last_seen_s = min(now_s, member.last_seen_s + stalled_s)
-            self._patient_until_s = now_s + (self.lease_s if stalled_s > self.lease_s else 0.0)
-            if self.members:
-                self._effects.stalled(stalled_s)
+        if stalled_s and self.members:
+            self._discount(stalled_s, now_s)
         for member in list(self.members.values()):
             is_silent = now_s - member.last_seen_s > SILENCE_PER_LEASE * self.lease_s
             is_running = is_silent and self._effects.is_process_running(member)
@@ -189,6 +186,13 @@ class Coordinator:
             self._give_up(member, reason)
         if self.phase is CoordinatorPhase.PLANNING and in_phase_s > PLAN_S:
             self._effects.planning_failed(f"no plan has come for {in_phase_s:.0f} s")
+
+    def _discount(self, stalled_s: float, now_s: float) -> None:
+        self._phase_since_s += stalled_s
+        for member in self.members.values():
+            member.last_seen_s = min(now_s, member.last_seen_s + stalled_s)
+        self._patient_until_s = now_s + (self.lease_s if stalled_s > self.lease_s else 0.0)
+        self._effects.stalled(stalled_s)
 
     def _give_up(self, member: Member, reason: str) -> None:
         self._effects.member_suspected(member, reason)
@@ -214,8 +218,6 @@ class Coordinator:
                 self._send_to_placed(message)
             case EpochBegun(epoch=epoch) if epoch == self.epoch:
                 self._member_begun(message)
-            case _:
-                pass
 
     def member_finished(self, member: Member) -> None:
         """Note that a member has done all steps; the job ends when all have."""
@@ -246,9 +248,7 @@ class Coordinator:
         recovery = self._recovery
         if recovery is None or recovery.epoch != message.epoch:
             return
-        recovery.begun_us = recovery.begun_us or self._effects.now_us()
-        recovery.transfer_us = max(recovery.transfer_us, message.transfer_us)
-        recovery.num_begun += 1
+        recovery.add_begun(message.transfer_us, self._effects.now_us())
         if recovery.num_begun == len(self.placed):
             self._report_recovery()
             if self._unplaced:
@@ -317,7 +317,7 @@ class Coordinator:
             self._recovery.planned_us = self._effects.now_us()
         assignment = keep_holders(answer, self._holders)
         resume = self._agreed(assignment)
-        if resume is not None:
+        if resume is not None and not self._must_go_back:
             self._start_epoch(assignment, resume, -1)
         else:
             self._awaits_checkpoint = assignment
@@ -326,18 +326,17 @@ class Coordinator:
     def checkpoint_found(self, num_steps: int) -> None:
         """Start the epoch that waits for a checkpoint, from the one after `num_steps` steps; 0 is the initial state."""
         assignment, self._awaits_checkpoint = self._awaits_checkpoint, None
-        if assignment is not None:  # else the members have changed: it is looked for again if another plan needs it
-            self._start_epoch(assignment, Resume(num_steps), num_steps)
+        if assignment is None:
+            return  # the members have changed: it is looked for again if another plan needs it
+        # Members that could go on lose less than all their work by a wrong gradient.
+        resume = self._agreed(assignment) if num_steps == 0 else None
+        self._start_epoch(assignment, resume or Resume(num_steps), -1 if resume is not None else num_steps)
 
     def _agreed(self, assignment: PlanAssignment) -> Resume | None:
         """Return where all can resume without a checkpoint, None if they cannot."""
         stages = {place.stage for place in keeps_state(assignment, self._holders)}
-        if len(stages) < self._shape.num_stages:
-            return None
-        try:
-            return agree([member.progress for member in self.members.values() if member.progress is not None])
-        except NoAgreement:
-            return None
+        progress = [member.progress for member in self.members.values() if member.progress is not None]
+        return agree_if_possible(progress) if len(stages) == self._shape.num_stages else None
 
     def _start_epoch(self, assignment: PlanAssignment, resume: Resume, checkpoint: int) -> None:
         """Move every member to its place of the assignment, and start the epoch."""
@@ -350,6 +349,7 @@ class Coordinator:
             member.busy_s = member.waited_s = 0.0
             member.has_state = True  # unless the member reports otherwise when it stops
         self.epoch += 1
+        self._must_go_back = False
         self._store.clear()
         places = {str(place): member.number for place, member in members.items()}
         start = StartEpoch(self.epoch, assignment.plan.dumps(), places, resume.iteration, resume.ballot, sources, checkpoint)
@@ -358,9 +358,7 @@ class Coordinator:
         reason = f"{cause}; {assignment.reason}"
         self._journal.append(JournalEntry(self.epoch, resume.iteration, places, start.plan, reason, self._last_number, processes))
         if self._recovery is not None:
-            self._recovery.epoch, self._recovery.iteration = self.epoch, resume.iteration
-            self._recovery.moves = tuple(f"{now}>{place}" for now, place in assignment.copies)
-            self._recovery.num_live = len(members)
+            self._recovery.set_epoch(self.epoch, resume.iteration, assignment)
         self._enter(PhaseTrigger.EPOCH_STARTED)
         self._effects.epoch_started(assignment, start)
         self._effects.send_all([m.connection for m in members.values() if m.connection is not None], start)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from recycle.control.decide.journal import JournalEntry
 from recycle.control.decide.messages import ControlMessage, ProgressReport, StartEpoch
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan_source import PlanAssignment
@@ -60,6 +61,26 @@ class Recovery:
         self.left.append(place)
         self.joined = [joined for joined in self.joined if joined != place]
         self.joins, self.cause = False, cause
+
+    def set_epoch(self, epoch: int, iteration: int, assignment: PlanAssignment) -> None:
+        """Note the epoch with which the recovery ends, when it starts."""
+        self.epoch, self.iteration, self.num_live = epoch, iteration, len(assignment.places)
+        self.moves = tuple(f"{now}>{place}" for now, place in assignment.copies)
+
+    def add_begun(self, transfer_us: int, now_us: int) -> None:
+        """Count a member that has begun the epoch."""
+        self.begun_us = self.begun_us or now_us
+        self.transfer_us = max(self.transfer_us, transfer_us)
+        self.num_begun += 1
+
+
+def members_of(entry: JournalEntry, now_s: float) -> dict[int, Member]:
+    """The members of a journal's epoch by number, none of them connected."""
+    found = {}
+    for place, number in entry.places.items():
+        host, pid = entry.processes.get(place, ("", 0))
+        found[number] = Member(number, None, host, pid, None, now_s, place=Worker.parse(place), has_state=True)
+    return found
 
 
 class CoordinatorEffects(Protocol):

@@ -61,3 +61,14 @@ def state_sources(assignment: PlanAssignment, holders: AbstractSet[Worker]) -> d
     kept = keeps_state(assignment, holders)
     turns = {stage: cycle([place for place in kept if place.stage == stage]) for stage in {place.stage for place in kept}}
     return {str(place): str(next(turns[place.stage])) for place in sorted(assignment.places) if place not in kept}
+
+
+def place_refusal(shape: Shape, preferred: Worker | None, taken: Sequence[Worker | None]) -> str | None:
+    """Return why a job cannot have another member that prefers a place; `taken` are the preferences of its members."""
+    if preferred is not None and preferred not in shape:
+        return f"{preferred} is no place in this job of {shape.num_pipelines} pipelines of {shape.num_stages} stages"
+    if preferred is not None and preferred in taken:
+        return f"{preferred} is taken: another worker has come for it"
+    if len(taken) >= shape.num_workers:
+        return f"all {shape.num_workers} places are taken"
+    return None

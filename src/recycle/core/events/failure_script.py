@@ -33,12 +33,13 @@ _SHORTEST_S, _LONGEST_S = 0.001, 86400.0
 
 
 class Action(StrEnum):
-    """What happens: SIGKILL, SIGSTOP, an op that takes longer, an exit with an error, or a new process for the same place."""
+    """What happens: SIGKILL, SIGSTOP, an op that takes longer, an exit with an error, a flipped bit, or a new process."""
 
     KILL = "kill"
     HANG = "hang"
     SLOW = "slow"
     FAIL = "fail"
+    CORRUPT = "corrupt"
     REJOIN = "rejoin"
 
 
@@ -55,7 +56,8 @@ class Injection:
     - RECOVERY: in the recovery that follows the first failure of this iteration, while the target regroups.
 
     The coordinator has no row: it is killed when the iteration begins, or in a recovery. A worker rejoins before the iteration
-    begins. `seconds` is how long the target hangs (0: for ever), or by how much an op is slow.
+    begins. A corruption flips one bit of the target's weights after its optimizer step. `seconds` is how long the target hangs
+    (0: for ever), or by how much an op is slow.
     """
 
     action: Action
@@ -75,6 +77,8 @@ class Injection:
             raise UserError(
                 f"{self._text} names a place in a step, but a worker comes back before one begins: leave {self.at} out"
             )
+        if self.action is Action.CORRUPT and self.at not in (MIDDLE, STEP):
+            raise UserError(f"{self._text} names a place in a step, but weights are corrupted after it: leave {self.at} out")
         self._check_seconds()
 
     @property

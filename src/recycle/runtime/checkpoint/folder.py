@@ -67,7 +67,7 @@ class CheckpointFolder:
         self._fingerprint = plain(fingerprint)
         self._reports: dict[int, dict[int, StageSaved | StageNotSaved]] = {}
         self._complete: dict[int, CheckpointComplete] = {}
-        _make(folder)
+        make_folder(folder)
         if is_takeover:
             whole = [path for path in find_checkpoints(folder).values() if is_whole(path)]
             self._complete = {each.num_steps: _complete_at(each) for each in map(read_checkpoint, whole)}
@@ -144,7 +144,8 @@ class CheckpointFolder:
         return self._folder / f"{step_folder(num_steps)}{PARTIAL}"
 
 
-def _make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Make a folder; raise if that is not possible, or nothing could be written into it."""
     refuse_unwritable(folder / MANIFEST)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.events.failure_script import Injection
 from recycle.core.events.record import Event
 from recycle.core.plans.plan_source import PlanAssignment, PlanSource
 from recycle.core.profile import StageProfile
-from recycle.runtime.coordinator.ledger.run_ledger import Trained
+from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.options import CheckpointOptions, RunFolderOptions
 
 JOURNAL = "journal.jsonl"
@@ -59,6 +60,13 @@ class WaitingForWorkers:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplaceWorker:
+    """The worker at a place was given up because of its weights: another one must copy them from a peer."""
+
+    place: Worker
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLost:
     """A worker died, and there is no source of plans without it."""
 
@@ -82,4 +90,4 @@ class EventSink(Protocol):
     def send(self, notice: Any, /) -> None: ...
 
 
-Notice = EventsRecorded | FirstEpochFormed | WaitingForWorkers | WorkerLost | JobFailed | JobDone
+Notice = EventsRecorded | FirstEpochFormed | WaitingForWorkers | ReplaceWorker | WorkerLost | JobFailed | JobDone

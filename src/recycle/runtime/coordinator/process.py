@@ -8,7 +8,9 @@ from multiprocessing import get_context
 from recycle.control.decide.plan_prefetch import PlanningProcess
 from recycle.core.errors import UserError
 from recycle.core.events.record import Event
+from recycle.host.folder_lock import locked
 from recycle.host.process_lifetime import end_with_parent
+from recycle.runtime.checkpoint.folder import make_folder
 from recycle.runtime.coordinator.config import CoordinatorConfig, EventSink, JobFailed
 from recycle.runtime.coordinator.ledger.run_folder import RunFolder
 from recycle.runtime.coordinator.service import CoordinatorService
@@ -38,7 +40,12 @@ def serve_job(
             CoordinatorService(config, listener, sink, None, before, planning).run()
         else:
             options, plan, is_takeover = (config.run_folder, config.checkpoint), config.initial.plan, before is not None
-            with RunFolder(config.folder, *options, plan, config.fingerprint, config.num_steps, is_takeover) as run:
+            if not config.checkpoint.resume:
+                make_folder(config.folder)
+            with (
+                locked(config.folder),
+                RunFolder(config.folder, *options, plan, config.fingerprint, config.num_steps, is_takeover) as run,
+            ):
                 CoordinatorService(config, listener, sink, run, run.before, planning).run()
     except UserError as problem:
         sink.send(JobFailed(problem))

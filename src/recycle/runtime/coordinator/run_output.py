@@ -8,7 +8,7 @@ from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 from recycle.runtime.coordinator.background import Background
 from recycle.runtime.coordinator.config import EventSink, EventsRecorded, Notice
 from recycle.runtime.coordinator.ledger.run_folder import RunFolder
-from recycle.runtime.coordinator.ledger.run_ledger import Trained
+from recycle.runtime.coordinator.ledger.trained import Trained
 
 
 class RunOutput:

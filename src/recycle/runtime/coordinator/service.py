@@ -32,9 +32,9 @@ from recycle.control.net.handshake import this_host
 from recycle.control.net.server import ConnectionTask, Server
 from recycle.control.net.wire import encode_frame
 from recycle.core.cluster import Worker
-from recycle.core.errors import PlannerFailed, UserError, WorkerFailed
+from recycle.core.errors import PeersDiffer, PlannerFailed, UserError, WorkerFailed
 from recycle.core.events.failure_script import RECOVERY
-from recycle.core.events.record import Event, Joining, Recovered, Suspected
+from recycle.core.events.record import Event, Joining, Suspected
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import PlanAssignment
 from recycle.host.process_lifetime import process_state
@@ -49,9 +49,12 @@ from recycle.runtime.coordinator.config import (
     JobDone,
     JobFailed,
     Notice,
+    ReplaceWorker,
     WaitingForWorkers,
     WorkerLost,
 )
+from recycle.runtime.coordinator.ledger.peer_comparison import PeersDisagree
+from recycle.runtime.coordinator.ledger.recovered_event import recovered_event
 from recycle.runtime.coordinator.ledger.run_folder import RunFolder
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
 from recycle.runtime.coordinator.plan_requests import PlanOutcome, PlanRequests
@@ -87,7 +90,16 @@ class CoordinatorService:
         plan, losses = config.initial.plan, run.losses if run is not None else ()
         gone_us = run.gone_us if run is not None else 0
         self._ledger = RunLedger(
-            plan, config.num_samples, config.profiles, self._output.publish, self._save, config.begin_us, gone_us, losses
+            plan,
+            config.num_samples,
+            config.profiles,
+            self._output.publish,
+            self._save,
+            config.begin_us,
+            gone_us,
+            losses,
+            self._peers_differ,
+            lambda problem: self._end(JobFailed(problem)),
         )
         self._ledger.restore(before or ())
         if (entry := self._journal.last()) is not None:
@@ -272,7 +284,7 @@ class CoordinatorService:
     def recovery_finished(self, recovery: Recovery) -> None:
         for place in recovery.joined:
             self._ledger.membership_changed(place, True, recovery.num_live)
-        self._ledger.add_recovery(_recovered(recovery, self._ledger))
+        self._ledger.add_recovery(recovered_event(recovery, self._ledger))
 
     # Plans and reports.
 
@@ -304,6 +316,16 @@ class CoordinatorService:
         self._ledger.checkpoint_decided(decided)
         if decided:
             self._inbox.acknowledge_recorded()
+
+    def _peers_differ(self, found: PeersDisagree) -> None:
+        """Replace the peers that differ from a majority; without one, nobody knows who is right, and the job ends."""
+        if not found.odd or self._plans is None:
+            self._end(JobFailed(PeersDiffer(f"{found}: memory or a device is faulty; resume from a checkpoint")))
+            return
+        self._ledger.warn(str(found))
+        self._coordinator.give_up_corrupt(found.odd, f"its weights after step {found.num_steps} are not those of its peers")
+        for place in found.odd:
+            self._output.notify(ReplaceWorker(place))
 
     def _acknowledge(self, number: int, message: Ack) -> None:
         """Acknowledge reports when the events before are on disk, too."""
@@ -356,32 +378,6 @@ class CoordinatorService:
 
     def _warn(self, problem: str) -> None:
         self._ledger.warn(problem)
-
-
-def _recovered(recovery: Recovery, ledger: RunLedger) -> Recovered:
-    """Return the event of a recovery, in the time of the record."""
-    end_us = recovery.begun_us or now_us()
-    # A new member lets the others train until the next iteration boundary: nothing is lost before that.
-    at_us = recovery.stopped_us if recovery.joins else recovery.at_us
-    noticed_us = recovery.stopped_us if recovery.joins else recovery.noticed_us
-    restart_us = end_us - recovery.planned_us
-    transfer_us = min(recovery.transfer_us, max(0, restart_us))
-    return Recovered(
-        at_us=ledger.to_record_us(at_us),
-        end_us=ledger.to_record_us(end_us),
-        epoch=recovery.epoch,
-        workers=tuple(recovery.joined if recovery.joins else recovery.left),
-        joins=recovery.joins,
-        cause=recovery.cause,
-        iteration=recovery.iteration,
-        detect_us=max(0, noticed_us - at_us),
-        abort_us=max(0, recovery.stopped_us - noticed_us),
-        plan_us=max(0, recovery.planned_us - recovery.stopped_us),
-        regroup_us=max(0, restart_us - transfer_us),
-        transfer_us=transfer_us,
-        moves=recovery.moves,
-        num_live=recovery.num_live,
-    )
 
 
 def _is_of_a_checkpoint(message: ControlMessage) -> bool:

@@ -33,10 +33,11 @@ from recycle.runtime.coordinator.config import (
     JobDone,
     JobFailed,
     Notice,
+    ReplaceWorker,
     WaitingForWorkers,
     WorkerLost,
 )
-from recycle.runtime.coordinator.ledger.run_ledger import Trained
+from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.coordinator.process import run_coordinator_process
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.job import Job
@@ -125,6 +126,8 @@ class _Launcher:
                             self._handle_event(event)
                     case FirstEpochFormed():
                         self._has_formed, self._formed_us = True, now_us()
+                    case ReplaceWorker(place):
+                        self._start_worker(place, since=self._config.num_steps)
                     case WaitingForWorkers() if self._rejoins:
                         self._rejoin(self._rejoins[0])  # no step is done before it joins
                     case JobDone(trained):

@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from recycle.core.events import failure_script as script
 from recycle.core.events import record
 from recycle.core.events.failure_script import RECOVERY, Action, Injection
@@ -20,13 +23,15 @@ _LABELS = {script.REDUCE: record.REDUCE, script.STEP: record.OPTIMIZER}
 class FaultInjector:
     """The injections of one process; each happens once. Their times are appended to the file `deaths`.
 
-    `instructions` are those of the epoch: they decide which op is the first, the last or the middle one.
+    `instructions` are those of the epoch: they decide which op is the first, the last or the middle one. `parameters` are those
+    of the stage.
     """
 
     def __init__(self, injections: Sequence[Injection], deaths: Path | None) -> None:
         self._left = list(injections)
         self._deaths = deaths
         self.instructions: Sequence[Instruction] = ()
+        self.parameters: Sequence[Tensor] = ()
 
     def on_progress(self, iteration: int, label: str) -> None:
         """Inject the failures for this moment of an iteration."""
@@ -42,13 +47,15 @@ class FaultInjector:
             self._execute(injection)
 
     def _label(self, injection: Injection) -> str:
+        if injection.action is Action.CORRUPT:
+            return record.OPTIMIZER
         indices = {script.FIRST: 0, script.MIDDLE: len(self.instructions) // 2, script.LAST: -1}
         if injection.at in indices:
             return self.instructions[indices[injection.at]].label
         return _LABELS.get(injection.at, injection.at)
 
     def _execute(self, injection: Injection) -> None:
-        if injection.action is not Action.REJOIN:  # that is the launcher's part
+        if injection.action not in (Action.REJOIN, Action.CORRUPT):  # the launcher's part; and nobody dies of the other
             self._note_time()
         match injection.action:
             case Action.KILL:
@@ -59,6 +66,9 @@ class FaultInjector:
                 os.kill(os.getpid(), signal.SIGSTOP)
             case Action.SLOW:
                 time.sleep(injection.seconds)
+            case Action.CORRUPT:
+                bits = self.parameters[0].detach().view(-1)[:1].view(torch.uint8)
+                bits[0] ^= 1
             case Action.FAIL:
                 raise RuntimeError("this failure was asked for")
 

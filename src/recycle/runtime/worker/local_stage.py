@@ -11,6 +11,7 @@ from recycle.runtime.checkpoint.files import read_checkpoint, step_folder
 from recycle.runtime.checkpoint.resume import fetch_stage, load_stage
 from recycle.runtime.checkpoint.writer import StageWriter
 from recycle.runtime.compute.optimizer_step import StepVerdict
+from recycle.runtime.compute.state_checksum import state_checksum
 from recycle.runtime.execute.spans import Span
 from recycle.runtime.execute.stage_state import StageState
 from recycle.runtime.transport.activity import Activity
@@ -116,8 +117,12 @@ class LocalStage:
     def on_applied(self, iteration: int, losses: Mapping[int, float], spans: Sequence[Span], verdict: StepVerdict) -> None:
         """Report an iteration that is applied for good, and save it if a checkpoint is due."""
         assert self.place is not None
-        self._report(IterationApplied(self.place, iteration, losses, spans, verdict))
-        if self._writes_checkpoints and self._spec.options.checkpoint.is_due(iteration + 1, self._spec.num_steps):
+        options = self._spec.options
+        is_due = self._spec.checkpoint_folder is not None and options.checkpoint.is_due(iteration + 1, self._spec.num_steps)
+        compares = is_due or iteration + 1 == self._spec.num_steps or options.failures.is_compared(iteration + 1)
+        checksum = state_checksum(self.state.stepper.optimizer) if compares else ""
+        self._report(IterationApplied(self.place, iteration, losses, spans, verdict, checksum))
+        if self._writes_checkpoints and is_due:
             self._activity.begin(SAVE)
             self._save(iteration + 1)
             self._on_saved(iteration)

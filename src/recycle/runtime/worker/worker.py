@@ -161,7 +161,7 @@ class _WorkerProcess:
             return connect(self._spec, program, view, store, device, address, self._control.activity)
 
         transport = self._control.connect(start.epoch, make_transport)
-        self._injector.instructions = program.instructions
+        self._injector.instructions, self._injector.parameters = program.instructions, list(stage.state.stage.parameters())
         activity, on_progress = self._control.activity, self._injector.on_progress
         trainer = make_trainer(self._spec, program, view, stage.state, transport, on_progress, activity)
         regrouped_us = now_us()

@@ -15,13 +15,17 @@ from recycle.runtime.execute.spans import Span
 
 @dataclass(frozen=True, slots=True)
 class IterationApplied:
-    """A worker has applied an iteration for good: its losses by chain (last stage only), its spans, the verdict."""
+    """A worker has applied an iteration for good: its losses by chain (last stage only), its spans, the verdict.
+
+    `checksum` is that of its weights and optimizer state, if peers compare them after this iteration.
+    """
 
     worker: Worker
     iteration: int
     losses: Mapping[int, float]
     spans: Sequence[Span]
     verdict: StepVerdict
+    checksum: str = ""
 
 
 @dataclass(frozen=True, slots=True)

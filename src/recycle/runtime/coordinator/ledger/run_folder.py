@@ -30,7 +30,7 @@ from recycle.core.plans.plan import Plan, Row
 from recycle.runtime.checkpoint.files import Checkpoint, find_checkpoints
 from recycle.runtime.checkpoint.folder import CheckpointFolder
 from recycle.runtime.checkpoint.resume import latest
-from recycle.runtime.coordinator.ledger.run_ledger import Trained
+from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.options import CheckpointOptions, RunFolderOptions
 
 

@@ -1,4 +1,4 @@
-"""`RunLedger`, which turns worker reports into the events of the record and the summary of a run, and `Trained`, the summary.
+"""`RunLedger`, which turns worker reports into the events of the record and the summary of a run.
 
 The record of a real run has the events of a simulated one: ops, spells, steps. Its times are µs since the run began.
 """
@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
-from typing import Any
 
 from recycle.core.cluster import Worker
+from recycle.core.errors import LossNotFinite, UserError
 from recycle.core.events.record import OPTIMIZER, REDUCE, Changed, Event, Held, OpRan, Recovered, Saved, Spell, Stepped, Warned
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import StageProfile
@@ -19,51 +19,13 @@ from recycle.runtime.compute.activation_memory import planned_peak_bytes
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.weight_digest import whole_digest
 from recycle.runtime.coordinator.ledger.lost_work import LostWork
+from recycle.runtime.coordinator.ledger.peer_comparison import PeersDisagree, compare_peers
+from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.execute.spans import Span, now_us
 from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerFinished, WorkerReport
 
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """The summary of a finished run. `losses` has the loss of every step, also of those before the run was resumed.
-
-    Times are those of a median iteration of this run, 0 if there was none; `planned_iteration_us` is the plan's period at the
-    measured speed of the ops. `num_begun_again` counts the iterations that began again after a step was taken back.
-    """
-
-    num_steps: int
-    losses: tuple[float, ...]
-    weights_sha256: str
-    samples_per_s: float
-    iteration_us: int
-    planned_iteration_us: int
-    start_us: int
-    peak_memory_bytes: Mapping[str, int]
-    activation_bytes: Mapping[str, int]
-    planned_activation_bytes: Mapping[str, int]
-    dead: tuple[str, ...]
-    num_begun_again: int
-    warnings: tuple[str, ...]
-    recoveries: tuple[Recovered, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "steps": self.num_steps,
-            "losses": [loss if math.isfinite(loss) else None for loss in self.losses],
-            "weights_sha256": self.weights_sha256,
-            "samples_per_s": round(self.samples_per_s, 3),
-            "iteration_us": self.iteration_us,
-            "planned_iteration_us": self.planned_iteration_us,
-            "start_us": self.start_us,
-            "peak_memory_bytes": dict(self.peak_memory_bytes),
-            "activation_bytes": dict(self.activation_bytes),
-            "planned_activation_bytes": dict(self.planned_activation_bytes),
-            "workers": len(self.peak_memory_bytes),
-            "dead": list(self.dead),
-            "begun_again": self.num_begun_again,
-            "warnings": list(self.warnings),
-            "recoveries": [recovery.to_json() for recovery in self.recoveries],
-        }
+# After so many steps in a row with a loss that is not finite, nothing better is to be expected.
+_MOST_NOT_FINITE = 25
 
 
 @dataclass(slots=True)
@@ -75,11 +37,13 @@ class PendingIteration:
     losses: dict[int, float] = field(default_factory=dict)
     spans: dict[Worker, list[Span]] = field(default_factory=dict)
     verdict: StepVerdict | None = None
+    checksums: dict[Worker, str] = field(default_factory=dict)
 
 
 class RunLedger:
     """Takes worker reports, and publishes events. An iteration is written once, when all its workers have reported it.
 
+    `differ` gets peers that hold different weights, `fail` an error that must end the run.
     `save` gets every report on a saved stage that is not ahead of the record; `checkpoint_decided` is called with the outcome.
     The run began at `begin_us` of the clock; a resumed run begins at `gone_us` of the record, with `losses` so far.
     """
@@ -94,11 +58,17 @@ class RunLedger:
         begin_us: int | None = None,
         gone_us: int = 0,
         losses: Iterable[float] = (),
+        differ: Callable[[PeersDisagree], None] = lambda found: None,
+        fail: Callable[[UserError], None] = lambda problem: None,
     ) -> None:
+        self._fail, self._num_not_finite = fail, 0
+        self._differ = differ
+        self._agreed_steps = 0
         self._plan, self._samples, self._profiles = plan, samples_per_step, profiles
         self._dead = plan.problem.cluster.failed
         self._publish, self._give_to_checkpoint = publish, save
         self._decided_checkpoints: set[int] = set()
+        self._differing_steps: set[int] = set()
         self._batch: list[Event] | None = None
         self._gone_us = gone_us
         self._begin_us = (now_us() if begin_us is None else begin_us) - gone_us
@@ -230,6 +200,7 @@ class RunLedger:
         """Drop the steps from `iteration` on: they are redone."""
         del self._losses[iteration:]
         self._decided_checkpoints = {number for number in self._decided_checkpoints if number <= iteration}
+        self._differing_steps = {number for number in self._differing_steps if number <= iteration}
         self._lost.go_back(iteration)
 
     def add_recovery(self, event: Recovered) -> None:
@@ -290,6 +261,8 @@ class RunLedger:
         if report.num_steps - 1 in self._pending:
             self._early_saves.append(report)  # a slow peer has not reported yet: a checkpoint is not ahead of the record
             return
+        if report.num_steps in self._differing_steps:
+            report = StageNotSaved(report.num_steps, report.stage, "peers hold different weights")
         self._give_to_checkpoint(report)
 
     def checkpoint_decided(self, decided: Sequence[CheckpointComplete | CheckpointIncomplete]) -> None:
@@ -311,6 +284,7 @@ class RunLedger:
         pending = self._pending_iteration(report.iteration)
         pending.losses |= report.losses
         pending.verdict = report.verdict
+        pending.checksums[report.worker] = report.checksum
         pending.spans[report.worker] = self._shifted(report.spans)
         self._write_if_complete(report.iteration)
 
@@ -332,9 +306,17 @@ class RunLedger:
         if is_complete and iteration == len(self._losses) and pending.verdict is not None:
             del self._pending[iteration]
             self._write_iteration(iteration, pending, pending.verdict)
+            self._compare(iteration + 1, pending.checksums)
             saves, self._early_saves = self._early_saves, []
             for report in saves:
                 self._save(report)
+
+    def _compare(self, num_steps: int, checksums: Mapping[Worker, str]) -> None:
+        if found := compare_peers(num_steps, self._agreed_steps, checksums):
+            self._differing_steps.add(num_steps)
+            self._differ(found)
+        elif any(checksums.values()):
+            self._agreed_steps = num_steps
 
     def _write_iteration(self, iteration: int, pending: PendingIteration, verdict: StepVerdict) -> None:
         spans = [(worker, span) for worker in sorted(pending.spans) for span in pending.spans[worker]]
@@ -350,10 +332,20 @@ class RunLedger:
         self._planned_us.append(pending.plan.period_at_us(sum(ops_us)))
         self._num_begun_again += any(span.is_discarded for _, span in spans)
         self._losses.append(loss)
+        self._watch_loss(iteration + 1, loss)
         self._end_step(iteration, end, end - before, len(ops_us))
         mean_busy = min(end - before, round(busy / len(pending.plan.rows)))
         self.write(Spell(before, end, "train", samples=self._samples, busy_us=mean_busy, num_live=len(pending.plan.rows)))
         self.write(Stepped(iteration, end, _finite(loss), _finite(verdict.norm), verdict.scale, self._planned_us[-1]))
+
+    def _watch_loss(self, step: int, loss: float) -> None:
+        """Warn of the first loss of several that is not finite, and end a run that has nothing else."""
+        self._num_not_finite = 0 if math.isfinite(loss) else self._num_not_finite + 1
+        if self._num_not_finite == 1:
+            self.warn(f"the loss of step {step} is {loss}")
+        elif self._num_not_finite == _MOST_NOT_FINITE:
+            problem = f"the loss was infinite or not a number in {_MOST_NOT_FINITE} steps in a row, to step {step}"
+            self._fail(LossNotFinite(problem))
 
     def _start(self, at_us: int, num_live: int) -> None:
         """Write the start of the run, which ends with the first op."""

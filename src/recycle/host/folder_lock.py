@@ -1,0 +1,29 @@
+"""`locked`: at most one process works in a folder. The lock ends with the process that holds it, however that ends."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from recycle.core.errors import FileProblem
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder inside the block. A folder that is not there, or a file system without locks, is not locked."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        yield
+        return
+    try:
+        with suppress(OSError):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                problem = f"{folder} is in use by another run: wait until that is over, or name another folder"
+                raise FileProblem(problem) from None
+        yield
+    finally:
+        os.close(descriptor)

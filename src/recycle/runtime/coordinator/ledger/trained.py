@@ -1,0 +1,51 @@
+"""`Trained`: the summary of a finished run."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recycle.core.events.record import Recovered
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The summary of a finished run. `losses` has the loss of every step, also of those before the run was resumed.
+
+    Times are those of a median iteration of this run, 0 if there was none; `planned_iteration_us` is the plan's period at the
+    measured speed of the ops. `num_begun_again` counts the iterations that began again after a step was taken back.
+    """
+
+    num_steps: int
+    losses: tuple[float, ...]
+    weights_sha256: str
+    samples_per_s: float
+    iteration_us: int
+    planned_iteration_us: int
+    start_us: int
+    peak_memory_bytes: Mapping[str, int]
+    activation_bytes: Mapping[str, int]
+    planned_activation_bytes: Mapping[str, int]
+    dead: tuple[str, ...]
+    num_begun_again: int
+    warnings: tuple[str, ...]
+    recoveries: tuple[Recovered, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "steps": self.num_steps,
+            "losses": [loss if math.isfinite(loss) else None for loss in self.losses],
+            "weights_sha256": self.weights_sha256,
+            "samples_per_s": round(self.samples_per_s, 3),
+            "iteration_us": self.iteration_us,
+            "planned_iteration_us": self.planned_iteration_us,
+            "start_us": self.start_us,
+            "peak_memory_bytes": dict(self.peak_memory_bytes),
+            "activation_bytes": dict(self.activation_bytes),
+            "planned_activation_bytes": dict(self.planned_activation_bytes),
+            "workers": len(self.peak_memory_bytes),
+            "dead": list(self.dead),
+            "begun_again": self.num_begun_again,
+            "warnings": list(self.warnings),
+            "recoveries": [recovery.to_json() for recovery in self.recoveries],
+        }
