@@ -7,6 +7,7 @@ python benchmarks/runtime.py --save                 also writes docs/benchmarks/
 """
 
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -14,6 +15,7 @@ from itertools import product
 from statistics import median
 from typing import Any
 
+import torch
 from runtime_cases import (
     ALL,
     EXACT,
@@ -32,8 +34,10 @@ from runtime_cases import (
     start_s,
 )
 from sheet import NO, UNJUDGED, YES, Case, Row, Script, Section
+from torch import nn
 
 import recycle
+from recycle.runtime.compute.state_checksum import state_checksum
 from recycle.runtime.launch.local_launcher import launch
 
 ASKED_RATIO, ASKED_DIFFERENCE, ASKED_MEMORY, ASKED_START_S = 1.05, 1e-5, 0.10, 15
@@ -278,7 +282,53 @@ def _start(effort: Effort, name: str, run: Callable[[], float], target_s: float 
     return name, asked, f"{median(times_s):.1f}", f"{times_s[0]:.1f} – {times_s[-1]:.1f}", met
 
 
-SECTIONS = {"speed": speed, "exact": exact, "cost": cost, "rounding": rounding, "memory": memory, "start": start}
+COMPARE_EVERY, ASKED_SHARE = 10, 0.01
+
+
+def compare(effort: Effort) -> Section:
+    every = (ONE_PIPELINE, THREE_PIPELINES, Sizes(3, 4, 6, 128, 8))
+    cases = tuple(Case(_shown(sizes), partial(_compare, effort, sizes)) for sizes in every)
+    about = (
+        "The checksum of weights and optimizer state by which peers find a flipped bit, of the largest stage, beside an "
+        f"iteration of the same job. Peers compare after every {COMPARE_EVERY} steps. Medians. The target is at most "
+        f"{ASKED_SHARE:.0%} of the time."
+    )
+    header = ("D × S, M", "width, layers", "checksum ms", "iteration ms", "share", "met")
+    return Section("compare", "What the comparison of peers costs", about, header, cases)
+
+
+def _compare(effort: Effort, sizes: Sizes) -> Row:
+    job = sizes.job(sizes.plan(), 2 + effort.num_iterations)
+    iteration_us = launch(job).iteration_us
+    torch.set_num_threads(1)  # as workers have
+    checksum_us = max(_checksum_us(stage, job.optimizer) for stage in job.stages)
+    share = checksum_us / COMPARE_EVERY / iteration_us
+    times = f"{checksum_us / 1e3:.2f}", f"{iteration_us / 1e3:.1f}"
+    return (*_named(sizes), *times, f"{share:.2%}", effort.judged(share <= ASKED_SHARE))
+
+
+def _checksum_us(stage: nn.Module, make_optimizer: Callable[..., torch.optim.Optimizer]) -> float:
+    optimizer = make_optimizer(list(stage.parameters()))
+    for parameter in stage.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()  # makes its state
+    times_us = []
+    for _ in range(21):
+        begin = time.perf_counter()
+        state_checksum(optimizer)
+        times_us.append((time.perf_counter() - begin) * 1e6)
+    return median(times_us)
+
+
+SECTIONS = {
+    "speed": speed,
+    "exact": exact,
+    "cost": cost,
+    "rounding": rounding,
+    "memory": memory,
+    "start": start,
+    "compare": compare,
+}
 
 
 def _named(sizes: Sizes) -> tuple[str, str]:

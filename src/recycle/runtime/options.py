@@ -20,13 +20,13 @@ class CheckpointOptions:
     """When checkpoints are written into the run folder, and whether the run starts from one.
 
     Attributes:
-        every: Steps between two checkpoints; 0 writes one after the last step only.
+        every: Steps between two checkpoints; 0 writes one after the last step only. There is always one after the last step.
         keep: How many checkpoints are kept, the newest ones.
         resume: Continue the run in the folder from its newest whole checkpoint.
         about: More entries of the checkpoint's fingerprint: a run is resumed only if they are equal.
     """
 
-    every: int = 0
+    every: int = 100
     keep: int = 2
     resume: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)

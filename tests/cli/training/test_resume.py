@@ -376,3 +376,16 @@ def test_a_record_for_which_there_is_no_room_is_reported_and_training_goes_on_to
     written = [event for event in read_record(record) if isinstance(event, Stepped)]
     assert [event.loss for event in written] == straight["losses"][: len(written)]
     assert len(written) > 5
+
+
+# Two runs in one folder.
+
+
+@on_linux
+def test_a_folder_in_use_is_refused_to_another_run_and_to_a_resumed_one(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with ended_at_last(start(f"{SMALL} --steps 1000000 --checkpoint.every 1 --out {folder}")) as process:
+        assert until(lambda: last_saved(folder) >= 2 or process.poll() is not None, 60)
+        in_use = "is in use by another run: wait until that is over, or name another folder"
+        assert in_use in refusal(f"train --resume {folder} --steps 1000001")
+        assert process.poll() is None

@@ -52,6 +52,18 @@ def test_a_member_that_missed_the_beginning_of_an_epoch_has_all_stopped(
     assert (harness.started().epoch, sorted(harness.started().places)) == (3, ["W0_0", "W0_1", "W1_0"])
 
 
+def test_a_member_that_missed_the_beginning_has_all_stopped_also_while_they_pause_for_a_new_one(
+    restarted: tuple[CoordinatorHarness, dict[str, Member]],
+) -> None:
+    harness, members = restarted
+    harness.rejoin(members["W1_0"])
+    harness.join("W1_1")
+    assert harness.phase is CoordinatorPhase.PAUSING
+    harness.rejoin(members["W0_0"], epoch=1)
+    assert harness.phase is CoordinatorPhase.STOPPING
+    assert harness.last("W0_0") == StopEpoch(2)
+
+
 def test_a_member_that_does_not_reconnect_within_its_lease_is_removed(
     restarted: tuple[CoordinatorHarness, dict[str, Member]],
 ) -> None:

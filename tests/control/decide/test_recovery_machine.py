@@ -128,13 +128,38 @@ class RecoveryMachine(RuleBasedStateMachine):
         if self.workers:
             self._pick(pick).is_hung = True
 
+    @rule(pick=st.integers(0, 99), seed=seeds)
+    def disconnect(self, pick: int, seed: int) -> None:
+        """A connection breaks by itself: the member is taken for dead, unless the coordinator stood still before."""
+        self._act(seed)
+        connected = [worker for worker in self.workers.values() if worker.connection is not None and not worker.is_hung]
+        if not connected:
+            return
+        worker = connected[pick % len(connected)]
+        worker.connection = None
+        self.coordinator.connection_lost(self.coordinator.members[worker.number])
+        if worker.number not in self.coordinator.members:  # fenced
+            del self.workers[worker.number]
+
+    @rule(pick=st.integers(0, 99), seed=seeds)
+    def corrupt(self, pick: int, seed: int) -> None:
+        """The weights of a member are found to be wrong."""
+        self._act(seed)
+        placed = [member for member in self.coordinator.placed if member.number in self.workers]
+        if not placed or self.harness.phase is not CoordinatorPhase.RUNNING:
+            return
+        member = placed[pick % len(placed)]
+        assert member.place is not None
+        self.coordinator.give_up_corrupt([member.place], "its weights differ")
+        del self.workers[member.number]
+
     @rule(seconds=st.sampled_from([0.5, 1.0]), seed=seeds)
     def wait(self, seconds: float, seed: int) -> None:
         self._act(seed)
         for _ in range(round(seconds / 0.25)):
             self._tick(0.25)
 
-    @rule(seconds=st.sampled_from([1.9, 12.0]), seed=seeds)
+    @rule(seconds=st.sampled_from([0.6, 1.9, 12.0]), seed=seeds)
     def stall(self, seconds: float, seed: int) -> None:
         """The coordinator stands still: nobody may be taken for dead because of that."""
         self._act(seed)
@@ -170,12 +195,18 @@ class RecoveryMachine(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         """Nothing more fails, and all workers obey: then training continues with all live workers."""
+        num_quiet = 0  # in a row; a silent member is found within four
         for _ in range(60):
+            before = self.harness.phase, self.coordinator.epoch, len(self.coordinator.members)
             for _ in range(300):
                 if not (actions := self._actions(is_training=False)):
                     break
                 actions[0]()
             self.wait(0.5, 0)
+            is_quiet = before == (self.harness.phase, self.coordinator.epoch, len(self.coordinator.members))
+            num_quiet = num_quiet + 1 if is_quiet else 0
+            if num_quiet == 10:
+                break
         # A worker that hung before it had a place is unknown to a new coordinator, and refused if it wakes up.
         self.workers = {
             number: worker for number, worker in self.workers.items() if not (worker.is_hung and worker.connection is None)
@@ -326,7 +357,7 @@ class RecoveryMachine(RuleBasedStateMachine):
         assert {Worker.parse(place).stage for place in start.places} == set(range(self.shape.num_stages))
         assert len(set(start.places.values())) == len(start.places)
         states = [worker.state for worker in self.workers.values() if worker.state is not None]
-        if start.epoch > 1 and not self.has_restarted:
+        if start.epoch > 1 and not self.has_restarted and not self.coordinator._must_go_back:
             is_lost = len({state.stage for state in states}) < self.shape.num_stages
             assert (start.checkpoint >= 0) == is_lost
             if not is_lost:

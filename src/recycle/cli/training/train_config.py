@@ -102,6 +102,7 @@ class ClusterSection(_Section):
     measure: bool = _key(False, _SWITCH, "measure a profile first, and make the plan from that")
     port: int = _key(0, _PORT, "port at which workers meet; 0 is any free one")
     lease: float = _key(DEFAULT_LEASE_S, _LEASE, "seconds of silence after which a worker counts as dead")
+    compare_every: int = _key(10, _COUNT_OR_NONE, "steps between two comparisons of peers; 0 is only before checkpoints")
 
     @property
     def shape(self) -> Shape:
@@ -182,7 +183,7 @@ class TrainingSection(_Section):
 class CheckpointSection(_Section):
     """The checkpoints."""
 
-    every: int = _key(0, _COUNT_OR_NONE, "steps between two checkpoints; 0 is only at the end")
+    every: int = _key(100, _COUNT_OR_NONE, "steps between two checkpoints; 0 is only at the end")
     keep: int = _key(2, _COUNT, "checkpoints that are kept, the newest ones")
 
 

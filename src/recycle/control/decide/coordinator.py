@@ -121,7 +121,7 @@ class Coordinator:
         assert member.connection is not None
         if member.place is None:
             return
-        if self.phase is CoordinatorPhase.RUNNING and epoch != self.epoch:
+        if self.phase in (CoordinatorPhase.RUNNING, CoordinatorPhase.PAUSING) and epoch != self.epoch:
             self._stop_epoch(f"{member.place} missed the beginning of an epoch")
         elif self.phase is CoordinatorPhase.STOPPING:
             self._effects.send(member.connection, StopEpoch(self.epoch))
@@ -250,6 +250,7 @@ class Coordinator:
             return
         recovery.add_begun(message.transfer_us, self._effects.now_us())
         if recovery.num_begun == len(self.placed):
+            self._must_go_back = False
             self._report_recovery()
             if self._unplaced:
                 self.admit_new_members()
@@ -349,7 +350,6 @@ class Coordinator:
             member.busy_s = member.waited_s = 0.0
             member.has_state = True  # unless the member reports otherwise when it stops
         self.epoch += 1
-        self._must_go_back = False
         self._store.clear()
         places = {str(place): member.number for place, member in members.items()}
         start = StartEpoch(self.epoch, assignment.plan.dumps(), places, resume.iteration, resume.ballot, sources, checkpoint)

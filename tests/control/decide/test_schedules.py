@@ -1,0 +1,20 @@
+"""Ten thousand seeded schedules of failures: none gets stuck, and the same seed gives the same schedule."""
+
+import pytest
+
+from tests.control.decide.schedules import EVENTS, run_schedule, run_schedules
+
+pytestmark = pytest.mark.timeout(280)
+NUM, NUM_PARTS = 10_000, 20
+
+
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+def test_no_schedule_gets_stuck(part: int) -> None:
+    size = NUM // NUM_PARTS
+    happened, failed = run_schedules(part * size, size)
+    assert failed == [], f"replay with: python -m tests.control.decide.schedules --num 1 --first {failed[0]}"
+    assert set(happened) == set(EVENTS)
+
+
+def test_a_seed_replays_exactly() -> None:
+    assert [run_schedule(seed) for seed in range(20)] == [run_schedule(seed) for seed in range(20)]
