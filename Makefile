@@ -6,13 +6,14 @@ READY := $(VENV)/.ready
 # Hundreds of processes start in the tests; without bytecode on disk each of them compiles our sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check format bench pictures docs clean help
+.PHONY: demo test check format bench chaos pictures docs clean help
 
 help:
 	@echo "make demo    train, lose workers on the way, and end with the same weights"
 	@echo "make test    run the tests"
 	@echo "make check   format, lint, types, layers: what every commit must pass"
 	@echo "make bench   measure plans, simulator and runtime, print the tables"
+	@echo "make chaos   a million simulated schedules of failures, and failures of real processes: hours"
 	@echo "make pictures   draw the pictures of the documents anew"
 	@echo "make docs    build the site into build/site"
 
@@ -44,6 +45,11 @@ bench: $(READY)
 	$(BIN)/python benchmarks/simulator.py
 	$(BIN)/python benchmarks/runtime.py
 	$(BIN)/python benchmarks/recovery.py
+
+chaos: $(READY)
+	$(BIN)/python -m tests.control.decide.schedules --num 1000000
+	$(BIN)/python -m tests.chaos.kill_points
+	$(BIN)/python -m tests.chaos.external_faults --num 500
 
 pictures: $(READY)
 	$(BIN)/python docs/pictures/make.py

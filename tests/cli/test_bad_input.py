@@ -25,6 +25,8 @@ WRONG = {
     "unknown stage": (f"{GOOD} --fail W0_7", r"W0_7 is not a worker of this cluster"),
     "failed twice": (f"{GOOD} --fail W0_1,W0_1", r"W0_1 is named as failed twice"),
     "malformed worker": (f"{GOOD} --fail w0-1", r"'w0-1' is not a worker: write W<pipeline>_<stage>, such as W1_2"),
+    "worker with a full-width digit": (f"{GOOD} --fail W０_1", r"'W０_1' is not a worker"),
+    "output without a name": (f"{GOOD} --out ''", r"argument --out: the name is empty: name a file or folder"),
     "no pipeline": ("--pipelines 0 --stages 2 --microbatches 2 --costs 1,1,1", r"the number of pipelines is 0, .* at least 1"),
     "negative stages": ("--pipelines 2 --stages -1 --microbatches 2 --costs 1,1,1", r"the number of stages is -1"),
     "no micro-batch": ("--pipelines 2 --stages 2 --microbatches 0 --costs 1,1,1", r"the number of microbatches is 0"),
@@ -218,3 +220,8 @@ def test_a_folder_is_no_place_for_a_plan(folder: Path, capsys: pytest.CaptureFix
 )
 def test_a_wrong_command_is_explained(command: str, sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(sentence, refusal(command))
+
+
+@pytest.mark.parametrize("command", ["show /dev/zero", "check /dev/random"])
+def test_a_device_that_never_ends_is_not_read(command: str) -> None:
+    assert "it is a device, not a file" in refusal(command)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from recycle.host.process_lifetime import children_uninterrupted, interrupts_held
+from recycle.host.process_lifetime import children_uninterrupted, interrupts_held, process_start, process_state
 
 
 def interrupts():
@@ -165,3 +165,16 @@ if __name__ == "__main__":
     path.write_text(script)
     ran = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60)
     assert ran.stdout == "True\n"
+
+
+def test_a_process_has_a_state_and_a_start_by_which_it_differs_from_later_ones():
+    assert process_state(os.getpid()) in ("R", "S")
+    first = subprocess.Popen(["sleep", "60"])
+    time.sleep(0.05)
+    second = subprocess.Popen(["sleep", "60"])
+    starts = [process_start(process.pid) for process in (first, second)]
+    assert int(starts[0]) < int(starts[1])
+    for process in (first, second):
+        process.kill()
+        process.wait()
+    assert (process_state(first.pid), process_start(first.pid)) == ("", "")

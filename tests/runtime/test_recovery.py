@@ -12,7 +12,7 @@ from torch import nn
 
 import recycle
 from recycle.cli.main import main
-from recycle.core.errors import PeersDiffer
+from recycle.core.errors import PeersDiffer, WorkerFailed
 from recycle.core.events.failure_script import Action, Injection, Script
 from recycle.core.events.record import Changed, Recovered, Spell, Stepped, Suspected, Warned, read_record
 from recycle.core.plans.routes import Routes
@@ -83,7 +83,7 @@ class Run:
         wanted = problem(shape, techniques)
         injections = [Injection.parse(Action(line.split()[0]), line.split()[1]) for line in lines]
         script = Script.of(injections, wanted.shape, steps)
-        stages = unhurried_stages(shape[1], pause_s)
+        self.stages = stages = unhurried_stages(shape[1], pause_s)
         failures = FailureOptions(Planner(wanted), script, lease_s=lease_s, compare_every=compare_every)
         options = TrainOptions(SEED, True, max_norm, checkpoint=CheckpointOptions(every), failures=failures)
         job = Job(recycle.solve(wanted, "greedy"), stages, Numbers(), loss, adamw, steps, out=out, options=options)
@@ -206,6 +206,14 @@ def test_without_anybody_to_spare_it_says_what_it_waits_for_and_goes_on_when_tha
     assert any("training waits: no worker is left for stage" in event.text for event in run.of(Warned))
 
 
+def test_if_nobody_can_ever_join_the_run_ends_and_says_how_to_resume_it(tmp_path):
+    lines = ("kill W0_1@5", "kill W1_1@5", "kill W0_0@5")
+    words = "no worker is left for stage .*, and nobody else can join this run; resume it from its last checkpoint: recycle train"
+    with pytest.raises(WorkerFailed, match=words):
+        Run((2, 2, 2), *lines, out=tmp_path, every=2)
+    assert not multiprocessing.active_children()
+
+
 def test_a_kill_while_a_checkpoint_is_written_and_one_in_the_last_step(tmp_path):
     shape = (2, 2, 2)
     run = Run(shape, "kill W0_0@4:checkpoint", "kill W1_1@10:step", out=tmp_path, every=2)
@@ -247,13 +255,13 @@ def test_nothing_is_left_open_in_the_process_that_launched_it():
 
 def test_a_flipped_bit_is_found_named_and_healed_where_three_peers_hold_the_stage(tmp_path):
     shape, steps = (3, 2, 2), 24
-    run = Run(shape, "corrupt W1_1@11", steps=steps, out=tmp_path, every=4, compare_every=2, pause_s=0.02)
+    run = Run(shape, "corrupt W1_1@9", steps=steps, out=tmp_path, every=4, compare_every=2, pause_s=0.02)
     assert run.trained.weights_sha256 == undisturbed(shape, steps)[0]
     assert list(run.trained.losses) == undisturbed(shape, steps)[1]
-    text = "W0_1, W1_1, W2_1 hold different weights after step 12; all peers agreed after step 10"
+    text = "W0_1, W1_1, W2_1 hold different weights after step 10; all peers agreed after step 8"
     assert text in [event.text for event in run.of(Warned)]
     (suspected,) = run.of(Suspected)
-    assert (suspected.node, suspected.reason) == ("W1_1", "its weights after step 12 are not those of its peers")
+    assert (suspected.node, suspected.reason) == ("W1_1", "its weights after step 10 are not those of its peers")
     assert run.recoveries[-1].num_live == 6  # another process has copied the weights from a peer
     assert recycle.load(unhurried_stages(2, 0), tmp_path) == steps
 

@@ -9,6 +9,13 @@ Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _Options: TypeAlias = "argparse._ActionsContainer"
 
 
+def output_path(text: str) -> Path:
+    """The path of an output; an empty one would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty: name a file or folder")
+    return Path(text)
+
+
 def add_command(
     subparsers: Subparsers,
     name: str,

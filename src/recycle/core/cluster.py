@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from recycle.core.errors import UserError
 
 _MOST_CHAIN_STAGES = 100_000_000
-_WORKER = re.compile(r"W(\d+)_(\d+)")
+_WORKER = re.compile(r"W(\d+)_(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)

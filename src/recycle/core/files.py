@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,19 @@ def refuse_other_suffix(path: Path, suffix: str) -> None:
         raise FileProblem(f"cannot write {path}: it would be a {suffix} file whatever its name says; call it {path.stem}{suffix}")
 
 
+def refuse_device(path: Path) -> None:
+    """Raise if `path` is a device, such as /dev/zero, which may never end; a pipe does."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # whoever reads it says why that is not possible
+    if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and path.resolve() != Path(os.devnull)):
+        raise FileProblem(f"cannot read {path}: it is a device, not a file")
+
+
 def read_json(path: Path, format_name: str, version: int) -> dict[str, Any]:
     """Return the JSON object at `path`, which must carry our `format` and a `version` that we read."""
+    refuse_device(path)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:

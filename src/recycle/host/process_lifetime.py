@@ -71,8 +71,18 @@ def interrupts_held() -> Iterator[None]:
 
 def process_state(pid: int) -> str:
     """The state letter of a process in /proc (R running, S sleeping, T stopped); empty if there is no such process."""
+    return _status(pid, 0)
+
+
+def process_start(pid: int) -> str:
+    """When a process started, in ticks of the machine: another process with the same id started later. Empty if unknown."""
+    return _status(pid, 19)
+
+
+def _status(pid: int, field: int) -> str:
+    """A field of /proc/PID/stat behind the name of the program."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
-            return stream.read().rpartition(")")[2].split()[0]
+            return stream.read().rpartition(")")[2].split()[field]
     except (OSError, IndexError):
         return ""

@@ -41,6 +41,7 @@ profile = ""
 measure = false
 port = 0
 lease = 2.0
+compare_every = 10
 [model]
 layers = 8
 width = 64
@@ -66,7 +67,7 @@ precision = "float32"
 sums = "float32"
 device = "cpu"
 [checkpoint]
-every = 0
+every = 100
 keep = 2
 [log]
 tensorboard = false

@@ -115,6 +115,16 @@ def test_nobody_is_suspected_for_the_time_in_which_the_coordinator_itself_stood_
     assert harness.effects.logged("suspected") == [("suspected", "W0_0", "silent for 2.0 s, with a lease of 2 s")]
 
 
+def test_a_recovery_begins_with_the_last_sign_of_life_of_a_silent_member() -> None:
+    harness = CoordinatorHarness().form()
+    harness.wait(1.0, "W0_0", "W0_1", "W1_0", "W1_1")
+    seen_us = harness.effects.at_us
+    harness.wait(LEASE_S, "W0_0", "W0_1", "W1_0")
+    harness.recover()
+    (recovery,) = harness.effects.recoveries
+    assert (recovery.at_us, recovery.noticed_us - recovery.at_us) == (seen_us, 2_000_000)
+
+
 def test_a_silent_member_whose_process_runs_gets_five_leases() -> None:
     harness = CoordinatorHarness().form()
     harness.effects.running = {harness.at("W1_1").pid}

@@ -39,7 +39,7 @@ def injections(draw: st.DrawFn) -> Injection:
         return Injection(action, None, iteration, draw(st.sampled_from([MIDDLE, RECOVERY])))
     worker = Worker(draw(numbers), draw(numbers))
     op = Op(worker.stage, draw(st.sampled_from(Kind)), MicroBatch(draw(numbers), draw(numbers)))
-    at = MIDDLE if action is Action.REJOIN else draw(st.sampled_from([*WORDS, str(op)]))
+    at = MIDDLE if action in (Action.REJOIN, Action.CORRUPT) else draw(st.sampled_from([*WORDS, str(op)]))
     least = {Action.HANG: st.just(0.0) | lengths, Action.SLOW: lengths}
     return Injection(action, worker, iteration, at, draw(least.get(action, st.just(0.0))))
 
@@ -193,7 +193,7 @@ def test_a_script_is_a_list(data):
 @pytest.mark.parametrize("line", ["", "W1_2@5", "murder W1_2@5", None, 5, ["kill", "W1_2@5"]])
 def test_a_line_begins_with_an_action(line):
     with pytest.raises(
-        UserError, match=r"is no line of a failure script: write one of kill, hang, slow, fail, rejoin, and where"
+        UserError, match=r"is no line of a failure script: write one of kill, hang, slow, fail, corrupt, rejoin, and where"
     ):
         Script.from_json([line])
 

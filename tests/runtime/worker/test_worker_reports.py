@@ -106,6 +106,7 @@ def test_a_report_is_plain_json():
         "losses": [[3, 0.5]],
         "spans": [["0F0@1", 10, 20, False], ["reduce", 30, 40, True]],
         "verdict": [2.0, 0.25],
+        "checksum": "",
     }
 
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from recycle.cli.arguments import Subparsers, add_command
+from recycle.cli.arguments import Subparsers, add_command, output_path
 from recycle.core.errors import UserError
 from recycle.evaluate.hardware.measurement_size import MeasurementSize, add_size_arguments
 
@@ -37,7 +37,7 @@ def add_bench_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--backend", metavar="cpu-cores|gpu-slices", help="the hardware of a worker (default: cpu-cores)")
     parser.add_argument("--small", action="store_true", help="a GPT that is small enough for workers that share cores")
     about = f"the folder of measurements and results, new or to resume (default: {DEFAULT_OUT})"
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help=about)
+    parser.add_argument("--out", type=output_path, metavar="FOLDER", help=about)
     parser.add_argument("--only", default=",".join(_PARTS), metavar="LIST", help=f"some of {','.join(_PARTS)} (default: all)")
     add_size_arguments(parser)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recycle.cli.arguments import Subparsers, add_command
+from recycle.cli.arguments import Subparsers, add_command, output_path
 from recycle.cli.profile_text import describe_profile, stability_text, start_text
 from recycle.cli.terminal import progress_bar
 from recycle.cli.training.job_from_config import TrainingJobFactory
@@ -53,7 +53,7 @@ def add_profile_parser(subparsers: Subparsers) -> None:
     about = f"the most rounds, if medians do not become stable before (default: {_DEFAULT_ROUNDS})"
     parser.add_argument("--rounds", type=int, default=_DEFAULT_ROUNDS, metavar="N", help=about)
     about = f"the profile to write (default: {DEFAULT_OUT})"
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="FILE", help=about)
+    parser.add_argument("--out", type=output_path, default=DEFAULT_OUT, metavar="FILE", help=about)
     parser.add_argument("--json", action="store_true", help="print the profile as JSON instead of a table")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import TimeRemainingColumn
 
-from recycle.cli.arguments import Subparsers, add_command, add_shape_options
+from recycle.cli.arguments import Subparsers, add_command, add_shape_options, output_path
 from recycle.cli.profile_text import mismatch_note
 from recycle.cli.terminal import progress_bar
 from recycle.core.errors import UserError
@@ -69,7 +69,7 @@ def add_plan_parser(subparsers: Subparsers) -> None:
     library.add_argument("--library", action="store_true", help=about)
     library.add_argument("--max-failures", default="25%", metavar="N|P%", help="how far up (default: 25%%)")
     library.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
-    parser.add_argument("--out", type=Path, metavar="PATH", help="where the plan goes (a file), or the library (a folder)")
+    parser.add_argument("--out", type=output_path, metavar="PATH", help="where the plan goes (a file), or the library (a folder)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a summary")
 
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from recycle.cli.arguments import Subparsers, add_command
+from recycle.cli.arguments import Subparsers, add_command, output_path
 from recycle.cli.simulation.simulate import add_cache_options, cache_folder
 from recycle.cli.terminal import progress_bar
 from recycle.core.files import refuse_unwritable, write_bytes, write_text
@@ -41,7 +41,7 @@ def add_reproduce_parser(subparsers: Subparsers) -> None:
     description = "Run an experiment of the paper and print our numbers beside the published ones."
     parser = add_command(subparsers, "reproduce", run_reproduce, summary, description, _EXAMPLES)
     parser.add_argument("experiment", choices=list(_EXPERIMENTS), help="which one")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write NAME.md, NAME.json and NAME.png there")
+    parser.add_argument("--out", type=output_path, metavar="FOLDER", help="write NAME.md, NAME.json and NAME.png there")
     add_cache_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of Markdown")
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recycle.cli.arguments import Subparsers, add_command
+from recycle.cli.arguments import Subparsers, add_command, output_path
 from recycle.cli.training.job_from_config import TrainingJobFactory
 from recycle.cli.training.plan_choice import choose_source
 from recycle.cli.training.train import describe_run, prepare, watching
@@ -59,7 +59,7 @@ def add_coordinator_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--listen", default=_DEFAULT, metavar="HOST:PORT", help=f"where workers connect to ({_DEFAULT})")
     about = "the job's secret; made if there is no such file"
     parser.add_argument("--token-file", type=Path, required=True, metavar="FILE", help=about)
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="record the run there, with checkpoints")
+    parser.add_argument("--out", type=output_path, required=True, metavar="FOLDER", help="record the run there, with checkpoints")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-from recycle.cli.arguments import Subparsers, add_command
+from recycle.cli.arguments import Subparsers, add_command, output_path
 from recycle.cli.live.live_view import LiveView
 from recycle.cli.live.run_state import format_loss
 from recycle.cli.profile_text import mismatch_note
@@ -57,7 +57,7 @@ def add_train_parser(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "train", run_train, summary, _DESCRIPTION, _EXAMPLES, usage)
     add_config_arguments(parser)
     add_failure_arguments(parser)
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="record the run there, with checkpoints")
+    parser.add_argument("--out", type=output_path, metavar="FOLDER", help="record the run there, with checkpoints")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder, from its last checkpoint")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 

@@ -146,8 +146,8 @@ class Coordinator:
         for member in [member for member in self.placed if member.place in places]:
             self._give_up(member, reason)
 
-    def remove(self, number: int, reason: str) -> None:
-        """Remove a member that is dead, or that is treated as dead."""
+    def remove(self, number: int, reason: str, since_s: float = 0.0) -> None:
+        """Remove a member that is dead, or that is treated as dead, since `since_s` if that is known."""
         member = self.members.pop(number, None)
         if member is None:
             return
@@ -155,7 +155,7 @@ class Coordinator:
             self._effects.disconnect(member.connection)
         if member.place is None:
             return
-        died_us = self._effects.member_left(member, reason)
+        died_us = self._effects.member_left(member, reason) or round(since_s * 1e6)
         match self.phase:
             case CoordinatorPhase.RUNNING | CoordinatorPhase.PAUSING:
                 self._stop_epoch(reason, died_us)
@@ -180,7 +180,7 @@ class Coordinator:
             is_running = is_silent and self._effects.is_process_running(member)
             facts = MemberFacts(member.last_seen_s, member.busy_s, is_running, member.doing)
             if reason := suspicion(now_s, facts, self.lease_s, self.longest_op_s):
-                self._give_up(member, reason)
+                self._give_up(member, reason, member.last_seen_s if is_silent else now_s - member.busy_s)
         in_phase_s = now_s - self._phase_since_s
         for member, reason in late_members(self.phase, in_phase_s, self.placed, self.lease_s, self.longest_op_s):
             self._give_up(member, reason)
@@ -194,10 +194,11 @@ class Coordinator:
         self._patient_until_s = now_s + (self.lease_s if stalled_s > self.lease_s else 0.0)
         self._effects.stalled(stalled_s)
 
-    def _give_up(self, member: Member, reason: str) -> None:
+    def _give_up(self, member: Member, reason: str, since_s: float = 0.0) -> None:
+        """Remove a member that lives; `since_s` is its last sign of progress, if that is known."""
         self._effects.member_suspected(member, reason)
         self._effects.fence(member)
-        self.remove(member.number, reason)
+        self.remove(member.number, reason, since_s)
 
     # Messages of members.
 

@@ -14,7 +14,8 @@ from recycle.core.plans.plan_source import PlanAssignment
 class Member:
     """A worker process. `place` is its place in the present epoch, None if it has none yet.
 
-    `clock_offset_us` is how far its clock is behind the coordinator's: each machine has its own clock.
+    `clock_offset_us` is how far its clock is behind the coordinator's: each machine has its own clock. `started` tells its
+    process from a later one with the same id, if it is on the coordinator's machine.
     """
 
     number: int
@@ -33,6 +34,7 @@ class Member:
     has_stopped: bool = False
     has_finished: bool = False
     clock_offset_us: int = 0
+    started: str = ""
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from recycle.core.release import RELEASE
 
 _CONNECT_S = 5.0
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_PROCESS_IDS = "/proc/self/ns/pid"
 _CLOSED = "the coordinator closed the connection"
 
 
@@ -76,6 +77,10 @@ def shake_hands(endpoint: Endpoint, preferred_place: str = "", member: int = -1,
 
 
 def this_host() -> str:
-    """Return a name of this machine that is unique and changes when it boots."""
+    """Return a name of this machine that is unique and changes when it boots.
+
+    Containers of one machine have other names if they have process ids of their own: nobody outside may kill by these ids.
+    """
     boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
-    return f"{socket.gethostname()} {boot}".strip()
+    processes = os.readlink(_PROCESS_IDS) if os.path.lexists(_PROCESS_IDS) else ""
+    return f"{socket.gethostname()} {boot} {processes}".strip()

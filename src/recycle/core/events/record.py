@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 from recycle.core.errors import FileProblem, UserError
-from recycle.core.files import write_text
+from recycle.core.files import refuse_device, write_text
 
 FORMAT, VERSION = "recycle-record", 1
 # The `op` of an `OpRan` that is no op of the row.
@@ -295,6 +295,7 @@ class RecordWriter:
 
 def read_record(path: Path | str) -> Iterator[Event]:
     """Yield the events of a record; a last line that was cut short, because its writer died, is left out."""
+    refuse_device(Path(path))
     try:
         # Bytes, because a line may be cut inside a character; not splitlines, which also breaks at characters inside a text.
         lines = Path(path).read_bytes().removesuffix(b"\n").split(b"\n")

@@ -56,7 +56,9 @@ class FirstEpochFormed:
 
 @dataclass(frozen=True, slots=True)
 class WaitingForWorkers:
-    """Training cannot go on until a worker joins."""
+    """Training cannot go on until a worker joins, and why."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from recycle.core.events.failure_script import RECOVERY
 from recycle.core.events.record import Event, Joining, Suspected
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import PlanAssignment
-from recycle.host.process_lifetime import process_state
+from recycle.host.process_lifetime import process_start, process_state
 from recycle.runtime.checkpoint.files import is_to_be_read, is_to_be_written
 from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointIncomplete
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
@@ -151,6 +151,7 @@ class CoordinatorService:
                 return Refused(reason)
             member = self._coordinator.join(connection, hello.host, hello.pid, preferred_place)
         member.clock_offset_us = 0 if hello.host == this_host() else now_us() - hello.clock_us
+        member.started = process_start(hello.pid) if hello.host == this_host() else ""
         self._numbers[connection], self._epochs[connection] = member.number, hello.epoch
         return Welcome("", member.number, self._config.lease_s, self._config.job, dict(self._config.about))
 
@@ -231,7 +232,8 @@ class CoordinatorService:
 
     def fence(self, member: Member) -> None:
         """Kill a member on this machine; on another machine the end of its epoch fences it: nobody uses its messages any more."""
-        if member.host == this_host() and member.pid > 0:
+        is_same = member.started in ("", process_start(member.pid))  # not a later process with its id
+        if member.host == this_host() and member.pid > 0 and is_same:
             try:
                 os.kill(member.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
@@ -267,7 +269,7 @@ class CoordinatorService:
 
     def waiting(self, reason: str) -> None:
         self._ledger.warn(f"training waits: {reason}")
-        self._output.notify(WaitingForWorkers())
+        self._output.notify(WaitingForWorkers(reason))
 
     def epoch_started(self, assignment: PlanAssignment, start: StartEpoch) -> None:
         if start.epoch == 1:

@@ -36,7 +36,7 @@ def worker_spec(
         make_optimizer=job.optimizer,
         num_steps=job.steps,
         # Without the plan source: a worker must not load a planner.
-        options=replace(job.options, failures=FailureOptions()),
+        options=replace(job.options, failures=FailureOptions(compare_every=job.options.failures.compare_every)),
         checkpoint_folder=None if folder is None else folder / CHECKPOINTS,
         file_transfer=file_transfer,
         deaths=deaths,

@@ -128,8 +128,8 @@ class _Launcher:
                         self._has_formed, self._formed_us = True, now_us()
                     case ReplaceWorker(place):
                         self._start_worker(place, since=self._config.num_steps)
-                    case WaitingForWorkers() if self._rejoins:
-                        self._rejoin(self._rejoins[0])  # no step is done before it joins
+                    case WaitingForWorkers(reason):
+                        self._help(reason)
                     case JobDone(trained):
                         return trained
                     case JobFailed(problem):
@@ -210,6 +210,15 @@ class _Launcher:
             for rejoin in [each for each in self._rejoins if event.iteration + 1 >= each.iteration]:
                 self._rejoin(rejoin)
         self._watch(event)
+
+    def _help(self, reason: str) -> None:
+        """Start a worker that was to rejoin later, since no step is done before; raise if nobody will ever join."""
+        if self._rejoins:
+            self._rejoin(self._rejoins[0])
+        elif not any(change.joins for change in self._changes):
+            where = f": recycle train --resume {self._config.folder}" if self._config.folder is not None else ""
+            cause = reason.partition(";")[0]
+            raise WorkerFailed(f"{cause}, and nobody else can join this run; resume it from its last checkpoint{where}")
 
     def _rejoin(self, rejoin: Injection) -> None:
         self._rejoins.remove(rejoin)

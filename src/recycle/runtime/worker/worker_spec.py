@@ -30,7 +30,7 @@ def copied_stage(stages: Sequence[nn.Module], number: int) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """The part of a job that every worker needs. Its options have no failures: those belong to the launcher.
+    """The part of a job that every worker needs. Its options have no plan source and no script of failures.
 
     A worker that does not see the run folder has a `file_transfer`, and its `checkpoint_folder` is one of its own, in which files
     wait to be sent. An injected kill writes its time into the file `deaths`.
