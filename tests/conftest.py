@@ -2,6 +2,7 @@
 
 import os
 import signal
+from itertools import islice
 
 import pytest
 from hypothesis import settings
@@ -22,3 +23,46 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Start the fork server of the tests, before a training starts one without the planner; not where others run the tests."""
     if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
         warm_context()
+
+
+# The files that take longest. They come first in every worker's share, so that short tests fill the end.
+LONG = (
+    "runtime/execute/test_reference_executor.py",
+    "cli/measuring/test_bench.py",
+    "runtime/test_recovery.py",
+    "runtime/test_stalls.py",
+    "cli/training/test_resume.py",
+    "docs/test_snippets.py",
+    "runtime/launch/test_local_launcher.py",
+    "examples/test_examples.py",
+    "cli/training/test_train.py",
+    "sim/reproduce/test_reproduce.py",
+    "chaos/test_kill_points.py",
+    "planner/test_contract.py",
+    "runtime/checkpoint/test_writer.py",
+    "planner/heuristic/test_fuse_backward.py",
+    "cli/demo/test_demo.py",
+    "cli/training/test_coordinator.py",
+    "evaluate/hardware/test_kills.py",
+    "sim/systems/test_all_systems.py",
+    "docs/test_site.py",
+    "planner/exact/test_exact.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Deal the long files to as many shares as there are workers, and fill the shares with the other tests.
+
+    pytest-xdist gives each worker an equal part of the list, and later moves tests from busy workers to idle ones.
+    """
+    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if num_workers == 1:
+        return
+    files = [[item for item in items if item.path.as_posix().endswith(f"/tests/{name}")] for name in LONG]
+    shares = [[item for file in files[number::num_workers] for item in file] for number in range(num_workers)]
+    long_items = {id(item) for share in shares for item in share}
+    others = iter([item for item in items if id(item) not in long_items])
+    for number, share in enumerate(shares):
+        size = len(items) * (number + 1) // num_workers - len(items) * number // num_workers
+        share.extend(islice(others, max(0, size - len(share))))
+    items[:] = [*(item for share in shares for item in share), *others]
