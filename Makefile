@@ -26,8 +26,10 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	@$(BIN)/recycle demo
 
-test: check
+# The kernels of the planner are compiled once, beside the checks, and not by every test process.
+test: $(READY)
 	$(BIN)/python -m compileall -q src
+	$(BIN)/python -m tests.preload & $(MAKE) --no-print-directory check && wait $$!
 	$(BIN)/pytest -n 4 --dist worksteal --ignore tests/test_layers.py
 
 check: $(READY)
