@@ -15,6 +15,22 @@ def is_there(pid):
         return False
 
 
+@contextlib.contextmanager
+def deadline(seconds):
+    """Raise TimeoutError in the main thread if the block takes longer; not beside pytest-timeout, which uses the same signal."""
+
+    def give_up(*_):
+        raise TimeoutError(f"not done after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def until(condition, seconds):
     """Wait until `condition` holds, at most so long; return whether it does."""
     deadline = time.monotonic() + seconds

@@ -19,7 +19,7 @@ ANYTHING = frozenset(
 # package -> (packages of ours, outside libraries)
 TABLE = {
     "core": (set(), set()),
-    "host": ({"core"}, set()),
+    "host": ({"core"}, {"setproctitle"}),
     "planner": ({"core", "host"}, {"ortools", "scipy", "numpy", "numba"}),
     "sim": ({"core", "host", "planner"}, {"numpy"}),
     "control": ({"core", "host"}, set()),
@@ -37,7 +37,7 @@ TABLE = {
 # Inside a package, a room (a module or a sub-package) may import the rooms of lines above its own.
 ORDER = {
     "core": ["errors release layers", "units files op cluster", "profile time_shares", "problem", "plans events"],
-    "host": ["process_lifetime scratch folder_lock", "process_pool", "parallel_map"],
+    "host": ["process_lifetime process_title scratch folder_lock", "process_pool", "parallel_map"],
     "planner": [
         "profiles model problem_from_text",
         "exact heuristic failure_normalization",

@@ -19,10 +19,12 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 import recycle
+from tests.processes import deadline
 from tests.runtime.test_recovery import ALL, Run, problem, undisturbed
 from tests.warm_processes import warm_context
 
 SHAPE, STEPS, STEP, EVERY, LEASE_S = (2, 2, 3), 6, 3, 3, 1.0
+LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ def main() -> int:
         chosen = Random(args.seed).sample(chosen, args.sample)
     outcomes = []
     for number, point in enumerate(chosen, 1):
-        outcomes.append(run_point(point))
+        with deadline(LIMIT_S):
+            outcomes.append(run_point(point))
         said = outcomes[-1].problem or "same weights"
         print(f"{number} of {len(chosen)}  {outcomes[-1].took_s:5.1f} s  {point}: {said}", file=sys.stderr, flush=True)
     print(table(outcomes))

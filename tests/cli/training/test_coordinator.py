@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -103,7 +104,9 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
         assert again.returncode == 0, problems
         summary = json.loads(printed)
         for process in workers[1:]:
-            assert process.wait(20) == 0
+            _, words = process.communicate(timeout=20)
+            assert process.returncode == 0
+            assert re.search(r"joined job \w+, and waits for its place\n.* W\d_\d in epoch 1, of 4 workers, from step 0\n", words)
     assert len(summary["losses"]) == STEPS
     assert summary["recoveries"][0]["cause"] == "its connection closed"
     assert summary["weights_sha256"] == alone["weights_sha256"]

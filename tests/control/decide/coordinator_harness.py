@@ -120,6 +120,9 @@ class RecordingEffects:
     def find_checkpoint(self) -> None:
         self.num_searches += 1
 
+    def no_checkpoint(self, begins_again: bool) -> None:
+        self.log.append(("no checkpoint", begins_again))
+
     def member_left(self, member: Member, reason: str) -> int:
         self.log.append(("left", str(member.place), reason))
         return self.died_us

@@ -237,6 +237,7 @@ def test_after_a_wrong_gradient_all_go_back_to_a_checkpoint_if_there_is_one(
     harness.recover(5)
     start = harness.started()
     assert (start.iteration, start.checkpoint) == (iteration, checkpoint)
+    assert harness.effects.logged("no checkpoint") == ([] if num_saved else [("no checkpoint", False)])
     harness.die("W2_0")  # a later failure is an ordinary one
     harness.recover(9)
     assert (harness.started().iteration, harness.started().checkpoint) == (9, -1)

@@ -1,5 +1,7 @@
 """The journal: what was written is there for the next coordinator, however the last one ended."""
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,6 +71,21 @@ def test_bytes_of_something_else_are_passed_over(path: Path) -> None:
     journal.append(FIRST)
     path.write_bytes(path.read_bytes() + b'\x00\xff\x00\n[1]\n7\n{"epoch": 9}\n')
     assert journal.last() == FIRST
+
+
+def test_after_an_entry_that_could_not_be_written_no_older_one_counts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    journal = FileJournal(path)
+    journal.append(FIRST)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(FileProblem, match="No space left on device"):
+            journal.append(SECOND)
+    assert journal.last() is None
+    journal.append(SECOND)
+    assert journal.last() == SECOND
 
 
 def test_a_journal_that_cannot_be_written_says_so_in_one_sentence(tmp_path: Path) -> None:

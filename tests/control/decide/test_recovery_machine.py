@@ -145,7 +145,7 @@ class RecoveryMachine(RuleBasedStateMachine):
     def corrupt(self, pick: int, seed: int) -> None:
         """The weights of a member are found to be wrong."""
         self._act(seed)
-        placed = [member for member in self.coordinator.placed if member.number in self.workers]
+        placed = [member for member in self.coordinator.members.placed if member.number in self.workers]
         if not placed or self.harness.phase is not CoordinatorPhase.RUNNING:
             return
         member = placed[pick % len(placed)]

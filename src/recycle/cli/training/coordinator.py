@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import os
 import stat
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -138,7 +140,11 @@ def run_worker(args: argparse.Namespace) -> None:
     from recycle.runtime.worker.worker import join_job
 
     with scratch() as folder:
-        join_job(endpoint, place, partial(spec_from_description, endpoint, folder))
+        join_job(endpoint, place, partial(spec_from_description, endpoint, folder), say=_say)
+
+
+def _say(sentence: str) -> None:
+    print(f"worker, process {os.getpid()}: {sentence}", file=sys.stderr, flush=True)
 
 
 def describe_job(name: str, config: TrainConfig, job: "Job") -> dict[str, Any]:

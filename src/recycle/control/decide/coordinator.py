@@ -12,7 +12,7 @@ from recycle.control.decide.agreement import Resume, agree_if_possible
 from recycle.control.decide.deadlines import PLAN_S, late_members
 from recycle.control.decide.failure_detection import SILENCE_PER_LEASE, MemberFacts, stall_s, suspicion
 from recycle.control.decide.journal import Journal, JournalEntry
-from recycle.control.decide.members import CoordinatorEffects, Member, Recovery, members_of
+from recycle.control.decide.members import CoordinatorEffects, Member, MemberTable, Recovery
 from recycle.control.decide.messages import (
     Ack,
     ControlMessage,
@@ -54,7 +54,7 @@ class Coordinator:
         self._shape, self._initial, self._effects, self._journal, self.lease_s = shape, initial, effects, journal, lease_s
         self._iteration, self._checkpoint = iteration, checkpoint
         self.phase, self.epoch = CoordinatorPhase.FORMING, 0
-        self.members: dict[int, Member] = {}
+        self.members = MemberTable()
         self.longest_op_s = 0.0
         self._last_number = 0
         self._last_tick_s = self._patient_until_s = self._phase_since_s = self._now_s()
@@ -70,7 +70,7 @@ class Coordinator:
         """Replace the coordinator that wrote this entry; its members have the time of a lease to reconnect."""
         self._enter(PhaseTrigger.JOURNAL_FOUND)
         self.epoch, self._last_number = entry.epoch, entry.last_number
-        self.members = members_of(entry, self._now_s())
+        self.members = MemberTable.of(entry, self._now_s())
 
     def _enter(self, trigger: PhaseTrigger) -> None:
         self.phase, self._phase_since_s = next_phase(self.phase, trigger), self._now_s()
@@ -143,7 +143,7 @@ class Coordinator:
     def give_up_corrupt(self, places: Sequence[Worker], reason: str) -> None:
         """Remove members whose state is wrong; their gradients are in that of the others, so all go back to a checkpoint."""
         self._must_go_back = True
-        for member in [member for member in self.placed if member.place in places]:
+        for member in [member for member in self.members.placed if member.place in places]:
             self._give_up(member, reason)
 
     def remove(self, number: int, reason: str, since_s: float = 0.0) -> None:
@@ -182,7 +182,7 @@ class Coordinator:
             if reason := suspicion(now_s, facts, self.lease_s, self.longest_op_s):
                 self._give_up(member, reason, member.last_seen_s if is_silent else now_s - member.busy_s)
         in_phase_s = now_s - self._phase_since_s
-        for member, reason in late_members(self.phase, in_phase_s, self.placed, self.lease_s, self.longest_op_s):
+        for member, reason in late_members(self.phase, in_phase_s, self.members.placed, self.lease_s, self.longest_op_s):
             self._give_up(member, reason)
         if self.phase is CoordinatorPhase.PLANNING and in_phase_s > PLAN_S:
             self._effects.planning_failed(f"no plan has come for {in_phase_s:.0f} s")
@@ -228,7 +228,7 @@ class Coordinator:
 
     @property
     def have_all_finished(self) -> bool:
-        return bool(self.placed) and all(member.has_finished for member in self.placed)
+        return bool(self.members.placed) and all(member.has_finished for member in self.members.placed)
 
     def end(self, reason: str) -> None:
         """End the job for all members, once."""
@@ -250,10 +250,10 @@ class Coordinator:
         if recovery is None or recovery.epoch != message.epoch:
             return
         recovery.add_begun(message.transfer_us, self._effects.now_us())
-        if recovery.num_begun == len(self.placed):
+        if recovery.num_begun == len(self.members.placed):
             self._must_go_back = False
             self._report_recovery()
-            if self._unplaced:
+            if self.members.unplaced:
                 self.admit_new_members()
 
     # From one epoch to the next.
@@ -282,7 +282,7 @@ class Coordinator:
 
     def _plan_if_stopped(self) -> None:
         is_stopping = self.phase in (CoordinatorPhase.STOPPING, CoordinatorPhase.PAUSING)
-        if is_stopping and all(member.has_stopped for member in self.placed):
+        if is_stopping and all(member.has_stopped for member in self.members.placed):
             if self._recovery is not None:
                 self._recovery.stopped_us = self._effects.now_us()
             self._request_plan(PhaseTrigger.ALL_STOPPED)
@@ -300,8 +300,8 @@ class Coordinator:
         self._effects.request_plan(self._requested)
 
     def _new_places(self) -> list[tuple[Member, Worker]]:
-        taken = [member.place for member in self.placed if member.place is not None]
-        new = self._unplaced
+        taken = [member.place for member in self.members.placed if member.place is not None]
+        new = self.members.unplaced
         return list(zip(new, free_places(self._shape, taken, [member.preferred_place for member in new]), strict=False))
 
     def plan_received(self, failed: frozenset[Worker], answer: PlanAssignment | str) -> None:
@@ -309,7 +309,7 @@ class Coordinator:
         if self.phase is not CoordinatorPhase.PLANNING or failed != self._requested:
             return  # the members have changed: the answer to another request is still to come
         if isinstance(answer, str):
-            if self._unplaced:  # a member joined meanwhile, and may complete the stages
+            if self.members.unplaced:  # a member joined meanwhile, and may complete the stages
                 self._request_plan(PhaseTrigger.MEMBERS_CHANGED)
                 return
             self._enter(PhaseTrigger.NO_PLAN)
@@ -317,7 +317,7 @@ class Coordinator:
             return
         if self._recovery is not None:
             self._recovery.planned_us = self._effects.now_us()
-        assignment = keep_holders(answer, self._holders)
+        assignment = keep_holders(answer, self.members.holders)
         resume = self._agreed(assignment)
         if resume is not None and not self._must_go_back:
             self._start_epoch(assignment, resume, -1)
@@ -330,20 +330,22 @@ class Coordinator:
         assignment, self._awaits_checkpoint = self._awaits_checkpoint, None
         if assignment is None:
             return  # the members have changed: it is looked for again if another plan needs it
-        # Members that could go on lose less than all their work by a wrong gradient.
+        # Without a checkpoint, members that hold their state continue even after a wrong gradient: to begin again costs more.
         resume = self._agreed(assignment) if num_steps == 0 else None
+        if num_steps == 0:
+            self._effects.no_checkpoint(begins_again=resume is None)
         self._start_epoch(assignment, resume or Resume(num_steps), -1 if resume is not None else num_steps)
 
     def _agreed(self, assignment: PlanAssignment) -> Resume | None:
         """Return where all can resume without a checkpoint, None if they cannot."""
-        stages = {place.stage for place in keeps_state(assignment, self._holders)}
+        stages = {place.stage for place in keeps_state(assignment, self.members.holders)}
         progress = [member.progress for member in self.members.values() if member.progress is not None]
         return agree_if_possible(progress) if len(stages) == self._shape.num_stages else None
 
     def _start_epoch(self, assignment: PlanAssignment, resume: Resume, checkpoint: int) -> None:
         """Move every member to its place of the assignment, and start the epoch."""
         copies_state = checkpoint < 0 and self.epoch > 0
-        sources = state_sources(assignment, self._holders) if copies_state else {}
+        sources = state_sources(assignment, self.members.holders) if copies_state else {}
         by_place = {member.place: member for member in self.members.values()}
         members = {place: by_place[now] for place, now in sorted(assignment.places.items())}
         for place, member in members.items():
@@ -366,7 +368,7 @@ class Coordinator:
         disconnected = [member for member in members.values() if member.connection is None]
         if disconnected:
             self._stop_epoch(f"{disconnected[0].place} is away")
-        if self._unplaced:
+        if self.members.unplaced:
             self.admit_new_members()
 
     def _report_recovery(self) -> None:
@@ -375,22 +377,8 @@ class Coordinator:
             self._effects.recovery_finished(self._recovery)
         self._recovery = None
 
-    @property
-    def placed(self) -> list[Member]:
-        """The members that have a place in the present epoch."""
-        return [member for member in self.members.values() if member.place is not None]
-
-    @property
-    def _unplaced(self) -> list[Member]:
-        return [member for member in self.members.values() if member.place is None]
-
-    @property
-    def _holders(self) -> set[Worker]:
-        """The places whose members hold the state of their stage."""
-        return {member.place for member in self.members.values() if member.place is not None and member.has_state}
-
     def _send_to_placed(self, message: ControlMessage) -> None:
-        self._effects.send_all([member.connection for member in self.placed if member.connection is not None], message)
+        self._effects.send_all([member.connection for member in self.members.placed if member.connection is not None], message)
 
     def _now_s(self) -> float:
         return self._effects.now_us() / 1e6

@@ -16,8 +16,7 @@ SILENCE_PER_LEASE = 0.9
 STARVED_LEASES = 5
 # A tick that comes so many leases after the one before is late: the coordinator itself stood still, and heard nobody meanwhile.
 LATE_TICK_LEASES, SHORTEST_LATE_S = 0.25, 0.1
-# An op may take so many times as long as the longest op of any worker so far. As long as no op has been reported, no member is
-# suspected of slowness: a lease may be shorter than any op.
+# An op may take so many times as long as the longest op of any worker so far; before any op was reported, `SLOW_S`.
 PATIENCE = 10
 # Reducing and stepping count as ops of at least so many leases. Everything else (to set up an epoch, to save, to finish), and an
 # op before any op was reported, has a fixed limit: models may be large, and kernels compile.

@@ -1,4 +1,4 @@
-"""The state of one member, the facts of one recovery, and `CoordinatorEffects`: the actions that the coordinator can take."""
+"""The members of a job, the facts of one recovery, and `CoordinatorEffects`: the actions that the coordinator can take."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -35,6 +35,33 @@ class Member:
     has_finished: bool = False
     clock_offset_us: int = 0
     started: str = ""
+
+
+class MemberTable(dict[int, Member]):
+    """The members of a job by number."""
+
+    @staticmethod
+    def of(entry: JournalEntry, now_s: float) -> "MemberTable":
+        """The members of a journal's epoch, none of them connected."""
+        found = MemberTable()
+        for place, number in entry.places.items():
+            host, pid = entry.processes.get(place, ("", 0))
+            found[number] = Member(number, None, host, pid, None, now_s, place=Worker.parse(place), has_state=True)
+        return found
+
+    @property
+    def placed(self) -> list[Member]:
+        """The members that have a place in the present epoch."""
+        return [member for member in self.values() if member.place is not None]
+
+    @property
+    def unplaced(self) -> list[Member]:
+        return [member for member in self.values() if member.place is None]
+
+    @property
+    def holders(self) -> set[Worker]:
+        """The places whose members hold the state of their stage."""
+        return {member.place for member in self.values() if member.place is not None and member.has_state}
 
 
 @dataclass(slots=True)
@@ -76,15 +103,6 @@ class Recovery:
         self.num_begun += 1
 
 
-def members_of(entry: JournalEntry, now_s: float) -> dict[int, Member]:
-    """The members of a journal's epoch by number, none of them connected."""
-    found = {}
-    for place, number in entry.places.items():
-        host, pid = entry.processes.get(place, ("", 0))
-        found[number] = Member(number, None, host, pid, None, now_s, place=Worker.parse(place), has_state=True)
-    return found
-
-
 class CoordinatorEffects(Protocol):
     """The actions of the coordinator on connections, processes, plans and the ledger."""
 
@@ -110,6 +128,9 @@ class CoordinatorEffects(Protocol):
 
     def find_checkpoint(self) -> None:
         """Find the newest complete checkpoint; `Coordinator.checkpoint_found` is called with its number of steps later."""
+
+    def no_checkpoint(self, begins_again: bool) -> None:
+        """Note that an epoch needs a checkpoint and there is none: training begins again, or keeps a wrong gradient."""
 
     def member_left(self, member: Member, reason: str) -> int:
         """Note that a member is gone; return when it died if that is known, else 0."""

@@ -18,6 +18,7 @@ from typing import Any
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan_source import PlanAssignment, PlanSource
 from recycle.host.process_lifetime import children_uninterrupted, close_inherited_files, end_with_parent
+from recycle.host.process_title import set_title
 
 Failed = frozenset[Worker]
 
@@ -221,6 +222,7 @@ def _serve(pipe: "Connection[Any, Any]") -> None:
     """
     # A forked process has the coordinator's sockets and pipes: the others must see them close when the coordinator dies.
     close_inherited_files(keep=pipe.fileno())
+    set_title("recycle planner")
     end_with_parent()
     with suppress(EOFError, OSError):
         # Not an argument of the process: those are unpickled, and planners imported, before it watches its parent.

@@ -27,12 +27,15 @@ from recycle.runtime.checkpoint.tensor_file import load_tensors
 _MISSING = object()
 
 
-def latest(folder: Path, fingerprint: Mapping[str, Any] | None = None) -> tuple[Checkpoint, list[str]]:
+def latest(
+    folder: Path, fingerprint: Mapping[str, Any] | None = None, mentions_unfinished: bool = True
+) -> tuple[Checkpoint, list[str]]:
     """Return the newest whole checkpoint in `folder`, every byte checked, and a sentence for each newer one that is not whole.
 
-    With a fingerprint, a checkpoint of another job is refused.
+    With a fingerprint, a checkpoint of another job is refused. While workers still write, an unfinished one is not worth a word.
     """
-    not_whole = {number: f"checkpoint {path.name} was not finished" for number, path in find_checkpoints(folder, PARTIAL).items()}
+    unfinished = find_checkpoints(folder, PARTIAL) if mentions_unfinished else {}
+    not_whole = {number: f"checkpoint {path.name} was not finished" for number, path in unfinished.items()}
     for number, path in find_checkpoints(folder).items():
         try:
             checkpoint = read_checkpoint(path)

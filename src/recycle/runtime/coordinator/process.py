@@ -10,6 +10,7 @@ from recycle.core.errors import UserError
 from recycle.core.events.record import Event
 from recycle.host.folder_lock import locked
 from recycle.host.process_lifetime import end_with_parent
+from recycle.host.process_title import set_title
 from recycle.runtime.checkpoint.folder import make_folder
 from recycle.runtime.coordinator.config import CoordinatorConfig, EventSink, JobFailed
 from recycle.runtime.coordinator.ledger.run_folder import RunFolder
@@ -21,6 +22,7 @@ def run_coordinator_process(
 ) -> None:
     """Coordinate a job to its end, as a process of a launcher. The process ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_title(f"recycle coordinator of {config.job}")
     # Before this process has a thread: then the planning process can be forked, and has what the fork server has loaded.
     planning = PlanningProcess(get_context("fork")) if config.source is not None else None
     end_with_parent()

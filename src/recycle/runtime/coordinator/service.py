@@ -37,10 +37,10 @@ from recycle.core.events.failure_script import RECOVERY
 from recycle.core.events.record import Event, Joining, Suspected
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import PlanAssignment
-from recycle.host.process_lifetime import process_start, process_state
 from recycle.runtime.checkpoint.files import is_to_be_read, is_to_be_written
 from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointIncomplete
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
+from recycle.runtime.coordinator import fencing
 from recycle.runtime.coordinator.background import BackgroundJournal
 from recycle.runtime.coordinator.config import (
     CoordinatorConfig,
@@ -65,7 +65,6 @@ from recycle.runtime.worker.fault_injection import death_us
 from recycle.runtime.worker.worker_reports import IterationApplied, WorkerCrashed, WorkerFinished
 
 # Linux's letters for a process that runs, sleeps, or waits for a disk.
-_RUNNING = ("R", "S", "D")
 
 
 class CoordinatorService:
@@ -151,7 +150,7 @@ class CoordinatorService:
                 return Refused(reason)
             member = self._coordinator.join(connection, hello.host, hello.pid, preferred_place)
         member.clock_offset_us = 0 if hello.host == this_host() else now_us() - hello.clock_us
-        member.started = process_start(hello.pid) if hello.host == this_host() else ""
+        fencing.identify(member)
         self._numbers[connection], self._epochs[connection] = member.number, hello.epoch
         return Welcome("", member.number, self._config.lease_s, self._config.job, dict(self._config.about))
 
@@ -228,16 +227,10 @@ class CoordinatorService:
         self._server.disconnect(connection)
 
     def is_process_running(self, member: Member) -> bool:
-        return member.host == this_host() and process_state(member.pid) in _RUNNING
+        return fencing.is_running(member)
 
     def fence(self, member: Member) -> None:
-        """Kill a member on this machine; on another machine the end of its epoch fences it: nobody uses its messages any more."""
-        is_same = member.started in ("", process_start(member.pid))  # not a later process with its id
-        if member.host == this_host() and member.pid > 0 and is_same:
-            try:
-                os.kill(member.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                return
+        fencing.fence(member)
 
     def request_plan(self, failed: frozenset[Worker]) -> None:
         self._inject_fault(is_recovery=True)
@@ -247,9 +240,13 @@ class CoordinatorService:
     def find_checkpoint(self) -> None:
         self._output.find_checkpoint(self._coordinator.checkpoint_found)
 
+    def no_checkpoint(self, begins_again: bool) -> None:
+        goes_on = "training begins again with the first step" if begins_again else "the wrong gradient stays in the weights"
+        self._ledger.warn(f"there is no checkpoint to go back to: {goes_on}")
+
     def member_left(self, member: Member, reason: str) -> int:
         self._inbox.remove(member.number)
-        self._ledger.membership_changed(str(member.place), False, len(self._coordinator.placed))
+        self._ledger.membership_changed(str(member.place), False, len(self._coordinator.members.placed))
         if self._plans is None and not self._is_over:
             self._end(WorkerLost(member.pid, f"{member.place} is gone: {reason}"))
         return death_us(self._config.deaths, member.pid) if self._config.deaths is not None else 0

@@ -34,11 +34,19 @@ class ControlThread:
     """The control connection of one worker. `get_num_steps` returns how many steps its weights have, for its leases.
 
     `inbox` holds the messages for the main thread, and a JoinRefused if the coordinator does not want this worker back.
+    `say` gets a sentence when the coordinator does not answer.
     """
 
-    def __init__(self, endpoint: Endpoint, place: str, get_num_steps: Callable[[], int]) -> None:
+    def __init__(self, endpoint: Endpoint, place: str, get_num_steps: Callable[[], int], say: Callable[[str], None]) -> None:
         self.inbox: SimpleQueue[ControlMessage | JoinRefused] = SimpleQueue()
-        self.client = Client(endpoint, place, self._react, lambda reason: self.inbox.put(JoinRefused(reason)), self._renew_lease)
+        self.client = Client(
+            endpoint,
+            place,
+            self._react,
+            lambda reason: self.inbox.put(JoinRefused(reason)),
+            self._renew_lease,
+            lambda silent_s: say(f"the coordinator has not answered for {silent_s:.0f} s; training goes on"),
+        )
         self._get_num_steps = get_num_steps
         self.activity = Activity()
         self._renewed_s = self._stopped_s = 0.0

@@ -24,6 +24,7 @@ from recycle.core.errors import UserError
 from recycle.core.events.failure_script import CHECKPOINT, Injection
 from recycle.core.plans.plan import Plan
 from recycle.host.process_lifetime import end_with_parent
+from recycle.host.process_title import set_title
 from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.weight_digest import digest
 from recycle.runtime.execute.spans import now_us
@@ -52,27 +53,41 @@ def run_worker_process(spec_path: Path, endpoint: Endpoint, place: str, injectio
     join_job(endpoint, place, lambda about: spec, injections)
 
 
-def join_job(endpoint: Endpoint, place: str, make_spec: MakeSpec, injections: Sequence[Injection] = ()) -> None:
-    """Take part in a job to its end. `place` is the preferred place in the plan, or empty."""
+def join_job(
+    endpoint: Endpoint,
+    place: str,
+    make_spec: MakeSpec,
+    injections: Sequence[Injection] = (),
+    say: Callable[[str], None] = lambda sentence: None,
+) -> None:
+    """Take part in a job to its end. `place` is the preferred place in the plan, or empty.
+
+    `say` gets a sentence for each place that this worker takes, and for what it waits for.
+    """
     torch.set_num_threads(1)
-    _WorkerProcess(endpoint, place, make_spec, injections).run()
+    _WorkerProcess(endpoint, place, make_spec, injections, say).run()
 
 
 class _WorkerProcess:
     """The main thread of a worker."""
 
-    def __init__(self, endpoint: Endpoint, place: str, make_spec: MakeSpec, injections: Sequence[Injection]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, place: str, make_spec: MakeSpec, injections: Sequence[Injection], say: Callable[[str], None]
+    ) -> None:
         self._preferred_place = Worker.parse(place) if place else None
-        self._make_spec, self._injections = make_spec, injections
+        self._make_spec, self._injections, self._say, self._job = make_spec, injections, say, ""
         self._spec: WorkerSpec
         self._injector: FaultInjector
         self._stage: LocalStage | None = None
         self._last_left_epoch = -1
-        self._control = ControlThread(endpoint, place, lambda: self._stage.num_steps if self._stage is not None else 0)
+        self._control = ControlThread(endpoint, place, lambda: self._stage.num_steps if self._stage is not None else 0, say)
 
     def run(self) -> None:
         try:
             welcome = self._join()
+            self._job = welcome.job
+            set_title(f"recycle worker of {self._job}")
+            self._say(f"joined job {self._job}, and waits for its place")
             self._spec = self._spec_for(welcome)
             self._injector = FaultInjector(self._injections, self._spec.deaths)
             on_saved = partial(self._injector.on_progress, label=CHECKPOINT)
@@ -153,6 +168,8 @@ class _WorkerProcess:
         """Take this worker's place in the epoch, connect to the other workers, and copy the stage's state where it is needed."""
         places = {member: Worker.parse(place) for place, member in start.places.items()}
         view = GroupView(places[self._control.client.member], sorted(places.values()), start.epoch)
+        set_title(f"recycle worker {view.worker} of {self._job}")
+        self._say(f"{view.worker} in epoch {start.epoch}, of {len(view.workers)} workers, from step {start.iteration}")
         stage.move_to(view, start, self._set_device())
         program = worker_program(Plan.parse(start.plan), view.worker)
 

@@ -130,10 +130,10 @@ class RunFolder:
         Without one it is 0, the start of training.
         """
         try:
-            checkpoint, warnings = latest(self.checkpoint_folder)
+            checkpoint, warnings = latest(self.checkpoint_folder, mentions_unfinished=False)
         except NoCheckpoint as problem:
             return 0, [str(problem)] if find_checkpoints(self.checkpoint_folder) else []
-        return checkpoint.num_steps, [warning for warning in warnings if "was not finished" not in warning]
+        return checkpoint.num_steps, warnings
 
     def close(self, trained: Trained) -> str | None:
         """Write the summary of the run; return a sentence if that fails."""
