@@ -1,7 +1,7 @@
 """Processes that start with everything loaded: torch alone takes two seconds of processor time in every new process.
 
 A `WarmProcess` is forked from the fork server of the test process, and runs `recycle ...` or a script as a new Python would. The
-trainings that it starts take their workers from the same server.
+fork server of the trainings that it starts is forked from it in turn, so that sessions and limits hold for all of them.
 """
 
 import atexit
@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from multiprocessing import forkserver
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import util
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -31,7 +32,10 @@ def warm_context() -> ForkServerContext:
 
 
 class WarmProcess:
-    """A process with the methods of `subprocess.Popen`; `words` are those of `recycle`, or a script and its arguments."""
+    """A process with the methods of `subprocess.Popen`; `words` are those of `recycle`, or a script and its arguments.
+
+    It leads a session of its own, as under a terminal. It calls `prepare` first.
+    """
 
     def __init__(
         self,
@@ -39,13 +43,15 @@ class WarmProcess:
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
         is_script: bool = False,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         context = warm_context()
         self._printed = tempfile.TemporaryDirectory()
-        address = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
         arguments = [str(word) for word in words]
         variables = dict(os.environ if environment is None else environment)
-        args = (arguments, is_script, str(folder or Path.cwd()), variables, self._printed.name, address)
+        args = (arguments, is_script, str(folder or Path.cwd()), variables, self._printed.name, prepare)
+        for name in ("1", "2"):
+            Path(self._printed.name, name).touch()
         self._process = context.Process(target=_run, args=args)
         self._process.start()
         assert self._process.pid is not None
@@ -66,14 +72,28 @@ class WarmProcess:
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for the end, and return what was printed to both streams."""
         self.wait(timeout)
+        return self.printed()
+
+    def printed(self) -> tuple[str, str]:
+        """What was printed to both streams so far."""
         out, err = (Path(self._printed.name, name).read_text(encoding="utf-8") for name in ("1", "2"))
         return out, err
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
 
     def kill(self) -> None:
         self._process.kill()
 
 
-def _run(words: list[str], is_script: bool, folder: str, environment: dict[str, str], printed: str, address: object) -> None:
+def _run(
+    words: list[str],
+    is_script: bool,
+    folder: str,
+    environment: dict[str, str],
+    printed: str,
+    prepare: Callable[[], None] | None,
+) -> None:
     """Become a process that was started in `folder` with this environment, its output in the folder `printed`."""
     for number, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY | os.O_CREAT), (2, os.O_WRONLY | os.O_CREAT)):
         opened = os.open(os.devnull if number == 0 else os.path.join(printed, str(number)), mode, 0o600)
@@ -86,12 +106,13 @@ def _run(words: list[str], is_script: bool, folder: str, environment: dict[str, 
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    # Python 3.11 to 3.13 would start another fork server here, although this one serves any process that knows its address.
-    server = forkserver._forkserver  # type: ignore[attr-defined]
+    os.setsid()
+    util.spawnv_passfds = _fork_server  # type: ignore[assignment]
     process_pool.START_METHOD = "forkserver"
-    server._forkserver_address, server.ensure_running = address, lambda: None
-    forkserver.ensure_running = server.ensure_running
     try:
+        if prepare is not None:
+            prepare()
+        warm_context()  # now: a process that has computed has had threads, which a fork would lose
         if is_script:
             script = Path(words[0]).resolve()  # as Python does, so that workers can import it
             sys.argv, sys.path[0] = words, str(script.parent)
@@ -101,3 +122,22 @@ def _run(words: list[str], is_script: bool, folder: str, environment: dict[str, 
             sys.exit(main(words))
     finally:
         atexit._run_exitfuncs()
+
+
+_spawn = util.spawnv_passfds
+
+
+def _fork_server(path: str, words: Sequence[str], passed: Sequence[int]) -> int:
+    """Start a Python process for multiprocessing; fork it from this one, which has everything loaded, if it is a fork server."""
+    if "multiprocessing.forkserver" not in words[-1]:
+        return _spawn(path, words, passed)  # type: ignore[arg-type]
+    if pid := os.fork():
+        return pid
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in (0, 1, 2, *passed):
+            with suppress(OSError):  # the listing itself was a descriptor
+                os.close(int(name))
+    try:
+        exec(words[-1], {})
+    finally:
+        os._exit(0)

@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -19,6 +18,8 @@ from recycle.cli.demo.twin_runs import FULL, QUICK, DemoSettings
 from recycle.cli.main import make_parser
 from recycle.core.cluster import Shape, Worker
 from tests.cli.commands import Ended, run
+from tests.processes import until
+from tests.warm_processes import WarmProcess
 
 # Four workers instead of twelve: the same story, in as little time as four processes take to start twice.
 SMALL = DemoSettings(
@@ -184,15 +185,12 @@ if __name__ == "__main__":
 def test_ctrl_c_ends_it_and_all_its_workers_with_130(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
-    process = subprocess.Popen(
-        [sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert process.stderr is not None
-    first = process.stderr.readline()
+    process = WarmProcess([program], is_script=True)
+    assert until(lambda: "\n" in process.printed()[1], 60)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to everybody
-    out, err = process.communicate()
+    out, err = process.communicate(60)
     assert process.returncode == 130, err
-    assert first.startswith("step 6 of 60")
+    assert err.startswith("step 6 of 60")
     assert "Traceback" not in err
     assert "recycle demo: interrupted" in err
     assert "EQUAL" not in out

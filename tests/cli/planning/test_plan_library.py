@@ -5,8 +5,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from recycle.cli.main import main
 from recycle.core.plans.library import Library
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
+from tests.warm_processes import WarmProcess
 
 SMALL = "plan --library --pipelines 2 --stages 2 --microbatches 2 --costs 1,1,1 --max-failures 2 --jobs 1 --method greedy"
 # Too little memory to reach the bound, so that every plan takes all the search it may: about a second for each of seven.
@@ -51,18 +50,16 @@ def processes_of(session: int) -> list[int]:
     return found
 
 
-Start = Callable[[str], "subprocess.Popen[str]"]
+Start = Callable[[str], WarmProcess]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Start `recycle <command>` as a process of its own session; whatever of it is left after a test is ended."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[WarmProcess] = []
 
-    def run(command: str) -> "subprocess.Popen[str]":
-        arguments = [sys.executable, "-m", "recycle", *shlex.split(command)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        started.append(subprocess.Popen(arguments, text=True, start_new_session=True, **pipes))
+    def run(command: str) -> WarmProcess:
+        started.append(WarmProcess(shlex.split(command)))
         return started[-1]
 
     yield run
@@ -81,7 +78,7 @@ def interrupted(start: Start, folder: Path, interrupt: Callable[[int, int], None
     """Stop a library at work once its first plan is there, see that it leaves in good order, and return what it left."""
     process = start(f"{SLOW} --out {folder}")
     until(lambda: any(folder.glob("plan-*.json")) or process.poll() is not None, "the first plan")
-    assert process.poll() is None, process.stderr and process.stderr.read()
+    assert process.poll() is None, process.printed()
     interrupt(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130

@@ -1,6 +1,8 @@
 """`recycle train` that ends too early: killed, interrupted, on a full disk; and how it goes on, bit for bit, or says why not."""
 
+import atexit
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -9,8 +11,8 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import pytest
 from recycle.core.events.record import Spell, Stepped, Warned, read_record
 from tests.cli.training.test_train import SMALL, Run, contents, refusal, run, trained
 from tests.processes import until
+from tests.warm_processes import WarmProcess
 
 pytestmark = pytest.mark.timeout(240)
 on_linux = pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="asks Linux's /proc who is there")
@@ -26,13 +29,9 @@ INTERRUPTED = "recycle train: interrupted; what was written is whole, and a libr
 TEXT = Path(contextlib.__file__)  # a few pages
 
 
-COMMAND = "import sys; from recycle.cli.main import main; sys.exit(main())"
-
-
-def start(command: str, script: str = COMMAND, before: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
+def start(command: str, prepare: Callable[[], None] | None = None) -> WarmProcess:
     """`recycle <command>` as a process that leads a session of its own, as it would under a terminal."""
-    words = [*before, sys.executable, "-c", script, *shlex.split(command)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return WarmProcess(shlex.split(command), prepare=prepare)
 
 
 def in_session(leader: int) -> list[int]:
@@ -46,7 +45,7 @@ def in_session(leader: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def ended_at_last(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]:
+def ended_at_last(process: WarmProcess) -> Iterator[WarmProcess]:
     """Nobody is left behind, whatever a test finds."""
     try:
         yield process
@@ -308,11 +307,11 @@ def test_control_c_ends_all_of_it_with_a_sentence(tmp_path: Path) -> None:
 # A disk that is full.
 
 # Room for the record, and for what is sent to workers, but not for a stage with its optimizer.
-LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
+LIMIT = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100_000, 100_000))
 
 
 def test_a_checkpoint_that_does_not_fit_is_reported_and_training_goes_on_to_the_end(finished: Run, halved: Path) -> None:
-    with ended_at_last(start(f"train --resume {halved} --json", script=f"{LIMIT}; {COMMAND}")) as process:
+    with ended_at_last(start(f"train --resume {halved} --json", LIMIT)) as process:
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     made = Run(json.loads(out), halved)
@@ -327,8 +326,22 @@ def test_a_checkpoint_that_does_not_fit_is_reported_and_training_goes_on_to_the_
     assert again["weights_sha256"] == finished.facts["weights_sha256"]
 
 
-# A file system of its own in a name space of its own, which both end with the process; the run is copied there.
-SMALL_DISK = 'mount -t tmpfs -o size=900k none "$0" && cp -r "$1" "$0/run" && shift && "$@" && ls "$0/run/checkpoints"'
+def mount_small_disk(folder: Path, run: Path) -> None:
+    """Mount a file system of its own in a name space of its own, which both end with the process, and copy a run there.
+
+    The names of the run's checkpoints at the end are left in a file beside it.
+    """
+    new_names = 0x00020000 | (0x10000000 if os.geteuid() else 0)  # CLONE_NEWNS, and CLONE_NEWUSER for a user who may not mount
+    ids = os.geteuid(), os.getegid()
+    if ctypes.CDLL(None, use_errno=True).unshare(new_names):
+        raise OSError(ctypes.get_errno(), "unshare")
+    if ids[0]:
+        for name, text in ("setgroups", "deny"), ("uid_map", f"0 {ids[0]} 1"), ("gid_map", f"0 {ids[1]} 1"):
+            Path("/proc/self", name).write_text(text)
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=900k", "none", str(folder)], check=True)
+    shutil.copytree(run, folder / "run")
+    atexit.register(lambda: Path(f"{folder}.left").write_text(" ".join(names_in(folder / "run" / "checkpoints"))))
 
 
 def test_a_disk_that_is_really_full_is_reported_and_training_goes_on_to_the_end(
@@ -336,18 +349,16 @@ def test_a_disk_that_is_really_full_is_reported_and_training_goes_on_to_the_end(
 ) -> None:
     shutil.rmtree(step_folder(halved, 1))
     (tmp_path / "disk").mkdir()
-    alone = ("unshare", "--user", "--mount", "--map-root-user", "sh", "-c")
-    if shutil.which("unshare") is None or subprocess.run([*alone, 'mount -t tmpfs none "$0"', str(tmp_path / "disk")]).returncode:
-        pytest.skip("this user may not mount a file system here")
-    before = (*alone, SMALL_DISK, str(tmp_path / "disk"), str(halved))
-    with ended_at_last(start(f"train --resume {tmp_path / 'disk' / 'run'} --json", before=before)) as process:
+    prepare = partial(mount_small_disk, tmp_path / "disk", halved)
+    with ended_at_last(start(f"train --resume {tmp_path / 'disk' / 'run'} --json", prepare)) as process:
         out, err = process.communicate(timeout=120)
+    if "Operation not permitted" in err:
+        pytest.skip("this user may not mount a file system here")
     assert process.returncode == 0, err
-    printed, *left = out.splitlines()
-    facts = json.loads(printed)
+    facts = json.loads(out)
     assert [facts["steps"], facts["weights_sha256"]] == [4, finished.facts["weights_sha256"]]
     assert [sentence.rpartition(": ")[2] for sentence in facts["warnings"]] == ["No space left on device"] * 2
-    assert left == ["step-00000002"]
+    assert (tmp_path / "disk.left").read_text() == "step-00000002"
 
 
 def writer_of(path: Path) -> int:

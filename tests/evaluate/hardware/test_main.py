@@ -3,13 +3,13 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
 
 from recycle.evaluate.hardware.__main__ import run_hardware_part
+from tests.warm_processes import WarmProcess
 
 
 @pytest.fixture
@@ -59,22 +59,21 @@ def is_there(group):
     return True
 
 
+PROFILE = """
+import sys
+from recycle.evaluate.hardware.__main__ import run_hardware_part
+if __name__ == "__main__":
+    sys.exit(run_hardware_part())
+"""
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("after_s", [0.5, 4])  # while workers are started, and while they rehearse
 def test_an_interrupt_says_how_to_resume_and_leaves_no_process(tmp_path, after_s):
-    command = [
-        sys.executable,
-        "-m",
-        "recycle.evaluate.hardware",
-        "profile",
-        str(tmp_path),
-        "--backend",
-        "cpu-cores",
-        "--small",
-        "--workers",
-        "8",
-    ]
-    started = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    script = tmp_path / "script.py"
+    script.write_text(PROFILE)
+    words = [script, "profile", tmp_path, "--backend", "cpu-cores", "--small", "--workers", "8"]
+    started = WarmProcess(words, is_script=True)
     try:
         while not (tmp_path / "setup.json").exists():
             assert started.poll() is None

@@ -5,8 +5,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +32,7 @@ from tests.runtime.jobs import (
     tied_stages,
 )
 from tests.runtime.reference_executor import ReferenceExecutor
+from tests.warm_processes import WarmProcess
 
 pytestmark = pytest.mark.timeout(180)
 SYNCHRONOUS = "adaptive,decoupled"
@@ -202,7 +201,4 @@ def test_no_process_is_left_behind_however_the_launcher_ends(end, tmp_path):
     script, pids = tmp_path / "script.py", tmp_path / "pids"
     script.write_text(SCRIPT)
     pids.touch()
-    folders = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    command, variables = [sys.executable, str(script), str(pids)], {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
-    launcher = subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL, start_new_session=True)
-    assert ends_with(launcher, pids, 4 + 1, end)  # the workers and the coordinator
+    assert ends_with(WarmProcess([script, pids], is_script=True), pids, 4 + 1, end)  # the workers and the coordinator
