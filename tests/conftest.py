@@ -35,6 +35,7 @@ LONG = (
     "docs/test_snippets.py",
     "runtime/launch/test_local_launcher.py",
     "examples/test_examples.py",
+    "examples/test_hugging_face.py",
     "cli/training/test_train.py",
     "sim/reproduce/test_reproduce.py",
     "chaos/test_kill_points.py",

@@ -8,33 +8,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
-from transformers import GPT2LMHeadModel, LlamaForCausalLM
-from transformers.pytorch_utils import Conv1D
 
 import recycle
-from examples import hugging_face, sequential
+from examples import sequential
 from recycle.core import errors
-from recycle.core.cluster import Shape
-from recycle.core.events.record import Saved, Stepped, read_record
-from recycle.models.text import Text
-from recycle.runtime.compute.microbatches import MicroBatches
-from recycle.runtime.compute.split_backward import Tape, defer_weights
-from recycle.runtime.compute.tied_parameters import find_ties
+from recycle.core.events.record import Stepped, read_record
 from tests.warm_processes import WarmProcess
 
 pytestmark = pytest.mark.timeout(240)
 torch.set_num_threads(1)
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "own-model.md").read_text(encoding="utf-8")
-STEPS = 4
 
 
-def run(script, *arguments, folder):
+def run(script, *arguments, folder, prepare=None):
     """Run a script as a user does, and return what it printed."""
-    process = WarmProcess([script, *arguments], folder, is_script=True)
+    process = WarmProcess([script, *arguments], folder, is_script=True, prepare=prepare)
     out, err = process.communicate()
     assert process.returncode == 0, err
     return out
@@ -51,8 +42,12 @@ def test_the_sequential_example_learns_and_a_dead_worker_changes_no_bit(tmp_path
     assert len(steps) == 12
 
 
-@pytest.mark.parametrize("example", [sequential, hugging_face])
-def test_examples_explain_themselves_and_refuse_in_one_sentence(example, capsys, tmp_path):
+def test_the_sequential_example_explains_itself_and_refuses_in_one_sentence(capsys, tmp_path):
+    explains_itself(sequential, capsys, tmp_path)
+
+
+def explains_itself(example, capsys, tmp_path):
+    """Ask an example for its help, and give it wrong input."""
     with pytest.raises(SystemExit, match="0"):
         example.main(["--help"])
     printed = capsys.readouterr().out
@@ -63,104 +58,6 @@ def test_examples_explain_themselves_and_refuse_in_one_sentence(example, capsys,
         with pytest.raises(SystemExit, match="2"):
             example.main(wrong)
         assert words in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_stages_one_after_the_other_compute_the_logits_of_the_whole_model(name):
-    model = hugging_face.MODELS[name]()
-    stages = hugging_face.make_stages(model)
-    assert len(stages) == 3
-    ids = torch.randint(256, (2, hugging_face.CONTEXT), generator=torch.Generator().manual_seed(3))
-    made = ids
-    for stage in stages:
-        made = stage(made)
-    assert torch.equal(made, model(ids).logits)
-    # Every parameter is in a stage, and is the model's own.
-    held = {id(parameter) for stage in stages for parameter in stage.parameters()}
-    assert held == {id(parameter) for parameter in model.parameters()}
-
-
-def test_the_tie_of_gpt2_is_found_and_llama_has_none():
-    gpt2 = hugging_face.make_gpt2()
-    stages = hugging_face.make_stages(gpt2)
-    (tie,) = find_ties(stages)
-    assert tie.stages == (0, 2)
-    assert tie.parameter(0, stages[0]) is tie.parameter(2, stages[2]) is gpt2.transformer.wte.weight
-    assert find_ties(hugging_face.make_stages(hugging_face.make_llama())) == []
-
-
-class Products:
-    """A sink that keeps gradients by the parameter that they are of."""
-
-    def __init__(self):
-        self.found = {}
-
-    def add_product(self, parameter, left, right):
-        self.found[parameter] = left @ right
-
-
-# Attention and MLP of each of the two blocks in a stage.
-@pytest.mark.parametrize(("name", "kind", "number"), [("gpt2", Conv1D, 2 * 4), ("llama", nn.Linear, 2 * 7)])
-def test_the_gradients_of_a_hugging_face_blocks_weights_wait_on_the_tape(name, kind, number):
-    stage = hugging_face.make_stages(hugging_face.MODELS[name]())[1]
-    whole = copy.deepcopy(stage)
-    given, gradient = torch.randn(2, 2, 16, hugging_face.WIDTH, generator=torch.Generator().manual_seed(4))
-    whole(given).backward(gradient)
-    pairs = zip(stage.modules(), whole.modules(), strict=True)
-    weights = {part.weight: other.weight for part, other in pairs if type(part) is kind}
-    assert len(weights) == number
-
-    tape, deferral = Tape(), defer_weights(stage)
-    made = stage(given.clone().requires_grad_(True))
-    with deferral.use(tape):
-        made.backward(gradient)
-    assert all(weight.grad is None for weight in weights)
-    assert sum(storage.nbytes() for storage in tape.storages()) > 0
-    products = Products()
-    tape.play(products)
-    assert set(products.found) == set(weights)
-    for weight, other in weights.items():
-        torch.testing.assert_close(products.found[weight], other.grad)
-
-
-def trained_plainly(model, steps):
-    """Train the model as a whole in this process on the same samples, and return its losses."""
-    batches = MicroBatches(Text(hugging_face.CONTEXT), Shape(2, 3, 4), 4, seed=0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    losses = []
-    for step in range(steps):
-        pairs = [batches.get(step, pipeline, index) for pipeline in range(2) for index in range(4)]
-        ids, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        loss = nn.functional.cross_entropy(model(ids).logits.transpose(1, 2), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "dead"), [("gpt2", GPT2LMHeadModel, "W0_0,W1_2"), ("llama", LlamaForCausalLM, "W1_0,W1_1,W0_2")]
-)
-def test_live_workers_train_a_hugging_face_model_as_one_process_does(name, kind, dead, tmp_path, capsys):
-    assert hugging_face.main(["--model", name, "--dead", dead, "--steps", str(STEPS), "--out", str(tmp_path)]) == 0
-    assert f"{dead} dead" in capsys.readouterr().out
-    events = list(read_record(tmp_path / "record.jsonl"))
-    plain = hugging_face.MODELS[name]()
-    expected = trained_plainly(plain, STEPS)
-    assert [event.loss for event in events if isinstance(event, Stepped)] == pytest.approx(expected, rel=1e-6)
-    assert expected[-1] < 0.9 * expected[0]
-    assert sum(isinstance(event, Saved) for event in events) == 1
-
-    # What was trained is a Hugging Face model again, and the one that plain training makes.
-    learned = kind.from_pretrained(tmp_path / "hugging_face").train()
-    ids = torch.arange(hugging_face.CONTEXT)[None]
-    torch.testing.assert_close(learned(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-4)
-    if name == "gpt2":
-        assert learned.lm_head.weight is learned.transformer.wte.weight
-        checkpoint = tmp_path / "checkpoints" / f"step-{STEPS:08d}"
-        first, last = (load_file(checkpoint / f"stage-{number}.safetensors") for number in (0, 2))
-        assert torch.equal(first["0.tokens.weight"], last["8.weight"])
 
 
 def test_the_snippets_of_the_guide_run_one_after_the_other(tmp_path):
