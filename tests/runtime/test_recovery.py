@@ -78,13 +78,14 @@ class Run:
         every=0,
         watch=None,
         compare_every=10,
+        restarts=0,
     ):
         self.events = []
         wanted = problem(shape, techniques)
         injections = [Injection.parse(Action(line.split()[0]), line.split()[1]) for line in lines]
         script = Script.of(injections, wanted.shape, steps)
         self.stages = stages = unhurried_stages(shape[1], pause_s)
-        failures = FailureOptions(Planner(wanted), script, lease_s=lease_s, compare_every=compare_every)
+        failures = FailureOptions(Planner(wanted), script, lease_s=lease_s, compare_every=compare_every, restarts=restarts)
         options = TrainOptions(SEED, True, max_norm, checkpoint=CheckpointOptions(every), failures=failures)
         job = Job(recycle.solve(wanted, "greedy"), stages, Numbers(), loss, adamw, steps, out=out, options=options)
 
@@ -237,6 +238,25 @@ def test_a_kill_from_outside_at_any_time_is_safe():
     assert run.trained.weights_sha256 == undisturbed(shape, steps)[0]
     assert len(killed) == 3
     assert len([event for event in run.of(Changed) if not event.joins]) == 3
+
+
+@pytest.mark.parametrize("victims", [("W1_1",), ("W0_1", "W1_1")])
+def test_workers_that_die_are_started_again_also_all_of_a_stage(victims, tmp_path):
+    shape, steps = (2, 2, 2), 80
+    killed = []
+
+    def kill(event):
+        if isinstance(event, Stepped) and event.iteration == 5 and not killed:
+            killed.extend(child.pid for child in multiprocessing.active_children() if child.name in victims)
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+    run = Run(shape, steps=steps, pause_s=0.02, watch=kill, restarts=1, out=tmp_path, every=4)
+    assert run.trained.weights_sha256 == undisturbed(shape, steps)[0]
+    changes = run.of(Changed)
+    assert sorted(event.node for event in changes if not event.joins) == sorted(victims)
+    assert sum(event.joins for event in changes) == len(victims)  # not always where they were: others may have moved there
+    assert run.recoveries[-1].num_live == 4
 
 
 def test_nothing_is_left_open_in_the_process_that_launched_it():

@@ -84,6 +84,20 @@ class LossNotFinite(UserError):
     exit_code = 23
 
 
+class NotSaved(UserError):
+    """A run that is done, but whose last checkpoint could not be written."""
+
+    exit_code = 24
+
+
+class Stopped(UserError):
+    """A run that was asked to stop by a signal before its last step."""
+
+    def __init__(self, sentence: str, signal_number: int) -> None:
+        super().__init__(sentence)
+        self.exit_code = 128 + signal_number
+
+
 class WorkerFailed(UserError):
     """A worker that failed with an error, and its last output."""
 

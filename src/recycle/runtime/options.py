@@ -58,6 +58,8 @@ class FailureOptions:
         trace: Workers that leave and join at given times.
         lease_s: Seconds of silence after which a worker counts as dead.
         compare_every: Peers of a stage compare their weights after so many steps, and before each checkpoint; 0 is only then.
+        restarts: How often an hour the worker of a place is started again on this machine after it died. Deaths that the script
+            or the trace of the run injects are final.
     """
 
     plan_source: PlanSource | None = None
@@ -65,10 +67,12 @@ class FailureOptions:
     trace: Trace | None = None
     lease_s: float = DEFAULT_LEASE_S
     compare_every: int = 10
+    restarts: int = 3
 
     def __post_init__(self) -> None:
         refuse_lease(self.lease_s)
         refuse_count("the number of steps between comparisons of peers", self.compare_every, 0)
+        refuse_count("the number of restarts", self.restarts, 0)
 
     def is_compared(self, num_steps: int) -> bool:
         """Whether peers compare their weights after `num_steps` steps."""

@@ -86,7 +86,8 @@ def train(
         The losses, the SHA-256 of the weights, the recoveries and the times of the run.
 
     Raises:
-        UserError: The input cannot be used, or a worker failed; the kind of error and its sentence say why.
+        UserError: The input cannot be used, or a worker failed; the kind of error and its sentence say why. `Stopped`: the first
+            Ctrl-C or SIGTERM came, and the run has written a checkpoint of the step at which it stopped.
 
     Example:
         >>> from functools import partial
@@ -100,4 +101,4 @@ def train(
         >>> len(trained.losses)
         3
     """
-    return launch(Job(plan, stages, dataset, loss, optimizer, steps, samples, out, options), watch)
+    return launch(Job(plan, stages, dataset, loss, optimizer, steps, samples, out, options), watch, saves_if_stopped=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from recycle.core.errors import NotSaved
 from recycle.core.events.record import Spell, Stepped, Warned, read_record
 from tests.cli.training.test_train import SMALL, Run, contents, refusal, run, trained
 from tests.processes import until
@@ -289,19 +290,51 @@ def test_a_run_whose_launcher_was_killed_resumes_bit_for_bit_and_leaves_no_proce
 
 
 @on_linux
-def test_control_c_ends_all_of_it_with_a_sentence(tmp_path: Path) -> None:
-    with ended_at_last(start(f"{SMALL} --steps 1000000 --checkpoint.every 1 --out {tmp_path / 'run'}")) as process:
-        assert until(lambda: last_saved(tmp_path / "run") >= 2, 120)
-        # A terminal tells everybody at once; whoever hears of it before the launcher does must bear it.
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_asked_to_stop_finishes_its_step_saves_it_and_says_how_to_go_on(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    with ended_at_last(start(f"{SMALL} --exact --steps 1000000 --out {folder}")) as process:
+        assert until(lambda: num_steps_in(folder) >= 3, 120)
+        # A terminal or a batch system tells everybody at once; whoever hears of it before the launcher does must bear it.
         os.kill(process.pid, signal.SIGSTOP)
         everybody = in_session(process.pid)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
         until(lambda: in_session(process.pid) != everybody, 1)
         os.kill(process.pid, signal.SIGCONT)
         out, err = process.communicate(timeout=60)
-        assert (process.returncode, out) == (130, "")
-        assert err.split("\n") == ["", INTERRUPTED, ""]
+        assert (process.returncode, out) == (128 + number, "")
         assert until(lambda: not in_session(process.pid), 20)
+    last = last_saved(folder)
+    sentence = f"stopped by {number.name} after step {last} of 1000000; its newest checkpoint is of step {last}"
+    assert err.splitlines()[-1] == f"recycle train: {sentence}; go on with: recycle train --resume {folder}"
+    assert "Traceback" not in err
+    assert err.count("warning: asked to stop: the run ends after the present step, with a checkpoint") == 1
+    made = run(f"train --resume {folder} --steps {last + 2} --json").facts
+    assert made["weights_sha256"] == trained(f"--exact --steps {last + 2}")["weights_sha256"]
+    assert made["warnings"] == []
+
+
+@on_linux
+def test_the_second_control_c_ends_it_at_once(tmp_path: Path) -> None:
+    with ended_at_last(start(f"{SMALL} --steps 1000000 --out {tmp_path / 'run'}")) as process:
+        assert until(lambda: num_steps_in(tmp_path / "run") >= 2, 120)
+        (coordinator,) = [pid for pid in in_session(process.pid) if pid == writer_of(tmp_path / "run" / "record.jsonl")]
+        os.kill(coordinator, signal.SIGSTOP)  # so that it cannot stop by itself
+        os.killpg(process.pid, signal.SIGINT)
+        assert not until(lambda: process.poll() is not None, 0.5)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (130, "")
+        assert err.splitlines()[-1] == INTERRUPTED
+        assert until(lambda: not in_session(process.pid), 20)
+
+
+def num_steps_in(folder: Path) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return (folder / "record.jsonl").read_text(encoding="utf-8").count('"event":"step"')
+    return 0
 
 
 # A disk that is full.
@@ -313,7 +346,9 @@ LIMIT = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100_000, 100_000))
 def test_a_checkpoint_that_does_not_fit_is_reported_and_training_goes_on_to_the_end(finished: Run, halved: Path) -> None:
     with ended_at_last(start(f"train --resume {halved} --json", LIMIT)) as process:
         out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
+    assert process.returncode == NotSaved.exit_code, err
+    unsaved = "all steps are done, but the last checkpoint could not be written; the newest is of step 2: make room"
+    assert err.splitlines()[-1] == f"recycle train: {unsaved}, and go on with: recycle train --resume {halved}"
     made = Run(json.loads(out), halved)
     assert [made.facts["steps"], made.facts["weights_sha256"]] == [4, finished.facts["weights_sha256"]]
     assert len(made.facts["warnings"]) == 2
@@ -354,7 +389,7 @@ def test_a_disk_that_is_really_full_is_reported_and_training_goes_on_to_the_end(
         out, err = process.communicate(timeout=120)
     if "Operation not permitted" in err:
         pytest.skip("this user may not mount a file system here")
-    assert process.returncode == 0, err
+    assert process.returncode == NotSaved.exit_code, err
     facts = json.loads(out)
     assert [facts["steps"], facts["weights_sha256"]] == [4, finished.facts["weights_sha256"]]
     assert [sentence.rpartition(": ")[2] for sentence in facts["warnings"]] == ["No space left on device"] * 2

@@ -42,6 +42,7 @@ measure = false
 port = 0
 lease = 2.0
 compare_every = 10
+restarts = 3
 [model]
 layers = 8
 width = 64

@@ -139,6 +139,9 @@ class RecordingEffects:
     def stalled(self, stalled_s: float) -> None:
         self.log.append(("stalled", round(stalled_s, 1)))
 
+    def cannot_save(self) -> None:
+        self.log.append(("cannot save",))
+
     def waiting(self, reason: str) -> None:
         self.waits.append(reason)
 

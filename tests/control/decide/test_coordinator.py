@@ -7,6 +7,7 @@ from recycle.control.decide.messages import (
     EpochBegun,
     EpochStopped,
     JobEnded,
+    PauseAtBoundary,
     ProgressReport,
     RenewLease,
     StartEpoch,
@@ -57,9 +58,6 @@ def test_a_place_that_is_claimed_or_does_not_exist_is_refused_with_a_reason() ->
     harness.join("W0_0")
     assert harness.coordinator.refusal(W0_0) == "W0_0 is taken: another worker has come for it"
     assert harness.coordinator.refusal(Worker(2, 0)) == "W2_0 is no place in this job of 2 pipelines of 2 stages"
-    for name in ("W0_1", "W1_0", "W1_1"):
-        harness.join(name)
-    assert harness.coordinator.refusal(None) == "all 4 places are taken"
 
 
 def test_a_member_that_dies_before_the_first_epoch_must_be_replaced() -> None:
@@ -279,3 +277,54 @@ def test_an_epoch_is_in_the_journal_before_any_member_receives_it() -> None:
     harness.stop_all()
     harness.answer()
     assert journaled == [2]
+
+
+# A job that is asked to stop.
+
+
+def test_a_job_that_is_asked_to_stop_pauses_and_its_last_epoch_only_saves() -> None:
+    harness = CoordinatorHarness().form()
+    harness.coordinator.stop_early()
+    assert harness.phase is CoordinatorPhase.PAUSING
+    assert harness.last("W0_0") == PauseAtBoundary(1)
+    harness.stop_all(7)
+    harness.answer()
+    start = harness.started()
+    assert (start.epoch, start.iteration, start.ends) == (2, 7, True)
+    harness.begin()
+    assert harness.phase is CoordinatorPhase.RUNNING
+    harness.join()  # too late
+    assert harness.phase is CoordinatorPhase.RUNNING
+    for member in harness.coordinator.members.placed:
+        harness.coordinator.member_finished(member)
+    assert harness.phase is CoordinatorPhase.DONE
+
+
+def test_a_job_that_is_asked_to_stop_in_a_recovery_stops_after_it() -> None:
+    harness = CoordinatorHarness().form()
+    harness.die("W1_1")
+    harness.coordinator.stop_early()
+    assert harness.phase is CoordinatorPhase.STOPPING
+    harness.recover(4)
+    assert (harness.started().iteration, harness.started().ends) == (4, True)
+    assert harness.phase is CoordinatorPhase.RUNNING
+
+
+def test_a_job_that_is_asked_to_stop_while_members_begin_an_epoch_stops_when_they_have() -> None:
+    harness = CoordinatorHarness().form()
+    harness.die("W1_1")
+    harness.stop_all(4)
+    harness.answer()
+    harness.coordinator.stop_early()
+    assert not harness.started().ends
+    harness.begin()
+    assert harness.phase is CoordinatorPhase.PAUSING
+    harness.stop_all(5)
+    harness.answer()
+    assert (harness.started().iteration, harness.started().ends) == (5, True)
+
+
+def test_without_members_for_every_stage_there_is_nothing_to_save() -> None:
+    harness = CoordinatorHarness()
+    harness.coordinator.stop_early()
+    assert harness.effects.logged("cannot save") == [("cannot save",)]

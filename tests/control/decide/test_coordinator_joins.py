@@ -2,12 +2,21 @@
 
 import pytest
 
-from recycle.control.decide.messages import PauseAtBoundary, ProgressReport, StopEpoch
+from recycle.control.decide.messages import PauseAtBoundary, ProgressReport, RenewLease, StopEpoch
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Cluster, Shape
 from recycle.core.plans.plan_source import PlanAssignment
 from tests.builders import dead
-from tests.control.decide.coordinator_harness import W0_0, W0_1, W1_0, W1_1, CoordinatorHarness, plan_for, with_a_place_free
+from tests.control.decide.coordinator_harness import (
+    LEASE_S,
+    W0_0,
+    W0_1,
+    W1_0,
+    W1_1,
+    CoordinatorHarness,
+    plan_for,
+    with_a_place_free,
+)
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -159,3 +168,47 @@ def test_a_member_that_joins_while_others_regroup_waits_until_they_have_begun() 
     harness.begin()
     assert harness.phase is CoordinatorPhase.PAUSING
     assert [recovery.epoch for recovery in harness.effects.recoveries] == [2]
+
+
+# Spares.
+
+
+def test_a_worker_too_many_waits_as_a_spare_and_takes_the_place_of_the_next_that_dies() -> None:
+    harness = CoordinatorHarness().form()
+    spare = harness.join()
+    assert (harness.phase, spare.place) == (CoordinatorPhase.RUNNING, None)
+    harness.wait(3 * LEASE_S, "W0_0", "W0_1", "W1_0", "W1_1")  # it is silent: nobody waits for it
+    assert spare.number not in harness.coordinator.members
+    spare = harness.join("W0_1")
+    harness.die("W1_0")
+    harness.recover()
+    assert harness.effects.plan_requests[-1] == frozenset()
+    start = harness.started()
+    assert (start.places["W1_0"], start.sources) == (spare.number, {"W1_0": "W0_0"})
+
+
+def test_a_spare_that_comes_before_the_first_epoch_does_not_delay_it() -> None:
+    harness = CoordinatorHarness()
+    for _ in range(5):
+        harness.join()
+    harness.begin()
+    assert harness.phase is CoordinatorPhase.RUNNING
+    assert sorted(harness.started().places) == ["W0_0", "W0_1", "W1_0", "W1_1"]
+    assert len(harness.coordinator.members.unplaced) == 1
+
+
+def test_a_worker_that_joins_while_a_new_coordinator_still_waits_for_the_dead_is_a_spare_until_then() -> None:
+    harness = CoordinatorHarness().form()
+    members = {str(member.place): member for member in harness.coordinator.members.values()}
+    harness.start_coordinator()
+    gone = members.pop("W1_1")
+    for member in members.values():
+        harness.rejoin(member)
+    spare = harness.join("W1_1")
+    assert harness.phase is CoordinatorPhase.RUNNING
+    for _ in range(4):
+        harness.coordinator.receive(spare, RenewLease())
+        harness.wait(LEASE_S / 3, *members)
+    assert gone.number not in harness.coordinator.members
+    harness.recover()
+    assert harness.started().places["W1_1"] == spare.number

@@ -31,6 +31,7 @@ OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     str: texts,
     int: numbers,
     float: floats,
+    bool: st.booleans(),
     Ballot | None: st.none() | ballots,
     ProgressReport | None: st.none() | st.builds(ProgressReport, numbers, st.none() | ballots, st.none() | ballots),
     dict[str, Any]: bodies,

@@ -71,6 +71,7 @@ STARTS: dict[CoordinatorPhase, Scenario] = {
 SCENARIOS: list[Scenario] = [
     restarted,
     *STARTS.values(),
+    after(running, lambda harness: harness.coordinator.stop_early()),
     after(pausing, lambda harness: harness.stop_all()),
     after(pausing, lambda harness: harness.die("W1_0")),
     after(planning, lambda harness: harness.answer()),

@@ -219,7 +219,10 @@ class RecoveryMachine(RuleBasedStateMachine):
             assert self.harness.phase is CoordinatorPhase.WAITING
         else:
             assert self.harness.phase is CoordinatorPhase.RUNNING
-            assert all(worker.has_begun and worker.epoch == self.coordinator.epoch for worker in self.workers.values())
+            placed = {member.number for member in self.coordinator.members.placed}
+            assert len(placed) == min(len(self.workers), self.shape.num_workers)  # nobody is a spare while a place is free
+            members = [worker for number, worker in self.workers.items() if number in placed]
+            assert all(worker.has_begun and worker.epoch == self.coordinator.epoch for worker in members)
 
     def teardown(self) -> None:
         if hasattr(self, "harness"):
@@ -287,6 +290,8 @@ class RecoveryMachine(RuleBasedStateMachine):
         member = self.coordinator.rejoin(worker.number, self.harness.num_connections, "here", worker.pid)
         if member is None:
             del self.workers[worker.number]
+            if worker.epoch < 0:  # it had no place yet, and is a new worker for a new coordinator
+                self.join(None, 0)
             return
         worker.connection = member.connection
         self.coordinator.resume_member(member, worker.epoch)

@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
 from recycle.runtime.checkpoint import writer as checkpoint_writer
+from recycle.runtime.checkpoint.files import read_checkpoint
 from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointFolder
 from recycle.runtime.checkpoint.resume import latest, load_stage
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved, StageWriter
@@ -394,3 +396,34 @@ def test_half_a_file_lies_there_under_no_name_that_counts(tmp_path, kill_at):
     names = names_in(tmp_path / "step-00000020.partial")
     assert names
     assert all(name.startswith(".") for name in names)
+
+
+# Steps that are done again.
+
+
+def test_after_going_back_reports_of_earlier_epochs_do_not_count(tmp_path):
+    checkpoints = CheckpointFolder(tmp_path, 2, 3, FINGERPRINT)
+    save_all(checkpoints, tmp_path, 10)
+    early = [report_of(tmp_path, stage, 20, *small_stage(stage)) for stage in (0, 1)]
+    assert checkpoints.add_report(early[0]) == []
+    checkpoints.go_back(10, epoch=2)
+    again = [replace(report_of(tmp_path, stage, 20, *small_stage(7 + stage)), epoch=2) for stage in (0, 1)]
+    assert checkpoints.add_report(again[1]) == []  # the first stage's report was of the step that was taken back
+    assert checkpoints.add_report(early[0]) == []
+    (complete,) = checkpoints.add_report(again[0])
+    assert complete.num_steps == 20
+    found = latest(tmp_path, FINGERPRINT)[0]
+    assert [file.sha256 for file in found.files] == [report.sha256 for report in again]
+
+
+def test_a_checkpoint_whose_bytes_were_lost_is_written_again_after_going_back(tmp_path):
+    checkpoints = CheckpointFolder(tmp_path, 2, 3, FINGERPRINT)
+    save_all(checkpoints, tmp_path, 10)
+    save_all(checkpoints, tmp_path, 20)
+    torn = tmp_path / "step-00000020" / "stage-0.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-4] + b"torn")
+    assert latest(tmp_path, FINGERPRINT)[0].num_steps == 10
+    checkpoints.go_back(10, epoch=2)
+    for stage in (0, 1):
+        checkpoints.add_report(replace(report_of(tmp_path, stage, 20, *small_stage(stage)), epoch=2))
+    assert latest(tmp_path, FINGERPRINT) == (read_checkpoint(tmp_path / "step-00000020"), [])

@@ -12,6 +12,7 @@ from recycle.core.events.record import (
     Held,
     OpRan,
     Recovered,
+    Resumed,
     Saved,
     Spell,
     Started,
@@ -20,10 +21,11 @@ from recycle.core.events.record import (
     in_hindsight,
     later_plans,
     read_record,
+    write_record,
 )
 from recycle.core.plans.plan import Plan
 from recycle.runtime.compute.optimizer_step import StepVerdict
-from recycle.runtime.coordinator.ledger.run_folder import RunFolder, events_before
+from recycle.runtime.coordinator.ledger.run_folder import RunFolder, events_before, without_unfinished
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
 from recycle.runtime.execute.spans import Span
 from recycle.runtime.job import Job
@@ -209,6 +211,7 @@ def test_a_run_goes_on_from_its_checkpoint_with_what_led_there(one_step):
         run.write(WARNED)
     assert list(read_record(one_step / "record.jsonl")) == [
         *kept(1, STARTED, PAUSE, *iteration(0, 10, 20), *iteration(1, 20, 30)),
+        Resumed(30, 1),
         WARNED,
     ]
 
@@ -281,7 +284,7 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
     with begin(tmp_path, job=Job(plan, make_stages(1), Numbers(), loss, adamw, 1)) as run:
 
         def save(report):
-            ledger.checkpoint_decided(run.checkpoints.add_report(report))
+            ledger.checkpoints.decide(run.checkpoints.add_report(report))
 
         ledger = RunLedger(plan, 2, (), lambda events: run.write(*events), save, begin_us=0)
 
@@ -298,3 +301,30 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
         ledger.add(applied("W1_0", 1))
         assert not is_ahead()
         assert (tmp_path / "checkpoints" / "step-00000001").is_dir()
+
+
+# What a coordinator that takes over keeps.
+
+WHOLE = [STARTED, PAUSE, *iteration(0, 10, 20)]
+BACK = Recovered(22, 25, 2, ("W1_0",), False, "killed", 1)
+
+
+@pytest.mark.parametrize("num_written", range(4))
+def test_a_step_that_was_not_written_to_its_end_is_written_again(num_written):
+    assert without_unfinished([*WHOLE, *iteration(1, 20, 30)[:num_written]]) == WHOLE
+    assert without_unfinished(iteration(0, 10, 20)[:num_written]) == []
+
+
+def test_a_recovery_that_was_not_written_to_its_end_is_written_again_and_what_stands_alone_stays():
+    undone = OpRan(1, "W0_0", "0F0@0", 20, 22, is_in_vain=True)
+    alone = [Changed(22, "W1_0", False, 3), WARNED, undone, Saved(30, 1, "step-00000001", 5)]
+    spell = Spell(20, 22, "redo", "failure")
+    assert without_unfinished([*WHOLE, *alone, spell]) == [*WHOLE, *alone]
+    assert without_unfinished([*WHOLE, *alone, spell, BACK, WARNED]) == [*WHOLE, *alone, spell, BACK, WARNED]
+
+
+def test_the_time_before_a_resume_is_known_to_a_coordinator_that_takes_over_before_the_first_step(tmp_path):
+    run = [STARTED, PAUSE, *iteration(0, 10, 20), Resumed(20, 1), WARNED]
+    write_record(tmp_path / "record.jsonl", run)
+    with begin(tmp_path, resume=True, is_takeover=True) as found:
+        assert (found.gone_us, found.before) == (20, run)

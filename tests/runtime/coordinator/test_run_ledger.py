@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from recycle.core.cluster import Worker
-from recycle.core.events.record import OpRan, Recovered, Spell, Stepped, Warned, in_hindsight
+from recycle.core.events.record import Changed, OpRan, Recovered, Spell, Stepped, Warned, in_hindsight
 from recycle.report.record.metrics import measure
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 from recycle.runtime.compute.optimizer_step import StepVerdict
@@ -363,3 +363,27 @@ def test_peers_are_compared_when_all_have_reported_and_no_such_state_becomes_a_c
     assert set(differing.checksums) == {Worker(0, 1), Worker(1, 1)}
     ledger.add(StageSaved(2, 0, "stage-0.safetensors", 10, "00"))
     assert saves == [StageNotSaved(2, stage, "peers hold different weights") for stage in (1, 0)]
+
+
+def test_a_restored_ledger_does_not_write_undone_ops_again():
+    ledger, written = open_ledger()
+    undo(ledger, "W0_0", 0, (100, 120), (120, 140))
+    other, again = open_ledger()
+    other.restore(written)
+    undo(other, "W0_0", 0, (100, 120), (120, 140))  # the worker's report was not acknowledged
+    undo(other, "W0_1", 0, (130, 150))
+    assert ops(again, 0) == ["W0_1"]
+
+
+def test_a_restored_ledger_writes_who_joined_in_an_epoch_of_which_it_knows_nothing():
+    ledger, written = open_ledger()
+    report(ledger, NAMES, 0)
+    ledger.membership_changed("W1_1", False, 3)
+    other, again = open_ledger()
+    other.restore(written)
+    other.resume_epoch(plan(), 3, 1)
+    assert [(event.node, event.joins, event.num_live) for event in of(again, Changed)] == [("W1_1", True, 4)]
+    third, nothing = open_ledger()
+    third.restore([*written, *again])
+    third.resume_epoch(plan(), 3, 1)
+    assert nothing == []

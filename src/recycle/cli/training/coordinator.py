@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from recycle.cli.arguments import Subparsers, add_command, output_path
 from recycle.cli.training.job_from_config import TrainingJobFactory
 from recycle.cli.training.plan_choice import choose_source
-from recycle.cli.training.train import describe_run, prepare, watching
+from recycle.cli.training.train import describe_run, prepare, refuse_unsaved, watching
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments, parse_config, read_config
 from recycle.control.net.file_transfer import FileTransfer
 from recycle.control.net.handshake import Endpoint
@@ -97,6 +97,7 @@ def run_coordinator(args: argparse.Namespace) -> None:
         serve_job(coordinator, listener, sink, () if found else None)
     facts = sink.summary()
     print(json.dumps(facts) if args.json else describe_run(facts, args.out))
+    refuse_unsaved(facts, "the same command")
 
 
 class _NoticeSink:

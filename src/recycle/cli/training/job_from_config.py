@@ -105,7 +105,9 @@ class TrainingJobFactory:
             port=config.cluster.port,
             checkpoint=CheckpointOptions(config.checkpoint.every, config.checkpoint.keep, resume, about),
             run_folder=RunFolderOptions(f"{config.model.layers}-layer GPT", {CONFIG: config.to_toml()}),
-            failures=FailureOptions(plan_source, script, trace, config.cluster.lease, config.cluster.compare_every),
+            failures=FailureOptions(
+                plan_source, script, trace, config.cluster.lease, config.cluster.compare_every, config.cluster.restarts
+            ),
         )
         samples = config.data.samples
         return Job(plan, self._stages, self._text, next_byte_loss, self._optimizer, training.steps, samples, out, options)

@@ -17,7 +17,7 @@ from recycle.cli.training.failure_flags import add_failure_arguments, read_failu
 from recycle.cli.training.job_from_config import CONFIG, TrainingJobFactory, is_free
 from recycle.cli.training.plan_choice import choose_plan, choose_source, describe_moves
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments, changes, load_config, read_config
-from recycle.core.errors import FileProblem, ForeignRun, UserError
+from recycle.core.errors import FileProblem, ForeignRun, NotSaved, UserError
 from recycle.core.events.record import CHECKPOINTS, PARTS, SUMMARY, Event
 from recycle.core.files import refuse_unwritable
 from recycle.core.plans.plan import Plan
@@ -46,7 +46,8 @@ examples:
 
 exit codes: 0 done; 2 input that cannot be used; 10 the model cannot be cut so; 11 too little data; 12 a plan or library of
 something else; 13 a port in use; 14 a run of another job; 15 no whole checkpoint; 16 a stage's output cannot be sent; 17 a loss
-that is no scalar; 20 a worker failed; 130 interrupted."""
+that is no scalar; 20 a worker failed; 21 a planner failed; 22 peers hold different weights; 23 a loss that is not finite; 24 the
+last checkpoint could not be written; 130 interrupted, 143 ended by SIGTERM."""
 
 _MOMENT_S = 3.0
 
@@ -73,8 +74,10 @@ def run_train(args: argparse.Namespace) -> None:
     failures = read_failures(args, cluster.shape, config.training.steps, sorted(cluster.failed))
     job = factory.job(plan, out, resume, choose_source(plan, config.cluster), *failures)
     with watching(config, plan, out, resume) as (watch, _):
-        facts = launch(job, watch).to_json()
+        facts = launch(job, watch, saves_if_stopped=True).to_json()
     print(json.dumps(facts) if args.json else describe_run(facts, out))
+    if out is not None:
+        refuse_unsaved(facts, f"recycle train --resume {out}")
 
 
 def prepare(config: TrainConfig) -> tuple[TrainingJobFactory, Plan]:
@@ -171,7 +174,18 @@ def describe_run(facts: dict[str, Any], out: Path | None) -> str:
     lines.append(f"memory     a worker's process held {format_bytes(max(peaks))} at most")
     lines.append(f"weights    sha256 {facts['weights_sha256']}")
     lines += [f"warning    {warning}" for warning in facts["warnings"]]
-    return "\n".join([*lines, f"written    {out}"] if out else lines)
+    if out:
+        saved = f", but the newest checkpoint is of step {facts['saved_steps']}" if facts["saved_steps"] < facts["steps"] else ""
+        lines.append(f"written    {out}{saved}")
+    return "\n".join(lines)
+
+
+def refuse_unsaved(facts: dict[str, Any], resume: str) -> None:
+    """Raise if the last checkpoint of a run could not be written."""
+    if facts["saved_steps"] < facts["steps"]:
+        newest = f"the newest is of step {facts['saved_steps']}" if facts["saved_steps"] else "there is none"
+        again = f", and go on with: {resume}" if facts["saved_steps"] else ""
+        raise NotSaved(f"all steps are done, but the last checkpoint could not be written; {newest}: make room{again}")
 
 
 def _recovery(facts: dict[str, Any]) -> str:

@@ -103,6 +103,7 @@ class ClusterSection(_Section):
     port: int = _key(0, _PORT, "port at which workers meet; 0 is any free one")
     lease: float = _key(DEFAULT_LEASE_S, _LEASE, "seconds of silence after which a worker counts as dead")
     compare_every: int = _key(10, _COUNT_OR_NONE, "steps between two comparisons of peers; 0 is only before checkpoints")
+    restarts: int = _key(3, _COUNT_OR_NONE, "how often an hour a worker that died is started again; 0 is never")
 
     @property
     def shape(self) -> Shape:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from recycle.control.decide.agreement import Resume, agree_if_possible
-from recycle.control.decide.deadlines import PLAN_S, late_members
-from recycle.control.decide.failure_detection import SILENCE_PER_LEASE, MemberFacts, stall_s, suspicion
+from recycle.control.decide.deadlines import PLAN_S, late_members, suspected_members
+from recycle.control.decide.failure_detection import stall_s
 from recycle.control.decide.journal import Journal, JournalEntry
-from recycle.control.decide.members import CoordinatorEffects, Member, MemberTable, Recovery
+from recycle.control.decide.members import CoordinatorEffects, Member, MemberTable, Recovery, journal_entry
 from recycle.control.decide.messages import (
     Ack,
     ControlMessage,
@@ -61,7 +61,7 @@ class Coordinator:
         self._recovery: Recovery | None = None
         self._requested: frozenset[Worker] = frozenset()
         self._awaits_checkpoint: PlanAssignment | None = None
-        self._must_go_back = False
+        self._must_go_back = self._is_ending = self._is_last_epoch = False
         self._store: dict[str, StoreEntry] = {}
         if (entry := journal.last()) is not None:
             self._restore(entry)
@@ -78,7 +78,7 @@ class Coordinator:
     # Membership.
 
     def join(self, connection: int, host: str, pid: int, preferred_place: Worker | None) -> Member:
-        """Add a new member; it gets a place when the next epoch starts."""
+        """Add a new member; it gets a place when the next epoch starts. If no place is free, it stays as a spare."""
         self._last_number += 1
         member = Member(self._last_number, connection, host, pid, preferred_place, self._now_s())
         self.members[member.number] = member
@@ -98,7 +98,9 @@ class Coordinator:
         """Return why a worker with this preferred place cannot join, None if it can."""
         if self.phase is CoordinatorPhase.DONE:
             return "the job is done"
-        return place_refusal(self._shape, preferred, [member.preferred_place for member in self.members.values()])
+        is_forming = self.phase is CoordinatorPhase.FORMING
+        taken = [member.preferred_place for member in self.members.values()] if is_forming else ()
+        return place_refusal(self._shape, preferred, taken)
 
     def admit_new_members(self) -> None:
         """Act on members without a place: start the first epoch, or pause the present one."""
@@ -106,8 +108,10 @@ class Coordinator:
             case CoordinatorPhase.FORMING:
                 self._form()
             # During a recovery they wait until all have begun the epoch and the recovery is reported.
-            case CoordinatorPhase.RUNNING if self._recovery is None:
-                for member, place in self._new_places():
+            case CoordinatorPhase.RUNNING if (
+                not self._is_ending and self._recovery is None and (new_places := self._new_places())
+            ):
+                for member, place in new_places:
                     self._effects.member_joining(member, place)
                 now_us = self._effects.now_us()
                 self._recovery = Recovery(now_us, "it asked to join", joins=True, noticed_us=now_us)
@@ -175,12 +179,9 @@ class Coordinator:
         stalled_s, self._last_tick_s = stall_s(now_s - self._last_tick_s, self.lease_s), now_s
         if stalled_s and self.members:
             self._discount(stalled_s, now_s)
-        for member in list(self.members.values()):
-            is_silent = now_s - member.last_seen_s > SILENCE_PER_LEASE * self.lease_s
-            is_running = is_silent and self._effects.is_process_running(member)
-            facts = MemberFacts(member.last_seen_s, member.busy_s, is_running, member.doing)
-            if reason := suspicion(now_s, facts, self.lease_s, self.longest_op_s):
-                self._give_up(member, reason, member.last_seen_s if is_silent else now_s - member.busy_s)
+        is_running, members = self._effects.is_process_running, list(self.members.values())
+        for member, reason, since_s in suspected_members(now_s, members, self.lease_s, self.longest_op_s, is_running):
+            self._give_up(member, reason, since_s)
         in_phase_s = now_s - self._phase_since_s
         for member, reason in late_members(self.phase, in_phase_s, self.members.placed, self.lease_s, self.longest_op_s):
             self._give_up(member, reason)
@@ -253,8 +254,20 @@ class Coordinator:
         if recovery.num_begun == len(self.members.placed):
             self._must_go_back = False
             self._report_recovery()
-            if self.members.unplaced:
+            if self._is_ending:
+                self.stop_early()
+            elif self.members.unplaced:
                 self.admit_new_members()
+
+    def stop_early(self) -> None:
+        """End the job with a checkpoint after the present iteration: the next epoch does nothing else."""
+        self._is_ending = True
+        match self.phase:
+            case CoordinatorPhase.FORMING | CoordinatorPhase.WAITING:
+                self._effects.cannot_save()
+            case CoordinatorPhase.RUNNING if self._recovery is None and not self._is_last_epoch:
+                self._enter(PhaseTrigger.STOP_REQUESTED)
+                self._send_to_placed(PauseAtBoundary(self.epoch))
 
     # From one epoch to the next.
 
@@ -309,11 +322,13 @@ class Coordinator:
         if self.phase is not CoordinatorPhase.PLANNING or failed != self._requested:
             return  # the members have changed: the answer to another request is still to come
         if isinstance(answer, str):
-            if self.members.unplaced:  # a member joined meanwhile, and may complete the stages
+            if self._new_places():  # a member joined meanwhile, and may complete the stages
                 self._request_plan(PhaseTrigger.MEMBERS_CHANGED)
                 return
             self._enter(PhaseTrigger.NO_PLAN)
             self._effects.waiting(answer)
+            if self._is_ending:
+                self._effects.cannot_save()
             return
         if self._recovery is not None:
             self._recovery.planned_us = self._effects.now_us()
@@ -355,11 +370,11 @@ class Coordinator:
         self.epoch += 1
         self._store.clear()
         places = {str(place): member.number for place, member in members.items()}
-        start = StartEpoch(self.epoch, assignment.plan.dumps(), places, resume.iteration, resume.ballot, sources, checkpoint)
-        cause = self._recovery.cause if self._recovery is not None else "the job began"
-        processes = {str(place): (member.host, member.pid) for place, member in members.items()}
-        reason = f"{cause}; {assignment.reason}"
-        self._journal.append(JournalEntry(self.epoch, resume.iteration, places, start.plan, reason, self._last_number, processes))
+        self._is_last_epoch = ends = self._is_ending
+        plan = assignment.plan.dumps()
+        start = StartEpoch(self.epoch, plan, places, resume.iteration, resume.ballot, sources, checkpoint, ends)
+        cause = self._recovery.cause if self._recovery is not None else "the job stops" if ends else "the job began"
+        self._journal.append(journal_entry(start, members, f"{cause}; {assignment.reason}", self._last_number))
         if self._recovery is not None:
             self._recovery.set_epoch(self.epoch, resume.iteration, assignment)
         self._enter(PhaseTrigger.EPOCH_STARTED)

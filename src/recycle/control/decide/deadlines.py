@@ -1,8 +1,8 @@
-"""The deadlines of the coordinator's phases: which members have made it wait for too long, and why."""
+"""The deadlines of members: which have been silent or busy, or made a phase of the coordinator wait, for too long, and why."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from recycle.control.decide.failure_detection import PATIENCE, Wait, stuck_member
+from recycle.control.decide.failure_detection import PATIENCE, SILENCE_PER_LEASE, MemberFacts, Wait, stuck_member, suspicion
 from recycle.control.decide.members import Member
 from recycle.control.decide.messages import SET_UP
 from recycle.control.decide.phases import CoordinatorPhase
@@ -11,6 +11,19 @@ from recycle.control.decide.phases import CoordinatorPhase
 STOP_LEASES, SHORTEST_STOP_S = 5, 10.0
 # A requested plan must come.
 PLAN_S = 600.0
+
+
+def suspected_members(
+    now_s: float, members: Sequence[Member], lease_s: float, longest_op_s: float, is_running: Callable[[Member], bool]
+) -> list[tuple[Member, str, float]]:
+    """Return the members that have been silent, or busy with one thing, for too long: each with the reason, and since when."""
+    found = []
+    for member in members:
+        is_silent = now_s - member.last_seen_s > SILENCE_PER_LEASE * lease_s
+        facts = MemberFacts(member.last_seen_s, member.busy_s, is_silent and is_running(member), member.doing)
+        if reason := suspicion(now_s, facts, lease_s, longest_op_s):
+            found.append((member, reason, member.last_seen_s if is_silent else now_s - member.busy_s))
+    return found
 
 
 def late_members(

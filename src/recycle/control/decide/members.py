@@ -1,6 +1,6 @@
 """The members of a job, the facts of one recovery, and `CoordinatorEffects`: the actions that the coordinator can take."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -103,6 +103,12 @@ class Recovery:
         self.num_begun += 1
 
 
+def journal_entry(start: StartEpoch, members: Mapping[Worker, Member], reason: str, last_number: int) -> JournalEntry:
+    """The entry of an epoch with these members at their places."""
+    processes = {str(place): (member.host, member.pid) for place, member in members.items()}
+    return JournalEntry(start.epoch, start.iteration, start.places, start.plan, reason, last_number, processes)
+
+
 class CoordinatorEffects(Protocol):
     """The actions of the coordinator on connections, processes, plans and the ledger."""
 
@@ -144,6 +150,9 @@ class CoordinatorEffects(Protocol):
 
     def stalled(self, stalled_s: float) -> None:
         """Note that the coordinator itself stood still for so long."""
+
+    def cannot_save(self) -> None:
+        """Note that the job is to stop, and that there is no epoch that could write a checkpoint: it must end."""
 
     def waiting(self, reason: str) -> None:
         """Note that training cannot continue, and what it waits for."""

@@ -96,6 +96,7 @@ class StartEpoch:
 
     `ballot` settles the iteration before it for members without its verdict. `sources` maps each place without the state of its
     stage to the place that it copies from; `checkpoint` is the number of steps of the checkpoint that all load, -1 for none.
+    `ends` says that the job was asked to stop: the epoch only writes a checkpoint.
     """
 
     epoch: int
@@ -105,6 +106,7 @@ class StartEpoch:
     ballot: Ballot | None = None
     sources: dict[str, str] = field(default_factory=dict)
     checkpoint: int = -1
+    ends: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,11 +64,9 @@ def state_sources(assignment: PlanAssignment, holders: AbstractSet[Worker]) -> d
 
 
 def place_refusal(shape: Shape, preferred: Worker | None, taken: Sequence[Worker | None]) -> str | None:
-    """Return why a job cannot have another member that prefers a place; `taken` are the preferences of its members."""
+    """Return why a job cannot have another member that prefers a place; `taken` are places for which others have come."""
     if preferred is not None and preferred not in shape:
         return f"{preferred} is no place in this job of {shape.num_pipelines} pipelines of {shape.num_stages} stages"
     if preferred is not None and preferred in taken:
         return f"{preferred} is taken: another worker has come for it"
-    if len(taken) >= shape.num_workers:
-        return f"all {shape.num_workers} places are taken"
     return None

@@ -182,6 +182,10 @@ class Script:
         mine = (one for one in self.injections if one.target == worker and one.iteration >= since)
         return tuple(one for one in mine if one.action is not Action.REJOIN)
 
+    def targets(self) -> frozenset[Worker]:
+        """The workers to which something happens."""
+        return frozenset(one.target for one in self.injections if one.target is not None)
+
     def for_coordinator(self) -> tuple[Injection, ...]:
         return tuple(one for one in self.injections if one.target is None)
 

@@ -33,6 +33,15 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed:
+    """The run was resumed from its checkpoint after `num_steps` steps; `at_us` is the end of the time before."""
+
+    EVENT: ClassVar[str] = "resumed"
+    at_us: int
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpRan:
     """A worker ran an op (`2F0@1`), its stage's `reduce`, or its `optimizer` step.
 
@@ -226,7 +235,7 @@ class Spell:
         return self.end_us - self.start_us
 
 
-Event = Started | OpRan | Stepped | Held | Saved | Warned | Changed | Joining | Suspected | Recovered | Spell
+Event = Started | Resumed | OpRan | Stepped | Held | Saved | Warned | Changed | Joining | Suspected | Recovered | Spell
 _KINDS: dict[str, type[Event]] = {kind.EVENT: kind for kind in get_args(Event)}
 _DEFAULTS = {name: {field.name: field.default for field in fields(kind)} for name, kind in _KINDS.items()}
 

@@ -67,6 +67,7 @@ class CheckpointFolder:
         self._fingerprint = plain(fingerprint)
         self._reports: dict[int, dict[int, StageSaved | StageNotSaved]] = {}
         self._complete: dict[int, CheckpointComplete] = {}
+        self._went_back: list[tuple[int, int]] = []
         make_folder(folder)
         if is_takeover:
             whole = [path for path in find_checkpoints(folder).values() if is_whole(path)]
@@ -84,6 +85,8 @@ class CheckpointFolder:
         A worker reports its saves in order. So a stage that reports a later step without an earlier one has lost the worker that
         saved the earlier one.
         """
+        if any(report.epoch < epoch and report.num_steps > num_steps for epoch, num_steps in self._went_back):
+            return []
         if report.num_steps in self._complete:
             _remove(self._partial(report.num_steps))
             return [self._complete[report.num_steps]]
@@ -93,6 +96,15 @@ class CheckpointFolder:
             if num_steps < report.num_steps and report.stage not in reports
         ]
         return [event for each in [*lost, report] if (event := self._add(each)) is not None]
+
+    def go_back(self, num_steps: int, epoch: int) -> None:
+        """Forget later checkpoints than this: `epoch` does their steps again, with sums in another order perhaps.
+
+        Reports on them from earlier epochs do not count any more, and files that were thought to be whole are replaced.
+        """
+        self._went_back.append((epoch, num_steps))
+        self._reports = {number: reports for number, reports in self._reports.items() if number <= num_steps}
+        self._complete = {number: complete for number, complete in self._complete.items() if number <= num_steps}
 
     def _add(self, report: StageSaved | StageNotSaved) -> CheckpointComplete | CheckpointIncomplete | None:
         assert 0 <= report.stage < self._num_stages, f"there is no stage {report.stage} of {self._num_stages}"

@@ -4,7 +4,7 @@ import hashlib
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
@@ -18,13 +18,14 @@ from recycle.runtime.checkpoint.tensor_file import save_tensors
 
 @dataclass(frozen=True, slots=True)
 class StageSaved:
-    """A stage after `num_steps` steps is on disk, in the folder of a checkpoint that is not whole yet."""
+    """A stage after `num_steps` steps, of which `epoch` did the last, is on disk, in the folder of an unfinished checkpoint."""
 
     num_steps: int
     stage: int
     file_name: str
     size_bytes: int
     sha256: str
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class StageNotSaved:
     num_steps: int
     stage: int
     reason: str
+    epoch: int = 0
 
 
 PATIENCE_S = 60.0
@@ -57,18 +59,21 @@ class StageWriter:
         self._report = report
         self._thread: threading.Thread | None = None
 
-    def save(self, num_steps: int, module: nn.Module, optimizer: Optimizer, is_last: bool = False) -> None:
-        """Copy the state of the stage and return; a thread writes the copy while training continues.
+    def save(self, num_steps: int, module: nn.Module, optimizer: Optimizer, is_last: bool = False, epoch: int = 0) -> None:
+        """Copy the state of the stage in an epoch and return; a thread writes the copy while training continues.
 
         There is at most one copy in memory: this waits until the former copy is written, for at most `PATIENCE_S` unless
         `is_last`, because other workers wait for this one. After that the state is not saved.
         """
         if not self.wait(None if is_last else PATIENCE_S):
-            self._report(StageNotSaved(num_steps, self._stage, "the one before it is still being written: the disk is too slow"))
+            reason = "the one before it is still being written: the disk is too slow"
+            self._report(StageNotSaved(num_steps, self._stage, reason, epoch))
             return
         snapshot = self._take(num_steps, module, optimizer)
         # Not a daemon: a worker that ends normally finishes its writes first.
-        self._thread = threading.Thread(target=self._run, args=(num_steps, snapshot), name=f"writer of stage {self._stage}")
+        self._thread = threading.Thread(
+            target=self._run, args=(num_steps, snapshot, epoch), name=f"writer of stage {self._stage}"
+        )
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -88,8 +93,9 @@ class StageWriter:
         except (RuntimeError, MemoryError) as problem:  # torch raises the former if memory is short
             return StageNotSaved(num_steps, self._stage, f"its copy could not be made: {_in_one_line(problem)}")
 
-    def _run(self, num_steps: int, snapshot: Snapshot | StageNotSaved) -> None:
-        self._report(snapshot if isinstance(snapshot, StageNotSaved) else self._write(num_steps, snapshot))
+    def _run(self, num_steps: int, snapshot: Snapshot | StageNotSaved, epoch: int) -> None:
+        saved = snapshot if isinstance(snapshot, StageNotSaved) else self._write(num_steps, snapshot)
+        self._report(replace(saved, epoch=epoch))
 
     def _write(self, num_steps: int, snapshot: Snapshot) -> StageSaved | StageNotSaved:
         path = self._folder / f"{step_folder(num_steps)}{PARTIAL}" / attempt_file(self._stage)

@@ -22,7 +22,8 @@ class CoordinatorConfig:
     """The part of a job that its coordinator needs. Without a source of plans, the first death ends the job.
 
     `folder` is the run folder, if there is one. `deaths` is the file into which injected kills write their time, `injections` say
-    when the coordinator kills itself. `about` describes the job to every worker that joins.
+    when the coordinator kills itself. `about` describes the job to every worker that joins. `stops_early` says that
+    the job was asked to stop before this coordinator replaced another.
     """
 
     job: str
@@ -42,6 +43,7 @@ class CoordinatorConfig:
     deaths: Path | None = None
     injections: Sequence[Injection] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
+    stops_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from recycle.core.events.record import Event
 from recycle.host.folder_lock import locked
 from recycle.host.process_lifetime import end_with_parent
 from recycle.host.process_title import set_title
+from recycle.host.stop_signals import stop_signals
 from recycle.runtime.checkpoint.folder import make_folder
 from recycle.runtime.coordinator.config import CoordinatorConfig, EventSink, JobFailed
 from recycle.runtime.coordinator.ledger.run_folder import RunFolder
@@ -26,7 +27,7 @@ def run_coordinator_process(
     # Before this process has a thread: then the planning process can be forked, and has what the fork server has loaded.
     planning = PlanningProcess(get_context("fork")) if config.source is not None else None
     end_with_parent()
-    serve_job(config, listener, sink, before, planning)
+    serve_job(config, listener, sink, before, planning, is_repeatable=True)
 
 
 def serve_job(
@@ -35,19 +36,31 @@ def serve_job(
     sink: EventSink,
     before: Sequence[Event] | None = None,
     planning: PlanningProcess | None = None,
+    is_repeatable: bool = False,
 ) -> None:
-    """Coordinate a job to its end. With `before`, replace a coordinator that was killed: its events, unless on disk."""
+    """Coordinate a job to its end. With `before`, replace a coordinator that was killed: its events, unless on disk.
+
+    A first SIGTERM, or SIGINT if it is not ignored, lets the job write a checkpoint and end. A second one ends this process,
+    unless they are `is_repeatable`: a launcher sends one, and the user's tools may send another to all processes of the job.
+    """
+
+    def run(service: CoordinatorService) -> None:
+        if config.stops_early:
+            service.stop_early()
+        with stop_signals(lambda number: service.stop_early(), is_repeatable):
+            service.run()
+
     try:
         if config.folder is None:
-            CoordinatorService(config, listener, sink, None, before, planning).run()
+            run(CoordinatorService(config, listener, sink, None, before, planning))
         else:
             options, plan, is_takeover = (config.run_folder, config.checkpoint), config.initial.plan, before is not None
             if not config.checkpoint.resume:
                 make_folder(config.folder)
             with (
                 locked(config.folder),
-                RunFolder(config.folder, *options, plan, config.fingerprint, config.num_steps, is_takeover) as run,
+                RunFolder(config.folder, *options, plan, config.fingerprint, config.num_steps, is_takeover) as folder,
             ):
-                CoordinatorService(config, listener, sink, run, run.before, planning).run()
+                run(CoordinatorService(config, listener, sink, folder, folder.before, planning))
     except UserError as problem:
         sink.send(JobFailed(problem))

@@ -49,6 +49,11 @@ class RunOutput:
         assert run is not None
         self._disk.run(lambda: run.checkpoints.add_report(report), then)
 
+    def go_back(self, num_steps: int, epoch: int) -> None:
+        """Forget later checkpoints than this, which `epoch` makes again."""
+        if (run := self._run) is not None:
+            self._disk.run(lambda: run.checkpoints.go_back(num_steps, epoch))
+
     def find_checkpoint(self, then: Callable[[int], None]) -> None:
         """Find the newest whole checkpoint, after the one that is being completed; every byte is checked."""
 

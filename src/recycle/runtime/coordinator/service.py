@@ -17,12 +17,10 @@ from recycle.control.decide.members import Member, Recovery
 from recycle.control.decide.messages import (
     Ack,
     ControlMessage,
-    DownloadFile,
     Hello,
     Refused,
     Report,
     StartEpoch,
-    UploadFile,
     Welcome,
 )
 from recycle.control.decide.phases import CoordinatorPhase
@@ -37,7 +35,6 @@ from recycle.core.events.failure_script import RECOVERY
 from recycle.core.events.record import Event, Joining, Suspected
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import PlanAssignment
-from recycle.runtime.checkpoint.files import is_to_be_read, is_to_be_written
 from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointIncomplete
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 from recycle.runtime.coordinator import fencing
@@ -55,7 +52,7 @@ from recycle.runtime.coordinator.config import (
 )
 from recycle.runtime.coordinator.ledger.peer_comparison import PeersDisagree
 from recycle.runtime.coordinator.ledger.recovered_event import recovered_event
-from recycle.runtime.coordinator.ledger.run_folder import RunFolder
+from recycle.runtime.coordinator.ledger.run_folder import RunFolder, is_of_a_checkpoint
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
 from recycle.runtime.coordinator.plan_requests import PlanOutcome, PlanRequests
 from recycle.runtime.coordinator.report_inbox import ReportInbox
@@ -113,7 +110,7 @@ class CoordinatorService:
         self._epochs: dict[int, int] = {}
         self._finished: dict[Worker, WorkerFinished] = {}
         self._crashed_at: set[int] = set()
-        self._is_over = False
+        self._is_over = self._is_ending = False
         shape = plan.problem.shape
         self._plans = PlanRequests(config.source, shape, self._plan_made, planning) if config.source is not None else None
         if self._plans is not None:  # now, because workers take a while to join
@@ -131,6 +128,18 @@ class CoordinatorService:
                 self._plans.close()
             self._journal.close()
             self._output.close()
+
+    def stop_early(self) -> None:
+        """Have the job end after the present iteration, with a checkpoint. A signal handler may call this."""
+        self._server.call_soon(self._stop_early)
+
+    def _stop_early(self) -> None:
+        if not self._is_over and not self._is_ending:
+            self._is_ending = True
+            self._ledger.warn(
+                "asked to stop: the run ends after the present step, with a checkpoint; Ctrl-C again ends it at once"
+            )
+            self._coordinator.stop_early()
 
     # ServerCallbacks.
 
@@ -176,7 +185,7 @@ class CoordinatorService:
             return Refused(f"no connection for {hello.purpose!r} is served here")
         if hello.job not in ("", self._config.job):
             return Refused(f"this is job {self._config.job}, not {hello.job}")
-        return partial(file_transfer.serve_transfer, folder=self._run.checkpoint_folder, is_allowed=_is_of_a_checkpoint)
+        return partial(file_transfer.serve_transfer, folder=self._run.checkpoint_folder, is_allowed=is_of_a_checkpoint)
 
     def disconnected(self, connection: int) -> None:
         member = self._member(connection)
@@ -252,7 +261,8 @@ class CoordinatorService:
         return death_us(self._config.deaths, member.pid) if self._config.deaths is not None else 0
 
     def member_suspected(self, member: Member, reason: str) -> None:
-        self._ledger.write(Suspected(self._ledger.now_us(), str(member.place or member.preferred_place), reason))
+        if member.place is not None:  # a spare is in nobody's way
+            self._ledger.write(Suspected(self._ledger.now_us(), str(member.place), reason))
 
     def member_joining(self, member: Member, place: Worker) -> None:
         self._ledger.write(Joining(self._ledger.now_us(), str(place)))
@@ -263,6 +273,9 @@ class CoordinatorService:
     def stalled(self, stalled_s: float) -> None:
         if stalled_s > self._config.lease_s:
             self._ledger.warn(f"the coordinator stood still for {stalled_s:.1f} s; nobody counts as silent for that time")
+
+    def cannot_save(self) -> None:
+        self._end(JobFailed(WorkerFailed("asked to stop while workers were missing: the run ends without another checkpoint")))
 
     def waiting(self, reason: str) -> None:
         self._ledger.warn(f"training waits: {reason}")
@@ -275,6 +288,8 @@ class CoordinatorService:
             now for place, now in assignment.places.items() if now.stage == place.stage and str(place) not in start.sources
         ]
         self._ledger.start_epoch(assignment.plan, start.iteration, survivors)
+        if start.checkpoint >= 0:
+            self._output.go_back(start.checkpoint, start.epoch)
         self._output.keep_plan(start.iteration, start.plan)
         self._finished.clear()
         if self._plans is not None:
@@ -312,7 +327,7 @@ class CoordinatorService:
         self._output.add_report(report, self._checkpoint_decided)
 
     def _checkpoint_decided(self, decided: Sequence[CheckpointComplete | CheckpointIncomplete]) -> None:
-        self._ledger.checkpoint_decided(decided)
+        self._ledger.checkpoints.decide(decided)
         if decided:
             self._inbox.acknowledge_recorded()
 
@@ -360,7 +375,9 @@ class CoordinatorService:
             self._output.when_written(self._summarize)  # the outcome of the last checkpoint belongs to the summary
 
     def _summarize(self) -> None:
-        trained = self._ledger.summary(self._config.num_steps, self._finished)
+        num_steps = self._ledger.num_steps if self._is_ending else self._config.num_steps
+        saved_steps = self._ledger.checkpoints.newest if self._run is not None else None
+        trained = replace(self._ledger.summary(num_steps, self._finished), saved_steps=saved_steps)
 
         def done(problem: str | None) -> None:
             if problem is not None:
@@ -377,12 +394,3 @@ class CoordinatorService:
 
     def _warn(self, problem: str) -> None:
         self._ledger.warn(problem)
-
-
-def _is_of_a_checkpoint(message: ControlMessage) -> bool:
-    match message:
-        case UploadFile(name=name):
-            return is_to_be_written(name)
-        case DownloadFile(name=name):
-            return is_to_be_read(name)
-    return False

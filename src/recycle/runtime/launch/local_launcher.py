@@ -1,13 +1,16 @@
 """The local launcher: it runs a job with a coordinator and every worker of its plan as processes on this machine.
 
 Processes are forked from a server that has torch loaded already, which starts a dozen of them in seconds. The launcher starts
-workers, workers that rejoin, and another coordinator if the coordinator was killed. No process outlives the launcher.
+workers, workers that rejoin or died, and another coordinator if the coordinator was killed. No process outlives the launcher.
 """
 
+import os
 import pickle
+import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -21,11 +24,12 @@ from recycle.control.net.handshake import Endpoint
 from recycle.control.net.server import listen
 from recycle.control.net.wire import new_name, new_token
 from recycle.core.cluster import Worker
-from recycle.core.errors import FileProblem, WorkerFailed
+from recycle.core.errors import FileProblem, Stopped, WorkerFailed
 from recycle.core.events.failure_script import Injection
 from recycle.core.events.record import Event, OpRan, Stepped
 from recycle.host.process_lifetime import interrupts_held
 from recycle.host.scratch import scratch
+from recycle.host.stop_signals import stop_signals
 from recycle.runtime.coordinator.config import (
     CoordinatorConfig,
     EventsRecorded,
@@ -43,6 +47,7 @@ from recycle.runtime.execute.spans import now_us
 from recycle.runtime.job import Job
 from recycle.runtime.launch.configure import coordinator_config, worker_spec
 from recycle.runtime.launch.forkserver import fork_context
+from recycle.runtime.launch.restart_policy import RestartPolicy
 from recycle.runtime.options import FailureOptions
 from recycle.runtime.worker.worker import run_worker_process
 from recycle.runtime.worker.worker_spec import MakeStage, pickled
@@ -71,8 +76,11 @@ def _write(path: Path, body: bytes) -> None:
         raise FileProblem(f"cannot write {path}: {problem.strerror or problem}; make room, or set TMPDIR") from None
 
 
-def launch(job: Job, watch: Watch = lambda event: None) -> Trained:
-    """Run a job on this machine with a process for every live worker of its plan; `watch` gets every event of the record."""
+def launch(job: Job, watch: Watch = lambda event: None, saves_if_stopped: bool = False) -> Trained:
+    """Run a job on this machine with a process for every live worker of its plan; `watch` gets every event of the record.
+
+    With `saves_if_stopped`, a first SIGINT or SIGTERM lets the job write a checkpoint, and raises Stopped when that is done.
+    """
     begin_us = now_us()
     with scratch() as folder, listen("127.0.0.1", job.options.port) as listener:
         deaths, spec = folder / "deaths", folder / "worker_spec.pickle"
@@ -80,7 +88,9 @@ def launch(job: Job, watch: Watch = lambda event: None) -> Trained:
         endpoint = Endpoint("127.0.0.1", listener.getsockname()[1], new_token(), new_name())
         config = coordinator_config(job, endpoint, begin_us, folder, deaths)
         context = fork_context(_model_modules(job))
-        return _Launcher(context, spec, endpoint, config, listener, job.options.failures, watch).run()
+        launcher = _Launcher(context, spec, endpoint, config, listener, job.options.failures, watch)
+        with stop_signals(launcher.ask_to_stop) if saves_if_stopped else nullcontext():
+            return launcher.run()
 
 
 def _model_modules(job: Job) -> list[str]:
@@ -113,38 +123,68 @@ class _Launcher:
         self._rejoins = list(failures.script.rejoins())
         self._changes = list(failures.trace.later) if failures.trace is not None else []
         self._formed_us = 0
+        self._stopped_by: signal.Signals | None = None
+        self._restarts = RestartPolicy(failures.restarts)
+        self._due_us: dict[Worker, int] = {}
 
     def run(self) -> Trained:
         try:
-            self._start_coordinator()
-            for place in sorted(row.worker for row in self._config.initial.plan.rows):
-                self._start_worker(place, since=0)
-            while True:
-                match self._next_notice():
-                    case EventsRecorded(events):
-                        for event in events:
-                            self._handle_event(event)
-                    case FirstEpochFormed():
-                        self._has_formed, self._formed_us = True, now_us()
-                    case ReplaceWorker(place):
-                        self._start_worker(place, since=self._config.num_steps)
-                    case WaitingForWorkers(reason):
-                        self._help(reason)
-                    case JobDone(trained):
-                        return trained
-                    case JobFailed(problem):
-                        raise problem
-                    case WorkerLost(pid, text):
-                        raise WorkerFailed(self._describe_exit(pid) or text)
+            return self._run()
         finally:
             self._end()
+
+    def _run(self) -> Trained:
+        self._start_coordinator()
+        for place in sorted(row.worker for row in self._config.initial.plan.rows):
+            self._start_worker(place, since=0)
+        while True:
+            match self._next_notice():
+                case EventsRecorded(events):
+                    for event in events:
+                        self._handle_event(event)
+                case FirstEpochFormed():
+                    self._has_formed, self._formed_us = True, now_us()
+                case ReplaceWorker(place):
+                    self._start_worker(place, since=self._config.num_steps)
+                case WaitingForWorkers(reason):
+                    self._help(reason)
+                case JobDone(trained):
+                    self._refuse_stopped(trained)
+                    return trained
+                case JobFailed(problem):
+                    raise problem
+                case WorkerLost(pid, text):
+                    raise WorkerFailed(self._describe_exit(pid) or text)
+
+    def ask_to_stop(self, number: signal.Signals) -> None:
+        """Have the job end with a checkpoint, or raise Stopped if there is nothing to save, or nowhere."""
+        if not self._has_formed:
+            raise Stopped(f"stopped by {number.name} before the first step", number)
+        if self._config.folder is None:
+            raise Stopped(
+                f"stopped by {number.name}; nothing is saved, because the run has no folder: name one with --out", number
+            )
+        self._stopped_by = number
+        if self._coordinator is not None and self._coordinator.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._coordinator.pid, signal.SIGTERM)
+
+    def _refuse_stopped(self, trained: Trained) -> None:
+        """Raise if the run was stopped before its last step; the sentence says how to go on."""
+        if self._stopped_by is None or trained.num_steps >= self._config.num_steps:
+            return
+        sentence = f"stopped by {self._stopped_by.name} after step {trained.num_steps} of {self._config.num_steps}"
+        resume = (
+            f"its newest checkpoint is of step {trained.saved_steps}; go on with: recycle train --resume {self._config.folder}"
+        )
+        raise Stopped(f"{sentence}; {resume if trained.saved_steps else 'no checkpoint could be written'}", self._stopped_by)
 
     def _start_coordinator(self) -> None:
         self._notices, sink = self._context.Pipe(duplex=False)
         before = None
         if self._num_coordinators:  # the first injection has killed the previous coordinator
             before = self._events
-            self._config = replace(self._config, injections=self._config.injections[1:])
+            self._config = replace(self._config, injections=self._config.injections[1:], stops_early=self._stopped_by is not None)
         self._num_coordinators += 1
         args = self._config, self._listener, sink, before
         process = self._context.Process(target=run_coordinator_process, args=args, daemon=False, name="coordinator")
@@ -157,7 +197,6 @@ class _Launcher:
         """Start a worker that prefers this place, with the script's injections for the place from iteration `since` on."""
         args = self._spec, self._endpoint, str(place), self._failures.script.for_worker(place, since)
         process = self._context.Process(target=run_worker_process, args=args, daemon=True, name=str(place))
-        self._close_dead()
         try:
             with interrupts_held():
                 process.start()
@@ -166,18 +205,32 @@ class _Launcher:
             if not self._has_formed:
                 raise
 
-    def _close_dead(self) -> None:
-        """Release dead processes that the job runs without: each holds two file descriptors."""
-        if self._has_formed and self._failures.plan_source is not None:
-            for process in [each for each in self._workers if each.exitcode is not None]:
-                self._workers.remove(process)
-                process.close()
+    def _restart_dead(self) -> None:
+        """Start workers again whose time has come, and note when those that have died are to be started.
+
+        The job runs without the dead: each would hold two file descriptors.
+        """
+        for process in [each for each in self._workers if each.exitcode is not None]:
+            place = Worker.parse(process.name)
+            is_injected = self._failures.trace is not None or place in self._failures.script.targets()
+            if process.exitcode and not is_injected and self._stopped_by is None:
+                pause_s = self._restarts.pause_s(place, time.monotonic())
+                if pause_s is not None:
+                    self._due_us[place] = now_us() + round(pause_s * 1e6)
+            self._workers.remove(process)
+            process.close()
+        for place in [place for place, due_us in self._due_us.items() if due_us <= now_us()]:
+            del self._due_us[place]
+            self._start_worker(place, since=0)
 
     def _next_notice(self) -> Notice | None:
         """Wait for the coordinator's next notice; start another coordinator if it is dead."""
-        watched = [] if self._has_formed else [worker.sentinel for worker in self._workers]
+        survives = self._failures.plan_source is not None
+        watched = [worker.sentinel for worker in self._workers] if survives or not self._has_formed else []
         ready = wait([self._notices, *watched], self._until_change_s())
         self._play_trace()
+        if self._has_formed and survives:
+            self._restart_dead()
         if self._notices in ready:
             try:
                 notice: Notice = self._notices.recv()
@@ -213,9 +266,10 @@ class _Launcher:
 
     def _help(self, reason: str) -> None:
         """Start a worker that was to rejoin later, since no step is done before; raise if nobody will ever join."""
+        self._restart_dead()
         if self._rejoins:
             self._rejoin(self._rejoins[0])
-        elif not any(change.joins for change in self._changes):
+        elif not self._due_us and not any(change.joins for change in self._changes):
             where = f": recycle train --resume {self._config.folder}" if self._config.folder is not None else ""
             cause = reason.partition(";")[0]
             raise WorkerFailed(f"{cause}, and nobody else can join this run; resume it from its last checkpoint{where}")
@@ -226,9 +280,10 @@ class _Launcher:
         self._start_worker(rejoin.target, since=rejoin.iteration)
 
     def _until_change_s(self) -> float | None:
-        if not self._changes or not self._has_formed:
+        if not self._has_formed:
             return None
-        return max(0.0, (self._formed_us + self._changes[0].at_us - now_us()) / 1e6)
+        times_us = [*self._due_us.values(), *(self._formed_us + change.at_us for change in self._changes[:1])]
+        return max(0.0, (min(times_us) - now_us()) / 1e6) if times_us else None
 
     def _play_trace(self) -> None:
         """Kill and start the workers that leave and join by now."""

@@ -56,8 +56,14 @@ class ControlThread:
         self._transport: Transport | None = None
         self._trainer: Trainer | None = None
         self._epoch = self._stopped_epoch = self._paused_epoch = -1
+        self._is_ending = False
         self._stopped: EpochStopped | None = None
         self._finished: WorkerFinished | None = None
+
+    @property
+    def is_pausing(self) -> bool:
+        """Whether the coordinator has asked for a pause or the end of the present epoch, or the job ends with it."""
+        return self._is_ending or (self._epoch >= 0 and max(self._paused_epoch, self._stopped_epoch) >= self._epoch)
 
     # Called in the control thread.
 
@@ -67,6 +73,7 @@ class ControlThread:
                 with self._lock:
                     self._epoch = self.client.epoch = epoch
                     self._stopped = self._finished = None
+                    self._is_ending = message.ends
                     self._rendezvous = Rendezvous(lambda key, value: self.client.send(StoreEntry(epoch, key, value)))
                 self.inbox.put(message)
             case StoreEntry(epoch=epoch) if epoch == self._epoch:

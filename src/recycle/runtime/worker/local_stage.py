@@ -41,7 +41,7 @@ class LocalStage:
         self._spec, self._report, self._on_saved, self._activity = spec, report, on_saved, activity
         self._state: StageState | None = None
         self._has_state = False
-        self._writes_checkpoints = False
+        self._writes_checkpoints, self._epoch = False, 0
         self._writer: StageWriter | None = None
 
     @property
@@ -76,7 +76,7 @@ class LocalStage:
             self._has_state = True
         elif not is_copied:
             self.report_undone(start.iteration, self.state.resume_at(start.iteration, start.ballot, self.on_applied))
-        self.place = place
+        self.place, self._epoch = place, view.epoch
         writers = [peer for peer in view.peers if str(peer) not in start.sources]
         self._writes_checkpoints = self._spec.checkpoint_folder is not None and place == writers[0]
 
@@ -124,18 +124,17 @@ class LocalStage:
         self._report(IterationApplied(self.place, iteration, losses, spans, verdict, checksum))
         if self._writes_checkpoints and is_due:
             self._activity.begin(SAVE)
-            self._save(iteration + 1)
+            self._save(iteration + 1, is_last=iteration + 1 == self._spec.num_steps)
             self._on_saved(iteration)
 
-    def _save(self, num_steps: int) -> None:
+    def _save(self, num_steps: int, is_last: bool) -> None:
         assert self._writer is not None
-        is_last = num_steps == self._spec.num_steps
-        self._writer.save(num_steps, self.state.stage.module, self.state.stepper.optimizer, is_last=is_last)
+        self._writer.save(num_steps, self.state.stage.module, self.state.stepper.optimizer, is_last, self._epoch)
 
     def finish_checkpoints(self, start: StartEpoch) -> None:
         """Wait for the checkpoints that are being written, and first write the last one if its writer may have died."""
-        num_steps = self._spec.num_steps
-        if self._writes_checkpoints and start.iteration == num_steps and start.epoch > 1:
-            self._save(num_steps)
+        is_last = start.ends or (start.iteration == self._spec.num_steps and start.epoch > 1)
+        if self._writes_checkpoints and is_last:
+            self._save(start.iteration, is_last=True)
         if self._writer is not None:
             self._writer.wait()

@@ -8,6 +8,7 @@ import os
 import pickle
 import resource
 import signal
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from recycle.core.events.failure_script import CHECKPOINT, Injection
 from recycle.core.plans.plan import Plan
 from recycle.host.process_lifetime import end_with_parent
 from recycle.host.process_title import set_title
+from recycle.host.stop_signals import stop_signals
 from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.weight_digest import digest
 from recycle.runtime.execute.spans import now_us
@@ -41,6 +43,8 @@ from recycle.runtime.worker.worker_spec import WorkerSpec
 
 _JOIN_S = 60.0
 _LAST_REPORT_S = 5.0
+# A worker that is asked to stop gives the coordinator so much time to ask for a pause, before it ends.
+_STOP_S = 1.0
 MakeSpec = Callable[[Mapping[str, Any]], WorkerSpec]
 """Makes the worker's spec from the coordinator's description of the job."""
 
@@ -65,7 +69,9 @@ def join_job(
     `say` gets a sentence for each place that this worker takes, and for what it waits for.
     """
     torch.set_num_threads(1)
-    _WorkerProcess(endpoint, place, make_spec, injections, say).run()
+    worker = _WorkerProcess(endpoint, place, make_spec, injections, say)
+    with stop_signals(worker.ask_to_stop):
+        worker.run()
 
 
 class _WorkerProcess:
@@ -101,6 +107,18 @@ class _WorkerProcess:
             self._report_crash(traceback.format_exc(), None)
         finally:
             self._control.client.close()
+
+    def ask_to_stop(self, number: signal.Signals) -> None:
+        """End soon; but if the whole job was asked to stop, as by a batch system, write the checkpoint with the others."""
+
+        def end() -> None:
+            if not self._control.is_pausing:
+                os._exit(128 + number)
+
+        self._say(f"{number.name}: it ends, unless the whole job is about to")
+        timer = threading.Timer(_STOP_S, end)
+        timer.daemon = True
+        timer.start()
 
     def _join(self) -> Welcome:
         try:
@@ -157,7 +175,8 @@ class _WorkerProcess:
                 self._injector.on_recovery(start.iteration)
             trainer = self._set_up(start, stage)
             self._control.start(start.epoch, trainer)
-            if trainer.train(self._spec.num_steps, stage.on_applied):
+            num_steps = start.iteration if start.ends else self._spec.num_steps
+            if trainer.train(num_steps, stage.on_applied):
                 self._finish(start, stage, trainer)
                 return
         except TransportBroken as problem:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from recycle.control.decide.messages import ControlMessage, DownloadFile, UploadFile
 from recycle.core.errors import FileProblem, NoCheckpoint, UserError
 from recycle.core.events.record import (
     CHECKPOINTS,
@@ -17,6 +18,8 @@ from recycle.core.events.record import (
     Held,
     OpRan,
     RecordWriter,
+    Recovered,
+    Resumed,
     Saved,
     Spell,
     Started,
@@ -27,7 +30,7 @@ from recycle.core.events.record import (
 )
 from recycle.core.files import refuse_unwritable, write_text
 from recycle.core.plans.plan import Plan, Row
-from recycle.runtime.checkpoint.files import Checkpoint, find_checkpoints
+from recycle.runtime.checkpoint.files import Checkpoint, find_checkpoints, is_to_be_read, is_to_be_written
 from recycle.runtime.checkpoint.folder import CheckpointFolder
 from recycle.runtime.checkpoint.resume import latest
 from recycle.runtime.coordinator.ledger.trained import Trained
@@ -62,9 +65,8 @@ class RunFolder:
         before: list[Event] = [Started("train", options.name)]
         self.before: list[Event] | None = None
         if is_takeover:
-            self.before = before = list(read_record(folder / RECORD))
-            starts = [event for event in before if isinstance(event, Spell) and event.cause == "start"]
-            self.gone_us = starts[-1].start_us if starts else 0  # above 0 if that run was itself resumed
+            self.before = before = without_unfinished(list(read_record(folder / RECORD)))
+            self.gone_us = max((event.at_us for event in before if isinstance(event, Resumed)), default=0)
         elif checkpoint.resume:
             self.resumed, self.warnings = latest(self.checkpoint_folder, fingerprint)
             if self.resumed.num_steps > num_steps:
@@ -77,6 +79,7 @@ class RunFolder:
                 before.append(Started("train", options.name))  # by another plan from here on
             self.gone_us = max((event.end_us for event in before if isinstance(event, Spell)), default=0)
             self.losses = _losses(before)
+            before.append(Resumed(self.gone_us, self.resumed.num_steps))
         elif find_checkpoints(self.checkpoint_folder):
             raise FileProblem(f"{folder} holds the checkpoints of another run: resume it, or name another folder")
         # First, because it removes unfinished checkpoints, and so makes room.
@@ -176,6 +179,21 @@ def events_before(num_steps: int, events: Iterator[Event]) -> Iterator[Event]:
                 yield event
 
 
+def without_unfinished(events: Sequence[Event]) -> list[Event]:
+    """Leave out the events of a last step or recovery that a killed coordinator did not write to the end: they are written again.
+
+    Ops and spells come before the event that completes them.
+    """
+    ends = [number for number, event in enumerate(events) if isinstance(event, Stepped | Recovered | Resumed)]
+    num_complete = ends[-1] + 1 if ends else 0
+    alone = (event for event in events[num_complete:] if not isinstance(event, Spell | OpRan) or _is_undone(event))
+    return [*events[:num_complete], *alone]
+
+
+def _is_undone(event: Event) -> bool:
+    return isinstance(event, OpRan) and event.is_in_vain
+
+
 def _rows_in(path: Path) -> Sequence[Row]:
     """The rows of the plan in a file, none if there is no plan; plans also hold their solving time, which rows do not."""
     try:
@@ -189,3 +207,13 @@ def _text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def is_of_a_checkpoint(message: ControlMessage) -> bool:
+    """Whether a worker may have this file stored, or sent."""
+    match message:
+        case UploadFile(name=name):
+            return is_to_be_written(name)
+        case DownloadFile(name=name):
+            return is_to_be_read(name)
+    return False

@@ -4,20 +4,34 @@ The record of a real run has the events of a simulated one: ops, spells, steps. 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import LossNotFinite, UserError
-from recycle.core.events.record import OPTIMIZER, REDUCE, Changed, Event, Held, OpRan, Recovered, Saved, Spell, Stepped, Warned
+from recycle.core.events.record import (
+    OPTIMIZER,
+    REDUCE,
+    Changed,
+    Event,
+    Held,
+    OpRan,
+    Recovered,
+    Resumed,
+    Saved,
+    Spell,
+    Stepped,
+    Warned,
+)
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import StageProfile
-from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointIncomplete
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 from recycle.runtime.compute.activation_memory import planned_peak_bytes
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.weight_digest import whole_digest
+from recycle.runtime.coordinator.ledger.checkpoint_reports import CheckpointReports
 from recycle.runtime.coordinator.ledger.lost_work import LostWork
 from recycle.runtime.coordinator.ledger.peer_comparison import PeersDisagree, compare_peers
 from recycle.runtime.coordinator.ledger.trained import Trained
@@ -44,7 +58,7 @@ class RunLedger:
     """Takes worker reports, and publishes events. An iteration is written once, when all its workers have reported it.
 
     `differ` gets peers that hold different weights, `fail` an error that must end the run.
-    `save` gets every report on a saved stage that is not ahead of the record; `checkpoint_decided` is called with the outcome.
+    `save` gets every report on a saved stage that is not ahead of the record; `checkpoints.decide` is called with the outcome.
     The run began at `begin_us` of the clock; a resumed run begins at `gone_us` of the record, with `losses` so far.
     """
 
@@ -66,20 +80,22 @@ class RunLedger:
         self._agreed_steps = 0
         self._plan, self._samples, self._profiles = plan, samples_per_step, profiles
         self._dead = plan.problem.cluster.failed
-        self._publish, self._give_to_checkpoint = publish, save
-        self._decided_checkpoints: set[int] = set()
-        self._differing_steps: set[int] = set()
+        self._live = {str(row.worker) for row in plan.rows}
+        self._known_undone: set[tuple[str, str, int]] = set()
+        self._publish = publish
         self._batch: list[Event] | None = None
         self._gone_us = gone_us
         self._begin_us = (now_us() if begin_us is None else begin_us) - gone_us
         self._pending: dict[int, PendingIteration] = {}
         self._losses = list(losses)
+        self.checkpoints = CheckpointReports(
+            save, lambda step: step in self._pending, self.write, self.warn, self.now_us, newest=len(self._losses)
+        )
         self._stepped_us = 0
         self._resumed_us = self._start_us = gone_us
         self._has_started = False
         self._times_us: list[int] = []
         self._lost = LostWork()
-        self._early_saves: list[StageSaved | StageNotSaved] = []
         self._planned_us: list[int] = []
         self._num_begun_again = 0
         self._warnings: list[str] = []
@@ -88,7 +104,7 @@ class RunLedger:
     def restore(self, events: Iterable[Event]) -> None:
         """Continue from the events that another coordinator of this run has written, by the same clock and plan."""
         ops: list[OpRan] = []
-        took_us = 0
+        took_us, first_live = 0, set(self._live)
         for event in events:
             match event:
                 case OpRan():
@@ -109,11 +125,17 @@ class RunLedger:
                     ops.clear()
                 case Warned():
                     self._warnings.append(event.text)
+                case Changed():
+                    (self._live.add if event.joins else self._live.discard)(event.node)
+                case Resumed():
+                    self._live = set(first_live)
                 case Saved():
-                    self._decided_checkpoints.add(event.num_steps)
+                    self.checkpoints.restore(event.num_steps)
                 case _:
                     pass
-        self._lost.undone(Span(op.op, op.start_us, op.end_us) for op in ops if op.is_in_vain)
+        undone = [op for op in ops if op.is_in_vain]
+        self._lost.undone(Span(op.op, op.start_us, op.end_us) for op in undone)
+        self._known_undone = {(op.worker, op.op, op.start_us) for op in undone}
 
     def _restore_step(self, step: Stepped, took_us: int, ops: Sequence[OpRan]) -> None:
         del self._losses[step.iteration :]
@@ -131,6 +153,9 @@ class RunLedger:
     def resume_epoch(self, plan: Plan, epoch: int, iteration: int) -> None:
         """Continue in an epoch that another coordinator started at `iteration`."""
         self._plan = plan
+        joined = {str(row.worker) for row in plan.rows} - self._live
+        for place in sorted(joined):  # the coordinator was killed before it wrote that
+            self.membership_changed(place, True, len(plan.rows))
         # A recovery is recorded when all members have begun: before that, no step of its epoch can be in the record.
         if epoch > 1 and all(one.epoch != epoch for one in self._recoveries):
             self._go_back(iteration)
@@ -146,7 +171,7 @@ class RunLedger:
             case IterationApplied():
                 return report.iteration in self._pending
             case StageSaved() | StageNotSaved():
-                return report in self._early_saves or report.num_steps not in self._decided_checkpoints
+                return self.checkpoints.is_pending(report)
         return False
 
     @property
@@ -161,8 +186,13 @@ class RunLedger:
 
     def add(self, report: WorkerReport) -> None:
         """Take a report. Its events are published together: one report may complete an iteration of some hundred events."""
+        with self._publishing_together():
+            self._take(report)
+
+    @contextmanager
+    def _publishing_together(self) -> Iterator[None]:
         self._batch = []
-        self._take(report)
+        yield
         events, self._batch = self._batch, None
         if events:
             self._publish(events)
@@ -172,14 +202,15 @@ class RunLedger:
             case IterationApplied():
                 self._add_iteration(report)
             case StepUndone():
-                spans = self._shifted(report.spans)
+                place, spans = str(report.worker), self._shifted(report.spans)
+                spans = [span for span in spans if (place, span.label, span.start_us) not in self._known_undone]
                 self._lost.undone(spans)
                 for span in spans:
-                    self.write(OpRan(report.iteration, str(report.worker), span.label, span.start_us, span.end_us, True))
+                    self.write(OpRan(report.iteration, place, span.label, span.start_us, span.end_us, True))
             case WorkerFinished(worker, _, peak, activations):
                 self.write(Held(str(worker), peak, activations, self._planned_bytes(worker)))
             case StageSaved() | StageNotSaved():
-                self._save(report)
+                self.checkpoints.add(report)
             case _:
                 pass
 
@@ -199,12 +230,15 @@ class RunLedger:
     def _go_back(self, iteration: int) -> None:
         """Drop the steps from `iteration` on: they are redone."""
         del self._losses[iteration:]
-        self._decided_checkpoints = {number for number in self._decided_checkpoints if number <= iteration}
-        self._differing_steps = {number for number in self._differing_steps if number <= iteration}
+        self.checkpoints.go_back(iteration)
         self._lost.go_back(iteration)
 
     def add_recovery(self, event: Recovered) -> None:
         """Write a recovery, with the work that is redone, and the spells since the last step."""
+        with self._publishing_together():
+            self._add_recovery(event)
+
+    def _add_recovery(self, event: Recovered) -> None:
         if not self._has_started:
             first_us = self._lost.first_us
             self._start(max(self._gone_us, event.at_us if first_us is None else min(event.at_us, first_us)), event.num_live)
@@ -238,6 +272,7 @@ class RunLedger:
                 self.write(Spell(max(start_us, stepped_us), end_us, "pause", cause, num_live=event.num_live))
 
     def membership_changed(self, worker: str, joins: bool, num_live: int) -> None:
+        (self._live.add if joins else self._live.discard)(worker)
         self.write(Changed(self.now_us(), worker, joins, num_live))
 
     def _planned_bytes(self, worker: Worker) -> int:
@@ -255,28 +290,6 @@ class RunLedger:
     def to_record_us(self, clock_us: int) -> int:
         """Convert a time of the machine's clock to the time of the record."""
         return clock_us - self._begin_us
-
-    def _save(self, report: StageSaved | StageNotSaved) -> None:
-        assert self._give_to_checkpoint is not None
-        if report.num_steps - 1 in self._pending:
-            self._early_saves.append(report)  # a slow peer has not reported yet: a checkpoint is not ahead of the record
-            return
-        if report.num_steps in self._differing_steps:
-            report = StageNotSaved(report.num_steps, report.stage, "peers hold different weights")
-        self._give_to_checkpoint(report)
-
-    def checkpoint_decided(self, decided: Sequence[CheckpointComplete | CheckpointIncomplete]) -> None:
-        """Write that checkpoints are complete, or will never be: nobody has to report on them again."""
-        for each in [each for each in decided if each.num_steps not in self._decided_checkpoints]:
-            self._decided_checkpoints.add(each.num_steps)
-            self._write_decision(each)
-
-    def _write_decision(self, decided: CheckpointComplete | CheckpointIncomplete) -> None:
-        match decided:
-            case CheckpointComplete(num_steps, folder, size_bytes):
-                self.write(Saved(self.now_us(), num_steps, folder.name, size_bytes))
-            case CheckpointIncomplete(num_steps, reason):
-                self.warn(f"there is no checkpoint of {num_steps} steps, but training goes on: {reason}")
 
     def _add_iteration(self, report: IterationApplied) -> None:
         if report.iteration < len(self._losses):
@@ -307,13 +320,11 @@ class RunLedger:
             del self._pending[iteration]
             self._write_iteration(iteration, pending, pending.verdict)
             self._compare(iteration + 1, pending.checksums)
-            saves, self._early_saves = self._early_saves, []
-            for report in saves:
-                self._save(report)
+            self.checkpoints.release()
 
     def _compare(self, num_steps: int, checksums: Mapping[Worker, str]) -> None:
         if found := compare_peers(num_steps, self._agreed_steps, checksums):
-            self._differing_steps.add(num_steps)
+            self.checkpoints.refuse(num_steps)
             self._differ(found)
         elif any(checksums.values()):
             self._agreed_steps = num_steps

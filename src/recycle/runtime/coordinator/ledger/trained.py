@@ -10,10 +10,11 @@ from recycle.core.events.record import Recovered
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The summary of a finished run. `losses` has the loss of every step, also of those before the run was resumed.
+    """The summary of a run that has ended. `losses` has the loss of every step, also of those before the run was resumed.
 
     Times are those of a median iteration of this run, 0 if there was none; `planned_iteration_us` is the plan's period at the
     measured speed of the ops. `num_begun_again` counts the iterations that began again after a step was taken back.
+    `saved_steps` is the number of steps of the newest checkpoint, 0 if there is none, None if the run has no folder.
     """
 
     num_steps: int
@@ -30,6 +31,7 @@ class Trained:
     num_begun_again: int
     warnings: tuple[str, ...]
     recoveries: tuple[Recovered, ...] = ()
+    saved_steps: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -47,5 +49,6 @@ class Trained:
             "dead": list(self.dead),
             "begun_again": self.num_begun_again,
             "warnings": list(self.warnings),
+            "saved_steps": self.saved_steps,
             "recoveries": [recovery.to_json() for recovery in self.recoveries],
         }

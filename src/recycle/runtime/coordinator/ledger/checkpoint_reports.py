@@ -1,0 +1,75 @@
+"""`CheckpointReports`: the ledger's part for saved stages. A checkpoint is not ahead of the record, and is decided once."""
+
+from collections.abc import Callable, Sequence
+
+from recycle.core.events.record import Event, Saved
+from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointIncomplete
+from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
+
+
+class CheckpointReports:
+    """Hands each report to `give`, at once or when its step is in the record; `decide` is called with the outcome.
+
+    `is_ahead` says whether a step is not in the record yet. `write` gets the event of a complete checkpoint, `warn` the reason
+    for one that will never be. `newest` is the number of steps of the newest checkpoint, 0 if there is none.
+    """
+
+    def __init__(
+        self,
+        give: Callable[[StageSaved | StageNotSaved], None] | None,
+        is_ahead: Callable[[int], bool],
+        write: Callable[[Event], None],
+        warn: Callable[[str], None],
+        now_us: Callable[[], int],
+        newest: int = 0,
+    ) -> None:
+        self._give, self._is_ahead, self._write, self._warn, self._now_us = give, is_ahead, write, warn, now_us
+        self.newest = newest
+        self._early: list[StageSaved | StageNotSaved] = []
+        self._decided: set[int] = set()
+        self._differing: set[int] = set()
+
+    def add(self, report: StageSaved | StageNotSaved) -> None:
+        assert self._give is not None
+        if self._is_ahead(report.num_steps - 1):
+            self._early.append(report)  # a slow peer has not reported yet
+            return
+        if report.num_steps in self._differing:
+            report = StageNotSaved(report.num_steps, report.stage, "peers hold different weights")
+        self._give(report)
+
+    def release(self) -> None:
+        """Add the reports that waited for a step again: it is in the record now."""
+        early, self._early = self._early, []
+        for report in early:
+            self.add(report)
+
+    def refuse(self, num_steps: int) -> None:
+        """Have no checkpoint after `num_steps` steps: peers hold different weights."""
+        self._differing.add(num_steps)
+
+    def restore(self, num_steps: int) -> None:
+        """Note a checkpoint that an earlier coordinator has completed."""
+        self._decided.add(num_steps)
+        self.newest = num_steps
+
+    def go_back(self, num_steps: int) -> None:
+        """Forget all later checkpoints: their steps are redone."""
+        self.newest = min(self.newest, num_steps)
+        self._decided = {number for number in self._decided if number <= num_steps}
+        self._differing = {number for number in self._differing if number <= num_steps}
+        self._early = [report for report in self._early if report.num_steps <= num_steps]
+
+    def is_pending(self, report: StageSaved | StageNotSaved) -> bool:
+        return report in self._early or report.num_steps not in self._decided
+
+    def decide(self, decided: Sequence[CheckpointComplete | CheckpointIncomplete]) -> None:
+        """Write that checkpoints are complete, or will never be: nobody has to report on them again."""
+        for each in [each for each in decided if each.num_steps not in self._decided]:
+            self._decided.add(each.num_steps)
+            match each:
+                case CheckpointComplete(num_steps, folder, size_bytes):
+                    self.newest = max(self.newest, num_steps)
+                    self._write(Saved(self._now_us(), num_steps, folder.name, size_bytes))
+                case CheckpointIncomplete(num_steps, reason):
+                    self._warn(f"there is no checkpoint of {num_steps} steps, but training goes on: {reason}")

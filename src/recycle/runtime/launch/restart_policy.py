@@ -1,0 +1,22 @@
+"""`RestartPolicy`: when the worker of a place is started again after it died, and when no more."""
+
+from collections import defaultdict
+
+from recycle.core.cluster import Worker
+
+# The first pause; each further death of the place within `_FORGET_S` doubles it.
+_FIRST_S, _FORGET_S = 1.0, 3600.0
+
+
+class RestartPolicy:
+    """Starts the worker of a place again, at most `most` times an hour: what fails again and again disturbs the others."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._deaths_s: defaultdict[Worker, list[float]] = defaultdict(list)
+
+    def pause_s(self, place: Worker, now_s: float) -> float | None:
+        """Return how long to wait before the worker that died now is started again; None if it stays dead."""
+        recent = [death_s for death_s in self._deaths_s[place] if now_s - death_s < _FORGET_S]
+        self._deaths_s[place] = [*recent, now_s]
+        return _FIRST_S * 2 ** len(recent) if len(recent) < self._most else None
