@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+MINUTES ?= 60
 # Hundreds of processes start in the tests; without bytecode on disk each of them compiles our sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check format bench chaos pictures docs clean help
+.PHONY: demo test check format bench chaos soak pictures docs clean help
 
 help:
 	@echo "make demo    train, lose workers on the way, and end with the same weights"
@@ -14,6 +15,7 @@ help:
 	@echo "make check   format, lint, types, layers: what every commit must pass"
 	@echo "make bench   measure plans, simulator and runtime, print the tables"
 	@echo "make chaos   a million simulated schedules of failures, and failures of real processes: hours"
+	@echo "make soak    one job under random faults, for MINUTES=60"
 	@echo "make pictures   draw the pictures of the documents anew"
 	@echo "make docs    build the site into build/site"
 
@@ -47,6 +49,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/simulator.py
 	$(BIN)/python benchmarks/runtime.py
 	$(BIN)/python benchmarks/recovery.py
+
+soak: $(READY)
+	$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES)
 
 chaos: $(READY)
 	$(BIN)/python -m tests.control.decide.schedules --num 1000000

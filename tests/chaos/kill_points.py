@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 import recycle
 from tests.processes import deadline
-from tests.runtime.test_recovery import ALL, Run, problem, undisturbed
+from tests.runtime.recovery_runs import ALL, Run, problem, undisturbed
 from tests.warm_processes import warm_context
 
 SHAPE, STEPS, STEP, EVERY, LEASE_S = (2, 2, 3), 6, 3, 3, 1.0

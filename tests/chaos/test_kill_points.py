@@ -6,7 +6,7 @@ import pytest
 
 import recycle
 from tests.chaos.kill_points import SHAPE, points, run_point
-from tests.runtime.test_recovery import ALL, problem
+from tests.runtime.recovery_runs import ALL, problem
 
 pytestmark = pytest.mark.timeout(120)
 ALL_POINTS = points()

@@ -16,7 +16,7 @@ from recycle.core.events.failure_script import Action, Injection, Script
 from recycle.core.events.record import Saved, Stepped, Suspected, Warned
 from recycle.runtime.options import FailureOptions, TrainOptions
 from tests.runtime.jobs import Numbers, adamw, greedy_plan, loss, make_stages
-from tests.runtime.test_recovery import Run, undisturbed
+from tests.runtime.recovery_runs import Run, undisturbed
 
 pytestmark = pytest.mark.timeout(240)
 on_linux = pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="asks Linux's /proc who is there")

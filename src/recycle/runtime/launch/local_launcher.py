@@ -257,7 +257,8 @@ class _Launcher:
                 raise WorkerFailed(self._describe_exit(worker.pid or 0) or f"{worker.name} ended")
 
     def _handle_event(self, event: Event) -> None:
-        if not isinstance(event, OpRan):  # ops are many, and another coordinator does not need them
+        # Another coordinator reads them in the run folder, if there is one; ops are many, and it does not need them.
+        if self._config.folder is None and not isinstance(event, OpRan):
             self._events.append(event)
         if isinstance(event, Stepped):
             for rejoin in [each for each in self._rejoins if event.iteration + 1 >= each.iteration]:

@@ -4,8 +4,8 @@ from collections import defaultdict
 
 from recycle.core.cluster import Worker
 
-# The first pause; each further death of the place within `_FORGET_S` doubles it.
-_FIRST_S, _FORGET_S = 1.0, 3600.0
+# The first and the longest pause; each further death of the place within `_FORGET_S` doubles it.
+_FIRST_S, _LONGEST_S, _FORGET_S = 1.0, 60.0, 3600.0
 
 
 class RestartPolicy:
@@ -19,4 +19,4 @@ class RestartPolicy:
         """Return how long to wait before the worker that died now is started again; None if it stays dead."""
         recent = [death_s for death_s in self._deaths_s[place] if now_s - death_s < _FORGET_S]
         self._deaths_s[place] = [*recent, now_s]
-        return _FIRST_S * 2 ** len(recent) if len(recent) < self._most else None
+        return min(_LONGEST_S, _FIRST_S * 2.0 ** min(len(recent), 10)) if len(recent) < self._most else None
