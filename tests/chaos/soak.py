@@ -160,7 +160,7 @@ def main() -> int:
         "",
         f"{datetime.now(UTC):%Y-%m-%d}, `python -m tests.chaos.soak --minutes {args.minutes:g}`, {SHAPE[0]} x {SHAPE[1]} workers",
         "",
-        f"{num_steps} steps, {faults.total()} faults, {job.num_starts} starts of the launcher ({len(job.errors)} after an error),",
+        f"{num_steps} steps, {faults.total()} faults, {job.num_starts} starts ({len(job.errors)} after an error),",
         f"{len(recoveries)} recoveries in the record.",
         *(f"\n    {error.splitlines()[-1]}" for error in job.errors),
         "",
