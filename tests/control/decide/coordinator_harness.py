@@ -88,6 +88,7 @@ class RecordingEffects:
         self.recoveries: list[Recovery] = []
         self.num_steps_saved = self.num_searches = 0
         self.died_us = 0
+        self.origin = 1
         self.is_prepared = True
         self.running: set[int] = set()
 
@@ -147,6 +148,7 @@ class RecordingEffects:
 
     def epoch_started(self, assignment: PlanAssignment, start: StartEpoch) -> None:
         self.log.append(("epoch started", start.epoch))
+        self.origin = start.origin
 
     def recovery_finished(self, recovery: Recovery) -> None:
         self.recoveries.append(replace(recovery, left=list(recovery.left), joined=list(recovery.joined)))
@@ -210,7 +212,8 @@ class CoordinatorHarness:
         return member
 
     def stop(self, name: str, progress: ProgressReport | None, epoch: int = 0) -> None:
-        self.coordinator.receive(self.at(name), EpochStopped(epoch or self.coordinator.epoch, progress, "it was asked to"))
+        stopped = EpochStopped(epoch or self.coordinator.epoch, progress, "it was asked to", origin=self.effects.origin)
+        self.coordinator.receive(self.at(name), stopped)
 
     def stop_all(self, num_steps: int = 5) -> None:
         for member in list(self.coordinator.members.values()):

@@ -3,7 +3,7 @@
 import pytest
 
 from recycle.control.decide.agreement import ABSENT
-from recycle.control.decide.messages import Ballot, EpochBegun, ProgressReport, StopEpoch
+from recycle.control.decide.messages import Ballot, EpochBegun, EpochStopped, ProgressReport, StopEpoch
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Cluster, Shape
 from tests.builders import dead
@@ -241,3 +241,31 @@ def test_after_a_wrong_gradient_all_go_back_to_a_checkpoint_if_there_is_one(
     harness.die("W2_0")  # a later failure is an ordinary one
     harness.recover(9)
     assert (harness.started().iteration, harness.started().checkpoint) == (9, -1)
+
+
+def test_a_member_that_missed_an_epoch_that_went_back_copies_the_state_from_a_peer() -> None:
+    harness = CoordinatorHarness(Shape(3, 2, 2)).form()
+    harness.effects.num_steps_saved = 4
+    harness.coordinator.give_up_corrupt([W1_1], "its weights differ")
+    harness.stop_all(5)
+    harness.answer()
+    assert (harness.started().checkpoint, harness.started().origin) == (4, 2)
+    harness.die("W2_0")
+    # Its state is one step ahead, which it could take back, but it is of the time before.
+    harness.coordinator.receive(harness.at("W0_0"), EpochStopped(2, ProgressReport(5), "", 0, origin=1))
+    harness.stop_all(4)
+    harness.answer()
+    start = harness.started()
+    assert (start.iteration, start.checkpoint, start.sources) == (4, -1, {"W0_0": "W1_0"})
+
+
+def test_a_member_that_reconnects_says_again_that_it_has_begun_and_counts_once() -> None:
+    harness = CoordinatorHarness().form()
+    harness.die("W1_1")
+    harness.stop_all()
+    harness.answer()
+    for name in ("W0_0", "W0_0", "W0_1"):
+        harness.coordinator.receive(harness.at(name), EpochBegun(2, 20))
+    assert harness.effects.recoveries == []
+    harness.coordinator.receive(harness.at("W1_0"), EpochBegun(2, 20))
+    assert len(harness.effects.recoveries) == 1

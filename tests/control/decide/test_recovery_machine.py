@@ -49,6 +49,7 @@ class FakeWorker:
     must_stop: bool = False
     is_hung: bool = False
     stopped: EpochStopped | None = None
+    origin: int = 1
     inbox: deque[ControlMessage] = field(default_factory=deque)
 
     @property
@@ -58,7 +59,7 @@ class FakeWorker:
 
     def take_place(self, start: StartEpoch, num_stages: int) -> None:
         """Do what a worker does when an epoch starts; no worker ever runs a stage without its state."""
-        self.epoch, self.start, self.stopped = start.epoch, start, None
+        self.epoch, self.start, self.stopped, self.origin = start.epoch, start, None, start.origin
         self.has_begun = self.wants_pause = self.must_stop = False
         stage = self.place.stage
         if start.checkpoint >= 0 or start.epoch == 1:
@@ -80,7 +81,7 @@ class RecoveryMachine(RuleBasedStateMachine):
     @initialize(is_staggered=st.booleans(), is_moving=st.booleans(), num_first=st.sampled_from([0, 5, 6, 6, 6]))
     def begin(self, is_staggered: bool, is_moving: bool, num_first: int) -> None:
         self.harness, self.workers, self.is_staggered = CoordinatorHarness(self.shape), {}, is_staggered
-        self.has_restarted, self.num_pids, self.is_moving = False, 0, is_moving
+        self.has_restarted, self.num_pids, self.is_moving, self.origin = False, 0, is_moving, 1
         effects = self.harness.effects
         effects.send = self._deliver  # type: ignore[method-assign]
         effects.epoch_started = self._check_epoch  # type: ignore[method-assign]
@@ -295,6 +296,8 @@ class RecoveryMachine(RuleBasedStateMachine):
             return
         worker.connection = member.connection
         self.coordinator.resume_member(member, worker.epoch)
+        if worker.has_begun and worker.start is not None:
+            self.coordinator.receive(member, EpochBegun(worker.epoch, 20))
         if worker.stopped is not None:
             self.coordinator.receive(member, worker.stopped)
 
@@ -335,7 +338,9 @@ class RecoveryMachine(RuleBasedStateMachine):
         worker.answered, worker.start = epoch, None
         state = worker.state
         worker.stopped = (
-            EpochStopped(epoch, state.progress(), stage=state.stage) if state is not None else EpochStopped(epoch, None)
+            EpochStopped(epoch, state.progress(), "", state.stage, worker.origin)
+            if state is not None
+            else EpochStopped(epoch, None)
         )
         self._send(worker, worker.stopped)
 
@@ -361,8 +366,12 @@ class RecoveryMachine(RuleBasedStateMachine):
         assert set(start.places.values()) <= set(self.coordinator.members)
         assert {Worker.parse(place).stage for place in start.places} == set(range(self.shape.num_stages))
         assert len(set(start.places.values())) == len(start.places)
-        states = [worker.state for worker in self.workers.values() if worker.state is not None]
-        if start.epoch > 1 and not self.has_restarted and not self.coordinator._must_go_back:
+        members = [worker for worker in self.workers.values() if worker.number in start.places.values()]
+        is_known = len(members) == len(start.places)  # nobody died without the coordinator's knowledge
+        origin = start.origin if start.checkpoint < 0 else self.origin
+        states = [worker.state for worker in members if worker.state is not None and worker.origin == origin]
+        self.origin = start.origin
+        if start.epoch > 1 and is_known and not self.has_restarted and not self.coordinator._must_go_back:
             is_lost = len({state.stage for state in states}) < self.shape.num_stages
             assert (start.checkpoint >= 0) == is_lost
             if not is_lost:

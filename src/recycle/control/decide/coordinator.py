@@ -53,7 +53,7 @@ class Coordinator:
     ) -> None:
         self._shape, self._initial, self._effects, self._journal, self.lease_s = shape, initial, effects, journal, lease_s
         self._iteration, self._checkpoint = iteration, checkpoint
-        self.phase, self.epoch = CoordinatorPhase.FORMING, 0
+        self.phase, self.epoch, self._origin = CoordinatorPhase.FORMING, 0, 1
         self.members = MemberTable()
         self.longest_op_s = 0.0
         self._last_number = 0
@@ -69,7 +69,7 @@ class Coordinator:
     def _restore(self, entry: JournalEntry) -> None:
         """Replace the coordinator that wrote this entry; its members have the time of a lease to reconnect."""
         self._enter(PhaseTrigger.JOURNAL_FOUND)
-        self.epoch, self._last_number = entry.epoch, entry.last_number
+        self.epoch, self._last_number, self._origin = entry.epoch, entry.last_number, entry.origin
         self.members = MemberTable.of(entry, self._now_s())
 
     def _enter(self, trigger: PhaseTrigger) -> None:
@@ -219,17 +219,13 @@ class Coordinator:
                 self._store[message.key] = message
                 self._send_to_placed(message)
             case EpochBegun(epoch=epoch) if epoch == self.epoch:
-                self._member_begun(message)
+                self._member_begun(member, message)
 
     def member_finished(self, member: Member) -> None:
         """Note that a member has done all steps; the job ends when all have."""
         member.has_finished = True
-        if self.phase in (CoordinatorPhase.RUNNING, CoordinatorPhase.PAUSING) and self.have_all_finished:
+        if self.phase in (CoordinatorPhase.RUNNING, CoordinatorPhase.PAUSING) and self.members.have_finished:
             self.end("the job is done")
-
-    @property
-    def have_all_finished(self) -> bool:
-        return bool(self.members.placed) and all(member.has_finished for member in self.members.placed)
 
     def end(self, reason: str) -> None:
         """End the job for all members, once."""
@@ -240,18 +236,19 @@ class Coordinator:
     def _member_stopped(self, member: Member, message: EpochStopped) -> None:
         if self.phase is CoordinatorPhase.RUNNING:
             self._stop_epoch(f"{member.place} lost its links: {message.reason}")
-        holds_stage = member.place is not None and message.stage in (-1, member.place.stage)
-        member.progress, member.has_stopped = message.progress if holds_stage else None, True
+        is_of_place = member.place is not None and message.stage in (-1, member.place.stage)
+        holds_state = is_of_place and message.origin == self._origin  # else it missed an epoch that moved it, or went back
+        member.progress, member.has_stopped = message.progress if holds_state else None, True
         member.has_state = member.progress is not None
         member.busy_s = member.waited_s = 0.0
         self._plan_if_stopped()
 
-    def _member_begun(self, message: EpochBegun) -> None:
+    def _member_begun(self, member: Member, message: EpochBegun) -> None:
         recovery = self._recovery
         if recovery is None or recovery.epoch != message.epoch:
             return
-        recovery.add_begun(message.transfer_us, self._effects.now_us())
-        if recovery.num_begun == len(self.members.placed):
+        recovery.add_begun(member.number, message.transfer_us, self._effects.now_us())
+        if len(recovery.begun) == len(self.members.placed):
             self._must_go_back = False
             self._report_recovery()
             if self._is_ending:
@@ -285,7 +282,7 @@ class Coordinator:
         now_us = self._effects.now_us()
         last = self._recovery
         if last is not None and not last.joins and not last.begun_us:
-            self._recovery = replace(last, cause=cause, epoch=0, transfer_us=0, num_begun=0)
+            self._recovery = replace(last, cause=cause, epoch=0, transfer_us=0, begun=set())
         else:
             self._report_recovery()
             self._recovery = Recovery(died_us or now_us, cause, joins=False, noticed_us=now_us)
@@ -368,11 +365,12 @@ class Coordinator:
             member.busy_s = member.waited_s = 0.0
             member.has_state = True  # unless the member reports otherwise when it stops
         self.epoch += 1
+        self._origin = self._origin if copies_state else self.epoch
         self._store.clear()
         places = {str(place): member.number for place, member in members.items()}
         self._is_last_epoch = ends = self._is_ending
         plan = assignment.plan.dumps()
-        start = StartEpoch(self.epoch, plan, places, resume.iteration, resume.ballot, sources, checkpoint, ends)
+        start = StartEpoch(self.epoch, plan, places, resume.iteration, resume.ballot, sources, checkpoint, ends, self._origin)
         cause = self._recovery.cause if self._recovery is not None else "the job stops" if ends else "the job began"
         self._journal.append(journal_entry(start, members, f"{cause}; {assignment.reason}", self._last_number))
         if self._recovery is not None:

@@ -18,7 +18,8 @@ from recycle.core.errors import FileProblem
 class JournalEntry:
     """An epoch: the member number at each place, the first iteration, the plan, and the last member number given out.
 
-    `processes` has host and process id of the member at each place: a coordinator that takes over can still fence it.
+    `processes` has host and process id of the member at each place: a coordinator that takes over can still fence it. `origin` is
+    that of `StartEpoch`.
     """
 
     epoch: int
@@ -28,6 +29,7 @@ class JournalEntry:
     reason: str
     last_number: int
     processes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    origin: int = 1
 
 
 class Journal(Protocol):

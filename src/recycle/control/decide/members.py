@@ -59,6 +59,11 @@ class MemberTable(dict[int, Member]):
         return [member for member in self.values() if member.place is None]
 
     @property
+    def have_finished(self) -> bool:
+        """Whether there are members with a place, and all of them have done all steps."""
+        return bool(self.placed) and all(member.has_finished for member in self.placed)
+
+    @property
     def holders(self) -> set[Worker]:
         """The places whose members hold the state of their stage."""
         return {member.place for member in self.values() if member.place is not None and member.has_state}
@@ -82,7 +87,7 @@ class Recovery:
     epoch: int = 0
     moves: tuple[str, ...] = ()
     num_live: int = 0
-    num_begun: int = 0
+    begun: set[int] = field(default_factory=set)
 
     def add_loss(self, place: str, cause: str, died_us: int) -> None:
         """Add a member that was lost, at `died_us` if that is not 0."""
@@ -96,17 +101,17 @@ class Recovery:
         self.epoch, self.iteration, self.num_live = epoch, iteration, len(assignment.places)
         self.moves = tuple(f"{now}>{place}" for now, place in assignment.copies)
 
-    def add_begun(self, transfer_us: int, now_us: int) -> None:
-        """Count a member that has begun the epoch."""
+    def add_begun(self, number: int, transfer_us: int, now_us: int) -> None:
+        """Note that a member has begun the epoch; it says so again when it reconnects."""
         self.begun_us = self.begun_us or now_us
         self.transfer_us = max(self.transfer_us, transfer_us)
-        self.num_begun += 1
+        self.begun.add(number)
 
 
 def journal_entry(start: StartEpoch, members: Mapping[Worker, Member], reason: str, last_number: int) -> JournalEntry:
     """The entry of an epoch with these members at their places."""
     processes = {str(place): (member.host, member.pid) for place, member in members.items()}
-    return JournalEntry(start.epoch, start.iteration, start.places, start.plan, reason, last_number, processes)
+    return JournalEntry(start.epoch, start.iteration, start.places, start.plan, reason, last_number, processes, start.origin)
 
 
 class CoordinatorEffects(Protocol):

@@ -96,7 +96,8 @@ class StartEpoch:
 
     `ballot` settles the iteration before it for members without its verdict. `sources` maps each place without the state of its
     stage to the place that it copies from; `checkpoint` is the number of steps of the checkpoint that all load, -1 for none.
-    `ends` says that the job was asked to stop: the epoch only writes a checkpoint.
+    `ends` says that the job was asked to stop: the epoch only writes a checkpoint. `origin` is the last epoch, up to this one, in
+    which all began anew or from a checkpoint: a state of an earlier origin is not mixed with the others.
     """
 
     epoch: int
@@ -107,6 +108,7 @@ class StartEpoch:
     sources: dict[str, str] = field(default_factory=dict)
     checkpoint: int = -1
     ends: bool = False
+    origin: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +129,15 @@ class PauseAtBoundary:
 class EpochStopped:
     """A worker has left an epoch. `progress` is None if it does not hold the state of a stage yet.
 
-    `stage` is the stage whose state it holds. A worker that never received its last place holds the state of the place before.
+    `stage` is the stage whose state it holds, `origin` that of the state. A worker that never received its last place holds the
+    state of the place before.
     """
 
     epoch: int
     progress: ProgressReport | None
     reason: str = ""
     stage: int = -1
+    origin: int = 1
 
 
 @dataclass(frozen=True, slots=True)

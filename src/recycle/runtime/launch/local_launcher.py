@@ -26,7 +26,7 @@ from recycle.control.net.wire import new_name, new_token
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, Stopped, WorkerFailed
 from recycle.core.events.failure_script import Injection
-from recycle.core.events.record import Event, OpRan, Stepped
+from recycle.core.events.record import Event, OpRan, Recovered, Stepped
 from recycle.host.process_lifetime import interrupts_held
 from recycle.host.scratch import scratch
 from recycle.host.stop_signals import stop_signals
@@ -53,6 +53,8 @@ from recycle.runtime.worker.worker import run_worker_process
 from recycle.runtime.worker.worker_spec import MakeStage, pickled
 
 _MOST_COORDINATORS = 100
+# A worker that was started while the job runs has joined after so long, if it ever does.
+_JOIN_US = 60_000_000
 Watch = Callable[[Event], None]
 
 
@@ -126,6 +128,8 @@ class _Launcher:
         self._stopped_by: signal.Signals | None = None
         self._restarts = RestartPolicy(failures.restarts)
         self._due_us: dict[Worker, int] = {}
+        self._joining_until_us = 0
+        self._waits_because = ""
 
     def run(self) -> Trained:
         try:
@@ -147,7 +151,8 @@ class _Launcher:
                 case ReplaceWorker(place):
                     self._start_worker(place, since=self._config.num_steps)
                 case WaitingForWorkers(reason):
-                    self._help(reason)
+                    self._waits_because = reason
+                    self._help()
                 case JobDone(trained):
                     self._refuse_stopped(trained)
                     return trained
@@ -201,6 +206,8 @@ class _Launcher:
             with interrupts_held():
                 process.start()
                 self._workers.append(process)
+                if self._has_formed:
+                    self._joining_until_us = now_us() + _JOIN_US
         except OSError:  # it was killed while it loaded: one more death, which the job survives
             if not self._has_formed:
                 raise
@@ -231,6 +238,8 @@ class _Launcher:
         self._play_trace()
         if self._has_formed and survives:
             self._restart_dead()
+        if self._waits_because:
+            self._help()
         if self._notices in ready:
             try:
                 notice: Notice = self._notices.recv()
@@ -260,19 +269,23 @@ class _Launcher:
         # Another coordinator reads them in the run folder, if there is one; ops are many, and it does not need them.
         if self._config.folder is None and not isinstance(event, OpRan):
             self._events.append(event)
+        if isinstance(event, Recovered):
+            self._waits_because = ""
         if isinstance(event, Stepped):
             for rejoin in [each for each in self._rejoins if event.iteration + 1 >= each.iteration]:
                 self._rejoin(rejoin)
         self._watch(event)
 
-    def _help(self, reason: str) -> None:
+    def _help(self) -> None:
         """Start a worker that was to rejoin later, since no step is done before; raise if nobody will ever join."""
         self._restart_dead()
         if self._rejoins:
             self._rejoin(self._rejoins[0])
-        elif not self._due_us and not any(change.joins for change in self._changes):
+            return
+        is_joining = now_us() < self._joining_until_us and any(worker.exitcode is None for worker in self._workers)
+        if not is_joining and not self._due_us and not any(change.joins for change in self._changes):
             where = f": recycle train --resume {self._config.folder}" if self._config.folder is not None else ""
-            cause = reason.partition(";")[0]
+            cause = self._waits_because.partition(";")[0]
             raise WorkerFailed(f"{cause}, and nobody else can join this run; resume it from its last checkpoint{where}")
 
     def _rejoin(self, rejoin: Injection) -> None:
@@ -284,6 +297,8 @@ class _Launcher:
         if not self._has_formed:
             return None
         times_us = [*self._due_us.values(), *(self._formed_us + change.at_us for change in self._changes[:1])]
+        if self._waits_because:
+            times_us.append(max(now_us(), self._joining_until_us))
         return max(0.0, (min(times_us) - now_us()) / 1e6) if times_us else None
 
     def _play_trace(self) -> None:

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 
 from recycle.control.decide.messages import (
     ControlMessage,
+    EpochBegun,
     EpochStopped,
     JobEnded,
     PauseAtBoundary,
@@ -57,6 +58,7 @@ class ControlThread:
         self._trainer: Trainer | None = None
         self._epoch = self._stopped_epoch = self._paused_epoch = -1
         self._is_ending = False
+        self._begun: EpochBegun | None = None
         self._stopped: EpochStopped | None = None
         self._finished: WorkerFinished | None = None
 
@@ -72,7 +74,7 @@ class ControlThread:
             case StartEpoch(epoch=epoch):
                 with self._lock:
                     self._epoch = self.client.epoch = epoch
-                    self._stopped = self._finished = None
+                    self._begun = self._stopped = self._finished = None
                     self._is_ending = message.ends
                     self._rendezvous = Rendezvous(lambda key, value: self.client.send(StoreEntry(epoch, key, value)))
                 self.inbox.put(message)
@@ -104,6 +106,8 @@ class ControlThread:
         """Repeat what a new coordinator, which may be another process, does not know."""
         if self._rendezvous is not None:
             self._rendezvous.publish_again()
+        if self._begun is not None:
+            self.client.send(self._begun)
         if self._stopped is not None:
             self.client.send(self._stopped)
         elif self._finished is not None:
@@ -156,6 +160,10 @@ class ControlThread:
 
     def report(self, report: WorkerReport) -> None:
         self.client.report(report_to_json(report))
+
+    def report_begun(self, begun: EpochBegun) -> None:
+        self._begun = begun
+        self.client.send(begun)
 
     def report_stopped(self, stopped: EpochStopped) -> None:
         self._stopped = stopped

@@ -42,6 +42,7 @@ class LocalStage:
         self._state: StageState | None = None
         self._has_state = False
         self._writes_checkpoints, self._epoch = False, 0
+        self.origin = 1
         self._writer: StageWriter | None = None
 
     @property
@@ -76,7 +77,7 @@ class LocalStage:
             self._has_state = True
         elif not is_copied:
             self.report_undone(start.iteration, self.state.resume_at(start.iteration, start.ballot, self.on_applied))
-        self.place, self._epoch = place, view.epoch
+        self.place, self._epoch, self.origin = place, view.epoch, start.origin
         writers = [peer for peer in view.peers if str(peer) not in start.sources]
         self._writes_checkpoints = self._spec.checkpoint_folder is not None and place == writers[0]
 

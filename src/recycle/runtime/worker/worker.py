@@ -203,7 +203,7 @@ class _WorkerProcess:
         regrouped_us = now_us()
         stage.transfer(transport.host, start.sources)
         trainer.executor.stage.meter = ActivationMeter(trainer.executor.stage.module)
-        self._control.client.send(EpochBegun(start.epoch, now_us() - regrouped_us))
+        self._control.report_begun(EpochBegun(start.epoch, now_us() - regrouped_us))
         return trainer
 
     def _leave_epoch(self, epoch: int, stage: LocalStage, reason: str) -> None:
@@ -216,7 +216,7 @@ class _WorkerProcess:
         progress = stage.progress()
         if trainer is not None and progress is not None:
             stage.report_undone(progress.num_steps, trainer.spans)
-        self._control.report_stopped(EpochStopped(epoch, progress, reason, stage.number))
+        self._control.report_stopped(EpochStopped(epoch, progress, reason, stage.number, stage.origin))
         if transport is not None:
             transport.abort()  # so that no other worker waits for this one
             transport.close()
