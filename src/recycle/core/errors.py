@@ -93,7 +93,9 @@ class NotSaved(UserError):
 class Stopped(UserError):
     """A run that was asked to stop by a signal before its last step."""
 
-    def __init__(self, sentence: str, signal_number: int) -> None:
+    exit_code = 130
+
+    def __init__(self, sentence: str, signal_number: int = 2) -> None:
         super().__init__(sentence)
         self.exit_code = 128 + signal_number
 

@@ -250,6 +250,7 @@ def test_a_member_that_missed_an_epoch_that_went_back_copies_the_state_from_a_pe
     harness.stop_all(5)
     harness.answer()
     assert (harness.started().checkpoint, harness.started().origin) == (4, 2)
+    harness.begin()
     harness.die("W2_0")
     # Its state is one step ahead, which it could take back, but it is of the time before.
     harness.coordinator.receive(harness.at("W0_0"), EpochStopped(2, ProgressReport(5), "", 0, origin=1))
