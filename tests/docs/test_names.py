@@ -69,3 +69,11 @@ def test_the_architecture_has_the_table_of_packages() -> None:
         if name != "cli":
             assert set(ours.replace("–", "").split(", ")) - {""} == TABLE[name][0], name
             assert set(outside.replace("none", "").split(", ")) - {""} == TABLE[name][1], name
+
+
+def test_the_tests_that_the_page_on_failures_names_exist() -> None:
+    page = (ROOT / "docs" / "concepts" / "failures.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", page)
+    assert len(named) > 15
+    for file, name in named:
+        assert re.search(rf"^def {name}\(", (ROOT / "tests" / file).read_text(encoding="utf-8"), re.MULTILINE), f"{file}::{name}"
