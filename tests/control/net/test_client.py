@@ -237,6 +237,7 @@ def test_a_worker_trusts_no_server_that_cannot_prove_the_token(answers: list[byt
 
 def test_a_worker_does_not_wait_for_ever_for_a_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "_CONNECT_S", 0.2)
+    monkeypatch.setattr(client, "_ORPHAN_S", 0.3)  # it listens: it may be reading a long record
     impostor = Impostor()
     with pytest.raises(TimeoutError):
         FakeMember(impostor.endpoint).client.join(0.1)

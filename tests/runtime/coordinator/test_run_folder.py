@@ -226,7 +226,8 @@ def test_a_record_whose_last_line_was_cut_short_is_gone_on_with(one_step):
 def test_a_coordinator_that_takes_over_a_run_loses_nothing_of_its_record(one_step):
     written = list(read_record(one_step / "record.jsonl"))
     with begin(one_step, is_takeover=True) as run:
-        assert (run.before, run.resumed, run.newest()) == (written, None, (1, []))
+        assert list(run.before) == [event for event in written if not isinstance(event, OpRan)]
+        assert (run.resumed, run.newest()) == (None, (1, []))
         run.write(WARNED)
     assert list(read_record(one_step / "record.jsonl")) == [*written, WARNED]
 
@@ -305,6 +306,18 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
 
 # What a coordinator that takes over keeps.
 
+
+def test_a_coordinator_that_takes_over_removes_what_is_unfinished_from_the_end_of_the_record(tmp_path):
+    undone = OpRan(1, "W0_0", "0F0@0", 20, 22, is_in_vain=True)
+    write_record(tmp_path / "record.jsonl", [*WHOLE, undone, *iteration(1, 20, 30)[:3]])
+    with (tmp_path / "record.jsonl").open("a") as stream:
+        stream.write('{"event":"step","iteration":1,"at')
+    with begin(tmp_path, is_takeover=True) as run:
+        assert list(run.before)[-2:] == [WHOLE[-1], undone]
+        run.write(WARNED)
+    assert list(read_record(tmp_path / "record.jsonl")) == [*WHOLE, undone, WARNED]
+
+
 WHOLE = [STARTED, PAUSE, *iteration(0, 10, 20)]
 BACK = Recovered(22, 25, 2, ("W1_0",), False, "killed", 1)
 
@@ -327,4 +340,4 @@ def test_the_time_before_a_resume_is_known_to_a_coordinator_that_takes_over_befo
     run = [STARTED, PAUSE, *iteration(0, 10, 20), Resumed(20, 1), WARNED]
     write_record(tmp_path / "record.jsonl", run)
     with begin(tmp_path, resume=True, is_takeover=True) as found:
-        assert (found.gone_us, found.before) == (20, run)
+        assert (found.gone_us, list(found.before)) == (20, [event for event in run if not isinstance(event, OpRan)])

@@ -56,14 +56,17 @@ class Client:
         self._closed = threading.Event()
 
     def join(self, timeout_s: float) -> Welcome:
-        """Connect, and stay connected in a thread. Raises JoinRefused, or OSError if no coordinator answers in time."""
-        end_s = time.monotonic() + timeout_s
+        """Connect, and stay connected in a thread. Raises JoinRefused, or OSError if no coordinator answers in time.
+
+        One that listens but does not answer yet, because it reads the record of a long run, has `_ORPHAN_S`.
+        """
+        begin_s = time.monotonic()
         while True:
             try:
                 welcome, reader = self._connect()
                 break
-            except OSError:
-                if time.monotonic() > end_s:
+            except OSError as problem:
+                if time.monotonic() > begin_s + (_ORPHAN_S if isinstance(problem, TimeoutError) else timeout_s):
                     raise
                 time.sleep(_RECONNECT_S)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

@@ -2,9 +2,11 @@
 
 import errno
 import json
+import mmap
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -237,6 +239,9 @@ class Spell:
 
 Event = Started | Resumed | OpRan | Stepped | Held | Saved | Warned | Changed | Joining | Suspected | Recovered | Spell
 _KINDS: dict[str, type[Event]] = {kind.EVENT: kind for kind in get_args(Event)}
+# One encoder for all lines: `json.dumps` with these options would make one for each.
+_OP = f'{{"event":"{OpRan.EVENT}"'.encode()
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 _DEFAULTS = {name: {field.name: field.default for field in fields(kind)} for name, kind in _KINDS.items()}
 
 
@@ -276,7 +281,7 @@ def later_plans(folder: Path) -> dict[int, Path]:
 def dump_event(event: Event) -> str:
     """Return the event as a line of JSON, without fields that have their default."""
     written = {name: value for name, default in _DEFAULTS[event.EVENT].items() if (value := getattr(event, name)) != default}
-    return json.dumps({"event": event.EVENT, **written}, separators=(",", ":"), ensure_ascii=False)
+    return _encode({"event": event.EVENT, **written})
 
 
 def write_record(path: Path | str, events: Iterable[Event]) -> None:
@@ -286,10 +291,14 @@ def write_record(path: Path | str, events: Iterable[Event]) -> None:
 
 
 class RecordWriter:
-    """A record that grows while a run goes on, line by line. It begins with `events`, and replaces the file at `path`."""
+    """A record that grows while a run goes on, line by line. It begins with `events`, and replaces the file at `path`.
 
-    def __init__(self, path: Path, events: Iterable[Event] = ()) -> None:
-        write_record(path, events)
+    With None for `events` it adds to the file.
+    """
+
+    def __init__(self, path: Path, events: Iterable[Event] | None = ()) -> None:
+        if events is not None:
+            write_record(path, events)
         self._stream = path.open("ab", buffering=0)
 
     def write(self, *events: Event) -> None:
@@ -302,26 +311,53 @@ class RecordWriter:
         self._stream.close()
 
 
-def read_record(path: Path | str) -> Iterator[Event]:
-    """Yield the events of a record; a last line that was cut short, because its writer died, is left out."""
+def read_record(path: Path | str, num_bytes_without_ops: int = 0) -> Iterator[Event]:
+    """Yield the events of a record; a last line that was cut short, because its writer died, is left out.
+
+    Ops in the first `num_bytes_without_ops` bytes are left out, too: they are most of a record, and reading it is faster so.
+    """
     refuse_device(Path(path))
     try:
-        # Bytes, because a line may be cut inside a character; not splitlines, which also breaks at characters inside a text.
-        lines = Path(path).read_bytes().removesuffix(b"\n").split(b"\n")
+        with Path(path).open("rb") as stream:  # bytes, because a line may be cut inside a character
+            yield from _read_events(stream, path, num_bytes_without_ops)
     except OSError as problem:
         raise FileProblem(f"cannot read {path}: {problem.strerror or problem}") from None
-    if (head := _parsed(lines[0])) is None or head.get("format") != FORMAT:
+
+
+def _read_events(stream: BufferedReader, path: Path | str, num_bytes_without_ops: int) -> Iterator[Event]:
+    head = _parsed(line := stream.readline())
+    if head is None or head.get("format") != FORMAT:
         raise FileProblem(f"{path} is not a {FORMAT} file: it is corrupt or another kind of file")
     if head.get("version") != VERSION:
         raise FileProblem(f"{path} has {FORMAT} version {head.get('version')!r}, but this release reads version {VERSION}")
-    for number, line in enumerate(lines[1:], start=2):
+    position = len(line)
+    for number, line in enumerate(stream, start=2):
+        position += len(line)
+        if position <= num_bytes_without_ops and line.startswith(_OP):
+            continue
         data = _parsed(line)
-        if data is None and number == len(lines):
+        if data is None and not stream.peek(1):
             return
         try:
             yield _event(data)
         except UserError as problem:
             raise FileProblem(f"{path}, line {number}: {problem}") from None
+
+
+def num_complete_bytes(path: Path) -> int:
+    """Return how many bytes of a record end with a step, a recovery or a resume: the next events may be of an unfinished one."""
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        last = content.rfind(b"\n")  # behind it is a line that was cut, if anything
+        starts = [content.rfind(f'\n{{"event":"{kind.EVENT}"'.encode(), 0, last) for kind in (Stepped, Recovered, Resumed)]
+        end = content.find(b"\n", max(0, *(start + 1 for start in starts)))
+        return end + 1 if end >= 0 else len(content)
+
+
+def events_after(path: Path, num_bytes: int) -> list[Event]:
+    """Return the events of a record behind its first `num_bytes` bytes, which end with a line; a cut line is left out."""
+    with path.open("rb") as stream:
+        stream.seek(num_bytes)
+        return [_event(data) for line in stream if (data := _parsed(line)) is not None]
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
@@ -333,11 +369,13 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _event(data: dict[str, Any] | None) -> Event:
-    kind = _KINDS.get(str(data.get("event"))) if data is not None else None
-    if data is None or kind is None:
+    name = str(data.pop("event", "")) if data is not None else ""
+    if data is None or name not in _KINDS:
         raise UserError("this is not an event of a record")
-    known = {field.name for field in fields(kind)}
+    kind, known = _KINDS[name], _DEFAULTS[name]
+    if not data.keys() <= known.keys():  # of a later release
+        data = {key: value for key, value in data.items() if key in known}
     try:
-        return kind(**{key: value for key, value in data.items() if key in known})
+        return kind(**data)
     except TypeError as problem:
         raise UserError(f"the event {kind.EVENT!r} is not whole: {problem}") from None

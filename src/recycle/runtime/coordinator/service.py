@@ -73,7 +73,7 @@ class CoordinatorService:
         listener: socket.socket,
         sink: EventSink,
         run: RunFolder | None,
-        before: Sequence[Event] | None,
+        before: Iterable[Event] | None,
         planning: PlanningProcess | None,
     ) -> None:
         self._config, self._sink, self._run = config, sink, run

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,9 @@ from recycle.core.events.record import (
     Spell,
     Started,
     Stepped,
+    events_after,
     later_plans,
+    num_complete_bytes,
     plan_file,
     read_record,
 )
@@ -41,7 +44,8 @@ class RunFolder:
     """A context in which a run is recorded in its folder.
 
     `resumed` is the checkpoint from which the run continues, `gone_us` and `losses` are those of the part of the run before it.
-    `before` are the events that a previous coordinator has written of this very run, None if there was none.
+    `before` are the events that a previous coordinator has written of this very run, None if there was none; of ops only those
+    after the last step.
     """
 
     def __init__(
@@ -63,10 +67,12 @@ class RunFolder:
         self.gone_us = 0
         self.losses: list[float] = []
         before: list[Event] = [Started("train", options.name)]
-        self.before: list[Event] | None = None
+        self.before: Iterator[Event] | None = None
         if is_takeover:
-            self.before = before = without_unfinished(list(read_record(folder / RECORD)))
-            self.gone_us = max((event.at_us for event in before if isinstance(event, Resumed)), default=0)
+            num_bytes = _cut_unfinished(folder / RECORD)
+            self.before = read_record(folder / RECORD, num_bytes)
+            earlier = read_record(folder / RECORD, num_bytes)
+            self.gone_us = max((event.at_us for event in earlier if isinstance(event, Resumed)), default=0)
         elif checkpoint.resume:
             self.resumed, self.warnings = latest(self.checkpoint_folder, fingerprint)
             if self.resumed.num_steps > num_steps:
@@ -88,7 +94,7 @@ class RunFolder:
         )
         for file, text in {PLAN: plan.dumps(), **options.files}.items():
             write_text(folder / file, text)
-        self._record: RecordWriter | None = RecordWriter(folder / RECORD, before)
+        self._record: RecordWriter | None = RecordWriter(folder / RECORD, None if is_takeover else before)
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -188,6 +194,17 @@ def without_unfinished(events: Sequence[Event]) -> list[Event]:
     num_complete = ends[-1] + 1 if ends else 0
     alone = (event for event in events[num_complete:] if not isinstance(event, Spell | OpRan) or _is_undone(event))
     return [*events[:num_complete], *alone]
+
+
+def _cut_unfinished(path: Path) -> int:
+    """Remove the events of an unfinished step or recovery from the end of a record; return how many bytes lie before them."""
+    num_bytes = num_complete_bytes(path)
+    kept = without_unfinished(events_after(path, num_bytes))
+    os.truncate(path, num_bytes)
+    writer = RecordWriter(path, None)
+    writer.write(*kept)
+    writer.close()
+    return num_bytes
 
 
 def _is_undone(event: Event) -> bool:
