@@ -57,6 +57,7 @@ chaos: $(READY)
 	$(BIN)/python -m tests.control.decide.schedules --num 1000000
 	$(BIN)/python -m tests.chaos.kill_points
 	$(BIN)/python -m tests.chaos.external_faults --num 500
+	$(BIN)/python -m tests.chaos.machines
 
 pictures: $(READY)
 	$(BIN)/python docs/pictures/make.py
