@@ -106,6 +106,7 @@ def _run(
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the fork server ignores
     os.setsid()
     util.spawnv_passfds = _fork_server  # type: ignore[assignment]
     process_pool.START_METHOD = "forkserver"
@@ -137,6 +138,7 @@ def _fork_server(path: str, words: Sequence[str], passed: Sequence[int]) -> int:
         if int(name) not in (0, 1, 2, *passed):
             with suppress(OSError):  # the listing itself was a descriptor
                 os.close(int(name))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as `server_signals` does, which is loaded already
     try:
         exec(words[-1], {})
     finally:

@@ -155,7 +155,7 @@ def test_a_kill_from_outside_at_any_time_is_safe():
 
 @pytest.mark.parametrize("victims", [("W1_1",), ("W0_1", "W1_1")])
 def test_workers_that_die_are_started_again_also_all_of_a_stage(victims, tmp_path):
-    shape, steps = (2, 2, 2), 80
+    shape, steps = (2, 2, 2), 50
     killed = []
 
     def kill(event):

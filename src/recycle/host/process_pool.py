@@ -22,7 +22,7 @@ _BROKEN = (
 
 @contextmanager
 def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of fresh processes; an exception in the block terminates them at once.
+    """A pool of fresh processes; an exception in the block kills them at once.
 
     Raises a UserError if one of them was ended from outside.
     """
@@ -31,9 +31,9 @@ def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     except BaseException as problem:
-        # Terminated, not cancelled: the pool's own thread prints an error about cancelled futures.
+        # Killed, not cancelled: the pool's own thread prints an error about cancelled futures.
         for child in set(multiprocessing.active_children()) - others:
-            child.terminate()
+            child.kill()
         if isinstance(problem, BrokenProcessPool):
             raise UserError(_BROKEN) from None
         raise
@@ -44,6 +44,6 @@ def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
 def submit(
     pool: ProcessPoolExecutor, function: Callable[_Args, _Result], *args: _Args.args, **kwargs: _Args.kwargs
 ) -> "Future[_Result]":
-    """Submit a call to the pool. Processes that this starts never see Ctrl-C: this process terminates them."""
+    """Submit a call to the pool. Processes that this starts never see Ctrl-C: this process ends them."""
     with children_uninterrupted():
         return pool.submit(function, *args, **kwargs)

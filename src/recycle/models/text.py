@@ -75,7 +75,7 @@ class Text(Dataset[tuple[Tensor, Tensor]]):
             where = "Python's standard library" if self._folder is None else self._folder
             raise DatasetTooSmall(
                 f"{len(text)} bytes of text from {where} are too few, because one sample of context {self._context} needs "
-                f"{self._context + 1}: give more text, a larger most_bytes or a shorter context"
+                f"{self._context + 1}: give more text, or a shorter context"
             )
         return torch.frombuffer(text, dtype=torch.uint8)
 

@@ -155,6 +155,7 @@ def test_machines_that_share_no_disk_lose_a_whole_stage_and_one_that_hung_wakes_
     ("words", "says"),
     [
         (["worker", "here", "--token-file", "token"], "'here' is no address: write HOST:PORT"),
+        (["worker", "here:２９", "--token-file", "token"], "'here:２９' is no address: write HOST:PORT"),
         (["worker", "127.0.0.1:1", "--token-file", "absent"], "cannot read the token in absent"),
         (["worker", "127.0.0.1:1", "--token-file", "open"], "can be read by others on this machine: chmod 600 open"),
         (["worker", "127.0.0.1:1", "--token-file", "empty"], "empty holds no token"),
@@ -203,4 +204,10 @@ def test_a_worker_that_does_not_sends_its_files_to_the_coordinator(hidden, about
 def test_a_worker_whose_machine_would_train_something_else_says_what(about, tmp_path):
     about["fingerprint"]["data"] = "the sources of another Python"
     with pytest.raises(UserError, match=r"the job's data is .*another Python.*, and here it is .*; give all machines the same"):
+        spec_from_description(ENDPOINT, tmp_path, about)
+
+
+def test_a_worker_that_others_could_not_reach_is_told_so(about, tmp_path):
+    about["serves_machines"] = True
+    with pytest.raises(UserError, match="reach this one by the address at which it joins, and not at 127"):
         spec_from_description(ENDPOINT, tmp_path, about)

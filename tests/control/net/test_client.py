@@ -244,6 +244,17 @@ def test_a_worker_does_not_wait_for_ever_for_a_silent_server(monkeypatch: pytest
     impostor.close()
 
 
+def test_a_machine_that_does_not_exist_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    begin_s = time.monotonic()
+    with pytest.raises(JoinRefused, match=r"there is no machine nowhere \(Name or service not known\)"):
+        FakeMember(Endpoint("nowhere", 1, "token")).client.join(60.0)
+    assert time.monotonic() < begin_s + 30
+
+
 # The coordinator stops, and restarts.
 
 

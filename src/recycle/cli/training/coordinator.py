@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import socket
 import stat
 import sys
 from collections.abc import Callable
@@ -52,6 +53,7 @@ examples:
   recycle worker 10.0.0.1:29400 --token-file token --place W1_2"""
 _JOB = "job.json"
 _DEFAULT = "127.0.0.1:29400"
+_ALL_ADDRESSES = ("0.0.0.0", "::")
 
 
 def add_coordinator_parser(subparsers: Subparsers) -> None:
@@ -86,13 +88,14 @@ def run_coordinator(args: argparse.Namespace) -> None:
     job = factory.job(plan, args.out, plan_source=choose_source(plan, config.cluster))
     found = _find_job(args.out, config)
     name, begin_us = found or (new_name(), now_us())
-    about = describe_job(name, config, job)
+    about = describe_job(name, config, job, serves_machines=not _is_loopback(host))
     with listen(host, port) as listener, watching(config, plan, args.out, resume=False) as (watch, say):
         coordinator = coordinator_config(job, Endpoint(host, port, token, name), begin_us, args.out, about=about)
         if found is None:
             write_text(args.out / _JOB, json.dumps({"job": name, "begin_us": begin_us, "config": config.to_toml()}) + "\n")
-        address = listener.getsockname()
-        say(f"{'found again' if found else 'waiting for'} {len(plan.rows)} workers: recycle worker {address[0]}:{address[1]}")
+        reached_at = socket.gethostname() if host in _ALL_ADDRESSES else host
+        port = listener.getsockname()[1]
+        say(f"{'found again' if found else 'waiting for'} {len(plan.rows)} workers: recycle worker {reached_at}:{port}")
         sink = _NoticeSink(watch)
         serve_job(coordinator, listener, sink, () if found else None)
     facts = sink.summary()
@@ -148,7 +151,7 @@ def _say(sentence: str) -> None:
     print(f"worker, process {os.getpid()}: {sentence}", file=sys.stderr, flush=True)
 
 
-def describe_job(name: str, config: TrainConfig, job: "Job") -> dict[str, Any]:
+def describe_job(name: str, config: TrainConfig, job: "Job", serves_machines: bool = False) -> dict[str, Any]:
     """The description of a job that the coordinator sends to every worker; `spec_from_description` reads it."""
     from recycle.runtime.checkpoint.files import plain
 
@@ -160,6 +163,7 @@ def describe_job(name: str, config: TrainConfig, job: "Job") -> dict[str, Any]:
         "plan": job.plan.dumps(),
         "out": str(job.run_folder.resolve()),
         "tensor_specs": specs,
+        "serves_machines": serves_machines,
         "fingerprint": plain(job.fingerprint()),
     }
 
@@ -173,6 +177,11 @@ def spec_from_description(endpoint: Endpoint, folder: Path, about: Any) -> "Work
     from recycle.runtime.launch.configure import worker_spec
     from recycle.runtime.transport.specs import TensorSpec
 
+    if about["serves_machines"] and _is_loopback(endpoint.host):
+        raise UserError(
+            f"workers of other machines reach this one by the address at which it joins, and not at {endpoint.host}: "
+            "name the coordinator by an address of this machine's network"
+        )
     out = Path(about["out"])
     sees_run = _read_job(out).get("job") == about["job"]
     job = TrainingJobFactory(parse_config(about["config"])).job(Plan.parse(about["plan"]), out if sees_run else folder)
@@ -209,9 +218,13 @@ def _read_job(out: Path) -> dict[str, Any]:
 
 def _address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or not 0 <= int(port) <= 65535:
+    if not colon or not (port.isascii() and port.isdigit()) or not 0 <= int(port) <= 65535:
         raise UserError(f"{text!r} is no address: write HOST:PORT, such as {_DEFAULT}")
     return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
 def _token(path: Path, makes_one: bool) -> str:

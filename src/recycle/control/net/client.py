@@ -66,6 +66,8 @@ class Client:
                 welcome, reader = self._connect()
                 break
             except OSError as problem:
+                if isinstance(problem, socket.gaierror) and problem.errno != socket.EAI_AGAIN:  # it will not get a meaning
+                    raise JoinRefused(f"there is no machine {self._endpoint.host} ({problem.strerror})") from None
                 if time.monotonic() > begin_s + (_ORPHAN_S if isinstance(problem, TimeoutError) else timeout_s):
                     raise
                 time.sleep(_RECONNECT_S)

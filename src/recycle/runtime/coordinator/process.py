@@ -23,6 +23,7 @@ def run_coordinator_process(
 ) -> None:
     """Coordinate a job to its end, as a process of a launcher. The process ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the fork server ignores
     set_title(f"recycle coordinator of {config.job}")
     # Before this process has a thread: then the planning process can be forked, and has what the fork server has loaded.
     planning = PlanningProcess(get_context("fork")) if config.source is not None else None

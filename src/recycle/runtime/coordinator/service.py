@@ -318,7 +318,7 @@ class CoordinatorService:
             case WorkerFinished():
                 self._finished[report.worker] = report
                 self._coordinator.member_finished(member)
-                if self._coordinator.members.have_finished:
+                if self._coordinator.phase is CoordinatorPhase.DONE:  # not while a recovery redoes the last step
                     self._finish()
             case WorkerCrashed():
                 self._worker_crashed(member, report)

@@ -28,7 +28,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 def fork_context(preload: Sequence[str]) -> ForkServerContext:
     """A context whose processes start with these modules loaded; there is one server, so the first call decides."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["recycle.runtime.launch.preload", *preload])
+    context.set_forkserver_preload(["recycle.runtime.launch.server_signals", "recycle.runtime.launch.preload", *preload])
     with _environment(), children_uninterrupted():
         forkserver.ensure_running()
     return context

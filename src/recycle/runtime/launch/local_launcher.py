@@ -176,13 +176,14 @@ class _Launcher:
 
     def _refuse_stopped(self, trained: Trained) -> None:
         """Raise if the run was stopped before its last step; the sentence says how to go on."""
-        if self._stopped_by is None or trained.num_steps >= self._config.num_steps:
+        if trained.num_steps >= self._config.num_steps:
             return
-        sentence = f"stopped by {self._stopped_by.name} after step {trained.num_steps} of {self._config.num_steps}"
+        number = self._stopped_by or signal.SIGTERM  # the coordinator may have got one of its own
+        sentence = f"stopped by {number.name} after step {trained.num_steps} of {self._config.num_steps}"
         resume = (
             f"its newest checkpoint is of step {trained.saved_steps}; go on with: recycle train --resume {self._config.folder}"
         )
-        raise Stopped(f"{sentence}; {resume if trained.saved_steps else 'no checkpoint could be written'}", self._stopped_by)
+        raise Stopped(f"{sentence}; {resume if trained.saved_steps else 'no checkpoint could be written'}", number)
 
     def _start_coordinator(self) -> None:
         self._notices, sink = self._context.Pipe(duplex=False)

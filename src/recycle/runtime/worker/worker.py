@@ -44,7 +44,7 @@ from recycle.runtime.worker.worker_spec import WorkerSpec
 _JOIN_S = 60.0
 _LAST_REPORT_S = 5.0
 # A worker that is asked to stop gives the coordinator so much time to ask for a pause, before it ends.
-_STOP_S = 1.0
+_STOP_S = 5.0
 MakeSpec = Callable[[Mapping[str, Any]], WorkerSpec]
 """Makes the worker's spec from the coordinator's description of the job."""
 
@@ -52,6 +52,7 @@ MakeSpec = Callable[[Mapping[str, Any]], WorkerSpec]
 def run_worker_process(spec_path: Path, endpoint: Endpoint, place: str, injections: Sequence[Injection] = ()) -> None:
     """Take part in a job to its end, as a process of a launcher. The process ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to every process; the launcher ends its workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the fork server ignores
     end_with_parent()
     spec: WorkerSpec = pickle.loads(spec_path.read_bytes())
     join_job(endpoint, place, lambda about: spec, injections)
