@@ -30,7 +30,7 @@ def test_requests_can_be_repeated() -> None:
     assert asked == [signal.SIGTERM] * 2
 
 
-def test_a_signal_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
     asked: list[signal.Signals] = []
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:

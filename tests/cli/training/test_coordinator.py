@@ -113,6 +113,23 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
     assert summary["losses"] == alone["losses"]
 
 
+def test_a_coordinator_that_is_asked_to_stop_ends_all_with_a_checkpoint_and_says_how_to_go_on(tmp_path):
+    out, token, address = tmp_path / "run", tmp_path / "token", f"127.0.0.1:{free_port()}"
+    job = [word if word != str(STEPS) else "100000" for word in JOB]
+    with started() as start:
+        coordinator = start("coordinator", *job, "--listen", address, "--token-file", token, "--out", out, "--json")
+        wait_for(token.exists)
+        workers = [start("worker", address, "--token-file", token) for _ in range(4)]
+        wait_for(lambda: num_steps(out) >= 3)
+        os.kill(coordinator.pid, signal.SIGTERM)
+        printed, words = coordinator.communicate(timeout=60)
+        assert [worker.wait(20) for worker in workers] == [0] * 4
+    steps = json.loads(printed)["steps"]
+    assert coordinator.returncode == 128 + signal.SIGTERM
+    assert f"stopped after step {steps} of 100000, and all workers with it; go on on one machine with: recycle train" in words
+    assert (out / "checkpoints" / f"step-{steps:08d}").is_dir()
+
+
 # A worker that sees neither the run's folder nor the coordinator's processes: as on a machine of its own.
 ELSEWHERE = """
 import sys

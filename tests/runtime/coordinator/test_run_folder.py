@@ -318,6 +318,14 @@ def test_a_coordinator_that_takes_over_removes_what_is_unfinished_from_the_end_o
     assert list(read_record(tmp_path / "record.jsonl")) == [*WHOLE, undone, WARNED]
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_coordinator_cannot_take_over_a_run_without_its_record(is_there, tmp_path):
+    if is_there:
+        (tmp_path / "record.jsonl").touch()
+    with pytest.raises(FileProblem, match=r"record\.jsonl.*resume the run from its last checkpoint"):
+        begin(tmp_path, is_takeover=True)
+
+
 WHOLE = [STARTED, PAUSE, *iteration(0, 10, 20)]
 BACK = Recovered(22, 25, 2, ("W1_0",), False, "killed", 1)
 

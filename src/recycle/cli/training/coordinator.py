@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import socket
 import stat
 import sys
@@ -21,7 +22,7 @@ from recycle.control.net.handshake import Endpoint
 from recycle.control.net.server import listen
 from recycle.control.net.wire import new_name, new_token
 from recycle.core.cluster import Worker
-from recycle.core.errors import FileProblem, UserError, WorkerFailed
+from recycle.core.errors import FileProblem, Stopped, UserError, WorkerFailed
 from recycle.core.events.record import SUMMARY, Event
 from recycle.core.files import write_text
 from recycle.core.plans.plan import Plan
@@ -100,7 +101,10 @@ def run_coordinator(args: argparse.Namespace) -> None:
         serve_job(coordinator, listener, sink, () if found else None)
     facts = sink.summary()
     print(json.dumps(facts) if args.json else describe_run(facts, args.out))
-    refuse_unsaved(facts, "the same command")
+    if facts["steps"] < config.training.steps:
+        sentence = f"stopped after step {facts['steps']} of {config.training.steps}, and all workers with it"
+        raise Stopped(f"{sentence}; go on on one machine with: recycle train --resume {args.out}", signal.SIGTERM)
+    refuse_unsaved(facts, f"recycle train --resume {args.out}")
 
 
 class _NoticeSink:

@@ -346,11 +346,14 @@ def _read_events(stream: BufferedReader, path: Path | str, num_bytes_without_ops
 
 def num_complete_bytes(path: Path) -> int:
     """Return how many bytes of a record end with a step, a recovery or a resume: the next events may be of an unfinished one."""
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        last = content.rfind(b"\n")  # behind it is a line that was cut, if anything
-        starts = [content.rfind(f'\n{{"event":"{kind.EVENT}"'.encode(), 0, last) for kind in (Stepped, Recovered, Resumed)]
-        end = content.find(b"\n", max(0, *(start + 1 for start in starts)))
-        return end + 1 if end >= 0 else len(content)
+    try:
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            last = content.rfind(b"\n")  # behind it is a line that was cut, if anything
+            starts = [content.rfind(f'\n{{"event":"{kind.EVENT}"'.encode(), 0, last) for kind in (Stepped, Recovered, Resumed)]
+            end = content.find(b"\n", max(0, *(start + 1 for start in starts)))
+            return end + 1 if end >= 0 else len(content)
+    except (OSError, ValueError) as problem:  # the latter if the file is empty
+        raise FileProblem(f"cannot read {path}: {problem}; resume the run from its last checkpoint") from None
 
 
 def events_after(path: Path, num_bytes: int) -> list[Event]:
