@@ -17,7 +17,8 @@ def harness() -> Iterator[ServerHarness]:
     yield made
     made.close()
     deadline_s = time.monotonic() + PATIENCE_S
-    while (num_open(), threading.active_count()) != (before, threads):
+    # Fewer than before is no leak: what an earlier test closed may end during this one.
+    while num_open() > before or threading.active_count() > threads:
         assert time.monotonic() < deadline_s, (
             f"{num_open() - before} files and {threading.active_count() - threads} threads are left"
         )
