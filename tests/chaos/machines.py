@@ -136,6 +136,12 @@ FAULTS = [
     Fault("a cut between two workers only", _each(Host.drop, (0, 1), (1, 0)), _each(Host.restore, (0, 1), (1, 0)), 20.0),
     Fault("a cut between two peers only", _each(Host.drop, (0, 2), (2, 0)), _each(Host.restore, (0, 2), (2, 0)), 20.0),
     Fault(
+        "a cut while groups are made",  # the death of another worker makes all connect anew
+        lambda c: (_each(Host.drop, (0, 1), (1, 0))(c), c.workers[3].signal(signal.SIGKILL))[0],
+        _each(Host.restore, (0, 1), (1, 0)),
+        20.0,
+    ),
+    Fault(
         "a worker's host frozen for 10 s",
         lambda c: c.workers[2].signal(signal.SIGSTOP),
         lambda c: c.workers[2].signal(signal.SIGCONT),

@@ -270,3 +270,22 @@ def test_a_member_that_reconnects_says_again_that_it_has_begun_and_counts_once()
     assert harness.effects.recoveries == []
     harness.coordinator.receive(harness.at("W1_0"), EpochBegun(2, 20))
     assert len(harness.effects.recoveries) == 1
+
+
+@pytest.mark.parametrize(
+    ("unreachable", "lost"), [(("W1_1",), "W1_1"), (("W0_1", "W1_0", "W1_1"), "W0_0"), (("W1_1", "W7_7"), "W1_1"), ((), None)]
+)
+def test_of_members_that_cannot_connect_one_is_given_up_and_the_link_named(
+    unreachable: tuple[str, ...], lost: str | None
+) -> None:
+    harness = CoordinatorHarness()
+    for row in sorted(harness.initial.places):
+        harness.join(str(row))
+    stopped = EpochStopped(1, ProgressReport(0), "the group all could not be made", unreachable=unreachable)
+    harness.coordinator.receive(harness.at("W0_0"), stopped)
+    names = ", ".join(name for name in unreachable if name != "W7_7")
+    reason = f"W0_0 cannot connect to {names}: their link seems to be cut"
+    assert harness.effects.logged("suspected") == ([("suspected", lost, reason)] if lost else [])
+    harness.recover(0)
+    assert harness.effects.plan_requests == [dead(lost) if lost else frozenset()]
+    assert {"W0_0", "W0_1", "W1_0", "W1_1"} - harness.started().places.keys() == ({lost} if lost else set())

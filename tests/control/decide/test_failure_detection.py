@@ -11,6 +11,7 @@ from recycle.control.decide.failure_detection import (
     STEP_LEASES,
     MemberFacts,
     Wait,
+    cut_off_members,
     stuck_member,
     suspicion,
 )
@@ -95,6 +96,23 @@ def test_of_a_group_that_one_waits_for_the_member_that_most_wait_for_is_given_up
     found = stuck_member(group, LEASE_S, 0.01)
     assert found is not None
     assert found[0] == "W2_0"
+
+
+@pytest.mark.parametrize(
+    ("unreachable", "num_members", "lost"),
+    [
+        (["W0_1"], 2, ["W0_1"]),
+        (["W0_1"], 4, ["W0_1"]),
+        (["W0_1"], 3, ["W0_1"]),
+        (["W0_1", "W1_1"], 4, ["W0_0"]),
+        (["W0_1", "W1_1"], 6, ["W0_1", "W1_1"]),
+        (["W0_1", "W1_0", "W1_1"], 4, ["W0_0"]),
+    ],
+)
+def test_who_cannot_connect_to_most_others_is_cut_off_itself(unreachable: list[str], num_members: int, lost: list[str]) -> None:
+    given_up, reason = cut_off_members("W0_0", unreachable, num_members)
+    assert given_up == lost
+    assert reason == f"W0_0 cannot connect to {', '.join(unreachable)}: their link seems to be cut"
 
 
 def test_without_members_nobody_is_stuck() -> None:

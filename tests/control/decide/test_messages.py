@@ -36,6 +36,7 @@ OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     ProgressReport | None: st.none() | st.builds(ProgressReport, numbers, st.none() | ballots, st.none() | ballots),
     dict[str, Any]: bodies,
     dict[str, int]: st.dictionaries(texts, numbers, max_size=3),
+    tuple[str, ...]: st.lists(texts, max_size=4).map(tuple),
     dict[str, str]: st.dictionaries(texts, texts, max_size=3),
 }
 

@@ -29,6 +29,11 @@ def nowhere(key, value):
     pass
 
 
+def everybody():
+    """Nobody is found that cannot be reached."""
+    return ()
+
+
 def test_an_entry_that_one_sets_all_others_can_read():
     one, *others = rendezvous_of(3)
     one.set("a", b"\x00\xff bytes")
@@ -147,7 +152,7 @@ class Late:
 def test_links_that_are_make_unless_over_are_used():
     late = Late()
     late.let.set()
-    assert make_unless_over(late.make, Rendezvous(nowhere)) is late
+    assert make_unless_over(late.make, Rendezvous(nowhere), everybody) is late
     assert late.calls == []
 
 
@@ -156,13 +161,13 @@ def test_an_error_while_a_transport_is_made_is_raised_as_it_is():
         raise TransportBroken("the group all could not be made")
 
     with pytest.raises(TransportBroken, match="the group all could not be made"):
-        make_unless_over(fail, Rendezvous(nowhere))
+        make_unless_over(fail, Rendezvous(nowhere), everybody)
 
 
 def test_the_end_of_an_epoch_ends_the_wait_for_a_transport_and_one_that_is_made_too_late_is_aborted():
     late, store = Late(), Rendezvous(nowhere)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(make_unless_over, late.make, store)
+        waiting = pool.submit(make_unless_over, late.make, store, everybody)
         assert late.begun.wait(PATIENCE_S)
         store.abort()
         assert isinstance(waiting.exception(SOON_S), TransportBroken)
@@ -175,5 +180,23 @@ def test_no_transport_is_waited_for_in_an_epoch_that_is_over():
     late, store = Late(), Rendezvous(nowhere)
     store.abort()
     with pytest.raises(TransportBroken, match="over before it began"):
-        make_unless_over(late.make, store)
+        make_unless_over(late.make, store, everybody)
     late.let.set()
+
+
+def test_a_transport_that_waits_for_a_worker_out_of_reach_is_given_up_and_the_worker_is_named():
+    late, found = Late(), iter([(), ("W0_1", "W1_1")])
+    with pytest.raises(TransportBroken, match="it cannot reach W0_1, W1_1") as problem:
+        make_unless_over(late.make, Rendezvous(nowhere), lambda: next(found), check_every_s=0.01)
+    assert problem.value.unreachable == ("W0_1", "W1_1")
+    late.let.set()
+    assert late.closed.wait(PATIENCE_S)
+
+
+def test_after_an_error_of_the_backend_the_worker_out_of_reach_is_named():
+    def fail():
+        raise TransportBroken("the group all could not be made: connect: Invalid argument")
+
+    with pytest.raises(TransportBroken, match="it cannot reach W0_1") as problem:
+        make_unless_over(fail, Rendezvous(nowhere), lambda: ("W0_1",))
+    assert problem.value.unreachable == ("W0_1",)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from recycle.control.decide.agreement import Resume, agree_if_possible
-from recycle.control.decide.deadlines import PLAN_S, late_members, suspected_members
+from recycle.control.decide.deadlines import PLAN_S, late_members, suspected_members, unreachable_members
 from recycle.control.decide.failure_detection import stall_s
 from recycle.control.decide.journal import Journal, JournalEntry
 from recycle.control.decide.members import CoordinatorEffects, Member, MemberTable, Recovery, journal_entry
@@ -241,6 +241,8 @@ class Coordinator:
         member.progress, member.has_stopped = message.progress if holds_state else None, True
         member.has_state = member.progress is not None
         member.busy_s = member.waited_s = 0.0
+        for lost, reason in unreachable_members(member, message.unreachable, self.members.placed):
+            self._give_up(lost, reason)
         self._plan_if_stopped()
 
     def _member_begun(self, member: Member, message: EpochBegun) -> None:

@@ -2,7 +2,15 @@
 
 from collections.abc import Callable, Sequence
 
-from recycle.control.decide.failure_detection import PATIENCE, SILENCE_PER_LEASE, MemberFacts, Wait, stuck_member, suspicion
+from recycle.control.decide.failure_detection import (
+    PATIENCE,
+    SILENCE_PER_LEASE,
+    MemberFacts,
+    Wait,
+    cut_off_members,
+    stuck_member,
+    suspicion,
+)
 from recycle.control.decide.members import Member
 from recycle.control.decide.messages import SET_UP
 from recycle.control.decide.phases import CoordinatorPhase
@@ -24,6 +32,15 @@ def suspected_members(
         if reason := suspicion(now_s, facts, lease_s, longest_op_s):
             found.append((member, reason, member.last_seen_s if is_silent else now_s - member.busy_s))
     return found
+
+
+def unreachable_members(reporter: Member, unreachable: Sequence[str], placed: Sequence[Member]) -> list[tuple[Member, str]]:
+    """Return the members to give up, each with the reason, if one reports that it cannot connect to others."""
+    live = [str(member.place) for member in placed]
+    if not (names := [name for name in unreachable if name in live]):
+        return []
+    lost, reason = cut_off_members(str(reporter.place), names, len(live))
+    return [(member, reason) for member in placed if str(member.place) in lost]
 
 
 def late_members(

@@ -87,3 +87,12 @@ def stuck_member(waits: Sequence[Wait], lease_s: float, longest_op_s: float) -> 
     names = first.for_ or tuple(wait.place for wait in waits if wait.place != first.place)
     lost = max(names, key=lambda name: sum(name in wait.for_ for wait in waits), default=first.place)
     return lost, f"{first.place} has waited {first.waited_s:.1f} s for {lost}, and nobody computes: their link seems to be cut"
+
+
+def cut_off_members(place: str, unreachable: Sequence[str], num_members: int) -> tuple[Sequence[str], str]:
+    """Return the places to give up, and the reason, if the member at `place` cannot connect to others.
+
+    It is the one that is cut off if it cannot reach most of the others.
+    """
+    lost = [place] if 2 * len(unreachable) > num_members - 1 > 1 else unreachable
+    return lost, f"{place} cannot connect to {', '.join(unreachable)}: their link seems to be cut"

@@ -130,7 +130,7 @@ class EpochStopped:
     """A worker has left an epoch. `progress` is None if it does not hold the state of a stage yet.
 
     `stage` is the stage whose state it holds, `origin` that of the state. A worker that never received its last place holds the
-    state of the place before.
+    state of the place before. `unreachable` names the workers to which it could not connect.
     """
 
     epoch: int
@@ -138,6 +138,7 @@ class EpochStopped:
     reason: str = ""
     stage: int = -1
     origin: int = 1
+    unreachable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,15 +93,37 @@ class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
             return self._values.keys() >= set(keys)
 
 
-def make_unless_over(make: Callable[[], Transport], rendezvous: Rendezvous) -> Transport:
-    """Return what `make` makes, unless the epoch ends before: gloo waits for a worker that dies while it connects."""
+def make_unless_over(
+    make: Callable[[], Transport],
+    rendezvous: Rendezvous,
+    find_unreachable: Callable[[], tuple[str, ...]],
+    check_every_s: float = 3.0,
+) -> Transport:
+    """Return what `make` makes, unless the epoch ends before, or other workers cannot be reached.
+
+    gloo waits for a worker that dies while it connects, and does not say which one it cannot reach.
+    """
     coming: Future[Transport] = Future()
+    has_ended = threading.Event()
+    coming.add_done_callback(lambda future: has_ended.set())
     rendezvous.on_abort(coming.cancel)
     threading.Thread(target=_make, args=(make, coming), name="making transport", daemon=True).start()
+    while not has_ended.wait(check_every_s):
+        if names := find_unreachable():
+            coming.cancel()
+            raise _cut(names)
     try:
         return coming.result()
     except CancelledError:
         raise TransportBroken("the epoch was over before it began") from None
+    except TransportBroken:
+        if names := find_unreachable():
+            raise _cut(names) from None
+        raise
+
+
+def _cut(names: tuple[str, ...]) -> TransportBroken:
+    return TransportBroken(f"it cannot reach {', '.join(names)}", names)
 
 
 def _make(make: Callable[[], Transport], coming: "Future[Transport]") -> None:

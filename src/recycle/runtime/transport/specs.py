@@ -16,7 +16,14 @@ _NUM_TAG_ROUNDS = 8
 
 
 class TransportBroken(Exception):
-    """A connection to another worker is gone, or was closed because the epoch is over."""
+    """A connection to another worker is gone, or was closed because the epoch is over.
+
+    `unreachable` names the workers that this one could not reach when it tried, if it did.
+    """
+
+    def __init__(self, reason: str, unreachable: tuple[str, ...] = ()) -> None:
+        super().__init__(reason)
+        self.unreachable = unreachable
 
 
 @dataclass(frozen=True, slots=True)

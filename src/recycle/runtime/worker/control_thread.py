@@ -23,11 +23,13 @@ from recycle.control.decide.messages import (
 )
 from recycle.control.net.client import Client
 from recycle.control.net.handshake import Endpoint, JoinRefused
+from recycle.core.cluster import Worker
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.transport.activity import Activity, Doing
+from recycle.runtime.transport.link_check import LinkCheck, unreachable
 from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.rendezvous import Rendezvous, make_unless_over
-from recycle.runtime.transport.specs import TransportBroken
+from recycle.runtime.transport.specs import GroupView, TransportBroken
 from recycle.runtime.worker.worker_reports import WorkerFinished, WorkerReport, report_to_json
 
 
@@ -54,6 +56,7 @@ class ControlThread:
         self._stopped_in = Doing()
         self._lock = threading.Lock()
         self._rendezvous: Rendezvous | None = None
+        self._link_check: LinkCheck | None = None
         self._transport: Transport | None = None
         self._trainer: Trainer | None = None
         self._epoch = self._stopped_epoch = self._paused_epoch = -1
@@ -127,19 +130,29 @@ class ControlThread:
 
     # Called in the main thread.
 
-    def connect(self, epoch: int, make: Callable[[Rendezvous], Transport]) -> Transport:
-        """Make the transport of an epoch; raises TransportBroken if the epoch ends before."""
+    def connect(self, view: GroupView, make: Callable[[Rendezvous], Transport]) -> Transport:
+        """Make the transport of an epoch; raises TransportBroken if the epoch ends before, or a link is cut."""
         with self._lock:
-            self._refuse_stopped(epoch)
+            self._refuse_stopped(view.epoch)
             rendezvous = self._rendezvous
         assert rendezvous is not None
         self.activity.wait_for("all")
-        transport = make_unless_over(lambda: make(rendezvous), rendezvous)
+        self._publish_link(rendezvous, view.worker)
+        others = [other for other in view.workers if other != view.worker]
+        transport = make_unless_over(lambda: make(rendezvous), rendezvous, lambda: unreachable(rendezvous, others))
         self.activity.go_on()
         with self._lock:
             self._transport = transport
-            self._refuse_stopped(epoch)
+            self._refuse_stopped(view.epoch)
         return transport
+
+    def _publish_link(self, rendezvous: Rendezvous, worker: Worker) -> None:
+        address = self.client.own_address
+        if self._link_check is not None and self._link_check.host != address:  # it reconnected by another network
+            self._link_check.close()
+            self._link_check = None
+        self._link_check = self._link_check or LinkCheck(address)
+        self._link_check.publish(rendezvous, worker)
 
     def _refuse_stopped(self, epoch: int) -> None:
         if self._stopped_epoch >= epoch:

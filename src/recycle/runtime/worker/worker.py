@@ -169,7 +169,7 @@ class _WorkerProcess:
 
     def _run_epoch(self, start: StartEpoch, stage: LocalStage) -> None:
         """Train in one epoch until the last step, or until the epoch is over for this worker."""
-        reason = "all paused"
+        reason, unreachable = "all paused", tuple[str, ...]()
         self._control.activity.begin(SET_UP)
         try:
             if start.epoch > 1:
@@ -181,8 +181,8 @@ class _WorkerProcess:
                 self._finish(start, stage, trainer)
                 return
         except TransportBroken as problem:
-            reason = str(problem)
-        self._leave_epoch(start.epoch, stage, reason)
+            reason, unreachable = str(problem), problem.unreachable
+        self._leave_epoch(start.epoch, stage, reason, unreachable)
 
     def _set_up(self, start: StartEpoch, stage: LocalStage) -> Trainer:
         """Take this worker's place in the epoch, connect to the other workers, and copy the stage's state where it is needed."""
@@ -197,7 +197,7 @@ class _WorkerProcess:
             device, address = self._set_device(), self._control.client.own_address
             return connect(self._spec, program, view, store, device, address, self._control.activity)
 
-        transport = self._control.connect(start.epoch, make_transport)
+        transport = self._control.connect(view, make_transport)
         self._injector.instructions, self._injector.parameters = program.instructions, list(stage.state.stage.parameters())
         activity, on_progress = self._control.activity, self._injector.on_progress
         trainer = make_trainer(self._spec, program, view, stage.state, transport, on_progress, activity)
@@ -207,7 +207,7 @@ class _WorkerProcess:
         self._control.report_begun(EpochBegun(start.epoch, now_us() - regrouped_us))
         return trainer
 
-    def _leave_epoch(self, epoch: int, stage: LocalStage, reason: str) -> None:
+    def _leave_epoch(self, epoch: int, stage: LocalStage, reason: str, unreachable: tuple[str, ...] = ()) -> None:
         """Leave an epoch, and report the progress of this worker."""
         self._last_left_epoch = epoch
         self._control.activity.end()
@@ -217,7 +217,7 @@ class _WorkerProcess:
         progress = stage.progress()
         if trainer is not None and progress is not None:
             stage.report_undone(progress.num_steps, trainer.spans)
-        self._control.report_stopped(EpochStopped(epoch, progress, reason, stage.number, stage.origin))
+        self._control.report_stopped(EpochStopped(epoch, progress, reason, stage.number, stage.origin, unreachable))
         if transport is not None:
             transport.abort()  # so that no other worker waits for this one
             transport.close()

@@ -1,0 +1,64 @@
+"""LinkCheck: which other workers of an epoch this one cannot reach.
+
+A backend that cannot make a process group does not say which link is cut. So every worker listens at a port for nothing else, and
+publishes it in the rendezvous; a worker whose groups are not made in time tries to connect to those of the others.
+"""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from recycle.core.cluster import Worker
+from recycle.runtime.transport.rendezvous import Rendezvous
+
+# Long enough for a second attempt of TCP, if the first packet was lost.
+_CONNECT_S = 2.5
+_MAX_AT_ONCE = 32
+
+
+class LinkCheck:
+    """The port of this worker at the address `host`, for as long as its process lives."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self._server = socket.create_server((host, 0))
+        threading.Thread(target=self._accept, name="link check", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                if self._server.fileno() < 0:
+                    return
+                continue  # the other end has given up
+            connection.close()
+
+    def publish(self, rendezvous: Rendezvous, worker: Worker) -> None:
+        rendezvous.set(f"link/{worker}", f"{self.host}:{self._server.getsockname()[1]}")
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)  # this ends the wait in `accept`, which close alone does not
+        self._server.close()
+
+
+def unreachable(rendezvous: Rendezvous, others: Sequence[Worker]) -> tuple[str, ...]:
+    """Return those of the other workers that have published their port, and cannot be reached there."""
+    listening = [other for other in others if rendezvous.check([f"link/{other}"])]
+    if not listening:
+        return ()
+    with ThreadPoolExecutor(min(len(listening), _MAX_AT_ONCE)) as pool:
+        reached = pool.map(lambda other: _is_reached(rendezvous.get(f"link/{other}").decode()), listening)
+        return tuple(str(other) for other, is_reached in zip(listening, reached, strict=True) if not is_reached)
+
+
+def _is_reached(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+    except OSError:
+        return False
+    return True

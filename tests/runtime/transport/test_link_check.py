@@ -1,0 +1,35 @@
+"""The link check: a worker that has published its port is reached there, or named; one that has not is not judged."""
+
+import threading
+
+import pytest
+
+from recycle.core.cluster import Worker
+from recycle.runtime.transport.link_check import LinkCheck, unreachable
+from tests.runtime.transport.worker_threads import rendezvous_of
+
+pytestmark = pytest.mark.timeout(60)
+OTHERS = [Worker(0, 1), Worker(1, 0), Worker(1, 1)]
+
+
+def test_only_a_worker_that_has_published_its_port_and_does_not_answer_is_out_of_reach():
+    own, *stores = rendezvous_of(3)
+    reached, gone = LinkCheck("127.0.0.1"), LinkCheck("127.0.0.1")
+    reached.publish(stores[0], OTHERS[0])
+    gone.publish(stores[1], OTHERS[1])
+    assert unreachable(own, OTHERS) == ()
+    gone.close()
+    for _ in range(200):  # more than connections wait until somebody accepts them
+        assert unreachable(own, OTHERS) == ("W1_0",)
+    reached.close()
+    assert unreachable(own, OTHERS) == ("W0_1", "W1_0")
+
+
+def test_a_port_that_is_closed_leaves_no_thread():
+    before = threading.active_count()
+    check = LinkCheck("127.0.0.1")
+    assert threading.active_count() == before + 1
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "link check" and thread.is_alive()][-1:]
+    check.close()
+    thread.join(10)
+    assert not thread.is_alive()
