@@ -22,7 +22,7 @@ from recycle.runtime.transport.specs import GroupView, TransportBroken, Transpor
 _NEVER_SENT = 2**31 - 1
 _BULK_TAGS = 2**30
 _AT_ONCE = timedelta(milliseconds=1)
-# Until a connection is made. gloo tries five times; `make_unless_over` does not wait for that if the epoch is over or a link is cut.
+# Until a connection is made. gloo tries five times; `make_unless_over` does not wait for that if the epoch is over or a link cut.
 _CONNECT = timedelta(seconds=2)
 
 
