@@ -136,7 +136,7 @@ NO_INJECTION = {
     "a misspelt word": (
         "kill",
         "W1_2@5:redcue",
-        r"^kill W1_2@5 names the place 'redcue': write one of first, last, .*, checkpoint, recovery, or an op such as 2F0@1$",
+        r"^kill W1_2@5 names the place 'redcue': write one of first, last, .*, recovery, transfer, or an op such as 2F0@1$",
     ),
     "an op of another stage": (
         "kill",
@@ -228,6 +228,7 @@ POSSIBLE = {
     "one that may have been fenced, killed": ("hang W1_2@5+3s", "kill W1_2@9", "rejoin W1_2@12"),
     "a second kill in the recovery": ("kill W1_2@5", "kill W0_1@5:recovery", "kill W2_2@5:recovery"),
     "the coordinator twice, once in a recovery": ("kill coordinator@4", "hang W1_2@5", "kill coordinator@5:recovery"),
+    "a kill while a peer copies the state": ("kill W1_2@5", "rejoin W1_2@7", "kill W0_2@7:transfer", "hang W1_2@8:transfer"),
     "the last op of the last step": ("kill W2_3@20:3W5@2",),
 }
 
@@ -269,6 +270,12 @@ IMPOSSIBLE = {
     "a recovery from itself": (["slow W1_2@5+1s", "kill W1_2@5:recovery"], r"nobody else fails in step 5"),
     "a recovery from another step": (["kill W0_2@4", "kill W1_2@5:recovery"], r"nobody else fails in step 5"),
     "a recovery from the coordinator": (["kill coordinator@5", "kill W1_2@5:recovery"], r"nobody else fails in step 5"),
+    "a copy for nobody": (
+        ["kill W1_2@5:transfer"],
+        r"waits for a copy of a stage's state, but nobody rejoins by step 5: add a rejoin$",
+    ),
+    "a copy too early": (["kill W1_2@5", "rejoin W1_2@7", "kill W0_2@6:transfer"], r"nobody rejoins by step 6"),
+    "a copy of another stage": (["kill W1_2@5", "rejoin W1_2@7", "kill W0_1@8:transfer"], r"nobody rejoins by step 8"),
     "a recovery from a recovery": (["kill W0_2@5:recovery", "kill W1_2@5:recovery"], r"nobody else fails in step 5"),
 }
 

@@ -113,6 +113,18 @@ def test_a_recovery_is_struck_whether_its_iteration_is_done_again_or_was_settled
     injector.on_recovery(resumed_at)  # once
 
 
+@pytest.mark.parametrize(("resumed_at", "is_struck"), [(0, False), (1, True), (7, True)])
+def test_a_copy_is_struck_in_its_iteration_or_later_because_a_worker_comes_back_when_it_has_loaded(resumed_at, is_struck):
+    injector = FaultInjector([parse(Action.FAIL, "2:transfer")], None)
+    injector.instructions = instructions()
+    assert strikes(injector, labels()) == []
+    injector.on_recovery(resumed_at)
+    if is_struck:
+        with pytest.raises(RuntimeError, match="asked for"):
+            injector.on_transfer(resumed_at)
+    injector.on_transfer(resumed_at)  # once
+
+
 # What.
 
 

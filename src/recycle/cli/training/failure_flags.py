@@ -15,7 +15,8 @@ from recycle.core.events.trace import Trace
 
 _DESCRIPTION = """\
 A PLACE is W1_2@5 (worker, step; before the middle op of its row), W1_2@5:first or W1_2@5:last, W1_2@5:2F0@1 (before that op),
-W1_2@5:reduce, W1_2@5:step, W1_2@5:checkpoint, or W1_2@5:recovery (in the recovery from another failure of that step). Several
+W1_2@5:reduce, W1_2@5:step, W1_2@5:checkpoint, W1_2@5:recovery (in the recovery from another failure of that step), or
+W1_2@5:transfer (when it next sends or receives the state of a stage, because a worker has come back). Several
 are separated by commas, and every flag may be repeated."""
 _FLAGS = {
     Action.KILL: ("PLACE,...", "kill these with SIGKILL; coordinator@6 kills the coordinator"),

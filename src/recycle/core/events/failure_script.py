@@ -24,7 +24,8 @@ from recycle.core.op import Op
 from recycle.core.units import parse_duration_us
 
 MIDDLE, FIRST, LAST, REDUCE, STEP, CHECKPOINT, RECOVERY = "", "first", "last", "reduce", "step", "checkpoint", "recovery"
-_WORDS = (MIDDLE, FIRST, LAST, REDUCE, STEP, CHECKPOINT, RECOVERY)
+TRANSFER = "transfer"
+_WORDS = (MIDDLE, FIRST, LAST, REDUCE, STEP, CHECKPOINT, RECOVERY, TRANSFER)
 _COORDINATOR = "coordinator"
 _PLACE = re.compile(r"([^@]+)@(\d+)(?::([^+]+))?(?:\+(.+))?", re.ASCII)
 _LONGEST_TEXT = 100
@@ -54,6 +55,7 @@ class Injection:
     - STEP: right after the target's own optimizer step, before that of other workers.
     - CHECKPOINT: while the target's checkpoint is being written.
     - RECOVERY: in the recovery that follows the first failure of this iteration, while the target regroups.
+    - TRANSFER: when the target is about to send or receive the state of a stage, the first time in this iteration or later.
 
     The coordinator has no row: it is killed when the iteration begins, or in a recovery. A worker rejoins before the iteration
     begins. A corruption flips one bit of the target's weights after its optimizer step. `seconds` is how long the target hangs
@@ -174,6 +176,11 @@ class Script:
                     f"{injection.action} {injection} waits for a recovery, but nobody else fails in step {injection.step}: "
                     "add a kill, hang, slow or fail of that step"
                 )
+            if injection.at == TRANSFER and not any(_causes_transfer(other, injection) for other in script.injections):
+                raise UserError(
+                    f"{injection.action} {injection} waits for a copy of a stage's state, but nobody rejoins by step "
+                    f"{injection.step}: add a rejoin"
+                )
         _refuse_impossible(script.injections, dead)
         return script
 
@@ -242,6 +249,13 @@ def _causes_recovery(cause: Injection, injection: Injection) -> bool:
     """Whether a recovery may follow `cause` in which `injection` happens; a lost coordinator causes none."""
     is_failure = cause.target is not None and cause.action is not Action.REJOIN and cause.at != RECOVERY
     return is_failure and cause.iteration == injection.iteration and cause.target != injection.target
+
+
+def _causes_transfer(cause: Injection, injection: Injection) -> bool:
+    """Whether a worker of the target's stage, or the target itself, rejoins early enough."""
+    if cause.action is not Action.REJOIN or cause.target is None or injection.target is None:
+        return False
+    return cause.iteration <= injection.iteration and cause.target.stage == injection.target.stage
 
 
 def _refuse_impossible(injections: Iterable[Injection], dead: Iterable[Worker]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recycle.core.events import failure_script as script
 from recycle.core.events import record
-from recycle.core.events.failure_script import RECOVERY, Action, Injection
+from recycle.core.events.failure_script import RECOVERY, TRANSFER, Action, Injection
 from recycle.runtime.execute.row_program import Instruction
 from recycle.runtime.execute.spans import now_us
 
@@ -40,6 +40,10 @@ class FaultInjector:
     def on_recovery(self, iteration: int) -> None:
         """Inject the failures for a recovery that resumes at `iteration`: that of the failure, or the one after it."""
         self._inject(lambda each: each.at == RECOVERY and each.iteration in (iteration, iteration - 1))
+
+    def on_transfer(self, iteration: int) -> None:
+        """Inject the failures for a copy of a stage's state, in an epoch that begins with `iteration`."""
+        self._inject(lambda each: each.at == TRANSFER and each.iteration <= iteration)
 
     def _inject(self, is_due: Callable[[Injection], bool]) -> None:
         for injection in [each for each in self._left if is_due(each)]:

@@ -202,6 +202,8 @@ class _WorkerProcess:
         activity, on_progress = self._control.activity, self._injector.on_progress
         trainer = make_trainer(self._spec, program, view, stage.state, transport, on_progress, activity)
         regrouped_us = now_us()
+        if str(view.worker) in {*start.sources, *start.sources.values()}:
+            self._injector.on_transfer(start.iteration)
         stage.transfer(transport.host, start.sources)
         trainer.executor.stage.meter = ActivationMeter(trainer.executor.stage.module)
         self._control.report_begun(EpochBegun(start.epoch, now_us() - regrouped_us))
