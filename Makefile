@@ -55,6 +55,7 @@ soak: $(READY)
 
 chaos: $(READY)
 	$(BIN)/python -m tests.control.decide.schedules --num 1000000
+	$(BIN)/python -m tests.chaos.control_plane --num 20000
 	$(BIN)/python -m tests.chaos.kill_points
 	$(BIN)/python -m tests.chaos.external_faults --num 500
 	$(BIN)/python -m tests.chaos.machines

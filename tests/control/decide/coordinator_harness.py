@@ -8,7 +8,7 @@ from typing import Any
 
 from recycle.control.decide.coordinator import Coordinator
 from recycle.control.decide.journal import Journal, JournalEntry
-from recycle.control.decide.members import Member, Recovery
+from recycle.control.decide.members import Member, Recovery, Reporters
 from recycle.control.decide.messages import ControlMessage, EpochBegun, EpochStopped, ProgressReport, RenewLease, StartEpoch
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Cluster, Shape, Worker
@@ -146,9 +146,10 @@ class RecordingEffects:
     def waiting(self, reason: str) -> None:
         self.waits.append(reason)
 
-    def epoch_started(self, assignment: PlanAssignment, start: StartEpoch) -> None:
+    def epoch_started(self, assignment: PlanAssignment, start: StartEpoch) -> Reporters:
         self.log.append(("epoch started", start.epoch))
         self.origin = start.origin
+        return {}
 
     def recovery_finished(self, recovery: Recovery) -> None:
         self.recoveries.append(replace(recovery, left=list(recovery.left), joined=list(recovery.joined)))

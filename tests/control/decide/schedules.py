@@ -9,16 +9,12 @@ After every schedule nothing more fails: then training must go on with all live 
 checks every epoch that starts: its members live, every stage has one, and no more work is redone than has to be.
 """
 
-import argparse
-import os
 import sys
-import time
-import traceback
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 from random import Random
 
 from recycle.core.cluster import Shape
+from tests.chaos.seeds import main
 from tests.control.decide.test_recovery_machine import RecoveryMachine
 
 SHAPES = (Shape(3, 2, 3), Shape(2, 2, 2), Shape(2, 3, 2), Shape(4, 1, 2), Shape(1, 3, 2))
@@ -27,7 +23,6 @@ EVENTS = {"join": 5, "kill": 4, "hang": 2, "wait": 4, "stall": 2, "restart": 2, 
 MOST_EVENTS = 25
 # How many actions of workers (to receive, compute, report) happen between two of these.
 _ACTIONS = (0, 1, 3, 8, 20, 50)
-_CHUNK = 500
 
 
 def run_schedule(seed: int) -> Counter[str]:
@@ -59,45 +54,5 @@ def run_schedule(seed: int) -> Counter[str]:
     return happened
 
 
-def run_schedules(first: int, num: int) -> tuple[Counter[str], list[int]]:
-    """Run the schedules of `num` seeds; return what happened in all of them, and the seeds that failed."""
-    happened: Counter[str] = Counter()
-    failed = []
-    for seed in range(first, first + num):
-        try:
-            happened += run_schedule(seed)
-        except Exception:
-            failed.append(seed)
-    return happened, failed
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Run seeded schedules of failures of the control plane.")
-    parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
-    parser.add_argument("--num", type=int, default=10_000, help="how many schedules (default: 10000)")
-    args = parser.parse_args()
-    if args.num == 1:
-        print(dict(run_schedule(args.first)))
-        return 0
-    begin_s, happened, failed, done = time.monotonic(), Counter[str](), [], 0
-    starts = range(args.first, args.first + args.num, _CHUNK)
-    sizes = [min(_CHUNK, args.first + args.num - start) for start in starts]
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for size, (events, seeds) in zip(sizes, pool.map(run_schedules, starts, sizes), strict=True):
-            happened, failed, done = happened + events, failed + seeds, done + size
-            took_s = time.monotonic() - begin_s
-            print(f"\r{done} of {args.num} schedules, {len(failed)} failed, {took_s:.0f} s", end="", file=sys.stderr)
-    print(file=sys.stderr)
-    print(f"schedules  {args.num}, seeds {args.first} to {args.first + args.num - 1}")
-    print(f"events     {happened.total()}: " + ", ".join(f"{number} {name}" for name, number in happened.most_common()))
-    print(f"failed     {len(failed)}" + (f": seeds {', '.join(map(str, failed[:20]))}" if failed else ""))
-    if failed:
-        try:
-            run_schedule(failed[0])
-        except Exception:
-            traceback.print_exc()
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(run_schedule, "Run seeded schedules of failures of the coordinator's decisions."))

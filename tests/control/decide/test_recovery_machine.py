@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from recycle.control.decide.coordinator import Coordinator
+from recycle.control.decide.members import Reporters
 from recycle.control.decide.messages import (
     ControlMessage,
     EpochBegun,
@@ -361,7 +362,7 @@ class RecoveryMachine(RuleBasedStateMachine):
             if worker.connection == connection:
                 worker.inbox.append(message)
 
-    def _check_epoch(self, assignment: PlanAssignment, start: StartEpoch) -> None:
+    def _check_epoch(self, assignment: PlanAssignment, start: StartEpoch) -> Reporters:
         """All workers of an epoch are members, every stage has a worker, and no more is redone than has to be."""
         assert set(start.places.values()) <= set(self.coordinator.members)
         assert {Worker.parse(place).stage for place in start.places} == set(range(self.shape.num_stages))
@@ -377,6 +378,7 @@ class RecoveryMachine(RuleBasedStateMachine):
             if not is_lost:
                 assert start.iteration >= max(state.num_settled for state in states)
         self.has_restarted = False
+        return {}
 
 
 TestRecoveryMachine = RecoveryMachine.TestCase

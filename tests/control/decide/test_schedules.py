@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.control.decide.schedules import EVENTS, run_schedule, run_schedules
+from tests.chaos.seeds import run_seeds
+from tests.control.decide.schedules import EVENTS, run_schedule
 
 pytestmark = pytest.mark.timeout(280)
 NUM, NUM_PARTS = 1_000, 4
@@ -11,7 +12,7 @@ NUM, NUM_PARTS = 1_000, 4
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_no_schedule_gets_stuck(part: int) -> None:
     size = NUM // NUM_PARTS
-    happened, failed = run_schedules(part * size, size)
+    happened, failed = run_seeds(run_schedule, part * size, size)
     assert failed == [], f"replay with: python -m tests.control.decide.schedules --num 1 --first {failed[0]}"
     assert set(happened) == set(EVENTS)
 

@@ -47,7 +47,7 @@ def report(ledger, names, iteration, loss=1.0):
 
 
 def start_epoch(ledger, made, iteration, survivors):
-    ledger.start_epoch(made, iteration, [Worker.parse(name) for name in survivors])
+    ledger.start_epoch(made, iteration, {Worker.parse(name): Worker.parse(name) for name in survivors})
 
 
 def undo(ledger, name, iteration, *times_us):
@@ -387,3 +387,56 @@ def test_a_restored_ledger_writes_who_joined_in_an_epoch_of_which_it_knows_nothi
     third.restore([*written, *again])
     third.resume_epoch(plan(), 3, 1)
     assert nothing == []
+
+
+def test_a_recovery_that_a_killed_coordinator_did_not_write_is_written_so_that_the_next_one_keeps_its_steps():
+    ledger, written = open_ledger()
+    report(ledger, NAMES, 0)
+    ledger.membership_changed("W1_1", False, 3)
+    start_epoch(ledger, plan("W1_1"), 1, SURVIVORS)
+    second, more = open_ledger()
+    second.restore(written)
+    second.resume_epoch(plan("W1_1"), 2, 1)
+    (recovered,) = of(more, Recovered)
+    assert (recovered.epoch, recovered.workers, recovered.iteration, recovered.num_live) == (2, ("W1_1",), 1, 3)
+    report(second, SURVIVORS, 1)
+    third, nothing = open_ledger()
+    third.restore([*written, *more])
+    third.resume_epoch(plan("W1_1"), 2, 1)
+    assert (third.num_steps, nothing) == (2, [])
+
+
+def test_after_a_takeover_a_step_of_the_epoch_before_waits_only_for_those_who_ran_it():
+    ledger, written = open_ledger()
+    report(ledger, NAMES, 0)
+    start_epoch(ledger, plan(), 2, SURVIVORS)  # step 1 is settled only now, and W1_1 is another process from now on
+    other, more = open_ledger()
+    other.restore(written)
+    other.resume_epoch(plan(), 2, 2, ledger.late_reporters())
+    report(other, NAMES, 2)
+    assert other.num_steps == 1
+    report(other, SURVIVORS, 1)
+    assert [iteration for iteration, _ in steps(more)] == [1, 2]
+
+
+def test_a_step_that_is_not_on_disk_may_be_reported_again_by_those_that_are_left():
+    ledger, written = open_ledger()
+    report(ledger, NAMES, 0)
+    report(ledger, NAMES, 1)
+    ledger.written([event for event in written if isinstance(event, Stepped) and event.iteration == 0])
+    start_epoch(ledger, plan("W1_1"), 2, SURVIVORS)
+    assert ledger.late_reporters() == {1: {name: name for name in SURVIVORS}}
+    ledger.written(written)
+    assert ledger.late_reporters() == {}
+
+
+def test_who_moves_still_reports_a_step_at_the_place_where_it_ran_it():
+    ledger, written = open_ledger()
+    names = {Worker.parse(name): Worker.parse(name) for name in SURVIVORS}
+    moved = {**names, Worker(0, 1): Worker(1, 1)}
+    ledger.start_epoch(plan("W0_1"), 1, moved)
+    again = {now: now for now in moved.values()}
+    ledger.start_epoch(plan("W0_1"), 1, again)
+    assert ledger.late_reporters() == {0: {"W0_0": "W0_0", "W0_1": "W1_1", "W1_0": "W1_0"}}
+    report(ledger, SURVIVORS, 0)
+    assert [iteration for iteration, _ in steps(written)] == [0]

@@ -374,11 +374,11 @@ class Coordinator:
         plan = assignment.plan.dumps()
         start = StartEpoch(self.epoch, plan, places, resume.iteration, resume.ballot, sources, checkpoint, ends, self._origin)
         cause = self._recovery.cause if self._recovery is not None else "the job stops" if ends else "the job began"
-        self._journal.append(journal_entry(start, members, f"{cause}; {assignment.reason}", self._last_number))
+        reporters = self._effects.epoch_started(assignment, start)
+        self._journal.append(journal_entry(start, members, f"{cause}; {assignment.reason}", self._last_number, reporters))
         if self._recovery is not None:
             self._recovery.set_epoch(self.epoch, resume.iteration, assignment)
         self._enter(PhaseTrigger.EPOCH_STARTED)
-        self._effects.epoch_started(assignment, start)
         self._effects.send_all([m.connection for m in members.values() if m.connection is not None], start)
         disconnected = [member for member in members.values() if member.connection is None]
         if disconnected:

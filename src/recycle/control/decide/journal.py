@@ -19,7 +19,8 @@ class JournalEntry:
     """An epoch: the member number at each place, the first iteration, the plan, and the last member number given out.
 
     `processes` has host and process id of the member at each place: a coordinator that takes over can still fence it. `origin` is
-    that of `StartEpoch`.
+    that of `StartEpoch`. `reporters` has, for each earlier iteration that is not in the record yet, who must still report it: the
+    present place of each member by its place at that time.
     """
 
     epoch: int
@@ -30,6 +31,7 @@ class JournalEntry:
     last_number: int
     processes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     origin: int = 1
+    reporters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 class Journal(Protocol):

@@ -9,6 +9,9 @@ from recycle.control.decide.messages import ControlMessage, ProgressReport, Star
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan_source import PlanAssignment
 
+Reporters = Mapping[int, Mapping[str, str]]
+"""For each earlier iteration that is not in the record yet, the members that must still report it: see `JournalEntry`."""
+
 
 @dataclass(slots=True)
 class Member:
@@ -108,10 +111,13 @@ class Recovery:
         self.begun.add(number)
 
 
-def journal_entry(start: StartEpoch, members: Mapping[Worker, Member], reason: str, last_number: int) -> JournalEntry:
+def journal_entry(
+    start: StartEpoch, members: Mapping[Worker, Member], reason: str, last_number: int, reporters: Reporters
+) -> JournalEntry:
     """The entry of an epoch with these members at their places."""
     processes = {str(place): (member.host, member.pid) for place, member in members.items()}
-    return JournalEntry(start.epoch, start.iteration, start.places, start.plan, reason, last_number, processes, start.origin)
+    origin, late = start.origin, {str(iteration): places for iteration, places in reporters.items()}
+    return JournalEntry(start.epoch, start.iteration, start.places, start.plan, reason, last_number, processes, origin, late)
 
 
 class CoordinatorEffects(Protocol):
@@ -162,7 +168,7 @@ class CoordinatorEffects(Protocol):
     def waiting(self, reason: str) -> None:
         """Note that training cannot continue, and what it waits for."""
 
-    def epoch_started(self, assignment: PlanAssignment, start: StartEpoch) -> None:
+    def epoch_started(self, assignment: PlanAssignment, start: StartEpoch) -> Reporters:
         """Note that an epoch starts; its members receive `start` afterwards."""
 
     def recovery_finished(self, recovery: Recovery) -> None: ...

@@ -27,10 +27,16 @@ class RunOutput:
         self._run, self._sink, self._warn = run, sink, warn
         self._disk, self._launcher = Background("disk", call_soon), Background("launcher", call_soon)
 
-    def publish(self, events: Sequence[Event]) -> None:
+    def publish(self, events: Sequence[Event], written: Callable[[Sequence[Event]], None]) -> None:
+        """Publish events; `written` is called when they are in the run folder, or with the launcher if there is none."""
+
+        def done(problem: str | None) -> None:
+            self._warn_of(problem)
+            written(events)
+
         if (run := self._run) is not None:
-            self._disk.run(lambda: run.write(*events), self._warn_of)
-        self.notify(EventsRecorded(events))
+            self._disk.run(lambda: run.write(*events), done)
+        self.notify(EventsRecorded(events), lambda: written(events) if self._run is None else None)
 
     def notify(self, notice: Notice, then: Callable[[], None] = lambda: None) -> None:
         self._launcher.run(lambda: self._sink.send(notice), lambda _: then())

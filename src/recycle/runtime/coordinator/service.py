@@ -7,13 +7,13 @@ the journal has the members and places, the record the steps, and workers send a
 import os
 import signal
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from recycle.control.decide.coordinator import Coordinator
 from recycle.control.decide.journal import FileJournal
-from recycle.control.decide.members import Member, Recovery
+from recycle.control.decide.members import Member, Recovery, Reporters
 from recycle.control.decide.messages import (
     Ack,
     ControlMessage,
@@ -24,6 +24,7 @@ from recycle.control.decide.messages import (
     Welcome,
 )
 from recycle.control.decide.phases import CoordinatorPhase
+from recycle.control.decide.place_assignment import surviving_places
 from recycle.control.decide.plan_prefetch import PlanningProcess
 from recycle.control.net import file_transfer
 from recycle.control.net.handshake import this_host
@@ -61,8 +62,6 @@ from recycle.runtime.execute.spans import now_us
 from recycle.runtime.worker.fault_injection import death_us
 from recycle.runtime.worker.worker_reports import IterationApplied, WorkerCrashed, WorkerFinished
 
-# Linux's letters for a process that runs, sleeps, or waits for a disk.
-
 
 class CoordinatorService:
     """Connects a `Coordinator` with the outside: the service is the `ServerCallbacks` and the `CoordinatorEffects`."""
@@ -80,26 +79,27 @@ class CoordinatorService:
         if before is None:  # the file, if there is one, is of a former run
             config.journal.unlink(missing_ok=True)
         self._server = Server(listener, config.token, self)
-        self._output = RunOutput(run, sink, self._server.call_soon, self._warn)
+        self._output = RunOutput(run, sink, self._server.call_soon, lambda problem: self._ledger.warn(problem))
         self._journal = BackgroundJournal(FileJournal(config.journal), self._server.call_soon, self._journaled)
         self._held: list[tuple[int, bytes]] = []
+        self._found: list[Callable[[], None]] = []
         plan, losses = config.initial.plan, run.losses if run is not None else ()
         gone_us = run.gone_us if run is not None else 0
         self._ledger = RunLedger(
             plan,
             config.num_samples,
             config.profiles,
-            self._output.publish,
+            lambda events: self._output.publish(events, lambda written: self._ledger.written(written)),
             self._save,
             config.begin_us,
             gone_us,
             losses,
-            self._peers_differ,
-            lambda problem: self._end(JobFailed(problem)),
+            lambda found: self._found.append(partial(self._peers_differ, found)),
+            lambda problem: self._found.append(partial(self._end, JobFailed(problem))),
         )
         self._ledger.restore(before or ())
         if (entry := self._journal.last()) is not None:
-            self._ledger.resume_epoch(Plan.parse(entry.plan), entry.epoch, entry.iteration)
+            self._ledger.resume_epoch(Plan.parse(entry.plan), entry.epoch, entry.iteration, entry.reporters)
             self._output.keep_plan(entry.iteration, entry.plan)
         elif before is not None and self._ledger.num_steps:
             raise UserError(f"{config.journal} is missing, so that no other coordinator can take over: resume from a checkpoint")
@@ -235,11 +235,8 @@ class CoordinatorService:
         self._numbers.pop(connection, None)
         self._server.disconnect(connection)
 
-    def is_process_running(self, member: Member) -> bool:
-        return fencing.is_running(member)
-
-    def fence(self, member: Member) -> None:
-        fencing.fence(member)
+    is_process_running = staticmethod(fencing.is_running)
+    fence = staticmethod(fencing.fence)
 
     def request_plan(self, failed: frozenset[Worker]) -> None:
         self._inject_fault(is_recovery=True)
@@ -281,19 +278,18 @@ class CoordinatorService:
         self._ledger.warn(f"training waits: {reason}")
         self._output.notify(WaitingForWorkers(reason))
 
-    def epoch_started(self, assignment: PlanAssignment, start: StartEpoch) -> None:
+    def epoch_started(self, assignment: PlanAssignment, start: StartEpoch) -> Reporters:
         if start.epoch == 1:
             self._output.notify(FirstEpochFormed())
-        survivors = [
-            now for place, now in assignment.places.items() if now.stage == place.stage and str(place) not in start.sources
-        ]
-        self._ledger.start_epoch(assignment.plan, start.iteration, survivors)
+        self._ledger.start_epoch(assignment.plan, start.iteration, surviving_places(assignment, start.sources))
         if start.checkpoint >= 0:
             self._output.go_back(start.checkpoint, start.epoch)
         self._output.keep_plan(start.iteration, start.plan)
         self._finished.clear()
         if self._plans is not None:
             self._plans.prefetch(assignment.plan.problem.cluster.failed)
+        self._server.call_soon(self._act_on_findings)  # and not now, in the middle of a decision
+        return self._ledger.late_reporters()
 
     def recovery_finished(self, recovery: Recovery) -> None:
         for place in recovery.joined:
@@ -309,8 +305,16 @@ class CoordinatorService:
         else:
             self._server.call_soon(partial(self._coordinator.plan_received, failed, outcome))
 
+    def _act_on_findings(self) -> None:
+        """Act on what the ledger has found in reports: peers that differ, or losses that are no numbers."""
+        found, self._found = self._found, []
+        for act in found:
+            act()
+
     def _receive_report(self, member: Member, message: Report) -> None:
-        match report := self._inbox.accept(member.number, message, member.clock_offset_us):
+        report = self._inbox.accept(member.number, message, member.clock_offset_us)
+        self._act_on_findings()
+        match report:
             case IterationApplied():
                 longest_us = max((span.end_us - span.start_us for span in report.spans if span.is_op), default=0)
                 self._coordinator.longest_op_s = max(self._coordinator.longest_op_s, longest_us / 1e6)
@@ -333,6 +337,8 @@ class CoordinatorService:
 
     def _peers_differ(self, found: PeersDisagree) -> None:
         """Replace the peers that differ from a majority; without one, nobody knows who is right, and the job ends."""
+        if self._is_over:
+            return
         if not found.odd or self._plans is None:
             self._end(JobFailed(PeersDiffer(f"{found}: memory or a device is faulty; resume from a checkpoint")))
             return
@@ -391,6 +397,3 @@ class CoordinatorService:
         self._is_over = True
         self._coordinator.end("the job is over")
         self._output.when_written(lambda: self._output.notify(notice, self._server.stop))
-
-    def _warn(self, problem: str) -> None:
-        self._ledger.warn(problem)

@@ -5,12 +5,14 @@ The record of a real run has the events of a simulated one: ops, spells, steps. 
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from statistics import fmean, median
+from types import MappingProxyType
 
 from recycle.core.cluster import Worker
-from recycle.core.errors import LossNotFinite, UserError
+from recycle.core.errors import UserError
 from recycle.core.events.record import (
     OPTIMIZER,
     REDUCE,
@@ -32,26 +34,14 @@ from recycle.runtime.compute.activation_memory import planned_peak_bytes
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.weight_digest import whole_digest
 from recycle.runtime.coordinator.ledger.checkpoint_reports import CheckpointReports
+from recycle.runtime.coordinator.ledger.loss_watch import LossWatch
 from recycle.runtime.coordinator.ledger.lost_work import LostWork
 from recycle.runtime.coordinator.ledger.peer_comparison import PeersDisagree, compare_peers
+from recycle.runtime.coordinator.ledger.pending_iteration import PendingIteration
+from recycle.runtime.coordinator.ledger.recovery_spells import recovery_spells
 from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.execute.spans import Span, now_us
 from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerFinished, WorkerReport
-
-# After so many steps in a row with a loss that is not finite, nothing better is to be expected.
-_MOST_NOT_FINITE = 25
-
-
-@dataclass(slots=True)
-class PendingIteration:
-    """An iteration that not all workers have reported yet: its plan, the workers that must report it, the reports so far."""
-
-    plan: Plan
-    reporters: set[Worker]
-    losses: dict[int, float] = field(default_factory=dict)
-    spans: dict[Worker, list[Span]] = field(default_factory=dict)
-    verdict: StepVerdict | None = None
-    checksums: dict[Worker, str] = field(default_factory=dict)
 
 
 class RunLedger:
@@ -75,7 +65,7 @@ class RunLedger:
         differ: Callable[[PeersDisagree], None] = lambda found: None,
         fail: Callable[[UserError], None] = lambda problem: None,
     ) -> None:
-        self._fail, self._num_not_finite = fail, 0
+        self._loss_watch = LossWatch(self.warn, fail)
         self._differ = differ
         self._agreed_steps = 0
         self._plan, self._samples, self._profiles = plan, samples_per_step, profiles
@@ -87,6 +77,7 @@ class RunLedger:
         self._gone_us = gone_us
         self._begin_us = (now_us() if begin_us is None else begin_us) - gone_us
         self._pending: dict[int, PendingIteration] = {}
+        self._unwritten: dict[Event, PendingIteration] = {}  # steps that are published, and perhaps not on disk yet
         self._losses = list(losses)
         self.checkpoints = CheckpointReports(
             save, lambda step: step in self._pending, self.write, self.warn, self.now_us, newest=len(self._losses)
@@ -100,6 +91,7 @@ class RunLedger:
         self._num_begun_again = 0
         self._warnings: list[str] = []
         self._recoveries: list[Recovered] = []
+        self._changes: list[Changed] = []  # since the last recovery, if another coordinator wrote them
 
     def restore(self, events: Iterable[Event]) -> None:
         """Continue from the events that another coordinator of this run has written, by the same clock and plan."""
@@ -119,6 +111,7 @@ class RunLedger:
                     took_us = event.length_us
                 case Recovered():
                     self._recoveries.append(event)
+                    self._changes.clear()
                     self._resumed_us = event.end_us
                     self._go_back(event.iteration)
                     self._lost.forget()  # the event has counted it
@@ -127,6 +120,7 @@ class RunLedger:
                     self._warnings.append(event.text)
                 case Changed():
                     (self._live.add if event.joins else self._live.discard)(event.node)
+                    self._changes.append(event)
                 case Resumed():
                     self._live = set(first_live)
                 case Saved():
@@ -150,8 +144,10 @@ class RunLedger:
         self._stepped_us = end_us
         self._lost.stepped(iteration, took_us, num_ops)
 
-    def resume_epoch(self, plan: Plan, epoch: int, iteration: int) -> None:
-        """Continue in an epoch that another coordinator started at `iteration`."""
+    def resume_epoch(
+        self, plan: Plan, epoch: int, iteration: int, reporters: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    ) -> None:
+        """Continue in an epoch that another coordinator started at `iteration`, with its `late_reporters`."""
         self._plan = plan
         joined = {str(row.worker) for row in plan.rows} - self._live
         for place in sorted(joined):  # the coordinator was killed before it wrote that
@@ -159,6 +155,32 @@ class RunLedger:
         # A recovery is recorded when all members have begun: before that, no step of its epoch can be in the record.
         if epoch > 1 and all(one.epoch != epoch for one in self._recoveries):
             self._go_back(iteration)
+            self._add_unrecorded(epoch, iteration, joined)
+        for number, names in reporters.items():
+            if int(number) >= len(self._losses):
+                self._pending[int(number)] = PendingIteration.of_names(plan, names)
+
+    def _add_unrecorded(self, epoch: int, iteration: int, joined: AbstractSet[str]) -> None:
+        """Write a recovery of which the coordinator was killed before it could: later steps are not to be dropped again."""
+        now_us = self.now_us()
+        at_us = min((event.at_us for event in self._changes), default=now_us)
+        workers = sorted({event.node for event in self._changes if not event.joins} or joined)
+        cause = "the coordinator was replaced in this recovery, so that its parts are not known"
+        event = Recovered(at_us, now_us, epoch, tuple(workers), not self._changes, cause, iteration, regroup_us=now_us - at_us)
+        self.add_recovery(replace(event, num_live=len(self._plan.rows)))
+
+    def late_reporters(self) -> dict[int, dict[str, str]]:
+        """The workers that must still report iterations when an epoch starts: their present places by those at that time.
+
+        If this coordinator is killed now, they report again the steps that are not on disk, too.
+        """
+        unwritten = {event.iteration: one.names() for event, one in self._unwritten.items() if isinstance(event, Stepped)}
+        return unwritten | {number: pending.names() for number, pending in self._pending.items()}
+
+    def written(self, events: Iterable[Event]) -> None:
+        """Note that events are on disk, or with the launcher of a run without a folder."""
+        for event in events:
+            self._unwritten.pop(event, None)
 
     @property
     def num_steps(self) -> int:
@@ -214,16 +236,18 @@ class RunLedger:
             case _:
                 pass
 
-    def start_epoch(self, plan: Plan, iteration: int, survivors: Iterable[Worker]) -> None:
-        """Start an epoch at `iteration`. Only `survivors` still report iterations of the epoch before.
+    def start_epoch(self, plan: Plan, iteration: int, survivors: Mapping[Worker, Worker]) -> None:
+        """Start an epoch at `iteration`. Only `survivors`, new places by present ones, still report earlier iterations.
 
-        Its last iteration may have no report yet, if it is settled only now. New workers never report it.
+        The last one may have no report yet, if it is settled only now. New workers never report it.
         """
         for number in [number for number in self._pending if number >= iteration]:
             del self._pending[number]
         for number in range(len(self._losses), iteration):
-            self._pending_iteration(number).reporters &= set(survivors)
+            self._pending_iteration(number).follow(survivors)
             self._write_if_complete(number)
+        for pending in self._unwritten.values():
+            pending.follow(survivors)
         self._plan = plan
         self._go_back(iteration)
 
@@ -249,27 +273,12 @@ class RunLedger:
             event = replace(event, at_us=at_us, abort_us=event.abort_us + event.at_us - at_us)
         redone = self._lost.settle(event.at_us, event.end_us, stepped_us, self._resumed_us)
         event = replace(event, redo_us=redone.time_us, redone_ops=redone.num_ops)
-        self._write_spells(event, stepped_us, redone.num_in_flight)
+        share = redone.num_in_flight / max(1, self._plan.num_ops)
+        for spell in recovery_spells(event, stepped_us, min(self._samples, round(self._samples * share))):
+            self.write(spell)
         self._resumed_us = event.end_us
         self._recoveries.append(event)
         self.write(event)
-
-    def _write_spells(self, event: Recovered, stepped_us: int, num_in_flight: int) -> None:
-        """Write the spells since the last step, as a simulated run does.
-
-        Steps that a checkpoint discarded stay as they were written: a reader corrects them by `in_hindsight`.
-        """
-        if stepped_us < event.at_us:
-            share = num_in_flight / max(1, self._plan.num_ops)
-            discarded = min(self._samples, round(self._samples * share))
-            cause = "join" if event.joins else "failure"
-            self.write(Spell(stepped_us, event.at_us, "redo", cause, discarded=discarded, num_live=event.num_live))
-        end_us = event.at_us
-        for cause in ("detect", "abort", "plan", "regroup", "transfer"):
-            start_us, end_us = end_us, end_us + getattr(event, f"{cause}_us")
-            # A step in flight may have ended after the failure: its time belongs to the step.
-            if max(start_us, stepped_us) < end_us:
-                self.write(Spell(max(start_us, stepped_us), end_us, "pause", cause, num_live=event.num_live))
 
     def membership_changed(self, worker: str, joins: bool, num_live: int) -> None:
         (self._live.add if joins else self._live.discard)(worker)
@@ -304,7 +313,7 @@ class RunLedger:
     def _pending_iteration(self, iteration: int) -> PendingIteration:
         """Return the pending iteration; a new one has the present plan."""
         if iteration not in self._pending:
-            self._pending[iteration] = PendingIteration(self._plan, {row.worker for row in self._plan.rows})
+            self._pending[iteration] = PendingIteration.of_plan(self._plan)
         return self._pending[iteration]
 
     def _shifted(self, spans: Iterable[Span]) -> list[Span]:
@@ -315,12 +324,13 @@ class RunLedger:
 
     def _write_if_complete(self, iteration: int) -> None:
         pending = self._pending[iteration]
-        is_complete = pending.reporters <= set(pending.spans)
-        if is_complete and iteration == len(self._losses) and pending.verdict is not None:
+        if pending.is_complete() and iteration == len(self._losses) and pending.verdict is not None:
             del self._pending[iteration]
-            self._write_iteration(iteration, pending, pending.verdict)
-            self._compare(iteration + 1, pending.checksums)
+            self._unwritten[self._write_iteration(iteration, pending, pending.verdict)] = pending
+            self._compare(iteration + 1, pending.present_checksums())
             self.checkpoints.release()
+            if iteration + 1 in self._pending:
+                self._write_if_complete(iteration + 1)
 
     def _compare(self, num_steps: int, checksums: Mapping[Worker, str]) -> None:
         if found := compare_peers(num_steps, self._agreed_steps, checksums):
@@ -329,7 +339,7 @@ class RunLedger:
         elif any(checksums.values()):
             self._agreed_steps = num_steps
 
-    def _write_iteration(self, iteration: int, pending: PendingIteration, verdict: StepVerdict) -> None:
+    def _write_iteration(self, iteration: int, pending: PendingIteration, verdict: StepVerdict) -> Stepped:
         spans = [(worker, span) for worker in sorted(pending.spans) for span in pending.spans[worker]]
         for worker, span in spans:
             self.write(OpRan(iteration, str(worker), span.label, span.start_us, span.end_us, span.is_discarded))
@@ -343,20 +353,13 @@ class RunLedger:
         self._planned_us.append(pending.plan.period_at_us(sum(ops_us)))
         self._num_begun_again += any(span.is_discarded for _, span in spans)
         self._losses.append(loss)
-        self._watch_loss(iteration + 1, loss)
+        self._loss_watch.add(iteration + 1, loss)
         self._end_step(iteration, end, end - before, len(ops_us))
         mean_busy = min(end - before, round(busy / len(pending.plan.rows)))
         self.write(Spell(before, end, "train", samples=self._samples, busy_us=mean_busy, num_live=len(pending.plan.rows)))
-        self.write(Stepped(iteration, end, _finite(loss), _finite(verdict.norm), verdict.scale, self._planned_us[-1]))
-
-    def _watch_loss(self, step: int, loss: float) -> None:
-        """Warn of the first loss of several that is not finite, and end a run that has nothing else."""
-        self._num_not_finite = 0 if math.isfinite(loss) else self._num_not_finite + 1
-        if self._num_not_finite == 1:
-            self.warn(f"the loss of step {step} is {loss}")
-        elif self._num_not_finite == _MOST_NOT_FINITE:
-            problem = f"the loss was infinite or not a number in {_MOST_NOT_FINITE} steps in a row, to step {step}"
-            self._fail(LossNotFinite(problem))
+        step = Stepped(iteration, end, _finite(loss), _finite(verdict.norm), verdict.scale, self._planned_us[-1])
+        self.write(step)
+        return step
 
     def _start(self, at_us: int, num_live: int) -> None:
         """Write the start of the run, which ends with the first op."""

@@ -1,0 +1,40 @@
+"""Seeded schedules of the whole control plane: what happens in each, and how it must end."""
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+from tests.chaos.control_plane.plane import NUM_ACTIONS, ControlPlane
+from tests.chaos.control_plane.virtual import CLOCK, virtual
+
+EVENTS = {
+    "kill": 4,
+    "join": 4,
+    "hang": 2,
+    "wake": 2,
+    "disconnect": 2,
+    "restart": 3,
+    "wait": 3,
+    "stall": 2,
+    "corrupt": 1,
+}
+MOST_EVENTS = 20
+
+
+def run_schedule(seed: int) -> Counter[str]:
+    """Run the schedule of a seed, and return what happened in it; raises AssertionError if an invariant does not hold."""
+    random, happened = Random(seed), Counter[str]()
+    with virtual(), TemporaryDirectory(dir="/dev/shm") as folder:
+        plane = CLOCK.plane = ControlPlane(random, Path(folder))
+        plane.act(random.choice([5, 40, 120]))
+        for _ in range(random.randrange(1, MOST_EVENTS)):
+            if plane.is_over:
+                break
+            (event,) = random.choices(list(EVENTS), list(EVENTS.values()))
+            getattr(plane, event)()
+            happened[event] += 1
+            plane.act(random.choice(NUM_ACTIONS))
+        plane.run_to_the_end()
+        plane.check()
+    return happened

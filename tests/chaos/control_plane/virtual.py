@@ -1,0 +1,113 @@
+"""A coordinator's server, background threads, planner and clock that do not wait: a scheduler decides when each of them acts."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from recycle.control.decide.messages import ControlMessage
+from recycle.core.cluster import Shape, Worker
+from recycle.runtime.coordinator import background, fencing, run_output, service
+from recycle.runtime.coordinator.ledger import recovered_event, run_ledger
+from recycle.runtime.coordinator.service import CoordinatorService
+from tests.control.decide.coordinator_harness import answer_for, evened
+
+if TYPE_CHECKING:
+    from tests.chaos.control_plane.plane import ControlPlane
+
+# The virtual time, and the control plane that it is the time of.
+CLOCK = SimpleNamespace(now_us=0, plane=None)
+
+
+class VirtualServer:
+    """A server without sockets; the plane takes the place of the listener."""
+
+    def __init__(self, plane: "ControlPlane", token: str, callbacks: CoordinatorService) -> None:
+        self.plane, self.callbacks = plane, callbacks
+        self.calls: deque[Callable[[], None]] = deque()
+        self.backgrounds: list[VirtualBackground] = []
+        self.is_stopped = False
+        plane.server = self
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        self.calls.append(function)
+
+    def send_frame(self, number: int, frame: ControlMessage) -> None:
+        """Send a frame, which is the message itself here: see `virtual`."""
+        self.send(number, frame)
+
+    def send(self, number: int, message: ControlMessage) -> None:
+        if (worker := self.plane.connected.get(number)) is not None:
+            worker.inbox.append(message)
+
+    def disconnect(self, number: int) -> None:
+        self.plane.close(number)
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+class VirtualBackground:
+    """A background thread whose next job runs when the scheduler says so."""
+
+    def __init__(self, name: str, call_soon: Any) -> None:
+        self._server: VirtualServer = call_soon.__self__
+        self._server.backgrounds.append(self)
+        self.jobs: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
+
+    def run(self, job: Callable[[], Any], then: Callable[[Any], None] = lambda result: None) -> None:
+        self.jobs.append((job, then))
+
+    def run_next(self) -> None:
+        job, then = self.jobs.popleft()
+        result = job()
+        self._server.call_soon(lambda: then(result))
+
+    def close(self) -> None:
+        pass
+
+
+class VirtualPlans:
+    """Plans that come when the scheduler says so."""
+
+    def __init__(self, source: "ControlPlane", shape: Shape, deliver: Callable[..., None], planning: None) -> None:
+        self._plane, self._deliver = source, deliver
+        self.requests: deque[frozenset[Worker]] = deque()
+        source.plans = self
+
+    def request(self, failed: frozenset[Worker]) -> None:
+        self.requests.append(failed)
+
+    def make_next(self) -> None:
+        failed, shape = self.requests.popleft(), self._plane.shape
+        self._deliver(failed, answer_for(shape, failed, evened(shape, failed) if self._plane.is_moving else None))
+
+    def prefetch(self, failed: frozenset[Worker]) -> None:
+        pass
+
+    def is_ready(self) -> bool:
+        return True
+
+
+@contextmanager
+def virtual() -> Iterator[None]:
+    """Replace what waits, in all modules of the coordinator."""
+
+    def now_us() -> int:
+        return CLOCK.now_us
+
+    with (
+        patch.multiple(
+            service, Server=VirtualServer, PlanRequests=VirtualPlans, now_us=now_us, encode_frame=lambda message: message
+        ),
+        patch.object(CoordinatorService, "fence", lambda self, member: CLOCK.plane.fence(member)),
+        patch.object(CoordinatorService, "is_process_running", lambda self, member: False),
+        patch.object(fencing, "identify", lambda member: None),
+        patch.object(run_ledger, "now_us", now_us),
+        patch.object(recovered_event, "now_us", now_us),
+        patch.object(background, "Background", VirtualBackground),
+        patch.object(run_output, "Background", VirtualBackground),
+    ):
+        yield

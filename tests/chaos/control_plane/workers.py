@@ -1,0 +1,281 @@
+"""Workers of a simulated job: processes that train by a model of their stage's state, and report as real ones do."""
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from recycle.control.decide.messages import (
+    Ack,
+    ControlMessage,
+    EpochBegun,
+    EpochStopped,
+    Hello,
+    JobEnded,
+    PauseAtBoundary,
+    Refused,
+    Report,
+    StartEpoch,
+    StopEpoch,
+)
+from recycle.core.cluster import Shape, Worker
+from recycle.runtime.checkpoint.files import PARTIAL, stage_file, step_folder
+from recycle.runtime.checkpoint.writer import StageSaved
+from recycle.runtime.compute.optimizer_step import StepVerdict
+from recycle.runtime.coordinator.service import CoordinatorService
+from recycle.runtime.execute.spans import Span
+from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerFinished, WorkerReport, report_to_json
+from tests.chaos.control_plane.virtual import CLOCK, VirtualServer
+from tests.control.decide.test_agreement import EpochModel, StateModel
+
+NUM_STEPS, EVERY = 9, 3
+
+
+@dataclass(eq=False)
+class SimulatedWorker:
+    """A worker process: its connection, what it holds of its stage, and the reports that are not acknowledged."""
+
+    pid: int
+    preferred: Worker | None
+    member: int = -1
+    connection: int | None = None
+    inbox: deque[ControlMessage] = field(default_factory=deque)
+    outbox: deque[ControlMessage] = field(default_factory=deque)
+    unacknowledged: deque[Report] = field(default_factory=deque)
+    num_reports: int = 0
+    epoch: int = -1
+    answered: int = -1
+    start: StartEpoch | None = None
+    place: Worker | None = None
+    state: StateModel | None = None
+    origin: int = 1
+    num_reported: int = 0
+    begun: EpochBegun | None = None
+    stopped: EpochStopped | None = None
+    finished: WorkerFinished | None = None
+    wants_pause: bool = False
+    must_stop: bool = False
+    is_hung: bool = False
+    is_corrupt: bool = False
+    is_writer: bool = False
+    saved_last_in: int = -1
+    saves: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def send(self, message: ControlMessage) -> None:
+        if self.connection is not None:
+            self.outbox.append(message)
+
+    def report(self, report: WorkerReport) -> None:
+        self.num_reports += 1
+        message = Report(self.num_reports, report_to_json(report))
+        self.unacknowledged.append(message)
+        self.send(message)
+
+    @property
+    def trains(self) -> bool:
+        return self.start is not None and self.begun is not None and self.begun.epoch == self.start.epoch
+
+
+class Workers:
+    """The worker processes of a job, and what each of them may do next. A subclass has the coordinator that they connect to."""
+
+    service: CoordinatorService | None
+    server: VirtualServer
+
+    def __init__(self, shape: Shape, folder: Path, random: Random) -> None:
+        self.shape, self.folder, self.random = shape, folder, random
+        self.is_staggered = random.random() < 0.5
+        self.workers: list[SimulatedWorker] = []
+        self.connected: dict[int, SimulatedWorker] = {}
+        self.num_connections = self.num_files = 0
+
+    def _actions_of(self, worker: SimulatedWorker) -> Iterator[Callable[[], None]]:
+        if worker.inbox:
+            yield partial(self._take, worker)
+        elif worker.connection is None and self.service is not None and not self.server.is_stopped:
+            yield partial(self._connect, worker)
+        if worker.saves:
+            yield partial(self._save, worker)
+        if worker.start is None:
+            return
+        members = self._members_of(worker)
+        is_broken = any(member is None or member.answered >= worker.start.epoch for member in members)
+        if worker.must_stop or is_broken:
+            yield partial(self._answer, worker, worker.epoch)
+        elif not worker.trains:
+            if all(member is not None and member.start is worker.start for member in members):
+                yield partial(self._begin, worker)
+        elif (model := self._epoch_model(worker)) is not None:
+            if worker.wants_pause:
+                yield partial(self._pause, worker, model)
+            assert worker.state is not None
+            if worker.state.num_settled < NUM_STEPS and not worker.start.ends:
+                for action in model.actions_of(worker.state):
+                    yield partial(self._train, worker, action)
+            elif not worker.saves and worker.finished is None:
+                yield partial(self._finish, worker)
+
+    # A worker's connection.
+
+    def _connect(self, worker: SimulatedWorker) -> None:
+        assert self.service is not None
+        self.num_connections += 1
+        number, place = self.num_connections, str(worker.preferred or "")
+        hello = Hello("", "", "", "here", worker.pid, "", CLOCK.now_us, place, worker.member, worker.epoch)
+        answer = self.service.admit(number, hello)
+        if isinstance(answer, Refused):
+            self.workers.remove(worker)
+            return
+        worker.connection, worker.member = number, answer.member
+        self.connected[number] = worker
+        worker.outbox.extend(worker.unacknowledged)
+        for message in (worker.begun, worker.stopped):
+            if message is not None:
+                worker.send(message)
+        if worker.stopped is None and worker.finished is not None:
+            worker.report(worker.finished)
+        self.service.admitted(number)
+
+    def _take(self, worker: SimulatedWorker) -> None:
+        match message := worker.inbox.popleft():
+            case StartEpoch():
+                self._take_place(worker, message)
+            case StopEpoch(epoch=epoch) if epoch > worker.answered:
+                self._answer(worker, epoch)
+            case PauseAtBoundary(epoch=epoch) if worker.start is not None and worker.start.epoch == epoch:
+                worker.wants_pause = True
+            case Ack(number=number):
+                while worker.unacknowledged and worker.unacknowledged[0].number <= number:
+                    worker.unacknowledged.popleft()
+            case JobEnded():
+                self.workers.remove(worker)
+
+    # A worker's epoch.
+
+    def _take_place(self, worker: SimulatedWorker, start: StartEpoch) -> None:
+        by_member = {number: Worker.parse(place) for place, number in start.places.items()}
+        place, is_copied = by_member[worker.member], str(by_member[worker.member]) in start.sources
+        worker.epoch, worker.start = start.epoch, start
+        worker.begun = worker.stopped = worker.finished = None
+        worker.wants_pause = worker.must_stop = False
+        is_new = worker.state is None or worker.state.stage != place.stage
+        if start.checkpoint >= 0 or (start.epoch == 1 and is_new):
+            self._check_checkpoint(start.checkpoint, place.stage)
+            worker.state = StateModel(place.stage, self.shape.num_stages, num_steps=start.iteration)
+            worker.num_reported, worker.is_corrupt = start.iteration, False
+        elif is_copied:
+            worker.state = None
+        else:
+            assert worker.state is not None, "it has no state, and gets none"
+            assert worker.state.stage == place.stage
+            worker.state.go_to(start.iteration, start.ballot)
+            self._report_settled(worker)
+        worker.place, worker.origin = place, start.origin
+        peers = sorted(each for each in by_member.values() if each.stage == place.stage and str(each) not in start.sources)
+        worker.is_writer = place == peers[0]
+
+    def _check_checkpoint(self, num_steps: int, stage: int) -> None:
+        if num_steps > 0:
+            path = self.folder / "checkpoints" / step_folder(num_steps) / stage_file(stage)
+            assert path.read_bytes() == _content(stage, num_steps), f"{path} has something else"
+
+    def _members_of(self, worker: SimulatedWorker) -> list[SimulatedWorker | None]:
+        assert worker.start is not None
+        live = {each.member: each for each in self.workers}
+        return [live.get(number) for number in worker.start.places.values()]
+
+    def _epoch_model(self, worker: SimulatedWorker) -> EpochModel | None:
+        """The states of all workers of an epoch, if all of them train in it."""
+        members = self._members_of(worker)
+        if any(each is None or not each.trains or each.start is not worker.start or each.must_stop for each in members):
+            return None
+        return EpochModel([each.state for each in members if each is not None and each.state is not None], self.is_staggered)
+
+    def _begin(self, worker: SimulatedWorker) -> None:
+        assert worker.start is not None
+        assert worker.place is not None
+        if worker.state is None:
+            number = worker.start.places[worker.start.sources[str(worker.place)]]
+            source = next(each for each in self.workers if each.member == number)
+            assert source.state is not None
+            assert (source.state.stage, source.state.num_steps) == (worker.place.stage, worker.start.iteration)
+            worker.state = StateModel(worker.place.stage, self.shape.num_stages, num_steps=worker.start.iteration)
+            worker.num_reported, worker.is_corrupt = worker.start.iteration, source.is_corrupt
+        worker.begun = EpochBegun(worker.epoch, 20)
+        worker.send(worker.begun)
+
+    def _train(self, worker: SimulatedWorker, action: Callable[[], None]) -> None:
+        assert worker.start is not None
+        assert worker.epoch == max(each.epoch for each in self.workers if each.trains), "two epochs are live"
+        action()
+        self._report_settled(worker)
+
+    def _report_settled(self, worker: SimulatedWorker) -> None:
+        """Report every iteration that is applied for good, at the place where it was run, and save what is due."""
+        state, place = worker.state, worker.place
+        assert state is not None
+        assert place is not None
+        for iteration in range(worker.num_reported, state.num_settled):
+            is_due = (iteration + 1) % EVERY == 0 or iteration + 1 == NUM_STEPS
+            checksum = "" if not is_due else f"wrong {worker.pid}" if worker.is_corrupt else "right"
+            losses = {place.pipeline: float(iteration)} if place.stage == self.shape.num_stages - 1 else {}
+            spans = [Span("0F0@0", CLOCK.now_us - 2000, CLOCK.now_us - 1000)]
+            worker.report(IterationApplied(place, iteration, losses, spans, StepVerdict(1.0, 1.0), checksum))
+            if is_due and worker.is_writer:
+                worker.saves.append((iteration + 1, worker.epoch))
+        worker.num_reported = state.num_settled
+
+    def _save(self, worker: SimulatedWorker) -> None:
+        num_steps, epoch = worker.saves.popleft()
+        assert worker.state is not None
+        name, content = self._write_file(worker, num_steps)
+        digest = hashlib.sha256(content).hexdigest()
+        worker.report(StageSaved(num_steps, worker.state.stage, name, len(content), digest, epoch))
+
+    def _write_file(self, worker: SimulatedWorker, num_steps: int, is_half: bool = False) -> tuple[str, bytes]:
+        assert worker.place is not None
+        self.num_files += 1
+        folder = self.folder / "checkpoints" / f"{step_folder(num_steps)}{PARTIAL}"
+        folder.mkdir(parents=True, exist_ok=True)
+        stage = worker.state.stage if worker.state is not None else worker.place.stage
+        name, content = f"stage-{stage}.{self.num_files:08x}.safetensors", _content(stage, num_steps)
+        (folder / name).write_bytes(content[: len(content) // 2] if is_half else content)
+        return name, content
+
+    def _finish(self, worker: SimulatedWorker) -> None:
+        assert worker.start is not None
+        assert worker.place is not None
+        is_last = worker.start.iteration == NUM_STEPS and worker.start.epoch > 1  # its writer may have died
+        if is_last and worker.is_writer and worker.saved_last_in != worker.epoch:
+            worker.saved_last_in = worker.epoch
+            worker.saves.append((NUM_STEPS, worker.epoch))
+            return
+        worker.finished = WorkerFinished(worker.place, f"{worker.place.stage}", 1, 1)
+        worker.report(worker.finished)
+
+    def _pause(self, worker: SimulatedWorker, model: EpochModel) -> None:
+        """All reach the same boundary between two iterations, and stop there one by one."""
+        end = min(NUM_STEPS, max(state.num_reduced for state in model.states))
+        while behind := [state for state in model.states if state.num_settled < end]:
+            next(actions for state in behind if (actions := model.actions_of(state)))[-1]()
+        for member in self._members_of(worker):
+            assert member is not None
+            member.must_stop = True
+            self._report_settled(member)
+
+    def _answer(self, worker: SimulatedWorker, epoch: int) -> None:
+        worker.answered, worker.start = epoch, None
+        state = worker.state
+        progress = state.progress() if state is not None else None
+        if state is not None and state.own is not None and worker.place is not None:
+            worker.report(StepUndone(worker.place, state.num_settled, [Span("0F0@0", CLOCK.now_us - 900, CLOCK.now_us - 100)]))
+        stage = state.stage if state is not None else -1
+        worker.stopped = EpochStopped(epoch, progress, "", stage, worker.origin)
+        worker.send(worker.stopped)
+
+
+def _content(stage: int, num_steps: int) -> bytes:
+    return f"stage {stage} after {num_steps} steps\n".encode()
