@@ -11,13 +11,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
 from recycle.runtime.transport.protocol import Transport
-from recycle.runtime.transport.specs import TransportBroken
+from recycle.runtime.transport.specs import GroupView, TransportBroken
 
-_DEFAULT_TIMEOUT = timedelta(seconds=60)
+_DEFAULT_TIMEOUT, _UNTIL_OVER = timedelta(seconds=60), timedelta(days=1000)
 
 
 class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
@@ -91,6 +92,16 @@ class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
     def check(self, keys: list[str]) -> bool:
         with self._changed:
             return self._values.keys() >= set(keys)
+
+
+def meet(store: Any, view: GroupView) -> None:
+    """Wait until all workers of the epoch are here, or the epoch is over.
+
+    One may load its stage for minutes, and gloo waits for seconds only. The coordinator judges how long that may take.
+    """
+    prefix = f"e{view.epoch}/ready"
+    store.set(f"{prefix}/{view.worker}", b"")
+    store.wait([f"{prefix}/{other}" for other in view.workers], _UNTIL_OVER)
 
 
 def make_unless_over(make: Callable[[], Transport], rendezvous: Rendezvous) -> Transport:

@@ -44,7 +44,7 @@ class ControlThread:
             endpoint,
             place,
             self._react,
-            lambda reason: self.inbox.put(JoinRefused(reason)),
+            self._refused,
             self._renew_lease,
             lambda silent_s: say(f"the coordinator has not answered for {silent_s:.0f} s; training goes on"),
         )
@@ -67,7 +67,16 @@ class ControlThread:
         """Whether the coordinator has asked for a pause or the end of the present epoch, or the job ends with it."""
         return self._is_ending or (self._epoch >= 0 and max(self._paused_epoch, self._stopped_epoch) >= self._epoch)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the present epoch is over, so that nothing of it is worth waiting for."""
+        return self._stopped_epoch >= self._epoch
+
     # Called in the control thread.
+
+    def _refused(self, reason: str) -> None:
+        self._abort(self._epoch)
+        self.inbox.put(JoinRefused(reason))
 
     def _react(self, message: ControlMessage) -> None:
         match message:
@@ -89,18 +98,21 @@ class ControlThread:
             case Welcome():
                 self._report_again()
             case StopEpoch(epoch=epoch):
-                with self._lock:
-                    self._stopped_epoch = max(self._stopped_epoch, epoch)
-                    rendezvous, transport = self._rendezvous, self._transport
-                if rendezvous is not None:
-                    rendezvous.abort()
-                if transport is not None:
-                    transport.abort()
+                self._abort(epoch)
                 self.inbox.put(message)
             case JobEnded():
                 self.inbox.put(message)
             case _:
                 pass
+
+    def _abort(self, epoch: int) -> None:
+        with self._lock:
+            self._stopped_epoch = max(self._stopped_epoch, epoch)
+            rendezvous, transport = self._rendezvous, self._transport
+        if rendezvous is not None:
+            rendezvous.abort()
+        if transport is not None:
+            transport.abort()
 
     def _report_again(self) -> None:
         """Repeat what a new coordinator, which may be another process, does not know."""

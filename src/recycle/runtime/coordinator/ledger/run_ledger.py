@@ -36,7 +36,7 @@ from recycle.runtime.coordinator.ledger.lost_work import LostWork
 from recycle.runtime.coordinator.ledger.peer_comparison import PeersDisagree, compare_peers
 from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.execute.spans import Span, now_us
-from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerFinished, WorkerReport
+from recycle.runtime.worker.worker_reports import IterationApplied, StageNotLoaded, StepUndone, WorkerFinished, WorkerReport
 
 # After so many steps in a row with a loss that is not finite, nothing better is to be expected.
 _MOST_NOT_FINITE = 25
@@ -211,6 +211,8 @@ class RunLedger:
                 self.write(Held(str(worker), peak, activations, self._planned_bytes(worker)))
             case StageSaved() | StageNotSaved():
                 self.checkpoints.add(report)
+            case StageNotLoaded(worker, reason):
+                self.warn(f"{worker} could not load its stage, and a checkpoint is looked for again: {reason}")
             case _:
                 pass
 
