@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import time
@@ -19,7 +20,7 @@ from recycle.cli.training.plan_choice import choose_plan
 from recycle.cli.training.train_config import parse_config
 from recycle.control.net.file_transfer import FileTransfer
 from recycle.control.net.handshake import Endpoint
-from recycle.core.errors import UserError
+from recycle.core.errors import NotSaved, UserError
 from tests.warm_processes import WarmProcess
 
 pytestmark = pytest.mark.timeout(240)
@@ -141,7 +142,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_machines_that_share_no_disk_lose_a_whole_stage_and_one_that_hung_wakes_up_too_late(alone, tmp_path):
+def test_machines_with_small_disks_of_their_own_lose_a_whole_stage_and_one_that_hung_wakes_up_too_late(alone, tmp_path):
     job, script = (*JOB, "--checkpoint.every", "5"), tmp_path / "elsewhere.py"
     script.write_text(ELSEWHERE)
     out, token, address = tmp_path / "run", tmp_path / "token", f"127.0.0.1:{free_port()}"
@@ -153,10 +154,12 @@ def test_machines_that_share_no_disk_lose_a_whole_stage_and_one_that_hung_wakes_
         wait_for(lambda: (out / "checkpoints" / "step-00000005" / "manifest.json").exists())
         os.kill(workers["W0_0"].pid, signal.SIGSTOP)
         wait_for(lambda: num_events(out, "recovery") == 1)
+        for place in ("W0_1", "W1_1"):  # no stage has room on their disks any more, neither to be sent nor as it comes
+            resource.prlimit(workers[place].pid, resource.RLIMIT_FSIZE, (50_000, 50_000))
         os.kill(workers["W0_0"].pid, signal.SIGCONT)
         os.kill(workers["W1_0"].pid, signal.SIGKILL)
         printed, problems = coordinator.communicate(timeout=150)
-        assert coordinator.returncode == 0, problems
+        assert coordinator.returncode == NotSaved.exit_code, problems
         _, words = workers["W0_0"].communicate(timeout=20)
         assert "turned away: it was taken for dead, and others do its work" in words
         assert [workers[place].wait(20) for place in ("W0_1", "W1_1")] == [0, 0]
@@ -164,6 +167,8 @@ def test_machines_that_share_no_disk_lose_a_whole_stage_and_one_that_hung_wakes_
     assert [recovery["worker"] for recovery in summary["recoveries"]] == ["W0_0", "W1_0"]
     assert summary["recoveries"][0]["cause"].startswith("silent")
     assert len(summary["recoveries"][1]["moves"]) == 1
+    unsaved = rf"there is no checkpoint of {STEPS} steps, but training goes on: W._.: cannot write .*: File too large"
+    assert re.fullmatch(unsaved, summary["warnings"][-1])
     assert summary["weights_sha256"] == alone["weights_sha256"]
     assert summary["losses"] == alone["losses"]
 

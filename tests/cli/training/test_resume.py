@@ -20,6 +20,7 @@ import pytest
 
 from recycle.core.errors import NotSaved
 from recycle.core.events.record import Spell, Stepped, Warned, read_record
+from recycle.host.process_lifetime import process_state
 from tests.cli.training.test_train import SMALL, Run, contents, refusal, run, trained
 from tests.processes import until
 from tests.warm_processes import WarmProcess
@@ -54,6 +55,11 @@ def ended_at_last(process: WarmProcess) -> Iterator[WarmProcess]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=20)
+
+
+def stopped_in(leader: int) -> list[int]:
+    """Who of that session was stopped by a signal."""
+    return [pid for pid in in_session(leader) if process_state(pid) == "T"]
 
 
 def step_folder(folder: Path, num_steps: int) -> Path:
@@ -353,7 +359,8 @@ def test_a_checkpoint_that_does_not_fit_is_reported_and_training_goes_on_to_the_
     assert [made.facts["steps"], made.facts["weights_sha256"]] == [4, finished.facts["weights_sha256"]]
     assert len(made.facts["warnings"]) == 2
     for num_steps, sentence in zip((3, 4), made.facts["warnings"], strict=True):
-        assert sentence.startswith(f"there is no checkpoint of {num_steps} steps, but training goes on: cannot write ")
+        begins = rf"there is no checkpoint of {num_steps} steps, but training goes on: W[01]_[01]: cannot write "
+        assert re.match(begins, sentence)
         assert sentence.endswith(": File too large")
         assert f"warning: {sentence}\n" in err
     assert names_in(halved / "checkpoints") == ["step-00000001", "step-00000002"]
@@ -379,20 +386,39 @@ def mount_small_disk(folder: Path, run: Path) -> None:
     atexit.register(lambda: Path(f"{folder}.left").write_text(" ".join(names_in(folder / "run" / "checkpoints"))))
 
 
-def test_a_disk_that_is_really_full_is_reported_and_training_goes_on_to_the_end(
+def fill(disk: Path) -> None:
+    """Write a file there until there is no page left, and empty lines to the end of the journal's last page."""
+    with (disk / "filler").open("wb", buffering=0) as stream, contextlib.suppress(OSError):
+        while stream.write(bytes(4096)):
+            pass
+    with (disk / "run" / "journal.jsonl").open("ab") as stream:
+        stream.write(b"\n" * (-stream.tell() % 4096))
+
+
+def test_a_worker_is_killed_while_the_disk_is_really_full_and_training_goes_on_to_the_end(
     finished: Run, halved: Path, tmp_path: Path
 ) -> None:
     shutil.rmtree(step_folder(halved, 1))
-    (tmp_path / "disk").mkdir()
-    prepare = partial(mount_small_disk, tmp_path / "disk", halved)
-    with ended_at_last(start(f"train --resume {tmp_path / 'disk' / 'run'} --json", prepare)) as process:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    # A worker stops in the first step, so that the disk is full before any step ends and before that worker is killed.
+    command = f"train --resume {disk / 'run'} --json --lease 100 --hang W1_0@3"
+    with ended_at_last(start(command, partial(mount_small_disk, disk, halved))) as process:
+        seen = Path(f"/proc/{process.pid}/root{disk}")
+        assert until(lambda: stopped_in(process.pid) or process.poll() is not None, 120)
+        if process.poll() is None:
+            fill(seen)
+            os.kill(*stopped_in(process.pid), signal.SIGKILL)
         out, err = process.communicate(timeout=120)
     if "Operation not permitted" in err:
         pytest.skip("this user may not mount a file system here")
     assert process.returncode == NotSaved.exit_code, err
     facts = json.loads(out)
     assert [facts["steps"], facts["weights_sha256"]] == [4, finished.facts["weights_sha256"]]
-    assert [sentence.rpartition(": ")[2] for sentence in facts["warnings"]] == ["No space left on device"] * 2
+    assert [recovery["worker"] for recovery in facts["recoveries"]] == ["W1_0"]
+    full = [sentence for sentence in facts["warnings"] if "No space left on device" in sentence]
+    for lost in ("journal.jsonl", "the plan from iteration 2 on is not kept", "no checkpoint of 4 steps", "summary.json"):
+        assert any(lost in sentence for sentence in full), (lost, full)
     assert (tmp_path / "disk.left").read_text() == "step-00000002"
 
 

@@ -16,7 +16,7 @@ from recycle.control.decide.messages import (
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Worker
 from tests.builders import dead
-from tests.control.decide.coordinator_harness import LEASE_S, W0_0, CoordinatorHarness, with_a_place_free
+from tests.control.decide.coordinator_harness import LEASE_S, W0_0, CoordinatorHarness, answer_for, with_a_place_free
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -188,6 +188,20 @@ def test_a_plan_that_never_comes_ends_the_job() -> None:
     assert harness.effects.logged("planning failed") == []
     harness.wait(2.0, "W0_0", "W0_1", "W1_0")
     assert harness.effects.logged("planning failed")[0] == ("planning failed", "no plan has come for 600 s")
+
+
+def test_a_checkpoint_may_take_longer_to_find_than_a_plan() -> None:
+    harness = CoordinatorHarness().form()
+    harness.die("W1_1")
+    for name in ("W0_0", "W0_1", "W1_0"):
+        harness.stop(name, None)
+    failed = harness.effects.plan_requests[-1]
+    harness.coordinator.plan_received(failed, answer_for(harness.shape, failed))
+    harness.wait(610.0, "W0_0", "W0_1", "W1_0")  # terabytes are read
+    assert harness.effects.logged("planning failed") == []
+    harness.coordinator.checkpoint_found(3)
+    assert harness.phase is CoordinatorPhase.RUNNING
+    assert harness.started().checkpoint == 3
 
 
 def test_a_member_that_gave_up_a_stalled_coordinator_reconnects_and_goes_on() -> None:

@@ -105,11 +105,11 @@ class FakeCoordinator:
 class ServerHarness:
     """A server in a thread of its own, on a port of this machine."""
 
-    def __init__(self, port: int = 0, callbacks: FakeCoordinator | None = None) -> None:
+    def __init__(self, port: int = 0, callbacks: FakeCoordinator | None = None, **options: float) -> None:
         self.callbacks = callbacks or FakeCoordinator()
         listener = listen("127.0.0.1", port)
         self.port = listener.getsockname()[1]
-        self.server = self.callbacks.server = Server(listener, TOKEN, self.callbacks)
+        self.server = self.callbacks.server = Server(listener, TOKEN, self.callbacks, **options)  # type: ignore[arg-type]
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()
 

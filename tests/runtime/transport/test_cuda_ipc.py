@@ -3,6 +3,9 @@
 The inbox is in host memory here, and no other worker maps it; everything else is the transport's own.
 """
 
+import os
+import signal
+import subprocess
 from datetime import timedelta
 from itertools import pairwise, product
 
@@ -12,9 +15,11 @@ import torch.distributed as dist
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
+from recycle.host.process_lifetime import process_start, process_state
 from recycle.runtime.transport import cuda_ipc
-from recycle.runtime.transport.cuda_ipc import CudaIpcTransport, share_one_gpu
+from recycle.runtime.transport.cuda_ipc import BufferPool, CudaIpcTransport, SharedMemory, is_gone, own_process, share_one_gpu
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TensorSpec
+from tests.processes import until
 from tests.runtime.transport.worker_threads import at_once, transport_spec
 
 pytestmark = pytest.mark.timeout(60)
@@ -138,3 +143,57 @@ def test_sums_of_tensors_on_no_gpu_go_over_the_host(transport):
     tensor = torch.arange(2.0**15)
     transport.all_reduce(tensor)
     assert torch.equal(tensor, torch.arange(2.0**15))
+
+
+# Workers that wake up too late.
+
+
+@pytest.fixture
+def frozen():
+    """The name of a process that is stopped, and the process."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        assert until(lambda: process_state(process.pid) == "T", 10)
+        yield f"{own_process().rsplit(' ', 2)[0]} {process.pid} {process_start(process.pid)}", process
+        process.kill()
+
+
+def allocate(size_bytes):
+    return torch.zeros(size_bytes, dtype=torch.uint8)
+
+
+def test_what_a_worker_writes_that_wakes_up_in_an_old_epoch_reaches_no_later_epoch(frozen):
+    pool, (late, process) = BufferPool(), frozen
+    old = pool.take("inbox", 64, [own_process(), late], allocate)
+    later = [pool.take("inbox", 64, [own_process()], allocate) for _ in range(2)]
+    process.send_signal(signal.SIGCONT)
+    old.fill_(7)  # what it does when it wakes up
+    assert [int(buffer.sum()) for buffer in later] == [0, 0]
+    assert later[0].data_ptr() == later[1].data_ptr() != old.data_ptr()
+
+
+def test_a_buffer_is_used_again_once_all_who_could_write_into_it_have_ended_or_have_left_the_epoch(frozen):
+    pool, (late, process) = BufferPool(), frozen
+    old = pool.take("inbox", 64, [own_process(), late], allocate)
+    assert pool.take("inbox", 64, [own_process(), late], allocate) is old  # it takes part, so it has left the epoch before
+    other = pool.take("inbox", 64, [own_process()], allocate)
+    process.kill()
+    process.wait()
+    assert is_gone(late)
+    assert pool.take("inbox", 64, [own_process()], allocate) is old
+    assert other is not old
+
+
+@pytest.mark.parametrize("name", ["another-machine 1 2", "", "unknown"])
+def test_a_process_that_cannot_be_seen_may_still_write(name):
+    name = {"": own_process(), "unknown": f"{own_process().rsplit(' ', 1)[0]} "}.get(name, name)
+    assert not is_gone(name)
+
+
+def test_the_workers_of_an_epoch_know_the_processes_of_each_other(monkeypatch):
+    store, taken = dist.HashStore(), []
+    monkeypatch.setattr(cuda_ipc._pool, "take", lambda *args: taken.append(args) or torch.zeros(0))
+    store.set("e3/process/W1_0", "another process")
+    view = GroupView(WORKERS[0], [WORKERS[0], WORKERS[2]], epoch=3)
+    SharedMemory(store, view, torch.device("cpu")).open("inbox", "W0_0", 0)
+    assert taken[0][:3] == ("inbox", 0, [own_process(), "another process"])

@@ -6,6 +6,7 @@ import pytest
 
 from recycle.core.cluster import Worker
 from recycle.runtime.transport.link_check import LinkCheck, unreachable
+from recycle.runtime.transport.rendezvous import ready_key
 from tests.runtime.transport.worker_threads import rendezvous_of
 
 pytestmark = pytest.mark.timeout(60)
@@ -15,8 +16,8 @@ OTHERS = [Worker(0, 1), Worker(1, 0), Worker(1, 1)]
 def test_only_a_worker_that_has_published_its_port_and_does_not_answer_is_out_of_reach():
     own, *stores = rendezvous_of(3)
     reached, gone = LinkCheck("127.0.0.1"), LinkCheck("127.0.0.1")
-    reached.publish(stores[0], OTHERS[0])
-    gone.publish(stores[1], OTHERS[1])
+    stores[0].set(ready_key(OTHERS[0]), reached.address)
+    stores[1].set(ready_key(OTHERS[1]), gone.address)
     assert unreachable(own, OTHERS) == ()
     gone.close()
     for _ in range(200):  # more than connections wait until somebody accepts them

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from recycle.core.cluster import Worker
 from recycle.runtime.transport import rendezvous
 from recycle.runtime.transport.gloo import GlooTransport
-from recycle.runtime.transport.rendezvous import Rendezvous, make_unless_over
+from recycle.runtime.transport.rendezvous import Rendezvous, make_unless_over, meet
 from recycle.runtime.transport.specs import GroupView, TransportBroken
 from tests.runtime.transport.worker_threads import PATIENCE_S, at_once, connected, rendezvous_of, transport_spec
 
@@ -200,3 +200,23 @@ def test_after_an_error_of_the_backend_the_worker_out_of_reach_is_named():
     with pytest.raises(TransportBroken, match="it cannot reach W0_1") as problem:
         make_unless_over(fail, Rendezvous(nowhere), lambda: ("W0_1",))
     assert problem.value.unreachable == ("W0_1",)
+
+
+def test_all_meet_before_they_make_groups_however_late_one_of_them_comes(monkeypatch):
+    monkeypatch.setattr(rendezvous, "_DEFAULT_TIMEOUT", timedelta(milliseconds=10))
+    stores, came = rendezvous_of(2), []
+
+    def come(number, late_s):
+        time.sleep(late_s)
+        came.append(number)
+        meet(stores[number], GroupView(WORKERS[number], WORKERS[:2], epoch=3), "here")
+        return list(came)
+
+    assert at_once(lambda: come(0, 0.0), lambda: come(1, 0.3)) == [[0, 1], [0, 1]]
+
+
+def test_nobody_is_met_any_more_when_the_epoch_is_over():
+    store = Rendezvous(nowhere)
+    threading.Timer(0.1, store.abort).start()
+    with pytest.raises(RuntimeError, match="the epoch is over"):
+        meet(store, GroupView(WORKERS[0], WORKERS[:2], epoch=3), "here")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from recycle.control.decide.agreement import Resume, agree_if_possible
-from recycle.control.decide.deadlines import PLAN_S, late_members, suspected_members, unreachable_members
+from recycle.control.decide.deadlines import CHECKPOINT_S, PLAN_S, late_members, suspected_members, unreachable_members
 from recycle.control.decide.failure_detection import stall_s
 from recycle.control.decide.journal import Journal, JournalEntry
 from recycle.control.decide.members import CoordinatorEffects, Member, MemberTable, Recovery, journal_entry
@@ -185,8 +185,9 @@ class Coordinator:
         in_phase_s = now_s - self._phase_since_s
         for member, reason in late_members(self.phase, in_phase_s, self.members.placed, self.lease_s, self.longest_op_s):
             self._give_up(member, reason)
-        if self.phase is CoordinatorPhase.PLANNING and in_phase_s > PLAN_S:
-            self._effects.planning_failed(f"no plan has come for {in_phase_s:.0f} s")
+        awaited, limit_s = ("plan", PLAN_S) if self._awaits_checkpoint is None else ("checkpoint", CHECKPOINT_S)
+        if self.phase is CoordinatorPhase.PLANNING and in_phase_s > limit_s:
+            self._effects.planning_failed(f"no {awaited} has come for {in_phase_s:.0f} s")
 
     def _discount(self, stalled_s: float, now_s: float) -> None:
         self._phase_since_s += stalled_s

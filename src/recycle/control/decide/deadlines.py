@@ -17,8 +17,8 @@ from recycle.control.decide.phases import CoordinatorPhase
 
 # All members that are asked to stop must have stopped after so many leases, but not before `SHORTEST_STOP_S`.
 STOP_LEASES, SHORTEST_STOP_S = 5, 10.0
-# A requested plan must come.
-PLAN_S = 600.0
+# A requested plan must come; and a checkpoint that is looked for, of which every byte is read.
+PLAN_S, CHECKPOINT_S = 600.0, 6 * 3600.0
 
 
 def suspected_members(

@@ -65,6 +65,13 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """A connection with a purpose of its own is served later, and why. It comes again about once a second, before the welcome."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ballot:
     """The sum of squares of every stage's reduced gradient: the input of the verdict on a step."""
 
@@ -222,7 +229,7 @@ class JobEnded:
     reason: str
 
 
-_Handshake = Challenge | Hello | Welcome | Refused
+_Handshake = Challenge | Hello | Welcome | Refused | Waiting
 _Epoch = StartEpoch | StopEpoch | PauseAtBoundary | EpochStopped | EpochBegun | StoreEntry
 _FileTransfer = UploadFile | DownloadFile | FileContent
 ControlMessage = _Handshake | _Epoch | RenewLease | Report | Ack | _FileTransfer | JobEnded

@@ -3,10 +3,11 @@
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from recycle.control.decide.messages import Challenge, Hello, ProtocolError, Refused, Welcome
+from recycle.control.decide.messages import Challenge, Hello, ProtocolError, Refused, Waiting, Welcome
 from recycle.control.net.wire import MOST_BYTES, FrameReader, encode_frame, is_proof, new_nonce, proof
 from recycle.core.release import RELEASE
 
@@ -39,13 +40,23 @@ class Session:
     welcome: Welcome
 
 
-def shake_hands(endpoint: Endpoint, preferred_place: str = "", member: int = -1, epoch: int = -1, purpose: str = "") -> Session:
-    """Connect once. Raises JoinRefused, or OSError if no process listens at the endpoint."""
+def shake_hands(
+    endpoint: Endpoint,
+    preferred_place: str = "",
+    member: int = -1,
+    epoch: int = -1,
+    purpose: str = "",
+    on_waiting: Callable[[], object] = lambda: None,
+) -> Session:
+    """Connect once. Raises JoinRefused, or OSError if no process listens at the endpoint.
+
+    `on_waiting` is called about once a second while others come first; it may raise.
+    """
     stream = socket.create_connection((endpoint.host, endpoint.port), _CONNECT_S)
     try:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         reader, nonce = FrameReader(MOST_BYTES), new_nonce()
-        challenge = reader.receive(stream, _CLOSED)
+        challenge = reader.receive(stream.recv, _CLOSED)
         if not isinstance(challenge, Challenge):
             raise ProtocolError("the first message is no challenge")
         hello = Hello(
@@ -62,7 +73,8 @@ def shake_hands(endpoint: Endpoint, preferred_place: str = "", member: int = -1,
             purpose=purpose,
         )
         stream.sendall(encode_frame(hello))
-        answer = reader.receive(stream, _CLOSED)
+        while isinstance(answer := reader.receive(stream.recv, _CLOSED), Waiting):
+            on_waiting()
         if not isinstance(answer, Welcome):
             raise JoinRefused(answer.reason if isinstance(answer, Refused) else "the coordinator did not answer a hello")
         if not is_proof(answer.proof, endpoint.token, "coordinator", nonce):

@@ -17,14 +17,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from recycle.control.decide.messages import Challenge, ControlMessage, Hello, ProtocolError, Refused, Welcome
+from recycle.control.decide.messages import Challenge, ControlMessage, Hello, ProtocolError, Refused, Waiting, Welcome
 from recycle.control.net.wire import MOST_BYTES, MOST_BYTES_UNPROVED, FrameReader, encode_frame, is_proof, new_nonce, proof
 from recycle.core.errors import PortInUse, UserError
 from recycle.core.release import RELEASE
 
 _HANDSHAKE_S = 5.0
 _MOST_HANDSHAKES = 64
-_MOST_TASKS = 256
+# So many connections with a purpose of their own are served at once. The next ones wait, at most so long.
+_MOST_TASKS, _QUEUE_S, _WAITING_S = 256, 600.0, 1.0
 _TICK_S = 0.05
 
 
@@ -78,16 +79,23 @@ class _Connection:
         self.number, self.stream = number, stream
         self.nonce = new_nonce()
         self.since_s = time.monotonic()
-        self.is_admitted = False
+        self.is_admitted = self.is_waiting = False
         self.reader = FrameReader(MOST_BYTES_UNPROVED)
         self.outbox: deque[memoryview] = deque()
         self.is_closing = False
 
 
 class Server:
-    """Serves connections, and calls `callbacks`, until it is stopped."""
+    """Serves connections, and calls `callbacks`, until it is stopped. At most `most_tasks` tasks run at once."""
 
-    def __init__(self, listener: socket.socket, token: str, callbacks: ServerCallbacks) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        token: str,
+        callbacks: ServerCallbacks,
+        most_tasks: int = _MOST_TASKS,
+        queue_s: float = _QUEUE_S,
+    ) -> None:
         self._listener, self._token, self._callbacks = listener, token, callbacks
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
@@ -96,7 +104,8 @@ class Server:
         self._selector.register(self._wake_reader, selectors.EVENT_READ, self._wake)
         self._connections: dict[int, _Connection] = {}
         self._calls: deque[Callable[[], None]] = deque()
-        self._tasks = threading.BoundedSemaphore(_MOST_TASKS)
+        self._most_tasks, self._queue_s, self._num_tasks, self._told_s = most_tasks, queue_s, 0, 0.0
+        self._queue: deque[tuple[_Connection, Hello, ConnectionTask]] = deque()
         self._last_number, self._is_running = 0, True
 
     def run(self) -> None:
@@ -110,6 +119,7 @@ class Server:
             if time.monotonic() >= next_tick_s:
                 next_tick_s = time.monotonic() + _TICK_S
                 self._drop_late_handshakes()
+                self._tell_queue()
                 self._callbacks.tick()
         self._drain()
         self._wait_for_disconnects()
@@ -154,7 +164,7 @@ class Server:
             stream, _ = self._listener.accept()
         except OSError:
             return
-        if sum(not connection.is_admitted for connection in self._connections.values()) >= _MOST_HANDSHAKES:
+        if sum(not (each.is_admitted or each.is_waiting) for each in self._connections.values()) >= _MOST_HANDSHAKES:
             stream.close()
             return
         stream.setblocking(False)
@@ -193,8 +203,8 @@ class Server:
             self._refuse(connection, str(problem))
 
     def _handshake(self, connection: _Connection, message: ControlMessage) -> None:
-        if not isinstance(message, Hello):
-            self._refuse(connection, "the first message must be a hello")
+        if not isinstance(message, Hello) or connection.is_waiting:
+            self._refuse(connection, "the first message must be a hello, and the second one follows the welcome")
         elif not is_proof(message.proof, self._token, "worker", connection.nonce):
             self._refuse(connection, "this is not the job's token")
         elif message.release != RELEASE:
@@ -212,26 +222,55 @@ class Server:
             self._callbacks.admitted(connection.number)
 
     def _start_task(self, connection: _Connection, hello: Hello) -> None:
-        """Serve a connection with a purpose of its own in a thread: it may take long, and must not delay the others."""
+        """Serve a connection with a purpose of its own, now or when one of too many others has been served."""
         task = self._callbacks.task_for(hello)
         if isinstance(task, Refused):
             self._refuse(connection, task.reason)
             return
-        if not self._tasks.acquire(blocking=False):
-            self._refuse(connection, f"too many connections for {hello.purpose} at once: try again later")
+        connection.is_waiting, connection.since_s = True, time.monotonic()
+        self._queue.append((connection, hello, task))
+        self._serve_queue()
+
+    def _serve_queue(self) -> None:
+        """Start the tasks that may run, each in a thread: it may take long, and must not delay the others."""
+        while self._queue and self._num_tasks < self._most_tasks:
+            connection, hello, task = self._queue.popleft()
+            if connection.number not in self._connections or connection.is_closing:
+                continue
+            self._num_tasks += 1
+            self._selector.unregister(connection.stream)
+            self._connections.pop(connection.number)
+            connection.stream.setblocking(True)
+            connection.outbox.append(memoryview(encode_frame(self._welcome(hello))))
+            run = partial(_run_task, connection, task, lambda: self.call_soon(self._task_ended))
+            threading.Thread(target=run, name=hello.purpose, daemon=True).start()
+
+    def _welcome(self, hello: Hello) -> Welcome:
+        return Welcome(proof(self._token, "coordinator", hello.nonce), -1, 0.0, hello.job)
+
+    def _task_ended(self) -> None:
+        self._num_tasks -= 1
+        self._serve_queue()
+
+    def _tell_queue(self) -> None:
+        """Tell those who wait that the coordinator is there, and refuse those who have waited too long."""
+        now_s = time.monotonic()
+        if not self._queue or now_s < self._told_s + _WAITING_S:
             return
-        self._selector.unregister(connection.stream)
-        self._connections.pop(connection.number)
-        connection.stream.setblocking(True)
-        welcome = encode_frame(Welcome(proof(self._token, "coordinator", hello.nonce), -1, 0.0, hello.job))
-        run = partial(_run_task, connection.stream, welcome, task, self._tasks)
-        threading.Thread(target=run, name=hello.purpose, daemon=True).start()
+        self._told_s = now_s
+        others = f"{self._num_tasks} other connections are served first"
+        for connection, hello, _ in self._queue:
+            if now_s > connection.since_s + self._queue_s:
+                self._refuse(connection, f"it has waited {self._queue_s:g} s for its {hello.purpose}: {others}")
+            else:
+                self.send(connection.number, Waiting(others))
+        self._queue = deque(each for each in self._queue if each[0].number in self._connections and not each[0].is_closing)
 
     def _refuse(self, connection: _Connection, reason: str) -> None:
         """Send the reason, and close the connection afterwards. An admitted connection is closed without one."""
         if not connection.is_admitted:
             self.send(connection.number, Refused(reason))
-        connection.is_closing = True
+        connection.is_closing, connection.is_waiting = True, False
         if not connection.outbox or connection.is_admitted:
             self._drop(connection)
 
@@ -279,7 +318,8 @@ class Server:
     def _drop_late_handshakes(self) -> None:
         late_s = time.monotonic() - _HANDSHAKE_S
         for connection in [each for each in self._connections.values() if not each.is_admitted and each.since_s < late_s]:
-            self._remove(connection)
+            if not connection.is_waiting:
+                self._remove(connection)
 
     def _drain(self, timeout_s: float = 2.0) -> None:
         end_s = time.monotonic() + timeout_s
@@ -306,10 +346,11 @@ class Server:
                         open_streams.unregister(key.fileobj)
 
 
-def _run_task(stream: socket.socket, welcome: bytes, task: ConnectionTask, slots: threading.BoundedSemaphore) -> None:
+def _run_task(connection: _Connection, task: ConnectionTask, ended: Callable[[], None]) -> None:
     try:
-        with stream, contextlib.suppress(OSError):
-            stream.sendall(welcome)
+        with connection.stream as stream, contextlib.suppress(OSError):
+            for part in connection.outbox:
+                stream.sendall(part)
             task(stream)
     finally:
-        slots.release()
+        ended()

@@ -5,9 +5,8 @@ Each side proves that it has the token without sending it: it signs a nonce of t
 
 import hmac
 import secrets
-import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from recycle.control.decide.messages import ControlMessage, ProtocolError, dumps, loads
 
@@ -74,16 +73,16 @@ class FrameReader:
         del self._bytes[:end]
         return loads(body)
 
-    def receive(self, stream: socket.socket, closed: str) -> ControlMessage:
+    def receive(self, receive_some: Callable[[int], bytes], closed: str) -> ControlMessage:
         """Wait for the next message; the bytes behind it stay in the reader. Raises ConnectionError(`closed`) at the end."""
         some = b""
         while (message := self.take_one(some)) is None:
-            if not (some := stream.recv(1 << 16)):
+            if not (some := receive_some(1 << 16)):
                 raise ConnectionError(closed)
         return message
 
-    def rest(self) -> bytes:
-        """Remove and return the bytes behind the last message, because a file follows."""
-        rest = bytes(self._bytes)
-        self._bytes.clear()
-        return rest
+    def take_bytes(self, most: int) -> bytes:
+        """Remove and return bytes behind the last message, because a file follows it."""
+        taken = bytes(self._bytes[:most])
+        del self._bytes[:most]
+        return taken

@@ -24,7 +24,7 @@ MANIFEST = "manifest.json"
 PARTIAL = ".partial"
 _STEP = re.compile(r"step-(\d{8,})")
 _IN_PARTIAL = re.compile(r"step-\d{8,}\.partial/stage-\d{1,6}\.[0-9a-f]{8}\.safetensors")
-_IN_WHOLE = re.compile(r"step-\d{8,}/(stage-\d{1,6}\.safetensors|manifest\.json)")
+_IN_WHOLE = re.compile(r"step-\d{8,}/stage-\d{1,6}\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def is_to_be_written(name: str) -> bool:
 
 
 def is_to_be_read(name: str) -> bool:
-    """Whether `name`, relative to the folder of checkpoints, is a file of a whole checkpoint."""
+    """Whether `name`, relative to the folder of checkpoints, is a stage's file of a whole checkpoint."""
     return bool(_IN_WHOLE.fullmatch(name))
 
 

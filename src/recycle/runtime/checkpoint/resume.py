@@ -2,17 +2,16 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recycle.core.errors import FileProblem, ForeignRun, NoCheckpoint
 from recycle.core.events.record import CHECKPOINTS
 from recycle.runtime.checkpoint.files import (
-    MANIFEST,
     PARTIAL,
     Checkpoint,
     find_checkpoints,
@@ -94,13 +93,6 @@ def _shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def fetch_stage(fetch: Callable[[str, Path], None], folder: Path, stage: int) -> None:
-    """Fetch the files that `load_stage` reads into `folder`, from the machine that has the whole checkpoint."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in (MANIFEST, stage_file(stage)):
-        fetch(f"{folder.name}/{name}", folder / name)
-
-
 def load_stage(checkpoint: Checkpoint, stage: int, module: nn.Module, optimizer: Optimizer) -> None:
     """Load the state of `stage` into `module` and `optimizer` in place: parameters, buffers, optimizer state and settings.
 
@@ -108,13 +100,25 @@ def load_stage(checkpoint: Checkpoint, stage: int, module: nn.Module, optimizer:
     """
     assert 0 <= stage < len(checkpoint.files), f"the checkpoint has {len(checkpoint.files)} stages, and none is {stage}"
     path = checkpoint.folder / stage_file(stage)
-    tensors, metadata = load_tensors(path)
-    if not stage_metadata(checkpoint.num_steps, stage).items() <= metadata.items() or "optimizer" not in metadata:
-        raise FileProblem(f"{path} does not hold stage {stage} after {checkpoint.num_steps} steps, but something else")
+    put_stage(path, load_tensors(path), checkpoint.num_steps, stage, module, optimizer)
+
+
+def put_stage(
+    path: Path,
+    loaded: tuple[Mapping[str, Tensor], Mapping[str, str]],
+    num_steps: int,
+    stage: int,
+    module: nn.Module,
+    optimizer: Optimizer,
+) -> None:
+    """Load what was read of the file at `path`, here or on another machine, as `load_stage` does."""
+    tensors, metadata = loaded
+    if not stage_metadata(num_steps, stage).items() <= metadata.items() or "optimizer" not in metadata:
+        raise FileProblem(f"{path} does not hold stage {stage} after {num_steps} steps, but something else")
     try:
         put_back(Snapshot(tensors, metadata["optimizer"]), module, optimizer)
     except ForeignRun as problem:
-        raise ForeignRun(f"stage {stage} cannot be loaded from {checkpoint.folder}: {problem}") from None
+        raise ForeignRun(f"stage {stage} cannot be loaded from {path.parent}: {problem}") from None
 
 
 def load(stages: Sequence[nn.Module], run: Path | str) -> int:

@@ -1,8 +1,10 @@
 """`StageWriter`: a worker's snapshots of its stage, written to the disk by a thread while training continues."""
 
 import hashlib
+import math
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,22 +41,32 @@ class StageNotSaved:
 
 
 PATIENCE_S = 60.0
-Deliver = Callable[[Path, str], None]
+_PULSE_S = 1.0
+Pulse = Callable[[int], object]
+"""Gets the numbers of bytes that move."""
+Deliver = Callable[[Path, str, Pulse], None]
 """Send the file at a path to the coordinator, which stores it under a name in the folder of checkpoints."""
+GoesOn = Callable[[bool], bool]
+"""Whether to wait on for what is being written; it is told whether bytes of a delivery have moved since it was last asked."""
 
 
 class StageWriter:
     """Saves one stage repeatedly. Each `save` is reported exactly once, and no failed save ends the training.
 
     `report` is called in the thread that writes, so it must be thread-safe. With `deliver`, a file is sent away after it is
-    written, and does not stay in `folder`.
+    written, and does not stay in `folder`. `goes_on` is asked about once a second while the caller waits.
     """
 
     def __init__(
-        self, folder: Path, stage: int, report: Callable[[StageSaved | StageNotSaved], None], deliver: Deliver | None = None
+        self,
+        folder: Path,
+        stage: int,
+        report: Callable[[StageSaved | StageNotSaved], None],
+        deliver: Deliver | None = None,
+        goes_on: GoesOn = lambda has_moved: True,
     ) -> None:
         self._folder = folder
-        self._deliver = deliver
+        self._deliver, self._goes_on, self._has_moved = deliver, goes_on, False
         self._stage = stage
         self._report = report
         self._thread: threading.Thread | None = None
@@ -63,11 +75,13 @@ class StageWriter:
         """Copy the state of the stage in an epoch and return; a thread writes the copy while training continues.
 
         There is at most one copy in memory: this waits until the former copy is written, for at most `PATIENCE_S` unless
-        `is_last`, because other workers wait for this one. After that the state is not saved.
+        `is_last`, because other workers wait for this one. After that the state is not saved. If the epoch ends meanwhile, the
+        last state is neither saved nor reported: the next epoch saves it.
         """
         if not self.wait(None if is_last else PATIENCE_S):
             reason = "the one before it is still being written: the disk is too slow"
-            self._report(StageNotSaved(num_steps, self._stage, reason, epoch))
+            if not is_last:
+                self._report(StageNotSaved(num_steps, self._stage, reason, epoch))
             return
         snapshot = self._take(num_steps, module, optimizer)
         # Not a daemon: a worker that ends normally finishes its writes first.
@@ -77,13 +91,20 @@ class StageWriter:
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until everything is written and reported; return False if that takes longer than `timeout_s`."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-            if self._thread.is_alive():
+        """Wait until everything is written and reported; return False after `timeout_s`, or when `goes_on` says no."""
+        end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while self._thread is not None:
+            self._thread.join(max(0.0, min(_PULSE_S, end_s - time.monotonic())))
+            if not self._thread.is_alive():
+                self._thread = None
+                break
+            has_moved, self._has_moved = self._has_moved, False
+            if not self._goes_on(has_moved) or time.monotonic() >= end_s:
                 return False
-            self._thread = None
         return True
+
+    def _moved(self, num_bytes: int) -> None:
+        self._has_moved = self._has_moved or num_bytes > 0
 
     def _take(self, num_steps: int, module: nn.Module, optimizer: Optimizer) -> Snapshot | StageNotSaved:
         try:
@@ -104,12 +125,14 @@ class StageWriter:
         try:
             size_bytes = save_tensors(path, snapshot.tensors, metadata, digest.update)
             if self._deliver is not None:
-                self._deliver(path, path.relative_to(self._folder).as_posix())
-                shutil.rmtree(path.parent, ignore_errors=True)
+                self._deliver(path, path.relative_to(self._folder).as_posix(), self._moved)
         except UserError as problem:
             return StageNotSaved(num_steps, self._stage, str(problem))
         except Exception as problem:  # a bug: without a report, the launcher would wait for this stage for ever
             return StageNotSaved(num_steps, self._stage, f"cannot write {path}: {_in_one_line(problem)}")
+        finally:
+            if self._deliver is not None:  # what could not be sent would fill the disk
+                shutil.rmtree(path.parent, ignore_errors=True)
         return StageSaved(num_steps, self._stage, path.name, size_bytes, digest.hexdigest())
 
 

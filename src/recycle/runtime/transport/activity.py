@@ -29,6 +29,11 @@ class Activity:
         """Compute again, after a wait."""
         self.wait_for("")
 
+    def renew(self) -> None:
+        """Begin the same again: what takes long makes progress."""
+        if not self.now.waits_for:
+            self.go_on()
+
     def end(self) -> None:
         """Do nothing until the coordinator says what to do next."""
         self.now = Doing()

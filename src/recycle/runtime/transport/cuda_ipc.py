@@ -7,6 +7,8 @@ order, so that they get the same bits.
 """
 
 import json
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from recycle.control.net.handshake import this_host
 from recycle.core.cluster import Worker
+from recycle.host.process_lifetime import process_start
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.message_queue import MessageQueue, Posted
@@ -26,6 +30,7 @@ _NUM_INBOX_ROUNDS = 2
 _NUM_STAGING_BUFFERS = 2
 _SMALL_BYTES = 2**16
 _ALIGNMENT = 256  # bytes at which a tensor of any dtype may begin
+INBOX, STAGING = "inbox", "staging"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -37,7 +42,40 @@ def share_one_gpu(store: Any, view: GroupView, gpu: str) -> bool:
     return len({prefix.get(str(other)) for other in view.workers}) == 1
 
 
-_allocated: dict[tuple[str, int], Tensor] = {}
+def own_process() -> str:
+    """A name of this process that no other process ever has: its machine and process ids' name space, its id, its start."""
+    return f"{this_host()} {os.getpid()} {process_start(os.getpid())}"
+
+
+def is_gone(process: str) -> bool:
+    """Whether the process of this name is seen to have ended. One in another name space of process ids never is."""
+    host, pid, start = process.rsplit(" ", 2)
+    return host == this_host() and bool(start) and process_start(int(pid)) != start
+
+
+class BufferPool:
+    """The memory that this process opens to others, each buffer with the processes that may still write into it.
+
+    A worker that was taken for dead may wake up and finish a copy into the buffer of its epoch. So a later epoch gets that buffer
+    only if each of these processes takes part in it, and so has left the earlier one, or has ended. Until then the buffer stays
+    allocated and unused. A buffer is never freed: CUDA keeps memory that was open to a process that was killed.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, int], list[tuple[Tensor, set[str]]]] = {}
+
+    def take(self, purpose: str, size_bytes: int, writers: Iterable[str], allocate: Callable[[int], Tensor]) -> Tensor:
+        """A buffer for an epoch, into which these processes of the epoch write."""
+        buffers, present = self._buffers.setdefault((purpose, size_bytes), []), set(writers)
+        for number, (buffer, former) in enumerate(buffers):
+            if all(is_gone(process) for process in former - present):
+                buffers[number] = buffer, present
+                return buffer
+        buffers.append((allocate(size_bytes), present))
+        return buffers[-1][0]
+
+
+_pool = BufferPool()
 
 
 class SharedMemory:
@@ -46,20 +84,22 @@ class SharedMemory:
     def __init__(self, store: Any, view: GroupView, device: torch.device) -> None:
         self.device = device
         self._handles = dist.PrefixStore(f"e{view.epoch}/memory", store)  # type: ignore[attr-defined]
+        processes = dist.PrefixStore(f"e{view.epoch}/process", store)  # type: ignore[attr-defined]
+        processes.set(str(view.worker), own_process())
+        self._members = [processes.get(str(other)).decode() for other in view.workers]
 
     def open(self, purpose: str, name: str, size_bytes: int) -> Tensor:
-        """Allocate memory of this worker, and publish its handle under a name.
-
-        The process keeps it for all its epochs: CUDA never frees memory that was open to a process that was killed.
-        """
-        if (purpose, size_bytes) not in _allocated:
-            _allocated[purpose, size_bytes] = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
-        memory = _allocated[purpose, size_bytes]
+        """Take memory of this worker that only workers of this epoch write into, and publish its handle under a name."""
+        writers = self._members if purpose == INBOX else ()  # others only read a staging buffer
+        memory = _pool.take(purpose, size_bytes, writers, self._allocate)
         if size_bytes:
             _, *handle = memory.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
             fields = [part.hex() if isinstance(part, bytes) else part for part in handle]
             self._handles.set(name, json.dumps([size_bytes, *fields]))
         return memory
+
+    def _allocate(self, size_bytes: int) -> Tensor:
+        return torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
 
     def map(self, name: str) -> Tensor:
         """The memory that another worker has opened under a name."""
@@ -108,7 +148,7 @@ class CudaIpcTransport:
         """The own staging buffer for sums of this size, and those of all peers in order; made when they are first needed."""
         if size_bytes not in self._staging:
             own_name = f"{self._view.worker}/{size_bytes}"
-            own = self._memory.open("staging", own_name, _NUM_STAGING_BUFFERS * size_bytes)
+            own = self._memory.open(STAGING, own_name, _NUM_STAGING_BUFFERS * size_bytes)
             names = [f"{other}/{size_bytes}" for other in self._view.peers]
             self._staging[size_bytes] = own, [own if name == own_name else self._memory.map(name) for name in names]
         return self._staging[size_bytes]
@@ -131,7 +171,7 @@ class CudaIpcCarrier:
         self._groups, self._spec, self._memory = groups, spec, memory
         largest = max((one.size_bytes for one in spec.tensor_specs.values()), default=0)
         self._slot_bytes = -(-largest // _ALIGNMENT) * _ALIGNMENT
-        self.inbox = memory.open("inbox", f"{view.worker}", _NUM_INBOX_ROUNDS * 2 * spec.num_chains * self._slot_bytes)
+        self.inbox = memory.open(INBOX, f"{view.worker}", _NUM_INBOX_ROUNDS * 2 * spec.num_chains * self._slot_bytes)
         self._inboxes: dict[Worker, Tensor] = {}
 
     def slot(self, inbox: Tensor, message: TensorMessage, round_: int) -> Tensor:

@@ -1,7 +1,7 @@
 """LinkCheck: which other workers of an epoch this one cannot reach.
 
-A backend that cannot make a process group does not say which link is cut. So every worker listens at a port for nothing else, and
-publishes it in the rendezvous; a worker whose groups are not made in time tries to connect to those of the others.
+A backend that cannot make a process group does not say which link is cut. So every worker listens at a port for nothing else,
+which the others know from the rendezvous; a worker whose groups are not made in time tries to connect to those of the others.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from recycle.core.cluster import Worker
-from recycle.runtime.transport.rendezvous import Rendezvous
+from recycle.runtime.transport.rendezvous import Rendezvous, ready_key
 
 # Long enough for a second attempt of TCP, if the first packet was lost.
 _CONNECT_S = 2.5
@@ -36,8 +36,9 @@ class LinkCheck:
                 continue  # the other end has given up
             connection.close()
 
-    def publish(self, rendezvous: Rendezvous, worker: Worker) -> None:
-        rendezvous.set(f"link/{worker}", f"{self.host}:{self._server.getsockname()[1]}")
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self._server.getsockname()[1]}"
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -46,12 +47,12 @@ class LinkCheck:
 
 
 def unreachable(rendezvous: Rendezvous, others: Sequence[Worker]) -> tuple[str, ...]:
-    """Return those of the other workers that have published their port, and cannot be reached there."""
-    listening = [other for other in others if rendezvous.check([f"link/{other}"])]
+    """Return those of the other workers that are ready to connect, and cannot be reached."""
+    listening = [other for other in others if rendezvous.check([ready_key(other)])]
     if not listening:
         return ()
     with ThreadPoolExecutor(min(len(listening), _MAX_AT_ONCE)) as pool:
-        reached = pool.map(lambda other: _is_reached(rendezvous.get(f"link/{other}").decode()), listening)
+        reached = pool.map(lambda other: _is_reached(rendezvous.get(ready_key(other)).decode()), listening)
         return tuple(str(other) for other, is_reached in zip(listening, reached, strict=True) if not is_reached)
 
 

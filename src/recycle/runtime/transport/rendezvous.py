@@ -11,13 +11,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
+from recycle.core.cluster import Worker
 from recycle.runtime.transport.protocol import Transport
-from recycle.runtime.transport.specs import TransportBroken
+from recycle.runtime.transport.specs import GroupView, TransportBroken
 
-_DEFAULT_TIMEOUT = timedelta(seconds=60)
+_DEFAULT_TIMEOUT, _UNTIL_OVER = timedelta(seconds=60), timedelta(days=1000)
 
 
 class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
@@ -91,6 +93,20 @@ class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
     def check(self, keys: list[str]) -> bool:
         with self._changed:
             return self._values.keys() >= set(keys)
+
+
+def meet(store: Any, view: GroupView, address: str) -> None:
+    """Wait until all workers of the epoch are here, or the epoch is over; tell them the address of this one's link check.
+
+    One may load its stage for minutes, and gloo waits for seconds only. The coordinator judges how long that may take.
+    """
+    store.set(ready_key(view.worker), address)
+    store.wait([ready_key(other) for other in view.workers], _UNTIL_OVER)
+
+
+def ready_key(worker: Worker) -> str:
+    """The key under which a worker that is ready to connect says where its link check listens."""
+    return f"ready/{worker}"
 
 
 def make_unless_over(

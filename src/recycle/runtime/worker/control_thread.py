@@ -23,7 +23,6 @@ from recycle.control.decide.messages import (
 )
 from recycle.control.net.client import Client
 from recycle.control.net.handshake import Endpoint, JoinRefused
-from recycle.core.cluster import Worker
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.transport.activity import Activity, Doing
 from recycle.runtime.transport.link_check import LinkCheck, unreachable
@@ -46,7 +45,7 @@ class ControlThread:
             endpoint,
             place,
             self._react,
-            lambda reason: self.inbox.put(JoinRefused(reason)),
+            self._refused,
             self._renew_lease,
             lambda silent_s: say(f"the coordinator has not answered for {silent_s:.0f} s; training goes on"),
         )
@@ -70,7 +69,16 @@ class ControlThread:
         """Whether the coordinator has asked for a pause or the end of the present epoch, or the job ends with it."""
         return self._is_ending or (self._epoch >= 0 and max(self._paused_epoch, self._stopped_epoch) >= self._epoch)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the present epoch is over, so that nothing of it is worth waiting for."""
+        return self._stopped_epoch >= self._epoch
+
     # Called in the control thread.
+
+    def _refused(self, reason: str) -> None:
+        self._abort(self._epoch)
+        self.inbox.put(JoinRefused(reason))
 
     def _react(self, message: ControlMessage) -> None:
         match message:
@@ -92,18 +100,21 @@ class ControlThread:
             case Welcome():
                 self._report_again()
             case StopEpoch(epoch=epoch):
-                with self._lock:
-                    self._stopped_epoch = max(self._stopped_epoch, epoch)
-                    rendezvous, transport = self._rendezvous, self._transport
-                if rendezvous is not None:
-                    rendezvous.abort()
-                if transport is not None:
-                    transport.abort()
+                self._abort(epoch)
                 self.inbox.put(message)
             case JobEnded():
                 self.inbox.put(message)
             case _:
                 pass
+
+    def _abort(self, epoch: int) -> None:
+        with self._lock:
+            self._stopped_epoch = max(self._stopped_epoch, epoch)
+            rendezvous, transport = self._rendezvous, self._transport
+        if rendezvous is not None:
+            rendezvous.abort()
+        if transport is not None:
+            transport.abort()
 
     def _report_again(self) -> None:
         """Repeat what a new coordinator, which may be another process, does not know."""
@@ -137,7 +148,6 @@ class ControlThread:
             rendezvous = self._rendezvous
         assert rendezvous is not None
         self.activity.wait_for("all")
-        self._publish_link(rendezvous, view.worker)
         others = [other for other in view.workers if other != view.worker]
         transport = make_unless_over(lambda: make(rendezvous), rendezvous, lambda: unreachable(rendezvous, others))
         self.activity.go_on()
@@ -146,13 +156,14 @@ class ControlThread:
             self._refuse_stopped(view.epoch)
         return transport
 
-    def _publish_link(self, rendezvous: Rendezvous, worker: Worker) -> None:
-        address = self.client.own_address
-        if self._link_check is not None and self._link_check.host != address:  # it reconnected by another network
+    def link_address(self) -> str:
+        """Where the other workers can try whether they reach this one."""
+        host = self.client.own_address
+        if self._link_check is not None and self._link_check.host != host:  # it reconnected by another network
             self._link_check.close()
             self._link_check = None
-        self._link_check = self._link_check or LinkCheck(address)
-        self._link_check.publish(rendezvous, worker)
+        self._link_check = self._link_check or LinkCheck(host)
+        return self._link_check.address
 
     def _refuse_stopped(self, epoch: int) -> None:
         if self._stopped_epoch >= epoch:

@@ -1,26 +1,36 @@
 """LocalStage: the stage that a worker process holds: its place, its state, and its checkpoints. It outlives an epoch."""
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from recycle.control.decide.messages import SAVE, ProgressReport, StartEpoch
 from recycle.core.cluster import Worker
-from recycle.runtime.checkpoint.files import read_checkpoint, step_folder
-from recycle.runtime.checkpoint.resume import fetch_stage, load_stage
-from recycle.runtime.checkpoint.writer import StageWriter
+from recycle.core.errors import FileProblem
+from recycle.runtime.checkpoint.files import read_checkpoint, stage_file, step_folder
+from recycle.runtime.checkpoint.resume import load_stage, put_stage
+from recycle.runtime.checkpoint.tensor_file import read_tensors
+from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved, StageWriter
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.state_checksum import state_checksum
 from recycle.runtime.execute.spans import Span
 from recycle.runtime.execute.stage_state import StageState
-from recycle.runtime.transport.activity import Activity
 from recycle.runtime.transport.gloo_groups import GlooGroups
-from recycle.runtime.transport.specs import GroupView
+from recycle.runtime.transport.specs import GroupView, TransportBroken
 from recycle.runtime.transport.state_transfer import receive_state, send_state
+from recycle.runtime.worker.control_thread import ControlThread
 from recycle.runtime.worker.epoch_setup import make_stage_state
-from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerReport
+from recycle.runtime.worker.worker_reports import IterationApplied, StageNotLoaded, StepUndone
 from recycle.runtime.worker.worker_spec import WorkerSpec
+
+# A worker that could not load its stage so many times in a row ends.
+_MOST_FAILED_LOADS = 3
+
+
+class CannotLoad(Exception):
+    """This worker could not load its stage several times in a row, and why."""
 
 
 class LocalStage:
@@ -29,16 +39,11 @@ class LocalStage:
     `on_saved` is called with the iteration after which a checkpoint was begun.
     """
 
-    def __init__(
-        self,
-        spec: WorkerSpec,
-        place: Worker | None,
-        report: Callable[[WorkerReport], None],
-        on_saved: Callable[[int], None],
-        activity: Activity,
-    ) -> None:
+    def __init__(self, spec: WorkerSpec, place: Worker | None, control: ControlThread, on_saved: Callable[[int], None]) -> None:
         self.place = place
-        self._spec, self._report, self._on_saved, self._activity = spec, report, on_saved, activity
+        self._spec, self._control, self._on_saved = spec, control, on_saved
+        self._report, self._activity = control.report, control.activity
+        self._num_failed_loads = 0
         self._state: StageState | None = None
         self._has_state = False
         self._writes_checkpoints, self._epoch = False, 0
@@ -73,7 +78,7 @@ class LocalStage:
             self._has_state = False
             self._state = self._make_state(place.stage, start.iteration, device)
         if is_fresh:
-            self._load_checkpoint(start.checkpoint)
+            self._load_checkpoint(place, start.checkpoint)
             self._has_state = True
         elif not is_copied:
             self.report_undone(start.iteration, self.state.resume_at(start.iteration, start.ballot, self.on_applied))
@@ -84,21 +89,51 @@ class LocalStage:
     def _make_state(self, stage: int, num_steps: int, device: torch.device) -> StageState:
         if self._spec.checkpoint_folder is not None:
             deliver = self._spec.file_transfer.upload if self._spec.file_transfer is not None else None
-            self._writer = StageWriter(self._spec.checkpoint_folder, stage, self._report, deliver)
+            self._writer = StageWriter(self._spec.checkpoint_folder, stage, self._report_saved, deliver, self._goes_on)
         return make_stage_state(self._spec, stage, num_steps, device)
 
-    def _load_checkpoint(self, num_steps: int) -> None:
-        """Load the stage from the checkpoint after `num_steps` steps, if there is one."""
+    def _report_saved(self, report: StageSaved | StageNotSaved) -> None:
+        if isinstance(report, StageNotSaved):
+            report = replace(report, reason=f"{self.place}: {report.reason}")
+        self._report(report)
+
+    def _goes_on(self, has_moved: bool) -> bool:
+        """Renew the activity if bytes of a file have moved; return whether the epoch goes on."""
+        if has_moved:
+            self._activity.renew()
+        return not self._control.is_over
+
+    def _load_checkpoint(self, place: Worker, num_steps: int) -> None:
+        """Load the stage of `place` from the checkpoint after `num_steps` steps, if there is one.
+
+        If that fails, the epoch does, too: the coordinator looks for the newest whole checkpoint again.
+        """
         if num_steps <= 0:
             return
+        try:
+            self._load(num_steps)
+            self._num_failed_loads = 0
+        except FileProblem as problem:
+            self._num_failed_loads += 1
+            self._report(StageNotLoaded(place, str(problem)))
+            if self._num_failed_loads == _MOST_FAILED_LOADS:
+                raise CannotLoad(str(problem)) from None
+            raise TransportBroken(str(problem)) from None
+
+    def _load(self, num_steps: int) -> None:
         assert self._spec.checkpoint_folder is not None
         folder, file_transfer = self._spec.checkpoint_folder / step_folder(num_steps), self._spec.file_transfer
-        if file_transfer is not None:
-            fetch_stage(file_transfer.download, folder, self.number)
-        checkpoint = read_checkpoint(folder, self.number)
-        load_stage(checkpoint, self.number, self.state.stage.module, self.state.stepper.optimizer)
-        if file_transfer is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        module, optimizer = self.state.stage.module, self.state.stepper.optimizer
+        if file_transfer is None:
+            load_stage(read_checkpoint(folder, self.number), self.number, module, optimizer)
+            return
+        name = f"{folder.name}/{stage_file(self.number)}"
+        loaded = file_transfer.download(name, partial(read_tensors, source=name), self._pulse)
+        put_stage(folder / stage_file(self.number), loaded, num_steps, self.number, module, optimizer)
+
+    def _pulse(self, num_bytes: int) -> None:
+        if not self._goes_on(num_bytes > 0):
+            raise TransportBroken("the epoch was over before its checkpoint was loaded")
 
     def transfer(self, groups: GlooGroups, sources: Mapping[str, str]) -> None:
         """Send the state to the peers that copy it from here, or receive it. `sources` are the senders by receiver."""
@@ -137,5 +172,5 @@ class LocalStage:
         is_last = start.ends or (start.iteration == self._spec.num_steps and start.epoch > 1)
         if self._writes_checkpoints and is_last:
             self._save(start.iteration, is_last=True)
-        if self._writer is not None:
-            self._writer.wait()
+        if self._writer is not None and not self._writer.wait():
+            raise TransportBroken("the epoch was over before its checkpoint was written")

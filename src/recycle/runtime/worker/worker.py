@@ -32,12 +32,12 @@ from recycle.runtime.compute.weight_digest import digest
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.transport.protocol import Transport
-from recycle.runtime.transport.rendezvous import Rendezvous
+from recycle.runtime.transport.rendezvous import Rendezvous, meet
 from recycle.runtime.transport.specs import GroupView, TransportBroken
 from recycle.runtime.worker.control_thread import ControlThread
 from recycle.runtime.worker.epoch_setup import connect, make_trainer, worker_program
 from recycle.runtime.worker.fault_injection import FaultInjector
-from recycle.runtime.worker.local_stage import LocalStage
+from recycle.runtime.worker.local_stage import CannotLoad, LocalStage
 from recycle.runtime.worker.worker_reports import WorkerCrashed, WorkerFinished
 from recycle.runtime.worker.worker_spec import WorkerSpec
 
@@ -98,10 +98,13 @@ class _WorkerProcess:
             self._spec = self._spec_for(welcome)
             self._injector = FaultInjector(self._injections, self._spec.deaths)
             on_saved = partial(self._injector.on_progress, label=CHECKPOINT)
-            self._stage = LocalStage(self._spec, self._preferred_place, self._control.report, on_saved, self._control.activity)
+            self._stage = LocalStage(self._spec, self._preferred_place, self._control, on_saved)
             self._follow(self._stage)
         except JoinRefused as problem:
             raise SystemExit(f"this worker was turned away: {problem}") from None
+        except CannotLoad as problem:  # others go on without it
+            self._control.client.wait_until_acknowledged(_LAST_REPORT_S)
+            raise SystemExit(f"this worker ends: {problem}") from None
         except UserError as problem:
             self._report_crash(str(problem), problem)
         except Exception:
@@ -194,6 +197,7 @@ class _WorkerProcess:
         program = worker_program(Plan.parse(start.plan), view.worker)
 
         def make_transport(store: Rendezvous) -> Transport:
+            meet(store, view, self._control.link_address())
             device, address = self._set_device(), self._control.client.own_address
             return connect(self._spec, program, view, store, device, address, self._control.activity)
 

@@ -57,7 +57,15 @@ class WorkerCrashed:
     problem: UserError | None = None
 
 
-WorkerReport = IterationApplied | StepUndone | WorkerFinished | WorkerCrashed | StageSaved | StageNotSaved
+@dataclass(frozen=True, slots=True)
+class StageNotLoaded:
+    """A worker could not load its stage from a checkpoint, and why."""
+
+    worker: Worker
+    reason: str
+
+
+WorkerReport = IterationApplied | StepUndone | WorkerFinished | WorkerCrashed | StageSaved | StageNotSaved | StageNotLoaded
 _KINDS: dict[str, Callable[..., WorkerReport]] = {wire_name(kind): kind for kind in get_args(WorkerReport)}
 
 # Fields whose values JSON does not know.

@@ -41,7 +41,7 @@ from recycle.runtime.coordinator.ledger.pending_iteration import PendingIteratio
 from recycle.runtime.coordinator.ledger.recovery_spells import recovery_spells
 from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.execute.spans import Span, now_us
-from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerFinished, WorkerReport
+from recycle.runtime.worker.worker_reports import IterationApplied, StageNotLoaded, StepUndone, WorkerFinished, WorkerReport
 
 
 class RunLedger:
@@ -233,6 +233,8 @@ class RunLedger:
                 self.write(Held(str(worker), peak, activations, self._planned_bytes(worker)))
             case StageSaved() | StageNotSaved():
                 self.checkpoints.add(report)
+            case StageNotLoaded(worker, reason):
+                self.warn(f"{worker} could not load its stage, and a checkpoint is looked for again: {reason}")
             case _:
                 pass
 
