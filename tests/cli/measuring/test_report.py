@@ -14,7 +14,7 @@ import pytest
 from recycle.cli.measuring.report import add_report_parser
 from recycle.cli.measuring.report_text import curve
 from recycle.core.errors import UserError
-from recycle.core.events.record import Event, Held, OpRan, Recovered, Spell, Started, Stepped, plan_file, write_record
+from recycle.core.events.record import Event, Held, OpRan, Placed, Recovered, Spell, Started, Stepped, plan_file, write_record
 from recycle.core.plans.plan import Plan
 from recycle.sim.replay.replay import Conditions, replay
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan
@@ -189,6 +189,19 @@ def test_memory_of_many_workers_is_shown_by_stage_and_rows_may_be_all(folder: Pa
     assert "memory     of each stage the fullest of 48 workers" in out
     assert out.count("8 of 48 workers are not shown") == 2
     assert len(re.findall(r"(?m)^W\d+_\d +▕", printed(capsys, "wide", "--rows", "all"))) == 96
+
+
+def test_workers_are_listed_with_their_hosts_and_processes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "workers    " not in printed(capsys, "run")
+    placed = [Placed(5, "W1_0", "a", 4711), Placed(7, "W0_1", "b", 12), Placed(2_000_000, "W1_0", "b", 13)]
+    save_run(folder / "run", [*training_record(PLAN, EVENTFUL), *placed])
+    found = re.search(r"(?m)^workers    worker +host +pid +from\n((?: {11}.*\n)+)", printed(capsys, "run"))
+    assert found is not None
+    rows = [line.split() for line in found[1].splitlines()]
+    assert rows == [["W0_1", "b", "12", "7", "µs"], ["W1_0", "a", "4711", "5", "µs"], ["W1_0", "b", "13", "2", "s"]]
+    assert facts(capsys, "run")["workers"][0] == {"worker": "W1_0", "host": "a", "pid": 4711, "at_us": 5}
+    save_run(folder / "run", [*training_record(PLAN, EVENTFUL), *(Placed(n, "W1_0", "a", n) for n in range(20))])
+    assert "and 4 more; --json lists all" in printed(capsys, "run")
 
 
 def test_many_warnings_and_checkpoints_are_cut_short(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from recycle.core.events.record import (
     Changed,
     Joining,
     OpRan,
+    Placed,
     Recovered,
     Spell,
     Started,
@@ -41,6 +42,7 @@ EVENT = st.one_of(
     st.builds(OpRan, TIME, TEXT, TEXT, TIME, TIME),
     st.builds(Changed, TIME, TEXT, st.booleans(), TIME),
     st.builds(Spell, TIME, TIME, TEXT, cause=TEXT, samples=TIME, num_live=TIME),
+    st.builds(Placed, TIME, TEXT, TEXT, TIME),
     st.builds(Joining, TIME, TEXT),
     st.builds(Suspected, TIME, TEXT, TEXT),
     st.builds(

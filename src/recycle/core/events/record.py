@@ -123,6 +123,17 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
+class Placed:
+    """A process takes the place `node`; `host` is the name of its machine, `pid` its process id there."""
+
+    EVENT: ClassVar[str] = "placed"
+    at_us: int
+    node: str
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class Joining:
     """A process is loading, and takes the place `node` at the next boundary between iterations."""
 
@@ -237,7 +248,7 @@ class Spell:
         return self.end_us - self.start_us
 
 
-Event = Started | Resumed | OpRan | Stepped | Held | Saved | Warned | Changed | Joining | Suspected | Recovered | Spell
+Event = Started | Resumed | OpRan | Stepped | Held | Saved | Warned | Changed | Placed | Joining | Suspected | Recovered | Spell
 _KINDS: dict[str, type[Event]] = {kind.EVENT: kind for kind in get_args(Event)}
 # One encoder for all lines: `json.dumps` with these options would make one for each.
 _OP = f'{{"event":"{OpRan.EVENT}"'.encode()

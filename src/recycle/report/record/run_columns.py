@@ -17,6 +17,7 @@ from recycle.core.events.record import (
     Event,
     Held,
     OpRan,
+    Placed,
     Recovered,
     Saved,
     Spell,
@@ -101,6 +102,7 @@ class RunRecord:
     steps: tuple[Stepped, ...]
     spells: tuple[Spell, ...]
     changes: tuple[Changed, ...]
+    placed: tuple[Placed, ...]
     recoveries: tuple[Recovered, ...]
     held: tuple[Held, ...]
     saved: tuple[Saved, ...]
@@ -196,6 +198,7 @@ def read_run_record(events: Iterable[Event]) -> RunRecord:
         steps=tuple(steps[iteration] for iteration in sorted(steps)),
         spells=tuple(in_hindsight(known.get(Spell, []), reader.history)),
         changes=tuple(known.get(Changed, [])),
+        placed=tuple(known.get(Placed, [])),
         recoveries=recoveries,
         held=tuple(sorted(held.values(), key=lambda one: Worker.parse(one.worker))),
         saved=tuple(known.get(Saved, [])),

@@ -133,6 +133,7 @@ class Summary:
             "run": run.metrics.to_json() if run.metrics else None,
             "recoveries": [one.to_json() for one in run.recoveries],
             "lost_us": {"total": self.lost_us, **{part: sum(one.parts_us[part] for one in run.recoveries) for part in PARTS}},
+            "workers": [{"worker": one.node, "host": one.host, "pid": one.pid, "at_us": one.at_us} for one in run.placed],
             "memory": [{**asdict(one), "ratio": _rounded(memory_ratio(one))} for one in run.held],
             "checkpoints": [
                 {"at_us": one.at_us, "steps": one.num_steps, "folder": one.folder, "size_bytes": one.size_bytes}

@@ -18,6 +18,7 @@ from recycle.core.events.record import (
     Event,
     Held,
     OpRan,
+    Placed,
     Recovered,
     Resumed,
     Saved,
@@ -35,6 +36,7 @@ from recycle.runtime.coordinator.ledger.checkpoint_reports import CheckpointRepo
 from recycle.runtime.coordinator.ledger.lost_work import LostWork
 from recycle.runtime.coordinator.ledger.peer_comparison import PeersDisagree, compare_peers
 from recycle.runtime.coordinator.ledger.trained import Trained
+from recycle.runtime.coordinator.ledger.worker_processes import WorkerProcesses
 from recycle.runtime.execute.spans import Span, now_us
 from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerFinished, WorkerReport
 
@@ -91,6 +93,7 @@ class RunLedger:
         self.checkpoints = CheckpointReports(
             save, lambda step: step in self._pending, self.write, self.warn, self.now_us, newest=len(self._losses)
         )
+        self.processes = WorkerProcesses(self.write, self.now_us)
         self._stepped_us = 0
         self._resumed_us = self._start_us = gone_us
         self._has_started = False
@@ -129,6 +132,8 @@ class RunLedger:
                     (self._live.add if event.joins else self._live.discard)(event.node)
                 case Resumed():
                     self._live = set(first_live)
+                case Placed():
+                    self.processes.restore(event)
                 case Saved():
                     self.checkpoints.restore(event.num_steps)
                 case _:
