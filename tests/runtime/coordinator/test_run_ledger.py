@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from recycle.core.cluster import Worker
-from recycle.core.events.record import Changed, OpRan, Placed, Recovered, Spell, Stepped, Warned, in_hindsight
+from recycle.core.events.record import Changed, OpRan, Placed, Recovered, Spell, Stepped, Warned
+from recycle.report.record.hindsight import in_hindsight
 from recycle.report.record.metrics import measure
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 from recycle.runtime.compute.optimizer_step import StepVerdict

@@ -42,6 +42,7 @@ def report_lines(summary: Summary, state: str, width: int) -> list[str]:
         "saved": _saved(summary),
         "warnings": _warnings(summary),
         "missing": _missing(summary),
+        "not whole": [summary.gaps_text] if summary.gaps else [],
     }
     lines = [line for label, texts in paragraphs.items() for line in _labelled(label, texts)]
     loss_lines = _labelled("loss", _loss_curve(summary, width))

@@ -24,9 +24,9 @@ from recycle.core.events.record import (
     Started,
     Stepped,
     Warned,
-    in_hindsight,
 )
 from recycle.core.op import Op
+from recycle.report.record.hindsight import in_hindsight
 from recycle.report.record.metrics import Metrics, measure
 
 Ints = NDArray[np.int64]

@@ -12,6 +12,7 @@ from recycle.control.decide.messages import ControlMessage, DownloadFile, Upload
 from recycle.core.errors import FileProblem, NoCheckpoint, UserError
 from recycle.core.events.record import (
     CHECKPOINTS,
+    CUT_OFF,
     PLAN,
     RECORD,
     SUMMARY,
@@ -80,7 +81,10 @@ class RunFolder:
                     f"{folder} has done {self.resumed.num_steps} steps, more than the {num_steps} to be done: "
                     "ask for at least as many"
                 )
-            before = list(events_before(self.resumed.num_steps, read_record(folder / RECORD)))
+            gaps: list[str] = []
+            before = list(events_before(self.resumed.num_steps, read_record(folder / RECORD, gaps=gaps)))
+            if missing := [gap for gap in gaps if gap != CUT_OFF]:  # it is numbered anew: nobody could find that later
+                self.warnings.append(f"{folder / RECORD} is not whole: {'; '.join(missing)}")
             if _rows_in(folder / PLAN) != plan.rows:
                 before.append(Started("train", options.name))  # by another plan from here on
             self.gone_us = max((event.end_us for event in before if isinstance(event, Spell)), default=0)
