@@ -342,7 +342,7 @@ def _read_events(stream: BufferedReader, path: Path | str, num_bytes_without_ops
         try:
             yield _event(data)
         except UserError as problem:
-            raise FileProblem(f"{path}, line {number}: {problem}; a report without it needs the line removed") from None
+            raise FileProblem(f"{path}, line {number}: {problem}; remove this line, and the others can be used") from None
 
 
 def _gap(expected: int, found: int) -> str:
