@@ -216,6 +216,12 @@ def test_a_folder_is_no_place_for_a_plan(folder: Path, capsys: pytest.CaptureFix
         ("estimate --model 6.7b --gpu abacus --stages 2", r"no GPU is called 'abacus': choose from a100-80"),
         ("estimate --model 6.7b --gpu h100 --stages 0", r"stages"),
         ("show", r"the following arguments are required: PLAN"),
+        ("show .", r"cannot read \.: it is a folder; name a recycle-plan file"),
+        (
+            "worker 127.0.0.1:1 --token-file nothere",
+            r"cannot read the token in nothere: .*; copy the file from the coordinator's",
+        ),
+        ("show plan.json --colour red", r"^recycle show: unrecognized arguments: --colour red; see 'recycle show --help'$"),
     ],
 )
 def test_a_wrong_command_is_explained(command: str, sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,7 +110,7 @@ def test_a_whole_backward_is_not_shorter_than_its_first_half():
         StageProfile(1, 5, 1, fused_us=4)
 
 
-@pytest.mark.parametrize("bandwidth", [0, -1, float("inf"), float("nan"), "fast"])
+@pytest.mark.parametrize("bandwidth", [0, -1, float("inf"), float("nan"), "fast", 10**400])
 def test_a_link_needs_a_finite_bandwidth(bandwidth):
     with pytest.raises(UserError, match=r"bytes_per_us is .* must be a finite number above 0"):
         Link(0, bandwidth)

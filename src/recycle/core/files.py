@@ -79,6 +79,8 @@ def refuse_device(path: Path) -> None:
 def read_json(path: Path, format_name: str, version: int) -> dict[str, Any]:
     """Return the JSON object at `path`, which must carry our `format` and a `version` that we read."""
     refuse_device(path)
+    if path.is_dir():
+        raise FileProblem(f"cannot read {path}: it is a folder; name a {format_name} file, such as one in it")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:

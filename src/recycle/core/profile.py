@@ -1,6 +1,7 @@
 """Profile: the cost of each op at each stage in microseconds and bytes, and the links between workers."""
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -33,7 +34,7 @@ class Link:
 
     def __post_init__(self) -> None:
         _refuse_out_of_range("a link's latency_us", self.latency_us, 0)
-        if not (isinstance(self.bytes_per_us, int | float) and 1e-9 <= self.bytes_per_us < math.inf):
+        if not (isinstance(self.bytes_per_us, int | float) and 1e-9 <= self.bytes_per_us <= sys.float_info.max):
             raise UserError(f"a link's bytes_per_us is {self.bytes_per_us!r}, but it must be a finite number above 0")
 
     def time_us(self, size_bytes: int) -> int:

@@ -11,7 +11,7 @@ from recycle.cli.live.grid import bar_cells, draw
 from recycle.cli.live.live_view import LiveView
 from recycle.cli.live.run_state import ALIVE, DEAD, JOINING, SUSPECTED, RunState, describe_change, initial_state, state_after
 from recycle.core.cluster import Shape, Worker
-from recycle.core.events.record import Changed, Event, Joining, OpRan, Recovered, Saved, Spell, Stepped, Suspected, Warned
+from recycle.core.events.record import Changed, Event, Joining, OpRan, Placed, Recovered, Saved, Spell, Stepped, Suspected, Warned
 from recycle.report.record.recovery_text import describe_parts
 from tests.recovery_records import JOINED, LEFT, recovery_record
 
@@ -239,9 +239,33 @@ def test_without_a_terminal_every_death_join_and_recovery_is_a_line() -> None:
     ]
 
 
+def test_a_worker_that_leaves_or_joins_is_named_with_its_host_and_process() -> None:
+    events = (
+        Placed(0, "W1_2", "a", 4711),
+        Suspected(5, "W1_2", "silent for 2.0 s"),
+        Changed(10, "W1_2", False, 11),
+        Placed(30, "W1_2", "b", 12),
+        Joining(30, "W1_2"),
+        Changed(40, "W1_2", True, 12),
+    )
+    assert printed(*events).splitlines() == [
+        "W1_2 (host a, pid 4711) is suspected, and will be fenced: silent for 2.0 s",
+        "W1_2 (host a, pid 4711) left: 11 workers are live",
+        "W1_2 (host b, pid 12) is loading, and joins at the next iteration",
+        "W1_2 (host b, pid 12) joined: 12 workers are live",
+    ]
+
+
+def test_below_the_grid_are_the_processes_of_workers_that_are_not_alive() -> None:
+    placed = Placed(0, "W1_2", "a", 4711), Placed(0, "W0_1", "b", 12), Placed(0, "W0_0", "a", 7)
+    state = known(*placed, Changed(5, "W1_2", False, 11), Suspected(6, "W0_1", "silent for 2.0 s"))
+    assert lines(state)[8].strip() == "W0_1 hangs: host b, pid 12; W1_2 dead: host a, pid 4711"
+    assert all("pid" not in line for line in lines(known(*placed)))
+
+
 def test_ops_and_spells_are_no_news() -> None:
-    assert describe_change(OpRan(0, "W0_0", "0F0@0", 0, 5)) is None
-    assert describe_change(Spell(0, 5, "redo", "failure")) is None
+    assert describe_change(OpRan(0, "W0_0", "0F0@0", 0, 5), {}) is None
+    assert describe_change(Spell(0, 5, "redo", "failure"), {}) is None
 
 
 @pytest.mark.timeout(60)

@@ -4,8 +4,11 @@ import argparse
 import io
 import json
 import re
+import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import pytest
 from recycle.cli.measuring.report import add_report_parser
 from recycle.cli.measuring.report_text import curve
 from recycle.core.errors import UserError
-from recycle.core.events.record import Event, Held, OpRan, Recovered, Spell, Started, Stepped, plan_file, write_record
+from recycle.core.events.record import Event, Held, OpRan, Placed, Recovered, Spell, Started, Stepped, plan_file, write_record
 from recycle.core.plans.plan import Plan
 from recycle.sim.replay.replay import Conditions, replay
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan
@@ -139,11 +142,12 @@ def test_a_run_that_was_cut_off_is_reported_as_far_as_it_went(folder: Path, caps
     assert known["iterations"]["last"] == 10
 
 
-def test_a_last_line_that_was_cut_in_the_middle_does_not_matter(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_last_line_that_was_cut_in_the_middle_is_left_out_and_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = Path("cut/record.jsonl")
     before = facts(capsys, "cut")
     path.write_bytes(path.read_bytes() + b'{"event":"op","iterat')
-    assert facts(capsys, "cut") == before
+    assert run("cut", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {**before, "gaps": ["its last line is cut off"]}
 
 
 def test_a_run_that_was_resumed_has_not_ended_with_its_old_summary(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,6 +195,19 @@ def test_memory_of_many_workers_is_shown_by_stage_and_rows_may_be_all(folder: Pa
     assert len(re.findall(r"(?m)^W\d+_\d +▕", printed(capsys, "wide", "--rows", "all"))) == 96
 
 
+def test_workers_are_listed_with_their_hosts_and_processes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "workers    " not in printed(capsys, "run")
+    placed = [Placed(5, "W1_0", "a", 4711), Placed(7, "W0_1", "b", 12), Placed(2_000_000, "W1_0", "b", 13)]
+    save_run(folder / "run", [*training_record(PLAN, EVENTFUL), *placed])
+    found = re.search(r"(?m)^workers    worker +host +pid +from\n((?: {11}.*\n)+)", printed(capsys, "run"))
+    assert found is not None
+    rows = [line.split() for line in found[1].splitlines()]
+    assert rows == [["W0_1", "b", "12", "7", "µs"], ["W1_0", "a", "4711", "5", "µs"], ["W1_0", "b", "13", "2", "s"]]
+    assert facts(capsys, "run")["workers"][0] == {"worker": "W1_0", "host": "a", "pid": 4711, "at_us": 5}
+    save_run(folder / "run", [*training_record(PLAN, EVENTFUL), *(Placed(n, "W1_0", "a", n) for n in range(20))])
+    assert "and 4 more; --json lists all" in printed(capsys, "run")
+
+
 def test_many_warnings_and_checkpoints_are_cut_short(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     every = tuple(range(12))
     save_run(Path("noisy"), training_record(PLAN, Training(12, saved=every, warned=every)))
@@ -200,9 +217,15 @@ def test_many_warnings_and_checkpoints_are_cut_short(folder: Path, capsys: pytes
     assert len(facts(capsys, "noisy")["warnings"]) == 12
 
 
+def save_later(folder: Path, plans: dict[int, Plan]) -> None:
+    for iteration, plan in plans.items():
+        plan.save(folder / plan_file(iteration))
+
+
 def save_recovered(folder: Path) -> None:
     save_run(folder, recovery_record(), {"steps": 14})
     whole_plan().save(folder / "plan.json")
+    save_later(folder, {5: degraded_plan(), 9: whole_plan()})
 
 
 def test_a_run_with_recoveries_lists_them_below_where_the_time_went(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,6 +240,43 @@ def test_a_run_with_recoveries_lists_them_below_where_the_time_went(folder: Path
     known = facts(capsys, "failed")
     assert [one["worker"] for one in known["recoveries"]] == ["W1_1", "W1_1"]
     assert known["run"]["failures"] == known["run"]["joins"] == 1
+
+
+def without_lines(first: int, last: int, folder: Path) -> None:
+    lines = (folder / "record.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (folder / "record.jsonl").write_text("".join([*lines[: first - 1], *lines[last:]]), encoding="utf-8")
+
+
+def without_numbers_and_step(step: int, folder: Path) -> None:
+    """As a record of an earlier release, and without one of its steps."""
+    lines = (folder / "record.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if f'"step","iteration":{step - 1},' not in line]
+    (folder / "record.jsonl").write_text("".join(re.sub(r',"line":\d+}', "}", line) for line in kept), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("damage", "gap"),
+    [
+        (partial(without_lines, 20, 20), "line 20 is missing"),
+        (partial(without_lines, 20, 22), "lines 20 to 22 are missing"),
+        (partial(without_lines, 200, 999), "it ends with step 5, but summary.json is of a run of 14 steps"),
+        (partial(without_numbers_and_step, 4), "it has no step 4"),
+        (lambda folder: (folder / plan_file(5)).unlink(), "the plan of steps 6 to 9 is missing in plans/"),
+        (lambda folder: (folder / plan_file(9)).unlink(), "the plan of steps 10 to 14 is missing in plans/"),
+        (lambda folder: (folder / plan_file(9)).write_bytes(b"{"), "the plan of steps 10 to 14 is missing in plans/"),
+        (lambda folder: shutil.rmtree(folder / "plans"), "the plan of steps 6 to 9 is missing in plans/"),
+    ],
+)
+def test_a_run_of_which_something_is_missing_is_reported_with_a_sentence_on_that(
+    folder: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None], gap: str
+) -> None:
+    save_recovered(Path("failed"))
+    assert facts(capsys, "failed")["gaps"] == []
+    damage(Path("failed"))
+    assert run("failed") == 0
+    captured = capsys.readouterr()
+    assert captured.err == f"recycle report: warning: the record of this run is not whole: {gap}\n"
+    assert f"not whole  the record of this run is not whole: {gap}\n" in captured.out
 
 
 def test_a_run_with_recoveries_is_shown_by_any_of_its_plans(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -267,11 +327,6 @@ def died_in_the_first_step() -> list[Event]:
     left = Recovered(death_us, death_us + 700, 2, ("W1_1",), False, "killed", 0, regroup_us=700, redo_us=death_us - 1000)
     ran, steps, _ = played(degraded_plan(), 0, 4, left.end_us)
     return [Started("train", "early"), *discarded, left, *ran, *steps]
-
-
-def save_later(folder: Path, plans: dict[int, Plan]) -> None:
-    for iteration, plan in plans.items():
-        plan.save(folder / plan_file(iteration))
 
 
 def test_samples_of_steps_that_were_repeated_from_a_checkpoint_count_once(

@@ -21,6 +21,7 @@ from recycle.cli.training.train_config import parse_config
 from recycle.control.net.file_transfer import FileTransfer
 from recycle.control.net.handshake import Endpoint
 from recycle.core.errors import NotSaved, UserError
+from recycle.core.events.record import Placed, read_record
 from tests.warm_processes import WarmProcess
 
 pytestmark = pytest.mark.timeout(240)
@@ -95,6 +96,7 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
         wait_for(lambda: num_steps(out) >= 3)
         _, problems = stranger.communicate(timeout=60)
         assert (stranger.returncode, "this is not the job's token" in problems) == (1, True)
+        pids = [process.pid for process in workers]
         os.kill(workers[0].pid, signal.SIGKILL)
         workers[0] = start(*worker)
         wait_for(lambda: num_events(out, "recovery") >= 1)
@@ -108,6 +110,10 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
             _, words = process.communicate(timeout=20)
             assert process.returncode == 0
             assert re.search(r"joined job \w+, and waits for its place\n.* W\d_\d in epoch 1, of 4 workers, from step 0\n", words)
+    placed = [event for event in read_record(out / "record.jsonl") if isinstance(event, Placed)]
+    assert {event.pid for event in placed} == {*pids, workers[0].pid}
+    assert {event.host for event in placed} == {socket.gethostname()}
+    assert len(placed) == 5  # the coordinator that took over wrote none again
     assert len(summary["losses"]) == STEPS
     assert summary["recoveries"][0]["cause"] == "its connection closed"
     assert summary["weights_sha256"] == alone["weights_sha256"]

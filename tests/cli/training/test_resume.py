@@ -271,8 +271,6 @@ def test_what_is_no_run_is_refused(tmp_path: Path, halved: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path, halved / "record.jsonl"):
         assert "is no run that can be resumed" in refusal(f"train --resume {path}", 2)
     assert "leave CONFIG and --out out" in refusal(f"train --resume {halved} --out {tmp_path / 'new'}", 2)
-    (halved / "record.jsonl").unlink()
-    assert "record.jsonl" in refusal(f"train --resume {halved}", 2)
 
 
 # Ends that come from outside.

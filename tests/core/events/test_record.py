@@ -9,17 +9,16 @@ from hypothesis import strategies as st
 
 from recycle.core.errors import FileProblem
 from recycle.core.events.record import (
-    ROLLED_BACK,
     Changed,
     Joining,
     OpRan,
+    Placed,
+    RecordWriter,
     Recovered,
     Spell,
     Started,
-    Stepped,
     Suspected,
     dump_event,
-    in_hindsight,
     later_plans,
     plan_file,
     read_record,
@@ -41,6 +40,7 @@ EVENT = st.one_of(
     st.builds(OpRan, TIME, TEXT, TEXT, TIME, TIME),
     st.builds(Changed, TIME, TEXT, st.booleans(), TIME),
     st.builds(Spell, TIME, TIME, TEXT, cause=TEXT, samples=TIME, num_live=TIME),
+    st.builds(Placed, TIME, TEXT, TEXT, TIME),
     st.builds(Joining, TIME, TEXT),
     st.builds(Suspected, TIME, TEXT, TEXT),
     st.builds(
@@ -63,8 +63,9 @@ RECOVERED = Recovered(
 
 
 def test_an_event_is_a_line_that_names_its_kind():
-    assert dump_event(Changed(10, "W0_1", False, 3)) == '{"event":"changed","at_us":10,"node":"W0_1","joins":false,"num_live":3}'
-    assert dump_event(EVENTS[0]) == '{"event":"started","source":"simulate","name":"spot · 3 µs"}'
+    line = '{"event":"changed","at_us":10,"node":"W0_1","joins":false,"num_live":3,"line":7}'
+    assert dump_event(Changed(10, "W0_1", False, 3), 7) == line
+    assert dump_event(EVENTS[0], 2) == '{"event":"started","source":"simulate","name":"spot · 3 µs","line":2}'
 
 
 def test_a_record_is_a_head_and_a_line_for_each_event(tmp_path):
@@ -98,9 +99,53 @@ def test_a_record_whose_writer_died_is_read_up_to_its_last_whole_line(tmp_path):
         assert len(list(read_record(path))) == num_whole + (whole[length : length + 1] == b"\n")
 
 
+def read_with_gaps(path):
+    gaps = []
+    return list(read_record(path, gaps=gaps)), gaps
+
+
+def test_a_record_that_grew_in_parts_has_no_gaps(tmp_path):
+    path = tmp_path / "run.jsonl"
+    for num, begin in ((2, EVENTS[:1]), (1, None), (1, None)):
+        writer = RecordWriter(path, begin)
+        writer.write(*EVENTS[:num])
+        writer.close()
+    assert read_with_gaps(path) == ([EVENTS[0], *EVENTS[:2], EVENTS[0], EVENTS[0]], [])
+
+
+@pytest.mark.parametrize(
+    ("kept", "gaps"),
+    [
+        ([0, 1, 2, 3, 4], []),
+        ([0, 1, 3, 4], ["line 4 is missing"]),
+        ([1, 4], ["line 2 is missing", "lines 4 to 5 are missing"]),
+        ([0, 1, 1, 2, 3, 4], ["line 3 is there a second time, or not in its place"]),
+    ],
+)
+def test_lines_that_are_missing_are_told(tmp_path, kept, gaps):
+    path = tmp_path / "run.jsonl"
+    write_record(path, EVENTS)
+    head, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join([head, *(lines[number] for number in kept)]), encoding="utf-8")
+    assert read_with_gaps(path) == ([EVENTS[number] for number in kept], gaps)
+
+
+def test_a_last_line_that_is_cut_off_is_told(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write_record(path, EVENTS)
+    path.write_bytes(path.read_bytes()[:-10])
+    assert read_with_gaps(path) == (EVENTS[:-1], ["its last line is cut off"])
+
+
+def test_a_record_without_numbers_has_no_gaps(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text(HEAD + '{"event": "started", "source": "train", "name": "x"}\n' * 2)
+    assert read_with_gaps(path) == ([Started("train", "x")] * 2, [])
+
+
 def test_a_line_that_is_broken_in_the_middle_is_named(tmp_path):
     path = tmp_path / "run.jsonl"
-    path.write_text(HEAD + '{"event": "sta\n' + dump_event(EVENTS[1]) + "\n")
+    path.write_text(HEAD + '{"event": "sta\n' + dump_event(EVENTS[1], 3) + "\n")
     with pytest.raises(FileProblem, match="line 2: this is not an event of a record"):
         list(read_record(path))
 
@@ -155,10 +200,10 @@ def test_a_recovery_is_read_back_with_tuples(tmp_path):
 
 
 def test_what_a_recovery_did_not_need_is_not_in_its_line():
-    line = dump_event(Recovered(5, 9, 1, ("W1_2",), False, "its connection closed", 4, detect_us=4))
+    line = dump_event(Recovered(5, 9, 1, ("W1_2",), False, "its connection closed", 4, detect_us=4), 2)
     assert line == (
         '{"event":"recovery","at_us":5,"end_us":9,"epoch":1,"workers":["W1_2"],"joins":false,'
-        '"cause":"its connection closed","iteration":4,"detect_us":4}'
+        '"cause":"its connection closed","iteration":4,"detect_us":4,"line":2}'
     )
 
 
@@ -191,42 +236,6 @@ def test_a_summary_tells_a_recovery_in_steps_that_count_from_1():
         "moves": ["W0_1>W1_2", "W2_0>W0_0"],
         "num_live": 10,
     }
-
-
-# In hindsight.
-
-
-def step(iteration, at_us):
-    return Stepped(iteration, at_us, 1.0, 1.0, 1.0)
-
-
-def trained(end_us):
-    return Spell(end_us - 10, end_us, "train", samples=8, busy_us=7, num_live=4)
-
-
-def back_to(iteration, at_us):
-    return Recovered(at_us, at_us + 5, 2, ("W0_1",), False, "killed", iteration)
-
-
-def test_spells_of_steps_that_are_done_again_were_in_vain():
-    spells = [trained(10), trained(20), trained(30), Spell(30, 45, "pause", "regroup"), trained(55)]
-    progress = [step(0, 10), step(1, 20), step(2, 30), back_to(1, 30), step(1, 55)]
-    lost = [Spell(at, at + 10, "redo", ROLLED_BACK, discarded=8, busy_us=7, num_live=4) for at in (10, 20)]
-    known = [spells[0], *lost, *spells[3:]]
-    assert in_hindsight(spells, progress) == known
-    assert (
-        in_hindsight(spells, [one for one in progress if not isinstance(one, Recovered)]) == known
-    )  # no worker was left to report it
-    assert in_hindsight(spells[:4], progress[:4]) == known[:4]
-    assert in_hindsight(known, progress) == known
-
-
-def test_a_step_that_was_settled_after_a_failure_counts():
-    spells, progress = [trained(10), trained(20)], [step(0, 10), back_to(2, 15), step(1, 20)]
-    assert in_hindsight(spells, progress) == spells
-
-
-# The plans of a run.
 
 
 def test_later_plans_are_found_by_the_iteration_from_which_they_were_gone_by(tmp_path):

@@ -1,7 +1,7 @@
 """The page of a run, read back as pixels; and ops in vain in every picture."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from io import BytesIO
 
@@ -39,8 +39,8 @@ def timelines(known: Summary, iteration: int) -> tuple[Timeline, Timeline]:
     return run_timeline(known.plan.problem, ran, iteration, ("as executed",), windows), plan_timeline(known.plan)
 
 
-def page(plan: Plan, events: Iterable[Event]) -> bytes:
-    known = Summary(read_run_record(events), plan)
+def page(plan: Plan, events: Iterable[Event], gaps: Sequence[str] = ()) -> bytes:
+    known = Summary(read_run_record(events), plan, gaps=gaps)
     return draw_page(known, *timelines(known, known.executed.middle))
 
 
@@ -53,7 +53,8 @@ def share_of(picture: bytes, colour: str, part: tuple[float, float, float, float
     return float((np.abs(cut - to_rgb(colour)) < 0.02).all(axis=2).mean())
 
 
-# The three panels of a page with two Gantt charts of four lanes each.
+# The head and the three panels of a page with two Gantt charts of four lanes each.
+HEAD = (0.0, 1.0, 0.0, 0.07)
 LOSS, SPEED, MEMORY = (0.05, 0.32, 0.07, 0.29), (0.37, 0.64, 0.07, 0.29), (0.69, 0.97, 0.07, 0.29)
 
 
@@ -68,11 +69,11 @@ def test_loss_speed_and_memory_are_drawn_where_the_record_holds_them() -> None:
     assert share_of(ops_only, LINE, MEMORY) == 0
 
 
-def test_steps_that_were_clipped_or_taken_back_are_marked_and_warnings_too() -> None:
+def test_steps_that_were_clipped_or_taken_back_are_marked_and_warnings_and_gaps_too() -> None:
     undisturbed = page(rerouted(), training_record(rerouted(), Training(12)))
     eventful = Training(12, clipped=(3, 5), skipped=(7,), taken_back=(5,), saved=(5,), warned=(9,))
-    complete = page(rerouted(), training_record(rerouted(), eventful))
-    for panel in (LOSS, SPEED):
+    complete = page(rerouted(), training_record(rerouted(), eventful), gaps=["its last line is cut off"])
+    for panel in (HEAD, LOSS, SPEED):
         assert share_of(undisturbed, MARK, panel) == 0
         assert share_of(complete, MARK, panel) > 0
 

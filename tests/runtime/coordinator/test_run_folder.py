@@ -1,6 +1,7 @@
 """The folder of a run: what of a record leads to a checkpoint, what is begun, gone on with, or refused."""
 
 import json
+import math
 
 import pytest
 
@@ -18,12 +19,12 @@ from recycle.core.events.record import (
     Started,
     Stepped,
     Warned,
-    in_hindsight,
     later_plans,
     read_record,
     write_record,
 )
 from recycle.core.plans.plan import Plan
+from recycle.report.record.hindsight import in_hindsight
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.coordinator.ledger.run_folder import RunFolder, events_before, without_unfinished
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
@@ -220,7 +221,30 @@ def test_a_record_whose_last_line_was_cut_short_is_gone_on_with(one_step):
     with (one_step / "record.jsonl").open("a") as stream:
         stream.write('{"event":"op","iteration":2,"wor')
     with begin(one_step, resume=True) as run:
-        assert run.gone_us == 30
+        assert (run.gone_us, run.warnings) == (30, [])
+
+
+def test_a_run_that_goes_on_with_a_record_that_lacks_lines_says_so(one_step):
+    path = one_step / "record.jsonl"
+    head, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join([head, *lines[:2], *lines[3:]]), encoding="utf-8")
+    with begin(one_step, resume=True) as run:
+        assert run.warnings == [f"{path} is not whole: line 4 is missing"]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_run_goes_on_without_the_steps_that_its_record_lacks(one_step, is_there):
+    """As after a full disk, or if somebody removed the file: the checkpoint is whole."""
+    path = one_step / "record.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    if is_there:
+        path.write_text("".join(lines[: next(n for n, line in enumerate(lines) if '"step"' in line)]), encoding="utf-8")
+    else:
+        path.unlink()
+    with begin(one_step, resume=True) as run:
+        assert [math.isnan(loss) for loss in run.losses] == [True]
+        assert run.warnings == [f"{path} is not whole: it has not the losses of 1 of 1 step"]
+    assert next(read_record(path)) == STARTED
 
 
 def test_a_coordinator_that_takes_over_a_run_loses_nothing_of_its_record(one_step):
@@ -229,7 +253,9 @@ def test_a_coordinator_that_takes_over_a_run_loses_nothing_of_its_record(one_ste
         assert list(run.before) == [event for event in written if not isinstance(event, OpRan)]
         assert (run.resumed, run.newest()) == (None, (1, []))
         run.write(WARNED)
-    assert list(read_record(one_step / "record.jsonl")) == [*written, WARNED]
+    gaps = []
+    assert list(read_record(one_step / "record.jsonl", gaps=gaps)) == [*written, WARNED]
+    assert gaps == []
 
 
 def test_a_coordinator_that_takes_over_a_resumed_run_keeps_its_clock(one_step):

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from recycle.core.cluster import Worker
-from recycle.core.events.record import Changed, OpRan, Recovered, Spell, Stepped, Warned, in_hindsight
+from recycle.core.events.record import Changed, OpRan, Placed, Recovered, Spell, Stepped, Warned
+from recycle.report.record.hindsight import in_hindsight
 from recycle.report.record.metrics import measure
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 from recycle.runtime.compute.optimizer_step import StepVerdict
@@ -440,3 +441,19 @@ def test_who_moves_still_reports_a_step_at_the_place_where_it_ran_it():
     assert ledger.late_reporters() == {0: {"W0_0": "W0_0", "W0_1": "W1_1", "W1_0": "W1_0"}}
     report(ledger, SURVIVORS, 0)
     assert [iteration for iteration, _ in steps(written)] == [0]
+
+
+def test_the_process_of_a_place_is_written_once_also_by_a_coordinator_that_takes_over():
+    ledger, written = open_ledger()
+    for pid in (4711, 4711, 12):
+        ledger.processes.place("W1_1", "a 6f0c-boot pid:[4026531836]", pid)
+    other, more = open_ledger()
+    other.restore(written)
+    other.processes.place("W1_1", "a 6f0c-boot pid:[4026531836]", 12)
+    other.processes.place("W1_0", "b", 12)
+    assert [(event.node, event.host, event.pid) for event in written + more] == [
+        ("W1_1", "a", 4711),
+        ("W1_1", "a", 12),
+        ("W1_0", "b", 12),
+    ]
+    assert all(isinstance(event, Placed) for event in written + more)

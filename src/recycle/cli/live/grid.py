@@ -44,6 +44,7 @@ def draw(state: RunState, elapsed_s: float, width: int, is_ascii: bool = False) 
         Text(),
         _grid(state, width, is_ascii),
         _worker_counts(state),
+        *_troubled_processes(state),
         Text(),
     ]
     if state.paces:
@@ -122,6 +123,13 @@ def _worker_counts(state: RunState) -> Text:
     if state.gone:
         made.append(f"   recovering: {', '.join(state.gone)} left", Style(bold=True, color=PAINTS["B"].fill))
     return made
+
+
+def _troubled_processes(state: RunState) -> list[Text]:
+    """The host and the process id of workers that are not alive, in one line: a user may have to end those processes."""
+    troubled = {name: how for name, how in state.places.items() if how != ALIVE and name in state.processes}
+    texts = [f"{name} {_PLACES[how][3]}: {state.processes[name]}" for name, how in troubled.items()]
+    return [Text(" " * _MARGIN + "; ".join(texts), no_wrap=True, overflow="ellipsis")] if texts else []
 
 
 def _strip(paces: Sequence[StepPace], width: int, is_ascii: bool) -> Text:

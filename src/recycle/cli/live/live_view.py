@@ -54,7 +54,7 @@ class LiveView:
             self.say(f"warning: {event.text}")
         elif isinstance(event, Stepped):
             self._print_step(event)
-        elif not is_drawn and (sentence := describe_change(event)):
+        elif not is_drawn and (sentence := describe_change(event, self._state.processes)):
             self.say(sentence)
 
     def say(self, sentence: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from recycle.core.cluster import Shape, Worker
-from recycle.core.events.record import Changed, Event, Joining, Recovered, Spell, Stepped, Suspected
+from recycle.core.events.record import Changed, Event, Joining, Placed, Recovered, Spell, Stepped, Suspected
 from recycle.core.units import format_us
 from recycle.report.record.live_facts import RunFacts, facts_after
 from recycle.report.record.recovery_text import describe_parts, describe_rest, who
@@ -26,12 +26,14 @@ class StepPace:
 class RunState:
     """A run so far. `places` has the state of the worker at each place of the shape, if there is a shape.
 
-    `gone` are the workers that left and whose work no other worker has taken over yet.
+    `processes` has the host and the process id of the last worker at each place. `gone` are the workers that left and whose work
+    no other worker has taken over yet.
     """
 
     num_steps: int
     shape: Shape | None = None
     places: Mapping[str, str] = field(default_factory=dict)
+    processes: Mapping[str, str] = field(default_factory=dict)
     facts: RunFacts = field(default_factory=RunFacts)
     first: Stepped | None = None
     spell: Spell | None = None
@@ -66,6 +68,8 @@ def state_after(state: RunState, event: Event) -> RunState:
             return _with_pace(replace(state, first=first))
         case Changed():
             return _after_change(state, event)
+        case Placed():
+            return replace(state, processes={**state.processes, event.node: f"host {event.host}, pid {event.pid}"})
         case Joining():
             return _with_places(state, {event.node: JOINING})
         case Suspected():
@@ -124,18 +128,24 @@ def describe_step(event: Stepped, spell: Spell | None) -> str:
     return "  ".join(parts)
 
 
-def describe_change(event: Event) -> str | None:
-    """A line on a worker that left, joined or is suspected, or on a recovery; None for other events."""
+def describe_change(event: Event, processes: Mapping[str, str]) -> str | None:
+    """A line on a worker that left, joined or is suspected, with its process, or on a recovery; None for other events."""
     match event:
         case Changed():
-            return f"{event.node} {'joined' if event.joins else 'left'}: {event.num_live} workers are live"
+            verb = "joined" if event.joins else "left"
+            return f"{_with_process(event.node, processes)} {verb}: {event.num_live} workers are live"
         case Joining():
-            return f"{event.node} is loading, and joins at the next iteration"
+            return f"{_with_process(event.node, processes)} is loading, and joins at the next iteration"
         case Suspected():
-            return f"{event.node} is suspected, and will be fenced: {event.reason}"
+            return f"{_with_process(event.node, processes)} is suspected, and will be fenced: {event.reason}"
         case Recovered():
             return (
                 f"recovered, from step {event.iteration + 1} on: {who(event)} ({describe_rest(event)}); {describe_parts(event)}"
             )
         case _:
             return None
+
+
+def _with_process(node: str, processes: Mapping[str, str]) -> str:
+    """A worker with its host and process id, if they are known: a user may have to end that process."""
+    return f"{node} ({processes[node]})" if node in processes else node

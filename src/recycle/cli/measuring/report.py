@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -79,6 +80,8 @@ def run_report(args: argparse.Namespace) -> None:
         constants = simulated_epochs.read_constants(args.set)
         compared = simulated_epochs.against_simulation(summary.run, load_legal_plan(files.first_plan), constants)
     written = _write_files(args, summary, iteration)
+    if summary.gaps:
+        print(f"recycle report: warning: {summary.gaps_text}", file=sys.stderr)
     if args.json:
         facts = {**summary.to_json(), "ended": files.has_ended(summary.run), "weights_sha256": files.weights_sha256}
         facts |= {"against_simulation": compared.to_json()} if compared else {}
@@ -103,7 +106,8 @@ def _read(files: RunFiles, iteration: int | None) -> tuple[Summary, Path]:
     is_long = console.is_terminal and files.record.stat().st_size > _LONG_BYTES
     with console.status("reading the record") if is_long else nullcontext():
         try:
-            return summarize(read_run_record(read_record(files.record)), files, iteration)
+            gaps: list[str] = []
+            return summarize(read_run_record(read_record(files.record, gaps=gaps)), files, iteration, gaps)
         except FileProblem:
             raise  # it names the file
         except UserError as problem:

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from recycle.cli.live.run_state import format_loss
+from recycle.core.cluster import Worker
 from recycle.core.events.record import Held
 from recycle.core.units import format_bytes, format_duration, format_us
 from recycle.report.record.recovery_text import format_ms, recovery_lines
@@ -36,10 +37,12 @@ def report_lines(summary: Summary, state: str, width: int) -> list[str]:
         "bubbles": _bubbles(summary),
         "time": _time(summary),
         "recoveries": _recoveries(summary),
+        "workers": _workers(summary),
         "memory": _memory(summary),
         "saved": _saved(summary),
         "warnings": _warnings(summary),
         "missing": _missing(summary),
+        "not whole": [summary.gaps_text] if summary.gaps else [],
     }
     lines = [line for label, texts in paragraphs.items() for line in _labelled(label, texts)]
     loss_lines = _labelled("loss", _loss_curve(summary, width))
@@ -113,6 +116,14 @@ def _recoveries(summary: Summary) -> list[str]:
 
 def _more(num_hidden: int) -> list[str]:
     return [f"and {num_hidden:,} more; --json lists all"] if num_hidden > 0 else []
+
+
+def _workers(summary: Summary) -> list[str]:
+    """Return a table of the processes at each place, so that a user finds a process that is to be ended."""
+    placed = sorted(summary.run.placed, key=lambda one: (Worker.parse(one.node), one.at_us))
+    rows = [[one.node, one.host, str(one.pid), format_duration(one.at_us)] for one in placed[:_MOST_WORKERS]]
+    table = aligned([["worker", "host", "pid", "from"], *rows]).splitlines() if rows else []
+    return [*table, *_more(len(placed) - _MOST_WORKERS)]
 
 
 def _memory(summary: Summary) -> list[str]:

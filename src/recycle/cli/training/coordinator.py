@@ -245,7 +245,7 @@ def _token(path: Path, makes_one: bool) -> str:
         text, mode = path.read_text(encoding="utf-8").strip(), path.stat().st_mode
     except (OSError, UnicodeDecodeError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else "it is no text"
-        raise FileProblem(f"cannot read the token in {path}: {reason}") from None
+        raise FileProblem(f"cannot read the token in {path}: {reason}; copy the file from the coordinator's machine") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise FileProblem(f"the token in {path} can be read by others on this machine: chmod 600 {path}")
     if not text:

@@ -110,7 +110,8 @@ def _config(args: argparse.Namespace) -> tuple[TrainConfig, Path | None]:
         raise UserError("--resume goes on with what is in its folder: leave CONFIG and --out out")
     path = args.resume / CONFIG
     if not path.is_file():
-        raise FileProblem(f"{args.resume} is no run that can be resumed: it has no {CONFIG}")
+        wanted = "give a folder that 'recycle train --out' wrote"
+        raise FileProblem(f"{args.resume} is no run that can be resumed: it has no {CONFIG}; {wanted}")
     args.config = path
     config = read_config(args)
     for name, (before, now) in changes(load_config(path), config).items():

@@ -22,6 +22,7 @@ from recycle.core.units import is_bytes, parse_bytes
 from recycle.planner.problem_from_text import parse_costs, parse_memory
 
 _MOST = 10**9
+_MOST_BITS = 128  # of a number that a message shows digit by digit
 _T = TypeVar("_T")
 
 
@@ -312,8 +313,8 @@ def _shown(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         return f'"{"".join(map(_letter, value))}"'
-    if isinstance(value, int) and abs(value) >= 2**64:
-        return f"{hex(value)[:12]}..."  # in decimal Python refuses to write the longest ones
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:  # Python refuses to write the longest ones
+        return f"a number of about {round(value.bit_length() * math.log10(2))} digits"
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, dict | list):

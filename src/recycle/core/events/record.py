@@ -5,8 +5,9 @@ import json
 import mmap
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from io import BufferedReader
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -21,8 +22,10 @@ PARTS = ("detect", "abort", "plan", "regroup", "transfer", "redo")
 # The names in a run folder; `PLAN` is the plan of the first epoch, and the folder `PLANS` has those of later epochs.
 PLAN, PLANS, RECORD, SUMMARY, CHECKPOINTS = "plan.json", "plans", "record.jsonl", "summary.json", "checkpoints"
 _PLAN_FILE = re.compile(r"from-iteration-(\d{1,18})\.json")
-# The cause of a spell whose work was lost: the run went back to a checkpoint.
-ROLLED_BACK = "rolled back"
+# What a reader says of a record whose writer was killed.
+CUT_OFF = "its last line is cut off"
+# The key of a line's own number, which no event has: with it a reader finds out that lines are missing.
+_LINE = "line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,17 @@ class Changed:
     node: str
     joins: bool
     num_live: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A process takes the place `node`; `host` is the name of its machine, `pid` its process id there."""
+
+    EVENT: ClassVar[str] = "placed"
+    at_us: int
+    node: str
+    host: str
+    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,33 +251,12 @@ class Spell:
         return self.end_us - self.start_us
 
 
-Event = Started | Resumed | OpRan | Stepped | Held | Saved | Warned | Changed | Joining | Suspected | Recovered | Spell
+Event = Started | Resumed | OpRan | Stepped | Held | Saved | Warned | Changed | Placed | Joining | Suspected | Recovered | Spell
 _KINDS: dict[str, type[Event]] = {kind.EVENT: kind for kind in get_args(Event)}
 # One encoder for all lines: `json.dumps` with these options would make one for each.
 _OP = f'{{"event":"{OpRan.EVENT}"'.encode()
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 _DEFAULTS = {name: {field.name: field.default for field in fields(kind)} for name, kind in _KINDS.items()}
-
-
-def in_hindsight(spells: Iterable[Spell], progress: Iterable[Stepped | Recovered]) -> list[Spell]:
-    """Return the spells as they are known at the end: a `train` spell of steps that a rollback lost becomes `redo`.
-
-    A record grows during the run, so that it has such steps twice: done, and later done again. `progress` is all steps and
-    recoveries, in the order of the record.
-    """
-    done: list[Stepped] = []
-    lost_us: set[int] = set()
-    for one in progress:
-        while done and done[-1].iteration >= one.iteration:
-            lost_us.add(done.pop().at_us)
-        if isinstance(one, Stepped):
-            done.append(one)
-    return [
-        replace(spell, state="redo", cause=ROLLED_BACK, samples=0, discarded=spell.samples)
-        if spell.state == "train" and spell.end_us in lost_us
-        else spell
-        for spell in spells
-    ]
 
 
 def plan_file(iteration: int) -> str:
@@ -278,16 +271,16 @@ def later_plans(folder: Path) -> dict[int, Path]:
     return dict(sorted((int(path.stem.rpartition("-")[2]), path) for path in paths))
 
 
-def dump_event(event: Event) -> str:
-    """Return the event as a line of JSON, without fields that have their default."""
+def dump_event(event: Event, number: int) -> str:
+    """Return the event as a line of JSON with its number in the file, without fields that have their default."""
     written = {name: value for name, default in _DEFAULTS[event.EVENT].items() if (value := getattr(event, name)) != default}
-    return _encode({"event": event.EVENT, **written})
+    return _encode({"event": event.EVENT, **written, _LINE: number})
 
 
 def write_record(path: Path | str, events: Iterable[Event]) -> None:
     """Write a whole record in one step."""
     head = json.dumps({"format": FORMAT, "version": VERSION})
-    write_text(Path(path), "\n".join([head, *map(dump_event, events)]) + "\n")
+    write_text(Path(path), "\n".join([head, *map(dump_event, events, count(2))]) + "\n")
 
 
 class RecordWriter:
@@ -299,49 +292,64 @@ class RecordWriter:
     def __init__(self, path: Path, events: Iterable[Event] | None = ()) -> None:
         if events is not None:
             write_record(path, events)
+        with path.open("rb") as written:
+            self._num_lines = sum(1 for _ in written)
         self._stream = path.open("ab", buffering=0)
 
     def write(self, *events: Event) -> None:
         """Add events, and hand them to the operating system: they stay if this process is killed."""
-        lines = "".join(f"{dump_event(event)}\n" for event in events).encode()
+        lines = "".join(f"{line}\n" for line in map(dump_event, events, count(self._num_lines + 1))).encode()
         if self._stream.write(lines) != len(lines):
             raise OSError(errno.ENOSPC, "No space left for the whole line")
+        self._num_lines += len(events)
 
     def close(self) -> None:
         self._stream.close()
 
 
-def read_record(path: Path | str, num_bytes_without_ops: int = 0) -> Iterator[Event]:
+def read_record(path: Path | str, num_bytes_without_ops: int = 0, gaps: list[str] | None = None) -> Iterator[Event]:
     """Yield the events of a record; a last line that was cut short, because its writer died, is left out.
 
     Ops in the first `num_bytes_without_ops` bytes are left out, too: they are most of a record, and reading it is faster so.
+    A clause for each place where lines are cut or missing is added to `gaps`; records of the first releases do not number lines.
     """
     refuse_device(Path(path))
     try:
         with Path(path).open("rb") as stream:  # bytes, because a line may be cut inside a character
-            yield from _read_events(stream, path, num_bytes_without_ops)
+            yield from _read_events(stream, path, num_bytes_without_ops, [] if gaps is None else gaps)
     except OSError as problem:
         raise FileProblem(f"cannot read {path}: {problem.strerror or problem}") from None
 
 
-def _read_events(stream: BufferedReader, path: Path | str, num_bytes_without_ops: int) -> Iterator[Event]:
+def _read_events(stream: BufferedReader, path: Path | str, num_bytes_without_ops: int, gaps: list[str]) -> Iterator[Event]:
     head = _parsed(line := stream.readline())
     if head is None or head.get("format") != FORMAT:
         raise FileProblem(f"{path} is not a {FORMAT} file: it is corrupt or another kind of file")
     if head.get("version") != VERSION:
         raise FileProblem(f"{path} has {FORMAT} version {head.get('version')!r}, but this release reads version {VERSION}")
-    position = len(line)
+    position, num_missing = len(line), 0
     for number, line in enumerate(stream, start=2):
         position += len(line)
         if position <= num_bytes_without_ops and line.startswith(_OP):
             continue
         data = _parsed(line)
         if data is None and not stream.peek(1):
+            gaps.append(CUT_OFF)
             return
+        if data is not None and type(written := data.pop(_LINE, None)) is int and written != number + num_missing:
+            gaps.append(_gap(number + num_missing, written))
+            num_missing = written - number
         try:
             yield _event(data)
         except UserError as problem:
-            raise FileProblem(f"{path}, line {number}: {problem}") from None
+            raise FileProblem(f"{path}, line {number}: {problem}; remove this line, and the others can be used") from None
+
+
+def _gap(expected: int, found: int) -> str:
+    """Say which lines are missing where line `found` stands in the place of line `expected`."""
+    if found < expected:
+        return f"line {found} is there a second time, or not in its place"
+    return f"line {expected} is missing" if found == expected + 1 else f"lines {expected} to {found - 1} are missing"
 
 
 def num_complete_bytes(path: Path) -> int:

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recycle.core.cluster import Shape, Worker
-from recycle.core.events.record import OPTIMIZER, REDUCE, ROLLED_BACK, Recovered
+from recycle.core.events.record import OPTIMIZER, REDUCE, Recovered
 from recycle.core.op import Op
 from recycle.core.units import format_us
+from recycle.report.record.hindsight import ROLLED_BACK
 from recycle.report.record.recovery_text import format_ms, who
 from recycle.report.record.run_columns import Bools, Ints, Ops, RunRecord, completed_us
 from recycle.report.record.tables import aligned

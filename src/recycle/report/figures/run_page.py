@@ -68,6 +68,7 @@ def _draw_head(figure: Figure, summary: Summary, height: float) -> None:
         clauses.append(f"{num} iterations by this plan, {num_other} by plans of other epochs")
     figure.text(0.01, 1 - 24 / height, title, fontsize=12, fontweight="bold", color=palette.INK, va="baseline")
     figure.text(0.01, 1 - 43 / height, " · ".join(clauses), fontsize=8.5, color=palette.FAINT_INK, va="baseline")
+    figure.text(0.01, 1 - 58 / height, summary.gaps_text, fontsize=8.5, color=_MARK, va="baseline")
 
 
 def _draw_panels(figure: Figure, summary: Summary, width: float, height: float) -> None:

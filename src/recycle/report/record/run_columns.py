@@ -17,15 +17,16 @@ from recycle.core.events.record import (
     Event,
     Held,
     OpRan,
+    Placed,
     Recovered,
     Saved,
     Spell,
     Started,
     Stepped,
     Warned,
-    in_hindsight,
 )
 from recycle.core.op import Op
+from recycle.report.record.hindsight import in_hindsight
 from recycle.report.record.metrics import Metrics, measure
 
 Ints = NDArray[np.int64]
@@ -101,6 +102,7 @@ class RunRecord:
     steps: tuple[Stepped, ...]
     spells: tuple[Spell, ...]
     changes: tuple[Changed, ...]
+    placed: tuple[Placed, ...]
     recoveries: tuple[Recovered, ...]
     held: tuple[Held, ...]
     saved: tuple[Saved, ...]
@@ -196,6 +198,7 @@ def read_run_record(events: Iterable[Event]) -> RunRecord:
         steps=tuple(steps[iteration] for iteration in sorted(steps)),
         spells=tuple(in_hindsight(known.get(Spell, []), reader.history)),
         changes=tuple(known.get(Changed, [])),
+        placed=tuple(known.get(Placed, [])),
         recoveries=recoveries,
         held=tuple(sorted(held.values(), key=lambda one: Worker.parse(one.worker))),
         saved=tuple(known.get(Saved, [])),

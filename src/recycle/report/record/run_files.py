@@ -6,7 +6,7 @@ completed by the first plan, because a worker died in the first iteration, the p
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from recycle.core.errors import FileProblem
 from recycle.core.events.record import PLAN, RECORD, SUMMARY, later_plans
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
+from recycle.report.record.gaps import iterations_without_plan, plan_gaps, step_gaps
 from recycle.report.record.run_columns import RunRecord, completed_us
 from recycle.report.record.run_summary import Summary
 
@@ -23,7 +24,7 @@ from recycle.report.record.run_summary import Summary
 class RunFiles:
     """The files of one run: its record, its plans, and the content of its summary; None while it has none.
 
-    `later_plans` are by the iteration from which each was used.
+    `later_plans` are by the iteration from which each was used; a user who names one plan gives none of them.
     """
 
     record: Path
@@ -31,6 +32,7 @@ class RunFiles:
     later_plans: Mapping[int, Path]
     summary: dict[str, Any] | None
     is_folder: bool
+    has_all_plans: bool
 
     @staticmethod
     def find(path: Path, plan: Path | None) -> "RunFiles":
@@ -48,7 +50,7 @@ class RunFiles:
         if not first_plan.exists():
             raise FileProblem(f"cannot read the plan of this run: there is no {first_plan}; give its plan with --plan FILE")
         summary = _read_summary(record.parent / SUMMARY) if is_folder else None
-        return RunFiles(record, first_plan, later, summary, is_folder)
+        return RunFiles(record, first_plan, later, summary, is_folder, has_all_plans=plan is None)
 
     def plan_of(self, iteration: int) -> Path:
         """The plan that an iteration was executed by."""
@@ -88,17 +90,22 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else {}
 
 
-def summarize(run: RunRecord, files: RunFiles, iteration: int | None) -> tuple[Summary, Path]:
-    """Return the run beside one of its plans, that of `iteration` if it is given, and the file of that plan."""
+def summarize(run: RunRecord, files: RunFiles, iteration: int | None, gaps: Sequence[str] = ()) -> tuple[Summary, Path]:
+    """Return the run beside one of its plans, that of `iteration` if it is given, and the file of that plan.
+
+    `gaps` says which lines of the record are missing.
+    """
     first = load_legal_plan(files.first_plan)
-    if (
-        not files.later_plans
-    ):  # a run of one epoch, or recorded without later plans: then its ops say which iterations are of this plan
-        return Summary(run, first), files.first_plan
-    texts = _plan_texts(files)
-    text_of = {number: texts[files.plan_of(number)] for number in sorted(set(run.ops.iteration.tolist()))}
     counted = run.ops.chosen(~run.ops.in_vain)
-    num_completed = Counter(text_of[number] for number in completed_us(counted, first.problem.shape))
+    plan_of = {number: files.plan_of(number) for number in completed_us(counted, first.problem.shape)}
+    without_plan = iterations_without_plan(counted, plan_of) if run.recoveries and files.has_all_plans else set()
+    gaps = [*gaps, *step_gaps(run, (files.summary or {}).get("steps")), *plan_gaps(without_plan)]
+    if not files.later_plans:  # a run of one epoch, or without later plans: then its ops say which iterations are of this plan
+        return Summary(run, first, gaps=gaps), files.first_plan
+    texts = _plan_texts(files)
+    known = set(run.ops.iteration.tolist()) - without_plan
+    text_of = {number: texts[files.plan_of(number)] for number in sorted(known)}
+    num_completed = Counter(text_of[number] for number in plan_of if number in text_of)
     if iteration in text_of:
         chosen = text_of[iteration]
     elif num_completed[texts[files.first_plan]] or not num_completed:
@@ -107,7 +114,7 @@ def summarize(run: RunRecord, files: RunFiles, iteration: int | None) -> tuple[S
         chosen = num_completed.most_common(1)[0][0]
     path = next(path for path, text in texts.items() if text == chosen)
     plan = first if path == files.first_plan else load_legal_plan(path)
-    return Summary(run, plan, [number for number, text in text_of.items() if text == chosen]), path
+    return Summary(run, plan, [number for number, text in text_of.items() if text == chosen], gaps), path
 
 
 def _plan_texts(files: RunFiles) -> dict[Path, bytes]:

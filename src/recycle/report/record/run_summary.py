@@ -1,7 +1,7 @@
 """The summary of a run: steps and losses, speed beside the plan's period, bubbles, recoveries, memory, checkpoints."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,8 @@ from recycle.core.plans.plan import Plan
 from recycle.core.time_shares import bubble_share
 from recycle.report.record.executed_iterations import Executed, planned_shares
 from recycle.report.record.run_columns import RunRecord
+
+_MOST_GAPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,14 @@ class Times:
 
 
 class Summary:
-    """A run beside its plan. Values that the record lacks are None or empty, and `missing` names them."""
+    """A run beside its plan. Values that the record lacks are None or empty, and `missing` names them.
 
-    def __init__(self, run: RunRecord, plan: Plan, own: Collection[int] | None = None) -> None:
+    `gaps` are clauses that say what was lost of the files of the run.
+    """
+
+    def __init__(self, run: RunRecord, plan: Plan, own: Collection[int] | None = None, gaps: Sequence[str] = ()) -> None:
         """`own` are the iterations that were executed by this plan; if None, they are recognised by their ops."""
-        self.run, self.plan = run, plan
+        self.run, self.plan, self.gaps = run, plan, list(gaps)
         pauses = [(spell.start_us, spell.end_us) for spell in run.spells if spell.state != "train"]
         ops = run.ops.chosen(~run.discarded) if run.discarded.any() else run.ops
         self.executed = Executed(plan, ops, pauses, has_epochs=bool(run.recoveries), own=own)
@@ -107,6 +112,12 @@ class Summary:
         parts = (("losses", run.steps), ("samples", run.train_spells), ("memory", run.held))
         return [name for name, events in parts if not events]
 
+    @property
+    def gaps_text(self) -> str:
+        """One sentence on what was lost of the files of the run; empty if nothing was."""
+        more = [f"{len(self.gaps) - _MOST_GAPS} more gaps"] if len(self.gaps) > _MOST_GAPS else []
+        return f"the record of this run is not whole: {'; '.join([*self.gaps[:_MOST_GAPS], *more])}" if self.gaps else ""
+
     def to_json(self) -> dict[str, Any]:
         """Return the form that scripts rely on: times in µs, shares of 1, None for values that the record lacks."""
         run, executed, times = self.run, self.executed, self.times
@@ -133,6 +144,7 @@ class Summary:
             "run": run.metrics.to_json() if run.metrics else None,
             "recoveries": [one.to_json() for one in run.recoveries],
             "lost_us": {"total": self.lost_us, **{part: sum(one.parts_us[part] for one in run.recoveries) for part in PARTS}},
+            "workers": [{"worker": one.node, "host": one.host, "pid": one.pid, "at_us": one.at_us} for one in run.placed],
             "memory": [{**asdict(one), "ratio": _rounded(memory_ratio(one))} for one in run.held],
             "checkpoints": [
                 {"at_us": one.at_us, "steps": one.num_steps, "folder": one.folder, "size_bytes": one.size_bytes}
@@ -146,6 +158,7 @@ class Summary:
                 "other_plans": len(executed.of_other_plans),
             },
             "missing": self.missing,
+            "gaps": self.gaps,
         }
 
     def _steps_json(self) -> dict[str, Any]:

@@ -14,15 +14,7 @@ from functools import partial
 from recycle.control.decide.coordinator import Coordinator
 from recycle.control.decide.journal import FileJournal
 from recycle.control.decide.members import Member, Recovery, Reporters
-from recycle.control.decide.messages import (
-    Ack,
-    ControlMessage,
-    Hello,
-    Refused,
-    Report,
-    StartEpoch,
-    Welcome,
-)
+from recycle.control.decide.messages import Ack, ControlMessage, Hello, Refused, Report, StartEpoch, Welcome
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.control.decide.place_assignment import surviving_places
 from recycle.control.decide.plan_prefetch import PlanningProcess
@@ -101,6 +93,8 @@ class CoordinatorService:
         if (entry := self._journal.last()) is not None:
             self._ledger.resume_epoch(Plan.parse(entry.plan), entry.epoch, entry.iteration, entry.reporters)
             self._output.keep_plan(entry.iteration, entry.plan)
+            for place, process in entry.processes.items():  # the coordinator may have been killed before it wrote that
+                self._ledger.processes.place(place, *process)
         elif before is not None and self._ledger.num_steps:
             raise UserError(f"{config.journal} is missing, so that no other coordinator can take over: resume from a checkpoint")
         for warning in run.warnings if run is not None else ():
@@ -262,6 +256,7 @@ class CoordinatorService:
             self._ledger.write(Suspected(self._ledger.now_us(), str(member.place), reason))
 
     def member_joining(self, member: Member, place: Worker) -> None:
+        self._ledger.processes.place(str(place), member.host, member.pid)
         self._ledger.write(Joining(self._ledger.now_us(), str(place)))
 
     def planning_failed(self, reason: str) -> None:
@@ -281,6 +276,9 @@ class CoordinatorService:
     def epoch_started(self, assignment: PlanAssignment, start: StartEpoch) -> Reporters:
         if start.epoch == 1:
             self._output.notify(FirstEpochFormed())
+        for place, number in start.places.items():
+            member = self._coordinator.members[number]
+            self._ledger.processes.place(place, member.host, member.pid)
         self._ledger.start_epoch(assignment.plan, start.iteration, surviving_places(assignment, start.sources))
         if start.checkpoint >= 0:
             self._output.go_back(start.checkpoint, start.epoch)

@@ -12,6 +12,7 @@ from recycle.control.decide.messages import ControlMessage, DownloadFile, Upload
 from recycle.core.errors import FileProblem, NoCheckpoint, UserError
 from recycle.core.events.record import (
     CHECKPOINTS,
+    CUT_OFF,
     PLAN,
     RECORD,
     SUMMARY,
@@ -33,6 +34,7 @@ from recycle.core.events.record import (
 )
 from recycle.core.files import refuse_unwritable, write_text
 from recycle.core.plans.plan import Plan, Row
+from recycle.core.units import count_text
 from recycle.runtime.checkpoint.files import Checkpoint, find_checkpoints, is_to_be_read, is_to_be_written
 from recycle.runtime.checkpoint.folder import CheckpointFolder
 from recycle.runtime.checkpoint.resume import latest
@@ -80,11 +82,10 @@ class RunFolder:
                     f"{folder} has done {self.resumed.num_steps} steps, more than the {num_steps} to be done: "
                     "ask for at least as many"
                 )
-            before = list(events_before(self.resumed.num_steps, read_record(folder / RECORD)))
+            before = self._events_before(self.resumed.num_steps, before)
             if _rows_in(folder / PLAN) != plan.rows:
                 before.append(Started("train", options.name))  # by another plan from here on
             self.gone_us = max((event.end_us for event in before if isinstance(event, Spell)), default=0)
-            self.losses = _losses(before)
             before.append(Resumed(self.gone_us, self.resumed.num_steps))
         elif find_checkpoints(self.checkpoint_folder):
             raise FileProblem(f"{folder} holds the checkpoints of another run: resume it, or name another folder")
@@ -95,6 +96,21 @@ class RunFolder:
         for file, text in {PLAN: plan.dumps(), **options.files}.items():
             write_text(folder / file, text)
         self._record: RecordWriter | None = RecordWriter(folder / RECORD, None if is_takeover else before)
+
+    def _events_before(self, num_steps: int, begin: list[Event]) -> list[Event]:
+        """Return what the record has of the first `num_steps` steps; without a file it is `begin`.
+
+        A warning says what is missing, for example since the disk was full: lines are numbered anew, and later nobody sees it.
+        """
+        path, gaps = self.folder / RECORD, list[str]()
+        events = list(events_before(num_steps, read_record(path, gaps=gaps))) if path.exists() else begin
+        losses = _losses(events)
+        self.losses = [losses.get(iteration, math.nan) for iteration in range(num_steps)]
+        if num_missing := num_steps - len(losses):
+            gaps.append(f"it has not the losses of {num_missing} of {count_text(num_steps, 'step')}")
+        if told := [gap for gap in gaps if gap != CUT_OFF]:
+            self.warnings.append(f"{path} is not whole: {'; '.join(told)}")
+        return events
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -153,14 +169,14 @@ class RunFolder:
         return None
 
 
-def _losses(events: Iterable[Event]) -> list[float]:
-    """The loss of every step; of a step that was run again after a checkpoint was loaded, the last one."""
+def _losses(events: Iterable[Event]) -> dict[int, float]:
+    """The loss of every iteration; of a step that was run again after a checkpoint was loaded, the last one."""
     found: dict[int, float] = {}
     for event in events:
         if isinstance(event, Stepped):
             found = {number: loss for number, loss in found.items() if number < event.iteration}
             found[event.iteration] = event.loss if event.loss is not None else math.nan
-    return list(found.values())
+    return found
 
 
 def events_before(num_steps: int, events: Iterator[Event]) -> Iterator[Event]:

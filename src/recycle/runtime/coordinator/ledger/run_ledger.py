@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
-from statistics import fmean, median
+from statistics import fmean
 from types import MappingProxyType
 
 from recycle.core.cluster import Worker
@@ -20,6 +20,7 @@ from recycle.core.events.record import (
     Event,
     Held,
     OpRan,
+    Placed,
     Recovered,
     Resumed,
     Saved,
@@ -39,7 +40,8 @@ from recycle.runtime.coordinator.ledger.lost_work import LostWork
 from recycle.runtime.coordinator.ledger.peer_comparison import PeersDisagree, compare_peers
 from recycle.runtime.coordinator.ledger.pending_iteration import PendingIteration
 from recycle.runtime.coordinator.ledger.recovery_spells import recovery_spells
-from recycle.runtime.coordinator.ledger.trained import Trained
+from recycle.runtime.coordinator.ledger.trained import Trained, usual_us
+from recycle.runtime.coordinator.ledger.worker_processes import WorkerProcesses
 from recycle.runtime.execute.spans import Span, now_us
 from recycle.runtime.worker.worker_reports import IterationApplied, StageNotLoaded, StepUndone, WorkerFinished, WorkerReport
 
@@ -82,6 +84,7 @@ class RunLedger:
         self.checkpoints = CheckpointReports(
             save, lambda step: step in self._pending, self.write, self.warn, self.now_us, newest=len(self._losses)
         )
+        self.processes = WorkerProcesses(self.write, self.now_us)
         self._stepped_us = 0
         self._resumed_us = self._start_us = gone_us
         self._has_started = False
@@ -123,6 +126,8 @@ class RunLedger:
                     self._changes.append(event)
                 case Resumed():
                     self._live = set(first_live)
+                case Placed():
+                    self.processes.restore(event)
                 case Saved():
                     self.checkpoints.restore(event.num_steps)
                 case _:
@@ -370,14 +375,14 @@ class RunLedger:
         self.write(Spell(self._gone_us, at_us, "pause", "start", num_live=num_live))
 
     def summary(self, num_steps: int, finished: Mapping[Worker, WorkerFinished]) -> Trained:
-        iteration_us = _usual_us(self._times_us)
+        iteration_us = usual_us(self._times_us)
         return Trained(
             num_steps=num_steps,
             losses=tuple(self._losses),
             weights_sha256=whole_digest({worker: report.digest for worker, report in finished.items()}),
             samples_per_s=self._samples * 1e6 / iteration_us if iteration_us else 0.0,
             iteration_us=iteration_us,
-            planned_iteration_us=_usual_us(self._planned_us),
+            planned_iteration_us=usual_us(self._planned_us),
             start_us=self._start_us - self._gone_us,
             peak_memory_bytes={str(worker): finished[worker].peak_bytes for worker in sorted(finished)},
             activation_bytes={str(worker): finished[worker].activation_bytes for worker in sorted(finished)},
@@ -387,11 +392,6 @@ class RunLedger:
             warnings=self.warnings,
             recoveries=tuple(self._recoveries),
         )
-
-
-def _usual_us(times_us: Sequence[int]) -> int:
-    """The median; the first iteration, in which all warm up, counts only if there is no other."""
-    return round(median(times_us[1:] or times_us)) if times_us else 0
 
 
 def _finite(value: float) -> float | None:

@@ -1,8 +1,9 @@
 """`Trained`: the summary of a finished run."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from recycle.core.events.record import Recovered
@@ -52,3 +53,8 @@ class Trained:
             "saved_steps": self.saved_steps,
             "recoveries": [recovery.to_json() for recovery in self.recoveries],
         }
+
+
+def usual_us(times_us: Sequence[int]) -> int:
+    """The median; the first iteration, in which all warm up, counts only if there is no other."""
+    return round(median(times_us[1:] or times_us)) if times_us else 0
