@@ -3,9 +3,9 @@
     python -m tests.chaos.resources                    every fault once
     python -m tests.chaos.resources --only clock       those whose name contains a text
 
-Each fault hits one `recycle train` of real processes. It passes if the weights are those of an undisturbed twin, or if the run ends
-with a documented exit code and a sentence that names the reason, and goes on to the twin's weights once the resource is back. Mounts
-need root, single files and the clock need a C compiler; what cannot be tried is said in the table, which is the last lines.
+Each fault hits one `recycle train` of real processes. It passes if the weights are those of an undisturbed twin, or if the run
+ends with a documented exit code and a sentence that names the reason, and goes on to the twin's weights with the resource back.
+Mounts need root, faults of single files and of the clock a C compiler. The last lines are a table, also of what was not tried.
 """
 
 import argparse
@@ -31,10 +31,10 @@ from tests.chaos.fault_library import FaultLibrary
 from tests.chaos.job_processes import JobProcess, end_session, hit, processes_of
 from tests.warm_processes import WarmProcess
 
-STEPS, LIMIT_S, NUM_STEPS_BEFORE = 150, 150.0, 25
+STEPS, LIMIT_S, NUM_STEPS_BEFORE, LEASE_S = 150, 150.0, 25, 1.0
 JOB = (
-    "--pipelines 2 --stages 2 --microbatches 2 --layers 2 --width 16 --heads 2 --context 16 --samples 1 --exact --lease 1 "
-    "--checkpoint.every 10 --json"
+    "train --pipelines 2 --stages 2 --microbatches 2 --layers 2 --width 16 --heads 2 --context 16 --samples 1 "
+    f"--exact --lease {LEASE_S} --checkpoint.every 10 --json"
 ).split()
 DOCUMENTED = {2, *range(10, 18), *range(20, 25)}
 DISK_BYTES = 8 << 20
@@ -65,7 +65,7 @@ class Training:
         if self._process is not None:
             self._log = self.log()
         environment = {**os.environ, "TMPDIR": str(self.folder / "tmp")}
-        self._process = WarmProcess(["train", *words], environment=environment, prepare=_forget_temporary_folder)
+        self._process = WarmProcess(words, environment=environment, prepare=_forget_temporary_folder)
 
     def fill(self, name: str) -> None:
         """Leave no byte of a mounted disk free."""
@@ -376,7 +376,7 @@ def _unclear(training: Training, code: int, fault: Fault) -> str:
 
 def _go_on(training: Training) -> str:
     """Do what a user does after the error: resume, or begin again if nothing was saved; return the problem, if there is one."""
-    training.start(*(["--resume", str(training.run), "--json"] if training.has_checkpoint() else training.words))
+    training.start(*(["train", "--resume", str(training.run), "--json"] if training.has_checkpoint() else training.words))
     try:
         code = training.process.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -386,7 +386,7 @@ def _go_on(training: Training) -> str:
 
 def twin(num_steps: int = STEPS) -> str:
     """The weights of the undisturbed run."""
-    process = WarmProcess(["train", *JOB, "--steps", str(num_steps)])
+    process = WarmProcess([*JOB, "--steps", str(num_steps)])
     printed, error = process.communicate(LIMIT_S)
     assert process.returncode == 0, error
     return str(json.loads(printed)["weights_sha256"])

@@ -1,6 +1,7 @@
 """Atomic writing of files, and reading of JSON files with a format name and version."""
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -31,6 +32,8 @@ def write_bytes(path: Path, data: bytes) -> None:
             advice = ""
             stream.write(data)
     except OSError as problem:
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
+            advice = "; make room there" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise FileProblem(f"cannot write {path}: {problem.strerror or problem}{advice}") from None
 
 

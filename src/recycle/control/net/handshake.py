@@ -4,6 +4,7 @@ import os
 import socket
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from recycle.control.decide.messages import Challenge, Hello, ProtocolError, Refused, Welcome
@@ -76,6 +77,7 @@ def shake_hands(endpoint: Endpoint, preferred_place: str = "", member: int = -1,
         raise
 
 
+@cache  # so that a process without a free descriptor knows it still
 def this_host() -> str:
     """Return a name of this machine that is unique and changes when it boots.
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import mmap
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -300,12 +301,21 @@ class RecordWriter:
         if events is not None:
             write_record(path, events)
         self._stream = path.open("ab", buffering=0)
+        self._unwritten = bytearray()
+
+    @property
+    def num_unwritten_bytes(self) -> int:
+        return len(self._unwritten)
 
     def write(self, *events: Event) -> None:
-        """Add events, and hand them to the operating system: they stay if this process is killed."""
-        lines = "".join(f"{dump_event(event)}\n" for event in events).encode()
-        if self._stream.write(lines) != len(lines):
-            raise OSError(errno.ENOSPC, "No space left for the whole line")
+        """Add events, and hand them to the operating system: they stay if this process is killed.
+
+        After an error, they stay in memory, and the next call tries again.
+        """
+        self._unwritten += "".join(f"{dump_event(event)}\n" for event in events).encode()
+        del self._unwritten[: self._stream.write(self._unwritten)]
+        if self._unwritten:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         self._stream.close()
@@ -353,7 +363,7 @@ def num_complete_bytes(path: Path) -> int:
             end = content.find(b"\n", max(0, *(start + 1 for start in starts)))
             return end + 1 if end >= 0 else len(content)
     except (OSError, ValueError) as problem:  # the latter if the file is empty
-        raise FileProblem(f"cannot read {path}: {problem}; resume the run from its last checkpoint") from None
+        raise FileProblem(f"cannot read {path}: {problem}") from None
 
 
 def events_after(path: Path, num_bytes: int) -> list[Event]:

@@ -2,8 +2,8 @@
 
 import hashlib
 import shutil
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,7 +57,10 @@ class StageWriter:
         self._deliver = deliver
         self._stage = stage
         self._report = report
-        self._thread: threading.Thread | None = None
+        # One thread for all saves: Python waits for ever for a new thread that has no memory to begin. It is no daemon, so that a
+        # worker that ends normally finishes its writes first.
+        self._thread = ThreadPoolExecutor(1, f"writer of stage {stage}")
+        self._writing: Future[None] | None = None
 
     def save(self, num_steps: int, module: nn.Module, optimizer: Optimizer, is_last: bool = False, epoch: int = 0) -> None:
         """Copy the state of the stage in an epoch and return; a thread writes the copy while training continues.
@@ -70,19 +73,16 @@ class StageWriter:
             self._report(StageNotSaved(num_steps, self._stage, reason, epoch))
             return
         snapshot = self._take(num_steps, module, optimizer)
-        # Not a daemon: a worker that ends normally finishes its writes first.
-        self._thread = threading.Thread(
-            target=self._run, args=(num_steps, snapshot, epoch), name=f"writer of stage {self._stage}"
-        )
-        self._thread.start()
+        self._writing = self._thread.submit(self._run, num_steps, snapshot, epoch)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until everything is written and reported; return False if that takes longer than `timeout_s`."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-            if self._thread.is_alive():
+        if self._writing is not None:
+            try:
+                self._writing.result(timeout_s)
+            except TimeoutError:
                 return False
-            self._thread = None
+            self._writing = None
         return True
 
     def _take(self, num_steps: int, module: nn.Module, optimizer: Optimizer) -> Snapshot | StageNotSaved:

@@ -68,8 +68,13 @@ class RunOutput:
     def write_summary(self, trained: Trained, then: Callable[[str | None], None]) -> None:
         self._disk.run(lambda: self._run.close(trained) if self._run is not None else None, then)
 
+    def when_recorded(self, then: Callable[[], None]) -> None:
+        """Call `then` when everything so far is in the record; not at all if events wait for room on the disk."""
+        is_written = (lambda: run.is_written) if (run := self._run) is not None else (lambda: True)
+        self._disk.run(is_written, lambda is_recorded: then() if is_recorded else None)
+
     def when_written(self, then: Callable[[], None]) -> None:
-        """Call `then` when everything so far is in the run folder."""
+        """Call `then` when everything so far is in the run folder, as far as it can be written."""
         self._disk.run(lambda: None, lambda _: then())
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """`RunFolder`: the plan, record, checkpoints and summary of a run on disk, of a new run or a resumed one."""
 
+import contextlib
 import json
 import math
 import os
@@ -38,6 +39,9 @@ from recycle.runtime.checkpoint.folder import CheckpointFolder
 from recycle.runtime.checkpoint.resume import latest
 from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.options import CheckpointOptions, RunFolderOptions
+
+# A record that cannot be written for so long ends. Until then, workers keep their reports, too.
+_MOST_UNWRITTEN_BYTES = 1 << 26
 
 
 class RunFolder:
@@ -84,7 +88,7 @@ class RunFolder:
             if _rows_in(folder / PLAN) != plan.rows:
                 before.append(Started("train", options.name))  # by another plan from here on
             self.gone_us = max((event.end_us for event in before if isinstance(event, Spell)), default=0)
-            self.losses = _losses(before)
+            self.losses = _losses(before, self.resumed.num_steps)
             before.append(Resumed(self.gone_us, self.resumed.num_steps))
         elif find_checkpoints(self.checkpoint_folder):
             raise FileProblem(f"{folder} holds the checkpoints of another run: resume it, or name another folder")
@@ -101,19 +105,33 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         if self._record is not None:
+            with contextlib.suppress(OSError):
+                self._record.write()
             self._record.close()
 
     def write(self, *events: Event) -> str | None:
-        """Write events into the record; return a sentence when that fails, and write no more from then on."""
+        """Write events into the record, or, if that fails, with a later call; return a sentence when it begins to fail.
+
+        If too many wait, the record ends for good.
+        """
         if self._record is None:
             return None
+        is_first = self.is_written
         try:
             self._record.write(*events)
         except OSError as problem:
-            self._record.close()
-            self._record = None
-            return f"{self.folder / RECORD} ends here, but training goes on: {problem.strerror or problem}"
+            sentence = f"cannot write {self.folder / RECORD}, but training goes on: {problem.strerror or problem}"
+            if self._record.num_unwritten_bytes > _MOST_UNWRITTEN_BYTES:
+                self._record.close()
+                self._record = None
+                return f"the record ends here: {sentence}"
+            return sentence if is_first else None
         return None
+
+    @property
+    def is_written(self) -> bool:
+        """Whether no event waits for room on the disk."""
+        return self._record is None or not self._record.num_unwritten_bytes
 
     def keep_plan(self, iteration: int, text: str) -> str | None:
         """Write the plan that is in force from `iteration` on, unless it did not change; return a sentence if that fails.
@@ -153,14 +171,16 @@ class RunFolder:
         return None
 
 
-def _losses(events: Iterable[Event]) -> list[float]:
-    """The loss of every step; of a step that was run again after a checkpoint was loaded, the last one."""
+def _losses(events: Iterable[Event], num_steps: int) -> list[float]:
+    """The losses of the first steps; of a step that was run again after a checkpoint was loaded, the last one.
+
+    A step that could not be recorded, because the disk was full, has NaN.
+    """
     found: dict[int, float] = {}
     for event in events:
         if isinstance(event, Stepped):
-            found = {number: loss for number, loss in found.items() if number < event.iteration}
             found[event.iteration] = event.loss if event.loss is not None else math.nan
-    return list(found.values())
+    return [found.get(number, math.nan) for number in range(num_steps)]
 
 
 def events_before(num_steps: int, events: Iterator[Event]) -> Iterator[Event]:

@@ -129,6 +129,7 @@ class RunLedger:
                     (self._live.add if event.joins else self._live.discard)(event.node)
                 case Resumed():
                     self._live = set(first_live)
+                    self._cut_losses(event.num_steps)
                 case Saved():
                     self.checkpoints.restore(event.num_steps)
                 case _:
@@ -138,12 +139,16 @@ class RunLedger:
         self._known_undone = {(op.worker, op.op, op.start_us) for op in undone}
 
     def _restore_step(self, step: Stepped, took_us: int, ops: Sequence[OpRan]) -> None:
-        del self._losses[step.iteration :]
+        self._cut_losses(step.iteration)
         self._losses.append(step.loss if step.loss is not None else math.nan)
         self._planned_us.append(step.planned_us)
         self._num_begun_again += any(op.is_in_vain for op in ops)
         num_ops = sum(op.op not in (REDUCE, OPTIMIZER) and not op.is_in_vain for op in ops)
         self._end_step(step.iteration, step.at_us, took_us, num_ops)
+
+    def _cut_losses(self, num_steps: int) -> None:
+        """Have the losses of so many steps; of those that a full disk kept out of the record, the loss is unknown."""
+        self._losses = [*self._losses[:num_steps], *[math.nan] * (num_steps - len(self._losses))]
 
     def _end_step(self, iteration: int, end_us: int, took_us: int, num_ops: int) -> None:
         self._times_us.append(took_us)
