@@ -363,6 +363,15 @@ def no_room_after(path, num_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+def test_a_coordinator_takes_over_although_the_disk_is_full(one_step):
+    written, plan = list(read_record(one_step / "record.jsonl")), (one_step / "plan.json").stat()
+    with no_room_after(one_step / "record.jsonl", 0), begin(one_step, is_takeover=True) as run:
+        assert list(run.before) == [event for event in written if not isinstance(event, OpRan)]
+        assert run.write(WARNED) is not None
+    assert list(read_record(one_step / "record.jsonl")) == written
+    assert (one_step / "plan.json").stat().st_ino == plan.st_ino  # another file would need room
+
+
 def test_what_had_no_room_in_the_record_is_written_when_there_is_room_again(tmp_path):
     with begin(tmp_path) as run:
         with no_room_after(tmp_path / "record.jsonl", 10):

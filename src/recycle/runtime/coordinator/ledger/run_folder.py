@@ -96,8 +96,9 @@ class RunFolder:
         self.checkpoints = CheckpointFolder(
             self.checkpoint_folder, plan.problem.shape.num_stages, checkpoint.keep, fingerprint, is_takeover
         )
-        for file, text in {PLAN: plan.dumps(), **options.files}.items():
-            write_text(folder / file, text)
+        if not is_takeover:  # else they are there, and the disk may be full
+            for file, text in {PLAN: plan.dumps(), **options.files}.items():
+                write_text(folder / file, text)
         self._record: RecordWriter | None = RecordWriter(folder / RECORD, None if is_takeover else before)
 
     def __enter__(self) -> "RunFolder":
