@@ -59,6 +59,7 @@ chaos: $(READY)
 	$(BIN)/python -m tests.chaos.kill_points
 	$(BIN)/python -m tests.chaos.external_faults --num 500
 	$(BIN)/python -m tests.chaos.machines
+	$(BIN)/python -m tests.chaos.resources
 
 pictures: $(READY)
 	$(BIN)/python docs/pictures/make.py

@@ -132,6 +132,7 @@ def _fork_server(path: str, words: Sequence[str], passed: Sequence[int]) -> int:
     """Start a Python process for multiprocessing; fork it from this one, which has everything loaded, if it is a fork server."""
     if "multiprocessing.forkserver" not in words[-1]:
         return _spawn(path, words, passed)  # type: ignore[arg-type]
+    util.spawnv_passfds = _spawn  # the next server, if this one is killed, would lack the threads that this process has by then
     if pid := os.fork():
         return pid
     for name in os.listdir("/proc/self/fd"):

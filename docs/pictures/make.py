@@ -11,7 +11,8 @@ from failure_timeline import events_around, read_failure
 
 import recycle
 from recycle.cli.main import main as main_command
-from recycle.core.events.record import RECORD, Recovered, read_record, write_record
+from recycle.core.events.record import Recovered
+from recycle.core.events.record_file import RECORD, read_record, write_record
 from recycle.core.plans.plan import Plan
 from recycle.report.render.svg import draw_svg
 from recycle.report.timeline.plan_timeline import plan_timeline

@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.warm_processes import WarmProcess
+
 KINDS = ("launcher", "coordinator", "planner", "worker", "fork server", "resource tracker")
 
 
@@ -56,6 +58,16 @@ def _continue(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
+def end_session(leader: subprocess.Popen[bytes] | WarmProcess) -> None:
+    """Kill every process of the session that a process began."""
+    deadline_s = time.monotonic() + 30
+    while (left := processes_of(leader.pid)) and time.monotonic() < deadline_s:
+        for process in left:
+            hit(process.pid, 0.0)
+        time.sleep(0.05)
+    leader.wait(10)
+
+
 class JobSession:
     """A job in a session of its own, started again until it has a result. Use it as a context: nobody is left behind."""
 
@@ -87,9 +99,4 @@ class JobSession:
         return self
 
     def __exit__(self, *_: object) -> None:
-        deadline_s = time.monotonic() + 30
-        while (left := self.processes()) and time.monotonic() < deadline_s:
-            for process in left:
-                hit(process.pid, 0.0)
-            time.sleep(0.05)
-        self.process.wait(10)
+        end_session(self.process)

@@ -23,7 +23,8 @@ from tempfile import TemporaryDirectory
 
 import recycle
 from recycle.core.cluster import Worker
-from recycle.core.events.record import Recovered, Stepped, read_record
+from recycle.core.events.record import Recovered, Stepped
+from recycle.core.events.record_file import read_record
 from recycle.runtime.checkpoint.resume import load
 from recycle.runtime.compute.weight_digest import digest, whole_digest
 from tests.chaos.external_faults import draw

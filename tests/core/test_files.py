@@ -41,7 +41,7 @@ def test_a_write_whose_file_cannot_be_renamed_leaves_the_old_file_and_no_litter(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", no_space)
-    with pytest.raises(FileProblem, match=r"cannot write .*one\.json: No space left on device$"):
+    with pytest.raises(FileProblem, match=r"cannot write .*one\.json: No space left on device; make room there$"):
         write_text(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["one.json"]

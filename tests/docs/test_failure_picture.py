@@ -10,7 +10,8 @@ from failure_timeline import Failure, events_around, read_failure
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
-from recycle.core.events.record import Event, OpRan, Recovered, read_record
+from recycle.core.events.record import Event, OpRan, Recovered
+from recycle.core.events.record_file import read_record
 from tests.recovery_records import REDO_US, recovery_record
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"

@@ -14,7 +14,8 @@ from torch.utils.data import TensorDataset
 import recycle
 from examples import sequential
 from recycle.core import errors
-from recycle.core.events.record import Stepped, read_record
+from recycle.core.events.record import Stepped
+from recycle.core.events.record_file import read_record
 from tests.warm_processes import WarmProcess
 
 pytestmark = pytest.mark.timeout(240)

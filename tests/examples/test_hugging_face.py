@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from recycle.core.cluster import Shape
-from recycle.core.events.record import Saved, Stepped, read_record
+from recycle.core.events.record import Saved, Stepped
+from recycle.core.events.record_file import read_record
 from recycle.models.text import Text
 from recycle.runtime.compute.microbatches import MicroBatches
 from recycle.runtime.compute.split_backward import Tape, defer_weights

@@ -1,6 +1,8 @@
 """Processes and interrupts: what is started is started whole, and a terminal's interrupt is for the parent alone."""
 
+import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -9,7 +11,14 @@ import time
 
 import pytest
 
-from recycle.host.process_lifetime import children_uninterrupted, interrupts_held, process_start, process_state
+from recycle.control.net.handshake import this_host
+from recycle.host.process_lifetime import (
+    children_uninterrupted,
+    interrupts_held,
+    process_start,
+    process_state,
+    refuse_without_descriptors,
+)
 
 
 def interrupts():
@@ -178,3 +187,33 @@ def test_a_process_has_a_state_and_a_start_by_which_it_differs_from_later_ones()
         process.kill()
         process.wait()
     assert (process_state(first.pid), process_start(first.pid)) == ("", "")
+
+
+@pytest.fixture
+def one_descriptor():
+    """A process that may open one more file, and no other."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    this_host()
+    free = os.open(os.devnull, os.O_RDONLY)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))
+    os.close(free)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.usefixtures("one_descriptor")
+def test_a_lack_of_descriptors_is_found_before_half_of_them_are_used():
+    for _ in range(2):  # nothing stays open
+        refuse_without_descriptors(1)
+        with pytest.raises(OSError, match="Too many open files") as refused:
+            refuse_without_descriptors(2)
+        assert refused.value.errno == errno.EMFILE
+
+
+@pytest.mark.usefixtures("one_descriptor")
+def test_a_process_without_a_free_descriptor_knows_its_machine():
+    taken = os.open(os.devnull, os.O_RDONLY)
+    try:
+        assert this_host()
+    finally:
+        os.close(taken)

@@ -11,7 +11,8 @@ import pytest
 import recycle
 from recycle.cli.main import main
 from recycle.core.errors import PeersDiffer, WorkerFailed
-from recycle.core.events.record import Changed, Spell, Stepped, Suspected, Warned, read_record
+from recycle.core.events.record import Changed, Spell, Stepped, Suspected, Warned
+from recycle.core.events.record_file import read_record
 from recycle.core.plans.routes import Routes
 from recycle.report.record.run_columns import read_run_record
 from recycle.runtime.execute.warm_up import warm_ups

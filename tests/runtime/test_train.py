@@ -19,7 +19,8 @@ from recycle.core.errors import (
     UserError,
     WorkerFailed,
 )
-from recycle.core.events.record import Spell, Stepped, read_record
+from recycle.core.events.record import Spell, Stepped
+from recycle.core.events.record_file import read_record
 from recycle.runtime.checkpoint.tensor_file import load_tensors
 from recycle.runtime.compute.learning_rate import NAMES, WarmUpThen
 from recycle.runtime.compute.microbatches import MicroBatches

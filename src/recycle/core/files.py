@@ -1,11 +1,12 @@
 """Atomic writing of files, and reading of JSON files with a format name and version."""
 
 import contextlib
+import errno
 import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Put `data` at `path` in one step: a reader sees the old file or the new one, never a part.
+    """Put `data` at `path` in one step; see `write_parts`."""
+    write_parts(path, [data])
+
+
+def write_parts(path: Path, parts: Iterable[bytes]) -> None:
+    """Put all parts at `path` in one step: a reader sees the old file or the new one, never a part.
 
     A link is followed, and anything but a plain file (a device, a pipe) is left alone.
     """
@@ -29,8 +35,10 @@ def write_bytes(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, temporary.open("xb") as stream:
             advice = ""
-            stream.write(data)
+            stream.writelines(parts)
     except OSError as problem:
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
+            advice = "; make room there" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise FileProblem(f"cannot write {path}: {problem.strerror or problem}{advice}") from None
 
 

@@ -32,6 +32,20 @@ def close_inherited_files(keep: int) -> None:
                 os.close(int(name))
 
 
+def refuse_without_descriptors(num: int) -> None:
+    """Raise the operating system's error if this process may not open `num` more files.
+
+    Python's fork server ends, and all its children with it, if a process has no descriptor left in the middle of a request.
+    """
+    opened: list[int] = []
+    try:
+        for _ in range(num):
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
 @contextmanager
 def children_uninterrupted() -> Iterator[None]:
     """Start processes in this block with SIGINT blocked: a terminal sends Ctrl-C to all, but the parent ends them."""

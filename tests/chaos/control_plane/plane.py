@@ -10,7 +10,8 @@ from typing import Any
 from recycle.control.decide.members import Member
 from recycle.control.decide.messages import RenewLease
 from recycle.core.cluster import Cluster, Shape
-from recycle.core.events.record import RECORD, Stepped, read_record
+from recycle.core.events.record import Stepped
+from recycle.core.events.record_file import RECORD, read_record
 from recycle.core.plans.plan_source import PlanAssignment, places_for
 from recycle.runtime.checkpoint.files import find_checkpoints, read_checkpoint
 from recycle.runtime.coordinator.config import CoordinatorConfig, JobDone, JobFailed, WaitingForWorkers

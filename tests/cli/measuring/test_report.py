@@ -17,7 +17,8 @@ import pytest
 from recycle.cli.measuring.report import add_report_parser
 from recycle.cli.measuring.report_text import curve
 from recycle.core.errors import UserError
-from recycle.core.events.record import Event, Held, OpRan, Placed, Recovered, Spell, Started, Stepped, plan_file, write_record
+from recycle.core.events.record import Event, Held, OpRan, Placed, Recovered, Spell, Started, Stepped
+from recycle.core.events.record_file import plan_file, write_record
 from recycle.core.plans.plan import Plan
 from recycle.sim.replay.replay import Conditions, replay
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from recycle.cli.main import main
-from recycle.core.events.record import OpRan, Started, read_record
+from recycle.core.events.record import OpRan, Started
+from recycle.core.events.record_file import read_record
 from recycle.core.plans.plan import Plan
 from tests.plans import costly_profile, make_1f1b_plan, make_rerouted_plan
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from recycle.cli.main import main
-from recycle.core.events.record import Started, read_record
+from recycle.core.events.record import Started
+from recycle.core.events.record_file import read_record
 from recycle.report.record.metrics import measure
 from recycle.sim import iteration_times as timings
 from recycle.sim.systems.registry import SYSTEMS

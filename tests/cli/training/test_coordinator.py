@@ -21,7 +21,8 @@ from recycle.cli.training.train_config import parse_config
 from recycle.control.net.file_transfer import FileTransfer
 from recycle.control.net.handshake import Endpoint
 from recycle.core.errors import NotSaved, UserError
-from recycle.core.events.record import Placed, read_record
+from recycle.core.events.record import Placed
+from recycle.core.events.record_file import read_record
 from tests.warm_processes import WarmProcess
 
 pytestmark = pytest.mark.timeout(240)

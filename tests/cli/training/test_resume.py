@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from recycle.core.errors import NotSaved
-from recycle.core.events.record import Spell, Stepped, Warned, read_record
+from recycle.core.events.record import Spell, Stepped, Warned
+from recycle.core.events.record_file import read_record
 from recycle.host.process_lifetime import process_state
 from tests.cli.training.test_train import SMALL, Run, contents, refusal, run, trained
 from tests.processes import until
@@ -441,7 +442,7 @@ def test_a_record_for_which_there_is_no_room_is_reported_and_training_goes_on_to
     assert process.returncode == 0, err
     facts = json.loads(out)
     assert facts["weights_sha256"] == straight["weights_sha256"]
-    assert [sentence.rpartition(": ")[0] for sentence in facts["warnings"]] == [f"{record} ends here, but training goes on"]
+    assert [sentence.rpartition(": ")[0] for sentence in facts["warnings"]] == [f"cannot write {record}, but training goes on"]
     assert 30_000 < record.stat().st_size <= 35_000
     written = [event for event in read_record(record) if isinstance(event, Stepped)]
     assert [event.loss for event in written] == straight["losses"][: len(written)]

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import recycle
-from recycle.core.events.record import Event, Held, OpRan, Spell, Started, Stepped, read_record
+from recycle.core.events.record import Event, Held, OpRan, Spell, Started, Stepped
+from recycle.core.events.record_file import read_record
 from recycle.core.op import Op
 from recycle.core.plans.library import Library
 from recycle.core.plans.plan import Plan

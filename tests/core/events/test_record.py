@@ -8,22 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recycle.core.errors import FileProblem
-from recycle.core.events.record import (
-    Changed,
-    Joining,
-    OpRan,
-    Placed,
-    RecordWriter,
-    Recovered,
-    Spell,
-    Started,
-    Suspected,
-    dump_event,
-    later_plans,
-    plan_file,
-    read_record,
-    write_record,
-)
+from recycle.core.events.record import Changed, Joining, OpRan, Placed, Recovered, Spell, Started, Suspected
+from recycle.core.events.record_file import RecordWriter, dump_event, later_plans, plan_file, read_record, write_record
 
 EVENTS = [
     Started("simulate", "spot · 3 µs"),

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from recycle.cli.measuring.report import add_report_parser
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
-from recycle.core.events.record import Event, OpRan, Recovered, Spell, Started, write_record
+from recycle.core.events.record import Event, OpRan, Recovered, Spell, Started
+from recycle.core.events.record_file import write_record
 from recycle.core.plans.library import without_failures
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import PlanAssignment

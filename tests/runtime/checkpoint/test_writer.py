@@ -114,7 +114,22 @@ def test_reports_come_from_the_thread_that_writes_and_waiting_for_nothing_is_fre
     writer.save(20, *small_stage())
     writer.wait()
     writer.wait()
-    assert threads == ["writer of stage 2"]
+    assert threads == ["writer of stage 2_0"]
+
+
+def test_a_later_save_starts_no_thread_for_which_memory_may_be_short(tmp_path, monkeypatch):
+    reports = []
+    writer = StageWriter(tmp_path, 0, reports.append)
+    writer.save(20, *small_stage())
+    writer.wait()
+
+    def no_memory(thread):
+        raise MemoryError
+
+    monkeypatch.setattr(threading.Thread, "start", no_memory)
+    writer.save(30, *small_stage())
+    writer.wait()
+    assert [(type(report), report.num_steps) for report in reports] == [(StageSaved, 20), (StageSaved, 30)]
 
 
 # Stages that cannot be saved.
@@ -285,7 +300,7 @@ def test_a_disk_that_is_really_full_is_reported_and_the_run_goes_on(tmp_path, sm
     assert found["after"] == ["step-00000010"]
     assert found["filler"] == "No space left on device"
     assert found["manifest"][0] is None
-    assert found["manifest"][1].endswith("manifest.json: No space left on device")
+    assert found["manifest"][1].endswith("manifest.json: No space left on device; make room there")
     assert found["end"] == ["step-00000010", "step-00000040"]
     assert found["latest"] == 40
 

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
 
 from recycle.control.decide.journal import JournalEntry
 from recycle.core.errors import FileProblem
 from recycle.runtime.coordinator.background import Background, BackgroundJournal
+from recycle.runtime.coordinator.run_output import RunOutput
 
 ENTRY = JournalEntry(1, 0, {}, "", "the job began", 0)
 
@@ -39,3 +42,15 @@ def test_an_entry_that_cannot_be_written_is_reported_and_is_pending_no_longer() 
     calls.get(timeout=10)()
     assert (journal.num_pending, problems) == (0, ["the disk is full"])
     journal.close()
+
+
+def test_what_waits_for_room_on_the_disk_is_not_acknowledged_until_a_later_call_finds_it_written() -> None:
+    calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    run: Any = SimpleNamespace(is_written=False)
+    output, acknowledged = RunOutput(run, SimpleNamespace(send=None), calls.put, print), list[int]()
+    for number in range(3):
+        output.when_recorded(lambda number=number: acknowledged.append(number))  # type: ignore[misc]
+        calls.get(timeout=10)()
+        run.is_written = number > 0
+    output.close()
+    assert acknowledged == [2]

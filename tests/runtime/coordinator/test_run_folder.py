@@ -1,35 +1,31 @@
 """The folder of a run: what of a record leads to a checkpoint, what is begun, gone on with, or refused."""
 
+import contextlib
 import json
 import math
+import resource
+import socket
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 import recycle
+from recycle.control.net.handshake import Endpoint
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, ForeignRun, NoCheckpoint
-from recycle.core.events.record import (
-    Changed,
-    Held,
-    OpRan,
-    Recovered,
-    Resumed,
-    Saved,
-    Spell,
-    Started,
-    Stepped,
-    Warned,
-    later_plans,
-    read_record,
-    write_record,
-)
+from recycle.core.events.record import Changed, Held, OpRan, Recovered, Resumed, Saved, Spell, Started, Stepped, Warned
+from recycle.core.events.record_file import later_plans, read_record, write_record
 from recycle.core.plans.plan import Plan
 from recycle.report.record.hindsight import in_hindsight
 from recycle.runtime.compute.optimizer_step import StepVerdict
+from recycle.runtime.coordinator.ledger import run_folder
 from recycle.runtime.coordinator.ledger.run_folder import RunFolder, events_before, without_unfinished
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
+from recycle.runtime.coordinator.process import serve_job
 from recycle.runtime.execute.spans import Span
 from recycle.runtime.job import Job
+from recycle.runtime.launch.configure import coordinator_config
 from recycle.runtime.options import CheckpointOptions, RunFolderOptions, TrainOptions
 from recycle.runtime.worker.worker_reports import IterationApplied
 from tests.runtime.checkpoint.saved_stages import names_in, report_of, save_all, small_stage
@@ -348,8 +344,87 @@ def test_a_coordinator_that_takes_over_removes_what_is_unfinished_from_the_end_o
 def test_a_coordinator_cannot_take_over_a_run_without_its_record(is_there, tmp_path):
     if is_there:
         (tmp_path / "record.jsonl").touch()
-    with pytest.raises(FileProblem, match=r"record\.jsonl.*resume the run from its last checkpoint"):
+    with pytest.raises(FileProblem, match=r"cannot read .*record\.jsonl"):
         begin(tmp_path, is_takeover=True)
+
+
+def test_a_coordinator_that_cannot_take_over_says_why_and_how_the_run_goes_on(one_step):
+    (one_step / "record.jsonl").unlink()
+    notices, job = [], make_job()
+    endpoint = Endpoint("127.0.0.1", 1, "token", "job")
+    config = coordinator_config(replace(job, out=one_step), endpoint, 0, one_step)
+    with socket.socket() as listener:
+        serve_job(config, listener, SimpleNamespace(send=notices.append), before=())
+    (refused,) = notices
+    assert isinstance(refused.problem, FileProblem)
+    assert str(refused.problem).startswith(f"no other coordinator can take over: cannot read {one_step / 'record.jsonl'}: ")
+    assert str(refused.problem).endswith(f"; go on from the last checkpoint with: recycle train --resume {one_step}")
+
+
+# A disk without room.
+
+
+@contextlib.contextmanager
+def no_room_after(path, num_bytes):
+    """Let no file grow beyond this one and some bytes more. Python ignores the signal, and gets an error."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_coordinator_takes_over_although_the_disk_is_full(one_step):
+    written, plan = list(read_record(one_step / "record.jsonl")), (one_step / "plan.json").stat()
+    with no_room_after(one_step / "record.jsonl", 0), begin(one_step, is_takeover=True) as run:
+        assert list(run.before) == [event for event in written if not isinstance(event, OpRan)]
+        assert run.write(WARNED) is not None
+    assert list(read_record(one_step / "record.jsonl")) == written
+    assert (one_step / "plan.json").stat().st_ino == plan.st_ino  # another file would need room
+
+
+def test_what_had_no_room_in_the_record_is_written_when_there_is_room_again(tmp_path):
+    with begin(tmp_path) as run:
+        with no_room_after(tmp_path / "record.jsonl", 10):
+            said = [run.write(*iteration(0, 10, 20)), run.write(WARNED)]
+            assert not run.is_written
+            assert list(read_record(tmp_path / "record.jsonl")) == [STARTED]  # the line that was cut short is left out
+        assert [said[0].partition(":")[0], said[1]] == [f"cannot write {tmp_path / 'record.jsonl'}, but training goes on", None]
+        assert run.write(*iteration(1, 20, 30)) is None
+        assert run.is_written
+    assert list(read_record(tmp_path / "record.jsonl")) == [STARTED, *iteration(0, 10, 20), WARNED, *iteration(1, 20, 30)]
+
+
+def test_a_record_for_which_there_is_room_only_at_the_end_is_whole(tmp_path):
+    with begin(tmp_path) as run:
+        with no_room_after(tmp_path / "record.jsonl", 10):
+            run.write(*iteration(0, 10, 20))
+        assert not run.is_written
+    assert list(read_record(tmp_path / "record.jsonl")) == [STARTED, *iteration(0, 10, 20)]
+
+
+def test_a_record_that_waits_for_room_too_long_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_folder, "_MOST_UNWRITTEN_BYTES", 500)
+    with begin(tmp_path) as run, no_room_after(tmp_path / "record.jsonl", 0):
+        said = [run.write(*iteration(number, 10 * number, 10 * number + 10)) for number in range(4)]
+    assert [sentence[:20] for sentence in said if sentence] == ["cannot write " + str(tmp_path)[:7], "the record ends here"]
+    assert run.is_written
+    assert list(read_record(tmp_path / "record.jsonl")) == [STARTED]
+
+
+def test_a_run_goes_on_from_a_checkpoint_whose_last_steps_had_no_room_in_the_record(tmp_path):
+    with begin(tmp_path) as run:
+        run.write(PAUSE, *iteration(0, 10, 20))
+        save_all(run.checkpoints, run.checkpoint_folder, 3)
+    with begin(tmp_path, resume=True) as again:
+        assert [again.losses[0], len(again.losses)] == [5.0, 3]
+        assert all(map(math.isnan, again.losses[1:]))
+    ledger = RunLedger(PLAN, 12, (), lambda events: None, None, begin_us=0)
+    ledger.restore(read_record(tmp_path / "record.jsonl"))  # as another coordinator does
+    assert ledger.num_steps == 3
+    ledger.restore([*read_record(tmp_path / "record.jsonl"), *iteration(3, 40, 50)])
+    assert ledger.num_steps == 4
 
 
 WHOLE = [STARTED, PAUSE, *iteration(0, 10, 20)]

@@ -14,6 +14,7 @@ from recycle.core.errors import PortInUse, WorkerFailed
 from recycle.core.events.record import OpRan, Stepped
 from recycle.core.op import Kind
 from recycle.runtime.job import Job
+from recycle.runtime.launch import local_launcher
 from recycle.runtime.launch.local_launcher import launch
 from recycle.runtime.options import TrainOptions
 from tests.processes import ends_with
@@ -202,3 +203,27 @@ def test_no_process_is_left_behind_however_the_launcher_ends(end, tmp_path):
     script.write_text(SCRIPT)
     pids.touch()
     assert ends_with(WarmProcess([script, pids], is_script=True), pids, 4 + 1, end)  # the workers and the coordinator
+
+
+class Restartable:
+    """A process whose fork server ends in the middle of its first starts."""
+
+    def __init__(self, num_ends):
+        self.num_ends, self.num_starts = num_ends, 0
+
+    def start(self):
+        self.num_starts += 1
+        if self.num_starts <= self.num_ends:
+            raise EOFError("unexpected EOF")
+
+
+@pytest.mark.parametrize("num_ends", [0, 1])
+def test_a_process_is_started_although_the_fork_server_ends_meanwhile(num_ends):
+    process = Restartable(num_ends)
+    local_launcher._start(process)
+    assert process.num_starts == num_ends + 1
+
+
+def test_a_process_that_no_fork_server_starts_is_an_error_of_the_machine():
+    with pytest.raises(OSError, match="the server that starts processes ended"):
+        local_launcher._start(Restartable(2))

@@ -12,7 +12,7 @@ from recycle.cli import arguments
 from recycle.cli.measuring.report_text import report_lines
 from recycle.cli.terminal import Terminal, chart_width, print_lines
 from recycle.core.errors import FileProblem, UserError
-from recycle.core.events.record import PLAN, PLANS, read_record
+from recycle.core.events.record_file import PLAN, PLANS, read_record
 from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_bytes, write_text
 from recycle.report.export.perfetto import draw_run_trace
 from recycle.report.figures.executed_beside_planned import executed_timeline, planned_timeline

@@ -11,7 +11,8 @@ from recycle.cli.simulation.replay_text import replay_facts, replay_subtitle, re
 from recycle.cli.terminal import Terminal, chart_width, print_lines, progress_bar
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
-from recycle.core.events.record import OpRan, Started, write_record
+from recycle.core.events.record import OpRan, Started
+from recycle.core.events.record_file import write_record
 from recycle.core.files import refuse_unwritable, write_bytes, write_text
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check

@@ -10,7 +10,8 @@ from recycle.cli import arguments
 from recycle.cli.terminal import progress_bar
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
-from recycle.core.events.record import Event, Started, write_record
+from recycle.core.events.record import Event, Started
+from recycle.core.events.record_file import write_record
 from recycle.core.events.trace import Trace
 from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_bytes
 from recycle.core.units import format_duration, parse_duration_us

@@ -23,7 +23,8 @@ from recycle.control.net.server import listen
 from recycle.control.net.wire import new_name, new_token
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, Stopped, UserError, WorkerFailed
-from recycle.core.events.record import SUMMARY, Event
+from recycle.core.events.record import Event
+from recycle.core.events.record_file import SUMMARY
 from recycle.core.files import write_text
 from recycle.core.plans.plan import Plan
 from recycle.host.scratch import scratch

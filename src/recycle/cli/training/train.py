@@ -18,7 +18,8 @@ from recycle.cli.training.job_from_config import CONFIG, TrainingJobFactory, is_
 from recycle.cli.training.plan_choice import choose_plan, choose_source, describe_moves
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments, changes, load_config, read_config
 from recycle.core.errors import FileProblem, ForeignRun, NotSaved, UserError
-from recycle.core.events.record import CHECKPOINTS, PARTS, SUMMARY, Event
+from recycle.core.events.record import PARTS, Event
+from recycle.core.events.record_file import CHECKPOINTS, SUMMARY
 from recycle.core.files import refuse_unwritable
 from recycle.core.plans.plan import Plan
 from recycle.core.units import format_bytes, format_us

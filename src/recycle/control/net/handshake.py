@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from recycle.control.decide.messages import Challenge, Hello, ProtocolError, Refused, Waiting, Welcome
@@ -88,6 +89,7 @@ def shake_hands(
         raise
 
 
+@cache  # so that a process without a free descriptor knows it still
 def this_host() -> str:
     """Return a name of this machine that is unique and changes when it boots.
 

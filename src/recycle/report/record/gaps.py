@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recycle.core.events.record import PLANS, SUMMARY
+from recycle.core.events.record_file import PLANS, SUMMARY
 from recycle.report.record.run_columns import Ops, RunRecord
 
 _MOST_TOLD = 3

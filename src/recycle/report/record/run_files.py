@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle.core.errors import FileProblem
-from recycle.core.events.record import PLAN, RECORD, SUMMARY, later_plans
+from recycle.core.events.record_file import PLAN, RECORD, SUMMARY, later_plans
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.report.record.gaps import iterations_without_plan, plan_gaps, step_gaps

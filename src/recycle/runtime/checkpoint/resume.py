@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recycle.core.errors import FileProblem, ForeignRun, NoCheckpoint
-from recycle.core.events.record import CHECKPOINTS
+from recycle.core.events.record_file import CHECKPOINTS
 from recycle.runtime.checkpoint.files import (
     PARTIAL,
     Checkpoint,

@@ -3,9 +3,10 @@
 import hashlib
 import math
 import shutil
-import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -69,7 +70,10 @@ class StageWriter:
         self._deliver, self._goes_on, self._has_moved = deliver, goes_on, False
         self._stage = stage
         self._report = report
-        self._thread: threading.Thread | None = None
+        # One thread for all saves: Python waits for ever for a new thread that has no memory to begin. It is no daemon, so that a
+        # worker that ends normally finishes its writes first.
+        self._thread = ThreadPoolExecutor(1, f"writer of stage {stage}")
+        self._writing: Future[None] | None = None
 
     def save(self, num_steps: int, module: nn.Module, optimizer: Optimizer, is_last: bool = False, epoch: int = 0) -> None:
         """Copy the state of the stage in an epoch and return; a thread writes the copy while training continues.
@@ -84,19 +88,14 @@ class StageWriter:
                 self._report(StageNotSaved(num_steps, self._stage, reason, epoch))
             return
         snapshot = self._take(num_steps, module, optimizer)
-        # Not a daemon: a worker that ends normally finishes its writes first.
-        self._thread = threading.Thread(
-            target=self._run, args=(num_steps, snapshot, epoch), name=f"writer of stage {self._stage}"
-        )
-        self._thread.start()
+        self._writing = self._thread.submit(self._run, num_steps, snapshot, epoch)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until everything is written and reported; return False after `timeout_s`, or when `goes_on` says no."""
         end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        while self._thread is not None:
-            self._thread.join(max(0.0, min(_PULSE_S, end_s - time.monotonic())))
-            if not self._thread.is_alive():
-                self._thread = None
+        while self._writing is not None:
+            if futures.wait([self._writing], max(0.0, min(_PULSE_S, end_s - time.monotonic()))).done:
+                self._writing = None
                 break
             has_moved, self._has_moved = self._has_moved, False
             if not self._goes_on(has_moved) or time.monotonic() >= end_s:

@@ -3,10 +3,11 @@
 import signal
 import socket
 from collections.abc import Sequence
+from contextlib import ExitStack
 from multiprocessing import get_context
 
 from recycle.control.decide.plan_prefetch import PlanningProcess
-from recycle.core.errors import UserError
+from recycle.core.errors import FileProblem, UserError
 from recycle.core.events.record import Event
 from recycle.host.folder_lock import locked
 from recycle.host.process_lifetime import end_with_parent
@@ -45,23 +46,45 @@ def serve_job(
     unless they are `is_repeatable`: a launcher sends one, and the user's tools may send another to all processes of the job.
     """
 
-    def run(service: CoordinatorService) -> None:
+    with ExitStack() as stack:
+        try:
+            service = _set_up(config, listener, sink, before, planning, stack)
+        except (UserError, OSError) as problem:
+            sink.send(JobFailed(_refusal(config, problem, is_takeover=before is not None)))
+            return
         if config.stops_early:
             service.stop_early()
-        with stop_signals(lambda number: service.stop_early(), is_repeatable):
-            service.run()
+        try:
+            with stop_signals(lambda number: service.stop_early(), is_repeatable):
+                service.run()
+        except UserError as problem:
+            sink.send(JobFailed(problem))
 
-    try:
-        if config.folder is None:
-            run(CoordinatorService(config, listener, sink, None, before, planning))
-        else:
-            options, plan, is_takeover = (config.run_folder, config.checkpoint), config.initial.plan, before is not None
-            if not config.checkpoint.resume:
-                make_folder(config.folder)
-            with (
-                locked(config.folder),
-                RunFolder(config.folder, *options, plan, config.fingerprint, config.num_steps, is_takeover) as folder,
-            ):
-                run(CoordinatorService(config, listener, sink, folder, folder.before, planning))
-    except UserError as problem:
-        sink.send(JobFailed(problem))
+
+def _set_up(
+    config: CoordinatorConfig,
+    listener: socket.socket,
+    sink: EventSink,
+    before: Sequence[Event] | None,
+    planning: PlanningProcess | None,
+    stack: ExitStack,
+) -> CoordinatorService:
+    """Make the service, with the run folder if there is one; `stack` closes the folder."""
+    if config.folder is None:
+        return CoordinatorService(config, listener, sink, None, before, planning)
+    if not config.checkpoint.resume:
+        make_folder(config.folder)
+    stack.enter_context(locked(config.folder))
+    options, plan, is_takeover = (config.run_folder, config.checkpoint), config.initial.plan, before is not None
+    folder = RunFolder(config.folder, *options, plan, config.fingerprint, config.num_steps, is_takeover)
+    return CoordinatorService(config, listener, sink, stack.enter_context(folder), folder.before, planning)
+
+
+def _refusal(config: CoordinatorConfig, problem: UserError | OSError, is_takeover: bool) -> UserError:
+    """Why the coordinator cannot start, and how the job goes on if it was running."""
+    if isinstance(problem, OSError):
+        problem = FileProblem(f"cannot write {problem.filename or config.folder}: {problem.strerror or problem}")
+    if not is_takeover or config.folder is None:
+        return problem
+    resume = f"go on from the last checkpoint with: recycle train --resume {config.folder}"
+    return FileProblem(f"no other coordinator can take over: {problem}; {resume}")

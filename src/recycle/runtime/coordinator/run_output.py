@@ -25,17 +25,22 @@ class RunOutput:
         warn: Callable[[str], None],
     ) -> None:
         self._run, self._sink, self._warn = run, sink, warn
+        self._late: list[Event] = []
         self._disk, self._launcher = Background("disk", call_soon), Background("launcher", call_soon)
 
     def publish(self, events: Sequence[Event], written: Callable[[Sequence[Event]], None]) -> None:
         """Publish events; `written` is called when they are in the run folder, or with the launcher if there is none."""
 
-        def done(problem: str | None) -> None:
+        def done(outcome: tuple[str | None, bool]) -> None:
+            problem, is_written = outcome
             self._warn_of(problem)
-            written(events)
+            self._late += events
+            if is_written:  # with all that had no room before
+                late, self._late = self._late, []
+                written(late)
 
         if (run := self._run) is not None:
-            self._disk.run(lambda: run.write(*events), done)
+            self._disk.run(lambda: (run.write(*events), run.is_written), done)
         self.notify(EventsRecorded(events), lambda: written(events) if self._run is None else None)
 
     def notify(self, notice: Notice, then: Callable[[], None] = lambda: None) -> None:
@@ -74,8 +79,13 @@ class RunOutput:
     def write_summary(self, trained: Trained, then: Callable[[str | None], None]) -> None:
         self._disk.run(lambda: self._run.close(trained) if self._run is not None else None, then)
 
+    def when_recorded(self, then: Callable[[], None]) -> None:
+        """Call `then` when everything so far is in the record; not at all if events wait for room on the disk."""
+        is_written = (lambda: run.is_written) if (run := self._run) is not None else (lambda: True)
+        self._disk.run(is_written, lambda is_recorded: then() if is_recorded else None)
+
     def when_written(self, then: Callable[[], None]) -> None:
-        """Call `then` when everything so far is in the run folder."""
+        """Call `then` when everything so far is in the run folder, as far as it can be written."""
         self._disk.run(lambda: None, lambda _: then())
 
     def close(self) -> None:

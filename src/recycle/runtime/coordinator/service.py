@@ -23,7 +23,7 @@ from recycle.control.net.handshake import this_host
 from recycle.control.net.server import ConnectionTask, Server
 from recycle.control.net.wire import encode_frame
 from recycle.core.cluster import Worker
-from recycle.core.errors import PeersDiffer, PlannerFailed, UserError, WorkerFailed
+from recycle.core.errors import FileProblem, PeersDiffer, PlannerFailed, UserError, WorkerFailed
 from recycle.core.events.failure_script import RECOVERY
 from recycle.core.events.record import Event, Joining, Suspected
 from recycle.core.plans.plan import Plan
@@ -96,7 +96,7 @@ class CoordinatorService:
             for place, process in entry.processes.items():  # the coordinator may have been killed before it wrote that
                 self._ledger.processes.place(place, *process)
         elif before is not None and self._ledger.num_steps:
-            raise UserError(f"{config.journal} is missing, so that no other coordinator can take over: resume from a checkpoint")
+            raise FileProblem(f"{config.journal} is missing, because it could not be written")
         for warning in run.warnings if run is not None else ():
             self._ledger.warn(warning)
         self._inbox = ReportInbox(self._ledger, self._acknowledge)
@@ -346,8 +346,8 @@ class CoordinatorService:
             self._output.notify(ReplaceWorker(place))
 
     def _acknowledge(self, number: int, message: Ack) -> None:
-        """Acknowledge reports when the events before are on disk, too."""
-        self._output.when_written(lambda: self._send_ack(number, message))
+        """Acknowledge reports when the events before are on disk, too; those that are not, another coordinator gets again."""
+        self._output.when_recorded(lambda: self._send_ack(number, message))
 
     def _send_ack(self, number: int, message: Ack) -> None:
         member = self._coordinator.members.get(number)

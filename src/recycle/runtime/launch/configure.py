@@ -8,7 +8,7 @@ from typing import Any
 
 from recycle.control.net.file_transfer import FileTransfer
 from recycle.control.net.handshake import Endpoint
-from recycle.core.events.record import CHECKPOINTS
+from recycle.core.events.record_file import CHECKPOINTS
 from recycle.core.plans.plan_source import PlanAssignment
 from recycle.runtime.coordinator.config import JOURNAL, CoordinatorConfig
 from recycle.runtime.job import Job

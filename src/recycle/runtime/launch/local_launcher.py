@@ -4,6 +4,7 @@ Processes are forked from a server that has torch loaded already, which starts a
 workers, workers that rejoin or died, and another coordinator if the coordinator was killed. No process outlives the launcher.
 """
 
+import errno
 import os
 import pickle
 import signal
@@ -27,7 +28,7 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, Stopped, WorkerFailed
 from recycle.core.events.failure_script import Injection
 from recycle.core.events.record import Event, OpRan, Recovered, Stepped
-from recycle.host.process_lifetime import interrupts_held
+from recycle.host.process_lifetime import interrupts_held, refuse_without_descriptors
 from recycle.host.scratch import scratch
 from recycle.host.stop_signals import stop_signals
 from recycle.runtime.coordinator.config import (
@@ -55,6 +56,8 @@ from recycle.runtime.worker.worker_spec import MakeStage, pickled
 _MOST_COORDINATORS = 100
 # A worker that was started while the job runs has joined after so long, if it ever does.
 _JOIN_US = 60_000_000
+# Without a free descriptor, a worker is started when there is one. A start takes a socket, two pipes, and a copy of an end.
+_NEXT_TRY_US, _DESCRIPTORS_OF_A_START = 1_000_000, 6
 Watch = Callable[[Event], None]
 
 
@@ -99,6 +102,18 @@ def _model_modules(job: Job) -> list[str]:
     """The Python modules that define the model: the fork server loads them once, instead of every worker."""
     names = {type(part).__module__ for stage in job.stages for part in stage.modules()}
     return sorted(names - {"__main__"})
+
+
+def _start(process: BaseProcess) -> None:
+    """Start a process, with another fork server if this one ends in the middle of that; raise OSError if it cannot be started."""
+    refuse_without_descriptors(_DESCRIPTORS_OF_A_START)
+    with suppress(ConnectionError, EOFError):
+        process.start()
+        return
+    try:
+        process.start()
+    except EOFError:
+        raise ConnectionError("the server that starts processes ended") from None
 
 
 class _Launcher:
@@ -195,7 +210,7 @@ class _Launcher:
         args = self._config, self._listener, sink, before
         process = self._context.Process(target=run_coordinator_process, args=args, daemon=False, name="coordinator")
         with interrupts_held():
-            process.start()
+            _start(process)
             self._coordinator = process
         sink.close()
 
@@ -205,13 +220,15 @@ class _Launcher:
         process = self._context.Process(target=run_worker_process, args=args, daemon=True, name=str(place))
         try:
             with interrupts_held():
-                process.start()
+                _start(process)
                 self._workers.append(process)
                 if self._has_formed:
                     self._joining_until_us = now_us() + _JOIN_US
-        except OSError:  # it was killed while it loaded: one more death, which the job survives
+        except OSError as problem:  # it was killed while it loaded: one more death, which the job survives
             if not self._has_formed:
                 raise
+            if problem.errno in (errno.EMFILE, errno.ENFILE):
+                self._due_us[place] = now_us() + _NEXT_TRY_US
 
     def _restart_dead(self) -> None:
         """Start workers again whose time has come, and note when those that have died are to be started.

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from recycle.core.errors import FileProblem
-from recycle.core.events.record import Event, Spell, read_record, write_record
+from recycle.core.events.record import Event, Spell
+from recycle.core.events.record_file import read_record, write_record
 from recycle.core.events.trace import Trace, live_counts
 from recycle.core.release import source_digest
 from recycle.host.parallel_map import parallel_map

@@ -1,5 +1,6 @@
 """`RunFolder`: the plan, record, checkpoints and summary of a run on disk, of a new run or a resumed one."""
 
+import contextlib
 import json
 import math
 import os
@@ -10,22 +11,14 @@ from typing import Any
 
 from recycle.control.decide.messages import ControlMessage, DownloadFile, UploadFile
 from recycle.core.errors import FileProblem, NoCheckpoint, UserError
-from recycle.core.events.record import (
+from recycle.core.events.record import Event, Held, OpRan, Recovered, Resumed, Saved, Spell, Started, Stepped
+from recycle.core.events.record_file import (
     CHECKPOINTS,
     CUT_OFF,
     PLAN,
     RECORD,
     SUMMARY,
-    Event,
-    Held,
-    OpRan,
     RecordWriter,
-    Recovered,
-    Resumed,
-    Saved,
-    Spell,
-    Started,
-    Stepped,
     events_after,
     later_plans,
     num_complete_bytes,
@@ -40,6 +33,9 @@ from recycle.runtime.checkpoint.folder import CheckpointFolder
 from recycle.runtime.checkpoint.resume import latest
 from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.options import CheckpointOptions, RunFolderOptions
+
+# A record that cannot be written for so long ends. Until then, workers keep their reports, too.
+_MOST_UNWRITTEN_BYTES = 1 << 26
 
 
 class RunFolder:
@@ -68,7 +64,8 @@ class RunFolder:
         self.warnings: list[str] = []
         self.gone_us = 0
         self.losses: list[float] = []
-        before: list[Event] = [Started("train", options.name)]
+        first = Started("train", options.name)
+        before: Iterable[Event] = [first]
         self.before: Iterator[Event] | None = None
         if is_takeover:
             num_bytes = _cut_unfinished(folder / RECORD)
@@ -82,54 +79,73 @@ class RunFolder:
                     f"{folder} has done {self.resumed.num_steps} steps, more than the {num_steps} to be done: "
                     "ask for at least as many"
                 )
-            before = self._events_before(self.resumed.num_steps, before)
-            if _rows_in(folder / PLAN) != plan.rows:
-                before.append(Started("train", options.name))  # by another plan from here on
-            self.gone_us = max((event.end_us for event in before if isinstance(event, Spell)), default=0)
-            before.append(Resumed(self.gone_us, self.resumed.num_steps))
+            before = self._events_to_keep(self.resumed.num_steps, first, _rows_in(folder / PLAN) != plan.rows)
         elif find_checkpoints(self.checkpoint_folder):
             raise FileProblem(f"{folder} holds the checkpoints of another run: resume it, or name another folder")
         # First, because it removes unfinished checkpoints, and so makes room.
         self.checkpoints = CheckpointFolder(
             self.checkpoint_folder, plan.problem.shape.num_stages, checkpoint.keep, fingerprint, is_takeover
         )
-        for file, text in {PLAN: plan.dumps(), **options.files}.items():
-            write_text(folder / file, text)
         self._record: RecordWriter | None = RecordWriter(folder / RECORD, None if is_takeover else before)
+        if not is_takeover:  # else they are there, and the disk may be full
+            for file, text in {PLAN: plan.dumps(), **options.files}.items():
+                write_text(folder / file, text)
 
-    def _events_before(self, num_steps: int, begin: list[Event]) -> list[Event]:
-        """Return what the record has of the first `num_steps` steps; without a file it is `begin`.
+    def _events_to_keep(self, num_steps: int, first: Started, is_other_plan: bool) -> Iterator[Event]:
+        """Yield what the record has of the first `num_steps` steps, and then that the run is resumed; note losses and time.
 
-        A warning says what is missing, for example since the disk was full: lines are numbered anew, and later nobody sees it.
+        Nothing is held in memory: a record may be long. A warning says what is missing of it, perhaps since the disk was full:
+        lines are numbered anew, and later nobody sees it.
         """
-        path, gaps = self.folder / RECORD, list[str]()
-        events = list(events_before(num_steps, read_record(path, gaps=gaps))) if path.exists() else begin
-        losses = _losses(events)
+        path, gaps, losses = self.folder / RECORD, list[str](), dict[int, float]()
+        for event in events_before(num_steps, read_record(path, gaps=gaps)) if path.exists() else [first]:
+            match event:
+                case Stepped():  # of a step that was run again after a checkpoint was loaded, the last one counts
+                    losses[event.iteration] = event.loss if event.loss is not None else math.nan
+                case Spell():
+                    self.gone_us = max(self.gone_us, event.end_us)
+            yield event
+        if is_other_plan:
+            yield first
         self.losses = [losses.get(iteration, math.nan) for iteration in range(num_steps)]
         if num_missing := num_steps - len(losses):
             gaps.append(f"it has not the losses of {num_missing} of {count_text(num_steps, 'step')}")
         if told := [gap for gap in gaps if gap != CUT_OFF]:
             self.warnings.append(f"{path} is not whole: {'; '.join(told)}")
-        return events
+        yield Resumed(self.gone_us, num_steps)
 
     def __enter__(self) -> "RunFolder":
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._record is not None:
+            with contextlib.suppress(OSError):
+                self._record.write()
             self._record.close()
 
     def write(self, *events: Event) -> str | None:
-        """Write events into the record; return a sentence when that fails, and write no more from then on."""
+        """Write events into the record, or, if that fails, with a later call; return a sentence when it begins to fail.
+
+        If too many wait, the record ends for good.
+        """
         if self._record is None:
             return None
+        is_first = self.is_written
         try:
             self._record.write(*events)
         except OSError as problem:
-            self._record.close()
-            self._record = None
-            return f"{self.folder / RECORD} ends here, but training goes on: {problem.strerror or problem}"
+            sentence = f"cannot write {self.folder / RECORD}, but training goes on: {problem.strerror or problem}"
+            if self._record.num_unwritten_bytes > _MOST_UNWRITTEN_BYTES:
+                self._record.close()
+                self._record = None
+                return f"the record ends here: {sentence}"
+            return sentence if is_first else None
         return None
+
+    @property
+    def is_written(self) -> bool:
+        """Whether no event waits for room on the disk."""
+        return self._record is None or not self._record.num_unwritten_bytes
 
     def keep_plan(self, iteration: int, text: str) -> str | None:
         """Write the plan that is in force from `iteration` on, unless it did not change; return a sentence if that fails.
@@ -167,16 +183,6 @@ class RunFolder:
         except FileProblem as problem:
             return str(problem)
         return None
-
-
-def _losses(events: Iterable[Event]) -> dict[int, float]:
-    """The loss of every iteration; of a step that was run again after a checkpoint was loaded, the last one."""
-    found: dict[int, float] = {}
-    for event in events:
-        if isinstance(event, Stepped):
-            found = {number: loss for number, loss in found.items() if number < event.iteration}
-            found[event.iteration] = event.loss if event.loss is not None else math.nan
-    return found
 
 
 def events_before(num_steps: int, events: Iterator[Event]) -> Iterator[Event]:

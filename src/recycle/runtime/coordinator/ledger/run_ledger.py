@@ -40,7 +40,7 @@ from recycle.runtime.coordinator.ledger.lost_work import LostWork
 from recycle.runtime.coordinator.ledger.peer_comparison import PeersDisagree, compare_peers
 from recycle.runtime.coordinator.ledger.pending_iteration import PendingIteration
 from recycle.runtime.coordinator.ledger.recovery_spells import recovery_spells
-from recycle.runtime.coordinator.ledger.trained import Trained, usual_us
+from recycle.runtime.coordinator.ledger.trained import Trained, finite, usual_us
 from recycle.runtime.coordinator.ledger.worker_processes import WorkerProcesses
 from recycle.runtime.execute.spans import Span, now_us
 from recycle.runtime.worker.worker_reports import IterationApplied, StageNotLoaded, StepUndone, WorkerFinished, WorkerReport
@@ -126,6 +126,7 @@ class RunLedger:
                     self._changes.append(event)
                 case Resumed():
                     self._live = set(first_live)
+                    self._cut_losses(event.num_steps)
                 case Placed():
                     self.processes.restore(event)
                 case Saved():
@@ -137,12 +138,16 @@ class RunLedger:
         self._known_undone = {(op.worker, op.op, op.start_us) for op in undone}
 
     def _restore_step(self, step: Stepped, took_us: int, ops: Sequence[OpRan]) -> None:
-        del self._losses[step.iteration :]
+        self._cut_losses(step.iteration)
         self._losses.append(step.loss if step.loss is not None else math.nan)
         self._planned_us.append(step.planned_us)
         self._num_begun_again += any(op.is_in_vain for op in ops)
         num_ops = sum(op.op not in (REDUCE, OPTIMIZER) and not op.is_in_vain for op in ops)
         self._end_step(step.iteration, step.at_us, took_us, num_ops)
+
+    def _cut_losses(self, num_steps: int) -> None:
+        """Have the losses of so many steps; of those that a full disk kept out of the record, the loss is unknown."""
+        self._losses = [*self._losses[:num_steps], *[math.nan] * (num_steps - len(self._losses))]
 
     def _end_step(self, iteration: int, end_us: int, took_us: int, num_ops: int) -> None:
         self._times_us.append(took_us)
@@ -364,7 +369,7 @@ class RunLedger:
         self._end_step(iteration, end, end - before, len(ops_us))
         mean_busy = min(end - before, round(busy / len(pending.plan.rows)))
         self.write(Spell(before, end, "train", samples=self._samples, busy_us=mean_busy, num_live=len(pending.plan.rows)))
-        step = Stepped(iteration, end, _finite(loss), _finite(verdict.norm), verdict.scale, self._planned_us[-1])
+        step = Stepped(iteration, end, finite(loss), finite(verdict.norm), verdict.scale, self._planned_us[-1])
         self.write(step)
         return step
 
@@ -392,7 +397,3 @@ class RunLedger:
             warnings=self.warnings,
             recoveries=tuple(self._recoveries),
         )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -37,7 +37,7 @@ class Trained:
     def to_json(self) -> dict[str, Any]:
         return {
             "steps": self.num_steps,
-            "losses": [loss if math.isfinite(loss) else None for loss in self.losses],
+            "losses": [finite(loss) for loss in self.losses],
             "weights_sha256": self.weights_sha256,
             "samples_per_s": round(self.samples_per_s, 3),
             "iteration_us": self.iteration_us,
@@ -58,3 +58,8 @@ class Trained:
 def usual_us(times_us: Sequence[int]) -> int:
     """The median; the first iteration, in which all warm up, counts only if there is no other."""
     return round(median(times_us[1:] or times_us)) if times_us else 0
+
+
+def finite(value: float) -> float | None:
+    """The number, or None for one that JSON does not have."""
+    return value if math.isfinite(value) else None

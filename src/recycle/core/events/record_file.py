@@ -1,0 +1,174 @@
+"""The files of a run's record: events as numbered lines of JSON, and the plans of its epochs."""
+
+import errno
+import json
+import mmap
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from io import BufferedReader
+from itertools import chain, count
+from pathlib import Path
+from typing import Any, get_args
+
+from recycle.core.errors import FileProblem, UserError
+from recycle.core.events.record import Event, OpRan, Recovered, Resumed, Stepped
+from recycle.core.files import refuse_device, write_parts
+
+FORMAT, VERSION = "recycle-record", 1
+# The names in a run folder; `PLAN` is the plan of the first epoch, and the folder `PLANS` has those of later epochs.
+PLAN, PLANS, RECORD, SUMMARY, CHECKPOINTS = "plan.json", "plans", "record.jsonl", "summary.json", "checkpoints"
+_PLAN_FILE = re.compile(r"from-iteration-(\d{1,18})\.json")
+# What a reader says of a record whose writer was killed.
+CUT_OFF = "its last line is cut off"
+# The key of a line's own number, which no event has: with it a reader finds out that lines are missing.
+_LINE = "line"
+_KINDS: dict[str, type[Event]] = {kind.EVENT: kind for kind in get_args(Event)}
+# One encoder for all lines: `json.dumps` with these options would make one for each.
+_OP = f'{{"event":"{OpRan.EVENT}"'.encode()
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+_DEFAULTS = {name: {field.name: field.default for field in fields(kind)} for name, kind in _KINDS.items()}
+
+
+def plan_file(iteration: int) -> str:
+    """Return the file, in a run folder, of the plan that the run followed from this iteration on."""
+    return f"{PLANS}/from-iteration-{iteration}.json"
+
+
+def later_plans(folder: Path) -> dict[int, Path]:
+    """Return the plan files of a run's later epochs by their first iteration, in order."""
+    # There is no such folder if a run was recorded without them, or had one epoch.
+    paths = (path for path in (folder / PLANS).glob("*.json") if _PLAN_FILE.fullmatch(path.name))
+    return dict(sorted((int(path.stem.rpartition("-")[2]), path) for path in paths))
+
+
+def dump_event(event: Event, number: int) -> str:
+    """Return the event as a line of JSON with its number in the file, without fields that have their default."""
+    written = {name: value for name, default in _DEFAULTS[event.EVENT].items() if (value := getattr(event, name)) != default}
+    return _encode({"event": event.EVENT, **written, _LINE: number})
+
+
+def write_record(path: Path | str, events: Iterable[Event]) -> None:
+    """Write a whole record in one step. Events may come from the file that is replaced."""
+    head = json.dumps({"format": FORMAT, "version": VERSION})
+    lines = chain([head], map(dump_event, events, count(2)))
+    write_parts(Path(path), (f"{line}\n".encode() for line in lines))
+
+
+class RecordWriter:
+    """A record that grows while a run goes on, line by line. It begins with `events`, and replaces the file at `path`.
+
+    With None for `events` it adds to the file.
+    """
+
+    def __init__(self, path: Path, events: Iterable[Event] | None = ()) -> None:
+        if events is not None:
+            write_record(path, events)
+        with path.open("rb") as written:
+            self._num_lines = sum(1 for _ in written)
+        self._stream = path.open("ab", buffering=0)
+        self._unwritten = bytearray()
+
+    @property
+    def num_unwritten_bytes(self) -> int:
+        return len(self._unwritten)
+
+    def write(self, *events: Event) -> None:
+        """Add events, and hand them to the operating system: they stay if this process is killed.
+
+        After an error, they stay in memory, and the next call tries again.
+        """
+        self._unwritten += "".join(f"{line}\n" for line in map(dump_event, events, count(self._num_lines + 1))).encode()
+        self._num_lines += len(events)
+        del self._unwritten[: self._stream.write(self._unwritten)]
+        if self._unwritten:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def read_record(path: Path | str, num_bytes_without_ops: int = 0, gaps: list[str] | None = None) -> Iterator[Event]:
+    """Yield the events of a record; a last line that was cut short, because its writer died, is left out.
+
+    Ops in the first `num_bytes_without_ops` bytes are left out, too: they are most of a record, and reading it is faster so.
+    A clause for each place where lines are cut or missing is added to `gaps`; records of the first releases do not number lines.
+    """
+    refuse_device(Path(path))
+    try:
+        with Path(path).open("rb") as stream:  # bytes, because a line may be cut inside a character
+            yield from _read_events(stream, path, num_bytes_without_ops, [] if gaps is None else gaps)
+    except OSError as problem:
+        raise FileProblem(f"cannot read {path}: {problem.strerror or problem}") from None
+
+
+def _read_events(stream: BufferedReader, path: Path | str, num_bytes_without_ops: int, gaps: list[str]) -> Iterator[Event]:
+    head = _parsed(line := stream.readline())
+    if head is None or head.get("format") != FORMAT:
+        raise FileProblem(f"{path} is not a {FORMAT} file: it is corrupt or another kind of file")
+    if head.get("version") != VERSION:
+        raise FileProblem(f"{path} has {FORMAT} version {head.get('version')!r}, but this release reads version {VERSION}")
+    position, num_missing = len(line), 0
+    for number, line in enumerate(stream, start=2):
+        position += len(line)
+        if position <= num_bytes_without_ops and line.startswith(_OP):
+            continue
+        data = _parsed(line)
+        if data is None and not stream.peek(1):
+            gaps.append(CUT_OFF)
+            return
+        if data is not None and type(written := data.pop(_LINE, None)) is int and written != number + num_missing:
+            gaps.append(_gap(number + num_missing, written))
+            num_missing = written - number
+        try:
+            yield _event(data)
+        except UserError as problem:
+            raise FileProblem(f"{path}, line {number}: {problem}; remove this line, and the others can be used") from None
+
+
+def _gap(expected: int, found: int) -> str:
+    """Say which lines are missing where line `found` stands in the place of line `expected`."""
+    if found < expected:
+        return f"line {found} is there a second time, or not in its place"
+    return f"line {expected} is missing" if found == expected + 1 else f"lines {expected} to {found - 1} are missing"
+
+
+def num_complete_bytes(path: Path) -> int:
+    """Return how many bytes of a record end with a step, a recovery or a resume: the next events may be of an unfinished one."""
+    try:
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            last = content.rfind(b"\n")  # behind it is a line that was cut, if anything
+            starts = [content.rfind(f'\n{{"event":"{kind.EVENT}"'.encode(), 0, last) for kind in (Stepped, Recovered, Resumed)]
+            end = content.find(b"\n", max(0, *(start + 1 for start in starts)))
+            return end + 1 if end >= 0 else len(content)
+    except (OSError, ValueError) as problem:  # the latter if the file is empty
+        raise FileProblem(f"cannot read {path}: {problem}") from None
+
+
+def events_after(path: Path, num_bytes: int) -> list[Event]:
+    """Return the events of a record behind its first `num_bytes` bytes, which end with a line; a cut line is left out."""
+    with path.open("rb") as stream:
+        stream.seek(num_bytes)
+        return [_event(data) for line in stream if (data := _parsed(line)) is not None]
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        data = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _event(data: dict[str, Any] | None) -> Event:
+    name = str(data.pop("event", "")) if data is not None else ""
+    if data is None or name not in _KINDS:
+        raise UserError("this is not an event of a record")
+    kind, known = _KINDS[name], _DEFAULTS[name]
+    if not data.keys() <= known.keys():  # of a later release
+        data = {key: value for key, value in data.items() if key in known}
+    try:
+        return kind(**data)
+    except TypeError as problem:
+        raise UserError(f"the event {kind.EVENT!r} is not whole: {problem}") from None
