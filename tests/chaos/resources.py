@@ -238,7 +238,7 @@ def _then_kill(fault: Fault) -> Fault:
         if training.process.poll() is None:
             training.kill("coordinator")
 
-    return replace(fault, name=f"{fault.name}, then the coordinator", end=end, seconds=2.0)
+    return replace(fault, name=f"{fault.name}, then the coordinator", end=end, seconds=1.0)
 
 
 FILES = {
