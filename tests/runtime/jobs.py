@@ -42,7 +42,7 @@ class Explodes(Numbers):
 
     def get(self, step, pipeline, index):
         given, targets = super().get(step, pipeline, index)
-        return given, targets * (float("inf") if step == self.at and (pipeline, index) == (1, 2) else 1.0)
+        return given, targets * (float("inf") if step == self.at and (pipeline, index) == (1, 1) else 1.0)
 
 
 def make_stages(num_stages, dropout=0.0):

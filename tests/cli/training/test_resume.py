@@ -416,8 +416,9 @@ def test_a_worker_is_killed_while_the_disk_is_really_full_and_training_goes_on_t
     assert [facts["steps"], facts["weights_sha256"]] == [4, finished.facts["weights_sha256"]]
     assert [recovery["worker"] for recovery in facts["recoveries"]] == ["W1_0"]
     full = [sentence for sentence in facts["warnings"] if "No space left on device" in sentence]
-    for lost in ("journal.jsonl", "the plan from iteration 2 on is not kept", "no checkpoint of 4 steps", "summary.json"):
-        assert any(lost in sentence for sentence in full), (lost, full)
+    # The journal is removed when it cannot be written, which leaves a page for one of the two small files.
+    for lost in ("journal.jsonl", "no checkpoint of 4 steps", ("the plan from iteration 2 on is not kept", "summary.json")):
+        assert any(words in sentence for sentence in full for words in ([lost] if isinstance(lost, str) else lost)), (lost, full)
     assert (tmp_path / "disk.left").read_text() == "step-00000002"
 
 

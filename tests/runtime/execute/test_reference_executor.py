@@ -59,8 +59,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("optimizer", [adamw, sgd])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "optimizer"), [*((case, adamw) for case in CASES), ("zero bubble", sgd), ("one dead", sgd)])
 def test_losses_and_weights_are_those_of_one_model_trained_by_torch_alone(case, optimizer):
     stages = make_stages(4)
     job, losses = trained(plan(SHAPE, **CASES[case]), stages, optimizer)
@@ -93,6 +92,8 @@ def test_tied_parameters_train_like_one_that_is_shared(max_norm):
         torch.testing.assert_close(job.workers[recycle.Worker(0, stage)].stage.module[-1].weight, model[0][-1].weight)
 
 
+# Two micro-batches of a dead worker are enough to be shared by its peers, and there are many runs.
+SMALL = (3, 4, 2)
 SINGLE = [{"fail": f"W{pipeline}_{stage}"} for pipeline in range(3) for stage in range(4)]
 SETTINGS = {
     "plain": {},
@@ -110,7 +111,7 @@ def test_in_exact_mode_the_weights_are_equal_bit_for_bit_whoever_is_dead(setting
     found = {}
     for case in [*CASES.values(), *(SINGLE if setting == "tied" else ())]:
         job = ReferenceExecutor(
-            plan(SHAPE, **case), options["stages"], options["samples"], loss, adamw, 5, True, options.get("max_norm")
+            plan(SMALL, **case), options["stages"], options["samples"], loss, adamw, 5, True, options.get("max_norm")
         )
         # Two steps, of which the second uses the optimizer's state; one more after a step that was not applied.
         losses = [job.iterate(step) for step in range(3 if setting == "an infinite step" else 2)]
@@ -125,7 +126,7 @@ def test_so_are_they_with_two_dead_in_one_stage_of_four_pipelines(setting):
     found = set()
     for fail in dead:
         job = ReferenceExecutor(
-            plan((4, 4, 4), fail), options["stages"], options["samples"], loss, adamw, 5, True, options.get("max_norm")
+            plan((4, 4, 2), fail), options["stages"], options["samples"], loss, adamw, 5, True, options.get("max_norm")
         )
         losses = [job.iterate(step) for step in range(3)]
         found.add((job.weights_sha256(), str(losses)))
