@@ -146,7 +146,7 @@ class RunLog:
                 self.scales[event.iteration] = event.scale
                 self.last_step_us = event.at_us
                 self._update_pids()
-        if (at_us := getattr(event, "at_us", None)) is not None:
+        if self.pids and (at_us := getattr(event, "at_us", None)) is not None:
             self._set_clock(now_us() - at_us)
 
     def _place(self, start_us: int) -> None:
