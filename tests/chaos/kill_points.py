@@ -59,7 +59,9 @@ def points() -> list[Point]:
         for row in sorted(plan.rows, key=lambda row: row.worker):
             place = f"{action} {row.worker}@{STEP}"
             found += [Point((f"{place}:{slot.op}",), "op") for slot in plan.slots(row)]
-            found += [Point((f"{place}:{at}",), at) for at in ("reduce", "step", "checkpoint")]
+            # The first peer of a stage writes its checkpoints.
+            places = ("reduce", "step", "checkpoint") if row.worker.pipeline == 0 else ("reduce", "step")
+            found += [Point((f"{place}:{at}",), at) for at in places]
             other = next(each.worker for each in plan.rows if each.worker.stage != row.worker.stage)
             found.append(Point((f"kill {other}@{STEP}", f"{place}:recovery"), "recovery"))
             peer = next(each.worker for each in plan.rows if each.worker.stage == row.worker.stage and each != row)

@@ -15,9 +15,8 @@ KINDS = ("op", "reduce", "step", "checkpoint", "recovery", "send", "receive")
 def test_every_worker_has_every_kind_of_point():
     found = points()
     kinds = {(point.lines[-1].split("@")[0], point.kind) for point in found}
-    assert kinds == {
-        (f"{action} W{at}", kind) for action in ("kill", "hang") for at in ("0_0", "0_1", "1_0", "1_1") for kind in KINDS
-    }
+    everybody = [f"{action} W{at}" for action in ("kill", "hang") for at in ("0_0", "0_1", "1_0", "1_1")]
+    assert kinds == {(who, kind) for who in everybody for kind in KINDS if kind != "checkpoint" or " W0" in who}
     assert sum(point.kind == "op" for point in found) == 2 * recycle.solve(problem(SHAPE, ALL), "greedy").num_ops
 
 
