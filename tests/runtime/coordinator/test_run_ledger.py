@@ -457,3 +457,12 @@ def test_the_process_of_a_place_is_written_once_also_by_a_coordinator_that_takes
         ("W1_0", "b", 12),
     ]
     assert all(isinstance(event, Placed) for event in written + more)
+
+
+def test_a_step_whose_losses_died_with_the_last_stage_is_written_without_one():
+    ledger, written = open_ledger()
+    for name in ("W0_0", "W1_0"):
+        ledger.add(replace(applied(name, 0), losses={}))
+    start_epoch(ledger, plan(), 1, ["W0_0", "W1_0"])
+    assert [(step.iteration, step.loss) for step in of(written, Stepped)] == [(0, None)]
+    assert of(written, Warned) == []

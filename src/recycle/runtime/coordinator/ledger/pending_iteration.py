@@ -1,7 +1,9 @@
 """`PendingIteration`: an iteration that not all workers have reported yet, so that it is not in the record."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan import Plan
@@ -41,6 +43,10 @@ class PendingIteration:
 
     def is_complete(self) -> bool:
         return self.reporters.keys() <= self.spans.keys()
+
+    def mean_loss(self) -> float:
+        """The loss; NaN if all workers of the last stage died with their reports, of which any one has the losses of all."""
+        return fmean(self.losses[chain] for chain in sorted(self.losses)) if self.losses else math.nan
 
     def present_checksums(self) -> dict[Worker, str]:
         """The checksums of the workers that are still there, by their present places."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
-from statistics import fmean
 from types import MappingProxyType
 
 from recycle.core.cluster import Worker
@@ -360,12 +359,13 @@ class RunLedger:
         before = max(self._stepped_us, self._resumed_us)
         end = max(before, *(span.end_us for _, span in spans))
         busy = sum(span.end_us - span.start_us for _, span in spans)
-        loss = fmean(pending.losses[chain] for chain in sorted(pending.losses))
+        loss = pending.mean_loss()
         ops_us = [span.end_us - span.start_us for _, span in spans if span.is_op and not span.is_discarded]
         self._planned_us.append(pending.plan.period_at_us(sum(ops_us)))
         self._num_begun_again += any(span.is_discarded for _, span in spans)
         self._losses.append(loss)
-        self._loss_watch.add(iteration + 1, loss)
+        if pending.losses:
+            self._loss_watch.add(iteration + 1, loss)
         self._end_step(iteration, end, end - before, len(ops_us))
         mean_busy = min(end - before, round(busy / len(pending.plan.rows)))
         self.write(Spell(before, end, "train", samples=self._samples, busy_us=mean_busy, num_live=len(pending.plan.rows)))
