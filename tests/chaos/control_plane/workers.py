@@ -70,7 +70,7 @@ class SimulatedWorker:
 
     def report(self, report: WorkerReport) -> None:
         self.num_reports += 1
-        message = Report(self.num_reports, report_to_json(report))
+        message = Report(self.num_reports, report_to_json(report), self.origin)
         self.unacknowledged.append(message)
         self.send(message)
 

@@ -8,7 +8,7 @@ from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
 from recycle.runtime.coordinator.report_inbox import ReportInbox
 from recycle.runtime.execute.spans import Span
-from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, report_to_json
+from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerCrashed, WorkerFinished, report_to_json
 
 NAMES = ["W0_0", "W0_1", "W1_0", "W1_1"]
 
@@ -22,8 +22,8 @@ class Inbox:
         self.ledger = RunLedger(plan, 8, (), lambda events: self.published.append(list(events)), begin_us=0)
         self.inbox = ReportInbox(self.ledger, lambda member, ack: self.acks.append((member, ack.number)))
 
-    def accept(self, member, number, report, clock_offset_us=0):
-        return self.inbox.accept(member, Report(number, report_to_json(report)), clock_offset_us)
+    def accept(self, member, number, report, clock_offset_us=0, made_in=0, origin=0):
+        return self.inbox.accept(member, Report(number, report_to_json(report), made_in), clock_offset_us, origin)
 
 
 def applied(name, iteration=0):
@@ -83,3 +83,15 @@ def test_a_member_that_is_removed_gets_no_acknowledgement():
 def test_times_of_a_member_are_converted_to_the_coordinators_clock():
     made = Inbox()
     assert made.accept(1, 1, applied("W0_0"), clock_offset_us=1000).spans == [Span("0F0@0", 1100, 1150)]
+
+
+def test_a_report_from_before_all_went_back_is_acknowledged_and_does_not_count():
+    made = Inbox()
+    finished = WorkerFinished(Worker(0, 0), "a digest", 1, 1)
+    assert made.accept(1, 1, applied("W0_0"), made_in=1, origin=3) is None
+    assert made.accept(1, 2, finished, made_in=1, origin=3) is None
+    assert made.acks == [(1, 1), (1, 2)]
+    assert (made.ledger.late_reporters(), made.published) == ({}, [])
+    crashed = WorkerCrashed(Worker(0, 0), 0, "no more")
+    assert made.accept(1, 3, crashed, made_in=1, origin=3) == crashed
+    assert made.accept(1, 4, applied("W0_0"), made_in=3, origin=3) == applied("W0_0")

@@ -53,7 +53,7 @@ class Coordinator:
     ) -> None:
         self._shape, self._initial, self._effects, self._journal, self.lease_s = shape, initial, effects, journal, lease_s
         self._iteration, self._checkpoint = iteration, checkpoint
-        self.phase, self.epoch, self._origin = CoordinatorPhase.FORMING, 0, 1
+        self.phase, self.epoch, self.origin = CoordinatorPhase.FORMING, 0, 1
         self.members = MemberTable()
         self.longest_op_s = 0.0
         self._last_number = 0
@@ -69,7 +69,7 @@ class Coordinator:
     def _restore(self, entry: JournalEntry) -> None:
         """Replace the coordinator that wrote this entry; its members have the time of a lease to reconnect."""
         self._enter(PhaseTrigger.JOURNAL_FOUND)
-        self.epoch, self._last_number, self._origin = entry.epoch, entry.last_number, entry.origin
+        self.epoch, self._last_number, self.origin = entry.epoch, entry.last_number, entry.origin
         self.members = MemberTable.of(entry, self._now_s())
 
     def _enter(self, trigger: PhaseTrigger) -> None:
@@ -238,7 +238,7 @@ class Coordinator:
         if self.phase is CoordinatorPhase.RUNNING:
             self._stop_epoch(f"{member.place} lost its links: {message.reason}")
         is_of_place = member.place is not None and message.stage in (-1, member.place.stage)
-        holds_state = is_of_place and message.origin == self._origin  # else it missed an epoch that moved it, or went back
+        holds_state = is_of_place and message.origin == self.origin  # else it missed an epoch that moved it, or went back
         member.progress, member.has_stopped = message.progress if holds_state else None, True
         member.has_state = member.progress is not None
         member.busy_s = member.waited_s = 0.0
@@ -368,12 +368,12 @@ class Coordinator:
             member.busy_s = member.waited_s = 0.0
             member.has_state = True  # unless the member reports otherwise when it stops
         self.epoch += 1
-        self._origin = self._origin if copies_state else self.epoch
+        self.origin = self.origin if copies_state else self.epoch
         self._store.clear()
         places = {str(place): member.number for place, member in members.items()}
         self._is_last_epoch = ends = self._is_ending
         plan = assignment.plan.dumps()
-        start = StartEpoch(self.epoch, plan, places, resume.iteration, resume.ballot, sources, checkpoint, ends, self._origin)
+        start = StartEpoch(self.epoch, plan, places, resume.iteration, resume.ballot, sources, checkpoint, ends, self.origin)
         cause = self._recovery.cause if self._recovery is not None else "the job stops" if ends else "the job began"
         reporters = self._effects.epoch_started(assignment, start)
         self._journal.append(journal_entry(start, members, f"{cause}; {assignment.reason}", self._last_number, reporters))

@@ -185,10 +185,14 @@ class StoreEntry:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A worker report for the ledger. A client sends it again, under the same number, until an `Ack` covers that number."""
+    """A worker report for the ledger. A client sends it again, under the same number, until an `Ack` covers that number.
+
+    `origin` is that of the worker's epoch: what was done before all went back, or began anew, does not count any more.
+    """
 
     number: int
     body: dict[str, Any]
+    origin: int = 0
 
 
 @dataclass(frozen=True, slots=True)

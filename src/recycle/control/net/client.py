@@ -46,7 +46,7 @@ class Client:
         self._endpoint, self._preferred_place = endpoint, preferred_place
         self._on_message, self._on_refused, self._heartbeat, self._on_silent = on_message, on_refused, heartbeat, on_silent
         self.member, self.epoch, self.lease_s = -1, -1, 0.0
-        self.own_address = ""
+        self.own_address, self.origin = "", 0
         self._unacknowledged: deque[Report] = deque()
         self._number = 0
         self._lock = threading.Condition()  # notified when reports were acknowledged
@@ -112,7 +112,7 @@ class Client:
         """Send a report for the ledger, now or when the coordinator is back."""
         with self._lock:
             self._number += 1
-            report = Report(self._number, body)
+            report = Report(self._number, body, self.origin)
             self._unacknowledged.append(report)
             self.send(report)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from recycle.control.decide.messages import Ack, Report
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
-from recycle.runtime.worker.worker_reports import WorkerReport, report_from_json
+from recycle.runtime.worker.worker_reports import WorkerCrashed, WorkerReport, report_from_json
 
 
 class ReportInbox:
@@ -17,14 +17,22 @@ class ReportInbox:
     def __init__(self, ledger: RunLedger, acknowledge: Callable[[int, Ack], None]) -> None:
         self._ledger, self._acknowledge = ledger, acknowledge
         self._last_numbers: dict[int, int] = {}
-        self._unacknowledged: dict[int, deque[tuple[int, WorkerReport]]] = {}
+        self._unacknowledged: dict[int, deque[tuple[int, WorkerReport | None]]] = {}
 
-    def accept(self, member: int, message: Report, clock_offset_us: int) -> WorkerReport | None:
-        """Return the report of a member; None if it was received before, and sent again after a reconnect."""
+    def accept(self, member: int, message: Report, clock_offset_us: int, origin: int = 0) -> WorkerReport | None:
+        """Return the report of a member; None if it was received before, and sent again after a reconnect.
+
+        A report from before the epoch `origin`, in which all went back, is only acknowledged: a coordinator that was killed since
+        then had received it. An error of the worker is always heard.
+        """
         report = report_from_json(message.body, clock_offset_us)
         if message.number <= self._last_numbers.get(member, 0):
             return None
         self._last_numbers[member] = message.number
+        if 0 < message.origin < origin and not isinstance(report, WorkerCrashed):
+            self._unacknowledged.setdefault(member, deque()).append((message.number, None))
+            self._acknowledge_recorded(member)
+            return None
         num_steps = self._ledger.num_steps
         self._ledger.add(report)
         self._unacknowledged.setdefault(member, deque()).append((message.number, report))
@@ -46,7 +54,7 @@ class ReportInbox:
 
     def _acknowledge_recorded(self, member: int) -> None:
         waiting, last = self._unacknowledged[member], 0
-        while waiting and not self._ledger.is_pending(waiting[0][1]):
+        while waiting and ((report := waiting[0][1]) is None or not self._ledger.is_pending(report)):
             last, _ = waiting.popleft()
         if last:
             self._acknowledge(member, Ack(last))

@@ -310,7 +310,7 @@ class CoordinatorService:
             act()
 
     def _receive_report(self, member: Member, message: Report) -> None:
-        report = self._inbox.accept(member.number, message, member.clock_offset_us)
+        report = self._inbox.accept(member.number, message, member.clock_offset_us, self._coordinator.origin)
         self._act_on_findings()
         match report:
             case IterationApplied():

@@ -85,6 +85,7 @@ class ControlThread:
             case StartEpoch(epoch=epoch):
                 with self._lock:
                     self._epoch = self.client.epoch = epoch
+                    self.client.origin = message.origin
                     self._begun = self._stopped = self._finished = None
                     self._is_ending = message.ends
                     self._rendezvous = Rendezvous(lambda key, value: self.client.send(StoreEntry(epoch, key, value)))
