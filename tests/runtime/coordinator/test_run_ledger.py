@@ -466,3 +466,22 @@ def test_a_step_whose_losses_died_with_the_last_stage_is_written_without_one():
     start_epoch(ledger, plan(), 1, ["W0_0", "W1_0"])
     assert [(step.iteration, step.loss) for step in of(written, Stepped)] == [(0, None)]
     assert of(written, Warned) == []
+
+
+def test_after_a_takeover_a_checkpoint_waits_for_steps_that_nobody_has_reported_again_yet():
+    given = []
+    ledger = RunLedger(plan(), 8, (), lambda events: None, given.append, begin_us=0)
+    ledger.add(StageSaved(1, 0, "a file", 1, "a digest"))
+    assert given == []
+    report(ledger, NAMES, 0)
+    assert len(given) == 1
+
+
+def test_a_checkpoint_is_not_completed_before_its_last_step_is_published():
+    order = []
+    ledger = RunLedger(plan(), 8, (), lambda events: order.append("step"), lambda saved: order.append("saved"), begin_us=0)
+    for name in NAMES[:3]:
+        ledger.add(applied(name, 0))
+    ledger.add(StageSaved(1, 0, "a file", 1, "a digest"))
+    ledger.add(applied(NAMES[3], 0))
+    assert order == ["step", "saved"]

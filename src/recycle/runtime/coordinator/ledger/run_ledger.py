@@ -81,7 +81,7 @@ class RunLedger:
         self._unwritten: dict[Event, PendingIteration] = {}  # steps that are published, and perhaps not on disk yet
         self._losses = list(losses)
         self.checkpoints = CheckpointReports(
-            save, lambda step: step in self._pending, self.write, self.warn, self.now_us, newest=len(self._losses)
+            save, lambda step: step >= len(self._losses), self.write, self.warn, self.now_us, newest=len(self._losses)
         )
         self.processes = WorkerProcesses(self.write, self.now_us)
         self._stepped_us = 0
@@ -179,10 +179,7 @@ class RunLedger:
         self.add_recovery(replace(event, num_live=len(self._plan.rows)))
 
     def late_reporters(self) -> dict[int, dict[str, str]]:
-        """The workers that must still report iterations when an epoch starts: their present places by those at that time.
-
-        If this coordinator is killed now, they report again the steps that are not on disk, too.
-        """
+        """Who must still report iterations when an epoch starts, also those not on disk yet: present places by former ones."""
         unwritten = {event.iteration: one.names() for event, one in self._unwritten.items() if isinstance(event, Stepped)}
         return unwritten | {number: pending.names() for number, pending in self._pending.items()}
 
@@ -227,6 +224,7 @@ class RunLedger:
         events, self._batch = self._batch, None
         if events:
             self._publish(events)
+            self.checkpoints.release()  # not before: a checkpoint must not be on disk before its last step
 
     def _take(self, report: WorkerReport) -> None:
         match report:
@@ -339,7 +337,8 @@ class RunLedger:
             del self._pending[iteration]
             self._unwritten[self._write_iteration(iteration, pending, pending.verdict)] = pending
             self._compare(iteration + 1, pending.present_checksums())
-            self.checkpoints.release()
+            if self._batch is None:
+                self.checkpoints.release()
             if iteration + 1 in self._pending:
                 self._write_if_complete(iteration + 1)
 
