@@ -282,7 +282,7 @@ def test_a_restored_ledger_knows_that_all_have_gone_back():
             ledger.add_recovery(Recovered(360, 400, 2, ("W1_1",), False, "killed", 1, regroup_us=40))
         other, more = open_ledger()
         other.restore(list(written))
-        other.resume_epoch(plan("W1_1"), 2, 1)
+        other.resume_epoch(plan("W1_1"), 2, 1, {})
         assert other.num_steps == 1
         for name in SURVIVORS:
             other.add(applied(name, 1, loss=2.0, later_us=300))
@@ -297,7 +297,7 @@ def test_a_ledger_restored_in_an_epoch_that_has_begun_keeps_its_steps():
     report(ledger, SURVIVORS, 1)
     other, _ = open_ledger()
     other.restore(written)
-    other.resume_epoch(plan("W1_1"), 2, 1)
+    other.resume_epoch(plan("W1_1"), 2, 1, {})
     assert other.num_steps == 2
 
 
@@ -382,11 +382,11 @@ def test_a_restored_ledger_writes_who_joined_in_an_epoch_of_which_it_knows_nothi
     ledger.membership_changed("W1_1", False, 3)
     other, again = open_ledger()
     other.restore(written)
-    other.resume_epoch(plan(), 3, 1)
+    other.resume_epoch(plan(), 3, 1, {})
     assert [(event.node, event.joins, event.num_live) for event in of(again, Changed)] == [("W1_1", True, 4)]
     third, nothing = open_ledger()
     third.restore([*written, *again])
-    third.resume_epoch(plan(), 3, 1)
+    third.resume_epoch(plan(), 3, 1, {})
     assert nothing == []
 
 
@@ -397,13 +397,13 @@ def test_a_recovery_that_a_killed_coordinator_did_not_write_is_written_so_that_t
     start_epoch(ledger, plan("W1_1"), 1, SURVIVORS)
     second, more = open_ledger()
     second.restore(written)
-    second.resume_epoch(plan("W1_1"), 2, 1)
+    second.resume_epoch(plan("W1_1"), 2, 1, {})
     (recovered,) = of(more, Recovered)
     assert (recovered.epoch, recovered.workers, recovered.iteration, recovered.num_live) == (2, ("W1_1",), 1, 3)
     report(second, SURVIVORS, 1)
     third, nothing = open_ledger()
     third.restore([*written, *more])
-    third.resume_epoch(plan("W1_1"), 2, 1)
+    third.resume_epoch(plan("W1_1"), 2, 1, {})
     assert (third.num_steps, nothing) == (2, [])
 
 
@@ -413,7 +413,8 @@ def test_after_a_takeover_a_step_of_the_epoch_before_waits_only_for_those_who_ra
     start_epoch(ledger, plan(), 2, SURVIVORS)  # step 1 is settled only now, and W1_1 is another process from now on
     other, more = open_ledger()
     other.restore(written)
-    other.resume_epoch(plan(), 2, 2, ledger.late_reporters())
+    late = {str(number): names for number, names in ledger.late_reporters().items()}  # as the journal has them
+    other.resume_epoch(plan(), 2, 2, late)
     report(other, NAMES, 2)
     assert other.num_steps == 1
     report(other, SURVIVORS, 1)

@@ -25,8 +25,8 @@ CUT_OFF = "its last line is cut off"
 # The key of a line's own number, which no event has: with it a reader finds out that lines are missing.
 _LINE = "line"
 _KINDS: dict[str, type[Event]] = {kind.EVENT: kind for kind in get_args(Event)}
-# One encoder for all lines: `json.dumps` with these options would make one for each.
 _OP = f'{{"event":"{OpRan.EVENT}"'.encode()
+# One encoder for all lines: `json.dumps` with these options would make one for each.
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 _DEFAULTS = {name: {field.name: field.default for field in fields(kind)} for name, kind in _KINDS.items()}
 

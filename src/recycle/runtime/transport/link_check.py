@@ -7,6 +7,7 @@ which the others know from the rendezvous; a worker whose groups are not made in
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +16,7 @@ from recycle.runtime.transport.rendezvous import Rendezvous, ready_key
 
 # Long enough for a second attempt of TCP, if the first packet was lost.
 _CONNECT_S = 2.5
+_NEXT_TRY_S = 0.1
 _MAX_AT_ONCE = 32
 
 
@@ -23,7 +25,7 @@ class LinkCheck:
 
     def __init__(self, host: str) -> None:
         self.host = host
-        self._server = socket.create_server((host, 0))
+        self._server = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         threading.Thread(target=self._accept, name="link check", daemon=True).start()
 
     def _accept(self) -> None:
@@ -33,7 +35,8 @@ class LinkCheck:
             except OSError:
                 if self._server.fileno() < 0:
                     return
-                continue  # the other end has given up
+                time.sleep(_NEXT_TRY_S)  # the other end has given up, or this process has no descriptor left
+                continue
             connection.close()
 
     @property

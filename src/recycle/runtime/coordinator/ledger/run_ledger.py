@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
-from types import MappingProxyType
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
@@ -78,7 +77,7 @@ class RunLedger:
         self._gone_us = gone_us
         self._begin_us = (now_us() if begin_us is None else begin_us) - gone_us
         self._pending: dict[int, PendingIteration] = {}
-        self._unwritten: dict[Event, PendingIteration] = {}  # steps that are published, and perhaps not on disk yet
+        self._unwritten: dict[Stepped, PendingIteration] = {}  # steps that are published, and perhaps not on disk yet
         self._losses = list(losses)
         self.checkpoints = CheckpointReports(
             save, lambda step: step >= len(self._losses), self.write, self.warn, self.now_us, newest=len(self._losses)
@@ -153,9 +152,7 @@ class RunLedger:
         self._stepped_us = end_us
         self._lost.stepped(iteration, took_us, num_ops)
 
-    def resume_epoch(
-        self, plan: Plan, epoch: int, iteration: int, reporters: Mapping[str, Mapping[str, str]] = MappingProxyType({})
-    ) -> None:
+    def resume_epoch(self, plan: Plan, epoch: int, iteration: int, reporters: Mapping[str, Mapping[str, str]]) -> None:
         """Continue in an epoch that another coordinator started at `iteration`, with its `late_reporters`."""
         self._plan = plan
         joined = {str(row.worker) for row in plan.rows} - self._live
@@ -180,13 +177,14 @@ class RunLedger:
 
     def late_reporters(self) -> dict[int, dict[str, str]]:
         """Who must still report iterations when an epoch starts, also those not on disk yet: present places by former ones."""
-        unwritten = {event.iteration: one.names() for event, one in self._unwritten.items() if isinstance(event, Stepped)}
+        unwritten = {step.iteration: pending.names() for step, pending in self._unwritten.items()}
         return unwritten | {number: pending.names() for number, pending in self._pending.items()}
 
     def written(self, events: Iterable[Event]) -> None:
         """Note that events are on disk, or with the launcher of a run without a folder."""
         for event in events:
-            self._unwritten.pop(event, None)
+            if isinstance(event, Stepped):
+                self._unwritten.pop(event, None)
 
     @property
     def num_steps(self) -> int:
