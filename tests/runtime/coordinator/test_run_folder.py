@@ -310,6 +310,7 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
             ledger.checkpoints.decide(run.checkpoints.add_report(report))
 
         ledger = RunLedger(plan, 2, (), lambda events: run.write(*events), save, begin_us=0)
+        ledger.start_epoch(plan, 0, {1: Worker(0, 0), 2: Worker(1, 0)}, {1, 2})
 
         def applied(worker, chain):
             return IterationApplied(Worker.parse(worker), 0, {chain: 5.0}, [Span(f"0F0@{chain}", 10, 20)], StepVerdict(1.0, 1.0))
@@ -318,10 +319,10 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
             recorded = any(isinstance(event, Stepped) for event in read_record(tmp_path / "record.jsonl"))
             return (tmp_path / "checkpoints" / "step-00000001").is_dir() and not recorded
 
-        ledger.add(applied("W0_0", 0))
-        ledger.add(report_of(run.checkpoint_folder, 0, 1, *small_stage()))
+        ledger.add(1, applied("W0_0", 0))
+        ledger.add(1, report_of(run.checkpoint_folder, 0, 1, *small_stage()))
         assert not is_ahead()
-        ledger.add(applied("W1_0", 1))
+        ledger.add(2, applied("W1_0", 1))
         assert not is_ahead()
         assert (tmp_path / "checkpoints" / "step-00000001").is_dir()
 

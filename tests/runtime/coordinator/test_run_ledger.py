@@ -6,71 +6,31 @@ from dataclasses import replace
 import pytest
 
 from recycle.core.cluster import Worker
-from recycle.core.events.record import Changed, OpRan, Placed, Recovered, Spell, Stepped, Warned
+from recycle.core.events.record import OpRan, Recovered, Saved, Spell, Stepped, Warned
 from recycle.report.record.hindsight import in_hindsight
 from recycle.report.record.metrics import measure
+from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointIncomplete
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
-from recycle.runtime.compute.optimizer_step import StepVerdict
-from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
 from recycle.runtime.execute.spans import Span
-from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone
-from tests.runtime.jobs import greedy_plan
+from recycle.runtime.worker.worker_reports import StepUndone
+from tests.runtime.coordinator.ledgers import (
+    NAMES,
+    SAMPLES,
+    SURVIVORS,
+    add,
+    applied,
+    of,
+    open_ledger,
+    ops,
+    plan,
+    report,
+    spells,
+    start_epoch,
+    steps,
+    undo,
+)
 
 pytestmark = pytest.mark.timeout(60)
-NAMES = ["W0_0", "W0_1", "W1_0", "W1_1"]
-SURVIVORS = [name for name in NAMES if name != "W1_1"]
-SAMPLES = 8
-
-
-def plan(fail=""):
-    return greedy_plan((2, 2, 2), fail, costs=(1, 1, 1))
-
-
-def open_ledger(**options):
-    """The ledger of a run of four workers that began at 0, and the events that it writes."""
-    written = []
-    return RunLedger(plan(), SAMPLES, (), written.extend, begin_us=0, **options), written
-
-
-def applied(name, iteration, loss=1.0, later_us=0):
-    """A worker's report of an iteration; workers of the last stage know the losses."""
-    worker = Worker.parse(name)
-    losses = dict.fromkeys(range(4), loss) if worker.stage == 1 else {}
-    start_us = 100 * (iteration + 1) + later_us
-    return IterationApplied(
-        worker, iteration, losses, [Span(f"{worker.stage}F0@0", start_us, start_us + 50)], StepVerdict(1.0, 1.0)
-    )
-
-
-def report(ledger, names, iteration, loss=1.0):
-    for name in names:
-        ledger.add(applied(name, iteration, loss))
-
-
-def start_epoch(ledger, made, iteration, survivors):
-    ledger.start_epoch(made, iteration, {Worker.parse(name): Worker.parse(name) for name in survivors})
-
-
-def undo(ledger, name, iteration, *times_us):
-    """A worker reports the ops that it had run of an iteration when it was stopped."""
-    worker = Worker.parse(name)
-    ledger.add(StepUndone(worker, iteration, [Span(f"{worker.stage}F{n}@0", *times) for n, times in enumerate(times_us)]))
-
-
-def of(written, kind):
-    return [event for event in written if isinstance(event, kind)]
-
-
-def spells(written):
-    return [(spell.start_us, spell.end_us, spell.state, spell.cause) for spell in of(written, Spell)]
-
-
-def steps(written):
-    return [(event.iteration, event.loss) for event in written if isinstance(event, Stepped)]
-
-
-def ops(written, iteration):
-    return [event.worker for event in written if isinstance(event, OpRan) and event.iteration == iteration]
 
 
 def test_an_iteration_is_recorded_when_the_last_worker_has_reported_it():
@@ -161,7 +121,7 @@ def test_steps_after_a_checkpoint_that_all_load_are_redone():
 
 def test_undone_ops_are_recorded_as_in_vain():
     ledger, written = open_ledger()
-    ledger.add(StepUndone(Worker.parse("W1_0"), 3, [Span("0F0@1", 10, 20), Span("0F1@1", 20, 30, True)]))
+    add(ledger, StepUndone(Worker.parse("W1_0"), 3, [Span("0F0@1", 10, 20), Span("0F1@1", 20, 30, True)]))
     assert written == [OpRan(3, "W1_0", "0F0@1", 10, 20, True), OpRan(3, "W1_0", "0F1@1", 20, 30, True)]
     assert not ledger.is_pending(StepUndone(Worker.parse("W1_0"), 3, []))
 
@@ -264,68 +224,12 @@ def test_steps_after_a_checkpoint_are_recorded_as_redone_and_their_samples_count
     assert recovery.redo_us == 360 - 150
     for iteration in (1, 2, 3):
         for name in SURVIVORS:
-            ledger.add(applied(name, iteration, later_us=300))
+            add(ledger, applied(name, iteration, later_us=300))
     run = measure(in_hindsight(of(written, Spell), of(written, Stepped | Recovered)))
     assert run.samples == 4 * SAMPLES
     assert run.redone_samples == 2 * SAMPLES + round(SAMPLES / plan("W1_1").num_ops)
     assert run.redo_us == recovery.redo_us
     assert run.total_us == max(spell.end_us for spell in of(written, Spell))
-
-
-def test_a_restored_ledger_knows_that_all_have_gone_back():
-    ledger, written = open_ledger()
-    for iteration in range(3):
-        report(ledger, NAMES, iteration)
-    for reported_before in (False, True):
-        if reported_before:
-            start_epoch(ledger, plan("W1_1"), 1, [])
-            ledger.add_recovery(Recovered(360, 400, 2, ("W1_1",), False, "killed", 1, regroup_us=40))
-        other, more = open_ledger()
-        other.restore(list(written))
-        other.resume_epoch(plan("W1_1"), 2, 1, {})
-        assert other.num_steps == 1
-        for name in SURVIVORS:
-            other.add(applied(name, 1, loss=2.0, later_us=300))
-        assert steps(more) == [(1, 2.0)]
-
-
-def test_a_ledger_restored_in_an_epoch_that_has_begun_keeps_its_steps():
-    ledger, written = open_ledger()
-    report(ledger, NAMES, 0)
-    start_epoch(ledger, plan("W1_1"), 1, SURVIVORS)
-    ledger.add_recovery(Recovered(160, 170, 2, ("W1_1",), False, "killed", 1, regroup_us=10))
-    report(ledger, SURVIVORS, 1)
-    other, _ = open_ledger()
-    other.restore(written)
-    other.resume_epoch(plan("W1_1"), 2, 1, {})
-    assert other.num_steps == 2
-
-
-def test_a_restored_ledger_continues_like_the_original():
-    ledger, written = open_ledger()
-    report(ledger, NAMES, 0)
-    undo(ledger, "W0_0", 1, (151, 160))
-    ledger.add_recovery(Recovered(170, 190, 1, ("W1_1",), False, "killed", 1, regroup_us=20))
-    begun_again = applied("W1_1", 1, loss=math.nan)
-    ledger.add(replace(begun_again, spans=[Span("1F0@0", 195, 199, True), *begun_again.spans]))
-    report(ledger, NAMES[:3], 1)
-    ledger.warn("it is slow")
-    event = Recovered(260, 290, 2, ("W1_1",), False, "killed", 2)
-    ledger.add_recovery(event)
-    undo(ledger, "W0_0", 2, (300, 310))
-    before = list(written)
-    other, more = open_ledger()
-    other.restore(before)
-    for each, events in ((ledger, written), (other, more)):
-        start_epoch(each, plan("W1_1"), 2, SURVIVORS)
-        each.add_recovery(Recovered(315, 340, 3, ("W1_0",), False, "killed", 2))
-        report(each, SURVIVORS, 2)
-        assert events[-1] == written[-1]
-    assert other.summary(3, {}).num_begun_again == 1
-    assert other.summary(3, {}).recoveries[-1].redone_ops == 1
-    assert more == written[len(before) :]
-    assert repr(other.summary(3, {})) == repr(ledger.summary(3, {}))
-    assert [warned.text for warned in before if isinstance(warned, Warned)] == ["it is slow"]
 
 
 # Losses that are not finite.
@@ -352,137 +256,57 @@ def test_the_first_loss_that_is_not_finite_is_warned_of_and_many_in_a_row_end_th
 def test_peers_are_compared_when_all_have_reported_and_no_such_state_becomes_a_checkpoint():
     found, saves = [], []
     ledger, _ = open_ledger(differ=found.append, save=saves.append)
-    for name in NAMES:
-        ledger.add(replace(applied(name, 0), checksum="aa"))
-    for name in NAMES[:3]:
-        ledger.add(replace(applied(name, 1), checksum="bb"))
-    ledger.add(StageSaved(2, 1, "stage-1.safetensors", 10, "00"))
+    add(ledger, *[replace(applied(name, 0), checksum="aa") for name in NAMES])
+    add(ledger, *[replace(applied(name, 1), checksum="bb") for name in NAMES[:3]])
+    ledger.add(1, StageSaved(2, 1, "stage-1.safetensors", 10, "00"))
     assert (found, saves) == ([], [])
-    ledger.add(replace(applied(NAMES[3], 1), checksum="cc"))
+    add(ledger, replace(applied(NAMES[3], 1), checksum="cc"))
     (differing,) = found
     assert (differing.num_steps, differing.agreed_steps) == (2, 1)
     assert set(differing.checksums) == {Worker(0, 1), Worker(1, 1)}
-    ledger.add(StageSaved(2, 0, "stage-0.safetensors", 10, "00"))
+    ledger.add(0, StageSaved(2, 0, "stage-0.safetensors", 10, "00"))
     assert saves == [StageNotSaved(2, stage, "peers hold different weights") for stage in (1, 0)]
-
-
-def test_a_restored_ledger_does_not_write_undone_ops_again():
-    ledger, written = open_ledger()
-    undo(ledger, "W0_0", 0, (100, 120), (120, 140))
-    other, again = open_ledger()
-    other.restore(written)
-    undo(other, "W0_0", 0, (100, 120), (120, 140))  # the worker's report was not acknowledged
-    undo(other, "W0_1", 0, (130, 150))
-    assert ops(again, 0) == ["W0_1"]
-
-
-def test_a_restored_ledger_writes_who_joined_in_an_epoch_of_which_it_knows_nothing():
-    ledger, written = open_ledger()
-    report(ledger, NAMES, 0)
-    ledger.membership_changed("W1_1", False, 3)
-    other, again = open_ledger()
-    other.restore(written)
-    other.resume_epoch(plan(), 3, 1, {})
-    assert [(event.node, event.joins, event.num_live) for event in of(again, Changed)] == [("W1_1", True, 4)]
-    third, nothing = open_ledger()
-    third.restore([*written, *again])
-    third.resume_epoch(plan(), 3, 1, {})
-    assert nothing == []
-
-
-def test_a_recovery_that_a_killed_coordinator_did_not_write_is_written_so_that_the_next_one_keeps_its_steps():
-    ledger, written = open_ledger()
-    report(ledger, NAMES, 0)
-    ledger.membership_changed("W1_1", False, 3)
-    start_epoch(ledger, plan("W1_1"), 1, SURVIVORS)
-    second, more = open_ledger()
-    second.restore(written)
-    second.resume_epoch(plan("W1_1"), 2, 1, {})
-    (recovered,) = of(more, Recovered)
-    assert (recovered.epoch, recovered.workers, recovered.iteration, recovered.num_live) == (2, ("W1_1",), 1, 3)
-    report(second, SURVIVORS, 1)
-    third, nothing = open_ledger()
-    third.restore([*written, *more])
-    third.resume_epoch(plan("W1_1"), 2, 1, {})
-    assert (third.num_steps, nothing) == (2, [])
-
-
-def test_after_a_takeover_a_step_of_the_epoch_before_waits_only_for_those_who_ran_it():
-    ledger, written = open_ledger()
-    report(ledger, NAMES, 0)
-    start_epoch(ledger, plan(), 2, SURVIVORS)  # step 1 is settled only now, and W1_1 is another process from now on
-    other, more = open_ledger()
-    other.restore(written)
-    late = {str(number): names for number, names in ledger.late_reporters().items()}  # as the journal has them
-    other.resume_epoch(plan(), 2, 2, late)
-    report(other, NAMES, 2)
-    assert other.num_steps == 1
-    report(other, SURVIVORS, 1)
-    assert [iteration for iteration, _ in steps(more)] == [1, 2]
-
-
-def test_a_step_that_is_not_on_disk_may_be_reported_again_by_those_that_are_left():
-    ledger, written = open_ledger()
-    report(ledger, NAMES, 0)
-    report(ledger, NAMES, 1)
-    ledger.written([event for event in written if isinstance(event, Stepped) and event.iteration == 0])
-    start_epoch(ledger, plan("W1_1"), 2, SURVIVORS)
-    assert ledger.late_reporters() == {1: {name: name for name in SURVIVORS}}
-    ledger.written(written)
-    assert ledger.late_reporters() == {}
 
 
 def test_who_moves_still_reports_a_step_at_the_place_where_it_ran_it():
     ledger, written = open_ledger()
-    names = {Worker.parse(name): Worker.parse(name) for name in SURVIVORS}
-    moved = {**names, Worker(0, 1): Worker(1, 1)}
-    ledger.start_epoch(plan("W0_1"), 1, moved)
-    again = {now: now for now in moved.values()}
-    ledger.start_epoch(plan("W0_1"), 1, again)
-    assert ledger.late_reporters() == {0: {"W0_0": "W0_0", "W0_1": "W1_1", "W1_0": "W1_0"}}
+    moved = {0: Worker(0, 0), 1: Worker(1, 1), 2: Worker(1, 0)}
+    ledger.start_epoch(plan("W0_1"), 0, moved, moved.keys())  # an epoch that nobody began
+    ledger.start_epoch(plan("W0_1"), 1, moved, moved.keys())
+    assert ledger.late_reporters() == {0: {0, 1, 2}}
     report(ledger, SURVIVORS, 0)
     assert [iteration for iteration, _ in steps(written)] == [0]
-
-
-def test_the_process_of_a_place_is_written_once_also_by_a_coordinator_that_takes_over():
-    ledger, written = open_ledger()
-    for pid in (4711, 4711, 12):
-        ledger.processes.place("W1_1", "a 6f0c-boot pid:[4026531836]", pid)
-    other, more = open_ledger()
-    other.restore(written)
-    other.processes.place("W1_1", "a 6f0c-boot pid:[4026531836]", 12)
-    other.processes.place("W1_0", "b", 12)
-    assert [(event.node, event.host, event.pid) for event in written + more] == [
-        ("W1_1", "a", 4711),
-        ("W1_1", "a", 12),
-        ("W1_0", "b", 12),
-    ]
-    assert all(isinstance(event, Placed) for event in written + more)
+    assert ops(written, 0) == SURVIVORS
 
 
 def test_a_step_whose_losses_died_with_the_last_stage_is_written_without_one():
     ledger, written = open_ledger()
-    for name in ("W0_0", "W1_0"):
-        ledger.add(replace(applied(name, 0), losses={}))
+    add(ledger, *[replace(applied(name, 0), losses={}) for name in ("W0_0", "W1_0")])
     start_epoch(ledger, plan(), 1, ["W0_0", "W1_0"])
     assert [(step.iteration, step.loss) for step in of(written, Stepped)] == [(0, None)]
     assert of(written, Warned) == []
 
 
-def test_after_a_takeover_a_checkpoint_waits_for_steps_that_nobody_has_reported_again_yet():
-    given = []
-    ledger = RunLedger(plan(), 8, (), lambda events: None, given.append, begin_us=0)
-    ledger.add(StageSaved(1, 0, "a file", 1, "a digest"))
-    assert given == []
-    report(ledger, NAMES, 0)
-    assert len(given) == 1
-
-
 def test_a_checkpoint_is_not_completed_before_its_last_step_is_published():
     order = []
-    ledger = RunLedger(plan(), 8, (), lambda events: order.append("step"), lambda saved: order.append("saved"), begin_us=0)
-    for name in NAMES[:3]:
-        ledger.add(applied(name, 0))
-    ledger.add(StageSaved(1, 0, "a file", 1, "a digest"))
-    ledger.add(applied(NAMES[3], 0))
+    ledger, _ = open_ledger(publish=lambda events: order.append("step"), save=lambda saved: order.append("saved"))
+    report(ledger, NAMES[:3], 0)
+    ledger.add(0, StageSaved(1, 0, "a file", 1, "a digest"))
+    report(ledger, NAMES[3:], 0)
     assert order == ["step", "saved"]
+
+
+def test_a_checkpoint_that_peers_made_impossible_counts_when_a_later_epoch_completes_it(tmp_path):
+    ledger, written = open_ledger(save=lambda saved: None)
+    add(ledger, *[replace(applied(name, 0), checksum="aa") for name in NAMES[:3]])
+    add(ledger, replace(applied(NAMES[3], 0), checksum="cc"))
+    late = StageSaved(1, 0, "stage-0.safetensors", 10, "00")
+    assert not ledger.is_pending(late)
+    assert ledger.checkpoints.allow_again(1)
+    start_epoch(ledger, plan("W1_1"), 1, SURVIVORS)
+    assert not ledger.checkpoints.allow_again(1)
+    for _ in range(2):  # a file that is reported twice
+        ledger.checkpoints.decide([CheckpointComplete(1, tmp_path, 10), CheckpointIncomplete(1, "too late")])
+    assert ledger.checkpoints.newest == 1
+    assert [event.num_steps for event in of(written, Saved)] == [1]
+    assert len(of(written, Warned)) == 1

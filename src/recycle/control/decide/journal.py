@@ -6,7 +6,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -19,8 +19,8 @@ class JournalEntry:
     """An epoch: the member number at each place, the first iteration, the plan, and the last member number given out.
 
     `processes` has host and process id of the member at each place: a coordinator that takes over can still fence it. `origin` is
-    that of `StartEpoch`. `reporters` has, for each earlier iteration that is not in the record yet, who must still report it: the
-    present place of each member by its place at that time.
+    that of `StartEpoch`. `reporters` has, for each earlier iteration that is not in the record yet, the members that must
+    still report it.
     """
 
     epoch: int
@@ -31,7 +31,7 @@ class JournalEntry:
     last_number: int
     processes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     origin: int = 1
-    reporters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    reporters: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
 
 class Journal(Protocol):
@@ -75,9 +75,10 @@ class FileJournal:
         return None
 
 
-def _entry(processes: Mapping[str, Any], **values: Any) -> JournalEntry:
-    """Return an entry from its JSON, which has lists for tuples."""
-    return JournalEntry(**values, processes={place: (host, pid) for place, (host, pid) in processes.items()})
+def _entry(processes: Mapping[str, Any], reporters: Mapping[str, Any], **values: Any) -> JournalEntry:
+    """Return an entry from its JSON, which has lists for tuples, and text for numbers that are keys."""
+    late = {int(iteration): numbers for iteration, numbers in reporters.items()}
+    return JournalEntry(**values, processes={place: (host, pid) for place, (host, pid) in processes.items()}, reporters=late)
 
 
 def _ends_with_newline(stream: BinaryIO) -> bool:

@@ -1,6 +1,7 @@
 """The members of a job, the facts of one recovery, and `CoordinatorEffects`: the actions that the coordinator can take."""
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,7 +10,7 @@ from recycle.control.decide.messages import ControlMessage, ProgressReport, Star
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan_source import PlanAssignment
 
-Reporters = Mapping[int, Mapping[str, str]]
+Reporters = Mapping[int, AbstractSet[int]]
 """For each earlier iteration that is not in the record yet, the members that must still report it: see `JournalEntry`."""
 
 
@@ -111,12 +112,17 @@ class Recovery:
         self.begun.add(number)
 
 
+def members_at(places: Mapping[str, int]) -> dict[int, Worker]:
+    """Return the place of each member by its number."""
+    return {number: Worker.parse(place) for place, number in places.items()}
+
+
 def journal_entry(
     start: StartEpoch, members: Mapping[Worker, Member], reason: str, last_number: int, reporters: Reporters
 ) -> JournalEntry:
     """The entry of an epoch with these members at their places."""
     processes = {str(place): (member.host, member.pid) for place, member in members.items()}
-    origin, late = start.origin, {str(iteration): places for iteration, places in reporters.items()}
+    origin, late = start.origin, {iteration: sorted(numbers) for iteration, numbers in reporters.items()}
     return JournalEntry(start.epoch, start.iteration, start.places, start.plan, reason, last_number, processes, origin, late)
 
 

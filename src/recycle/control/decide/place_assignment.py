@@ -3,7 +3,7 @@
 A place is a worker's position in the plan, such as W1_2. `holders` are the places whose members hold the state of their stage.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import cycle
@@ -61,12 +61,6 @@ def state_sources(assignment: PlanAssignment, holders: AbstractSet[Worker]) -> d
     kept = keeps_state(assignment, holders)
     turns = {stage: cycle([place for place in kept if place.stage == stage]) for stage in {place.stage for place in kept}}
     return {str(place): str(next(turns[place.stage])) for place in sorted(assignment.places) if place not in kept}
-
-
-def surviving_places(assignment: PlanAssignment, sources: Mapping[str, str]) -> dict[Worker, Worker]:
-    """Return the new place, by the present one, of each member that keeps the state of its stage."""
-    places = assignment.places.items()
-    return {now: place for place, now in places if now.stage == place.stage and str(place) not in sources}
 
 
 def place_refusal(shape: Shape, preferred: Worker | None, taken: Sequence[Worker | None]) -> str | None:

@@ -34,7 +34,7 @@ class ReportInbox:
             self._acknowledge_recorded(member)
             return None
         num_steps = self._ledger.num_steps
-        self._ledger.add(report)
+        self._ledger.add(member, report)
         self._unacknowledged.setdefault(member, deque()).append((message.number, report))
         if self._ledger.num_steps != num_steps:
             self.acknowledge_recorded()  # a complete iteration is in the record for all members that have reported it

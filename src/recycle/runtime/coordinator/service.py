@@ -13,10 +13,9 @@ from functools import partial
 
 from recycle.control.decide.coordinator import Coordinator
 from recycle.control.decide.journal import FileJournal
-from recycle.control.decide.members import Member, Recovery, Reporters
+from recycle.control.decide.members import Member, Recovery, Reporters, members_at
 from recycle.control.decide.messages import Ack, ControlMessage, Hello, Refused, Report, StartEpoch, Welcome
 from recycle.control.decide.phases import CoordinatorPhase
-from recycle.control.decide.place_assignment import surviving_places
 from recycle.control.decide.plan_prefetch import PlanningProcess
 from recycle.control.net import file_transfer
 from recycle.control.net.handshake import this_host
@@ -91,7 +90,8 @@ class CoordinatorService:
         )
         self._ledger.restore(before or ())
         if (entry := self._journal.last()) is not None:
-            self._ledger.resume_epoch(Plan.parse(entry.plan), entry.epoch, entry.iteration, entry.reporters)
+            members = members_at(entry.places)
+            self._ledger.resume_epoch(Plan.parse(entry.plan), entry.epoch, entry.iteration, members, entry.reporters)
             self._output.keep_plan(entry.iteration, entry.plan)
             for place, process in entry.processes.items():  # the coordinator may have been killed before it wrote that
                 self._ledger.processes.place(place, *process)
@@ -279,9 +279,11 @@ class CoordinatorService:
         for place, number in start.places.items():
             member = self._coordinator.members[number]
             self._ledger.processes.place(place, member.host, member.pid)
-        self._ledger.start_epoch(assignment.plan, start.iteration, surviving_places(assignment, start.sources))
-        if start.checkpoint >= 0:
-            self._output.go_back(start.checkpoint, start.epoch)
+        was_refused = self._ledger.checkpoints.allow_again(start.iteration)
+        survivors = {number for place, number in start.places.items() if place not in start.sources}
+        self._ledger.start_epoch(assignment.plan, start.iteration, members_at(start.places), survivors)
+        if start.checkpoint >= 0 or was_refused:  # what was written of a refused checkpoint does not count
+            self._output.go_back(start.checkpoint if start.checkpoint >= 0 else start.iteration - 1, start.epoch)
         self._output.keep_plan(start.iteration, start.plan)
         self._finished.clear()
         if self._plans is not None:

@@ -47,6 +47,14 @@ class CheckpointReports:
     def refuse(self, num_steps: int) -> None:
         """Have no checkpoint after `num_steps` steps: peers hold different weights."""
         self._differing.add(num_steps)
+        if self._give is not None:
+            self.decide([CheckpointIncomplete(num_steps, "peers hold different weights")])
+
+    def allow_again(self, num_steps: int) -> bool:
+        """Allow the checkpoint after `num_steps` steps again, because a new epoch begins there; return whether it was refused."""
+        was_refused = num_steps in self._differing
+        self._differing.discard(num_steps)
+        return was_refused
 
     def restore(self, num_steps: int) -> None:
         """Note a checkpoint that an earlier coordinator has completed."""
@@ -64,8 +72,13 @@ class CheckpointReports:
         return report in self._early or report.num_steps not in self._decided
 
     def decide(self, decided: Sequence[CheckpointComplete | CheckpointIncomplete]) -> None:
-        """Write that checkpoints are complete, or will never be: nobody has to report on them again."""
-        for each in [each for each in decided if each.num_steps not in self._decided]:
+        """Write that checkpoints are complete, or will not be: nobody has to report on them again.
+
+        One that was not may be complete in a later epoch, which writes the last checkpoint again.
+        """
+        for each in decided:
+            if each.num_steps in self._decided and (each.num_steps <= self.newest or isinstance(each, CheckpointIncomplete)):
+                continue
             self._decided.add(each.num_steps)
             match each:
                 case CheckpointComplete(num_steps, folder, size_bytes):

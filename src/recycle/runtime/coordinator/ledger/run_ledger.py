@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import itemgetter
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
@@ -69,6 +70,7 @@ class RunLedger:
         self._differ = differ
         self._agreed_steps = 0
         self._plan, self._samples, self._profiles = plan, samples_per_step, profiles
+        self._members: Mapping[int, Worker] = {}
         self._dead = plan.problem.cluster.failed
         self._live = {str(row.worker) for row in plan.rows}
         self._known_undone: set[tuple[str, str, int]] = set()
@@ -152,9 +154,11 @@ class RunLedger:
         self._stepped_us = end_us
         self._lost.stepped(iteration, took_us, num_ops)
 
-    def resume_epoch(self, plan: Plan, epoch: int, iteration: int, reporters: Mapping[str, Mapping[str, str]]) -> None:
+    def resume_epoch(
+        self, plan: Plan, epoch: int, iteration: int, members: Mapping[int, Worker], reporters: Mapping[int, Sequence[int]]
+    ) -> None:
         """Continue in an epoch that another coordinator started at `iteration`, with its `late_reporters`."""
-        self._plan = plan
+        self._plan, self._members = plan, members
         joined = {str(row.worker) for row in plan.rows} - self._live
         for place in sorted(joined):  # the coordinator was killed before it wrote that
             self.membership_changed(place, True, len(plan.rows))
@@ -162,9 +166,8 @@ class RunLedger:
         if epoch > 1 and all(one.epoch != epoch for one in self._recoveries):
             self._go_back(iteration)
             self._add_unrecorded(epoch, iteration, joined)
-        for number, names in reporters.items():
-            if int(number) >= len(self._losses):
-                self._pending[int(number)] = PendingIteration.of_names(plan, names)
+        for number in reporters.keys() - range(len(self._losses)):
+            self._pending[number] = PendingIteration(plan, {*reporters[number]})
 
     def _add_unrecorded(self, epoch: int, iteration: int, joined: AbstractSet[str]) -> None:
         """Write a recovery of which the coordinator was killed before it could: later steps are not to be dropped again."""
@@ -175,10 +178,10 @@ class RunLedger:
         event = Recovered(at_us, now_us, epoch, tuple(workers), not self._changes, cause, iteration, regroup_us=now_us - at_us)
         self.add_recovery(replace(event, num_live=len(self._plan.rows)))
 
-    def late_reporters(self) -> dict[int, dict[str, str]]:
-        """Who must still report iterations when an epoch starts, also those not on disk yet: present places by former ones."""
-        unwritten = {step.iteration: pending.names() for step, pending in self._unwritten.items()}
-        return unwritten | {number: pending.names() for number, pending in self._pending.items()}
+    def late_reporters(self) -> dict[int, AbstractSet[int]]:
+        """The members that must still report iterations when an epoch starts, also iterations that are not on disk yet."""
+        unwritten = {step.iteration: pending.reporters for step, pending in self._unwritten.items()}
+        return unwritten | {number: pending.reporters for number, pending in self._pending.items()}
 
     def written(self, events: Iterable[Event]) -> None:
         """Note that events are on disk, or with the launcher of a run without a folder."""
@@ -210,10 +213,10 @@ class RunLedger:
         else:
             self._publish([event])
 
-    def add(self, report: WorkerReport) -> None:
-        """Take a report. Its events are published together: one report may complete an iteration of some hundred events."""
+    def add(self, member: int, report: WorkerReport) -> None:
+        """Take a member's report. Its events are published together: one may complete an iteration of some hundred events."""
         with self._publishing_together():
-            self._take(report)
+            self._take(member, report)
 
     @contextmanager
     def _publishing_together(self) -> Iterator[None]:
@@ -224,10 +227,10 @@ class RunLedger:
             self._publish(events)
             self.checkpoints.release()  # not before: a checkpoint must not be on disk before its last step
 
-    def _take(self, report: WorkerReport) -> None:
+    def _take(self, member: int, report: WorkerReport) -> None:
         match report:
             case IterationApplied():
-                self._add_iteration(report)
+                self._add_iteration(member, report)
             case StepUndone():
                 place, spans = str(report.worker), self._shifted(report.spans)
                 spans = [span for span in spans if (place, span.label, span.start_us) not in self._known_undone]
@@ -243,18 +246,19 @@ class RunLedger:
             case _:
                 pass
 
-    def start_epoch(self, plan: Plan, iteration: int, survivors: Mapping[Worker, Worker]) -> None:
-        """Start an epoch at `iteration`. Only `survivors`, new places by present ones, still report earlier iterations.
+    def start_epoch(self, plan: Plan, iteration: int, members: Mapping[int, Worker], survivors: AbstractSet[int]) -> None:
+        """Start an epoch at `iteration` with `members` at these places. Only `survivors` still report earlier iterations.
 
-        The last one may have no report yet, if it is settled only now. New workers never report it.
+        The last one may have no report yet, if it is settled only now: it was run in an earlier epoch. New members never do.
         """
+        self._members = members
         for number in [number for number in self._pending if number >= iteration]:
             del self._pending[number]
         for number in range(len(self._losses), iteration):
-            self._pending_iteration(number).follow(survivors)
+            self._pending_iteration(number).reporters &= survivors
             self._write_if_complete(number)
         for pending in self._unwritten.values():
-            pending.follow(survivors)
+            pending.reporters &= survivors
         self._plan = plan
         self._go_back(iteration)
 
@@ -307,20 +311,20 @@ class RunLedger:
         """Convert a time of the machine's clock to the time of the record."""
         return clock_us - self._begin_us
 
-    def _add_iteration(self, report: IterationApplied) -> None:
+    def _add_iteration(self, member: int, report: IterationApplied) -> None:
         if report.iteration < len(self._losses):
             return  # sent again, because the coordinator went away before it acknowledged the report
         pending = self._pending_iteration(report.iteration)
         pending.losses |= report.losses
         pending.verdict = report.verdict
-        pending.checksums[report.worker] = report.checksum
-        pending.spans[report.worker] = self._shifted(report.spans)
+        pending.checksums[member] = report.checksum
+        pending.spans[member] = report.worker, self._shifted(report.spans)
         self._write_if_complete(report.iteration)
 
     def _pending_iteration(self, iteration: int) -> PendingIteration:
-        """Return the pending iteration; a new one has the present plan."""
+        """Return the pending iteration; a new one has the present plan and members."""
         if iteration not in self._pending:
-            self._pending[iteration] = PendingIteration.of_plan(self._plan)
+            self._pending[iteration] = PendingIteration(self._plan, self._members.keys())
         return self._pending[iteration]
 
     def _shifted(self, spans: Iterable[Span]) -> list[Span]:
@@ -334,7 +338,7 @@ class RunLedger:
         if pending.is_complete() and iteration == len(self._losses) and pending.verdict is not None:
             del self._pending[iteration]
             self._unwritten[self._write_iteration(iteration, pending, pending.verdict)] = pending
-            self._compare(iteration + 1, pending.present_checksums())
+            self._compare(iteration + 1, pending.checksums_by_place(self._members))
             if self._batch is None:
                 self.checkpoints.release()
             if iteration + 1 in self._pending:
@@ -348,7 +352,7 @@ class RunLedger:
             self._agreed_steps = num_steps
 
     def _write_iteration(self, iteration: int, pending: PendingIteration, verdict: StepVerdict) -> Stepped:
-        spans = [(worker, span) for worker in sorted(pending.spans) for span in pending.spans[worker]]
+        spans = [(place, span) for place, of_member in sorted(pending.spans.values(), key=itemgetter(0)) for span in of_member]
         for worker, span in spans:
             self.write(OpRan(iteration, str(worker), span.label, span.start_us, span.end_us, span.is_discarded))
         if not self._has_started:
