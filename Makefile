@@ -14,7 +14,7 @@ help:
 	@echo "make test    run the tests"
 	@echo "make check   format, lint, types, layers: what every commit must pass"
 	@echo "make bench   measure plans, simulator and runtime, print the tables"
-	@echo "make chaos   a million simulated schedules of failures, and failures of real processes: hours"
+	@echo "make chaos   two million simulated schedules of failures, and failures of real processes: hours"
 	@echo "make soak    one job under random faults, for MINUTES=60"
 	@echo "make pictures   draw the pictures of the documents anew"
 	@echo "make docs    build the site into build/site"
@@ -55,7 +55,7 @@ soak: $(READY)
 
 chaos: $(READY)
 	$(BIN)/python -m tests.control.decide.schedules --num 1000000
-	$(BIN)/python -m tests.chaos.control_plane --num 20000
+	$(BIN)/python -m tests.chaos.control_plane --num 1000000
 	$(BIN)/python -m tests.chaos.kill_points
 	$(BIN)/python -m tests.chaos.external_faults --num 500
 	$(BIN)/python -m tests.chaos.machines

@@ -1,4 +1,4 @@
-"""A sample of the schedules of the whole control plane; CI runs a thousand, `make chaos` more."""
+"""A sample of the schedules of the whole control plane; CI runs ten thousand, `make chaos` a million."""
 
 import pytest
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -89,6 +89,7 @@ class Workers:
         self.shape, self.folder, self.random = shape, folder, random
         self.is_staggered = random.random() < 0.5
         self.workers: list[SimulatedWorker] = []
+        self.members: dict[int, SimulatedWorker] = {}  # those that live, by their member numbers
         self.connected: dict[int, SimulatedWorker] = {}
         self.num_connections = self.num_files = 0
 
@@ -101,16 +102,17 @@ class Workers:
             yield partial(self._save, worker)
         if worker.start is None:
             return
-        members = self._members_of(worker)
-        is_broken = any(member is None or member.answered >= worker.start.epoch for member in members)
-        if worker.must_stop or is_broken:
+        start, members = worker.start, self._members_of(worker)
+        if worker.must_stop or members is None or any(member.answered >= start.epoch for member in members):
             yield partial(self._answer, worker, worker.epoch)
+        elif any(member.start is not start for member in members):
+            pass  # they wait for each other
         elif not worker.trains:
-            if all(member is not None and member.start is worker.start for member in members):
-                yield partial(self._begin, worker)
-        elif (model := self._epoch_model(worker)) is not None:
+            yield partial(self._begin, worker)
+        elif not any(member.must_stop or not member.trains for member in members):
+            model = EpochModel([member.state for member in members if member.state is not None], self.is_staggered)
             if worker.wants_pause:
-                yield partial(self._pause, worker, model)
+                yield partial(self._pause, members, model)
             assert worker.state is not None
             if worker.state.num_settled < NUM_STEPS and not worker.start.ends:
                 for action in model.actions_of(worker.state):
@@ -127,9 +129,11 @@ class Workers:
         hello = Hello("", "", "", "here", worker.pid, "", CLOCK.now_us, place, worker.member, worker.epoch)
         answer = self.service.admit(number, hello)
         if isinstance(answer, Refused):
-            self.workers.remove(worker)
+            self._remove(worker)
             return
+        self._forget_number(worker)
         worker.connection, worker.member = number, answer.member
+        self.members[worker.member] = worker
         self.connected[number] = worker
         worker.outbox.extend(worker.unacknowledged)
         for message in (worker.begun, worker.stopped):
@@ -151,7 +155,15 @@ class Workers:
                 while worker.unacknowledged and worker.unacknowledged[0].number <= number:
                     worker.unacknowledged.popleft()
             case JobEnded():
-                self.workers.remove(worker)
+                self._remove(worker)
+
+    def _remove(self, worker: SimulatedWorker) -> None:
+        self.workers.remove(worker)
+        self._forget_number(worker)
+
+    def _forget_number(self, worker: SimulatedWorker) -> None:
+        if self.members.get(worker.member) is worker:  # a later coordinator may have given another one the same
+            del self.members[worker.member]
 
     # A worker's epoch.
 
@@ -182,17 +194,13 @@ class Workers:
             path = self.folder / "checkpoints" / step_folder(num_steps) / stage_file(stage)
             assert path.read_bytes() == _content(stage, num_steps), f"{path} has something else"
 
-    def _members_of(self, worker: SimulatedWorker) -> list[SimulatedWorker | None]:
+    def _members_of(self, worker: SimulatedWorker) -> list[SimulatedWorker] | None:
+        """The members of a worker's epoch, if all of them live."""
         assert worker.start is not None
-        live = {each.member: each for each in self.workers}
-        return [live.get(number) for number in worker.start.places.values()]
-
-    def _epoch_model(self, worker: SimulatedWorker) -> EpochModel | None:
-        """The states of all workers of an epoch, if all of them train in it."""
-        members = self._members_of(worker)
-        if any(each is None or not each.trains or each.start is not worker.start or each.must_stop for each in members):
+        try:
+            return [self.members[number] for number in worker.start.places.values()]
+        except KeyError:
             return None
-        return EpochModel([each.state for each in members if each is not None and each.state is not None], self.is_staggered)
 
     def _begin(self, worker: SimulatedWorker) -> None:
         assert worker.start is not None
@@ -256,13 +264,12 @@ class Workers:
         worker.finished = WorkerFinished(worker.place, f"{worker.place.stage}", 1, 1)
         worker.report(worker.finished)
 
-    def _pause(self, worker: SimulatedWorker, model: EpochModel) -> None:
+    def _pause(self, members: Sequence[SimulatedWorker], model: EpochModel) -> None:
         """All reach the same boundary between two iterations, and stop there one by one."""
         end = min(NUM_STEPS, max(state.num_reduced for state in model.states))
         while behind := [state for state in model.states if state.num_settled < end]:
             next(actions for state in behind if (actions := model.actions_of(state)))[-1]()
-        for member in self._members_of(worker):
-            assert member is not None
+        for member in members:
             member.must_stop = True
             self._report_settled(member)
 
