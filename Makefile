@@ -28,10 +28,11 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	@$(BIN)/recycle demo
 
-# The kernels of the planner are compiled once, beside the checks, and not by every test process.
+# The kernels of the planner and the assertions of tests are compiled once, beside the checks, and not by every test process.
 test: $(READY)
 	$(BIN)/python -m compileall -q src
-	$(BIN)/python -m tests.preload & $(MAKE) --no-print-directory check && wait $$!
+	($(BIN)/python -m tests.preload && $(BIN)/pytest --collect-only -qq > /dev/null) & \
+	$(MAKE) --no-print-directory check && wait $$!
 	$(BIN)/pytest -n 4 --dist worksteal --ignore tests/test_layers.py
 
 check: $(READY)

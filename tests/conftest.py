@@ -21,7 +21,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Start the fork server of the tests, before a training starts one without the planner; not where others run the tests."""
-    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
+    runs_tests_itself = hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None)
+    if runs_tests_itself and not session.config.option.collectonly:
         warm_context()
 
 

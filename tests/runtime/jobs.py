@@ -54,6 +54,15 @@ def make_stages(num_stages, dropout=0.0):
     ]
 
 
+def small_stages(num_stages):
+    """Stages of a few layers, for runs of many processes or steps: a transformer's layer takes three times as long."""
+    torch.manual_seed(11)
+    return [
+        nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.LayerNorm(2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+        for _ in range(num_stages)
+    ]
+
+
 class Bounded(Numbers):
     """Targets with which `scaled_loss` has infinite gradients in the first step."""
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import time
+from functools import cache
 
 from torch import nn
 
@@ -12,7 +13,7 @@ from recycle.planner.live_planner import Planner
 from recycle.runtime.job import Job
 from recycle.runtime.launch.local_launcher import launch
 from recycle.runtime.options import CheckpointOptions, FailureOptions, TrainOptions
-from tests.runtime.jobs import Numbers, adamw, loss, make_stages
+from tests.runtime.jobs import Numbers, adamw, loss, small_stages
 from tests.runtime.reference_executor import ReferenceExecutor
 
 ALL, SYNCHRONOUS = "adaptive,decoupled,staggered", "adaptive,decoupled"
@@ -36,9 +37,10 @@ def problem(shape, techniques):
 
 
 def unhurried_stages(num_stages, seconds):
-    return [nn.Sequential(stage, Unhurried(seconds)) for stage in make_stages(num_stages)]
+    return [nn.Sequential(stage, Unhurried(seconds)) for stage in small_stages(num_stages)]
 
 
+@cache
 def undisturbed(shape, steps=STEPS, max_norm=None):
     """The weights and losses of the synchronous reference, in one process."""
     plan = recycle.solve(problem(shape, ALL), "greedy")

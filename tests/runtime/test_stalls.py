@@ -34,7 +34,7 @@ def stop_for(pid, seconds):
 @on_linux
 @pytest.mark.parametrize("seconds", [1.9, 6.0])
 def test_a_coordinator_that_stands_still_loses_nobody(seconds):
-    shape, steps = (3, 2, 2), 60
+    shape, steps = (3, 2, 2), 25
     stopped = []
 
     def watch(event):
@@ -42,7 +42,7 @@ def test_a_coordinator_that_stands_still_loses_nobody(seconds):
             stopped.append(coordinator_pid())
             stop_for(stopped[0], seconds)
 
-    run = Run(shape, steps=steps, lease_s=1.0, pause_s=0.02, watch=watch)
+    run = Run(shape, steps=steps, lease_s=1.0, pause_s=0.06, watch=watch)
     assert stopped
     assert run.of(Suspected) == []
     assert run.recoveries == []
@@ -52,7 +52,7 @@ def test_a_coordinator_that_stands_still_loses_nobody(seconds):
 
 @on_linux
 def test_a_launcher_that_stands_still_loses_nobody():
-    shape, steps = (2, 2, 2), 60
+    shape, steps = (2, 2, 2), 25
     paused = []
 
     def watch(event):  # the launcher's own thread: its pipe fills meanwhile
@@ -60,7 +60,7 @@ def test_a_launcher_that_stands_still_loses_nobody():
             paused.append(True)
             time.sleep(4.0)
 
-    run = Run(shape, steps=steps, lease_s=0.5, pause_s=0.02, watch=watch)
+    run = Run(shape, steps=steps, lease_s=0.5, pause_s=0.06, watch=watch)
     assert run.of(Suspected) == []
     assert run.trained.weights_sha256 == undisturbed(shape, steps)[0]
 
@@ -68,7 +68,7 @@ def test_a_launcher_that_stands_still_loses_nobody():
 @on_linux
 def test_a_run_of_which_every_process_stands_still_goes_on_as_if_nothing_had_been():
     """Ctrl-Z and fg: all at once, and they go on one after the other."""
-    shape, steps = (2, 2, 2), 60
+    shape, steps = (2, 2, 2), 25
     stopped = []
 
     def watch(event):
@@ -81,7 +81,7 @@ def test_a_run_of_which_every_process_stands_still_goes_on_as_if_nothing_had_bee
                 os.kill(pid, signal.SIGCONT)
                 time.sleep(0.05)
 
-    run = Run(shape, steps=steps, lease_s=1.0, pause_s=0.02, watch=watch)
+    run = Run(shape, steps=steps, lease_s=1.0, pause_s=0.06, watch=watch)
     assert len(stopped) == 5
     assert run.of(Suspected) == []
     assert run.trained.weights_sha256 == undisturbed(shape, steps)[0]

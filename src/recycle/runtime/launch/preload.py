@@ -6,6 +6,6 @@ made here; nothing is computed, because a process that has threads must not be f
 
 import torch
 
-import recycle.runtime.worker.worker  # noqa: F401
+import recycle.runtime.launch.local_launcher  # noqa: F401 with all modules of the coordinator and of workers
 
 torch.optim.SGD([torch.nn.Parameter(torch.empty(0))], lr=0.0)
