@@ -33,7 +33,7 @@ def proven_us(plan: Plan) -> int | None:
 
 @QUICK
 @given(problem=problems())
-def test_a_plan_is_legal_in_the_eyes_of_two_judges_and_says_how_good_it_is(method: str, problem: Problem) -> None:
+def test_a_plan_is_legal_in_the_eyes_of_two_judges_says_how_good_it_is_and_is_the_same_on_disk(method: str, problem: Problem) -> None:
     plan = recycle.solve(problem, method, LIMIT_S, LITTLE)
     event(f"{method}: {plan.quality.status}")
     assert plan.problem == problem
@@ -42,12 +42,6 @@ def test_a_plan_is_legal_in_the_eyes_of_two_judges_and_says_how_good_it_is(metho
     assert 0 < plan.quality.bound_us <= plan.period_us
     assert plan.quality.status == ("optimal" if plan.quality.bound_us == plan.period_us else "feasible")
     assert method == "auto" or method in plan.quality.method
-
-
-@QUICK
-@given(problem=problems())
-def test_a_plan_on_disk_is_the_plan(method: str, problem: Problem) -> None:
-    plan = recycle.solve(problem, method, LIMIT_S, LITTLE)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
         plan.save(path)

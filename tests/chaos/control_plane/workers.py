@@ -31,7 +31,7 @@ from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, 
 from tests.chaos.control_plane.virtual import CLOCK, VirtualServer
 from tests.control.decide.test_agreement import EpochModel, StateModel
 
-NUM_STEPS, EVERY = 6, 2
+NUM_STEPS, EVERY = 9, 3
 
 
 @dataclass(eq=False)
