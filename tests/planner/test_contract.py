@@ -33,7 +33,7 @@ def proven_us(plan: Plan) -> int | None:
 
 @QUICK
 @given(problem=problems())
-def test_a_plan_is_legal_in_the_eyes_of_two_judges_says_how_good_it_is_and_is_the_same_on_disk(method: str, problem: Problem) -> None:
+def test_a_plan_is_legal_says_how_good_it_is_and_is_the_same_on_disk(method: str, problem: Problem) -> None:
     plan = recycle.solve(problem, method, LIMIT_S, LITTLE)
     event(f"{method}: {plan.quality.status}")
     assert plan.problem == problem
