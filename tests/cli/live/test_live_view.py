@@ -9,7 +9,17 @@ from rich.console import Console
 
 from recycle.cli.live.grid import bar_cells, draw
 from recycle.cli.live.live_view import LiveView
-from recycle.cli.live.run_state import ALIVE, DEAD, JOINING, SUSPECTED, RunState, describe_change, initial_state, state_after
+from recycle.cli.live.run_state import (
+    ALIVE,
+    DEAD,
+    JOINING,
+    STARTING,
+    SUSPECTED,
+    RunState,
+    describe_change,
+    initial_state,
+    state_after,
+)
 from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import Changed, Event, Joining, OpRan, Placed, Recovered, Saved, Spell, Stepped, Suspected, Warned
 from recycle.report.record.recovery_text import describe_parts
@@ -30,7 +40,10 @@ def steps(num: int, first: int = 0) -> list[Event]:
 
 
 def known(*events: Event, shape: Shape | None = SHAPE, dead: tuple[Worker, ...] = (), num_steps: int = 60) -> RunState:
+    """The state after events; unless the first one gives a worker its place, all have theirs before."""
     state = initial_state(num_steps, shape, dead)
+    if events and not isinstance(events[0], Placed):
+        state = replace(state, places={name: ALIVE if how == STARTING else how for name, how in state.places.items()})
     for event in events:
         state = state_after(state, event)
     return state
@@ -43,15 +56,21 @@ def lines(state: RunState, width: int = 100, is_ascii: bool = False) -> list[str
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
-def test_before_the_first_step_everybody_is_there_and_workers_start() -> None:
+def test_before_the_first_epoch_workers_start_and_none_is_alive() -> None:
     text = lines(known(dead=(Worker(0, 3),)))
     assert text[0].startswith("step 0 of 60 ")
     assert text[0].endswith(" 0:01:15")
     assert text[1] == "starting workers"
     assert text[3].split() == ["stage", "0", "stage", "1", "stage", "2", "stage", "3"]
-    assert text[4].split() == ["pipeline", "0", "●", "W0_0", "●", "W0_1", "●", "W0_2", "✗", "W0_3", "dead"]
-    assert text[6].split() == ["pipeline", "2", "●", "W2_0", "●", "W2_1", "●", "W2_2", "●", "W2_3"]
-    assert text[7].strip() == "11 of 12 workers alive, 1 dead"
+    first = [word for name in ("W0_0", "W0_1", "W0_2") for word in ("○", name, "starts")]
+    assert text[4].split() == ["pipeline", "0", *first, "✗", "W0_3", "dead"]
+    assert text[7].strip() == "0 of 12 workers alive, 1 dead, 11 starting"
+
+
+def test_a_worker_is_alive_when_it_has_a_place() -> None:
+    text = lines(known(*[Placed(0, str(worker), "here", 7) for worker in (Worker(2, 0), Worker(2, 1))], dead=(Worker(0, 3),)))
+    assert text[6].split()[:8] == ["pipeline", "2", "●", "W2_0", "●", "W2_1", "○", "W2_2"]
+    assert "2 of 12 workers alive, 1 dead, 9 starting" in "\n".join(text)
 
 
 def test_a_step_shows_loss_speed_and_time_beside_the_plan() -> None:
@@ -128,7 +147,7 @@ def test_a_worker_that_moves_takes_the_place_of_a_dead_worker_and_leaves_its_own
 
 
 def test_a_name_outside_the_shape_is_not_drawn() -> None:
-    assert known(Changed(0, "W9_9", False, 11)).places == known().places
+    assert known(Changed(0, "W9_9", False, 11)).places == known(Warned(0, "slow")).places
 
 
 def test_without_a_shape_it_is_one_line_whose_bar_gives_way_to_words() -> None:

@@ -165,6 +165,9 @@ def test_a_cut_link_between_two_members_is_named_and_one_of_them_is_given_up() -
     reason = "W0_1 has waited 6.6 s for W1_1, and nobody computes: their link seems to be cut"
     assert harness.effects.logged("suspected") == [("suspected", "W1_1", reason)]
     assert len(harness.effects.logged("fence")) == 1
+    harness.recover()
+    (recovery,) = harness.effects.recoveries
+    assert recovery.noticed_us - recovery.at_us == 6_600_000
 
 
 def test_a_member_that_does_not_stop_is_given_up_and_the_others_go_on() -> None:

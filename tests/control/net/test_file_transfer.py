@@ -1,5 +1,6 @@
 """File transfer: a file arrives completely or not at all, only files of checkpoints do, and no member waits for one."""
 
+import hashlib
 import os
 import resource
 import threading
@@ -40,7 +41,17 @@ class FileCoordinator(FakeCoordinator):
     def task_for(self, hello: Hello) -> ConnectionTask | Refused:
         if hello.purpose != PURPOSE:
             return Refused("no such purpose")
-        return partial(file_transfer.serve_transfer, folder=self.folder, is_allowed=self.is_allowed, silence_s=self.silence_s)
+        return partial(
+            file_transfer.serve_transfer,
+            folder=self.folder,
+            is_allowed=self.is_allowed,
+            silence_s=self.silence_s,
+            refuse=self.refuse,
+        )
+
+    def refuse(self, name: str, sha256: str) -> None:
+        if name == "a/flipped" and sha256 != hashlib.sha256(BYTES).hexdigest():
+            raise FileProblem("a/flipped does not have the bytes that were written")
 
     @staticmethod
     def is_allowed(message: ControlMessage) -> bool:
@@ -96,6 +107,15 @@ def test_no_other_file_is_reached(name: str, harness: ServerHarness, own: Path, 
 def test_a_missing_file_cannot_be_downloaded(harness: ServerHarness) -> None:
     with pytest.raises(FileProblem, match=r"cannot read .*a/file: No such file"):
         FileTransfer(harness.endpoint()).download("a/file", read_all)
+
+
+def test_a_file_that_has_changed_since_it_was_written_is_not_taken(harness: ServerHarness, kept: Path) -> None:
+    (kept / "a").mkdir(parents=True)
+    (kept / "a" / "flipped").write_bytes(BYTES)
+    assert FileTransfer(harness.endpoint()).download("a/flipped", read_all) == BYTES
+    (kept / "a" / "flipped").write_bytes(BYTES[:-1] + bytes([BYTES[-1] ^ 1]))
+    with pytest.raises(FileProblem, match="does not have the bytes that were written"):
+        FileTransfer(harness.endpoint()).download("a/flipped", read_all)
 
 
 def test_no_file_is_uploaded_without_the_token(harness: ServerHarness, own: Path, kept: Path) -> None:

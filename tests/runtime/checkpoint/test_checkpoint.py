@@ -12,7 +12,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
 
 from recycle.core.errors import FileProblem, ForeignRun, NoCheckpoint
 from recycle.runtime.checkpoint.folder import CheckpointFolder
-from recycle.runtime.checkpoint.resume import latest, load_stage
+from recycle.runtime.checkpoint.resume import latest, load_stage, put_stage
+from recycle.runtime.checkpoint.tensor_file import load_tensors
 from tests.runtime.checkpoint.saved_stages import FINGERPRINT, decided_by, held, report_of, save_all, small_stage
 
 pytestmark = pytest.mark.timeout(120)
@@ -396,6 +397,9 @@ def test_the_order_is_that_of_numbers_also_where_they_need_more_digits(tmp_path)
 
 def test_a_file_of_another_stage_is_not_loaded(tmp_path):
     checkpoint = saved(tmp_path, [small_stage(1), small_stage(2)])
-    (checkpoint.folder / "stage-0.safetensors").replace(checkpoint.folder / "stage-1.safetensors")
-    with pytest.raises(FileProblem, match=r"stage-1\.safetensors does not hold stage 1 after 5 steps"):
+    path = checkpoint.folder / "stage-1.safetensors"
+    (checkpoint.folder / "stage-0.safetensors").replace(path)
+    with pytest.raises(FileProblem, match=r"stage-1\.safetensors does not have the bytes that were written"):
         load_stage(checkpoint, 1, *small_stage(3))
+    with pytest.raises(FileProblem, match=r"stage-1\.safetensors does not hold stage 1 after 5 steps"):
+        put_stage(path, load_tensors(path), 5, 1, *small_stage(3))

@@ -1,6 +1,7 @@
 """The folder of a run: what of a record leads to a checkpoint, what is begun, gone on with, or refused."""
 
 import contextlib
+import hashlib
 import json
 import math
 import resource
@@ -325,6 +326,15 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
         ledger.add(2, applied("W1_0", 1))
         assert not is_ahead()
         assert (tmp_path / "checkpoints" / "step-00000001").is_dir()
+
+
+def test_a_stages_file_that_is_sent_to_a_worker_must_have_the_digest_of_the_manifest(tmp_path):
+    with begin(tmp_path) as run:
+        save_all(run.checkpoints, run.checkpoint_folder, 1)
+        refuse, name = run.transfer_task().keywords["refuse"], "step-00000001/stage-0.safetensors"
+        refuse(name, hashlib.sha256((run.checkpoint_folder / name).read_bytes()).hexdigest())
+        with pytest.raises(FileProblem, match="does not have the bytes that were written"):
+            refuse(name, hashlib.sha256(b"something else").hexdigest())
 
 
 # What a coordinator that takes over keeps.

@@ -131,6 +131,18 @@ def test_a_torn_file_in_a_folder_that_all_see_does_not_end_the_worker_either(sav
     assert [type(report) for report in control.reports] == [StageNotLoaded]
 
 
+def test_flipped_bits_in_a_folder_that_all_see_are_not_loaded(saved):
+    control, path = Control(), saved / step_folder(5) / stage_file(0)
+    stage = stage_of(control, None, saved)
+    body = bytearray(path.read_bytes())
+    body[-3] ^= 4
+    path.write_bytes(body)
+    with pytest.raises(TransportBroken, match="does not have the bytes that were written"):
+        load(stage)
+    assert stage.progress() is None
+    assert [type(report) for report in control.reports] == [StageNotLoaded]
+
+
 def test_a_stage_on_its_way_is_not_waited_for_when_the_epoch_is_over(tmp_path, saved):
     control = Control()
     stage = stage_of(control, Coordinator(saved, lambda: setattr(control, "is_over", True)), tmp_path / "own")

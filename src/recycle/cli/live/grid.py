@@ -11,7 +11,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from recycle.cli.live.run_state import ALIVE, DEAD, JOINING, SUSPECTED, RunState, StepPace, describe_step
+from recycle.cli.live.run_state import ALIVE, DEAD, JOINING, STARTING, SUSPECTED, RunState, StepPace, describe_step
 from recycle.cli.terminal import STYLES
 from recycle.core.cluster import Worker
 from recycle.core.events.record import Recovered
@@ -24,6 +24,7 @@ _PLACES = {
     ALIVE: ("W", "●", "o", ""),
     DEAD: ("B", "✗", "x", "dead"),
     JOINING: ("F", "+", "+", "joins"),
+    STARTING: ("F", "○", ".", "starts"),
     SUSPECTED: ("I", "?", "?", "hangs"),
 }
 _MOST_PIPELINES = 12
@@ -103,7 +104,7 @@ def _grid(state: RunState, width: int, is_ascii: bool) -> RenderableType:
 def _shown_pipelines(state: RunState) -> list[int]:
     """All pipelines; of many, those with a worker that is not alive, and as many others as fit."""
     assert state.shape is not None
-    troubled = {Worker.parse(name).pipeline for name, how in state.places.items() if how != ALIVE}
+    troubled = {Worker.parse(name).pipeline for name, how in state.places.items() if how not in (ALIVE, STARTING)}
     chosen = sorted(range(state.shape.num_pipelines), key=lambda pipeline: (pipeline not in troubled, pipeline))
     return sorted(chosen[:_MOST_PIPELINES])
 

@@ -9,7 +9,7 @@ from recycle.core.units import format_us
 from recycle.report.record.live_facts import RunFacts, facts_after
 from recycle.report.record.recovery_text import describe_parts, describe_rest, who
 
-ALIVE, DEAD, JOINING, SUSPECTED = "alive", "dead", "joining", "suspected"
+ALIVE, DEAD, JOINING, SUSPECTED, STARTING = "alive", "dead", "joining", "suspected", "starting"
 _MOST_RECOVERIES = 4
 _MOST_PACES = 60
 
@@ -54,7 +54,7 @@ class RunState:
 def initial_state(num_steps: int, shape: Shape | None = None, dead: Iterable[Worker] = ()) -> RunState:
     dead = set(dead)
     workers = shape.workers() if shape else ()
-    return RunState(num_steps, shape, {str(worker): DEAD if worker in dead else ALIVE for worker in workers})
+    return RunState(num_steps, shape, {str(worker): DEAD if worker in dead else STARTING for worker in workers})
 
 
 def state_after(state: RunState, event: Event) -> RunState:
@@ -65,11 +65,12 @@ def state_after(state: RunState, event: Event) -> RunState:
         case Stepped():
             # A job that was set back to a checkpoint counts anew from there.
             first = event if state.first is None or event.iteration <= state.first.iteration else state.first
-            return _with_pace(replace(state, first=first))
+            return _with_pace(replace(_started(state, *state.places), first=first))
         case Changed():
             return _after_change(state, event)
         case Placed():
-            return replace(state, processes={**state.processes, event.node: f"host {event.host}, pid {event.pid}"})
+            process = f"host {event.host}, pid {event.pid}"
+            return replace(_started(state, event.node), processes={**state.processes, event.node: process})
         case Joining():
             return _with_places(state, {event.node: JOINING})
         case Suspected():
@@ -84,6 +85,11 @@ def _with_places(state: RunState, places: Mapping[str, str]) -> RunState:
     """The state with some places changed; names outside the shape are ignored."""
     known = {place: how for place, how in places.items() if place in state.places}
     return replace(state, places={**state.places, **known})
+
+
+def _started(state: RunState, *names: str) -> RunState:
+    """The state after those of these workers that were still to start have done so."""
+    return _with_places(state, {name: ALIVE for name in names if state.places.get(name) == STARTING})
 
 
 def _with_pace(state: RunState) -> RunState:

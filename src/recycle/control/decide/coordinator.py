@@ -183,8 +183,8 @@ class Coordinator:
         for member, reason, since_s in suspected_members(now_s, members, self.lease_s, self.longest_op_s, is_running):
             self._give_up(member, reason, since_s)
         in_phase_s = now_s - self._phase_since_s
-        for member, reason in late_members(self.phase, in_phase_s, self.members.placed, self.lease_s, self.longest_op_s):
-            self._give_up(member, reason)
+        for member, reason, late_s in late_members(self.phase, in_phase_s, self.members.placed, self.lease_s, self.longest_op_s):
+            self._give_up(member, reason, now_s - late_s)
         awaited, limit_s = ("plan", PLAN_S) if self._awaits_checkpoint is None else ("checkpoint", CHECKPOINT_S)
         if self.phase is CoordinatorPhase.PLANNING and in_phase_s > limit_s:
             self._effects.planning_failed(f"no {awaited} has come for {in_phase_s:.0f} s")

@@ -45,15 +45,17 @@ def unreachable_members(reporter: Member, unreachable: Sequence[str], placed: Se
 
 def late_members(
     phase: CoordinatorPhase, in_phase_s: float, placed: Sequence[Member], lease_s: float, longest_op_s: float
-) -> list[tuple[Member, str]]:
-    """Return the members to give up, each with the reason, after the coordinator has been in a phase for so long."""
+) -> list[tuple[Member, str, float]]:
+    """Return the members to give up after so long in a phase: each with the reason, and how late it is."""
     match phase:
         case CoordinatorPhase.RUNNING | CoordinatorPhase.PAUSING:
             busy = [member for member in placed if not member.has_finished]
             waits = [Wait(str(each.place), each.waits_for, each.waited_s, each.doing == SET_UP) for each in busy]
             if stuck := stuck_member(waits, lease_s, longest_op_s):
                 lost, reason = stuck
-                return [(member, reason) for member in placed if str(member.place) == lost]
+                waited_s = max(each.waited_s for each in waits)
+                return [(member, reason, waited_s) for member in placed if str(member.place) == lost]
         case CoordinatorPhase.STOPPING if in_phase_s > max(SHORTEST_STOP_S, STOP_LEASES * lease_s, PATIENCE * longest_op_s):
-            return [(member, f"it has not stopped for {in_phase_s:.1f} s") for member in placed if not member.has_stopped]
+            reason = f"it has not stopped for {in_phase_s:.1f} s"
+            return [(member, reason, in_phase_s) for member in placed if not member.has_stopped]
     return []

@@ -18,9 +18,9 @@ from recycle.core.errors import FileProblem
 class JournalEntry:
     """An epoch: the member number at each place, the first iteration, the plan, and the last member number given out.
 
-    `processes` has host and process id of the member at each place: a coordinator that takes over can still fence it. `origin` is
-    that of `StartEpoch`. `reporters` has, for each earlier iteration that is not in the record yet, the members that must
-    still report it.
+    `processes` has host, process id and start of the member at each place: a coordinator that takes over can fence it, and no
+    later process with that id. `origin` is that of `StartEpoch`. `reporters` has, for each earlier iteration that is not in the
+    record yet, the members that must still report it.
     """
 
     epoch: int
@@ -29,7 +29,7 @@ class JournalEntry:
     plan: str
     reason: str
     last_number: int
-    processes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    processes: Mapping[str, tuple[str, int, str]] = field(default_factory=dict)
     origin: int = 1
     reporters: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
@@ -78,7 +78,7 @@ class FileJournal:
 def _entry(processes: Mapping[str, Any], reporters: Mapping[str, Any], **values: Any) -> JournalEntry:
     """Return an entry from its JSON, which has lists for tuples, and text for numbers that are keys."""
     late = {int(iteration): numbers for iteration, numbers in reporters.items()}
-    return JournalEntry(**values, processes={place: (host, pid) for place, (host, pid) in processes.items()}, reporters=late)
+    return JournalEntry(**values, processes={place: tuple(each) for place, each in processes.items()}, reporters=late)
 
 
 def _ends_with_newline(stream: BinaryIO) -> bool:

@@ -49,8 +49,8 @@ class MemberTable(dict[int, Member]):
         """The members of a journal's epoch, none of them connected."""
         found = MemberTable()
         for place, number in entry.places.items():
-            host, pid = entry.processes.get(place, ("", 0))
-            found[number] = Member(number, None, host, pid, None, now_s, place=Worker.parse(place), has_state=True)
+            host, pid, started = entry.processes.get(place, ("", 0, ""))
+            found[number] = Member(number, None, host, pid, None, now_s, Worker.parse(place), has_state=True, started=started)
         return found
 
     @property
@@ -121,7 +121,7 @@ def journal_entry(
     start: StartEpoch, members: Mapping[Worker, Member], reason: str, last_number: int, reporters: Reporters
 ) -> JournalEntry:
     """The entry of an epoch with these members at their places."""
-    processes = {str(place): (member.host, member.pid) for place, member in members.items()}
+    processes = {str(place): (member.host, member.pid, member.started) for place, member in members.items()}
     origin, late = start.origin, {iteration: sorted(numbers) for iteration, numbers in reporters.items()}
     return JournalEntry(start.epoch, start.iteration, start.places, start.plan, reason, last_number, processes, origin, late)
 

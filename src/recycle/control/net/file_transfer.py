@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -35,6 +36,8 @@ _CLOSED = "the other side disconnected"
 Result = TypeVar("Result")
 IsAllowed = Callable[[ControlMessage], bool]
 """Whether a requested upload or download is allowed: no worker reaches another file."""
+Refuse = Callable[[str, str], None]
+"""Gets the name and the digest of a file that was sent, and raises FileProblem if it should have another digest."""
 Pulse = Callable[[int], object]
 """Gets the number of bytes that have just moved, and 0 about once a second while none does. It may raise, to end a transfer."""
 
@@ -195,7 +198,14 @@ def _send_bytes(link: _Link, source: BinaryIO) -> str:
     return digest.hexdigest()
 
 
-def serve_transfer(stream: socket.socket, folder: Path, is_allowed: IsAllowed, silence_s: float = SILENCE_S) -> None:
+def serve_transfer(
+    stream: socket.socket,
+    folder: Path,
+    is_allowed: IsAllowed,
+    silence_s: float = SILENCE_S,
+    refuse: Refuse = lambda name, sha256: None,
+) -> None:
+    """Serve one file to a worker, or store one of it. `refuse` raises FileProblem if a file that was sent has another digest."""
     with stream, contextlib.suppress(OSError, ProtocolError):  # the worker is gone, or is not of this release
         link = _Link(stream, FrameReader(MOST_BYTES_UNPROVED), silence_s)
         match message := link.receive_message():
@@ -207,7 +217,7 @@ def serve_transfer(stream: socket.socket, folder: Path, is_allowed: IsAllowed, s
                 link.send_message(FileContent())
                 link.send_message(_store(folder / message.name, link, message.size_bytes))
             case DownloadFile():
-                _send(link, folder / message.name)
+                _send(link, folder / message.name, partial(refuse, message.name))
 
 
 def _store(path: Path, link: _Link, size_bytes: int) -> FileContent:
@@ -222,7 +232,7 @@ def _store(path: Path, link: _Link, size_bytes: int) -> FileContent:
         return FileContent(problem=f"cannot write {path}: {problem.strerror or problem}")
 
 
-def _send(link: _Link, path: Path) -> None:
+def _send(link: _Link, path: Path, refuse: Callable[[str], None]) -> None:
     try:
         source = path.open("rb")
     except OSError as problem:
@@ -230,7 +240,12 @@ def _send(link: _Link, path: Path) -> None:
         return
     with source:
         link.send_message(FileContent(os.fstat(source.fileno()).st_size))
-        link.send_message(FileContent(sha256=_send_bytes(link, source)))
+        sha256 = _send_bytes(link, source)
+    try:
+        refuse(sha256)
+        link.send_message(FileContent(sha256=sha256))
+    except FileProblem as problem:
+        link.send_message(FileContent(problem=str(problem)))
 
 
 def _receive(path: Path, link: _Link, size_bytes: int) -> str:

@@ -35,6 +35,11 @@ class StageFile:
     size_bytes: int
     sha256: str
 
+    def refuse_other_digest(self, path: Path, found: str) -> None:
+        """Raise if the bytes that were read at `path` have another digest."""
+        if found != self.sha256:
+            raise FileProblem(f"{path} does not have the bytes that were written: its SHA-256 is {found}, not {self.sha256}")
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from recycle.core.events.record_file import CHECKPOINTS
 from recycle.runtime.checkpoint.files import (
     PARTIAL,
     Checkpoint,
+    StageFile,
     find_checkpoints,
     plain,
     read_checkpoint,
@@ -23,7 +24,9 @@ from recycle.runtime.checkpoint.files import (
 from recycle.runtime.checkpoint.state import Snapshot, put_back, put_weights
 from recycle.runtime.checkpoint.tensor_file import load_tensors
 
+Pulse = Callable[[int], None]
 _MISSING = object()
+_BLOCK_BYTES = 1 << 22
 
 
 def latest(
@@ -40,7 +43,8 @@ def latest(
             checkpoint = read_checkpoint(path)
             if fingerprint is not None:
                 _refuse_foreign(checkpoint, plain(fingerprint))
-            _refuse_other_bytes(checkpoint)
+            for file in checkpoint.files:
+                _refuse_other_bytes(path, file)
         except FileProblem as problem:
             not_whole[number] = f"checkpoint {path.name} is torn: {problem}"
             continue
@@ -50,16 +54,17 @@ def latest(
     raise NoCheckpoint(f"there is no whole checkpoint in {folder}: start the run anew, without resuming{problems}")
 
 
-def _refuse_other_bytes(checkpoint: Checkpoint) -> None:
-    for file in checkpoint.files:
-        path = checkpoint.folder / file.name
-        try:
-            with path.open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
-        except OSError as problem:
-            raise FileProblem(f"cannot read {path}: {problem.strerror or problem}") from None
-        if found != file.sha256:
-            raise FileProblem(f"{path} does not have the bytes that were written: its SHA-256 is {found}, not {file.sha256}")
+def _refuse_other_bytes(folder: Path, file: StageFile, pulse: Pulse = lambda num_bytes: None) -> None:
+    """Raise if a file does not have the bytes of which the manifest has the digest."""
+    path, digest = folder / file.name, hashlib.sha256()
+    try:
+        with path.open("rb") as stream:
+            while block := stream.read(_BLOCK_BYTES):
+                digest.update(block)
+                pulse(len(block))
+    except OSError as problem:
+        raise FileProblem(f"cannot read {path}: {problem.strerror or problem}") from None
+    file.refuse_other_digest(path, digest.hexdigest())
 
 
 def _refuse_foreign(checkpoint: Checkpoint, fingerprint: Mapping[str, Any]) -> None:
@@ -93,13 +98,17 @@ def _shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def load_stage(checkpoint: Checkpoint, stage: int, module: nn.Module, optimizer: Optimizer) -> None:
+def load_stage(
+    checkpoint: Checkpoint, stage: int, module: nn.Module, optimizer: Optimizer, pulse: Pulse = lambda num_bytes: None
+) -> None:
     """Load the state of `stage` into `module` and `optimizer` in place: parameters, buffers, optimizer state and settings.
 
+    Every byte is checked first; `pulse` is called with the size of each part.
     Buffers that are not in the module's `state_dict` are not in a checkpoint.
     """
     assert 0 <= stage < len(checkpoint.files), f"the checkpoint has {len(checkpoint.files)} stages, and none is {stage}"
     path = checkpoint.folder / stage_file(stage)
+    _refuse_other_bytes(checkpoint.folder, checkpoint.files[stage], pulse)
     put_stage(path, load_tensors(path), checkpoint.num_steps, stage, module, optimizer)
 
 

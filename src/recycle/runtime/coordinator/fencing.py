@@ -29,8 +29,8 @@ def is_running(member: Member) -> bool:
 
 
 def fence(member: Member) -> None:
-    """Kill a member on this machine."""
-    if is_on_this_machine(member) and member.started in ("", process_start(member.pid)):
+    """Kill a member on this machine, and no other process that has its id now."""
+    if is_on_this_machine(member) and member.started == process_start(member.pid):
         try:
             os.kill(member.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):

@@ -42,9 +42,10 @@ from recycle.runtime.coordinator.config import (
     WaitingForWorkers,
     WorkerLost,
 )
+from recycle.runtime.coordinator.forming_watch import FormingWatch
 from recycle.runtime.coordinator.ledger.peer_comparison import PeersDisagree
 from recycle.runtime.coordinator.ledger.recovered_event import recovered_event
-from recycle.runtime.coordinator.ledger.run_folder import RunFolder, is_of_a_checkpoint
+from recycle.runtime.coordinator.ledger.run_folder import RunFolder
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
 from recycle.runtime.coordinator.plan_requests import PlanOutcome, PlanRequests
 from recycle.runtime.coordinator.report_inbox import ReportInbox
@@ -93,8 +94,8 @@ class CoordinatorService:
             members = members_at(entry.places)
             self._ledger.resume_epoch(Plan.parse(entry.plan), entry.epoch, entry.iteration, members, entry.reporters)
             self._output.keep_plan(entry.iteration, entry.plan)
-            for place, process in entry.processes.items():  # the coordinator may have been killed before it wrote that
-                self._ledger.processes.place(place, *process)
+            for place, (host, pid, _) in entry.processes.items():  # the coordinator may have been killed before it wrote that
+                self._ledger.processes.place(place, host, pid)
         elif before is not None and self._ledger.num_steps:
             raise FileProblem(f"{config.journal} is missing, because it could not be written")
         for warning in run.warnings if run is not None else ():
@@ -109,10 +110,10 @@ class CoordinatorService:
         self._plans = PlanRequests(config.source, shape, self._plan_made, planning) if config.source is not None else None
         if self._plans is not None:  # now, because workers take a while to join
             self._plans.prefetch(plan.problem.cluster.failed)
-        checkpoint = run.resumed.num_steps if run is not None and run.resumed is not None else -1
-        self._coordinator = Coordinator(
-            shape, config.initial, max(0, checkpoint), self, self._journal, config.lease_s, checkpoint
-        )
+        saved = run.resumed.num_steps if run is not None and run.resumed is not None else -1
+        self._coordinator = Coordinator(shape, config.initial, max(0, saved), self, self._journal, config.lease_s, saved)
+        fail = (lambda text: self._end(JobFailed(WorkerFailed(text)))) if config.deaths is not None else None
+        self._forming = FormingWatch([row.worker for row in plan.rows], now_us() / 1e6, self._ledger.warn, fail)
 
     def run(self) -> None:
         try:
@@ -179,7 +180,7 @@ class CoordinatorService:
             return Refused(f"no connection for {hello.purpose!r} is served here")
         if hello.job not in ("", self._config.job):
             return Refused(f"this is job {self._config.job}, not {hello.job}")
-        return partial(file_transfer.serve_transfer, folder=self._run.checkpoint_folder, is_allowed=is_of_a_checkpoint)
+        return self._run.transfer_task()
 
     def disconnected(self, connection: int) -> None:
         member = self._member(connection)
@@ -190,12 +191,12 @@ class CoordinatorService:
     def tick(self) -> None:
         if self._coordinator.phase is CoordinatorPhase.FORMING:
             self._coordinator.admit_new_members()
+            self._forming.tick(now_us() / 1e6, self._coordinator.members.values())
         if not self._is_over:
             self._coordinator.tick()
 
     def _member(self, connection: int) -> Member | None:
-        number = self._numbers.get(connection)
-        return self._coordinator.members.get(number) if number is not None else None
+        return self._coordinator.members.get(self._numbers.get(connection, -1))
 
     # CoordinatorEffects.
 

@@ -125,7 +125,7 @@ class LocalStage:
         folder, file_transfer = self._spec.checkpoint_folder / step_folder(num_steps), self._spec.file_transfer
         module, optimizer = self.state.stage.module, self.state.stepper.optimizer
         if file_transfer is None:
-            load_stage(read_checkpoint(folder, self.number), self.number, module, optimizer)
+            load_stage(read_checkpoint(folder, self.number), self.number, module, optimizer, self._pulse)
             return
         name = f"{folder.name}/{stage_file(self.number)}"
         loaded = file_transfer.download(name, partial(read_tensors, source=name), self._pulse)

@@ -6,10 +6,13 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from recycle.control.decide.messages import ControlMessage, DownloadFile, UploadFile
+from recycle.control.net.file_transfer import serve_transfer
+from recycle.control.net.server import ConnectionTask
 from recycle.core.errors import FileProblem, NoCheckpoint, UserError
 from recycle.core.events.record import Event, Held, OpRan, Recovered, Resumed, Saved, Spell, Started, Stepped
 from recycle.core.events.record_file import (
@@ -28,7 +31,7 @@ from recycle.core.events.record_file import (
 from recycle.core.files import refuse_unwritable, write_text
 from recycle.core.plans.plan import Plan, Row
 from recycle.core.units import count_text
-from recycle.runtime.checkpoint.files import Checkpoint, find_checkpoints, is_to_be_read, is_to_be_written
+from recycle.runtime.checkpoint.files import Checkpoint, find_checkpoints, is_to_be_read, is_to_be_written, read_checkpoint
 from recycle.runtime.checkpoint.folder import CheckpointFolder
 from recycle.runtime.checkpoint.resume import latest
 from recycle.runtime.coordinator.ledger.trained import Trained
@@ -176,6 +179,11 @@ class RunFolder:
             return 0, [str(problem)] if find_checkpoints(self.checkpoint_folder) else []
         return checkpoint.num_steps, warnings
 
+    def transfer_task(self) -> ConnectionTask:
+        """What a connection for a file of a checkpoint runs."""
+        folder = self.checkpoint_folder
+        return partial(serve_transfer, folder=folder, is_allowed=is_of_a_checkpoint, refuse=partial(_refuse_other_digest, folder))
+
     def close(self, trained: Trained) -> str | None:
         """Write the summary of the run; return a sentence if that fails."""
         try:
@@ -246,6 +254,13 @@ def _text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def _refuse_other_digest(folder: Path, name: str, found: str) -> None:
+    """Raise if a stage's file that was sent to a worker is not the one that was written."""
+    checkpoint = read_checkpoint((folder / name).parent)
+    (file,) = [file for file in checkpoint.files if file.name == (folder / name).name]
+    file.refuse_other_digest(folder / name, found)
 
 
 def is_of_a_checkpoint(message: ControlMessage) -> bool:
