@@ -89,8 +89,11 @@ def careful_stages(num_stages):
 
 
 def tied_stages(num_stages):
-    """Stages of which the first and the last share a matrix, as embedding and head of GPT-2 do."""
-    stages = make_stages(num_stages)
+    return tie(make_stages(num_stages))
+
+
+def tie(stages):
+    """Have the first and the last stage share a matrix, as embedding and head of GPT-2 do."""
     stages[-1][-1].weight = stages[0][-1].weight
     return stages
 

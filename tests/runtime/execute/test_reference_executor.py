@@ -13,7 +13,7 @@ from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
 from recycle.runtime.compute.microbatches import MicroBatches
 from recycle.runtime.compute.optimizer_step import Stepper, StepVerdict, judge_step, norm_squared
-from tests.runtime.jobs import Explodes, Numbers, adamw, greedy_plan, loss, make_stages, sgd, tied_stages
+from tests.runtime.jobs import Explodes, Numbers, adamw, greedy_plan, loss, make_stages, sgd, small_stages, tie, tied_stages
 from tests.runtime.reference_executor import ReferenceExecutor
 
 torch.set_num_threads(1)
@@ -96,18 +96,18 @@ def test_tied_parameters_train_like_one_that_is_shared(max_norm):
 SMALL = (3, 4, 2)
 SINGLE = [{"fail": f"W{pipeline}_{stage}"} for pipeline in range(3) for stage in range(4)]
 SETTINGS = {
-    "plain": {},
+    "plain": {"stages": make_stages(4)},
     "clipping": {"max_norm": 0.02},
     "clipping that never clips": {"max_norm": 1e6},
     "dropout": {"stages": make_stages(4, 0.2)},
-    "tied": {"stages": tied_stages(4), "max_norm": 0.02},  # and clipped
+    "tied": {"stages": tie(small_stages(4)), "max_norm": 0.02},  # and clipped
     "an infinite step": {"samples": Explodes(1)},
 }
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_in_exact_mode_the_weights_are_equal_bit_for_bit_whoever_is_dead(setting):
-    options = {"stages": make_stages(4), "samples": Numbers(), **SETTINGS[setting]}
+    options = {"stages": small_stages(4), "samples": Numbers(), **SETTINGS[setting]}
     found = {}
     for case in [*CASES.values(), *(SINGLE if setting == "tied" else ())]:
         job = ReferenceExecutor(
@@ -121,7 +121,7 @@ def test_in_exact_mode_the_weights_are_equal_bit_for_bit_whoever_is_dead(setting
 
 @pytest.mark.parametrize("setting", ["clipping", "dropout", "tied", "an infinite step"])
 def test_so_are_they_with_two_dead_in_one_stage_of_four_pipelines(setting):
-    options = {"stages": make_stages(4), "samples": Numbers(), **SETTINGS[setting]}
+    options = {"stages": small_stages(4), "samples": Numbers(), **SETTINGS[setting]}
     dead = ["", "W0_1,W2_1", "W1_3,W3_3", "W0_0,W1_0,W2_2,W3_2"]
     found = set()
     for fail in dead:

@@ -30,6 +30,7 @@ from tests.runtime.jobs import (
     make_stages,
     scaled_loss,
     sgd,
+    small_stages,
     tied_stages,
 )
 from tests.runtime.reference_executor import ReferenceExecutor
@@ -99,11 +100,11 @@ def test_processes_compute_what_one_process_computes_bit_for_bit(fail, technique
 
 def test_a_guess_that_was_wrong_is_taken_back_and_the_iteration_begun_again():
     # The norm falls as training goes on: between its largest and its smallest, some steps are clipped and some are not.
-    _, events = in_processes(plan(""), make_stages(3), Numbers(), steps=6)
+    _, events = in_processes(plan(""), small_stages(3), Numbers(), steps=6)
     free = [step.norm for step in steps_of(events)]
     limit = (min(free) + max(free)) / 2
-    trained, events = in_processes(plan("W1_1"), make_stages(3), Numbers(), max_norm=limit, steps=6)
-    expected, expected_weights = in_one_process(make_stages(3), Numbers(), max_norm=limit, steps=6)
+    trained, events = in_processes(plan("W1_1"), small_stages(3), Numbers(), max_norm=limit, steps=6)
+    expected, expected_weights = in_one_process(small_stages(3), Numbers(), max_norm=limit, steps=6)
     assert trained.weights_sha256 == expected_weights
     assert trained.losses == pytest.approx(expected, rel=1e-12)
     scaled = [step.scale != 1.0 for step in steps_of(events)]
@@ -117,8 +118,8 @@ def test_a_guess_that_was_wrong_is_taken_back_and_the_iteration_begun_again():
 @pytest.mark.parametrize("techniques", ["adaptive,decoupled,staggered", SYNCHRONOUS])
 @pytest.mark.parametrize("is_exact", [True, False])
 def test_a_step_with_infinite_gradients_is_skipped_by_all_as_if_they_had_waited_for_each_other(techniques, is_exact):
-    trained, events = in_processes(plan("W0_2", techniques), make_stages(3), Explodes(1), is_exact, steps=4)
-    expected, expected_weights = in_one_process(make_stages(3), Explodes(1), is_exact, steps=4)
+    trained, events = in_processes(plan("W0_2", techniques), small_stages(3), Explodes(1), is_exact, steps=4)
+    expected, expected_weights = in_one_process(small_stages(3), Explodes(1), is_exact, steps=4)
     if is_exact:
         assert trained.weights_sha256 == expected_weights
     assert trained.losses[2:] == pytest.approx(expected[2:], rel=1e-5)
