@@ -85,6 +85,15 @@ class Host:
     def plug(self) -> None:
         sh("ip", "link", "set", self.link, "up")
 
+    def queue(self, discipline: str) -> None:
+        """Have what this host sends and gets wait in a queue of this discipline."""
+        sh("tc", "qdisc", "add", "dev", self.link, "root", *discipline.split())
+        self.inside("tc", "qdisc", "add", "dev", "eth0", "root", *discipline.split())
+
+    def unqueue(self) -> None:
+        sh("tc", "qdisc", "del", "dev", self.link, "root")
+        self.inside("tc", "qdisc", "del", "dev", "eth0", "root")
+
     def remove(self) -> None:
         if self.process is not None:
             self.signal(signal.SIGCONT)
@@ -108,6 +117,16 @@ class Fault:
     begin: Callable[[Cluster], None]
     end: Callable[[Cluster], None]
     seconds: float
+    discipline: str = ""  # of a queue, which the kernel must have
+
+    def refusal(self) -> str:
+        """Why it cannot be tried here; empty if it can."""
+        probe = ["ip", "link", "add", "rcprobe", "type", "veth", "peer", "name", "rcprobe2"]
+        if not self.discipline or subprocess.run(probe, capture_output=True).returncode:
+            return ""
+        tried = subprocess.run(["tc", "qdisc", "add", "dev", "rcprobe", "root", *self.discipline.split()], capture_output=True)
+        sh("ip", "link", "del", "rcprobe")
+        return f"not tried: no {self.discipline.split()[0]} in this kernel" if tried.returncode else ""
 
 
 def _each(function: Callable[[Host, Host], None], *pairs: tuple[int, int]) -> Callable[[Cluster], None]:
@@ -123,6 +142,10 @@ def _each(function: Callable[[Host, Host], None], *pairs: tuple[int, int]) -> Ca
 
 def _nothing(cluster: Cluster) -> None:
     pass
+
+
+def _queue(name: str, discipline: str) -> Fault:
+    return Fault(name, lambda c: c.workers[1].queue(discipline), lambda c: c.workers[1].unqueue(), 20.0, discipline)
 
 
 FAULTS = [
@@ -155,6 +178,9 @@ FAULTS = [
     ),
     Fault("a worker's host killed with its disk", lambda c: c.workers[3].signal(signal.SIGKILL), _nothing, 0.0),
     Fault("the coordinator's host killed", lambda c: c.coordinator.signal(signal.SIGKILL), _nothing, 0.0),
+    _queue("a link with a delay of 200 ms", "netem delay 200ms"),
+    _queue("a link that loses 30 %", "netem loss 30%"),
+    _queue("a link of 1 Mbit/s", "tbf rate 1mbit burst 16kb latency 400ms"),
 ]
 
 
@@ -233,6 +259,9 @@ def main() -> int:
     weights = json.loads(printed.getvalue())["weights_sha256"]
     rows, failed = [], 0
     for fault in [fault for fault in FAULTS if args.only in fault.name][args.skip :]:
+        if refusal := fault.refusal():
+            rows.append(f"{fault.name:45} {refusal}")
+            continue
         problem, took_s, causes = run_fault(fault, weights)
         failed += bool(problem)
         said = problem or "same weights"
