@@ -95,14 +95,14 @@ def test_a_launcher_that_does_not_read_delays_neither_the_serving_thread_nor_the
     disk, launcher, calls, heard = Stalled(), Stalled(), Calls(), list[object]()
     disk.goes_on.set()
     output = RunOutput(run_folder_on(disk), SimpleNamespace(send=launcher.call("send")), calls.put, lambda sentence: None)
-    output.publish([EVENT], heard.append)
     output.notify(FirstEpochFormed(), lambda: heard.append("notified"))
+    output.publish([EVENT], heard.append)
     calls.get(timeout=PATIENCE_S)()
     assert (heard, launcher.done) == ([[EVENT]], [])
     launcher.goes_on.set()
     output.close()
     serve(calls)
-    assert launcher.done == [("send", EventsRecorded([EVENT])), ("send", FirstEpochFormed())]
+    assert launcher.done == [("send", FirstEpochFormed()), ("send", EventsRecorded([EVENT]))]
     assert heard == [[EVENT], "notified"]
 
 
