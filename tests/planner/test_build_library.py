@@ -161,7 +161,8 @@ def test_a_plan_under_the_name_of_another_number_is_refused(folder: Path) -> Non
 
 def test_a_plan_that_is_not_there_says_how_to_get_it(folder: Path) -> None:
     with pytest.raises(
-        FileProblem, match=f"^{folder} has no plan for 4 failures: build the library further with --max-failures$"
+        FileProblem,
+        match=f"^{folder} has no plan for 4 failures: build the library further with 'recycle plan --library --max-failures'$",
     ):
         Library.open(folder).get(4)
 

@@ -138,6 +138,21 @@ def test_a_coordinator_that_is_asked_to_stop_ends_all_with_a_checkpoint_and_says
     assert (out / "checkpoints" / f"step-{steps:08d}").is_dir()
 
 
+@pytest.mark.parametrize(("host", "reached_at"), [("0.0.0.0", socket.gethostname()), ("127.0.0.1", "127.0.0.1")])
+def test_a_coordinator_prints_an_address_that_workers_can_use(host, reached_at, tmp_path, monkeypatch, capsys):
+    served = []
+    monkeypatch.setattr(
+        "recycle.runtime.coordinator.process.serve_job",
+        lambda config, listener, *_: served.append((config, listener.getsockname()[1])),
+    )
+    main(["coordinator", *JOB, "--listen", f"{host}:0", "--token-file", str(tmp_path / "token"), "--out", str(tmp_path / "run")])
+    ((config, port),) = served
+    printed = capsys.readouterr().err
+    assert f": recycle worker {reached_at}:{port}\n" in printed
+    assert "0.0.0.0" not in printed
+    assert config.about["serves_machines"] == (host == "0.0.0.0")
+
+
 # A worker that sees neither the run's folder nor the coordinator's processes: as on a machine of its own.
 ELSEWHERE = """
 import sys

@@ -47,6 +47,8 @@ def test_every_action_has_its_flag():
         "W1_0@2:reduce+500ms",
         "--fail",
         "W1_1@3",
+        "--corrupt",
+        "W1_0@6",
         "--rejoin",
         "W0_0@12",
     ]
@@ -56,6 +58,7 @@ def test_every_action_has_its_flag():
         "slow W1_0@2:reduce+0.5s",
         "fail W1_1@3",
         "kill W0_0@5:0F1@0",
+        "corrupt W1_0@6",
         "hang W0_1@8+3s",
         "rejoin W0_0@12",
     ]
@@ -122,7 +125,10 @@ def test_a_trace_is_read_from_its_file(tmp_path):
     assert trace == Trace.parse(EVERYBODY + LATER)
 
 
-@pytest.mark.parametrize("flag", ["--kill W0_0@5", "--hang W0_0@5", "--slow W0_0@5+1s", "--fail W0_0@5", "--rejoin W0_0@5"])
+@pytest.mark.parametrize(
+    "flag",
+    ["--kill W0_0@5", "--hang W0_0@5", "--slow W0_0@5+1s", "--fail W0_0@5", "--corrupt W0_0@5", "--rejoin W0_0@5"],
+)
 def test_a_trace_and_a_script_do_not_mix(flag, tmp_path):
     with pytest.raises(UserError, match=rf"^--trace and {flag.split()[0]} both say who fails when: give one of them$"):
         read("--trace", trace_file(tmp_path, EVERYBODY + LATER), *flag.split())

@@ -460,4 +460,5 @@ def test_a_folder_in_use_is_refused_to_another_run_and_to_a_resumed_one(tmp_path
         assert until(lambda: last_saved(folder) >= 2 or process.poll() is not None, 60)
         in_use = "is in use by another run: wait until that is over, or name another folder"
         assert in_use in refusal(f"train --resume {folder} --steps 1000001")
+        assert in_use in refusal(f"{SMALL} --steps 2 --out {folder}")
         assert process.poll() is None

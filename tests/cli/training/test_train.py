@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import recycle
+from recycle.core.errors import LossNotFinite
 from recycle.core.events.record import Event, Held, OpRan, Spell, Started, Stepped
 from recycle.core.events.record_file import read_record
 from recycle.core.op import Op
@@ -237,6 +238,13 @@ def test_losses_that_are_not_finite_are_null_and_the_run_goes_on() -> None:
     assert facts["losses"][1:] == [None, None]
 
 
+def test_a_run_whose_losses_stay_infinite_ends_and_says_so() -> None:
+    ended = run(f"{SMALL} --pipelines 1 --stages 1 --optimizer sgd --rate 1e30 --steps 1000")
+    assert (ended.code, ended.out) == (LossNotFinite.exit_code, "") == (23, "")
+    sentence = "the loss was infinite or not a number in 25 steps in a row, to step 26"
+    assert ended.err.splitlines()[-1] == f"recycle train: {sentence}"
+
+
 # Refusals.
 
 
@@ -267,6 +275,7 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "a text of too few samples": ("--data.text {}/small.txt", 11, r"needs 12 samples .* but the dataset has 6"),
     "a text of ten letters": ("--data.text {}/tiny.txt", 11, r"10 bytes"),
     "an empty text": ("--data.text {}/empty.txt", 11, r"0 bytes"),
+    "a device without text": ("--text /dev/null", 11, r"0 bytes of text from /dev/null .*: give more text, or a shorter context"),
     "no text": ("--data.text {}/nowhere.txt", 2, r"there is no text at .*nowhere.txt"),
     "a plan of another shape": ("--plan {}/other-shape.json", 12, r"for 2 pipelines of 2 stages with 4 micro-batches each"),
     "a library of another shape": ("--library {}/other-library", 12, r"with 4 micro-batches each, but this run has"),
@@ -286,14 +295,26 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "a rate that is no number": ("--rate nan", 2, r"training.rate is nan"),
     "a negative norm": ("--max-norm -1", 2, r"training.max_norm is -1.0"),
     "a folder that cannot be": ("--out /dev/null/run", 2, r"cannot write /dev/null/run"),
+    "a folder without a name": ("--out ''", 2, r"argument --out: the name is empty: name a file or folder"),
     "tensorboard without a folder": ("--tensorboard", 2, r"name a folder with --out"),
 }
 
 
+def flags_in(text: str) -> set[str]:
+    return set(re.findall(r"(?<!\S)--[a-z][\w.-]*\w", text))
+
+
+@cache
+def flags_of_train() -> set[str]:
+    return flags_in(run("train --help").out)
+
+
 @pytest.mark.parametrize("what", WRONG)
-def test_what_cannot_be_trained_is_refused_in_one_sentence(what: str, files: Path) -> None:
+def test_what_cannot_be_trained_is_refused_in_one_sentence_that_advises_only_flags_that_there_are(what: str, files: Path) -> None:
     options, code, sentence = WRONG[what]
-    assert re.search(sentence, refusal(f"{SMALL} {options.replace('{}', str(files))}", code))
+    said = refusal(f"{SMALL} {options.replace('{}', str(files))}", code)
+    assert re.search(sentence, said)
+    assert flags_in(re.sub(r"'recycle (?!train)[^']*'", "", said)) <= flags_of_train()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

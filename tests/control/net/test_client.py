@@ -112,6 +112,25 @@ def test_a_worker_says_once_that_the_coordinator_is_silent(restarts: Restarts, m
     fake.client.close()
 
 
+def test_a_worker_leaves_a_connection_that_stays_silent_and_connects_again(
+    restarts: Restarts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a firewall or a switch has forgotten the connection: neither end is told."""
+    monkeypatch.setattr(client, "_GIVE_UP_S", 0.5)
+    callbacks = restarts.harness.callbacks
+    callbacks.is_acknowledging = False  # and it answers no heartbeat
+    fake = restarts.harness.member("W0_1")
+    fake.client.epoch = 4
+    fake.client.report({"what": 1})
+    callbacks.wait_for(lambda: callbacks.report_numbers() == [1])
+    callbacks.is_acknowledging = True
+    assert fake.client.wait_until_acknowledged(PATIENCE_S)
+    assert [(hello.member, hello.epoch) for hello in callbacks.hellos[:2]] == [(-1, -1), (1, 4)]
+    assert callbacks.report_numbers() == [1, 1]
+    assert fake.refusals.empty()
+    fake.client.close()
+
+
 def test_a_worker_that_finds_no_coordinator_for_long_ends(restarts: Restarts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_ORPHAN_S", 0.5)
     fake = restarts.harness.member()

@@ -12,10 +12,22 @@ from statistics import median
 import pytest
 
 from recycle.control.decide.messages import JobEnded, RenewLease, StoreEntry, Welcome
+from recycle.control.net.server import listen
 from recycle.control.net.wire import MOST_BYTES
+from recycle.core.errors import PortInUse, UserError
 from tests.control.net.endpoint_harness import LEASE_S, PATIENCE_S, FakeMember, ServerHarness
 
 pytestmark = pytest.mark.timeout(60)
+OF_NOBODY = "192.0.2.1"  # an address for documents
+
+
+def test_an_address_of_another_machine_is_refused_without_blame_for_another_program() -> None:
+    with pytest.raises(
+        UserError, match=rf"^{OF_NOBODY} is no address of this machine: listen on one of its own, or on "
+    ) as caught:
+        listen(OF_NOBODY, 0)
+    assert not isinstance(caught.value, PortInUse)
+    assert "program" not in str(caught.value)
 
 
 def test_a_member_may_send_longer_messages_than_an_unproved_connection(harness: ServerHarness, member: FakeMember) -> None:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import recycle
+from recycle.control.decide.messages import DownloadFile, FileContent, UploadFile
 from recycle.control.net.handshake import Endpoint
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, ForeignRun, NoCheckpoint
@@ -19,9 +20,10 @@ from recycle.core.events.record import Changed, Held, OpRan, Recovered, Resumed,
 from recycle.core.events.record_file import later_plans, read_record, write_record
 from recycle.core.plans.plan import Plan
 from recycle.report.record.hindsight import in_hindsight
+from recycle.runtime.checkpoint.files import PARTIAL, attempt_file, stage_file, step_folder
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.coordinator.ledger import run_folder
-from recycle.runtime.coordinator.ledger.run_folder import RunFolder, events_before, without_unfinished
+from recycle.runtime.coordinator.ledger.run_folder import RunFolder, events_before, is_of_a_checkpoint, without_unfinished
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
 from recycle.runtime.coordinator.process import serve_job
 from recycle.runtime.execute.spans import Span
@@ -461,3 +463,43 @@ def test_the_time_before_a_resume_is_known_to_a_coordinator_that_takes_over_befo
     write_record(tmp_path / "record.jsonl", run)
     with begin(tmp_path, resume=True, is_takeover=True) as found:
         assert (found.gone_us, list(found.before)) == (20, [event for event in run if not isinstance(event, OpRan)])
+
+
+# What workers without the folder may send and ask for.
+
+
+@pytest.mark.parametrize(("num_steps", "stage"), [(1, 0), (123_456_789, 31)])
+def test_a_worker_may_store_an_attempt_at_an_unfinished_checkpoint_and_read_a_stage_of_a_whole_one(num_steps, stage):
+    attempt = f"{step_folder(num_steps)}{PARTIAL}/{attempt_file(stage)}"
+    whole = f"{step_folder(num_steps)}/{stage_file(stage)}"
+    assert [is_of_a_checkpoint(UploadFile(name, 10)) for name in (attempt, whole)] == [True, False]
+    assert [is_of_a_checkpoint(DownloadFile(name)) for name in (attempt, whole)] == [False, True]
+    assert not is_of_a_checkpoint(FileContent(10))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "config.toml",
+        "step-00000001",
+        "step-00000001/manifest.json",
+        "step-00000001.partial/manifest.json",
+        "step-00000001.partial/stage-0.safetensors",
+        "step-00000001/stage-0.0123abcd.safetensors",
+        "step-00000001.partial/stage-0.0123ABCD.safetensors",
+        "step-00000001.partial/stage-0.0123abcd.safetensors.partial",
+        "step-00000001.partial/stage-0.0123abcd.safetensors\n",
+        "../step-00000001/stage-0.safetensors",
+        "../step-00000001.partial/stage-0.0123abcd.safetensors",
+        "/step-00000001/stage-0.safetensors",
+        "/tmp/step-00000001.partial/stage-0.0123abcd.safetensors",
+        "step-00000001/../step-00000001/stage-0.safetensors",
+        "step-00000001.partial/../../stage-0.0123abcd.safetensors",
+        "step-00000001/stage-0.safetensors/../../../config.toml",
+        "step-00000001\\stage-0.safetensors",
+    ],
+)
+def test_a_worker_may_neither_store_nor_read_anything_else(name):
+    assert not is_of_a_checkpoint(UploadFile(name, 10))
+    assert not is_of_a_checkpoint(DownloadFile(name))

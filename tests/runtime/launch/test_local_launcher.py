@@ -6,17 +6,21 @@ import os
 import signal
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import recycle
+from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import PortInUse, WorkerFailed
+from recycle.core.events.failure_script import Action, Injection, Script
 from recycle.core.events.record import OpRan, Stepped
+from recycle.core.events.trace import Trace
 from recycle.core.op import Kind
 from recycle.runtime.job import Job
 from recycle.runtime.launch import local_launcher
 from recycle.runtime.launch.local_launcher import launch
-from recycle.runtime.options import TrainOptions
+from recycle.runtime.options import FailureOptions, TrainOptions
 from tests.processes import ends_with
 from tests.runtime.jobs import (
     Bounded,
@@ -228,3 +232,33 @@ def test_a_process_is_started_although_the_fork_server_ends_meanwhile(num_ends):
 def test_a_process_that_no_fork_server_starts_is_an_error_of_the_machine():
     with pytest.raises(OSError, match="the server that starts processes ended"):
         local_launcher._start(Restartable(2))
+
+
+W0_0, W0_1, W1_0, W1_1 = Shape(2, 2, 1).workers()
+SCRIPTED = [Injection.parse(Action.KILL, "W0_0@2"), Injection.parse(Action.HANG, "W0_1@2")]
+TRACED = "".join(f"0,add,{worker}\n" for worker in (W0_0, W0_1, W1_0, W1_1)) + "500,remove,W0_0\n"
+
+
+@pytest.mark.parametrize(
+    ("failures", "started"),
+    [
+        (FailureOptions(), [W0_0, W0_1, W1_0]),
+        (FailureOptions(script=Script.of(SCRIPTED, Shape(2, 2, 1), 9)), [W1_0]),
+        (FailureOptions(trace=Trace.parse(TRACED)), []),
+    ],
+    ids=["none", "script", "trace"],
+)
+def test_deaths_that_were_injected_are_final_and_other_dead_workers_are_started_again(failures, started, monkeypatch):
+    launcher = local_launcher._Launcher(None, None, None, None, None, failures, None)
+    launcher._workers = [
+        SimpleNamespace(name=str(worker), exitcode=exit_code, close=lambda: None)
+        for worker, exit_code in ((W0_0, -signal.SIGKILL), (W0_1, -signal.SIGKILL), (W1_0, 1), (W1_1, None))
+    ]
+    again: list[Worker] = []
+    monkeypatch.setattr(launcher, "_start_worker", lambda place, since: again.append(place))
+    launcher._restart_dead()
+    assert again == []  # not at once
+    monkeypatch.setattr(local_launcher, "now_us", lambda: 10**18)
+    launcher._restart_dead()
+    assert again == started
+    assert [worker.name for worker in launcher._workers] == ["W1_1"]

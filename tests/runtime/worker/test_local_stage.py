@@ -13,7 +13,8 @@ from recycle.core.errors import FileProblem
 from recycle.runtime.checkpoint.files import read_checkpoint, stage_file, step_folder
 from recycle.runtime.checkpoint.folder import CheckpointFolder
 from recycle.runtime.checkpoint.resume import load_stage
-from recycle.runtime.checkpoint.writer import StageNotSaved
+from recycle.runtime.checkpoint.writer import StageNotSaved, StageWriter
+from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.options import TrainOptions
 from recycle.runtime.transport.activity import Activity, Doing
 from recycle.runtime.transport.specs import GroupView, TransportBroken
@@ -166,6 +167,17 @@ def saving(control, coordinator, folder):
     stage = stage_of(control, coordinator, folder)
     stage.move_to(GroupView(OWN, [OWN], 1), StartEpoch(1, "", {}, 0), torch.device("cpu"))
     return stage
+
+
+def test_a_worker_says_that_it_saves_while_it_saves_and_only_then(tmp_path, monkeypatch):
+    control, seen = Control(), []
+    monkeypatch.setattr(StageWriter, "save", lambda *_: seen.append(control.activity.now.label))
+    stage = saving(control, Coordinator(tmp_path), tmp_path / "own")
+    for iteration in (7, 8):  # the last of nine steps has a checkpoint
+        control.activity.begin("optimizer")
+        stage.on_applied(iteration, {}, [], StepVerdict(1.0, 1.0))
+        seen.append((iteration, control.activity.now.label))
+    assert seen == [(7, "optimizer"), SAVE, (8, SAVE)]
 
 
 def test_a_file_that_cannot_be_sent_costs_its_report_with_the_name_of_the_worker_and_is_not_kept(tmp_path):

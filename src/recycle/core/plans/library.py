@@ -96,7 +96,8 @@ class Library:
         path = self.path(num_failures)
         if not path.exists():
             raise FileProblem(
-                f"{self.folder} has no plan for {num_failures} failures: build the library further with --max-failures"
+                f"{self.folder} has no plan for {num_failures} failures: build the library further with "
+                "'recycle plan --library --max-failures'"
             )
         plan = Plan.load(path)
         self._refuse_foreign(path, plan.problem, num_failures)

@@ -1,0 +1,99 @@
+"""The main thread of a worker: what its heartbeats say that it does, from the set-up of an epoch to the end."""
+
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+from recycle.control.decide.messages import FINISH, SET_UP, StartEpoch
+from recycle.control.net.handshake import Endpoint
+from recycle.core.cluster import Worker
+from recycle.runtime.transport.activity import Doing
+from recycle.runtime.transport.specs import TransportBroken
+from recycle.runtime.worker import worker
+from recycle.runtime.worker.worker import _WorkerProcess
+from tests.plans import make_1f1b_plan
+
+pytestmark = pytest.mark.timeout(60)
+OWN, PLACES = Worker(1, 0), {"W0_0": 1, "W0_1": 2, "W1_0": 3, "W1_1": 4}
+START = StartEpoch(2, make_1f1b_plan(2, 2, 2).dumps(), PLACES, 5, sources={"W1_0": "W0_0"})
+
+
+class Steps:
+    """Fakes of all that a worker calls in an epoch; `seen` are the calls, each with what the worker did according to itself."""
+
+    def __init__(self, monkeypatch, is_trained=True):
+        self.seen = []
+        self.process = _WorkerProcess(Endpoint("127.0.0.1", 1, ""), "W1_0", lambda about: None, (), lambda sentence: None)
+        self.control = self.process._control
+        self.control.client.member = PLACES[str(OWN)]
+        self.control.link_address = lambda: "127.0.0.1:1"
+        self.process._spec = SimpleNamespace(num_steps=9, options=SimpleNamespace(device="cpu"))
+        self.process._injector = SimpleNamespace(on_recovery=self.see("recovery"), on_progress=None, on_transfer=self.see("copy"))
+        module = nn.Linear(2, 2)
+        held = SimpleNamespace(module=module, parameters=module.parameters)
+        self.stage = SimpleNamespace(
+            place=OWN,
+            number=0,
+            origin=1,
+            state=SimpleNamespace(stage=held),
+            on_applied=None,
+            move_to=self.see("load"),
+            transfer=self.see("transfer"),
+            progress=self.see("progress"),
+            finish_checkpoints=self.see("finish"),
+        )
+        executor = SimpleNamespace(stage=held, reset=lambda: None)
+        trainer = SimpleNamespace(executor=executor, train=self.see("train", is_trained), activation_bytes=0, spans=[])
+        transport = SimpleNamespace(host=None, abort=lambda: None, close=lambda: None)
+        for name, fake in {
+            "set_title": lambda title: None,
+            "meet": self.see("meet"),
+            "connect": self.see("connect", transport),
+            "make_trainer": lambda *_: trainer,
+            "digest": self.see("digest", ""),
+        }.items():
+            monkeypatch.setattr(worker, name, fake)
+
+    def see(self, call, result=None):
+        def seen(*_):
+            now = self.control.activity.now
+            self.seen.append((call, now.label, now.waits_for))
+            return result
+
+        return seen
+
+    def run_epoch(self):
+        self.control._react(START)
+        self.process._run_epoch(START, self.stage)
+
+
+def test_a_worker_says_that_it_sets_up_an_epoch_and_that_it_finishes_until_that_is_reported(monkeypatch):
+    steps = Steps(monkeypatch)
+    steps.run_epoch()
+    assert steps.seen == [
+        ("recovery", SET_UP, ""),
+        ("load", SET_UP, ""),
+        ("meet", SET_UP, "all"),
+        ("connect", SET_UP, "all"),
+        ("copy", SET_UP, ""),
+        ("transfer", SET_UP, ""),
+        ("train", SET_UP, ""),  # its ops say the rest
+        ("finish", FINISH, ""),
+        ("digest", FINISH, ""),
+    ]
+    assert steps.control.activity.now == Doing()
+
+
+@pytest.mark.parametrize("cause", ["all pause", "the state does not come"])
+def test_a_worker_that_leaves_an_epoch_does_nothing_until_it_is_told_what_to_do_next(cause, monkeypatch):
+    steps = Steps(monkeypatch, is_trained=False)
+
+    def breaks(*_):
+        raise TransportBroken("the peer is gone")
+
+    if cause == "the state does not come":
+        steps.stage.transfer = breaks
+    steps.run_epoch()
+    assert steps.seen[-1] == ("progress", "", "")
+    assert steps.control.activity.now == Doing()
