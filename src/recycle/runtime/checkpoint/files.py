@@ -22,9 +22,9 @@ from recycle.core.files import read_json, write_text
 FORMAT, VERSION = "recycle-checkpoint", 1
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
-_STEP = re.compile(r"step-(\d{8,})")
-_IN_PARTIAL = re.compile(r"step-\d{8,}\.partial/stage-\d{1,6}\.[0-9a-f]{8}\.safetensors")
-_IN_WHOLE = re.compile(r"step-\d{8,}/stage-\d{1,6}\.safetensors")
+_STEP = re.compile(r"step-(\d{8,})", re.ASCII)
+_IN_PARTIAL = re.compile(r"step-\d{8,}\.partial/stage-\d{1,6}\.[0-9a-f]{8}\.safetensors", re.ASCII)
+_IN_WHOLE = re.compile(r"step-\d{8,}/stage-\d{1,6}\.safetensors", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
