@@ -31,7 +31,7 @@ demo: $(READY)
 # The kernels of the planner and the assertions of tests are compiled once, beside the checks, and not by every test process.
 test: $(READY)
 	$(BIN)/python -m compileall -q src
-	($(BIN)/python -m tests.preload && $(BIN)/pytest --collect-only -qq > /dev/null) & \
+	$(BIN)/python -c 'import sys, tests.preload, pytest; sys.exit(pytest.main(["--collect-only", "-qq"]))' > /dev/null & \
 	$(MAKE) --no-print-directory check && wait $$!
 	$(BIN)/pytest -n 4 --dist worksteal --ignore tests/test_layers.py
 
