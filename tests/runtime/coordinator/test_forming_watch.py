@@ -22,13 +22,23 @@ def test_it_says_who_is_missing_after_half_a_minute_and_then_ever_more_rarely() 
 
 def test_it_names_nobody_if_workers_come_for_any_place() -> None:
     said: list[str] = []
-    FormingWatch(PLACES, 0.0, said.append, None).tick(31.0, joined(None, Worker(1, 1)))
-    assert said == ["training has not begun: 2 of 4 workers have joined after 31 s, and the others have not"]
+    watch = FormingWatch(PLACES, 0.0, said.append, None)
+    for second in range(40):
+        watch.tick(second, joined(None, Worker(1, 1)))
+    assert said == ["training has not begun: 2 of 4 workers have joined after 30 s, and the others have not"]
 
 
 def test_it_says_nothing_once_all_are_there() -> None:
     said: list[str] = []
-    FormingWatch(PLACES, 0.0, said.append, said.append).tick(5000.0, joined(*PLACES))
+    watch = FormingWatch(PLACES, 0.0, said.append, said.append)
+    for second in range(1000):
+        watch.tick(second, joined(*PLACES))
+    assert said == []
+
+
+def test_time_in_which_the_coordinator_stood_still_does_not_count() -> None:
+    said: list[str] = []
+    FormingWatch(PLACES, 0.0, said.append, said.append).tick(5000.0, joined())
     assert said == []
 
 
@@ -39,4 +49,6 @@ def test_a_job_whose_own_workers_have_not_joined_after_ten_minutes_ends() -> Non
     for second in range(1000):
         watch.tick(second, joined(*PLACES[:3]))
     assert len(said) == 5
-    assert ended == ["3 of 4 workers have joined after 600 s, and the others have not: W1_1"]
+    assert ended == [
+        "3 of 4 workers have joined after 600 s, and the others have not: W1_1; look for what holds up their processes"
+    ]

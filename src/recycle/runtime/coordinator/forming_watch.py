@@ -9,6 +9,8 @@ from recycle.core.cluster import Worker
 _FIRST_WORD_S = 30.0
 # Workers that a launcher has started, and whose processes live, must have joined by then: they load modules, and no model yet.
 _LIMIT_S = 600.0
+# Time in which this process stood still is not time that workers had to join.
+_LONGEST_TICK_S = 2.0
 
 
 class FormingWatch:
@@ -20,11 +22,13 @@ class FormingWatch:
     def __init__(
         self, places: Iterable[Worker], begin_s: float, warn: Callable[[str], None], fail: Callable[[str], None] | None
     ) -> None:
-        self._places, self._begin_s, self._warn, self._fail = frozenset(places), begin_s, warn, fail
-        self._next_s = _FIRST_WORD_S
+        self._places, self._last_s, self._warn, self._fail = frozenset(places), begin_s, warn, fail
+        self._waited_s, self._next_s = 0.0, _FIRST_WORD_S
 
     def tick(self, now_s: float, members: Iterable[Member]) -> None:
-        waited_s, found = now_s - self._begin_s, list(members)
+        self._waited_s += min(now_s - self._last_s, _LONGEST_TICK_S)
+        self._last_s = now_s
+        waited_s, found = self._waited_s, list(members)
         if waited_s < self._next_s or len(found) >= len(self._places):
             return
         is_too_late = self._fail is not None and waited_s >= _LIMIT_S
@@ -35,6 +39,6 @@ class FormingWatch:
             f"{len(found)} of {len(self._places)} workers have joined after {waited_s:.0f} s, and the others have not{names}"
         )
         if self._fail is not None and is_too_late:
-            self._fail(sentence)
+            self._fail(f"{sentence}; look for what holds up their processes")
         else:
             self._warn(f"training has not begun: {sentence}")
