@@ -43,6 +43,8 @@ def main(run_schedule: RunSchedule, description: str) -> int:
         for size, (events, seeds) in zip(sizes, pool.map(partial(run_seeds, run_schedule), starts, sizes), strict=True):
             happened, failed, done = happened + events, failed + seeds, done + size
             took_s = time.monotonic() - begin_s
+            for seed in seeds:
+                print(f"\rthe schedule of seed {seed} failed{'':40}", file=sys.stderr)
             print(f"\r{done} of {args.num} schedules, {len(failed)} failed, {took_s:.0f} s", end="", file=sys.stderr)
     print(file=sys.stderr)
     print(f"schedules  {args.num}, seeds {args.first} to {args.first + args.num - 1}")

@@ -15,10 +15,5 @@ def test_the_job_is_done_and_nothing_is_lost(part: int) -> None:
     assert set(happened) == set(EVENTS)
 
 
-@pytest.mark.parametrize("seed", [4115, 8411, 16976])
-def test_schedules_that_found_a_mistake_once(seed: int) -> None:
-    assert run_schedule(seed).total() > 0  # it raises if an invariant does not hold
-
-
 def test_a_seed_replays_exactly() -> None:
     assert [run_schedule(seed) for seed in range(5)] == [run_schedule(seed) for seed in range(5)]

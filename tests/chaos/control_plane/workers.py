@@ -207,7 +207,7 @@ class Workers:
         assert worker.place is not None
         if worker.state is None:
             number = worker.start.places[worker.start.sources[str(worker.place)]]
-            source = next(each for each in self.workers if each.member == number)
+            source = self.members[number]
             assert source.state is not None
             assert (source.state.stage, source.state.num_steps) == (worker.place.stage, worker.start.iteration)
             worker.state = StateModel(worker.place.stage, self.shape.num_stages, num_steps=worker.start.iteration)

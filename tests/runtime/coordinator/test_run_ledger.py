@@ -310,3 +310,27 @@ def test_a_checkpoint_that_peers_made_impossible_counts_when_a_later_epoch_compl
     assert ledger.checkpoints.newest == 1
     assert [event.num_steps for event in of(written, Saved)] == [1]
     assert len(of(written, Warned)) == 1
+
+
+@pytest.mark.parametrize(("begins_at", "kept"), [(1, [1]), (2, [1, 2])])
+def test_no_checkpoint_is_completed_while_the_one_to_go_back_to_is_looked_for(begins_at: int, kept: list[int]) -> None:
+    saved: list[int] = []
+    ledger, _ = open_ledger(save=lambda report: saved.append(report.num_steps))
+    report(ledger, NAMES, 0)
+    report(ledger, NAMES, 1)
+    ledger.checkpoints.hold()
+    for num_steps in (1, 2):
+        ledger.add(0, StageSaved(num_steps, 0, "a file", 1, "a digest"))
+    assert saved == []
+    start_epoch(ledger, plan("W1_1"), begins_at, SURVIVORS)
+    assert saved == kept  # not of a step that is done again
+
+
+def test_reports_that_were_held_count_when_a_checkpoint_is_looked_for_once_more() -> None:
+    saved: list[int] = []
+    ledger, _ = open_ledger(save=lambda report: saved.append(report.num_steps))
+    report(ledger, NAMES, 0)
+    ledger.checkpoints.hold()
+    ledger.add(0, StageSaved(1, 0, "a file", 1, "a digest"))
+    ledger.checkpoints.hold()  # the members have changed meanwhile
+    assert saved == [1]

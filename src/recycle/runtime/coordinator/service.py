@@ -76,7 +76,6 @@ class CoordinatorService:
         self._held: list[tuple[int, bytes]] = []
         self._found: list[Callable[[], None]] = []
         plan, losses = config.initial.plan, run.losses if run is not None else ()
-        gone_us = run.gone_us if run is not None else 0
         self._ledger = RunLedger(
             plan,
             config.num_samples,
@@ -84,7 +83,7 @@ class CoordinatorService:
             lambda events: self._output.publish(events, lambda written: self._ledger.written(written)),
             self._save,
             config.begin_us,
-            gone_us,
+            run.gone_us if run is not None else 0,
             losses,
             lambda found: self._found.append(partial(self._peers_differ, found)),
             lambda problem: self._found.append(partial(self._end, JobFailed(problem))),
@@ -239,6 +238,7 @@ class CoordinatorService:
             self._plans.request(failed)
 
     def find_checkpoint(self) -> None:
+        self._ledger.checkpoints.hold()
         self._output.find_checkpoint(self._coordinator.checkpoint_found)
 
     def no_checkpoint(self, begins_again: bool) -> None:

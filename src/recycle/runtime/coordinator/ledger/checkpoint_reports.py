@@ -1,4 +1,8 @@
-"""`CheckpointReports`: the ledger's part for saved stages. A checkpoint is not ahead of the record, and is decided once."""
+"""`CheckpointReports`: the ledger's part for saved stages. A checkpoint is not ahead of the record, and is decided once.
+
+While a recovery looks for the checkpoint to go back to, no other checkpoint is completed: if the recovery then goes back to an
+earlier one, a later one would hold steps that are not in the record any more, and perhaps a wrong gradient.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -26,13 +30,14 @@ class CheckpointReports:
         self._give, self._is_ahead, self._write, self._warn, self._now_us = give, is_ahead, write, warn, now_us
         self.newest = newest
         self._early: list[StageSaved | StageNotSaved] = []
+        self._is_held = False
         self._decided: set[int] = set()
         self._differing: set[int] = set()
 
     def add(self, report: StageSaved | StageNotSaved) -> None:
         assert self._give is not None
-        if self._is_ahead(report.num_steps - 1):
-            self._early.append(report)  # a slow peer has not reported yet
+        if self._is_held or self._is_ahead(report.num_steps - 1):  # ahead: a slow peer has not reported yet
+            self._early.append(report)
             return
         if report.num_steps in self._differing:
             report = StageNotSaved(report.num_steps, report.stage, "peers hold different weights")
@@ -43,6 +48,12 @@ class CheckpointReports:
         early, self._early = self._early, []
         for report in early:
             self.add(report)
+
+    def hold(self) -> None:
+        """Hand over what came so far, and hold later reports until `go_back`: a checkpoint is looked for."""
+        self._is_held = False
+        self.release()
+        self._is_held = True
 
     def refuse(self, num_steps: int) -> None:
         """Have no checkpoint after `num_steps` steps: peers hold different weights."""
@@ -62,11 +73,13 @@ class CheckpointReports:
         self.newest = num_steps
 
     def go_back(self, num_steps: int) -> None:
-        """Forget all later checkpoints: their steps are redone."""
+        """Forget all later checkpoints, whose steps are redone, and hand over the reports on others that were held."""
         self.newest = min(self.newest, num_steps)
         self._decided = {number for number in self._decided if number <= num_steps}
         self._differing = {number for number in self._differing if number <= num_steps}
         self._early = [report for report in self._early if report.num_steps <= num_steps]
+        self._is_held = False
+        self.release()
 
     def is_pending(self, report: StageSaved | StageNotSaved) -> bool:
         return report in self._early or report.num_steps not in self._decided
