@@ -7,6 +7,9 @@ from itertools import islice
 import pytest
 from hypothesis import settings
 
+# As in workers, and before torch is loaded: tests run beside each other, and threads that wait for a core would spin.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from tests.warm_processes import warm_context
 
 # Hypothesis tries new examples on every run of ours, and the same ones on every run of CI, so that a red CI means a change.

@@ -1,4 +1,4 @@
-"""The server from which workers are forked: they keep their memory, and whoever starts them is left as it was."""
+"""The server from which workers are forked: they keep their memory, have one thread, and leave whoever starts them as it was."""
 
 import os
 import resource
@@ -44,7 +44,8 @@ def test_a_worker_gets_the_memory_that_it_freed_without_a_fault_for_every_page()
     process.join()
 
 
-FAULTS = """
+FAULTS_AND_THREADS = """
+import os
 import sys
 from recycle.runtime.launch.forkserver import configure_process
 configure_process()
@@ -52,10 +53,16 @@ from multiprocessing import Pipe
 from tests.runtime.launch.test_forkserver import count_faults
 receiver, sender = Pipe(duplex=False)
 count_faults(sender)
-print(receiver.recv())
+import torch
+torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64), torch.ones(64))
+print(receiver.recv(), len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 1)
 """
 
 
-def test_so_does_one_that_was_started_by_itself():
-    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, timeout=100, check=True, cwd=ROOT)
-    assert int(done.stdout) < NUM_PAGES / 10
+def test_so_does_one_that_was_started_by_itself_and_it_computes_in_one_thread():
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-c", FAULTS_AND_THREADS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, cwd=ROOT, env=environment)
+    num_faults, num_threads = map(int, done.stdout.split())
+    assert num_faults < NUM_PAGES / 10
+    assert num_threads == 1

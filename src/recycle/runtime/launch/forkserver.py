@@ -1,4 +1,4 @@
-"""The fork server of worker processes: torch is loaded already, and the allocator keeps freed memory.
+"""The fork server of worker processes: torch is loaded already, the allocator keeps freed memory, and each has one thread.
 
 A worker needs the same memory in every iteration. If freed memory went back to the system, the next micro-batch would have it
 mapped and zeroed again, page by page: a tenth of a small model's step.
@@ -19,6 +19,8 @@ _ENVIRONMENT = {
     "MIMALLOC_PURGE_DELAY": "-1",
     "MALLOC_TRIM_THRESHOLD_": str(2**40),
     "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the most that glibc takes
+    # A worker computes in one thread. On Arm, torch's kernels take all cores whatever torch is told, and spin while they wait.
+    "OMP_NUM_THREADS": "1",
     # gloo logs every connection that fails, which is part of losing workers; the same errors are raised as exceptions.
     "TORCH_CPP_LOG_LEVEL": "FATAL",
 }
@@ -35,7 +37,7 @@ def fork_context(preload: Sequence[str]) -> ForkServerContext:
 
 
 def configure_process() -> None:
-    """Give this process, which was not forked, the same allocator settings; this has no effect once torch is loaded."""
+    """Give this process, which was not forked, the same settings; this has no effect once torch is loaded."""
     if "torch" in sys.modules:
         return
     for name, value in _ENVIRONMENT.items():
