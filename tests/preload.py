@@ -1,8 +1,10 @@
-"""What the fork server of the tests loads beside torch: the command line, and the planner with its compiled kernels."""
+"""What the fork server of the tests loads beside torch: the command line, the planner with its compiled kernels, the models."""
 
 from setproctitle import getproctitle
 
 import recycle.cli.main
+import recycle.models.gpt
+import recycle.models.text  # most trainings of the tests send these two to their workers
 from recycle.planner.heuristic.greedy import compile_kernels
 
 recycle.cli.main.make_parser()  # it loads the commands
