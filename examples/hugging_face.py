@@ -2,6 +2,7 @@
 
     python examples/hugging_face.py                    # GPT-2, whose head uses the matrix of its embedding
     python examples/hugging_face.py --model llama --dead W1_0,W1_1,W0_2
+    recycle train examples/hugging_face.py --kill W1_1@5            # as a job file, which other machines can train, too
 
 The model is a small one, made from its configuration, and learns bytes of Python's standard library. Cutting it needs one wrapper
 for each kind of model, since a stage takes one tensor and returns one. The stages hold the model's modules: its own code runs,
@@ -115,6 +116,12 @@ def loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 make_optimizer = partial(torch.optim.AdamW, lr=3e-3)
 MODELS = {"gpt2": make_gpt2, "llama": make_llama}
+
+
+def job() -> recycle.Job:
+    """The job of this file, for `recycle train`, `recycle coordinator` and `recycle worker`: it trains GPT-2."""
+    stages, shape = make_stages(make_gpt2()), recycle.Shape(2, 3, 4)
+    return recycle.Job(shape, stages, Text(CONTEXT), loss, make_optimizer, steps=30, samples=4)
 
 
 def show(event: Event) -> None:

@@ -1,6 +1,7 @@
 """Train an nn.Sequential with 2 pipelines of 3 stages, with and without a dead worker: the weights are equal bit for bit.
 
     python examples/sequential.py
+    recycle train examples/sequential.py --kill W1_1@5       # as a job file, which other machines can train, too
 
 The model is a small convolutional classifier; its data are pictures of bars in four directions under noise, made from a seed.
 """
@@ -55,6 +56,13 @@ def make_model() -> nn.Sequential:
         nn.Dropout(0.1),
         nn.Linear(64, NUM_CLASSES),
     )
+
+
+def job() -> recycle.Job:
+    """The job of this file, for `recycle train`, `recycle coordinator` and `recycle worker`."""
+    optimizer, options = partial(torch.optim.AdamW, lr=2e-3), recycle.TrainOptions(is_exact=True)
+    stages, shape = recycle.cut(make_model(), [3, 7]), recycle.Shape(2, 3, 4)
+    return recycle.Job(shape, stages, Bars(), nn.functional.cross_entropy, optimizer, steps=30, samples=8, options=options)
 
 
 def show(event: Event) -> None:

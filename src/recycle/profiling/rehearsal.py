@@ -131,7 +131,7 @@ class RehearsalRun:
 
 def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Progress = lambda rounds, change: None) -> Rehearsed:
     """Measure the costs of `job` with all workers of its shape at once; its plan is not run, and nothing of it is changed."""
-    shape = job.plan.problem.shape
+    shape = job.shape
     spec = worker_spec(job)
     sizes = measure_bytes(job.stages, job.microbatches, job.loss, job.options.autocast, job.options.device)
     fits, numbers, change = RehearsalFits(shape), count(1), 1.0

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recycle.core.cluster import Shape
 from recycle.core.errors import ForeignPlan, UserError
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
@@ -27,7 +28,8 @@ class Job:
     """A training job: everything that decides what a run computes, and where it leaves its results.
 
     Attributes:
-        plan: The plan by which the first epoch runs; the live workers of the job are those of the plan.
+        plan: The plan by which the first epoch runs; the live workers of the job are those of the plan. In a job file it may be
+            the shape of the cluster, for which the `recycle` command makes a plan.
         stages: The model, one module for every stage of the plan. Each module takes one tensor and returns one. A parameter that
             several stages share stays tied.
         dataset: A map-style dataset of pairs (inputs, targets); or a `MicroBatchSource`, an object with a method
@@ -54,7 +56,7 @@ class Job:
         8
     """
 
-    plan: Plan
+    plan: Plan | Shape
     stages: Sequence[nn.Module]
     dataset: Dataset | MicroBatchSource
     loss: Loss
@@ -66,19 +68,32 @@ class Job:
 
     def __post_init__(self) -> None:
         refuse_count("the number of steps", self.steps, 1)
-        shape = self.plan.problem.shape
-        if len(self.stages) != shape.num_stages:
+        if not isinstance(self.plan, Plan | Shape):
+            raise UserError(f"the plan is {self.plan!r}, but it must be a Plan or a Shape")
+        if len(self.stages) != self.shape.num_stages:
             raise ForeignPlan(
-                f"the plan has {shape.num_stages} stages, but the model is cut into {len(self.stages)}: make one fit the other"
+                f"the {'plan' if isinstance(self.plan, Plan) else 'shape'} has {self.shape.num_stages} stages, but the model is "
+                f"cut into {len(self.stages)}: make one fit the other"
             )
         for number, module in enumerate(self.stages):
             if not isinstance(module, nn.Module):
                 raise UserError(f"stage {number} is a {type(module).__name__}, but it must be an nn.Module")
-        if problems := check(self.plan):
+        if isinstance(self.plan, Plan) and (problems := check(self.plan)):
             raise ForeignPlan(f"the plan is not legal, {problems[0]}: plan again")
         if self.options.checkpoint.resume and self.out is None:
             raise UserError("resume goes on in a run folder: name it with out")
         _ = self.microbatches  # refuses a dataset that is too small
+
+    @property
+    def shape(self) -> Shape:
+        return self.plan.problem.shape if isinstance(self.plan, Plan) else self.plan
+
+    @property
+    def first_plan(self) -> Plan:
+        """The plan of the first epoch; raises if the job has none yet."""
+        if isinstance(self.plan, Plan):
+            return self.plan
+        raise UserError("the job has a shape and no plan: run it with the recycle command, or make a plan with recycle.solve")
 
     @property
     def run_folder(self) -> Path | None:
@@ -90,12 +105,12 @@ class Job:
         data: Any = self.dataset
         if hasattr(data, "get") and not hasattr(data, "__getitem__"):
             return data  # type: ignore[no-any-return]
-        return MicroBatches(data, self.plan.problem.shape, self.samples, self.options.seed)
+        return MicroBatches(data, self.shape, self.samples, self.options.seed)
 
     @property
     def samples_per_step(self) -> int:
         inputs, _ = self.microbatches.get(0, 0, 0)
-        return self.plan.problem.shape.num_chains * len(inputs)
+        return self.shape.num_chains * len(inputs)
 
     @property
     def ties(self) -> list[Tie]:
@@ -127,7 +142,7 @@ class Job:
 
     def fingerprint(self) -> Mapping[str, Any]:
         """The description of this job in its checkpoints: a job that resumes from one must have the same."""
-        shape, options = self.plan.problem.shape, self.options
+        shape, options = self.shape, self.options
         return {
             "pipelines": shape.num_pipelines,
             "stages": shape.num_stages,

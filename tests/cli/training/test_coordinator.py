@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -231,12 +232,13 @@ def about(tmp_path):
     out = tmp_path / "run"
     out.mkdir()
     (out / "job.json").write_text('{"job": "a1b2"}')
-    job = TrainingJobFactory(config).job(choose_plan(config.cluster, None), out)
-    return json.loads(json.dumps(describe_job("a1b2", config, job)))
+    factory = TrainingJobFactory(config)
+    job = factory.job(choose_plan(config.cluster, None), out)
+    return json.loads(json.dumps(describe_job("a1b2", factory, job)))
 
 
 def test_a_worker_that_sees_the_folder_of_the_run_writes_there(about, tmp_path):
-    spec = spec_from_description(ENDPOINT, tmp_path / "own", about)
+    spec = spec_from_description(ENDPOINT, tmp_path / "own", None, about)
     assert (spec.checkpoint_folder, spec.file_transfer) == (tmp_path / "run" / "checkpoints", None)
 
 
@@ -244,17 +246,29 @@ def test_a_worker_that_sees_the_folder_of_the_run_writes_there(about, tmp_path):
 def test_a_worker_that_does_not_sends_its_files_to_the_coordinator(hidden, about, tmp_path):
     job = tmp_path / "run" / "job.json"
     job.write_text('{"job": "c3d4"}') if "another" in hidden else job.unlink()
-    spec = spec_from_description(ENDPOINT, tmp_path / "own", about)
+    spec = spec_from_description(ENDPOINT, tmp_path / "own", None, about)
     assert (spec.checkpoint_folder, spec.file_transfer) == (tmp_path / "own" / "checkpoints", FileTransfer(ENDPOINT))
 
 
 def test_a_worker_whose_machine_would_train_something_else_says_what(about, tmp_path):
     about["fingerprint"]["data"] = "the sources of another Python"
     with pytest.raises(UserError, match=r"the job's data is .*another Python.*, and here it is .*; give all machines the same"):
-        spec_from_description(ENDPOINT, tmp_path, about)
+        spec_from_description(ENDPOINT, tmp_path, None, about)
+
+
+@pytest.mark.parametrize("name", ["Python", "torch", "CUDA"])
+def test_so_does_one_with_another_version(name, about, tmp_path):
+    about["versions"][name] = "1.0"
+    with pytest.raises(UserError, match=rf"the job's {name} is .1\.0., and here it is .*; give all machines the same Python"):
+        spec_from_description(ENDPOINT, tmp_path, None, about)
+
+
+def test_a_worker_is_given_no_file_if_the_coordinator_has_none(about, tmp_path):
+    with pytest.raises(UserError, match=r"trains the built-in GPT, and not train\.py: leave the file out"):
+        spec_from_description(ENDPOINT, tmp_path, Path("train.py"), about)
 
 
 def test_a_worker_that_others_could_not_reach_is_told_so(about, tmp_path):
     about["serves_machines"] = True
     with pytest.raises(UserError, match="reach this one by the address at which it joins, and not at 127"):
-        spec_from_description(ENDPOINT, tmp_path, about)
+        spec_from_description(ENDPOINT, tmp_path, None, about)

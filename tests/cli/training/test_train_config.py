@@ -11,18 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recycle.cli.training.train_config import (
+from recycle.cli.training.train_config import TrainConfig, add_config_arguments, changes, load_config, read_config
+from recycle.cli.training.train_sections import (
     CheckpointSection,
     ClusterSection,
     DataSection,
     LogSection,
     ModelSection,
-    TrainConfig,
     TrainingSection,
-    add_config_arguments,
-    changes,
-    load_config,
-    read_config,
 )
 from recycle.core.errors import FileProblem, UserError
 
@@ -73,6 +69,8 @@ keep = 2
 [log]
 tensorboard = false
 metrics_port = 0
+[job]
+file = ""
 """
 KEYS = [(section, key) for section, table in tomllib.loads(DEFAULTS).items() for key in table]
 SWITCHES = [(section, key) for section, key in KEYS if tomllib.loads(DEFAULTS)[section][key] is False]
@@ -317,7 +315,7 @@ def test_a_flag_can_mend_what_the_file_has_wrong(tmp_path: Path) -> None:
     ("text", "sentence"),
     [
         ("[trainig]\n", 'run.toml: there is no section "trainig": did you mean [training]?'),
-        ("[zzz]\n", "the sections are cluster, model, data, training, checkpoint and log"),
+        ("[zzz]\n", "the sections are cluster, model, data, training, checkpoint, log and job"),
         ("[training]\nstep = 1\n", 'run.toml: [training] has no key "step": did you mean steps?'),
         ("[training]\nmax-norm = 1\n", 'no key "max-norm": did you mean max_norm?'),
         ("[model]\noptimiser = 1\n", "did you mean optimizer of [training]?"),

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from recycle.cli.live.live_view import LiveView
 from recycle.cli.training.job_from_config import TrainingJobFactory
 from recycle.cli.training.plan_choice import choose_plan
-from recycle.cli.training.train_config import ClusterSection, DataSection, ModelSection, TrainConfig, TrainingSection
+from recycle.cli.training.train_config import TrainConfig
+from recycle.cli.training.train_sections import ClusterSection, DataSection, ModelSection, TrainingSection
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.events.failure_script import Action, Injection, Script

@@ -3,11 +3,12 @@
 import argparse
 import json
 import os
+import platform
 import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from recycle.cli.arguments import Subparsers, add_command, output_path
 from recycle.cli.training.job_from_config import TrainingJobFactory
 from recycle.cli.training.plan_choice import choose_source
 from recycle.cli.training.train import describe_run, prepare, refuse_unsaved, watching
-from recycle.cli.training.train_config import TrainConfig, add_config_arguments, parse_config, read_config
+from recycle.cli.training.train_config import TrainConfig, add_config_arguments, parse_config, read_config, with_file
 from recycle.control.net.file_transfer import FileTransfer
 from recycle.control.net.handshake import Endpoint
 from recycle.control.net.server import listen
@@ -73,6 +74,8 @@ def add_worker_parser(subparsers: Subparsers) -> None:
     summary = "take part in a job on several machines"
     parser = add_command(subparsers, "worker", run_worker, summary, _WORKER, _WORKER_EXAMPLES)
     parser.add_argument("address", metavar="HOST:PORT", help="where the coordinator listens")
+    about = "the job file, if the coordinator was given one; the same on every machine"
+    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help=about)
     about = "the job's secret, as the coordinator wrote it"
     parser.add_argument("--token-file", type=Path, required=True, metavar="FILE", help=about)
     parser.add_argument("--place", "--seat", default="", metavar="W1_2", help="the preferred place; any free one if left out")
@@ -83,21 +86,23 @@ def run_coordinator(args: argparse.Namespace) -> None:
     host, port = _address(args.listen)
     token = _token(args.token_file, makes_one=True)
     factory, plan = prepare(config)
+    config = factory.config
     from recycle.runtime.coordinator.process import serve_job
     from recycle.runtime.execute.spans import now_us
     from recycle.runtime.launch.configure import coordinator_config
 
-    job = factory.job(plan, args.out, plan_source=choose_source(plan, config.cluster))
+    job = factory.job(plan, args.out, plan_source=factory.plan_source or choose_source(plan, config.cluster))
     found = _find_job(args.out, config)
     name, begin_us = found or (new_name(), now_us())
-    about = describe_job(name, config, job, serves_machines=not _is_loopback(host))
+    about = describe_job(name, factory, job, serves_machines=not _is_loopback(host))
     with listen(host, port) as listener, watching(config, plan, args.out, resume=False) as (watch, say):
         coordinator = coordinator_config(job, Endpoint(host, port, token, name), begin_us, args.out, about=about)
         if found is None:
             write_text(args.out / _JOB, json.dumps({"job": name, "begin_us": begin_us, "config": config.to_toml()}) + "\n")
         reached_at = socket.gethostname() if host in _ALL_ADDRESSES else host
         port = listener.getsockname()[1]
-        say(f"{'found again' if found else 'waiting for'} {len(plan.rows)} workers: recycle worker {reached_at}:{port}")
+        file = f" {Path(config.job.file).name}" if config.job.file else ""
+        say(f"{'found again' if found else 'waiting for'} {len(plan.rows)} workers: recycle worker {reached_at}:{port}{file}")
         sink = _NoticeSink(watch)
         serve_job(coordinator, listener, sink, () if found else None)
     facts = sink.summary()
@@ -149,36 +154,55 @@ def run_worker(args: argparse.Namespace) -> None:
     from recycle.runtime.worker.worker import join_job
 
     with scratch() as folder:
-        join_job(endpoint, place, partial(spec_from_description, endpoint, folder), say=_say)
+        join_job(endpoint, place, partial(spec_from_description, endpoint, folder, args.file), say=_say)
 
 
 def _say(sentence: str) -> None:
     print(f"worker, process {os.getpid()}: {sentence}", file=sys.stderr, flush=True)
 
 
-def describe_job(name: str, config: TrainConfig, job: "Job", serves_machines: bool = False) -> dict[str, Any]:
+def describe_job(name: str, factory: TrainingJobFactory, job: "Job", serves_machines: bool = False) -> dict[str, Any]:
     """The description of a job that the coordinator sends to every worker; `spec_from_description` reads it."""
     from recycle.runtime.checkpoint.files import plain
+    from recycle.runtime.compute.weight_digest import digest
 
     assert job.run_folder is not None
     specs = [[stage, list(spec.shape), str(spec.dtype).removeprefix("torch.")] for stage, spec in job.tensor_specs().items()]
     return {
         "job": name,
-        "config": config.to_toml(),
-        "plan": job.plan.dumps(),
+        "config": factory.config.to_toml(),
+        "plan": job.first_plan.dumps(),
         "out": str(job.run_folder.resolve()),
         "tensor_specs": specs,
         "serves_machines": serves_machines,
+        "versions": _versions(),
+        "code": dict(factory.code),
         "fingerprint": plain(job.fingerprint()),
+        "weights": [digest(stage) for stage in job.stages],
     }
 
 
-def spec_from_description(endpoint: Endpoint, folder: Path, about: Any) -> "WorkerSpec":
-    """The worker spec of the job that a coordinator describes; without its run folder, `folder` holds files to be sent."""
+def _versions() -> dict[str, str]:
+    """The versions on which results depend: machines of one job must have the same."""
+    import torch
+
+    return {
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "torch": str(torch.__version__),
+        "CUDA": torch.version.cuda or "none",
+    }
+
+
+def spec_from_description(endpoint: Endpoint, folder: Path, file: Path | None, about: Any) -> "WorkerSpec":
+    """The worker spec of the job that a coordinator describes; without its run folder, `folder` holds files to be sent.
+
+    `file` is this machine's job file. Raises if this machine would train something else, with the difference.
+    """
     import torch
 
     from recycle.runtime.checkpoint.files import plain
     from recycle.runtime.checkpoint.resume import differing
+    from recycle.runtime.compute.weight_digest import digest
     from recycle.runtime.launch.configure import worker_spec
     from recycle.runtime.transport.specs import TensorSpec
 
@@ -189,14 +213,35 @@ def spec_from_description(endpoint: Endpoint, folder: Path, about: Any) -> "Work
         )
     out = Path(about["out"])
     sees_run = _read_job(out).get("job") == about["job"]
-    job = TrainingJobFactory(parse_config(about["config"])).job(Plan.parse(about["plan"]), out if sees_run else folder)
-    if differences := [*differing(about["fingerprint"], plain(job.fingerprint()))]:
-        raise UserError(
-            f"this machine would train something else: the job's {differences[0][0]} is {differences[0][1]}, and here it is "
-            f"{differences[0][2]}; give all machines the same Python, packages and data"
-        )
+    _refuse_difference(differing(about["versions"], _versions()), "give all machines the same Python and packages")
+    factory = TrainingJobFactory(_own_config(parse_config(about["config"]), file))
+    _refuse_difference(differing(about["code"], dict(factory.code)), "copy it from the coordinator's machine")
+    job = factory.job(Plan.parse(about["plan"]), out if sees_run else folder)
+    _refuse_difference(differing(about["fingerprint"], plain(job.fingerprint())), "give all machines the same packages and data")
+    for number, (expected, stage) in enumerate(zip(about["weights"], job.stages, strict=True)):
+        found = {f"first weights of stage {number}": digest(stage)}
+        _refuse_difference(differing(dict.fromkeys(found, expected), found), "seed them, with torch.manual_seed for instance")
     specs = {int(stage): TensorSpec(tuple(shape), getattr(torch, dtype)) for stage, shape, dtype in about["tensor_specs"]}
     return worker_spec(job, tensor_specs=specs, file_transfer=None if sees_run else FileTransfer(endpoint))
+
+
+def _own_config(config: TrainConfig, file: Path | None) -> TrainConfig:
+    """The configuration of the job with the job file of this machine, if the job has one."""
+    if not config.job.file:
+        if file is not None:
+            raise UserError(f"the coordinator trains the built-in GPT, and not {file}: leave the file out")
+        return config
+    if file is None:
+        name = Path(config.job.file).name
+        raise UserError(f"what is trained is in {name} on the coordinator's machine: name this machine's copy after the address")
+    return with_file(config, file)
+
+
+def _refuse_difference(differences: Iterable[tuple[str, Any, Any]], advice: str) -> None:
+    for name, expected, found in differences:
+        raise UserError(
+            f"this machine would train something else: the job's {name} is {expected}, and here it is {found}; {advice}"
+        )
 
 
 def _find_job(out: Path, config: TrainConfig) -> tuple[str, int] | None:

@@ -1,10 +1,17 @@
-"""`TrainingJobFactory`: the job of `recycle train` and `recycle coordinator`, made from a `TrainConfig`."""
+"""`TrainingJobFactory`: the job of `recycle train` and `recycle coordinator`, from a job file or of the built-in GPT.
 
-from functools import partial
+Both give a `Job` with the shape of its cluster. The factory adds what belongs to one run of it: plan, folder and failures.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from recycle.cli.training import built_in_job
+from recycle.cli.training.job_file import LoadedJob, load_job_file
 from recycle.cli.training.train_config import TrainConfig
+from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
 from recycle.core.events.failure_script import NOTHING, Script
 from recycle.core.events.trace import Trace
@@ -13,54 +20,56 @@ from recycle.core.plans.plan_source import PlanSource
 
 if TYPE_CHECKING:
     from recycle.core.profile import Profile
-    from recycle.runtime.compute.optimizer_step import MakeOptimizer
     from recycle.runtime.job import Job
 
 CONFIG = "config.toml"
 # Keys that a resumed run may change: where and for how long it computes, but not what.
-_FREE = ("cluster.", "checkpoint.", "log.", "training.steps", "training.device")
-_BOUND = ("cluster.pipelines", "cluster.stages", "cluster.microbatches")
+_FREE = ("job.", "cluster.", "checkpoint.", "log.", "training.steps", "training.device")
+_SHAPE = ("cluster.pipelines", "cluster.stages", "cluster.microbatches")
+# Keys of the built-in GPT alone: a job file says itself what is trained.
+_OF_TRAINING = ("optimizer", "rate", "weight_decay", "momentum", "schedule", "warmup")
+_BUILT_IN = ("model.", "data.text", *(f"training.{key}" for key in _OF_TRAINING))
+# Keys by which a plan is made: with any of them, a plan in the job file does not count.
+_PLANNING = (
+    *_SHAPE,
+    *(f"cluster.{key}" for key in ("dead", "techniques", "costs", "memory", "plan", "library", "profile", "measure")),
+)
 
 
 def is_free(name: str) -> bool:
     """Whether a resumed run may change this key of the configuration."""
-    return name.startswith(_FREE) and name not in _BOUND
+    return name.startswith(_FREE) and name not in _SHAPE
 
 
 class TrainingJobFactory:
-    """Makes the job that a configuration describes. torch is imported here, because planning and simulating work without it."""
+    """Makes the job that a configuration describes. torch is imported here, because planning and simulating work without it.
+
+    `config` has the values of the job file where it was given no others. `plan` is the job file's own, if it counts. `code` are
+    the digests of the job file and of the modules beside it.
+    """
 
     def __init__(self, config: TrainConfig) -> None:
         try:
-            import torch
-
-            from recycle.models.gpt import GptConfig, gpt_stages
-            from recycle.models.text import Text
-            from recycle.runtime.options import refuse_absent_device
+            import torch  # noqa: F401
         except ImportError as problem:
             raise UserError(
                 f"training needs torch ({problem}): install it with pip install -e '.[train]' in a clone of ReCycle"
             ) from None
-        self.config = config
-        model, training = config.model, config.training
-        gpt = GptConfig(
-            context=model.context,
-            width=model.width,
-            num_heads=model.heads,
-            num_layers=model.layers,
-            dropout=model.dropout,
-            ties_embeddings=model.tied,
-        )
-        refuse_absent_device(training.device)
-        self._stages = gpt_stages(gpt, config.cluster.stages, training.seed)
-        self._text = Text(model.context, config.data.text or None)
-        self._optimizer: MakeOptimizer = (
-            partial(torch.optim.AdamW, lr=training.rate, weight_decay=training.weight_decay)
-            if training.optimizer == "adamw"
-            else partial(torch.optim.SGD, lr=training.rate, weight_decay=training.weight_decay, momentum=training.momentum)
-        )
-        self._sum_dtype: torch.dtype = getattr(torch, training.sums)
-        self._autocast = torch.bfloat16 if training.precision == "bfloat16" else None
+        loaded = _load(config) if config.job.file else LoadedJob(built_in_job.job(config), {})
+        self._base, self.code = loaded.job, loaded.code
+        self.config = _with_values_of(self._base, config) if config.job.file else config
+        own = self._base.plan
+        self.plan = own if isinstance(own, Plan) and config.given.isdisjoint(_PLANNING) else None
+
+    @property
+    def plan_source(self) -> PlanSource | None:
+        """The plan source of the job file, if it names one."""
+        return self._base.options.failures.plan_source
+
+    @property
+    def out(self) -> Path | None:
+        """The run folder of the job file, if it names one."""
+        return self._base.run_folder
 
     def measure_profile(self) -> "Profile":
         """Measure a profile of the stages on this machine, in this process."""
@@ -86,28 +95,66 @@ class TrainingJobFactory:
         script: Script = NOTHING,
         trace: Trace | None = None,
     ) -> "Job":
-        """The job by this plan. This is the only place that maps the keys of the configuration to options."""
-        from recycle.models.gpt import next_byte_loss
-        from recycle.runtime.compute.learning_rate import WarmUpThen
-        from recycle.runtime.job import Job
-        from recycle.runtime.options import CheckpointOptions, FailureOptions, RunFolderOptions, TrainOptions
+        """The job by this plan, with the run folder and the failures of one run."""
+        options, config = self._base.options, self.config
+        about = {} if config.job.file else {name: value for name, value in config.values().items() if not is_free(name)}
+        failures = replace(options.failures, plan_source=plan_source)
+        if script != NOTHING or trace is not None:
+            failures = replace(failures, script=script, trace=trace)
+        checkpoint = replace(options.checkpoint, resume=resume, about={**options.checkpoint.about, **about})
+        name = options.run_folder.name or Path(config.job.file).stem
+        run_folder = replace(options.run_folder, name=name, files={**options.run_folder.files, CONFIG: config.to_toml()})
+        options = replace(options, checkpoint=checkpoint, run_folder=run_folder, failures=failures)
+        return replace(self._base, plan=plan, out=out, options=options)
 
-        config, training = self.config, self.config.training
-        about = {name: value for name, value in config.values().items() if not is_free(name)}
-        options = TrainOptions(
-            seed=training.seed,
-            is_exact=training.exact,
-            max_norm=training.max_norm or None,
-            schedule=WarmUpThen(training.schedule, training.warmup, training.steps),
-            sum_dtype=self._sum_dtype,
-            autocast=self._autocast,
-            device=training.device,
-            port=config.cluster.port,
-            checkpoint=CheckpointOptions(config.checkpoint.every, config.checkpoint.keep, resume, about),
-            run_folder=RunFolderOptions(f"{config.model.layers}-layer GPT", {CONFIG: config.to_toml()}),
-            failures=FailureOptions(
-                plan_source, script, trace, config.cluster.lease, config.cluster.compare_every, config.cluster.restarts
-            ),
-        )
-        samples = config.data.samples
-        return Job(plan, self._stages, self._text, next_byte_loss, self._optimizer, training.steps, samples, out, options)
+
+def _load(config: TrainConfig) -> LoadedJob:
+    """The job of a job file, with the changes of the keys that were given."""
+    path = Path(config.job.file)
+    if of_gpt := sorted(name for name in config.given if name.startswith(_BUILT_IN)):
+        raise UserError(f"{of_gpt[0]} is a key of the built-in GPT, but {path} says itself what is trained: leave it out")
+    loaded = load_job_file(path)
+    job, given = loaded.job, {name: value for name, value in config.values().items() if name in config.given}
+    checkpoint = {name: given[f"checkpoint.{name}"] for name in ("every", "keep") if f"checkpoint.{name}" in given}
+    options = replace(
+        job.options,
+        **_options_of(given),
+        checkpoint=replace(job.options.checkpoint, **checkpoint),
+        failures=replace(job.options.failures, **_renamed(given, "cluster", lease="lease_s", compare_every="", restarts="")),
+    )
+    changes = _renamed(given, "training", steps="") | _renamed(given, "data", samples="")
+    shape = job.shape if given.keys().isdisjoint(_SHAPE) else _with_values_of(job, config).cluster.shape
+    return replace(loaded, job=replace(job, plan=shape if shape != job.shape else job.plan, options=options, **changes))
+
+
+def _options_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a job that the keys change which were given."""
+    found = _renamed(given, "training", seed="", exact="is_exact", device="") | _renamed(given, "cluster", port="")
+    if "training.max_norm" in given:
+        found["max_norm"] = given["training.max_norm"] or None
+    if "training.precision" in given:
+        found["autocast"] = built_in_job.autocast_dtype(given["training.precision"])
+    if "training.sums" in given:
+        found["sum_dtype"] = built_in_job.sum_dtype(given["training.sums"])
+    return found
+
+
+def _renamed(given: Mapping[str, Any], section: str, **names: str) -> dict[str, Any]:
+    """The values of a section's keys that were given, by the names of their options; an empty name is the key's own."""
+    return {option or key: given[f"{section}.{key}"] for key, option in names.items() if f"{section}.{key}" in given}
+
+
+def _with_values_of(job: "Job", config: TrainConfig) -> TrainConfig:
+    """The configuration with the shape, steps, samples and device of the job where it was given no others."""
+
+    def keep(section: Any, name: str, values: Mapping[str, Any]) -> Any:
+        return replace(section, **{key: value for key, value in values.items() if f"{name}.{key}" not in config.given})
+
+    shape: Shape = job.shape
+    sizes = {"pipelines": shape.num_pipelines, "stages": shape.num_stages, "microbatches": shape.num_microbatches}
+    return replace(
+        config,
+        cluster=keep(config.cluster, "cluster", sizes),
+        training=keep(config.training, "training", {"steps": job.steps, "device": job.options.device}),
+        data=keep(config.data, "data", {"samples": job.samples}),
+    )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from recycle.cli.training.train_config import ClusterSection
+from recycle.cli.training.train_sections import ClusterSection
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import ForeignPlan, UserError
 from recycle.core.plans.library import Library, without_failures

@@ -71,9 +71,11 @@ def run_train(args: argparse.Namespace) -> None:
     factory, plan = prepare(config)
     from recycle.runtime.launch.local_launcher import launch
 
+    config, out = factory.config, out or factory.out
     cluster, resume = plan.problem.cluster, args.resume is not None
     failures = read_failures(args, cluster.shape, config.training.steps, sorted(cluster.failed))
-    job = factory.job(plan, out, resume, choose_source(plan, config.cluster), *failures)
+    source = factory.plan_source or choose_source(plan, config.cluster)
+    job = factory.job(plan, out, resume, source, *failures)
     with watching(config, plan, out, resume) as (watch, _):
         facts = launch(job, watch, saves_if_stopped=True).to_json()
     print(json.dumps(facts) if args.json else describe_run(facts, out))
@@ -84,6 +86,9 @@ def run_train(args: argparse.Namespace) -> None:
 def prepare(config: TrainConfig) -> tuple[TrainingJobFactory, Plan]:
     """Make the job factory and the plan; a line on the error stream says what takes long."""
     factory, profile = TrainingJobFactory(config), None
+    if factory.plan is not None:
+        return factory, factory.plan
+    config = factory.config
     if config.cluster.measure:
         with print_if_slow("measuring a profile of the model on this machine"):
             profile = factory.measure_profile()

@@ -1,205 +1,36 @@
 """`TrainConfig`: the configuration of a training run, from defaults, a TOML file and the flags of the command line.
 
-A key is declared once, as a field of its section, with its default, its help and its rule. The flags, their help, the checks and
-the file in the run folder are all made from that.
+Without a job file it describes the built-in GPT; with one, only the keys that are given count, and override those of the job.
 """
 
 import argparse
 import difflib
-import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from recycle.control.decide.failure_detection import DEFAULT_LEASE_S, LONGEST_S, SHORTEST_S
-from recycle.core.cluster import Cluster, Shape, Worker
+from recycle.cli.training.train_sections import (
+    CheckpointSection,
+    ClusterSection,
+    DataSection,
+    JobSection,
+    LogSection,
+    ModelSection,
+    Rule,
+    TrainingSection,
+    joined,
+    shown,
+)
 from recycle.core.errors import FileProblem, UserError
-from recycle.core.problem import Techniques
-from recycle.core.profile import Profile
-from recycle.core.units import is_bytes, parse_bytes
-from recycle.planner.problem_from_text import parse_costs, parse_memory
 
-_MOST = 10**9
-_MOST_BITS = 128  # of a number that a message shows digit by digit
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """The values that a key may have: in words, as a metavar in the help, and as a test of values of the right type."""
-
-    text: str
-    metavar: str
-    holds: Callable[[Any], bool]
-
-
-def _whole(least: int, most: int = _MOST) -> _Rule:
-    return _Rule(f"a whole number from {least} to {most}", "N", lambda value: least <= value <= most)
-
-
-def _one_of(*names: str) -> _Rule:
-    return _Rule(f"{', '.join(names[:-1])} or {names[-1]}", "|".join(names), lambda value: value in names)
-
-
-def _text(metavar: str) -> _Rule:
-    return _Rule("a text in quotes (UTF-8, no null character)", metavar, _is_writable)
-
-
-def _is_writable(text: str) -> bool:
-    """Whether UTF-8 can encode `text`: the names of files may have bytes that it cannot."""
-    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
-_COUNT, _COUNT_OR_NONE, _PORT, _SEED = _whole(1), _whole(0), _whole(0, 65535), _whole(0, 2**63 - 1)
-_SWITCH = _Rule("true or false", "", lambda value: True)
-_ABOVE_ZERO = _Rule("a finite number above 0", "X", lambda value: 0 < value < math.inf)
-_NOT_BELOW_ZERO = _Rule("a finite number of at least 0", "X", lambda value: 0 <= value < math.inf)
-_LEASE = _Rule(f"a number from {SHORTEST_S:g} to {LONGEST_S:g}", "S", lambda value: SHORTEST_S <= value <= LONGEST_S)
-_BELOW_ONE = _Rule("a number from 0 to below 1", "P", lambda value: 0 <= value < 1)
-
-
-def _key(default: _T, rule: _Rule, about: str) -> _T:
-    """A field of a section; its type is that of its default."""
-    made: _T = field(default=default, metadata={"rule": rule, "help": about})
-    return made
-
-
-class _Section:
-    """A section of the configuration, whose values are checked when it is made."""
-
-    __slots__ = ()
-
-    def __post_init__(self) -> None:
-        """Refuse a value of a wrong type or against its rule; a whole number is fine for a key that is a number."""
-        for key in fields(self):  # type: ignore[arg-type]
-            value, rule = getattr(self, key.name), key.metadata["rule"]
-            kept = _of_type(value, type(key.default))
-            if kept is None or not rule.holds(kept):
-                section = type(self).__name__.removesuffix("Section").lower()
-                raise UserError(f"{section}.{key.name} is {_shown(value)}, but it must be {rule.text}")
-            object.__setattr__(self, key.name, kept)
-        self._check()
-
-    def _check(self) -> None:
-        """Refuse values that do not go together."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterSection(_Section):
-    """The cluster and its plan."""
-
-    pipelines: int = _key(3, _COUNT, "data-parallel pipelines")
-    stages: int = _key(4, _COUNT, "stages of each pipeline")
-    microbatches: int = _key(6, _COUNT, "micro-batches of each pipeline in a step")
-    dead: str = _key("", _text("W1_2,..."), "workers that are dead from the start")
-    techniques: str = _key(str(Techniques()), _text("LIST"), "techniques of the plan, or none")
-    costs: str = _key("10,13,9", _text("F,I,W"), "what the plan takes ops to cost, in µs")
-    memory: str = _key("", _text("LIMIT"), "micro-batches in flight (6, or 4,3,2,1), bytes (80GiB) or unlimited")
-    plan: str = _key("", _text("FILE"), "train by this plan, which says itself who is dead")
-    library: str = _key("", _text("FOLDER"), "take the plan from this library")
-    profile: str = _key("", _text("FILE"), "make the plan from this profile, or see that a given one was")
-    measure: bool = _key(False, _SWITCH, "measure a profile first, and make the plan from that")
-    port: int = _key(0, _PORT, "port at which workers meet; 0 is any free one")
-    lease: float = _key(DEFAULT_LEASE_S, _LEASE, "seconds of silence after which a worker counts as dead")
-    compare_every: int = _key(10, _COUNT_OR_NONE, "steps between two comparisons of peers; 0 is only before checkpoints")
-    restarts: int = _key(3, _COUNT_OR_NONE, "how often an hour a worker that died is started again; 0 is never")
-
-    @property
-    def shape(self) -> Shape:
-        return Shape(self.pipelines, self.stages, self.microbatches)
-
-    @property
-    def dead_workers(self) -> list[Worker]:
-        return [Worker.parse(name) for name in self.dead.split(",") if name.strip()]
-
-    def _check(self) -> None:
-        for several in (("plan", "library", "measure"), ("profile", "measure")):
-            given = [f"cluster.{name}" for name in several if getattr(self, name)]
-            if len(given) > 1:
-                raise UserError(f"{_joined(given)} each say what the plan is made from: give one of them")
-        if self.plan and self.dead:
-            raise UserError(
-                f"cluster.dead is {_shown(self.dead)}, but cluster.plan says itself who is dead: leave one of them out"
-            )
-        Techniques.parse(self.techniques)
-        parse_costs(self.costs)
-        shape, dead = self.shape, self.dead_workers
-        if not self.library:  # which says itself how many dead workers it has plans for
-            Cluster.of(shape, dead)
-        if self.memory and is_bytes(self.memory):
-            parse_bytes(self.memory)
-        elif self.memory:
-            parse_memory(self.memory, 1, Profile.uniform(1, 1, 1, 1))
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSection(_Section):
-    """The GPT that is trained."""
-
-    layers: int = _key(8, _COUNT, "layers of the GPT")
-    width: int = _key(64, _COUNT, "its width, a multiple of its heads")
-    heads: int = _key(4, _COUNT, "its attention heads")
-    context: int = _key(64, _COUNT, "bytes of text in a sample")
-    dropout: float = _key(0.0, _BELOW_ONE, "share of activations that is dropped")
-    tied: bool = _key(False, _SWITCH, "let the head use the matrix of the token embedding")
-
-
-@dataclass(frozen=True, slots=True)
-class DataSection(_Section):
-    """The text of the training data."""
-
-    text: str = _key("", _text("PATH"), "file or folder of text; empty is the sources of Python's library")
-    samples: int = _key(2, _COUNT, "samples of a micro-batch")
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingSection(_Section):
-    """The training."""
-
-    steps: int = _key(20, _COUNT, "steps of the whole run")
-    seed: int = _key(1, _SEED, "seed of weights, data and dropout")
-    exact: bool = _key(False, _SWITCH, "sums that do not depend on who ran what: equal bit for bit")
-    optimizer: str = _key("adamw", _one_of("adamw", "sgd"), "what applies the gradient")
-    rate: float = _key(0.003, _ABOVE_ZERO, "learning rate")
-    weight_decay: float = _key(0.01, _NOT_BELOW_ZERO, "weight decay")
-    momentum: float = _key(0.0, _BELOW_ONE, "momentum of sgd")
-    schedule: str = _key("constant", _one_of("constant", "cosine", "linear"), "how the rate falls after the warm-up")
-    warmup: int = _key(0, _COUNT_OR_NONE, "steps in which the rate rises to its full value")
-    max_norm: float = _key(0.0, _NOT_BELOW_ZERO, "clip the global norm of the gradient; 0 is no clipping")
-    precision: str = _key("float32", _one_of("float32", "bfloat16"), "what ops compute in")
-    sums: str = _key("float32", _one_of("float32", "float64", "bfloat16"), "what gradients are summed in")
-    device: str = _key("cpu", _one_of("cpu", "cuda"), "what workers compute on")
-
-    def _check(self) -> None:
-        if self.exact and self.sums != "float32":
-            raise UserError(f"training.sums is {self.sums}, but exact sums are whole numbers: leave training.sums or exact out")
-        if self.momentum and self.optimizer != "sgd":
-            raise UserError(f"training.momentum is {self.momentum}, but only sgd has it: leave it out, or choose optimizer sgd")
-        if self.warmup > self.steps:
-            raise UserError(f"training.warmup is {self.warmup}, more than all {self.steps} steps: warm up for fewer")
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointSection(_Section):
-    """The checkpoints."""
-
-    every: int = _key(100, _COUNT_OR_NONE, "steps between two checkpoints; 0 is only at the end")
-    keep: int = _key(2, _COUNT, "checkpoints that are kept, the newest ones")
-
-
-@dataclass(frozen=True, slots=True)
-class LogSection(_Section):
-    """Exports of the progress of the run."""
-
-    tensorboard: bool = _key(False, _SWITCH, "write events for TensorBoard beside the results")
-    metrics_port: int = _key(0, _PORT, "answer Prometheus at this port of this machine; 0 is off")
+_JOB_SUFFIX = ".py"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """The configuration of a training run, in the sections of its file."""
+    """The configuration of a training run, in the sections of its file. `given` are the dotted names of keys that were given."""
 
     cluster: ClusterSection = field(default_factory=ClusterSection)
     model: ModelSection = field(default_factory=ModelSection)
@@ -207,6 +38,8 @@ class TrainConfig:
     training: TrainingSection = field(default_factory=TrainingSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     log: LogSection = field(default_factory=LogSection)
+    job: JobSection = field(default_factory=JobSection)
+    given: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         if self.cluster.port and self.cluster.port == self.log.metrics_port:
@@ -219,6 +52,8 @@ class TrainConfig:
     @property
     def model_text(self) -> str:
         """The model in words: all its keys on which the costs of ops depend."""
+        if self.job.file:
+            return f"the job of {Path(self.job.file).name}, {self.training.precision}"
         model, extras = self.model, ""
         extras += f", dropout {model.dropout:g}" if model.dropout else ""
         extras += ", tied embeddings" if model.tied else ""
@@ -226,13 +61,16 @@ class TrainConfig:
         return f"GPT of {sizes}{extras}, {self.training.precision}"
 
     def to_toml(self) -> str:
+        """The text of the configuration: all keys, or with a job file those that were given."""
         lines: list[str] = []
         for section, keys in _KEYS.items():
-            lines += [f"[{section}]", *(f"{key} = {_shown(getattr(getattr(self, section), key))}" for key in keys), ""]
+            written = [key for key in keys if not self.job.file or f"{section}.{key}" in self.given]
+            if written:
+                lines += [f"[{section}]", *(f"{key} = {shown(getattr(getattr(self, section), key))}" for key in written), ""]
         return "\n".join(lines)
 
 
-_SECTIONS: dict[str, Any] = {item.name: item for item in fields(TrainConfig)}
+_SECTIONS: dict[str, Any] = {item.name: item for item in fields(TrainConfig) if item.name != "given"}
 _KEYS: dict[str, dict[str, Any]] = {
     name: {item.name: item for item in fields(section.default_factory)} for name, section in _SECTIONS.items()
 }
@@ -240,7 +78,8 @@ _KEYS: dict[str, dict[str, Any]] = {
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the file, and for every key `--key` and `--section.key`. Only what is given is in the parsed arguments."""
-    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="TOML file of the run (default: none)")
+    about = "a job file (.py), or the TOML file of a run (default: none, which trains the built-in GPT)"
+    parser.add_argument("config", nargs="?", type=Path, metavar="FILE", help=about)
     for name, section in _SECTIONS.items():
         group = parser.add_argument_group(f"[{name}]", section.default_factory.__doc__)
         for key in _KEYS[name].values():
@@ -249,7 +88,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_key(group: "argparse._ArgumentGroup", section: str, key: Any) -> None:
     dashed = key.name.replace("_", "-")
-    rule: _Rule = key.metadata["rule"]
+    rule: Rule = key.metadata["rule"]
     options: dict[str, Any] = {"type": type(key.default), "metavar": rule.metavar}
     if isinstance(key.default, bool):
         options = {"action": argparse.BooleanOptionalAction}
@@ -266,12 +105,20 @@ def _default_text(default: bool | int | float | str) -> str:
 
 def read_config(args: argparse.Namespace) -> TrainConfig:
     """The configuration of parsed arguments: the defaults, overridden by the file, overridden by the flags."""
-    values: dict[str, dict[str, Any]] = _read(args.config) if args.config else {}
-    given = vars(args)
+    given, values = vars(args), dict[str, dict[str, Any]]()
+    if args.config is not None:
+        is_job = args.config.suffix == _JOB_SUFFIX
+        values = {"job": {"file": str(args.config)}} if is_job else _read(args.config)
     for section, key in _all_keys():
         if f"{section}.{key}" in given:
             values.setdefault(section, {})[key] = given[f"{section}.{key}"]
+    _resolve_file(values, Path())
     return _made(values)
+
+
+def with_file(config: TrainConfig, path: Path) -> TrainConfig:
+    """The configuration with another path of its job file."""
+    return replace(config, job=JobSection(str(path)))
 
 
 def load_config(path: Path) -> TrainConfig:
@@ -294,40 +141,8 @@ def _all_keys() -> Iterator[tuple[str, str]]:
 
 
 def _made(values: Mapping[str, Mapping[str, Any]]) -> TrainConfig:
-    return TrainConfig(**{name: _SECTIONS[name].default_factory(**given) for name, given in values.items()})
-
-
-def _of_type(value: Any, kind: type) -> Any | None:
-    """The value as one of `kind`, or None if it is something else; true is no number."""
-    if isinstance(value, bool) != (kind is bool):
-        return None
-    try:
-        return kind(value) if isinstance(value, (int, float) if kind is float else kind) else None
-    except OverflowError:  # a whole number that no float comes near
-        return None
-
-
-def _shown(value: Any) -> str:
-    """A value as TOML, or a word for a value that no key can have."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return f'"{"".join(map(_letter, value))}"'
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:  # Python refuses to write the longest ones
-        return f"a number of about {round(value.bit_length() * math.log10(2))} digits"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, dict | list):
-        return "a section" if isinstance(value, dict) else "a list"
-    return str(value)
-
-
-def _letter(letter: str) -> str:
-    if letter in '"\\':
-        return f"\\{letter}"
-    if letter.isprintable():
-        return letter
-    return f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}"
+    sections = {name: _SECTIONS[name].default_factory(**given) for name, given in values.items()}
+    return TrainConfig(**sections, given=frozenset(f"{section}.{key}" for section, keys in values.items() for key in keys))
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
@@ -341,11 +156,19 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
         if section not in _KEYS:
             raise UserError(f"{path}: {_unknown_section(section, table)}")
         if not isinstance(table, dict):
-            raise UserError(f"{path}: {section} is {_shown(table)}, but it must be a section: begin it with [{section}]")
+            raise UserError(f"{path}: {section} is {shown(table)}, but it must be a section: begin it with [{section}]")
         for key in table:
             if key not in _KEYS[section]:
-                raise UserError(f"{path}: [{section}] has no key {_shown(key)}: {_key_hint(section, key)}")
+                raise UserError(f"{path}: [{section}] has no key {shown(key)}: {_key_hint(section, key)}")
+    _resolve_file(tables, path.parent)
     return tables
+
+
+def _resolve_file(values: dict[str, dict[str, Any]], folder: Path) -> None:
+    """Make the path of the job file absolute: the run folder keeps it, and is resumed from anywhere."""
+    file = values.get("job", {}).get("file", "")
+    if file and isinstance(file, str):
+        values["job"]["file"] = str((folder / file).resolve())
 
 
 def _parsed(path: Path, data: bytes) -> dict[str, Any]:
@@ -365,9 +188,9 @@ def _parsed(path: Path, data: bytes) -> dict[str, Any]:
 def _unknown_section(name: str, table: Any) -> str:
     if isinstance(table, dict):
         near = difflib.get_close_matches(name, _KEYS, 1)
-        hint = f"did you mean [{near[0]}]?" if near else f"the sections are {_joined(list(_KEYS))}"
-        return f"there is no section {_shown(name)}: {hint}"
-    return f"{_shown(name)} is in no section: {_key_hint('', name)}"
+        hint = f"did you mean [{near[0]}]?" if near else f"the sections are {joined(list(_KEYS))}"
+        return f"there is no section {shown(name)}: {hint}"
+    return f"{shown(name)} is in no section: {_key_hint('', name)}"
 
 
 def _key_hint(section: str, key: str) -> str:
@@ -377,8 +200,4 @@ def _key_hint(section: str, key: str) -> str:
     homes = {name: home for home, name in _all_keys()}
     if near := difflib.get_close_matches(key, homes, 1):
         return f"did you mean {near[0]} of [{homes[near[0]]}]?"
-    return f"its keys are {_joined(list(_KEYS[section]))}" if section else "'recycle train --help' lists all keys"
-
-
-def _joined(names: list[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"its keys are {joined(list(_KEYS[section]))}" if section else "'recycle train --help' lists all keys"

@@ -27,7 +27,7 @@ def worker_spec(
     """The part of a job that every worker needs; `tensor_specs` are the job's, if they are known already."""
     folder = job.run_folder
     return WorkerSpec(
-        shape=job.plan.problem.shape,
+        shape=job.shape,
         make_stage=make_stage or partial(copied_stage, job.stages),
         tensor_specs=job.tensor_specs() if tensor_specs is None else tensor_specs,
         ties=job.ties,
@@ -52,12 +52,13 @@ def coordinator_config(
     about: Mapping[str, Any] | None = None,
 ) -> CoordinatorConfig:
     """The configuration of a coordinator that starts the job with its plan; `about` is sent to every worker that joins."""
-    options, workers = job.options, [row.worker for row in job.plan.rows]
+    options, plan = job.options, job.first_plan
+    workers = [row.worker for row in plan.rows]
     return CoordinatorConfig(
         job=endpoint.job,
         token=endpoint.token,
         lease_s=options.failures.lease_s,
-        initial=PlanAssignment(job.plan, dict(zip(workers, workers, strict=True)), "the plan that the run was started with"),
+        initial=PlanAssignment(plan, dict(zip(workers, workers, strict=True)), "the plan that the run was started with"),
         source=options.failures.plan_source,
         num_steps=job.steps,
         num_samples=job.samples_per_step,
