@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.warm_processes import WarmProcess
@@ -24,24 +24,26 @@ _FENCE = re.compile(r"^```(\S*)$")
 _DIRECTIVE = re.compile(r"^<!-- test: (.+) -->$")
 _PAIR = r'"([^"]+)" with "([^"]*)"'
 _CLAUSE = re.compile(
-    r'in the background(?:, (?P<times>\d+) times)?|(?P<continues>continue the script above)|replace (?P<pairs>".+")',
+    r"in the background(?:, (?P<times>\d+) times)?|(?P<continues>continue the script above)|saved as (?P<file>\w+\.py)|"
+    r'replace (?P<pairs>".+")',
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """How a test runs a block; a `reason` says why it does not."""
+    """How a test runs a block; a `reason` says why it does not. A script that is only `saved_as` a file is for later blocks."""
 
     reason: str = ""
     replacements: tuple[tuple[str, str], ...] = ()
     num_background: int = 0
     continues: bool = False
+    saved_as: str = ""
 
     @staticmethod
     def parse(text: str) -> "Directive":
         if reason := re.fullmatch(r"not run, because (.+)", text):
             return Directive(reason=reason.group(1))
-        clauses = re.split(r"; (?=in the|continue|replace)", text)
+        clauses = re.split(r"; (?=in the|continue|saved|replace)", text)
         found = [_CLAUSE.fullmatch(clause) for clause in clauses]
         if None in found:
             raise ValueError(f"the directive {text!r} is none of those that CONTRIBUTING.md lists")
@@ -49,11 +51,13 @@ class Directive:
         for clause, match in zip(clauses, found, strict=True):
             assert match is not None
             if clause.startswith("in the background"):
-                made = Directive(made.reason, made.replacements, int(match["times"] or 1), made.continues)
+                made = replace(made, num_background=int(match["times"] or 1))
             elif match["continues"]:
-                made = Directive(made.reason, made.replacements, made.num_background, True)
+                made = replace(made, continues=True)
+            elif match["file"]:
+                made = replace(made, saved_as=match["file"])
             else:
-                made = Directive(made.reason, _pairs(match["pairs"]), made.num_background, made.continues)
+                made = replace(made, replacements=_pairs(match["pairs"]))
         return made
 
 
@@ -179,6 +183,8 @@ class Session:
                 assert fits(expected, output), f"{command} prints\n{output}\nbut the page shows\n" + "\n".join(expected)
         elif block.language == "bash":
             self._output_of(text)
+        elif block.directive.saved_as:
+            (self.folder / block.directive.saved_as).write_text(text, encoding="utf-8")
         else:
             self._num_scripts += 1
             script = self.folder / f"snippet_{self._num_scripts}.py"

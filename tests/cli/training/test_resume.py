@@ -271,7 +271,7 @@ def test_a_flag_that_changes_what_is_computed_is_refused_and_nothing_is_touched(
 def test_what_is_no_run_is_refused(tmp_path: Path, halved: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path, halved / "record.jsonl"):
         assert "is no run that can be resumed" in refusal(f"train --resume {path}", 2)
-    assert "leave CONFIG and --out out" in refusal(f"train --resume {halved} --out {tmp_path / 'new'}", 2)
+    assert "leave FILE and --out out" in refusal(f"train --resume {halved} --out {tmp_path / 'new'}", 2)
 
 
 # Ends that come from outside.

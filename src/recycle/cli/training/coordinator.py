@@ -41,9 +41,9 @@ start it again with the same arguments, and it continues its job."""
 _COORDINATOR_EXAMPLES = """\
 examples:
   on one machine
-    recycle coordinator --pipelines 2 --stages 2 --steps 50 --listen 10.0.0.1:29400 --token-file token --out runs/a
-  with a copy of the file that it wrote (its contents are a secret), on every machine, once for each worker
-    recycle worker 10.0.0.1:29400 --token-file token
+    recycle coordinator train.py --listen 10.0.0.1:29400 --token-file token --out runs/a
+  with copies of train.py and of the token that it wrote (a secret), on every machine, once for each worker
+    recycle worker 10.0.0.1:29400 train.py --token-file token
 
 Without --listen only this machine is listened to. Machines need not share a disk: a worker that sees the folder of the run writes
 its checkpoints there, and any other sends them to the coordinator, and gets them back from it when they are needed."""
@@ -52,15 +52,15 @@ Take part in a job that 'recycle coordinator' runs; the coordinator describes th
 while the job runs takes a free place at the next step, and copies its stage's state from a peer."""
 _WORKER_EXAMPLES = """\
 examples:
-  recycle worker 10.0.0.1:29400 --token-file token
-  recycle worker 10.0.0.1:29400 --token-file token --place W1_2"""
+  recycle worker 10.0.0.1:29400 train.py --token-file token
+  recycle worker 10.0.0.1:29400 train.py --token-file token --place W1_2"""
 _JOB = "job.json"
 _DEFAULT = "127.0.0.1:29400"
 _ALL_ADDRESSES = ("0.0.0.0", "::")
 
 
 def add_coordinator_parser(subparsers: Subparsers) -> None:
-    summary, usage = "coordinate a job on several machines", "recycle coordinator [CONFIG] [options]"
+    summary, usage = "coordinate a job on several machines", "recycle coordinator [FILE] [options]"
     parser = add_command(subparsers, "coordinator", run_coordinator, summary, _COORDINATOR, _COORDINATOR_EXAMPLES, usage)
     add_config_arguments(parser)
     parser.add_argument("--listen", default=_DEFAULT, metavar="HOST:PORT", help=f"where workers connect to ({_DEFAULT})")

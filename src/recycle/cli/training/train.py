@@ -1,4 +1,4 @@
-"""`recycle train`: it trains a small GPT on this machine, with a process for every live worker of a plan."""
+"""`recycle train`: it trains a job file or a small GPT on this machine, with a process for every live worker of a plan."""
 
 import argparse
 import json
@@ -25,8 +25,9 @@ from recycle.core.plans.plan import Plan
 from recycle.core.units import format_bytes, format_us
 
 _DESCRIPTION = """\
-Train a small GPT on this machine, a process for every live worker of a plan. Workers may be dead from the start, and may die,
-hang and come back while it runs: kill -9 any of them, or let --kill do it.
+Train on this machine, a process for every live worker of a plan: the job of a Python file, whose function job returns a
+recycle.Job, or else a small GPT. Workers may be dead from the start, and may die, hang and come back while it runs: kill -9 any
+of them, or let --kill do it.
 
 Every key of the configuration is a flag, and can stand in a TOML file; flags outrank the file. With --out, the run leaves
 config.toml, plan.json, record.jsonl, summary.json and checkpoints, and 'recycle report' shows it."""
@@ -42,6 +43,8 @@ examples:
     recycle train --resume runs/a --steps 40 --dead W0_0
   one worker is killed in step 5, another hangs in step 8, and the first comes back: the same weights again
     recycle train --steps 20 --exact --kill W1_2@5 --hang W0_1@8 --rejoin W1_2@12 --json
+  your own model, data and optimizer, with some changes
+    recycle train train.py --steps 100 --kill W1_1@5 --out runs/mine
   a file, and what differs from it
     recycle train runs/a/config.toml --model.width 128 --out runs/b
 
@@ -54,8 +57,8 @@ _MOMENT_S = 3.0
 
 
 def add_train_parser(subparsers: Subparsers) -> None:
-    summary = "train a small GPT on this machine, a process for every live worker"
-    usage = "recycle train [CONFIG] [options]"
+    summary = "train a job file or a small GPT on this machine, a process for every live worker"
+    usage = "recycle train [FILE] [options]"
     parser = add_command(subparsers, "train", run_train, summary, _DESCRIPTION, _EXAMPLES, usage)
     add_config_arguments(parser)
     add_failure_arguments(parser)
@@ -113,7 +116,7 @@ def _config(args: argparse.Namespace) -> tuple[TrainConfig, Path | None]:
     if args.resume is None:
         return read_config(args), args.out
     if args.config is not None or args.out is not None:
-        raise UserError("--resume goes on with what is in its folder: leave CONFIG and --out out")
+        raise UserError("--resume goes on with what is in its folder: leave FILE and --out out")
     path = args.resume / CONFIG
     if not path.is_file():
         wanted = "give a folder that 'recycle train --out' wrote"
