@@ -54,6 +54,13 @@ def in_one_process(stages, samples, is_exact=True, max_norm=None, steps=3, shape
     return [job.iterate(step) for step in range(steps)], job.weights_sha256()
 
 
+def test_processes_of_torchrun_do_not_train_a_job_each(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(recycle.UserError, match="torchrun has started 4 processes, and each would train"):
+        launch(Job(plan(""), small_stages(3), Numbers(), loss, sgd, 1))
+
+
 def launched(job, watch=lambda event: None):
     """Train by real workers, none of which is left."""
     try:

@@ -25,7 +25,7 @@ from recycle.control.net.handshake import Endpoint
 from recycle.control.net.server import listen
 from recycle.control.net.wire import new_name, new_token
 from recycle.core.cluster import Worker
-from recycle.core.errors import FileProblem, Stopped, WorkerFailed
+from recycle.core.errors import FileProblem, Stopped, UserError, WorkerFailed
 from recycle.core.events.failure_script import Injection
 from recycle.core.events.record import Event, OpRan, Recovered, Stepped
 from recycle.host.process_lifetime import interrupts_held, refuse_without_descriptors
@@ -86,6 +86,7 @@ def launch(job: Job, watch: Watch = lambda event: None, saves_if_stopped: bool =
 
     With `saves_if_stopped`, a first SIGINT or SIGTERM lets the job write a checkpoint, and raises Stopped when that is done.
     """
+    _refuse_torchrun()
     begin_us = now_us()
     with scratch() as folder, listen("127.0.0.1", job.options.port) as listener:
         deaths, spec = folder / "deaths", folder / "worker_spec.pickle"
@@ -96,6 +97,16 @@ def launch(job: Job, watch: Watch = lambda event: None, saves_if_stopped: bool =
         launcher = _Launcher(context, spec, endpoint, config, listener, job.options.failures, watch)
         with stop_signals(launcher.ask_to_stop) if saves_if_stopped else nullcontext():
             return launcher.run()
+
+
+def _refuse_torchrun() -> None:
+    """Raise in a process that torchrun has started beside others: each of them would train the whole job."""
+    num_processes = os.environ.get("WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" in os.environ and num_processes != "1":
+        raise UserError(
+            f"torchrun has started {num_processes} processes, and each would train the whole job: start one with python, and it "
+            "starts the workers; on several machines, use recycle coordinator and recycle worker"
+        )
 
 
 def _model_modules(job: Job) -> list[str]:
