@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import socket
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,9 +49,14 @@ def plan(fail, techniques="adaptive,decoupled,staggered", shape=(2, 3, 4)):
     return greedy_plan(shape, fail, techniques, comm=1)
 
 
+@cache
 def in_one_process(stages, samples, is_exact=True, max_norm=None, steps=3, shape=(2, 3, 4)):
-    """The mean loss of every step and the weights, by the synchronous reference with nobody dead."""
-    job = ReferenceExecutor(plan("", shape=shape), stages, samples, loss, adamw, seed=5, is_exact=is_exact, max_norm=max_norm)
+    """The mean loss of every step and the weights, by the synchronous reference with nobody dead; each is computed once.
+
+    `stages` and `samples` are functions that make them, with their arguments.
+    """
+    made = stages[0](*stages[1:]), samples[0](*samples[1:])
+    job = ReferenceExecutor(plan("", shape=shape), *made, loss, adamw, seed=5, is_exact=is_exact, max_norm=max_norm)
     return [job.iterate(step) for step in range(steps)], job.weights_sha256()
 
 
@@ -94,7 +100,7 @@ def begun_again(events):
 def test_processes_compute_what_one_process_computes_bit_for_bit(fail, techniques):
     made = plan(fail, techniques)
     trained, events = in_processes(made, make_stages(3, 0.1), Numbers(), max_norm=0.05)
-    expected, expected_weights = in_one_process(make_stages(3, 0.1), Numbers(), max_norm=0.05)
+    expected, expected_weights = in_one_process((make_stages, 3, 0.1), (Numbers,), max_norm=0.05)
     assert trained.losses == pytest.approx(expected, rel=1e-12)
     assert trained.weights_sha256 == expected_weights
     ran = {}
@@ -115,7 +121,7 @@ def test_a_guess_that_was_wrong_is_taken_back_and_the_iteration_begun_again():
     free = [step.norm for step in steps_of(events)]
     limit = (min(free) + max(free)) / 2
     trained, events = in_processes(plan("W1_1"), small_stages(3), Numbers(), max_norm=limit, steps=6)
-    expected, expected_weights = in_one_process(small_stages(3), Numbers(), max_norm=limit, steps=6)
+    expected, expected_weights = in_one_process((small_stages, 3), (Numbers,), max_norm=limit, steps=6)
     assert trained.weights_sha256 == expected_weights
     assert trained.losses == pytest.approx(expected, rel=1e-12)
     scaled = [step.scale != 1.0 for step in steps_of(events)]
@@ -130,7 +136,7 @@ def test_a_guess_that_was_wrong_is_taken_back_and_the_iteration_begun_again():
 @pytest.mark.parametrize("is_exact", [True, False])
 def test_a_step_with_infinite_gradients_is_skipped_by_all_as_if_they_had_waited_for_each_other(techniques, is_exact):
     trained, events = in_processes(plan("W0_2", techniques), small_stages(3), Explodes(1), is_exact, steps=4)
-    expected, expected_weights = in_one_process(small_stages(3), Explodes(1), is_exact, steps=4)
+    expected, expected_weights = in_one_process((small_stages, 3), (Explodes, 1), is_exact, steps=4)
     if is_exact:
         assert trained.weights_sha256 == expected_weights
     assert trained.losses[2:] == pytest.approx(expected[2:], rel=1e-5)
@@ -151,7 +157,7 @@ def test_an_op_that_fails_on_weights_that_were_only_guessed_ends_nothing():
 @pytest.mark.parametrize("fail", ["", "W1_0", "W0_2"])
 def test_tied_parameters_of_the_first_and_the_last_stage_stay_one(fail):
     trained, _ = in_processes(plan(fail), tied_stages(3), Numbers(), max_norm=0.05)
-    expected, expected_weights = in_one_process(tied_stages(3), Numbers(), max_norm=0.05)
+    expected, expected_weights = in_one_process((tied_stages, 3), (Numbers,), max_norm=0.05)
     assert trained.losses == pytest.approx(expected, rel=1e-12)
     assert trained.weights_sha256 == expected_weights
 
