@@ -154,7 +154,7 @@ class Workers:
             case Ack(number=number):
                 while worker.unacknowledged and worker.unacknowledged[0].number <= number:
                     worker.unacknowledged.popleft()
-            case JobEnded():
+            case JobEnded() | Refused():
                 self._remove(worker)
 
     def _remove(self, worker: SimulatedWorker) -> None:

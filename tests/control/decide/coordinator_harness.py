@@ -105,7 +105,7 @@ class RecordingEffects:
         for connection in connections:
             self.send(connection, message)
 
-    def disconnect(self, connection: int) -> None:
+    def disconnect(self, connection: int, reason: str = "") -> None:
         self.log.append(("disconnect", connection))
 
     def is_process_running(self, member: Member) -> bool:

@@ -352,6 +352,22 @@ def test_a_worker_that_was_taken_for_dead_is_refused_and_stays_away(restarts: Re
     fake.client.close()
 
 
+def test_a_worker_that_is_told_that_it_was_taken_for_dead_does_not_look_for_a_coordinator(restarts: Restarts) -> None:
+    fake, harness = restarts.harness.member(), restarts.harness
+
+    def turn_away() -> None:
+        (connection,) = harness.server._connections
+        harness.server.send(connection, Refused("it was taken for dead: silent for 9 s"))
+        harness.server.disconnect(connection)
+
+    harness.server.call_soon(turn_away)
+    assert fake.refusals.get(timeout=PATIENCE_S) == "it was taken for dead: silent for 9 s"
+    restarts.stop()
+    assert not fake.client.send(RenewLease())
+    assert len(harness.callbacks.hellos) == 1
+    fake.client.close()
+
+
 def test_a_closed_client_does_not_reconnect(restarts: Restarts) -> None:
     fake = restarts.harness.member()
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "control"]

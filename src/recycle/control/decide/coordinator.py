@@ -156,7 +156,7 @@ class Coordinator:
         if member is None:
             return
         if member.connection is not None:
-            self._effects.disconnect(member.connection)
+            self._effects.disconnect(member.connection, f"it was taken for dead: {reason}")
         if member.place is None:
             return
         died_us = self._effects.member_left(member, reason) or round(since_s * 1e6)

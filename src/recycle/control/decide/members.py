@@ -138,7 +138,8 @@ class CoordinatorEffects(Protocol):
 
     def send_all(self, connections: Iterable[int], message: ControlMessage) -> None: ...
 
-    def disconnect(self, connection: int) -> None: ...
+    def disconnect(self, connection: int, reason: str = "") -> None:
+        """Close a connection; with a `reason`, the member hears it first, and ends."""
 
     def is_process_running(self, member: Member) -> bool:
         """Whether the member's process is seen running on this machine, and not stopped."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from recycle.control.decide.failure_detection import RENEWALS_PER_LEASE
-from recycle.control.decide.messages import Ack, ControlMessage, ProtocolError, RenewLease, Report, Welcome
+from recycle.control.decide.messages import Ack, ControlMessage, ProtocolError, Refused, RenewLease, Report, Welcome
 from recycle.control.net.handshake import Endpoint, JoinRefused, shake_hands
 from recycle.control.net.wire import FrameReader, encode_frame
 
@@ -29,7 +29,8 @@ _SILENT_LEASES, _GIVE_UP_S, _ORPHAN_S = 3, 120.0, 600.0
 class Client:
     """A control connection that reconnects by itself. `on_message` is called for every message, in the client's thread.
 
-    `on_refused` is called if the coordinator refuses this worker when it reconnects, or none is found; the thread ends then.
+    `on_refused` is called if the coordinator has taken this worker for dead, if it refuses it when it reconnects, or if none is
+    found; the thread ends then.
     `heartbeat` makes the message that renews the lease; `on_silent` is called once with the time for which the coordinator has
     been silent. `own_address` is the address by which other machines reach this one.
     """
@@ -151,17 +152,16 @@ class Client:
         return welcome, session.reader
 
     def _stay_connected(self, reader: FrameReader) -> None:
-        while not self._closed.is_set():
-            with contextlib.suppress(OSError, ProtocolError, ValueError):
-                self._serve(reader)
-            with self._lock:
-                self._disconnect()
-            try:
+        try:
+            while not self._closed.is_set():
+                with contextlib.suppress(OSError, ProtocolError, ValueError):
+                    self._serve(reader)
+                with self._lock:
+                    self._disconnect()
                 reader = self._reconnect()
-            except JoinRefused as problem:
-                if not self._closed.is_set():
-                    self._on_refused(str(problem))
-                return
+        except JoinRefused as problem:
+            if not self._closed.is_set():
+                self._on_refused(str(problem))
 
     def _reconnect(self) -> FrameReader:
         end_s = time.monotonic() + _ORPHAN_S
@@ -223,5 +223,7 @@ class Client:
                 while self._unacknowledged and self._unacknowledged[0].number <= message.number:
                     self._unacknowledged.popleft()
                 self._lock.notify_all()
+        elif isinstance(message, Refused):
+            raise JoinRefused(message.reason)
         else:
             self._on_message(message)

@@ -100,10 +100,8 @@ class CoordinatorService:
         for warning in run.warnings if run is not None else ():
             self._ledger.warn(warning)
         self._inbox = ReportInbox(self._ledger, self._acknowledge)
-        self._numbers: dict[int, int] = {}
-        self._epochs: dict[int, int] = {}
+        self._numbers, self._epochs, self._crashed_at = dict[int, int](), dict[int, int](), set[int]()
         self._finished: dict[Worker, WorkerFinished] = {}
-        self._crashed_at: set[int] = set()
         self._is_over = self._is_ending = False
         shape = plan.problem.shape
         self._plans = PlanRequests(config.source, shape, self._plan_made, planning) if config.source is not None else None
@@ -225,8 +223,10 @@ class CoordinatorService:
             for connection, frame in held:
                 self._server.send_frame(connection, frame)
 
-    def disconnect(self, connection: int) -> None:
+    def disconnect(self, connection: int, reason: str = "") -> None:
         self._numbers.pop(connection, None)
+        if reason:
+            self._server.send(connection, Refused(reason))
         self._server.disconnect(connection)
 
     is_process_running = staticmethod(fencing.is_running)
