@@ -24,6 +24,7 @@ _BULK_TAGS = 2**30
 _AT_ONCE = timedelta(milliseconds=1)
 # Until a connection is made. gloo tries five times; `make_unless_over` does not wait for that if the epoch is over or a link cut.
 _CONNECT = timedelta(seconds=2)
+_CLOSE_S = 1.0
 
 
 class GlooGroups:
@@ -114,8 +115,11 @@ class GlooGroups:
                 threading.Thread(target=_close_connections, args=(group,), name="transport abort", daemon=True).start()
 
     def close(self) -> None:
-        self._all = None
-        self._sums.clear()
+        """Drop the groups, in a thread: the destructor of a group has been seen to wait for others without end."""
+        groups, self._all, self._sums = [self._all, *self._sums.values()], None, {}
+        closing = threading.Thread(target=groups.clear, name="transport close", daemon=True)
+        closing.start()
+        closing.join(_CLOSE_S)
 
 
 def _close_connections(group: Any) -> None:
