@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from recycle.cli.measuring.profile import without_clipping
 from recycle.cli.training.coordinator import describe_job, spec_from_description
 from recycle.cli.training.job_from_config import TrainingJobFactory
 from recycle.cli.training.plan_choice import choose_plan
@@ -133,6 +134,14 @@ def test_keys_that_are_given_change_the_job_and_no_others(tmp_path: Path) -> Non
     )
     assert (options.failures.lease_s, options.failures.restarts, options.checkpoint.every) == (7.0, 1, 3)
     assert (options.seed, options.failures.compare_every, options.checkpoint.keep) == (5, 10, 2)
+
+
+def test_a_profile_is_measured_without_the_clipping_of_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path, FILE.replace("seed=5", "max_norm=1.0"))
+    config = factory_of(file).config
+    assert factory_of(file).job(choose_plan(config.cluster)).options.max_norm == 1.0
+    factory = TrainingJobFactory(without_clipping(config))
+    assert factory.job(choose_plan(config.cluster)).options.max_norm is None
 
 
 @pytest.mark.parametrize("key", ["model = {width = 8}", "training = {rate = 0.5}", 'data = {text = "a"}'])

@@ -63,6 +63,7 @@ def run_profile(args: argparse.Namespace) -> None:
     config = without_clipping(read_config(args))
     refuse_unwritable(args.out)
     factory = TrainingJobFactory(config)
+    config = factory.config
     from recycle.profiling.machine import num_cores
     from recycle.profiling.rehearsal import Patience, rehearsal_plan, rehearse
 
@@ -85,7 +86,7 @@ def run_profile(args: argparse.Namespace) -> None:
 
 def without_clipping(config: TrainConfig) -> TrainConfig:
     """Return the configuration without gradient clipping: a clipped step waits for all stages, which is no cost of its own."""
-    return replace(config, training=replace(config.training, max_norm=0.0))
+    return replace(config, training=replace(config.training, max_norm=0.0), given=config.given | {"training.max_norm"})
 
 
 @contextmanager
