@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from itertools import islice
 
 import pytest
@@ -72,3 +74,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         size = len(items) * (number + 1) // num_workers - len(items) * number // num_workers
         share.extend(islice(others, max(0, size - len(share))))
     items[:] = [*(item for share in shares for item in share), *others]
+
+
+@pytest.fixture(autouse=True)
+def _kernels_as_in_a_new_process() -> Iterator[None]:
+    """Undo what a test may have done to torch: without a kernel for bfloat16, it turns oneDNN off for the whole process."""
+    yield
+    if (torch := sys.modules.get("torch")) is not None:
+        torch._C._set_mkldnn_enabled(True)

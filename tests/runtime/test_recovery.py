@@ -79,8 +79,7 @@ def test_kill_rejoin_kill_again_and_rejoin():
     changes = [(event.node, event.joins) for event in run.of(Changed)]
     assert [joins for _, joins in changes] == [False, True, False, True], changes
     assert run.recoveries[-1].num_live == 4, [(event.cause, event.workers) for event in run.recoveries]
-    for joined in (event for event in run.recoveries if event.joins):  # the warm-up of a staggered step is played before a pause
-        assert (joined.redone_ops > 0, joined.redo_us > 0) == (True, True)
+    assert {(event.redone_ops, event.redo_us) for event in run.recoveries if event.joins} == {(0, 0)}
 
 
 def test_a_stage_without_a_survivor_gets_another_worker_and_all_resume_from_the_last_checkpoint(tmp_path):

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from recycle.control.decide.members import Member
-from recycle.control.decide.messages import RenewLease
+from recycle.control.decide.messages import Leaving, RenewLease
 from recycle.core.cluster import Cluster, Shape
 from recycle.core.errors import PeersDiffer
 from recycle.core.events.record import Stepped
@@ -122,6 +122,17 @@ class ControlPlane(Workers):
             self.end_process(worker)
             if worker.connection is not None:
                 self.closing.append(worker.connection)
+
+    def leave(self) -> None:
+        """A worker is asked to stop, and asks to leave."""
+        if (worker := self._pick(lambda worker: not worker.is_leaving)) is not None:
+            worker.is_leaving = True
+            worker.send(Leaving())
+
+    def _end(self, worker: SimulatedWorker) -> None:
+        self._remove(worker)
+        if worker.connection is not None:
+            self.closing.append(worker.connection)
 
     def hang(self) -> None:
         if (worker := self._pick()) is not None:

@@ -15,6 +15,7 @@ from tests.chaos.control_plane.virtual import CLOCK, virtual
 EVENTS = {
     "kill": 4,
     "join": 4,
+    "leave": 3,
     "hang": 2,
     "wake": 2,
     "disconnect": 2,

@@ -15,6 +15,7 @@ from recycle.control.decide.messages import (
     EpochStopped,
     Hello,
     JobEnded,
+    Leaving,
     PauseAtBoundary,
     Refused,
     Report,
@@ -32,6 +33,7 @@ from tests.chaos.control_plane.virtual import CLOCK, VirtualServer
 from tests.control.decide.test_agreement import EpochModel, StateModel
 
 NUM_STEPS, EVERY = 9, 3
+_LAST_REPORT_US = 5_000_000  # a worker that leaves waits so long for its reports to be acknowledged
 
 
 @dataclass(eq=False)
@@ -61,6 +63,8 @@ class SimulatedWorker:
     is_hung: bool = False
     is_corrupt: bool = False
     is_writer: bool = False
+    is_leaving: bool = False
+    leaves_at_us: int | None = None
     saved_last_in: int = -1
     saves: deque[tuple[int, int]] = field(default_factory=deque)
 
@@ -98,6 +102,10 @@ class Workers:
             yield partial(self._take, worker)
         elif worker.connection is None and self.service is not None and not self.server.is_stopped:
             yield partial(self._connect, worker)
+        if worker.leaves_at_us is not None:
+            if not worker.unacknowledged or CLOCK.now_us > worker.leaves_at_us:
+                yield partial(self._end, worker)
+            return
         if worker.saves:
             yield partial(self._save, worker)
         if worker.start is None:
@@ -114,7 +122,7 @@ class Workers:
             if worker.wants_pause:
                 yield partial(self._pause, members, model)
             assert worker.state is not None
-            if worker.state.num_settled < NUM_STEPS and not worker.start.ends:
+            if worker.state.num_settled < NUM_STEPS and not worker.start.only_saves:
                 for action in model.actions_of(worker.state):
                     yield partial(self._train, worker, action)
             elif not worker.saves and worker.finished is None:
@@ -139,6 +147,8 @@ class Workers:
         for message in (worker.begun, worker.stopped):
             if message is not None:
                 worker.send(message)
+        if worker.is_leaving:
+            worker.send(Leaving())
         if worker.stopped is None and worker.finished is not None:
             worker.report(worker.finished)
         self.service.admitted(number)
@@ -154,8 +164,14 @@ class Workers:
             case Ack(number=number):
                 while worker.unacknowledged and worker.unacknowledged[0].number <= number:
                     worker.unacknowledged.popleft()
+            case JobEnded() if worker.is_leaving:
+                worker.leaves_at_us, worker.start = CLOCK.now_us + _LAST_REPORT_US, None
             case JobEnded() | Refused():
                 self._remove(worker)
+
+    def _end(self, worker: SimulatedWorker) -> None:
+        """A worker's process ends by itself, and closes its connection."""
+        raise NotImplementedError
 
     def _remove(self, worker: SimulatedWorker) -> None:
         self.workers.remove(worker)
@@ -257,9 +273,9 @@ class Workers:
         assert worker.start is not None
         assert worker.place is not None
         is_last = worker.start.iteration == NUM_STEPS and worker.start.epoch > 1  # its writer may have died
-        if is_last and worker.is_writer and worker.saved_last_in != worker.epoch:
+        if (is_last or worker.start.only_saves) and worker.is_writer and worker.saved_last_in != worker.epoch:
             worker.saved_last_in = worker.epoch
-            worker.saves.append((NUM_STEPS, worker.epoch))
+            worker.saves.append((worker.start.iteration, worker.epoch))
             return
         worker.finished = WorkerFinished(worker.place, f"{worker.place.stage}", 1, 1)
         worker.report(worker.finished)

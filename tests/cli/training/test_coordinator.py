@@ -22,12 +22,13 @@ from recycle.cli.training.train_config import parse_config
 from recycle.control.net.file_transfer import FileTransfer
 from recycle.control.net.handshake import Endpoint
 from recycle.core.errors import NotSaved, UserError
-from recycle.core.events.record import Placed
+from recycle.core.events.record import Placed, Recovered
 from recycle.core.events.record_file import read_record
+from recycle.runtime.worker.worker import REFUSED
 from tests.warm_processes import WarmProcess
 
 pytestmark = pytest.mark.timeout(240)
-STEPS = 60
+STEPS = 40
 JOB = (
     *("--pipelines", "2", "--stages", "2", "--microbatches", "2", "--steps", str(STEPS), "--exact"),
     *("--layers", "2", "--width", "16", "--heads", "2", "--context", "16", "--samples", "1"),
@@ -78,6 +79,13 @@ def num_events(out, kind):
     return 0
 
 
+def placed(out):
+    """The place of each process that the record of a run has so far, the last one if it had several."""
+    with contextlib.suppress(FileNotFoundError):
+        return {event.pid: event.node for event in read_record(out / "record.jsonl") if isinstance(event, Placed)}
+    return {}
+
+
 def num_steps(out):
     return num_events(out, "step")
 
@@ -97,7 +105,7 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
         workers = [start(*worker) for _ in range(4)]
         wait_for(lambda: num_steps(out) >= 3)
         _, problems = stranger.communicate(timeout=60)
-        assert (stranger.returncode, "this is not the job's token" in problems) == (1, True)
+        assert (stranger.returncode, "this is not the job's token" in problems) == (REFUSED, True)
         pids = [process.pid for process in workers]
         os.kill(workers[0].pid, signal.SIGKILL)
         workers[0] = start(*worker)
@@ -112,28 +120,43 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
             _, words = process.communicate(timeout=20)
             assert process.returncode == 0
             assert re.search(r"joined job \w+, and waits for its place\n.* W\d_\d in epoch 1, of 4 workers, from step 0\n", words)
-    placed = [event for event in read_record(out / "record.jsonl") if isinstance(event, Placed)]
-    assert {event.pid for event in placed} == {*pids, workers[0].pid}
-    assert {event.host for event in placed} == {socket.gethostname()}
-    assert len(placed) == 5  # the coordinator that took over wrote none again
+    events = [event for event in read_record(out / "record.jsonl") if isinstance(event, Placed)]
+    assert {event.pid for event in events} == {*pids, workers[0].pid}
+    assert {event.host for event in events} == {socket.gethostname()}
+    assert len(events) == 5  # the coordinator that took over wrote none again
     assert len(summary["losses"]) == STEPS
     assert summary["recoveries"][0]["cause"] == "its connection closed"
     assert summary["weights_sha256"] == alone["weights_sha256"]
     assert summary["losses"] == alone["losses"]
 
 
-def test_a_coordinator_that_is_asked_to_stop_ends_all_with_a_checkpoint_and_says_how_to_go_on(tmp_path):
+def test_a_spare_replaces_a_worker_that_leaves_and_all_stop_with_a_checkpoint_when_the_coordinator_is_asked_to(tmp_path):
     out, token, address = tmp_path / "run", tmp_path / "token", f"127.0.0.1:{free_port()}"
     job = [word if word != str(STEPS) else "100000" for word in JOB]
     with started() as start:
         coordinator = start("coordinator", *job, "--listen", address, "--token-file", token, "--out", out, "--json")
         wait_for(token.exists)
-        workers = [start("worker", address, "--token-file", token) for _ in range(4)]
+        workers = [start("worker", address, "--token-file", token) for _ in range(5)]
         wait_for(lambda: num_steps(out) >= 3)
+        (spare,) = [worker for worker in workers if worker.pid not in placed(out)]
+        leaver = workers[0] if workers[0] is not spare else workers[1]
+        os.kill(leaver.pid, signal.SIGTERM)
+        assert leaver.wait(30) == 0
+        wait_for(lambda: spare.pid in placed(out))
+        steps = num_steps(out)
+        wait_for(lambda: num_steps(out) >= steps + 3)
         os.kill(coordinator.pid, signal.SIGTERM)
         printed, words = coordinator.communicate(timeout=60)
-        assert [worker.wait(20) for worker in workers] == [0] * 4
+        assert [worker.wait(20) for worker in workers] == [0] * 5
     steps = json.loads(printed)["steps"]
+    (left,) = [event for event in read_record(out / "record.jsonl") if isinstance(event, Recovered)]
+    assert (left.workers, left.cause, left.redone_ops, left.num_live) == (
+        (placed(out)[leaver.pid],),
+        "it was asked to leave",
+        0,
+        4,
+    )
+    assert placed(out)[spare.pid] == placed(out)[leaver.pid]
     assert coordinator.returncode == 128 + signal.SIGTERM
     assert f"stopped after step {steps} of 100000, and all workers with it; go on on one machine with: recycle train" in words
     assert (out / "checkpoints" / f"step-{steps:08d}").is_dir()

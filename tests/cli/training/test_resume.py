@@ -315,7 +315,7 @@ def test_a_run_that_is_asked_to_stop_finishes_its_step_saves_it_and_says_how_to_
     sentence = f"stopped by {number.name} after step {last} of 1000000; its newest checkpoint is of step {last}"
     assert err.splitlines()[-1] == f"recycle train: {sentence}; go on with: recycle train --resume {folder}"
     assert "Traceback" not in err
-    assert err.count("warning: asked to stop: the run ends after the present step, with a checkpoint") == 1
+    assert err.count("warning: asked to stop: the run ends after this step, with a checkpoint") == 1
     made = run(f"train --resume {folder} --steps {last + 2} --json").facts
     assert made["weights_sha256"] == trained(f"--exact --steps {last + 2}")["weights_sha256"]
     assert made["warnings"] == []

@@ -9,7 +9,15 @@ from typing import Any
 from recycle.control.decide.coordinator import Coordinator
 from recycle.control.decide.journal import Journal, JournalEntry
 from recycle.control.decide.members import Member, Recovery, Reporters
-from recycle.control.decide.messages import ControlMessage, EpochBegun, EpochStopped, ProgressReport, RenewLease, StartEpoch
+from recycle.control.decide.messages import (
+    ControlMessage,
+    EpochBegun,
+    EpochStopped,
+    Leaving,
+    ProgressReport,
+    RenewLease,
+    StartEpoch,
+)
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import UserError
@@ -184,7 +192,7 @@ class CoordinatorHarness:
         assert self.coordinator.refusal(wanted) is None
         self.num_connections += 1
         member = self.coordinator.join(self.num_connections, "here", 1000 + self.num_connections, wanted)
-        self.coordinator.admit_new_members()
+        self.coordinator.update_membership()
         return member
 
     def rejoin(self, member: Member, epoch: int | None = None) -> Member | None:
@@ -211,6 +219,16 @@ class CoordinatorHarness:
         member.connection = None
         self.coordinator.remove(member.number, "its connection closed")
         return member
+
+    def leave(self, name: str) -> Member:
+        """The member at a place asks to leave."""
+        member = self.at(name)
+        self.coordinator.receive(member, Leaving())
+        return member
+
+    def finish_all(self) -> None:
+        for member in self.coordinator.members.placed:
+            self.coordinator.member_finished(member)
 
     def stop(self, name: str, progress: ProgressReport | None, epoch: int = 0) -> None:
         stopped = EpochStopped(epoch or self.coordinator.epoch, progress, "it was asked to", origin=self.effects.origin)

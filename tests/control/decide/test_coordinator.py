@@ -41,7 +41,7 @@ def test_a_job_does_not_begin_before_plans_can_be_made() -> None:
         harness.join(name)
     assert harness.phase is CoordinatorPhase.FORMING
     harness.effects.is_prepared = True
-    harness.coordinator.admit_new_members()
+    harness.coordinator.update_membership()
     assert harness.phase is CoordinatorPhase.RUNNING
 
 
@@ -307,7 +307,7 @@ def test_a_job_that_is_asked_to_stop_pauses_and_its_last_epoch_only_saves() -> N
     harness.stop_all(7)
     harness.answer()
     start = harness.started()
-    assert (start.epoch, start.iteration, start.ends) == (2, 7, True)
+    assert (start.epoch, start.iteration, start.only_saves) == (2, 7, True)
     harness.begin()
     assert harness.phase is CoordinatorPhase.RUNNING
     harness.join()  # too late
@@ -323,7 +323,7 @@ def test_a_job_that_is_asked_to_stop_in_a_recovery_stops_after_it() -> None:
     harness.coordinator.stop_early()
     assert harness.phase is CoordinatorPhase.STOPPING
     harness.recover(4)
-    assert (harness.started().iteration, harness.started().ends) == (4, True)
+    assert (harness.started().iteration, harness.started().only_saves) == (4, True)
     assert harness.phase is CoordinatorPhase.RUNNING
 
 
@@ -333,12 +333,12 @@ def test_a_job_that_is_asked_to_stop_while_members_begin_an_epoch_stops_when_the
     harness.stop_all(4)
     harness.answer()
     harness.coordinator.stop_early()
-    assert not harness.started().ends
+    assert not harness.started().only_saves
     harness.begin()
     assert harness.phase is CoordinatorPhase.PAUSING
     harness.stop_all(5)
     harness.answer()
-    assert (harness.started().iteration, harness.started().ends) == (5, True)
+    assert (harness.started().iteration, harness.started().only_saves) == (5, True)
 
 
 def test_without_members_for_every_stage_there_is_nothing_to_save() -> None:

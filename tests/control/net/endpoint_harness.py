@@ -23,7 +23,7 @@ from recycle.control.decide.messages import (
     Welcome,
 )
 from recycle.control.net.client import Client
-from recycle.control.net.handshake import Endpoint
+from recycle.control.net.handshake import Endpoint, JoinRefused
 from recycle.control.net.server import Server, listen
 from recycle.control.net.wire import MOST_BYTES, FrameReader, proof
 from recycle.core.release import RELEASE
@@ -142,7 +142,7 @@ class FakeMember:
         on_silent: Callable[[float], None] = lambda silent_s: None,
     ) -> None:
         self.received: SimpleQueue[ControlMessage] = SimpleQueue()
-        self.refusals: SimpleQueue[str] = SimpleQueue()
+        self.refusals: SimpleQueue[JoinRefused] = SimpleQueue()
         self.client = Client(endpoint, place, self.received.put, self.refusals.put, heartbeat, on_silent)
 
     def next(self, kind: type[ControlMessage]) -> ControlMessage:

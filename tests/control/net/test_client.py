@@ -135,7 +135,7 @@ def test_a_worker_that_finds_no_coordinator_for_long_ends(restarts: Restarts, mo
     monkeypatch.setattr(client, "_ORPHAN_S", 0.5)
     fake = restarts.harness.member()
     restarts.stop()
-    assert "no coordinator has answered" in fake.refusals.get(timeout=PATIENCE_S)
+    assert "no coordinator has answered" in str(fake.refusals.get(timeout=PATIENCE_S))
     restarts.restart()
 
 
@@ -346,7 +346,8 @@ def test_a_worker_that_was_taken_for_dead_is_refused_and_stays_away(restarts: Re
     restarts.harness.callbacks.fenced.add(1)
     restarts.stop()
     restarts.restart()
-    assert fake.refusals.get(timeout=PATIENCE_S) == "it was taken for dead, and others do its work"
+    refusal = fake.refusals.get(timeout=PATIENCE_S)
+    assert (str(refusal), refusal.may_retry) == ("it was taken for dead, and others do its work", False)
     assert not fake.client.send(RenewLease())
     assert len(restarts.harness.callbacks.hellos) == 2
     fake.client.close()
@@ -357,11 +358,12 @@ def test_a_worker_that_is_told_that_it_was_taken_for_dead_does_not_look_for_a_co
 
     def turn_away() -> None:
         (connection,) = harness.server._connections
-        harness.server.send(connection, Refused("it was taken for dead: silent for 9 s"))
+        harness.server.send(connection, Refused("it was taken for dead: silent for 9 s", may_retry=True))
         harness.server.disconnect(connection)
 
     harness.server.call_soon(turn_away)
-    assert fake.refusals.get(timeout=PATIENCE_S) == "it was taken for dead: silent for 9 s"
+    refusal = fake.refusals.get(timeout=PATIENCE_S)
+    assert (str(refusal), refusal.may_retry) == ("it was taken for dead: silent for 9 s", True)
     restarts.stop()
     assert not fake.client.send(RenewLease())
     assert len(harness.callbacks.hellos) == 1

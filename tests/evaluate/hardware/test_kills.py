@@ -14,7 +14,7 @@ from tests.evaluate.hardware.tiny_setup import TINY, save_plans_for_deaths
 
 SETUPS = [TINY, *(Setup.usual("cpu-cores", num) for num in (8, 12, 16, 28))]
 # Steps that are long against the time in which a process starts, so that whoever is killed is back well before the end.
-UNHURRIED = replace(TINY, width=64, context=128, samples=4)
+UNHURRIED = replace(TINY, width=64, context=128, samples=2)
 GAP, NUM_KILLS = 12, 2
 
 

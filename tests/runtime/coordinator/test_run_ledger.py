@@ -173,27 +173,15 @@ def test_a_death_in_the_first_step_is_no_part_of_the_start():
     assert [(one.redo_us, one.redone_ops) for one in trained.recoveries] == [(25, 1)]
 
 
-# A worker joins: all pause after the same step.
+# A worker joins or leaves: all pause after the same step.
 
 
-def test_a_warm_up_that_ran_before_a_pause_is_redone_and_its_time_is_recorded():
-    ledger, written = open_ledger()
-    report(ledger, NAMES, 0)  # the last stage stepped at 150; the first one went on with its warm-up meanwhile
-    undo(ledger, "W0_0", 1, (140, 148), (150, 156))
-    undo(ledger, "W1_0", 1, (141, 149))
-    start_epoch(ledger, plan(), 1, NAMES)
-    ledger.add_recovery(Recovered(170, 200, 2, ("W1_1",), True, "it asked to join", 1, regroup_us=30))
-    (recovery,) = ledger.summary(1, {}).recoveries
-    assert (recovery.redone_ops, recovery.redo_us) == (3, 16)
-    assert (recovery.at_us, recovery.abort_us, recovery.regroup_us, recovery.end_us) == (156, 14, 30, 200)
-    assert spells(written)[-3:] == [(150, 156, "redo", "join"), (156, 170, "pause", "abort"), (170, 200, "pause", "regroup")]
-
-
-def test_without_a_warm_up_nothing_is_redone_after_a_pause():
+def test_nothing_is_redone_after_a_pause_and_waiting_for_others_is_recorded():
     ledger, written = open_ledger()
     report(ledger, NAMES, 0)
     start_epoch(ledger, plan(), 1, NAMES)
-    ledger.add_recovery(Recovered(170, 200, 2, ("W1_1",), True, "it asked to join", 1, regroup_us=30))
+    event = Recovered(170, 200, 2, ("W1_1",), True, "it asked to join", 1, regroup_us=30)
+    ledger.add_recovery(event, at_boundary=True)
     (recovery,) = ledger.summary(1, {}).recoveries
     assert (recovery.redone_ops, recovery.redo_us, recovery.abort_us) == (0, 0, 20)
     assert spells(written)[-2:] == [(150, 170, "pause", "abort"), (170, 200, "pause", "regroup")]

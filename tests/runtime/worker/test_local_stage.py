@@ -208,12 +208,12 @@ def test_a_file_that_takes_long_to_send_is_not_waited_for_after_the_epoch_and_co
     stage = saving(control, coordinator, tmp_path / "own")
     stage._save(1, is_last=False)
     if what == "bytes move":
-        stage.finish_checkpoints(SimpleNamespace(ends=False, iteration=1, epoch=1))
+        stage.finish_checkpoints(SimpleNamespace(only_saves=False, iteration=1, epoch=1))
         assert control.activity.now.since_s > LONG_AGO_S
         return
     control.is_over = True
     with pytest.raises(TransportBroken, match="the epoch was over"):
-        stage.finish_checkpoints(SimpleNamespace(ends=False, iteration=1, epoch=1))
+        stage.finish_checkpoints(SimpleNamespace(only_saves=False, iteration=1, epoch=1))
     stage._save(9, is_last=True)
     assert control.reports == []  # the next epoch saves it
     assert control.activity.now.since_s == LONG_AGO_S

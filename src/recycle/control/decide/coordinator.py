@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from recycle.control.decide.agreement import Resume, agree_if_possible
 from recycle.control.decide.deadlines import CHECKPOINT_S, PLAN_S, late_members, suspected_members, unreachable_members
-from recycle.control.decide.failure_detection import stall_s
+from recycle.control.decide.failure_detection import StallWatch
 from recycle.control.decide.journal import Journal, JournalEntry
+from recycle.control.decide.leaving import LEAVES, dismiss, take_state_along
 from recycle.control.decide.members import CoordinatorEffects, Member, MemberTable, Recovery, journal_entry
 from recycle.control.decide.messages import (
     Ack,
@@ -19,6 +20,7 @@ from recycle.control.decide.messages import (
     EpochBegun,
     EpochStopped,
     JobEnded,
+    Leaving,
     PauseAtBoundary,
     RenewLease,
     StartEpoch,
@@ -27,8 +29,6 @@ from recycle.control.decide.messages import (
 )
 from recycle.control.decide.phases import CoordinatorPhase, PhaseTrigger, next_phase
 from recycle.control.decide.place_assignment import (
-    first_places,
-    free_places,
     keep_holders,
     keeps_state,
     place_refusal,
@@ -56,12 +56,12 @@ class Coordinator:
         self.phase, self.epoch, self.origin = CoordinatorPhase.FORMING, 0, 1
         self.members = MemberTable()
         self.longest_op_s = 0.0
-        self._last_number = 0
-        self._last_tick_s = self._patient_until_s = self._phase_since_s = self._now_s()
+        self._phase_since_s = self._now_s()
+        self._stalls = StallWatch(self._phase_since_s, lease_s)
         self._recovery: Recovery | None = None
         self._requested: frozenset[Worker] = frozenset()
         self._awaits_checkpoint: PlanAssignment | None = None
-        self._must_go_back = self._is_ending = self._is_last_epoch = False
+        self._must_go_back = self._is_ending = self._saves_next = self._only_saves = False
         self._store: dict[str, StoreEntry] = {}
         if (entry := journal.last()) is not None:
             self._restore(entry)
@@ -69,8 +69,8 @@ class Coordinator:
     def _restore(self, entry: JournalEntry) -> None:
         """Replace the coordinator that wrote this entry; its members have the time of a lease to reconnect."""
         self._enter(PhaseTrigger.JOURNAL_FOUND)
-        self.epoch, self._last_number, self.origin = entry.epoch, entry.last_number, entry.origin
-        self.members = MemberTable.of(entry, self._now_s())
+        self.epoch, self.origin = entry.epoch, entry.origin
+        self.members, self._only_saves = MemberTable.of(entry, self._now_s()), entry.only_saves
 
     def _enter(self, trigger: PhaseTrigger) -> None:
         self.phase, self._phase_since_s = next_phase(self.phase, trigger), self._now_s()
@@ -79,15 +79,11 @@ class Coordinator:
 
     def join(self, connection: int, host: str, pid: int, preferred_place: Worker | None) -> Member:
         """Add a new member; it gets a place when the next epoch starts. If no place is free, it stays as a spare."""
-        self._last_number += 1
-        member = Member(self._last_number, connection, host, pid, preferred_place, self._now_s())
-        self.members[member.number] = member
-        return member
+        return self.members.join(connection, host, pid, preferred_place, self._now_s())
 
     def rejoin(self, number: int, connection: int, host: str, pid: int) -> Member | None:
         """Return the member that reconnects, or None if this process is no member any more."""
-        member = self.members.get(number)
-        if member is None or (member.pid and (host, pid) != (member.host, member.pid)):
+        if (member := self.members.get(number)) is None or (member.pid and (host, pid) != (member.host, member.pid)):
             return None
         if member.connection is not None:  # it has given up a connection that this coordinator still takes for open
             self._effects.disconnect(member.connection)
@@ -98,31 +94,37 @@ class Coordinator:
         """Return why a worker with this preferred place cannot join, None if it can."""
         if self.phase is CoordinatorPhase.DONE:
             return "the job is done"
-        is_forming = self.phase is CoordinatorPhase.FORMING
-        taken = [member.preferred_place for member in self.members.values()] if is_forming else ()
-        return place_refusal(self._shape, preferred, taken)
+        members = self.members.values() if self.phase is CoordinatorPhase.FORMING else ()
+        return place_refusal(self._shape, preferred, [member.preferred_place for member in members])
 
-    def admit_new_members(self) -> None:
-        """Act on members without a place: start the first epoch, or pause the present one."""
+    def update_membership(self) -> None:
+        """Act on members that wait for a place or want to leave: start the first epoch, or pause the present one."""
         match self.phase:
             case CoordinatorPhase.FORMING:
+                dismiss(self.members.leaving, self._effects, None)
                 self._form()
             # During a recovery they wait until all have begun the epoch and the recovery is reported.
-            case CoordinatorPhase.RUNNING if (
-                not self._is_ending and self._recovery is None and (new_places := self._new_places())
-            ):
-                for member, place in new_places:
-                    self._effects.member_joining(member, place)
-                now_us = self._effects.now_us()
-                self._recovery = Recovery(now_us, "it asked to join", joins=True, noticed_us=now_us)
-                self._enter(PhaseTrigger.MEMBER_JOINED)
-                self._send_to_placed(PauseAtBoundary(self.epoch))
+            case CoordinatorPhase.RUNNING if not self._is_ending and not self._only_saves and self._recovery is None:
+                self._pause_for_changes()
             case CoordinatorPhase.WAITING:
+                dismiss(self.members.leaving, self._effects, self._recovery)
                 self._request_plan(PhaseTrigger.MEMBERS_CHANGED)
+
+    def _pause_for_changes(self) -> None:
+        leaving, new_places = self.members.leaving, self.members.new_places(self._shape)
+        if leaving or new_places:
+            for member, place in new_places:
+                self._effects.member_joining(member, place)
+            cause, now_us = LEAVES if leaving else "it asked to join", self._effects.now_us()
+            self._recovery = Recovery(now_us, cause, at_boundary=True, noticed_us=now_us)
+            self._enter(PhaseTrigger.MEMBER_LEAVES if leaving else PhaseTrigger.MEMBER_JOINED)
+            self._send_to_placed(PauseAtBoundary(self.epoch))
 
     def resume_member(self, member: Member, epoch: int) -> None:
         """Continue with a member that reconnected in `epoch`: it may have missed messages."""
         assert member.connection is not None
+        if member.has_left:
+            self._effects.send(member.connection, JobEnded(LEAVES))
         if member.place is None:
             return
         if self.phase in (CoordinatorPhase.RUNNING, CoordinatorPhase.PAUSING) and epoch != self.epoch:
@@ -138,10 +140,11 @@ class Coordinator:
     def connection_lost(self, member: Member) -> None:
         """Take a member for dead, unless this coordinator stood still: then the member may have given up, and reconnects."""
         member.connection = None
-        if self._now_s() < self._patient_until_s:
+        if self._now_s() < self._stalls.patient_until_s:
             member.last_seen_s = self._now_s()
             return
-        self._effects.fence(member)
+        if not member.has_left:
+            self._effects.fence(member)
         self.remove(member.number, "its connection closed")
 
     def give_up_corrupt(self, places: Sequence[Worker], reason: str) -> None:
@@ -152,8 +155,7 @@ class Coordinator:
 
     def remove(self, number: int, reason: str, since_s: float = 0.0) -> None:
         """Remove a member that is dead, or that is treated as dead, since `since_s` if that is known."""
-        member = self.members.pop(number, None)
-        if member is None:
+        if (member := self.members.pop(number, None)) is None:
             return
         if member.connection is not None:
             self._effects.disconnect(member.connection, f"it was taken for dead: {reason}")
@@ -176,9 +178,10 @@ class Coordinator:
         The time in which this coordinator stood still does not count as silence: their messages wait to be read.
         """
         now_s = self._now_s()
-        stalled_s, self._last_tick_s = stall_s(now_s - self._last_tick_s, self.lease_s), now_s
-        if stalled_s and self.members:
-            self._discount(stalled_s, now_s)
+        if (stalled_s := self._stalls.tick(now_s)) and self.members:
+            self._phase_since_s += stalled_s
+            self.members.discount(stalled_s, now_s)
+            self._effects.stalled(stalled_s)
         is_running, members = self._effects.is_process_running, list(self.members.values())
         for member, reason, since_s in suspected_members(now_s, members, self.lease_s, self.longest_op_s, is_running):
             self._give_up(member, reason, since_s)
@@ -188,13 +191,6 @@ class Coordinator:
         awaited, limit_s = ("plan", PLAN_S) if self._awaits_checkpoint is None else ("checkpoint", CHECKPOINT_S)
         if self.phase is CoordinatorPhase.PLANNING and in_phase_s > limit_s:
             self._effects.planning_failed(f"no {awaited} has come for {in_phase_s:.0f} s")
-
-    def _discount(self, stalled_s: float, now_s: float) -> None:
-        self._phase_since_s += stalled_s
-        for member in self.members.values():
-            member.last_seen_s = min(now_s, member.last_seen_s + stalled_s)
-        self._patient_until_s = now_s + (self.lease_s if stalled_s > self.lease_s else 0.0)
-        self._effects.stalled(stalled_s)
 
     def _give_up(self, member: Member, reason: str, since_s: float = 0.0) -> None:
         """Remove a member that lives; `since_s` is its last sign of progress, if that is known."""
@@ -209,9 +205,7 @@ class Coordinator:
         member.last_seen_s = self._now_s()
         match message:
             case RenewLease():
-                member.busy_s, member.doing = message.busy_us / 1e6, message.doing
-                member.waits_for = tuple(message.waits_for.split(", ")) if message.waits_for not in ("", "all") else ()
-                member.waited_s = message.waited_us / 1e6
+                member.renew(message)
                 if member.connection is not None:
                     self._effects.send(member.connection, Ack(0))  # it acknowledges no report: the coordinator is there
             case EpochStopped(epoch=epoch) if epoch == self.epoch:
@@ -221,11 +215,23 @@ class Coordinator:
                 self._send_to_placed(message)
             case EpochBegun(epoch=epoch) if epoch == self.epoch:
                 self._member_begun(member, message)
+            case Leaving():
+                member.is_leaving = True
+                if member.place is None:
+                    dismiss([member], self._effects, None)
+                else:
+                    self.update_membership()
 
     def member_finished(self, member: Member) -> None:
-        """Note that a member has done all steps; the job ends when all have."""
+        """Note that a member has done all steps, or saved; the job ends when all have, unless they saved for those that leave."""
         member.has_finished = True
-        if self.phase in (CoordinatorPhase.RUNNING, CoordinatorPhase.PAUSING) and self.members.have_finished:
+        if self.phase not in (CoordinatorPhase.RUNNING, CoordinatorPhase.PAUSING) or not self.members.have_finished:
+            return
+        if self._only_saves and not self._is_ending:
+            self._stop_epoch(LEAVES, at_boundary=True)
+            dismiss(self.members.leaving, self._effects, self._recovery)
+            self._plan_if_stopped()
+        else:
             self.end("the job is done")
 
     def end(self, reason: str) -> None:
@@ -237,11 +243,7 @@ class Coordinator:
     def _member_stopped(self, member: Member, message: EpochStopped) -> None:
         if self.phase is CoordinatorPhase.RUNNING:
             self._stop_epoch(f"{member.place} lost its links: {message.reason}")
-        is_of_place = member.place is not None and message.stage in (-1, member.place.stage)
-        holds_state = is_of_place and message.origin == self.origin  # else it missed an epoch that moved it, or went back
-        member.progress, member.has_stopped = message.progress if holds_state else None, True
-        member.has_state = member.progress is not None
-        member.busy_s = member.waited_s = 0.0
+        member.stop(message, self.origin)
         for lost, reason in unreachable_members(member, message.unreachable, self.members.placed):
             self._give_up(lost, reason)
         self._plan_if_stopped()
@@ -256,8 +258,8 @@ class Coordinator:
             self._report_recovery()
             if self._is_ending:
                 self.stop_early()
-            elif self.members.unplaced:
-                self.admit_new_members()
+            else:
+                self.update_membership()
 
     def stop_early(self) -> None:
         """End the job with a checkpoint after the present iteration: the next epoch does nothing else."""
@@ -265,7 +267,7 @@ class Coordinator:
         match self.phase:
             case CoordinatorPhase.FORMING | CoordinatorPhase.WAITING:
                 self._effects.cannot_save()
-            case CoordinatorPhase.RUNNING if self._recovery is None and not self._is_last_epoch:
+            case CoordinatorPhase.RUNNING if self._recovery is None and not self._only_saves:
                 self._enter(PhaseTrigger.STOP_REQUESTED)
                 self._send_to_placed(PauseAtBoundary(self.epoch))
 
@@ -273,22 +275,17 @@ class Coordinator:
 
     def _form(self) -> None:
         """Give members tentative places; start the first epoch when every row of its plan has a member."""
-        rows, members = self._initial.places.keys(), list(self.members.values())
-        places = first_places(rows, [member.preferred_place for member in members])
-        for member, place in zip(members, places, strict=True):
-            member.place = place
-        if rows <= set(places) and self._effects.is_ready():
+        if self.members.take_first_places(self._initial.places.keys()) and self._effects.is_ready():
             self._start_epoch(self._initial, Resume(self._iteration), self._checkpoint)
 
-    def _stop_epoch(self, cause: str, died_us: int = 0) -> None:
+    def _stop_epoch(self, cause: str, died_us: int = 0, at_boundary: bool = False) -> None:
         """Stop all members, and begin a recovery or extend the one that has not ended."""
-        now_us = self._effects.now_us()
-        last = self._recovery
-        if last is not None and not last.joins and not last.begun_us:
+        last, now_us = self._recovery, self._effects.now_us()
+        if last is not None and not last.at_boundary and not last.begun_us:
             self._recovery = replace(last, cause=cause, epoch=0, transfer_us=0, begun=set())
         else:
             self._report_recovery()
-            self._recovery = Recovery(died_us or now_us, cause, joins=False, noticed_us=now_us)
+            self._recovery = Recovery(died_us or now_us, cause, at_boundary, noticed_us=now_us)
         self._enter(PhaseTrigger.EPOCH_BROKEN)
         self._send_to_placed(StopEpoch(self.epoch))
         self._plan_if_stopped()
@@ -296,15 +293,25 @@ class Coordinator:
     def _plan_if_stopped(self) -> None:
         is_stopping = self.phase in (CoordinatorPhase.STOPPING, CoordinatorPhase.PAUSING)
         if is_stopping and all(member.has_stopped for member in self.members.placed):
+            if self.phase is CoordinatorPhase.PAUSING and not self._is_ending:
+                self._release_leaving()
             if self._recovery is not None:
                 self._recovery.stopped_us = self._effects.now_us()
             self._request_plan(PhaseTrigger.ALL_STOPPED)
+
+    def _release_leaving(self) -> None:
+        """Let members go that asked to leave; but if only they hold a stage's state, all save it first, in an epoch for that."""
+        self._saves_next = take_state_along(self.members, self._shape.num_stages)
+        if not self._saves_next:
+            dismiss(self.members.leaving, self._effects, self._recovery)
+        elif not self.members.new_places(self._shape):
+            self._recovery = None  # nobody leaves yet
 
     def _request_plan(self, trigger: PhaseTrigger) -> None:
         """Give new members a place, and request a plan for all members."""
         self._enter(trigger)
         self._awaits_checkpoint = None
-        for member, place in self._new_places():
+        for member, place in self.members.new_places(self._shape):
             member.place, member.has_stopped = place, True
             if self._recovery is not None:
                 self._recovery.joined.append(str(place))
@@ -312,20 +319,16 @@ class Coordinator:
         self._requested = frozenset(place for place in self._shape.workers() if place not in taken)
         self._effects.request_plan(self._requested)
 
-    def _new_places(self) -> list[tuple[Member, Worker]]:
-        taken = [member.place for member in self.members.placed if member.place is not None]
-        new = self.members.unplaced
-        return list(zip(new, free_places(self._shape, taken, [member.preferred_place for member in new]), strict=False))
-
     def plan_received(self, failed: frozenset[Worker], answer: PlanAssignment | str) -> None:
         """Start the next epoch with the plan for these dead workers; a sentence says why there is none."""
         if self.phase is not CoordinatorPhase.PLANNING or failed != self._requested:
             return  # the members have changed: the answer to another request is still to come
         if isinstance(answer, str):
-            if self._new_places():  # a member joined meanwhile, and may complete the stages
+            if self.members.new_places(self._shape):  # a member joined meanwhile, and may complete the stages
                 self._request_plan(PhaseTrigger.MEMBERS_CHANGED)
                 return
             self._enter(PhaseTrigger.NO_PLAN)
+            dismiss(self.members.leaving, self._effects, self._recovery)
             self._effects.waiting(answer)
             if self._is_ending:
                 self._effects.cannot_save()
@@ -364,28 +367,25 @@ class Coordinator:
         by_place = {member.place: member for member in self.members.values()}
         members = {place: by_place[now] for place, now in sorted(assignment.places.items())}
         for place, member in members.items():
-            member.place, member.progress, member.has_stopped, member.has_finished = place, None, False, False
-            member.busy_s = member.waited_s = 0.0
-            member.has_state = True  # unless the member reports otherwise when it stops
+            member.start(place)
         self.epoch += 1
         self.origin = self.origin if copies_state else self.epoch
         self._store.clear()
         places = {str(place): member.number for place, member in members.items()}
-        self._is_last_epoch = ends = self._is_ending
-        plan = assignment.plan.dumps()
-        start = StartEpoch(self.epoch, plan, places, resume.iteration, resume.ballot, sources, checkpoint, ends, self.origin)
-        cause = self._recovery.cause if self._recovery is not None else "the job stops" if ends else "the job began"
+        only_saves = self._is_ending or (self._saves_next and bool(self.members.leaving))
+        self._only_saves, self._saves_next, plan = only_saves, False, assignment.plan.dumps()
+        at = resume.iteration, resume.ballot
+        start = StartEpoch(self.epoch, plan, places, *at, sources, checkpoint, only_saves, self.origin)
+        cause = self._recovery.cause if self._recovery is not None else "all save" if only_saves else "the job began"
         reporters = self._effects.epoch_started(assignment, start)
-        self._journal.append(journal_entry(start, members, f"{cause}; {assignment.reason}", self._last_number, reporters))
+        self._journal.append(journal_entry(start, members, f"{cause}; {assignment.reason}", self.members.last_number, reporters))
         if self._recovery is not None:
             self._recovery.set_epoch(self.epoch, resume.iteration, assignment)
         self._enter(PhaseTrigger.EPOCH_STARTED)
-        self._effects.send_all([m.connection for m in members.values() if m.connection is not None], start)
-        disconnected = [member for member in members.values() if member.connection is None]
-        if disconnected:
+        self._send_to_placed(start)
+        if disconnected := [member for member in members.values() if member.connection is None]:
             self._stop_epoch(f"{disconnected[0].place} is away")
-        if self.members.unplaced:
-            self.admit_new_members()
+        self.update_membership()
 
     def _report_recovery(self) -> None:
         """Hand over the facts of the last recovery, once."""
@@ -394,7 +394,7 @@ class Coordinator:
         self._recovery = None
 
     def _send_to_placed(self, message: ControlMessage) -> None:
-        self._effects.send_all([member.connection for member in self.members.placed if member.connection is not None], message)
+        self._effects.send_all(self.members.connections, message)
 
     def _now_s(self) -> float:
         return self._effects.now_us() / 1e6

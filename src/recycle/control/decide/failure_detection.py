@@ -37,6 +37,24 @@ def stall_s(since_last_tick_s: float, lease_s: float) -> float:
     return since_last_tick_s if since_last_tick_s > max(SHORTEST_LATE_S, LATE_TICK_LEASES * lease_s) else 0.0
 
 
+class StallWatch:
+    """Notices that the coordinator itself stood still: nobody is judged by the time in which it heard nobody.
+
+    Until `patient_until_s`, a connection that closed may be that of a member that gave up waiting, and comes back.
+    """
+
+    def __init__(self, now_s: float, lease_s: float) -> None:
+        self._last_s = self.patient_until_s = now_s
+        self._lease_s = lease_s
+
+    def tick(self, now_s: float) -> float:
+        """Return how long the coordinator stood still before this tick, 0 if it did not."""
+        stalled_s, self._last_s = stall_s(now_s - self._last_s, self._lease_s), now_s
+        if stalled_s:
+            self.patient_until_s = now_s + (self._lease_s if stalled_s > self._lease_s else 0.0)
+        return stalled_s
+
+
 @dataclass(frozen=True, slots=True)
 class MemberFacts:
     """When a member last sent a message, whether its process was seen running, and for how long it has been doing something."""

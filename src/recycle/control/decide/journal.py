@@ -20,7 +20,7 @@ class JournalEntry:
 
     `processes` has host, process id and start of the member at each place: a coordinator that takes over can fence it, and no
     later process with that id. `origin` is that of `StartEpoch`. `reporters` has, for each earlier iteration that is not in the
-    record yet, the members that must still report it.
+    record yet, the members that must still report it. `only_saves` is that of `StartEpoch`.
     """
 
     epoch: int
@@ -32,6 +32,7 @@ class JournalEntry:
     processes: Mapping[str, tuple[str, int, str]] = field(default_factory=dict)
     origin: int = 1
     reporters: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    only_saves: bool = False
 
 
 class Journal(Protocol):

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from recycle.control.decide.journal import JournalEntry
-from recycle.control.decide.messages import ControlMessage, ProgressReport, StartEpoch
-from recycle.core.cluster import Worker
+from recycle.control.decide.messages import ControlMessage, EpochStopped, ProgressReport, RenewLease, StartEpoch
+from recycle.control.decide.place_assignment import first_places, free_places
+from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan_source import PlanAssignment
 
 Reporters = Mapping[int, AbstractSet[int]]
@@ -19,7 +20,8 @@ class Member:
     """A worker process. `place` is its place in the present epoch, None if it has none yet.
 
     `clock_offset_us` is how far its clock is behind the coordinator's: each machine has its own clock. `started` tells its
-    process from a later one with the same id, if it is on the coordinator's machine.
+    process from a later one with the same id, if it is on the coordinator's machine. A member that `is_leaving` has asked to
+    leave. One that `has_left` has no place any more; it is a member until its last reports are acknowledged, and it disconnects.
     """
 
     number: int
@@ -37,21 +39,59 @@ class Member:
     progress: ProgressReport | None = None
     has_stopped: bool = False
     has_finished: bool = False
+    is_leaving: bool = False
+    has_left: bool = False
     clock_offset_us: int = 0
     started: str = ""
 
+    def renew(self, message: RenewLease) -> None:
+        """Note what the member says that it is doing."""
+        self.busy_s, self.doing = message.busy_us / 1e6, message.doing
+        self.waits_for = tuple(message.waits_for.split(", ")) if message.waits_for not in ("", "all") else ()
+        self.waited_s = message.waited_us / 1e6
+
+    def start(self, place: Worker) -> None:
+        """Begin an epoch at this place; the member holds its stage's state, unless it reports otherwise when it stops."""
+        self.place, self.progress, self.has_stopped, self.has_finished = place, None, False, False
+        self.busy_s = self.waited_s = 0.0
+        self.has_state = True
+
+    def stop(self, message: EpochStopped, origin: int) -> None:
+        """Note the progress of a member that has stopped.
+
+        Its state does not count if it is of another stage or origin: it missed an epoch that moved it, or that went back.
+        """
+        is_of_place = self.place is not None and message.stage in (-1, self.place.stage)
+        self.progress, self.has_stopped = message.progress if is_of_place and message.origin == origin else None, True
+        self.has_state = self.progress is not None
+        self.busy_s = self.waited_s = 0.0
+
 
 class MemberTable(dict[int, Member]):
-    """The members of a job by number."""
+    """The members of a job by number. `last_number` is the last one given out."""
+
+    last_number = 0
+
+    def join(self, connection: int, host: str, pid: int, preferred_place: Worker | None, now_s: float) -> Member:
+        """Add a new member, and return it."""
+        self.last_number += 1
+        self[self.last_number] = member = Member(self.last_number, connection, host, pid, preferred_place, now_s)
+        return member
 
     @staticmethod
     def of(entry: JournalEntry, now_s: float) -> "MemberTable":
         """The members of a journal's epoch, none of them connected."""
         found = MemberTable()
+        found.last_number = entry.last_number
         for place, number in entry.places.items():
             host, pid, started = entry.processes.get(place, ("", 0, ""))
             found[number] = Member(number, None, host, pid, None, now_s, Worker.parse(place), has_state=True, started=started)
         return found
+
+    def discount(self, stalled_s: float, now_s: float) -> None:
+        """Do not count the time as silence in which the coordinator stood still."""
+        for member in self.values():
+            member.last_seen_s = min(now_s, member.last_seen_s + stalled_s)
 
     @property
     def placed(self) -> list[Member]:
@@ -60,7 +100,32 @@ class MemberTable(dict[int, Member]):
 
     @property
     def unplaced(self) -> list[Member]:
-        return [member for member in self.values() if member.place is None]
+        """The members that wait for a place."""
+        return [member for member in self.values() if member.place is None and not member.has_left]
+
+    def take_first_places(self, rows: AbstractSet[Worker]) -> bool:
+        """Give members tentative places in the first epoch; return whether every row of its plan has a member."""
+        members = [member for member in self.values() if not member.has_left]
+        places = first_places(rows, [member.preferred_place for member in members])
+        for member, place in zip(members, places, strict=True):
+            member.place = place
+        return rows <= set(places)
+
+    def new_places(self, shape: Shape) -> list[tuple[Member, Worker]]:
+        """Return the free place that each member gets that waits for one, as long as there are any."""
+        taken = [member.place for member in self.placed if member.place is not None]
+        free = free_places(shape, taken, [member.preferred_place for member in self.unplaced])
+        return list(zip(self.unplaced, free, strict=False))
+
+    @property
+    def connections(self) -> list[int]:
+        """The connections of the members with a place."""
+        return [member.connection for member in self.placed if member.connection is not None]
+
+    @property
+    def leaving(self) -> list[Member]:
+        """The members with a place that have asked to leave."""
+        return [member for member in self.placed if member.is_leaving]
 
     @property
     def have_finished(self) -> bool:
@@ -75,11 +140,14 @@ class MemberTable(dict[int, Member]):
 
 @dataclass(slots=True)
 class Recovery:
-    """The facts of a change of epochs so far. Times are in µs of the coordinator's clock."""
+    """The facts of a change of epochs so far. Times are in µs of the coordinator's clock.
+
+    If it is `at_boundary`, members join or leave as they asked to: all trained until an iteration boundary, nothing is redone.
+    """
 
     at_us: int
     cause: str
-    joins: bool
+    at_boundary: bool
     left: list[str] = field(default_factory=list)
     joined: list[str] = field(default_factory=list)
     noticed_us: int = 0
@@ -98,7 +166,17 @@ class Recovery:
         self.at_us = min(self.at_us, died_us or self.at_us)
         self.left.append(place)
         self.joined = [joined for joined in self.joined if joined != place]
-        self.joins, self.cause = False, cause
+        self.at_boundary, self.cause = False, cause
+
+    def add_leave(self, place: str) -> None:
+        """Add a member that left as it asked to."""
+        self.left.append(place)
+        self.joined = [joined for joined in self.joined if joined != place]
+
+    @property
+    def joins(self) -> bool:
+        """Whether members only joined."""
+        return self.at_boundary and not self.left
 
     def set_epoch(self, epoch: int, iteration: int, assignment: PlanAssignment) -> None:
         """Note the epoch with which the recovery ends, when it starts."""
@@ -122,8 +200,19 @@ def journal_entry(
 ) -> JournalEntry:
     """The entry of an epoch with these members at their places."""
     processes = {str(place): (member.host, member.pid, member.started) for place, member in members.items()}
-    origin, late = start.origin, {iteration: sorted(numbers) for iteration, numbers in reporters.items()}
-    return JournalEntry(start.epoch, start.iteration, start.places, start.plan, reason, last_number, processes, origin, late)
+    late = {iteration: sorted(numbers) for iteration, numbers in reporters.items()}
+    return JournalEntry(
+        start.epoch,
+        start.iteration,
+        start.places,
+        start.plan,
+        reason,
+        last_number,
+        processes,
+        start.origin,
+        late,
+        start.only_saves,
+    )
 
 
 class CoordinatorEffects(Protocol):
@@ -132,7 +221,7 @@ class CoordinatorEffects(Protocol):
     def now_us(self) -> int: ...
 
     def is_ready(self) -> bool:
-        """Whether the first epoch may start; if not, `Coordinator.admit_new_members` is called again later."""
+        """Whether the first epoch may start; if not, `Coordinator.update_membership` is called again later."""
 
     def send(self, connection: int, message: ControlMessage) -> None: ...
 

@@ -59,9 +59,10 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The worker cannot join, and why."""
+    """The worker cannot join, and why. If `may_retry`, another process on its machine could join."""
 
     reason: str
+    may_retry: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,8 @@ class StartEpoch:
 
     `ballot` settles the iteration before it for members without its verdict. `sources` maps each place without the state of its
     stage to the place that it copies from; `checkpoint` is the number of steps of the checkpoint that all load, -1 for none.
-    `ends` says that the job was asked to stop: the epoch only writes a checkpoint. `origin` is the last epoch, up to this one, in
+    `only_saves` says that the epoch does no step, and only writes a checkpoint, because the job stops, or because members leave
+    whose state no other member holds. `origin` is the last epoch, up to this one, in
     which all began anew or from a checkpoint: a state of an earlier origin is not mixed with the others.
     """
 
@@ -114,8 +116,13 @@ class StartEpoch:
     ballot: Ballot | None = None
     sources: dict[str, str] = field(default_factory=dict)
     checkpoint: int = -1
-    ends: bool = False
+    only_saves: bool = False
     origin: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A worker was asked to stop: it wants to leave the job at the next iteration boundary. The answer is `JobEnded`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,13 +235,13 @@ class FileContent:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job is over: the worker process ends."""
+    """The job is over, or is over for this worker, which asked to leave: the worker process ends."""
 
     reason: str
 
 
 _Handshake = Challenge | Hello | Welcome | Refused | Waiting
-_Epoch = StartEpoch | StopEpoch | PauseAtBoundary | EpochStopped | EpochBegun | StoreEntry
+_Epoch = StartEpoch | StopEpoch | PauseAtBoundary | Leaving | EpochStopped | EpochBegun | StoreEntry
 _FileTransfer = UploadFile | DownloadFile | FileContent
 ControlMessage = _Handshake | _Epoch | RenewLease | Report | Ack | _FileTransfer | JobEnded
 

@@ -19,6 +19,7 @@ class PhaseTrigger(StrEnum):
     JOURNAL_FOUND = "journal found"
     EPOCH_STARTED = "epoch started"
     MEMBER_JOINED = "member joined"
+    MEMBER_LEAVES = "member leaves"
     STOP_REQUESTED = "stop requested"
     EPOCH_BROKEN = "epoch broken"
     ALL_STOPPED = "all stopped"
@@ -44,6 +45,7 @@ TRANSITIONS: Mapping[CoordinatorPhase, Mapping[PhaseTrigger, Transition]] = {
     },
     _P.RUNNING: {
         _T.MEMBER_JOINED: Transition(_P.PAUSING, "a new member needs a place: all pause at an iteration boundary"),
+        _T.MEMBER_LEAVES: Transition(_P.PAUSING, "a member was asked to leave: all pause at an iteration boundary"),
         _T.STOP_REQUESTED: Transition(_P.PAUSING, "the job is to stop: all pause at an iteration boundary, to save it"),
         _T.EPOCH_BROKEN: _BROKEN,
         _T.JOB_ENDED: _ENDED,

@@ -40,7 +40,7 @@ class Client:
         endpoint: Endpoint,
         preferred_place: str,
         on_message: Callable[[ControlMessage], None],
-        on_refused: Callable[[str], None],
+        on_refused: Callable[[JoinRefused], None],
         heartbeat: Callable[[], RenewLease] = RenewLease,
         on_silent: Callable[[float], None] = lambda silent_s: None,
     ) -> None:
@@ -84,6 +84,10 @@ class Client:
                 self._disconnect()
                 os.close(self._wake)
                 self._wake = -1
+
+    @property
+    def is_connected(self) -> bool:
+        return self._stream is not None
 
     def send(self, message: ControlMessage) -> bool:
         """Send a message, or queue it if the connection takes no more now; return whether there is a connection."""
@@ -161,7 +165,7 @@ class Client:
                 reader = self._reconnect()
         except JoinRefused as problem:
             if not self._closed.is_set():
-                self._on_refused(str(problem))
+                self._on_refused(problem)
 
     def _reconnect(self) -> FrameReader:
         end_s = time.monotonic() + _ORPHAN_S
@@ -171,7 +175,7 @@ class Client:
             except OSError as problem:
                 if time.monotonic() > end_s:
                     cause = problem.strerror or problem
-                    raise JoinRefused(f"no coordinator has answered for {_ORPHAN_S:.0f} s ({cause})") from None
+                    raise JoinRefused(f"no coordinator has answered for {_ORPHAN_S:.0f} s ({cause})", may_retry=True) from None
         raise JoinRefused("this worker has disconnected")
 
     def _serve(self, reader: FrameReader) -> None:
@@ -224,6 +228,6 @@ class Client:
                     self._unacknowledged.popleft()
                 self._lock.notify_all()
         elif isinstance(message, Refused):
-            raise JoinRefused(message.reason)
+            raise JoinRefused(message.reason, message.may_retry)
         else:
             self._on_message(message)

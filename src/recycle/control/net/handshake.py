@@ -19,7 +19,11 @@ _CLOSED = "the coordinator closed the connection"
 
 
 class JoinRefused(Exception):
-    """The coordinator refused this worker, and why."""
+    """The coordinator refused this worker, and why. If `may_retry`, another process on this machine could join."""
+
+    def __init__(self, reason: str, may_retry: bool = False) -> None:
+        super().__init__(reason)
+        self.may_retry = may_retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +80,10 @@ def shake_hands(
         stream.sendall(encode_frame(hello))
         while isinstance(answer := reader.receive(stream.recv, _CLOSED), Waiting):
             on_waiting()
+        if isinstance(answer, Refused):
+            raise JoinRefused(answer.reason, answer.may_retry)
         if not isinstance(answer, Welcome):
-            raise JoinRefused(answer.reason if isinstance(answer, Refused) else "the coordinator did not answer a hello")
+            raise JoinRefused("the coordinator did not answer a hello")
         if not is_proof(answer.proof, endpoint.token, "coordinator", nonce):
             raise JoinRefused("the coordinator does not have the job's token")
         return Session(stream, reader, answer)

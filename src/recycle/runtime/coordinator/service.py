@@ -101,8 +101,7 @@ class CoordinatorService:
             self._ledger.warn(warning)
         self._inbox = ReportInbox(self._ledger, self._acknowledge)
         self._numbers, self._epochs, self._crashed_at = dict[int, int](), dict[int, int](), set[int]()
-        self._finished: dict[Worker, WorkerFinished] = {}
-        self._is_over = self._is_ending = False
+        self._finished, self._is_over, self._is_ending = dict[Worker, WorkerFinished](), False, False
         shape = plan.problem.shape
         self._plans = PlanRequests(config.source, shape, self._plan_made, planning) if config.source is not None else None
         if self._plans is not None:  # now, because workers take a while to join
@@ -128,9 +127,7 @@ class CoordinatorService:
     def _stop_early(self) -> None:
         if not self._is_over and not self._is_ending:
             self._is_ending = True
-            self._ledger.warn(
-                "asked to stop: the run ends after the present step, with a checkpoint; Ctrl-C again ends it at once"
-            )
+            self._ledger.warn("asked to stop: the run ends after this step, with a checkpoint; Ctrl-C again ends it at once")
             self._coordinator.stop_early()
 
     # ServerCallbacks.
@@ -141,7 +138,7 @@ class CoordinatorService:
         member = self._coordinator.rejoin(hello.member, connection, hello.host, hello.pid) if hello.member >= 0 else None
         if member is None:
             if hello.epoch >= 0:
-                return Refused("it was taken for dead, and others do its work")
+                return Refused("it was taken for dead, and others do its work", may_retry=True)
             # A new worker, or a member that had no place yet and can join again.
             try:
                 preferred_place = Worker.parse(hello.preferred_place) if hello.preferred_place else None
@@ -157,10 +154,10 @@ class CoordinatorService:
 
     def admitted(self, connection: int) -> None:
         member, epoch = self._member(connection), self._epochs.pop(connection)
-        if member is not None and member.place is not None:
+        if member is not None and (member.place is not None or member.has_left):
             self._coordinator.resume_member(member, epoch)
         else:
-            self._coordinator.admit_new_members()
+            self._coordinator.update_membership()
 
     def receive(self, connection: int, message: ControlMessage) -> None:
         member = self._member(connection)
@@ -184,10 +181,12 @@ class CoordinatorService:
         self._numbers.pop(connection, None)
         if member is not None and not self._is_over:
             self._coordinator.connection_lost(member)
+            if member.has_left:
+                self._inbox.remove(member.number)
 
     def tick(self) -> None:
         if self._coordinator.phase is CoordinatorPhase.FORMING:
-            self._coordinator.admit_new_members()
+            self._coordinator.update_membership()
             self._forming.tick(now_us() / 1e6, self._coordinator.members.values())
         if not self._is_over:
             self._coordinator.tick()
@@ -226,7 +225,7 @@ class CoordinatorService:
     def disconnect(self, connection: int, reason: str = "") -> None:
         self._numbers.pop(connection, None)
         if reason:
-            self._server.send(connection, Refused(reason))
+            self._server.send(connection, Refused(reason, may_retry=True))
         self._server.disconnect(connection)
 
     is_process_running = staticmethod(fencing.is_running)
@@ -246,7 +245,8 @@ class CoordinatorService:
         self._ledger.warn(f"there is no checkpoint to go back to: {goes_on}")
 
     def member_left(self, member: Member, reason: str) -> int:
-        self._inbox.remove(member.number)
+        if not member.is_leaving:  # else its last reports are still to be acknowledged
+            self._inbox.remove(member.number)
         self._ledger.membership_changed(str(member.place), False, len(self._coordinator.members.placed))
         if self._plans is None and not self._is_over:
             self._end(WorkerLost(member.pid, f"{member.place} is gone: {reason}"))
@@ -295,7 +295,7 @@ class CoordinatorService:
     def recovery_finished(self, recovery: Recovery) -> None:
         for place in recovery.joined:
             self._ledger.membership_changed(place, True, recovery.num_live)
-        self._ledger.add_recovery(recovered_event(recovery, self._ledger))
+        self._ledger.add_recovery(recovered_event(recovery, self._ledger), recovery.at_boundary)
 
     # Plans and reports.
 

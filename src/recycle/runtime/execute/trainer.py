@@ -2,7 +2,8 @@
 
 A synchronous worker waits for the verdict on a step before it steps. A staggered worker steps at once with a guessed scale of 1,
 plays the warm-up of its next iteration, and then waits for the verdict. All workers get the same ballot, which also says whether
-a worker wants a pause. After a step that had to be scaled the next one probably must be, too: its scale is not guessed.
+a worker wants a pause. Staggered workers have begun the next iteration by then: they play it to its end, and pause after it, so
+that no op is redone. After a step that had to be scaled the next one probably must be, too: its scale is not guessed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,6 +60,7 @@ class Trainer:
         self._transport, self._view, self._shape = transport, view, shape
         self._ties = [tie for tie in ties if view.worker.stage in tie.stages]
         self._warm_up, self._is_staggered, self._was_scaled = warm_up, is_staggered, False
+        self._pauses_next = False
         self._vote: _Vote | None = None
         self.activation_bytes = 0
 
@@ -74,12 +76,8 @@ class Trainer:
             self.spans = spans
             if self._vote is not None:
                 self.executor.play(iteration, 0, self._warm_up, spans, is_tentative=True)
-                ballot, is_pause = self._end_vote()
-                was_right = self._confirm(ballot, on_applied)
-                if is_pause:
-                    self.executor.reset()
-                    return False
-                if not was_right:
+                ballot, self._pauses_next = self._end_vote()
+                if not self._confirm(ballot, on_applied):
                     spans[:] = [replace(span, is_discarded=True) for span in spans]
                     self._discard_warm_up()
                 elif self.executor.warm_up_error is not None:
@@ -121,13 +119,13 @@ class Trainer:
         self.spans = []  # from now on they belong to the gradient that is held
         spans.append(Span(REDUCE, start, now_us()))
         self._begin_vote(iteration)
-        if self._is_staggered and not self._was_scaled:
+        if self._is_staggered and not self._was_scaled and not self._pauses_next:
             self._apply(iteration, _GUESSED_SCALE, spans)
             return False
         ballot, is_pause = self._end_vote()
         self._apply(iteration, self.state.judge(ballot).scale, spans)
         self._confirm(ballot, on_applied)
-        return is_pause
+        return is_pause or self._pauses_next
 
     def _shared_losses(self) -> Mapping[int, float]:
         """The losses of all micro-batches, at the last stage, whose peers have some each: any one peer can report them.

@@ -14,6 +14,7 @@ from recycle.control.decide.messages import (
     EpochBegun,
     EpochStopped,
     JobEnded,
+    Leaving,
     PauseAtBoundary,
     RenewLease,
     StartEpoch,
@@ -36,7 +37,7 @@ class ControlThread:
     """The control connection of one worker. `get_num_steps` returns how many steps its weights have, for its leases.
 
     `inbox` holds the messages for the main thread, and a JoinRefused if the coordinator does not want this worker back.
-    `say` gets a sentence when the coordinator does not answer.
+    `say` gets a sentence when the coordinator does not answer. `is_leaving` says that this worker has asked to leave.
     """
 
     def __init__(self, endpoint: Endpoint, place: str, get_num_steps: Callable[[], int], say: Callable[[str], None]) -> None:
@@ -59,15 +60,10 @@ class ControlThread:
         self._transport: Transport | None = None
         self._trainer: Trainer | None = None
         self._epoch = self._stopped_epoch = self._paused_epoch = -1
-        self._is_ending = False
+        self.is_leaving = False
         self._begun: EpochBegun | None = None
         self._stopped: EpochStopped | None = None
         self._finished: WorkerFinished | None = None
-
-    @property
-    def is_pausing(self) -> bool:
-        """Whether the coordinator has asked for a pause or the end of the present epoch, or the job ends with it."""
-        return self._is_ending or (self._epoch >= 0 and max(self._paused_epoch, self._stopped_epoch) >= self._epoch)
 
     @property
     def is_over(self) -> bool:
@@ -76,9 +72,9 @@ class ControlThread:
 
     # Called in the control thread.
 
-    def _refused(self, reason: str) -> None:
+    def _refused(self, problem: JoinRefused) -> None:
         self._abort(self._epoch)
-        self.inbox.put(JoinRefused(reason))
+        self.inbox.put(problem)
 
     def _react(self, message: ControlMessage) -> None:
         match message:
@@ -87,7 +83,6 @@ class ControlThread:
                     self._epoch = self.client.epoch = epoch
                     self.client.origin = message.origin
                     self._begun = self._stopped = self._finished = None
-                    self._is_ending = message.ends
                     self._rendezvous = Rendezvous(lambda key, value: self.client.send(StoreEntry(epoch, key, value)))
                 self.inbox.put(message)
             case StoreEntry(epoch=epoch) if epoch == self._epoch:
@@ -121,6 +116,8 @@ class ControlThread:
         """Repeat what a new coordinator, which may be another process, does not know."""
         if self._rendezvous is not None:
             self._rendezvous.publish_again()
+        if self.is_leaving:
+            self.client.send(Leaving())
         if self._begun is not None:
             self.client.send(self._begun)
         if self._stopped is not None:
@@ -140,7 +137,12 @@ class ControlThread:
         busy_us, waited_us = (0, took_us) if doing.waits_for else (took_us, 0)
         return RenewLease(self._get_num_steps(), busy_us, doing.label, doing.waits_for, waited_us)
 
-    # Called in the main thread.
+    # Called in the main thread, or in one that it started.
+
+    def leave(self) -> None:
+        """Ask the coordinator, and any later one, to let this worker go at the next iteration boundary."""
+        self.is_leaving = True
+        self.client.send(Leaving())
 
     def connect(self, view: GroupView, make: Callable[[Rendezvous], Transport]) -> Transport:
         """Make the transport of an epoch; raises TransportBroken if the epoch ends before, or a link is cut."""

@@ -169,7 +169,7 @@ class LocalStage:
 
     def finish_checkpoints(self, start: StartEpoch) -> None:
         """Wait for the checkpoints that are being written, and first write the last one if its writer may have died."""
-        is_last = start.ends or (start.iteration == self._spec.num_steps and start.epoch > 1)
+        is_last = start.only_saves or (start.iteration == self._spec.num_steps and start.epoch > 1)
         if self._writes_checkpoints and is_last:
             self._save(start.iteration, is_last=True)
         if self._writer is not None and not self._writer.wait():

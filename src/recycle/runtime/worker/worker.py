@@ -8,7 +8,9 @@ import os
 import pickle
 import resource
 import signal
+import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -43,8 +45,10 @@ from recycle.runtime.worker.worker_spec import WorkerSpec
 
 _JOIN_S = 60.0
 _LAST_REPORT_S = 5.0
-# A worker that is asked to stop gives the coordinator so much time to ask for a pause, before it ends.
+# A worker that was asked to stop, and has had no connection for so long, ends without its coordinator.
 _STOP_S = 5.0
+# The exit codes of a worker that was refused: another process could join, or nothing helps before the user has changed something.
+MAY_RETRY, REFUSED = 75, 78
 MakeSpec = Callable[[Mapping[str, Any]], WorkerSpec]
 """Makes the worker's spec from the coordinator's description of the job."""
 
@@ -101,7 +105,9 @@ class _WorkerProcess:
             self._stage = LocalStage(self._spec, self._preferred_place, self._control, on_saved)
             self._follow(self._stage)
         except JoinRefused as problem:
-            raise SystemExit(f"this worker was turned away: {problem}") from None
+            if not self._control.is_leaving:  # else others have its work already
+                print(f"this worker was turned away: {problem}", file=sys.stderr, flush=True)
+                raise SystemExit(MAY_RETRY if problem.may_retry else REFUSED) from None
         except CannotLoad as problem:  # others go on without it
             self._control.client.wait_until_acknowledged(_LAST_REPORT_S)
             raise SystemExit(f"this worker ends: {problem}") from None
@@ -113,22 +119,27 @@ class _WorkerProcess:
             self._control.client.close()
 
     def ask_to_stop(self, number: signal.Signals) -> None:
-        """End soon; but if the whole job was asked to stop, as by a batch system, write the checkpoint with the others."""
+        """Leave the job at the next iteration boundary, so that nothing is redone; the coordinator says when."""
+        self._say(f"{number.name}: it leaves at the next iteration boundary; a second signal ends it at once")
+        # In a thread: the main thread, which handles the signal, may be in the middle of a send.
+        threading.Thread(target=self._leave, args=(number,), name="leave", daemon=True).start()
 
-        def end() -> None:
-            if not self._control.is_pausing:
-                os._exit(128 + number)
-
-        self._say(f"{number.name}: it ends, unless the whole job is about to")
-        timer = threading.Timer(_STOP_S, end)
-        timer.daemon = True
-        timer.start()
+    def _leave(self, number: signal.Signals) -> None:
+        """Ask to leave; end this process if it has no coordinator that could answer."""
+        self._control.leave()
+        alone_since_s = time.monotonic()
+        while time.monotonic() < alone_since_s + _STOP_S:
+            time.sleep(0.1)
+            if self._control.client.is_connected:
+                alone_since_s = time.monotonic()
+        os._exit(128 + number)
 
     def _join(self) -> Welcome:
         try:
             return self._control.client.join(_JOIN_S)
         except OSError as problem:
-            raise JoinRefused(f"nobody answers there ({problem.strerror or problem}): start the coordinator first") from None
+            reason = f"nobody answers there ({problem.strerror or problem}): start the coordinator first"
+            raise JoinRefused(reason, may_retry=True) from None
 
     def _spec_for(self, welcome: Welcome) -> WorkerSpec:
         try:
@@ -179,7 +190,7 @@ class _WorkerProcess:
                 self._injector.on_recovery(start.iteration)
             trainer = self._set_up(start, stage)
             self._control.start(start.epoch, trainer)
-            num_steps = start.iteration if start.ends else self._spec.num_steps
+            num_steps = start.iteration if start.only_saves else self._spec.num_steps
             if trainer.train(num_steps, stage.on_applied):
                 self._finish(start, stage, trainer)
                 return

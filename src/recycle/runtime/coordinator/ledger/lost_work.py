@@ -1,8 +1,7 @@
 """Accounting of lost work: the ops and the time that must be redone after each recovery.
 
 Two kinds of work are lost: ops of the iteration in flight, which workers report when they stop, and complete steps, if all
-members go back to a checkpoint. When all pause for a new member, no step is in flight; but with a staggered optimizer the warm-up
-of the next step has run by then, and is lost, too.
+members go back to a checkpoint. When all pause for a member that joins or leaves, nothing is in flight.
 """
 
 from collections.abc import Iterable

@@ -9,9 +9,9 @@ from recycle.runtime.execute.spans import now_us
 def recovered_event(recovery: Recovery, ledger: RunLedger) -> Recovered:
     """Return the event of a recovery, in the time of the record."""
     end_us = recovery.begun_us or now_us()
-    # A new member lets the others train until the next iteration boundary: nothing is lost before that.
-    at_us = recovery.stopped_us if recovery.joins else recovery.at_us
-    noticed_us = recovery.stopped_us if recovery.joins else recovery.noticed_us
+    # A member that joins or leaves lets all train until the next iteration boundary: nothing is lost before that.
+    at_us = recovery.stopped_us if recovery.at_boundary else recovery.at_us
+    noticed_us = recovery.stopped_us if recovery.at_boundary else recovery.noticed_us
     restart_us = end_us - recovery.planned_us
     transfer_us = min(recovery.transfer_us, max(0, restart_us))
     return Recovered(

@@ -268,18 +268,17 @@ class RunLedger:
         self.checkpoints.go_back(iteration)
         self._lost.go_back(iteration)
 
-    def add_recovery(self, event: Recovered) -> None:
-        """Write a recovery, with the work that is redone, and the spells since the last step."""
+    def add_recovery(self, event: Recovered, at_boundary: bool = False) -> None:
+        """Write a recovery, with the work that is redone, and the spells since the last step; `at_boundary`, all paused."""
         with self._publishing_together():
-            self._add_recovery(event)
+            self._add_recovery(event, at_boundary)
 
-    def _add_recovery(self, event: Recovered) -> None:
+    def _add_recovery(self, event: Recovered, at_boundary: bool) -> None:
         if not self._has_started:
             first_us = self._lost.first_us
             self._start(max(self._gone_us, event.at_us if first_us is None else min(event.at_us, first_us)), event.num_live)
         stepped_us = max(self._resumed_us, self._stepped_us)
-        if event.joins:
-            # All have paused after a step: the warm-up of the next step and waiting for others follow it.
+        if at_boundary:  # waiting for others to pause, too, follows the last step
             at_us = min(event.at_us, max(stepped_us, self._lost.last_us))
             event = replace(event, at_us=at_us, abort_us=event.abort_us + event.at_us - at_us)
         redone = self._lost.settle(event.at_us, event.end_us, stepped_us, self._resumed_us)

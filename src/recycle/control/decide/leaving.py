@@ -1,0 +1,28 @@
+"""Members that leave because they were asked to: whether they take a stage's state along, and how they are let go."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from recycle.control.decide.members import CoordinatorEffects, Member, MemberTable, Recovery
+from recycle.control.decide.messages import JobEnded
+
+LEAVES = "it was asked to leave"
+
+
+def take_state_along(members: MemberTable, num_stages: int) -> bool:
+    """Return whether some stage's state is held by nobody but members that leave."""
+    kept = {member.place.stage for member in members.placed if member.place and member.has_state and not member.is_leaving}
+    return bool(members.leaving) and len(kept) < num_stages
+
+
+def dismiss(leaving: Iterable[Member], effects: CoordinatorEffects, recovery: Recovery | None) -> None:
+    """Let members go. They lose their places now, and end when their last reports are acknowledged."""
+    for member in leaving:
+        before = replace(member)
+        member.place, member.progress, member.has_left = None, None, True
+        if before.place is not None:
+            effects.member_left(before, LEAVES)
+            if recovery is not None:
+                recovery.add_leave(str(before.place))
+        if member.connection is not None:
+            effects.send(member.connection, JobEnded(LEAVES))
