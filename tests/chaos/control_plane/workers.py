@@ -143,8 +143,7 @@ class Workers:
         worker.connection, worker.member = number, answer.member
         self.members[worker.member] = worker
         self.connected[number] = worker
-        worker.outbox.extend(worker.unacknowledged)
-        for message in (worker.begun, worker.stopped):
+        for message in (worker.begun, *worker.unacknowledged, worker.stopped):
             if message is not None:
                 worker.send(message)
         if worker.is_leaving:
@@ -277,7 +276,7 @@ class Workers:
             worker.saved_last_in = worker.epoch
             worker.saves.append((worker.start.iteration, worker.epoch))
             return
-        worker.finished = WorkerFinished(worker.place, f"{worker.place.stage}", 1, 1)
+        worker.finished = WorkerFinished(worker.place, f"{worker.place.stage}", 1, 1, worker.epoch)
         worker.report(worker.finished)
 
     def _pause(self, members: Sequence[SimulatedWorker], model: EpochModel) -> None:

@@ -88,7 +88,7 @@ def test_times_of_a_member_are_converted_to_the_coordinators_clock():
 
 def test_a_report_from_before_all_went_back_is_acknowledged_and_does_not_count():
     made = Inbox()
-    finished = WorkerFinished(Worker(0, 0), "a digest", 1, 1)
+    finished = WorkerFinished(Worker(0, 0), "a digest", 1, 1, 1)
     assert made.accept(1, 1, applied("W0_0"), made_in=1, origin=3) is None
     assert made.accept(1, 2, finished, made_in=1, origin=3) is None
     assert made.acks == [(1, 1), (1, 2)]

@@ -32,7 +32,8 @@ class Client:
     `on_refused` is called if the coordinator has taken this worker for dead, if it refuses it when it reconnects, or if none is
     found; the thread ends then.
     `heartbeat` makes the message that renews the lease; `on_silent` is called once with the time for which the coordinator has
-    been silent. `own_address` is the address by which other machines reach this one.
+    been silent. `own_address` is the address by which other machines reach this one. `greeting` is sent whenever it reconnects,
+    before the reports that are sent again.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Client:
         self._on_message, self._on_refused, self._heartbeat, self._on_silent = on_message, on_refused, heartbeat, on_silent
         self.member, self.epoch, self.lease_s = -1, -1, 0.0
         self.own_address, self.origin = "", 0
+        self.greeting: ControlMessage | None = None
         self._unacknowledged: deque[Report] = deque()
         self._number = 0
         self._lock = threading.Condition()  # notified when reports were acknowledged
@@ -150,8 +152,9 @@ class Client:
                 raise JoinRefused("this worker has disconnected")
             self.member, self.lease_s = welcome.member, welcome.lease_s
             self._stream, self.own_address = stream, stream.getsockname()[0]
-            for report in self._unacknowledged:
-                self.send(report)
+            for message in [self.greeting, *self._unacknowledged]:
+                if message is not None:
+                    self.send(message)
         self._on_message(welcome)
         return welcome, session.reader
 

@@ -320,7 +320,7 @@ class CoordinatorService:
                 longest_us = max((span.end_us - span.start_us for span in report.spans if span.is_op), default=0)
                 self._coordinator.longest_op_s = max(self._coordinator.longest_op_s, longest_us / 1e6)
                 self._inject_fault()
-            case WorkerFinished():
+            case WorkerFinished() if report.epoch == self._coordinator.epoch:  # else a recovery has redone the last step
                 self._finished[report.worker] = report
                 self._coordinator.member_finished(member)
                 if self._coordinator.phase is CoordinatorPhase.DONE:  # not while a recovery redoes the last step

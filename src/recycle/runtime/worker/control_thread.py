@@ -61,7 +61,6 @@ class ControlThread:
         self._trainer: Trainer | None = None
         self._epoch = self._stopped_epoch = self._paused_epoch = -1
         self.is_leaving = False
-        self._begun: EpochBegun | None = None
         self._stopped: EpochStopped | None = None
         self._finished: WorkerFinished | None = None
 
@@ -82,7 +81,7 @@ class ControlThread:
                 with self._lock:
                     self._epoch = self.client.epoch = epoch
                     self.client.origin = message.origin
-                    self._begun = self._stopped = self._finished = None
+                    self.client.greeting = self._stopped = self._finished = None
                     self._rendezvous = Rendezvous(lambda key, value: self.client.send(StoreEntry(epoch, key, value)))
                 self.inbox.put(message)
             case StoreEntry(epoch=epoch) if epoch == self._epoch:
@@ -118,8 +117,6 @@ class ControlThread:
             self._rendezvous.publish_again()
         if self.is_leaving:
             self.client.send(Leaving())
-        if self._begun is not None:
-            self.client.send(self._begun)
         if self._stopped is not None:
             self.client.send(self._stopped)
         elif self._finished is not None:
@@ -189,7 +186,7 @@ class ControlThread:
         self.client.report(report_to_json(report))
 
     def report_begun(self, begun: EpochBegun) -> None:
-        self._begun = begun
+        self.client.greeting = begun  # a coordinator hears of the epoch before it hears of the epoch's iterations
         self.client.send(begun)
 
     def report_stopped(self, stopped: EpochStopped) -> None:

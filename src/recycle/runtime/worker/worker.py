@@ -246,7 +246,7 @@ class _WorkerProcess:
         stage.finish_checkpoints(start)
         sha256, peak_bytes = digest(trainer.executor.stage.module), _peak_bytes(self._spec.options.device)
         self._control.activity.end()
-        self._control.report_finished(WorkerFinished(stage.place, sha256, peak_bytes, trainer.activation_bytes))
+        self._control.report_finished(WorkerFinished(stage.place, sha256, peak_bytes, trainer.activation_bytes, start.epoch))
 
 
 def _peak_bytes(device: str) -> int:

@@ -39,12 +39,13 @@ class StepUndone:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFinished:
-    """A worker has done all its steps: the digest of its weights, and its peak memory."""
+    """A worker has done all its steps in an epoch: the digest of its weights, and its peak memory."""
 
     worker: Worker
     digest: str
     peak_bytes: int
     activation_bytes: int
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)

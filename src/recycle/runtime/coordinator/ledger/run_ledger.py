@@ -237,7 +237,7 @@ class RunLedger:
                 self._lost.undone(spans)
                 for span in spans:
                     self.write(OpRan(report.iteration, place, span.label, span.start_us, span.end_us, True))
-            case WorkerFinished(worker, _, peak, activations):
+            case WorkerFinished(worker, _, peak, activations, _):
                 self.write(Held(str(worker), peak, activations, self._planned_bytes(worker)))
             case StageSaved() | StageNotSaved():
                 self.checkpoints.add(report)
