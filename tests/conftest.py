@@ -50,7 +50,7 @@ LONG = (
     "runtime/checkpoint/test_writer.py",
     "planner/heuristic/test_fuse_backward.py",
     "cli/demo/test_demo.py",
-    "cli/training/test_coordinator.py",
+    "cli/machines/test_coordinator.py",
     "evaluate/hardware/test_kills.py",
     "sim/systems/test_all_systems.py",
     "docs/test_site.py",

@@ -51,7 +51,7 @@ ORDER = {
     "models": ["gpt text"],
     "report": ["timeline", "record", "render", "figures export"],
     "evaluate": ["hardware", "variant_plans results against_simulation", "cluster_benchmark"],
-    "cli": ["terminal arguments profile_text", "live", "planning simulation", "training", "demo measuring", "main"],
+    "cli": ["terminal arguments profile_text", "live", "planning simulation", "training", "machines", "demo measuring", "main"],
 }
 # The only files that may import these.
 ONLY_IN = {"ortools": "planner/exact/cpsat.py", "scipy": "planner/exact/milp.py"}

@@ -5,7 +5,7 @@ import pytest
 from tests.chaos.resources import FAULTS, run_fault, twin
 
 pytestmark = pytest.mark.timeout(120)
-STEPS = 60
+STEPS = 40
 SAMPLE = ("no more descriptors: launcher, a worker killed",)
 
 

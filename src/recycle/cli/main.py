@@ -40,10 +40,11 @@ class _Parser(argparse.ArgumentParser):
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands. They are imported here, so that an interrupt during the imports is handled too."""
     from recycle.cli.demo import demo
+    from recycle.cli.machines import agent, coordinator, worker
     from recycle.cli.measuring import bench, profile, report
     from recycle.cli.planning import check, estimate, plan, show
     from recycle.cli.simulation import replay, reproduce, simulate, trace
-    from recycle.cli.training import coordinator, train
+    from recycle.cli.training import train
 
     parser: argparse.ArgumentParser = _Parser(
         prog="recycle",
@@ -65,7 +66,8 @@ def make_parser() -> argparse.ArgumentParser:
         reproduce.add_reproduce_parser,
         train.add_train_parser,
         coordinator.add_coordinator_parser,
-        coordinator.add_worker_parser,
+        agent.add_agent_parser,
+        worker.add_worker_parser,
         report.add_report_parser,
         demo.add_demo_parser,
         bench.add_bench_parser,

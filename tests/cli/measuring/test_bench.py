@@ -30,7 +30,7 @@ def measured(tmp_path_factory):
     begin_evaluation(folder, TINY)
     with pytest.MonkeyPatch.context() as patch:  # medians never get stable while other tests run beside this one
         patch.setattr(evaluation_folder, "rehearse", partial(rehearse, patience=Patience(1.0, 2, 2)))
-        patch.setattr(evaluation_folder, "_CYCLE_S", 2.0)  # long enough for a process to come back
+        patch.setattr(evaluation_folder, "_CYCLE_S", 1.0)  # long enough for a process to come back
         ended = run(f"bench cluster --out {folder} {SMALL}")
     assert ended.code == 0, ended.err
     return folder, ended.out, ended.err

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from recycle.cli.machines.job_description import describe_job, spec_from_description
 from recycle.cli.measuring.profile import without_clipping
-from recycle.cli.training.coordinator import describe_job, spec_from_description
 from recycle.cli.training.job_from_config import TrainingJobFactory
 from recycle.cli.training.plan_choice import choose_plan
 from recycle.cli.training.train_config import TrainConfig, parse_config

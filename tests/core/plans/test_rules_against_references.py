@@ -116,7 +116,7 @@ def _claims_changed(data: st.DataObject, plan: Plan) -> Plan:
 CLOUDING = {"every op once", "one op at a time", "workers", "one worker"}
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(legal_plans(), st.data())
 def test_both_judges_agree_on_plans_that_were_tampered_with(plan, data):
     timed = timed_of(plan)

@@ -68,7 +68,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("after_s", [0.5, 4])  # while workers are started, and while they rehearse
+@pytest.mark.parametrize("after_s", [0.5, 2])  # while workers are started, and while they rehearse
 def test_an_interrupt_says_how_to_resume_and_leaves_no_process(tmp_path, after_s):
     script = tmp_path / "script.py"
     script.write_text(PROFILE)

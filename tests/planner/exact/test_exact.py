@@ -197,7 +197,7 @@ def test_the_time_limit_is_kept(solve: Solve) -> None:
 def test_a_search_that_finds_nothing_better_returns_no_worse_than_its_hint() -> None:
     problem = Problem(Cluster.of(Shape(4, 4, 8), [Worker(1, 2)]), Profile.uniform(4, 3, 4, 2))
     hint = serial(problem)
-    exact = cpsat.solve_cpsat(problem, 3.0, hint, 0)
+    exact = cpsat.solve_cpsat(problem, 1.0, hint, 0)
     assert exact.schedule is not None
     assert exact.schedule.period_us(problem) <= hint.period_us(problem)
     proven_us(problem, exact)

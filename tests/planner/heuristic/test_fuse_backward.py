@@ -12,7 +12,7 @@ from recycle.core.plans.plan import Slot
 from recycle.core.profile import StageProfile
 from tests.planner.strategies import problems
 
-QUICK = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 LIMIT_S = 0.5
 LITTLE = 20_000
 

@@ -1,1 +1,1 @@
-"""Commands that train: `train`, `coordinator`, `worker`; their configuration, the job made from it, metrics."""
+"""Training on this machine, `train`; the configuration of a training, the job made from it, metrics."""

@@ -68,7 +68,7 @@ def add_train_parser(subparsers: Subparsers) -> None:
 
 
 def run_train(args: argparse.Namespace) -> None:
-    config, out = _config(args)
+    config, out = config_and_folder(args)
     if out:
         refuse_unwritable(out / SUMMARY)
     factory, plan = prepare(config)
@@ -111,7 +111,7 @@ def print_if_slow(sentence: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _config(args: argparse.Namespace) -> tuple[TrainConfig, Path | None]:
+def config_and_folder(args: argparse.Namespace) -> tuple[TrainConfig, Path | None]:
     """The configuration and the run folder. A resumed run has the configuration in its folder, with the changes of the flags."""
     if args.resume is None:
         return read_config(args), args.out

@@ -28,7 +28,7 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, Stopped, UserError, WorkerFailed
 from recycle.core.events.failure_script import Injection
 from recycle.core.events.record import Event, OpRan, Recovered, Stepped
-from recycle.host.process_lifetime import interrupts_held, refuse_without_descriptors
+from recycle.host.process_lifetime import interrupts_held
 from recycle.host.scratch import scratch
 from recycle.host.stop_signals import stop_signals
 from recycle.runtime.coordinator.config import (
@@ -49,6 +49,7 @@ from recycle.runtime.job import Job
 from recycle.runtime.launch.configure import coordinator_config, worker_spec
 from recycle.runtime.launch.forkserver import fork_context
 from recycle.runtime.launch.restart_policy import RestartPolicy
+from recycle.runtime.launch.start_process import start_process
 from recycle.runtime.options import FailureOptions
 from recycle.runtime.worker.worker import run_worker_process
 from recycle.runtime.worker.worker_spec import MakeStage, pickled
@@ -56,8 +57,8 @@ from recycle.runtime.worker.worker_spec import MakeStage, pickled
 _MOST_COORDINATORS = 100
 # A worker that was started while the job runs has joined after so long, if it ever does.
 _JOIN_US = 60_000_000
-# Without a free descriptor, a worker is started when there is one. A start takes a socket, two pipes, and a copy of an end.
-_NEXT_TRY_US, _DESCRIPTORS_OF_A_START = 1_000_000, 6
+# Without a free descriptor, a worker is started when there is one.
+_NEXT_TRY_US = 1_000_000
 Watch = Callable[[Event], None]
 
 
@@ -105,7 +106,7 @@ def _refuse_torchrun() -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ and num_processes != "1":
         raise UserError(
             f"torchrun has started {num_processes} processes, and each would train the whole job: start one with python, and it "
-            "starts the workers; on several machines, use recycle coordinator and recycle worker"
+            "starts the workers; on several machines, use recycle coordinator and recycle agent"
         )
 
 
@@ -113,18 +114,6 @@ def _model_modules(job: Job) -> list[str]:
     """The Python modules that define the model: the fork server loads them once, instead of every worker."""
     names = {type(part).__module__ for stage in job.stages for part in stage.modules()}
     return sorted(names - {"__main__"})
-
-
-def _start(process: BaseProcess) -> None:
-    """Start a process, with another fork server if this one ends in the middle of that; raise OSError if it cannot be started."""
-    refuse_without_descriptors(_DESCRIPTORS_OF_A_START)
-    with suppress(ConnectionError, EOFError):
-        process.start()
-        return
-    try:
-        process.start()
-    except EOFError:
-        raise ConnectionError("the server that starts processes ended") from None
 
 
 class _Launcher:
@@ -152,7 +141,7 @@ class _Launcher:
         self._changes = list(failures.trace.later) if failures.trace is not None else []
         self._formed_us = 0
         self._stopped_by: signal.Signals | None = None
-        self._restarts = RestartPolicy(failures.restarts)
+        self._restarts = RestartPolicy[Worker](failures.restarts)
         self._due_us: dict[Worker, int] = {}
         self._joining_until_us = 0
         self._waits_because = ""
@@ -221,7 +210,7 @@ class _Launcher:
         args = self._config, self._listener, sink, before
         process = self._context.Process(target=run_coordinator_process, args=args, daemon=False, name="coordinator")
         with interrupts_held():
-            _start(process)
+            start_process(process)
             self._coordinator = process
         sink.close()
 
@@ -231,7 +220,7 @@ class _Launcher:
         process = self._context.Process(target=run_worker_process, args=args, daemon=True, name=str(place))
         try:
             with interrupts_held():
-                _start(process)
+                start_process(process)
                 self._workers.append(process)
                 if self._has_formed:
                     self._joining_until_us = now_us() + _JOIN_US

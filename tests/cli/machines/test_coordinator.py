@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from recycle.cli.machines.job_description import describe_job, spec_from_description
 from recycle.cli.main import main
-from recycle.cli.training.coordinator import describe_job, spec_from_description
 from recycle.cli.training.job_from_config import TrainingJobFactory
 from recycle.cli.training.plan_choice import choose_plan
 from recycle.cli.training.train_config import parse_config
@@ -180,10 +180,10 @@ def test_a_coordinator_prints_an_address_that_workers_can_use(host, reached_at, 
 # A worker that sees neither the run's folder nor the coordinator's processes: as on a machine of its own.
 ELSEWHERE = """
 import sys
-import recycle.cli.training.coordinator, recycle.control.net.handshake
+import recycle.cli.machines.job_description, recycle.control.net.handshake
 from recycle.cli.main import main
 recycle.control.net.handshake.this_host = lambda: "elsewhere"
-recycle.cli.training.coordinator._read_job = lambda out: {}
+recycle.cli.machines.job_description.read_job = lambda out: {}
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -1,0 +1,52 @@
+"""The address and the token of a job, as the commands of several machines get them."""
+
+import argparse
+import stat
+from pathlib import Path
+
+from recycle.control.net.wire import new_token
+from recycle.core.errors import FileProblem, UserError
+
+DEFAULT_ADDRESS = "127.0.0.1:29400"
+
+
+def add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments by which a command takes part in a job of a coordinator elsewhere."""
+    parser.add_argument("address", metavar="HOST:PORT", help="where the coordinator listens")
+    about = "the job file, if the coordinator was given one; the same on every machine"
+    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help=about)
+    about = "the job's secret, as the coordinator wrote it"
+    parser.add_argument("--token-file", type=Path, required=True, metavar="FILE", help=about)
+
+
+def read_address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()) or not 0 <= int(port) <= 65535:
+        raise UserError(f"{text!r} is no address: write HOST:PORT, such as {DEFAULT_ADDRESS}")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def is_loopback(host: str) -> bool:
+    return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+def read_token(path: Path, makes_one: bool) -> str:
+    """The secret in a file that only its owner may read."""
+    if not path.exists() and makes_one:
+        token = new_token()
+        try:
+            path.touch(0o600, exist_ok=False)
+            path.write_text(token + "\n", encoding="ascii")
+        except OSError as problem:
+            raise FileProblem(f"cannot write {path}: {problem.strerror or problem}") from None
+        return token
+    try:
+        text, mode = path.read_text(encoding="utf-8").strip(), path.stat().st_mode
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else "it is no text"
+        raise FileProblem(f"cannot read the token in {path}: {reason}; copy the file from the coordinator's machine") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise FileProblem(f"the token in {path} can be read by others on this machine: chmod 600 {path}")
+    if not text:
+        raise FileProblem(f"{path} holds no token: take a copy of the coordinator's")
+    return text
