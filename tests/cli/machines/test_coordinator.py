@@ -158,7 +158,9 @@ def test_a_spare_replaces_a_worker_that_leaves_and_all_stop_with_a_checkpoint_wh
     )
     assert placed(out)[spare.pid] == placed(out)[leaver.pid]
     assert coordinator.returncode == 128 + signal.SIGTERM
-    assert f"stopped after step {steps} of 100000, and all workers with it; go on on one machine with: recycle train" in words
+    assert (
+        f"stopped after step {steps} of 100000, and all workers with it; go on with: recycle coordinator --resume {out}" in words
+    )
     assert (out / "checkpoints" / f"step-{steps:08d}").is_dir()
 
 
@@ -172,7 +174,7 @@ def test_a_coordinator_prints_an_address_that_workers_can_use(host, reached_at, 
     main(["coordinator", *JOB, "--listen", f"{host}:0", "--token-file", str(tmp_path / "token"), "--out", str(tmp_path / "run")])
     ((config, port),) = served
     printed = capsys.readouterr().err
-    assert f": recycle worker {reached_at}:{port}\n" in printed
+    assert f": recycle agent {reached_at}:{port}\n" in printed
     assert "0.0.0.0" not in printed
     assert config.about["serves_machines"] == (host == "0.0.0.0")
 

@@ -128,7 +128,7 @@ def test_the_last_words_of_a_worker_say_why_it_ended(capsys):
 
 def test_a_folder_for_logs_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileProblem, match="cannot write .*file/logs: Not a directory"):
+    with pytest.raises(FileProblem, match=r"cannot write .*file/logs: Not a directory"):
         run(speak, logs=tmp_path / "file" / "logs")
 
 

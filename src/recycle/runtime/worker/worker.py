@@ -115,8 +115,8 @@ class _WorkerProcess:
             self._report_crash(str(problem), problem)
         except Exception:
             self._report_crash(traceback.format_exc(), None)
-        finally:
-            self._control.client.close()
+        # Not after an error: the coordinator kills who closes its connection, and the exit code would be lost.
+        self._control.client.close()
 
     def ask_to_stop(self, number: signal.Signals) -> None:
         """Leave the job at the next iteration boundary, so that nothing is redone; the coordinator says when."""
