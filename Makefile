@@ -28,12 +28,14 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	@$(BIN)/recycle demo
 
-# The kernels of the planner and the assertions of tests are compiled once, beside the checks, and not by every test process.
+# The kernels of the planner and the assertions of tests are compiled once, beside the types, and not by every test process.
 test: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
 	$(BIN)/python -m compileall -q src
 	$(BIN)/python -c 'import sys, tests.preload, pytest; sys.exit(pytest.main(["--collect-only", "-qq"]))' > /dev/null & \
-	$(MAKE) --no-print-directory check && wait $$!
-	$(BIN)/pytest -n 4 --dist worksteal --ignore tests/test_layers.py
+	$(BIN)/mypy && wait $$!
+	$(BIN)/pytest -n 4 --dist worksteal
 
 check: $(READY)
 	$(BIN)/ruff format --check .

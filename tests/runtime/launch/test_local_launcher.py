@@ -21,6 +21,7 @@ from recycle.core.op import Kind
 from recycle.runtime.job import Job
 from recycle.runtime.launch import local_launcher
 from recycle.runtime.launch.local_launcher import launch
+from recycle.runtime.launch.start_process import start_process
 from recycle.runtime.options import FailureOptions, TrainOptions
 from tests.processes import ends_with
 from tests.runtime.jobs import (
@@ -238,13 +239,13 @@ class Restartable:
 @pytest.mark.parametrize("num_ends", [0, 1])
 def test_a_process_is_started_although_the_fork_server_ends_meanwhile(num_ends):
     process = Restartable(num_ends)
-    local_launcher._start(process)
+    start_process(process)
     assert process.num_starts == num_ends + 1
 
 
 def test_a_process_that_no_fork_server_starts_is_an_error_of_the_machine():
     with pytest.raises(OSError, match="the server that starts processes ended"):
-        local_launcher._start(Restartable(2))
+        start_process(Restartable(2))
 
 
 W0_0, W0_1, W1_0, W1_1 = Shape(2, 2, 1).workers()
