@@ -13,6 +13,7 @@ import contextlib
 import io
 import json
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from tests.chaos.machines import BRIDGE, PORT, Host, sh
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = ("sequential.py", "hugging_face.py")
-NUM_MACHINES, WORKERS_EACH, LIMIT_S, CUT_S = 3, 4, 400.0, 10.0
+NUM_MACHINES, WORKERS_EACH, LIMIT_S, CUT_S = 3, 4, 400.0, 5.0
 PIPELINES = NUM_MACHINES * WORKERS_EACH // 3  # the examples have three stages
 
 
@@ -70,8 +71,9 @@ class ThreeMachines:
             machine.start(self.log, *self._agent)
 
     def wait_for(self, what: Callable[[], bool], problem: str) -> None:
+        process = self.coordinator.process
         while not what():
-            if time.monotonic() > self._deadline_s:
+            if time.monotonic() > self._deadline_s or process is None or process.poll() is not None:
                 raise TooLate(f"{problem}; {self.num_steps()} steps are done")
             time.sleep(0.1)
 
@@ -119,7 +121,7 @@ class ThreeMachines:
         """Wait for the end of the job, and return its weights."""
         process = self.coordinator.process
         assert process is not None
-        self.wait_for(lambda: process.poll() is not None, "the job is not done")
+        process.wait(max(1.0, self._deadline_s - time.monotonic()))
         facts = json.loads(self.result.read_text(encoding="utf-8").splitlines()[-1])
         return str(facts["weights_sha256"])
 
@@ -139,7 +141,7 @@ def run(file: Path, steps: int) -> tuple[str, str]:
         try:
             machines.fail()
             weights = machines.finish()
-        except (TooLate, ValueError, IndexError) as problem:
+        except (TooLate, subprocess.TimeoutExpired, ValueError, IndexError) as problem:
             words = machines.result.read_text()[-1500:], machines.log.read_text()[-3000:]
             return f"{problem}\n{words[0]}\n{words[1]}", ""
         recoveries = machines.recoveries()
@@ -150,7 +152,7 @@ def run(file: Path, steps: int) -> tuple[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="One job file on one machine, and on three that fail.")
     parser.add_argument("--only", default="", metavar="TEXT", help="only files whose name contains this")
-    parser.add_argument("--steps", type=int, default=150, metavar="N", help="how many steps (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=500, metavar="N", help="how many steps (default: %(default)s)")
     args = parser.parse_args()
     has_failed = False
     for name in [name for name in FILES if args.only in name]:

@@ -64,7 +64,7 @@ class FakeCoordinator:
             if hello.job not in ("", JOB):
                 return Refused(f"this is job {JOB}, not {hello.job}")
             if hello.member in self.fenced:
-                return Refused("it was taken for dead, and others do its work")
+                return Refused("it was taken for dead, and others do its work", may_retry=True)
             if hello.member < 0 and hello.preferred_place and hello.preferred_place in self.places.values():
                 return Refused(f"{hello.preferred_place} is taken: another worker has come for it")
             number = hello.member if hello.member >= 0 else len(self.places) + 1

@@ -350,7 +350,7 @@ def test_a_worker_that_was_taken_for_dead_is_refused_and_stays_away(restarts: Re
     restarts.stop()
     restarts.restart()
     refusal = fake.refusals.get(timeout=PATIENCE_S)
-    assert (str(refusal), refusal.may_retry) == ("it was taken for dead, and others do its work", False)
+    assert (str(refusal), refusal.may_retry) == ("it was taken for dead, and others do its work", True)
     assert not fake.client.send(RenewLease())
     assert len(restarts.harness.callbacks.hellos) == 2
     fake.client.close()
