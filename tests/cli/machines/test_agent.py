@@ -65,10 +65,10 @@ def pids(out: Path) -> dict[str, int]:
 
 
 def test_agents_start_workers_again_leave_die_and_come_back_and_the_weights_are_those_of_one_machine(tmp_path):
-    file, out, token, address = tmp_path / "train.py", tmp_path / "run", tmp_path / "token", f"127.0.0.1:{free_port()}"
+    file, out, token, address = tmp_path / "train.py", tmp_path / "run", tmp_path / "token", f"[::1]:{free_port()}"
     file.write_text(FILE)
     job = ("--listen", address, "--token-file", token, "--json")
-    agent = ("agent", address, file, "--token-file", token, "--workers", "2")
+    agent = ("agent", address, file, "--token-file", token, "--interface", "lo", "--workers", "2")  # tensors by IPv4
 
     def has_all(num_recoveries: int) -> bool:
         found = recoveries(out)
@@ -134,6 +134,7 @@ def test_agents_start_workers_again_leave_die_and_come_back_and_the_weights_are_
         (["here:1", "{folder}/absent.py", "--token-file", "{token}"], "there is no job file"),
         (["here:1", "--token-file", "{token}"], "this machine has no GPU to use: say with --workers how many workers it runs"),
         (["here:1", "--token-file", "{token}", "--gpus", "7"], "this machine has no GPU 7; it has none"),
+        (["here:1", "--token-file", "{token}", "--interface", "eth77"], "this machine has no network interface eth77; it has"),
         (["here:1", "--token-file", "{token}", "--workers", "0"], "'0' is no number of workers from 1 to 1024"),
     ],
 )

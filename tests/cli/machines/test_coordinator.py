@@ -131,7 +131,7 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
 
 
 def test_a_spare_replaces_a_worker_that_leaves_and_all_stop_with_a_checkpoint_when_the_coordinator_is_asked_to(tmp_path):
-    out, token, address = tmp_path / "run", tmp_path / "token", f"127.0.0.1:{free_port()}"
+    out, token, address = tmp_path / "run", tmp_path / "token", f"[::1]:{free_port()}"  # tensors go by IPv6, too
     job = [word if word != str(STEPS) else "100000" for word in JOB]
     with started() as start:
         coordinator = start("coordinator", *job, "--listen", address, "--token-file", token, "--out", out, "--json")
@@ -164,19 +164,30 @@ def test_a_spare_replaces_a_worker_that_leaves_and_all_stop_with_a_checkpoint_wh
     assert (out / "checkpoints" / f"step-{steps:08d}").is_dir()
 
 
-@pytest.mark.parametrize(("host", "reached_at"), [("0.0.0.0", socket.gethostname()), ("127.0.0.1", "127.0.0.1")])
-def test_a_coordinator_prints_an_address_that_workers_can_use(host, reached_at, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("host", "more", "reached_at", "is_elsewhere"),
+    [
+        ("0.0.0.0", [], f"{socket.gethostname()}:PORT", True),
+        ("127.0.0.1", [], "127.0.0.1:PORT", False),
+        ("[::1]", [], "[::1]:PORT", False),
+        ("127.0.0.1", ["--advertise", "gate.example:77"], "gate.example:77", True),
+    ],
+)
+def test_a_coordinator_prints_an_address_that_workers_can_use(
+    host, more, reached_at, is_elsewhere, tmp_path, monkeypatch, capsys
+):
     served = []
     monkeypatch.setattr(
         "recycle.runtime.coordinator.process.serve_job",
         lambda config, listener, *_: served.append((config, listener.getsockname()[1])),
     )
-    main(["coordinator", *JOB, "--listen", f"{host}:0", "--token-file", str(tmp_path / "token"), "--out", str(tmp_path / "run")])
+    words = ["--listen", f"{host}:0", "--token-file", str(tmp_path / "token"), "--out", str(tmp_path / "run"), *more]
+    main(["coordinator", *JOB, *words])
     ((config, port),) = served
     printed = capsys.readouterr().err
-    assert f": recycle agent {reached_at}:{port}\n" in printed
+    assert f": recycle agent {reached_at.replace('PORT', str(port))}\n" in printed
     assert "0.0.0.0" not in printed
-    assert config.about["serves_machines"] == (host == "0.0.0.0")
+    assert config.about["serves_machines"] == is_elsewhere
 
 
 # A worker that sees neither the run's folder nor the coordinator's processes: as on a machine of its own.
@@ -260,7 +271,7 @@ def about(tmp_path):
 
 
 def test_a_worker_that_sees_the_folder_of_the_run_writes_there(about, tmp_path):
-    spec = spec_from_description(ENDPOINT, tmp_path / "own", None, about)
+    spec = spec_from_description(ENDPOINT, tmp_path / "own", None, "", about)
     assert (spec.checkpoint_folder, spec.file_transfer) == (tmp_path / "run" / "checkpoints", None)
 
 
@@ -268,29 +279,29 @@ def test_a_worker_that_sees_the_folder_of_the_run_writes_there(about, tmp_path):
 def test_a_worker_that_does_not_sends_its_files_to_the_coordinator(hidden, about, tmp_path):
     job = tmp_path / "run" / "job.json"
     job.write_text('{"job": "c3d4"}') if "another" in hidden else job.unlink()
-    spec = spec_from_description(ENDPOINT, tmp_path / "own", None, about)
+    spec = spec_from_description(ENDPOINT, tmp_path / "own", None, "", about)
     assert (spec.checkpoint_folder, spec.file_transfer) == (tmp_path / "own" / "checkpoints", FileTransfer(ENDPOINT))
 
 
 def test_a_worker_whose_machine_would_train_something_else_says_what(about, tmp_path):
     about["fingerprint"]["data"] = "the sources of another Python"
     with pytest.raises(UserError, match=r"the job's data is .*another Python.*, and here it is .*; give all machines the same"):
-        spec_from_description(ENDPOINT, tmp_path, None, about)
+        spec_from_description(ENDPOINT, tmp_path, None, "", about)
 
 
 @pytest.mark.parametrize("name", ["Python", "torch", "CUDA"])
 def test_so_does_one_with_another_version(name, about, tmp_path):
     about["versions"][name] = "1.0"
     with pytest.raises(UserError, match=rf"the job's {name} is .1\.0., and here it is .*; give all machines the same Python"):
-        spec_from_description(ENDPOINT, tmp_path, None, about)
+        spec_from_description(ENDPOINT, tmp_path, None, "", about)
 
 
 def test_a_worker_is_given_no_file_if_the_coordinator_has_none(about, tmp_path):
     with pytest.raises(UserError, match=r"trains the built-in GPT, and not train\.py: leave the file out"):
-        spec_from_description(ENDPOINT, tmp_path, Path("train.py"), about)
+        spec_from_description(ENDPOINT, tmp_path, Path("train.py"), "", about)
 
 
 def test_a_worker_that_others_could_not_reach_is_told_so(about, tmp_path):
     about["serves_machines"] = True
     with pytest.raises(UserError, match="reach this one by the address at which it joins, and not at 127"):
-        spec_from_description(ENDPOINT, tmp_path, None, about)
+        spec_from_description(ENDPOINT, tmp_path, None, "", about)

@@ -176,7 +176,7 @@ def spec_here(file: Path | None, about: dict[str, Any], folder: Path) -> Any:
     for name in ("train", "parts"):
         sys.modules.pop(name, None)
     sys.path[:] = [path for path in sys.path if not path.startswith(str(folder))]
-    return spec_from_description(ENDPOINT, folder, file, about)
+    return spec_from_description(ENDPOINT, folder, file, "", about)
 
 
 def test_a_machine_with_the_same_files_elsewhere_takes_part(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from recycle.cli.machines.endpoint_flags import add_job_arguments, read_address,
 from recycle.cli.machines.worker import take_part
 from recycle.control.net.handshake import Endpoint
 from recycle.core.errors import FileProblem, UserError
+from recycle.host.interfaces import address_of
 from recycle.host.process_title import set_title
 
 _DESCRIPTION = """\
@@ -53,6 +54,8 @@ def run_agent(args: argparse.Namespace) -> None:
     endpoint = Endpoint(host, port, read_token(args.token_file, makes_one=False))
     if args.file is not None and not args.file.is_file():
         raise FileProblem(f"there is no job file {args.file}")
+    if args.interface:
+        address_of(args.interface)  # an unknown one is refused now
     from recycle.runtime.launch.agent import Agent, WorkerSlot
     from recycle.runtime.launch.forkserver import fork_context
     from recycle.runtime.launch.gpus import choose_gpus, find_gpus, hold
@@ -67,17 +70,17 @@ def run_agent(args: argparse.Namespace) -> None:
     with ExitStack() as stack:
         for gpu in gpus[:num_workers]:
             stack.enter_context(hold(gpu))
-        Agent(context, slots, _Worker(endpoint, args.file), args.restarts, args.grace, _say, args.logs).run()
+        Agent(context, slots, _Worker(endpoint, args.file, args.interface), args.restarts, args.grace, _say, args.logs).run()
 
 
 class _Worker:
     """Takes part in a job as one worker: what the agent has its processes do."""
 
-    def __init__(self, endpoint: Endpoint, file: Path | None) -> None:
-        self._endpoint, self._file = endpoint, file.resolve() if file is not None else None
+    def __init__(self, endpoint: Endpoint, file: Path | None, interface: str) -> None:
+        self._endpoint, self._file, self._interface = endpoint, file.resolve() if file is not None else None, interface
 
     def __call__(self, say: Callable[[str], None]) -> None:
-        take_part(self._endpoint, self._file, "", say)
+        take_part(self._endpoint, self._file, "", self._interface, say)
 
 
 def _say(sentence: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle.cli.arguments import Subparsers, add_command, output_path
-from recycle.cli.machines.endpoint_flags import DEFAULT_ADDRESS, is_loopback, read_address, read_token
+from recycle.cli.machines.endpoint_flags import DEFAULT_ADDRESS, is_loopback, read_address, read_token, write_address
 from recycle.cli.machines.job_description import JOB, describe_job, read_job
 from recycle.cli.training.plan_choice import choose_source
 from recycle.cli.training.train import config_and_folder, describe_run, prepare, refuse_unsaved, watching
@@ -48,6 +48,8 @@ def add_coordinator_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--listen", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help=f"where workers connect to ({DEFAULT_ADDRESS})"
     )
+    about = "the address by which workers reach it, if that is another one, as behind a forwarded port"
+    parser.add_argument("--advertise", default="", metavar="HOST:PORT", help=about)
     about = "the job's secret; made if there is no such file"
     parser.add_argument("--token-file", type=Path, required=True, metavar="FILE", help=about)
     parser.add_argument("--out", type=output_path, metavar="FOLDER", help="record the run there, with checkpoints")
@@ -60,6 +62,7 @@ def run_coordinator(args: argparse.Namespace) -> None:
     if out is None:
         raise UserError("name the folder of the run: a new one with --out, or one to go on with by --resume")
     host, port = read_address(args.listen)
+    advertised = read_address(args.advertise) if args.advertise else None
     token = read_token(args.token_file, makes_one=True)
     factory, plan = prepare(config)
     config = factory.config
@@ -70,15 +73,15 @@ def run_coordinator(args: argparse.Namespace) -> None:
     begun = _find_job(out, config, args.resume is not None)
     found = begun or _BegunJob(new_name(), now_us(), args.resume is not None)
     job = factory.job(plan, out, found.is_resumed, factory.plan_source or choose_source(plan, config.cluster))
-    about = describe_job(found.name, factory, job, serves_machines=not is_loopback(host))
+    about = describe_job(found.name, factory, job, serves_machines=not is_loopback(advertised[0] if advertised else host))
     with listen(host, port) as listener, watching(config, plan, out, found.is_resumed) as (watch, say):
         coordinator = coordinator_config(job, Endpoint(host, port, token, found.name), found.begin_us, out, about=about)
         if begun is None:
             found.write(out, config)
-        reached_at = socket.gethostname() if host in _ALL_ADDRESSES else host
-        port = listener.getsockname()[1]
+        reached_at = advertised or (socket.gethostname() if host in _ALL_ADDRESSES else host, listener.getsockname()[1])
         file = f" {Path(config.job.file).name}" if config.job.file else ""
-        say(f"{'found again' if begun else 'waiting for'} {len(plan.rows)} workers: recycle agent {reached_at}:{port}{file}")
+        command = f"recycle agent {write_address(*reached_at)}{file}"
+        say(f"{'found again' if begun else 'waiting for'} {len(plan.rows)} workers: {command}")
         sink = _NoticeSink(watch)
         serve_job(coordinator, listener, sink, () if begun else None)
     facts = sink.summary()

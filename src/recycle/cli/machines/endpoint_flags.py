@@ -17,6 +17,8 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help=about)
     about = "the job's secret, as the coordinator wrote it"
     parser.add_argument("--token-file", type=Path, required=True, metavar="FILE", help=about)
+    about = "the network interface by which tensors go (the one by which the coordinator is reached)"
+    parser.add_argument("--interface", default="", metavar="NAME", help=about)
 
 
 def read_address(text: str) -> tuple[str, int]:
@@ -24,6 +26,11 @@ def read_address(text: str) -> tuple[str, int]:
     if not colon or not (port.isascii() and port.isdigit()) or not 0 <= int(port) <= 65535:
         raise UserError(f"{text!r} is no address: write HOST:PORT, such as {DEFAULT_ADDRESS}")
     return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def write_address(host: str, port: int) -> str:
+    """The text of an address, as `read_address` reads it: an IPv6 address has brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

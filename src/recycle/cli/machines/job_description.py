@@ -53,7 +53,7 @@ def _versions() -> dict[str, str]:
     }
 
 
-def spec_from_description(endpoint: Endpoint, folder: Path, file: Path | None, about: Any) -> "WorkerSpec":
+def spec_from_description(endpoint: Endpoint, folder: Path, file: Path | None, interface: str, about: Any) -> "WorkerSpec":
     """The worker spec of the job that a coordinator describes; without its run folder, `folder` holds files to be sent.
 
     `file` is this machine's job file. Raises if this machine would train something else, with the difference.
@@ -66,10 +66,10 @@ def spec_from_description(endpoint: Endpoint, folder: Path, file: Path | None, a
     from recycle.runtime.launch.configure import worker_spec
     from recycle.runtime.transport.specs import TensorSpec
 
-    if about["serves_machines"] and is_loopback(endpoint.host):
+    if about["serves_machines"] and is_loopback(endpoint.host) and not interface:
         raise UserError(
             f"workers of other machines reach this one by the address at which it joins, and not at {endpoint.host}: "
-            "name the coordinator by an address of this machine's network"
+            "name the coordinator by an address of this machine's network, or the network by --interface"
         )
     out = Path(about["out"])
     sees_run = read_job(out).get("job") == about["job"]

@@ -12,6 +12,7 @@ from recycle.cli.machines.endpoint_flags import add_job_arguments, read_address,
 from recycle.cli.machines.job_description import spec_from_description
 from recycle.control.net.handshake import Endpoint
 from recycle.core.cluster import Worker
+from recycle.host.interfaces import address_of
 from recycle.host.scratch import scratch
 
 _DESCRIPTION = """\
@@ -40,15 +41,18 @@ def run_worker(args: argparse.Namespace) -> None:
     configure_process()
     import recycle.runtime.launch.preload  # noqa: F401  before the coordinator expects heartbeats
 
-    take_part(endpoint, args.file, place, _say)
+    take_part(endpoint, args.file, place, args.interface, _say)
 
 
-def take_part(endpoint: Endpoint, file: Path | None, place: str, say: Callable[[str], None]) -> None:
+def take_part(endpoint: Endpoint, file: Path | None, place: str, interface: str, say: Callable[[str], None]) -> None:
     """Take part in the job at `endpoint` to its end, with this machine's job `file`; `say` gets what the worker is doing."""
     from recycle.runtime.worker.worker import join_job
 
+    if interface:
+        address_of(interface)  # an unknown one is refused now
     with scratch() as folder:
-        join_job(endpoint, place, partial(spec_from_description, endpoint, folder, file), say=say)
+        make_spec = partial(spec_from_description, endpoint, folder, file, interface)
+        join_job(endpoint, place, make_spec, say=say, interface=interface)
 
 
 def _say(sentence: str) -> None:

@@ -24,6 +24,7 @@ from recycle.control.decide.messages import (
 )
 from recycle.control.net.client import Client
 from recycle.control.net.handshake import Endpoint, JoinRefused
+from recycle.host.interfaces import address_of
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.transport.activity import Activity, Doing
 from recycle.runtime.transport.link_check import LinkCheck, unreachable
@@ -37,10 +38,18 @@ class ControlThread:
     """The control connection of one worker. `get_num_steps` returns how many steps its weights have, for its leases.
 
     `inbox` holds the messages for the main thread, and a JoinRefused if the coordinator does not want this worker back.
-    `say` gets a sentence when the coordinator does not answer. `is_leaving` says that this worker has asked to leave.
+    `say` gets a sentence when the coordinator does not answer. `interface` is the network interface by which other workers reach
+    this one, if it is not the one by which the coordinator is reached. `is_leaving` says that this worker has asked to leave.
     """
 
-    def __init__(self, endpoint: Endpoint, place: str, get_num_steps: Callable[[], int], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        place: str,
+        get_num_steps: Callable[[], int],
+        say: Callable[[str], None],
+        interface: str = "",
+    ) -> None:
         self.inbox: SimpleQueue[ControlMessage | JoinRefused] = SimpleQueue()
         self.client = Client(
             endpoint,
@@ -50,7 +59,7 @@ class ControlThread:
             self._renew_lease,
             lambda silent_s: say(f"the coordinator has not answered for {silent_s:.0f} s; training goes on"),
         )
-        self._get_num_steps = get_num_steps
+        self._get_num_steps, self._interface = get_num_steps, interface
         self.activity = Activity()
         self._renewed_s = self._stopped_s = 0.0
         self._stopped_in = Doing()
@@ -156,9 +165,14 @@ class ControlThread:
             self._refuse_stopped(view.epoch)
         return transport
 
+    @property
+    def own_address(self) -> str:
+        """The address at which other workers reach this one."""
+        return address_of(self._interface) if self._interface else self.client.own_address
+
     def link_address(self) -> str:
         """Where the other workers can try whether they reach this one."""
-        host = self.client.own_address
+        host = self.own_address
         if self._link_check is not None and self._link_check.host != host:  # it reconnected by another network
             self._link_check.close()
             self._link_check = None

@@ -68,13 +68,15 @@ def join_job(
     make_spec: MakeSpec,
     injections: Sequence[Injection] = (),
     say: Callable[[str], None] = lambda sentence: None,
+    interface: str = "",
 ) -> None:
     """Take part in a job to its end. `place` is the preferred place in the plan, or empty.
 
-    `say` gets a sentence for each place that this worker takes, and for what it waits for.
+    `say` gets a sentence for each place that this worker takes, and for what it waits for. Tensors go by the network `interface`,
+    or by the one by which the coordinator is reached.
     """
     torch.set_num_threads(1)
-    worker = _WorkerProcess(endpoint, place, make_spec, injections, say)
+    worker = _WorkerProcess(endpoint, place, make_spec, injections, say, interface)
     with stop_signals(worker.ask_to_stop):
         worker.run()
 
@@ -83,7 +85,13 @@ class _WorkerProcess:
     """The main thread of a worker."""
 
     def __init__(
-        self, endpoint: Endpoint, place: str, make_spec: MakeSpec, injections: Sequence[Injection], say: Callable[[str], None]
+        self,
+        endpoint: Endpoint,
+        place: str,
+        make_spec: MakeSpec,
+        injections: Sequence[Injection],
+        say: Callable[[str], None],
+        interface: str,
     ) -> None:
         self._preferred_place = Worker.parse(place) if place else None
         self._make_spec, self._injections, self._say, self._job = make_spec, injections, say, ""
@@ -91,7 +99,10 @@ class _WorkerProcess:
         self._injector: FaultInjector
         self._stage: LocalStage | None = None
         self._last_left_epoch = -1
-        self._control = ControlThread(endpoint, place, lambda: self._stage.num_steps if self._stage is not None else 0, say)
+        self._control = ControlThread(endpoint, place, self._num_steps, say, interface)
+
+    def _num_steps(self) -> int:
+        return self._stage.num_steps if self._stage is not None else 0
 
     def run(self) -> None:
         try:
@@ -209,7 +220,7 @@ class _WorkerProcess:
 
         def make_transport(store: Rendezvous) -> Transport:
             meet(store, view, self._control.link_address())
-            device, address = self._set_device(), self._control.client.own_address
+            device, address = self._set_device(), self._control.own_address
             return connect(self._spec, program, view, store, device, address, self._control.activity)
 
         transport = self._control.connect(view, make_transport)
