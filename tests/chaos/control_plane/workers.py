@@ -17,6 +17,7 @@ from recycle.control.decide.messages import (
     JobEnded,
     Leaving,
     PauseAtBoundary,
+    Ready,
     Refused,
     Report,
     StartEpoch,
@@ -63,6 +64,7 @@ class SimulatedWorker:
     is_hung: bool = False
     is_corrupt: bool = False
     is_writer: bool = False
+    is_ready: bool = False
     is_leaving: bool = False
     leaves_at_us: int | None = None
     saved_last_in: int = -1
@@ -106,6 +108,8 @@ class Workers:
             if not worker.unacknowledged or CLOCK.now_us > worker.leaves_at_us:
                 yield partial(self._end, worker)
             return
+        if worker.member >= 0 and not worker.is_ready:
+            yield partial(self._get_ready, worker)
         if worker.saves:
             yield partial(self._save, worker)
         if worker.start is None:
@@ -146,11 +150,17 @@ class Workers:
         for message in (worker.begun, *worker.unacknowledged, worker.stopped):
             if message is not None:
                 worker.send(message)
+        if worker.is_ready:
+            worker.send(Ready())
         if worker.is_leaving:
             worker.send(Leaving())
         if worker.stopped is None and worker.finished is not None:
             worker.report(worker.finished)
         self.service.admitted(number)
+
+    def _get_ready(self, worker: SimulatedWorker) -> None:
+        worker.is_ready = True
+        worker.send(Ready())
 
     def _take(self, worker: SimulatedWorker) -> None:
         match message := worker.inbox.popleft():

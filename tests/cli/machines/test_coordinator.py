@@ -119,7 +119,9 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
         for process in workers[1:]:
             _, words = process.communicate(timeout=20)
             assert process.returncode == 0
-            assert re.search(r"joined job \w+, and waits for its place\n.* W\d_\d in epoch 1, of 4 workers, from step 0\n", words)
+            assert re.search(
+                r"joined job \w+, and loads it\n.*: ready, and waits for its place\n.* W\d_\d in epoch 1, of 4", words
+            )
     events = [event for event in read_record(out / "record.jsonl") if isinstance(event, Placed)]
     assert {event.pid for event in events} == {*pids, workers[0].pid}
     assert {event.host for event in events} == {socket.gethostname()}

@@ -15,6 +15,7 @@ from recycle.control.decide.messages import (
     EpochStopped,
     Leaving,
     ProgressReport,
+    Ready,
     RenewLease,
     StartEpoch,
 )
@@ -192,7 +193,7 @@ class CoordinatorHarness:
         assert self.coordinator.refusal(wanted) is None
         self.num_connections += 1
         member = self.coordinator.join(self.num_connections, "here", 1000 + self.num_connections, wanted)
-        self.coordinator.update_membership()
+        self.coordinator.receive(member, Ready())
         return member
 
     def rejoin(self, member: Member, epoch: int | None = None) -> Member | None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recycle.control.decide.messages import PauseAtBoundary, ProgressReport, RenewLease, StopEpoch
+from recycle.control.decide.messages import PauseAtBoundary, ProgressReport, Ready, RenewLease, StopEpoch
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Cluster, Shape
 from recycle.core.plans.plan_source import PlanAssignment
@@ -36,6 +36,25 @@ def test_a_new_member_gets_a_place_at_a_boundary_and_copies_from_a_peer() -> Non
     harness.begin()
     recovery = harness.effects.recoveries[-1]
     assert (recovery.joins, recovery.joined, recovery.left, recovery.epoch) == (True, ["W1_1"], [], 3)
+
+
+def test_nobody_waits_for_a_member_that_still_loads_the_job() -> None:
+    harness = with_a_place_free()
+    member = harness.coordinator.join(77, "here", 77, W1_1)
+    harness.coordinator.update_membership()
+    assert harness.phase is CoordinatorPhase.RUNNING
+    harness.coordinator.receive(member, Ready())
+    assert harness.phase is CoordinatorPhase.PAUSING
+
+
+def test_the_first_epoch_begins_when_all_have_loaded_the_job() -> None:
+    harness = CoordinatorHarness()
+    loading = harness.coordinator.join(77, "here", 77, W1_1)
+    for name in ("W0_0", "W0_1", "W1_0"):
+        harness.join(name)
+    assert harness.phase is CoordinatorPhase.FORMING
+    harness.coordinator.receive(loading, Ready())
+    assert harness.phase is CoordinatorPhase.RUNNING
 
 
 def test_a_new_member_without_a_preferred_place_gets_one_of_the_stage_with_the_fewest_members() -> None:

@@ -18,6 +18,7 @@ from recycle.control.decide.messages import (
     EpochBegun,
     EpochStopped,
     PauseAtBoundary,
+    Ready,
     RenewLease,
     StartEpoch,
     StopEpoch,
@@ -111,7 +112,7 @@ class RecoveryMachine(RuleBasedStateMachine):
             self.num_pids += 1
             member = self.coordinator.join(self.harness.num_connections, "here", self.num_pids, preferred)
             self.workers[member.number] = FakeWorker(member.number, member.connection, self.num_pids)
-            self.coordinator.update_membership()
+            self.coordinator.receive(member, Ready())
 
     @rule(pick=st.integers(0, 99), seed=seeds)
     def kill(self, pick: int, seed: int) -> None:

@@ -22,6 +22,7 @@ from recycle.control.decide.messages import (
     JobEnded,
     Leaving,
     PauseAtBoundary,
+    Ready,
     RenewLease,
     StartEpoch,
     StopEpoch,
@@ -54,8 +55,7 @@ class Coordinator:
         self._shape, self._initial, self._effects, self._journal, self.lease_s = shape, initial, effects, journal, lease_s
         self._iteration, self._checkpoint = iteration, checkpoint
         self.phase, self.epoch, self.origin = CoordinatorPhase.FORMING, 0, 1
-        self.members = MemberTable()
-        self.longest_op_s = 0.0
+        self.members, self.longest_op_s = MemberTable(), 0.0
         self._phase_since_s = self._now_s()
         self._stalls = StallWatch(self._phase_since_s, lease_s)
         self._recovery: Recovery | None = None
@@ -215,9 +215,9 @@ class Coordinator:
                 self._send_to_placed(message)
             case EpochBegun(epoch=epoch) if epoch == self.epoch:
                 self._member_begun(member, message)
-            case Leaving():
-                member.is_leaving = True
-                if member.place is None:
+            case Ready() | Leaving():
+                member.is_ready, member.is_leaving = True, member.is_leaving or isinstance(message, Leaving)
+                if member.is_leaving and member.place is None:
                     dismiss([member], self._effects, None)
                 else:
                     self.update_membership()

@@ -20,8 +20,9 @@ class Member:
     """A worker process. `place` is its place in the present epoch, None if it has none yet.
 
     `clock_offset_us` is how far its clock is behind the coordinator's: each machine has its own clock. `started` tells its
-    process from a later one with the same id, if it is on the coordinator's machine. A member that `is_leaving` has asked to
-    leave. One that `has_left` has no place any more; it is a member until its last reports are acknowledged, and it disconnects.
+    process from a later one with the same id, if it is on the coordinator's machine. One that `is_ready` has loaded the
+    job, and can take a place. One that `is_leaving` has asked to leave. One that `has_left` has no place any more; it is a member
+    until its last reports are acknowledged, and it disconnects.
     """
 
     number: int
@@ -39,6 +40,7 @@ class Member:
     progress: ProgressReport | None = None
     has_stopped: bool = False
     has_finished: bool = False
+    is_ready: bool = False
     is_leaving: bool = False
     has_left: bool = False
     clock_offset_us: int = 0
@@ -101,11 +103,11 @@ class MemberTable(dict[int, Member]):
     @property
     def unplaced(self) -> list[Member]:
         """The members that wait for a place."""
-        return [member for member in self.values() if member.place is None and not member.has_left]
+        return [member for member in self.values() if member.place is None and member.is_ready and not member.has_left]
 
     def take_first_places(self, rows: AbstractSet[Worker]) -> bool:
         """Give members tentative places in the first epoch; return whether every row of its plan has a member."""
-        members = [member for member in self.values() if not member.has_left]
+        members = [member for member in self.values() if member.is_ready and not member.has_left]
         places = first_places(rows, [member.preferred_place for member in members])
         for member, place in zip(members, places, strict=True):
             member.place = place

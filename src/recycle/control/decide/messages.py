@@ -1,6 +1,7 @@
 """The messages between coordinator and workers, and their JSON form. A message is plain data: reading one executes nothing.
 
-A worker sends a `Hello`, receives `Welcome` or `Refused`, and then waits for a `StartEpoch`, which gives it a place in an epoch.
+A worker sends a `Hello`, receives `Welcome` or `Refused`, loads the job, says that it is `Ready`, and then waits for a
+`StartEpoch`, which gives it a place in an epoch.
 `StopEpoch` ends an epoch at once, `PauseAtBoundary` at the next iteration boundary. The worker answers both with `EpochStopped`,
 which reports its progress.
 """
@@ -118,6 +119,11 @@ class StartEpoch:
     checkpoint: int = -1
     only_saves: bool = False
     origin: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A worker has loaded the job, and can take a place now; nobody has to wait while it loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +247,7 @@ class JobEnded:
 
 
 _Handshake = Challenge | Hello | Welcome | Refused | Waiting
-_Epoch = StartEpoch | StopEpoch | PauseAtBoundary | Leaving | EpochStopped | EpochBegun | StoreEntry
+_Epoch = StartEpoch | StopEpoch | PauseAtBoundary | Ready | Leaving | EpochStopped | EpochBegun | StoreEntry
 _FileTransfer = UploadFile | DownloadFile | FileContent
 ControlMessage = _Handshake | _Epoch | RenewLease | Report | Ack | _FileTransfer | JobEnded
 

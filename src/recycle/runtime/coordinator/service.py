@@ -156,8 +156,6 @@ class CoordinatorService:
         member, epoch = self._member(connection), self._epochs.pop(connection)
         if member is not None and (member.place is not None or member.has_left):
             self._coordinator.resume_member(member, epoch)
-        else:
-            self._coordinator.update_membership()
 
     def receive(self, connection: int, message: ControlMessage) -> None:
         member = self._member(connection)

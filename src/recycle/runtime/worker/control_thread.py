@@ -16,6 +16,7 @@ from recycle.control.decide.messages import (
     JobEnded,
     Leaving,
     PauseAtBoundary,
+    Ready,
     RenewLease,
     StartEpoch,
     StopEpoch,
@@ -69,7 +70,7 @@ class ControlThread:
         self._transport: Transport | None = None
         self._trainer: Trainer | None = None
         self._epoch = self._stopped_epoch = self._paused_epoch = -1
-        self.is_leaving = False
+        self.is_leaving = self._is_ready = False
         self._stopped: EpochStopped | None = None
         self._finished: WorkerFinished | None = None
 
@@ -124,6 +125,8 @@ class ControlThread:
         """Repeat what a new coordinator, which may be another process, does not know."""
         if self._rendezvous is not None:
             self._rendezvous.publish_again()
+        if self._is_ready:
+            self.client.send(Ready())
         if self.is_leaving:
             self.client.send(Leaving())
         if self._stopped is not None:
@@ -144,6 +147,11 @@ class ControlThread:
         return RenewLease(self._get_num_steps(), busy_us, doing.label, doing.waits_for, waited_us)
 
     # Called in the main thread, or in one that it started.
+
+    def report_ready(self) -> None:
+        """Tell the coordinator, and any later one, that this worker can take a place."""
+        self._is_ready = True
+        self.client.send(Ready())
 
     def leave(self) -> None:
         """Ask the coordinator, and any later one, to let this worker go at the next iteration boundary."""

@@ -91,7 +91,7 @@ class _WorkerProcess:
         make_spec: MakeSpec,
         injections: Sequence[Injection],
         say: Callable[[str], None],
-        interface: str,
+        interface: str = "",
     ) -> None:
         self._preferred_place = Worker.parse(place) if place else None
         self._make_spec, self._injections, self._say, self._job = make_spec, injections, say, ""
@@ -109,11 +109,13 @@ class _WorkerProcess:
             welcome = self._join()
             self._job = welcome.job
             set_title(f"recycle worker of {self._job}")
-            self._say(f"joined job {self._job}, and waits for its place")
+            self._say(f"joined job {self._job}, and loads it")
             self._spec = self._spec_for(welcome)
             self._injector = FaultInjector(self._injections, self._spec.deaths)
             on_saved = partial(self._injector.on_progress, label=CHECKPOINT)
             self._stage = LocalStage(self._spec, self._preferred_place, self._control, on_saved)
+            self._control.report_ready()
+            self._say("ready, and waits for its place")
             self._follow(self._stage)
         except JoinRefused as problem:
             if not self._control.is_leaving:  # else others have its work already
