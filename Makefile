@@ -33,9 +33,10 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m compileall -q src
-	$(BIN)/python -c 'import sys, tests.preload, pytest; sys.exit(pytest.main(["--collect-only", "-qq"]))' > /dev/null & \
+	$(BIN)/python -c 'import sys, tests.preload, pytest; sys.exit(pytest.main(["--collect-only", "-qq"]))' > /dev/null \
+	&& $(BIN)/pytest -qq tests/test_layers.py & \
 	$(BIN)/mypy && wait $$!
-	$(BIN)/pytest -n 4 --dist worksteal
+	$(BIN)/pytest -n 4 --dist worksteal --ignore tests/test_layers.py
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -62,6 +63,7 @@ chaos: $(READY)
 	$(BIN)/python -m tests.chaos.kill_points
 	$(BIN)/python -m tests.chaos.external_faults --num 500
 	$(BIN)/python -m tests.chaos.machines
+	$(BIN)/python -m tests.chaos.three_machines
 	$(BIN)/python -m tests.chaos.resources
 
 pictures: $(READY)

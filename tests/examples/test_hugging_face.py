@@ -21,7 +21,7 @@ from recycle.runtime.compute.tied_parameters import find_ties
 from tests.examples.test_examples import ROOT, explains_itself, run
 
 pytestmark = pytest.mark.timeout(240)
-STEPS = 4
+STEPS = 3
 
 
 def load_transformers():
