@@ -119,7 +119,7 @@ MODELS = {"gpt2": make_gpt2, "llama": make_llama}
 
 
 def job() -> recycle.Job:
-    """The job of this file, for `recycle train`, `recycle coordinator` and `recycle worker`: it trains GPT-2."""
+    """The job of this file, for `recycle train`, `recycle coordinator` and `recycle agent`: it trains GPT-2."""
     stages, shape = make_stages(make_gpt2()), recycle.Shape(2, 3, 4)
     return recycle.Job(shape, stages, Text(CONTEXT), loss, make_optimizer, steps=30, samples=4)
 

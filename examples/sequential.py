@@ -59,7 +59,7 @@ def make_model() -> nn.Sequential:
 
 
 def job() -> recycle.Job:
-    """The job of this file, for `recycle train`, `recycle coordinator` and `recycle worker`."""
+    """The job of this file, for `recycle train`, `recycle coordinator` and `recycle agent`."""
     optimizer, options = partial(torch.optim.AdamW, lr=2e-3), recycle.TrainOptions(is_exact=True)
     stages, shape = recycle.cut(make_model(), [3, 7]), recycle.Shape(2, 3, 4)
     return recycle.Job(shape, stages, Bars(), nn.functional.cross_entropy, optimizer, steps=30, samples=8, options=options)

@@ -31,8 +31,8 @@ NUM_MACHINES, WORKERS_EACH, LIMIT_S, CUT_S = 3, 4, 700.0, 5.0
 PIPELINES = NUM_MACHINES * WORKERS_EACH // 3  # the examples have three stages
 
 
-class TooLate(Exception):
-    """Something that had to happen did not happen in time."""
+class Unexpected(Exception):
+    """Something that had to happen did not, or not in time."""
 
 
 class ThreeMachines:
@@ -74,7 +74,7 @@ class ThreeMachines:
         process = self.coordinator.process
         while not what():
             if time.monotonic() > self._deadline_s or process is None or process.poll() is not None:
-                raise TooLate(f"{problem}; {self.num_steps()} steps are done")
+                raise Unexpected(f"{problem}; {self.num_steps()} steps are done")
             time.sleep(0.1)
 
     def num_steps(self) -> int:
@@ -113,7 +113,7 @@ class ThreeMachines:
         self.wait_for_live(everybody - WORKERS_EACH)
         redone = sum(event.redone_ops for event in self.recoveries()[num:])
         if redone:
-            raise TooLate(f"{redone} ops were redone when an agent left")
+            raise Unexpected(f"{redone} ops were redone when an agent left")
         leaving.start(self.log)
         self.wait_for_live(everybody)
 
@@ -141,7 +141,7 @@ def run(file: Path, steps: int) -> tuple[str, str]:
         try:
             machines.fail()
             weights = machines.finish()
-        except (TooLate, subprocess.TimeoutExpired, ValueError, IndexError) as problem:
+        except (Unexpected, subprocess.TimeoutExpired, ValueError, IndexError) as problem:
             words = machines.result.read_text()[-1500:], machines.log.read_text()[-3000:]
             return f"{problem}\n{words[0]}\n{words[1]}", ""
         recoveries = machines.recoveries()

@@ -10,6 +10,7 @@ import pytest
 
 from recycle.cli.main import main
 from tests.cli.machines.test_coordinator import free_port, num_steps, started, wait_for
+from tests.processes import is_there
 
 pytestmark = pytest.mark.timeout(240)
 FILE = """
@@ -49,14 +50,6 @@ def facts_of(out: Path, kind: str) -> list[dict[str, Any]]:
 
 def recoveries(out: Path) -> list[dict[str, Any]]:
     return facts_of(out, "recovery")
-
-
-def is_there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def pids(out: Path) -> dict[str, int]:

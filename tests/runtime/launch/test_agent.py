@@ -5,7 +5,6 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -15,6 +14,7 @@ from recycle.runtime.launch import restart_policy
 from recycle.runtime.launch.agent import Agent, WorkerSlot
 from recycle.runtime.launch.forkserver import fork_context
 from recycle.runtime.worker.worker import MAY_RETRY, REFUSED
+from tests.processes import is_there
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -146,11 +146,7 @@ def signal_when_noted(folder, num_workers, *numbers):
 
 
 def none_is_left(folder):
-    for name in os.listdir(folder):
-        with suppress(ProcessLookupError):
-            os.kill(int(name.partition("-")[2]), 0)
-            return False
-    return True
+    return not any(is_there(name.partition("-")[2]) for name in os.listdir(folder))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

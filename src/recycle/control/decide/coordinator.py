@@ -29,12 +29,7 @@ from recycle.control.decide.messages import (
     StoreEntry,
 )
 from recycle.control.decide.phases import CoordinatorPhase, PhaseTrigger, next_phase
-from recycle.control.decide.place_assignment import (
-    keep_holders,
-    keeps_state,
-    place_refusal,
-    state_sources,
-)
+from recycle.control.decide.place_assignment import keep_holders, keeps_state, place_refusal, state_sources
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan_source import PlanAssignment
 
@@ -215,9 +210,12 @@ class Coordinator:
                 self._send_to_placed(message)
             case EpochBegun(epoch=epoch) if epoch == self.epoch:
                 self._member_begun(member, message)
-            case Ready() | Leaving():
-                member.is_ready, member.is_leaving = True, member.is_leaving or isinstance(message, Leaving)
-                if member.is_leaving and member.place is None:
+            case Ready():
+                member.is_ready = True
+                self.update_membership()
+            case Leaving():
+                member.is_leaving = True
+                if member.place is None:
                     dismiss([member], self._effects, None)
                 else:
                     self.update_membership()

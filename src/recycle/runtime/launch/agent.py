@@ -53,9 +53,9 @@ class _Running:
 
 
 class Agent:
-    """The workers of one machine. `say` gets the agent's own sentences, `show` the lines that workers print.
+    """The workers of one machine. `say` gets the agent's own sentences; what workers print goes to the error stream.
 
-    With `logs`, these lines also go to a file for each slot in that folder.
+    With `logs`, it also goes to a file for each slot in that folder.
     """
 
     def __init__(

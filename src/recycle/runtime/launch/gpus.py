@@ -10,6 +10,7 @@ from multiprocessing.context import ForkServerContext
 import torch
 
 from recycle.core.errors import UserError
+from recycle.runtime.launch.start_process import start_process
 
 # More than a driver takes for itself, and less than any other training.
 _MOST_TAKEN = 0.5
@@ -33,7 +34,7 @@ def find_gpus(context: ForkServerContext) -> list[Gpu]:
         return []
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_look, args=(sender,), daemon=True)
-    process.start()
+    start_process(process)
     sender.close()
     try:
         found: list[Gpu] | str = receiver.recv() if receiver.poll(_FIND_S) else f"nothing was found for {_FIND_S:.0f} s"
