@@ -1,15 +1,21 @@
-"""Gloo groups whose destructors do not end: nobody waits for them."""
+"""Gloo loses errors, and destructors of groups do not end: nobody waits for that."""
 
+import os
+import signal
 import threading
+import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from recycle.core.cluster import Worker
 from recycle.runtime.transport import gloo_groups
 from recycle.runtime.transport.gloo_groups import GlooGroups
-from recycle.runtime.transport.specs import GroupView, TransportSpec
+from recycle.runtime.transport.specs import GroupView, TransportBroken, TransportSpec
+from tests.warm_processes import warm_context
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -40,3 +46,75 @@ def test_a_worker_leaves_an_epoch_whose_groups_cannot_be_dropped(monkeypatch: py
     goes_on.set()
     closing.join(20)
     assert not closing.is_alive()
+
+
+BOTH, LARGE = [Worker(0, 0), Worker(1, 0)], torch.zeros(100_000_000, dtype=torch.uint8)
+
+
+def groups_of(worker: Worker, store: Path) -> GlooGroups:
+    groups = GlooGroups(dist.FileStore(str(store), 2), GroupView(worker, BOTH), TransportSpec({}, 1, (), timedelta(seconds=50)))
+    groups.add_sum_groups()
+    return groups
+
+
+def begin(groups: GlooGroups, kind: str, other: Worker) -> object:
+    if kind == "sum":
+        return groups.begin_all_reduce(LARGE, groups._sums[None])
+    return (groups.begin_send if kind == "send" else groups.begin_receive)(LARGE, other, 7)
+
+
+def begin_and_die(kind: str, store: Path) -> None:
+    groups = groups_of(BOTH[1], store)
+    begin(groups, kind, BOTH[0])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("kind", "kind_of_other"), [("receive", "send"), ("send", "receive"), ("sum", "sum")])
+def test_a_wait_for_a_worker_that_died_in_the_middle_of_a_tensor_ends_with_the_epoch(
+    kind: str, kind_of_other: str, tmp_path: Path
+) -> None:
+    """Before there was a thread that waits, gloo kept the first two for 50 s."""
+    dying = warm_context().Process(target=begin_and_die, args=(kind_of_other, tmp_path / "store"))
+    dying.start()
+    groups = groups_of(BOTH[0], tmp_path / "store")
+    work = begin(groups, kind, BOTH[1])
+    dying.join(30)
+    assert dying.exitcode == -signal.SIGKILL
+    threading.Timer(0.5, groups.abort).start()
+    begun_s = time.monotonic()
+    with pytest.raises(TransportBroken):
+        groups.wait(work, "W1_0")
+    assert time.monotonic() < begun_s + 20
+    groups.close()
+
+
+class SlowToAbort:
+    """A group that is closed while another thread aborts it; `dropped_by` is the thread that runs its destructor."""
+
+    def __init__(self) -> None:
+        self.is_aborting, self.is_closed, self.dropped_by = threading.Event(), threading.Event(), list[str]()
+
+    def size(self) -> int:
+        self.is_aborting.set()
+        self.is_closed.wait(0.3)
+        return 1
+
+    def __del__(self) -> None:
+        self.dropped_by.append(threading.current_thread().name)
+
+
+def test_the_thread_that_aborts_never_runs_a_destructor() -> None:
+    """It is the one that talks with the coordinator."""
+    view = GroupView(Worker(0, 0), [Worker(0, 0)])
+    groups = GlooGroups(dist.HashStore(), view, TransportSpec({}, 1, (), timedelta(seconds=5)))
+    slow = SlowToAbort()
+    is_aborting, is_closed, dropped_by = slow.is_aborting, slow.is_closed, slow.dropped_by
+    groups._all = slow
+    del slow
+    aborting = threading.Thread(target=groups.abort)
+    aborting.start()
+    assert is_aborting.wait(20)
+    groups.close()
+    is_closed.set()
+    aborting.join(20)
+    assert dropped_by == ["transport close"]

@@ -17,6 +17,7 @@ from torch import Tensor
 from recycle.core.cluster import Worker
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.transport.specs import GroupView, TransportBroken, TransportSpec
+from recycle.runtime.transport.wait_thread import GlooWork, WaitThread
 
 # No message has this tag: a wait for one expires, and gloo then closes all connections of the group.
 _NEVER_SENT = 2**31 - 1
@@ -38,6 +39,9 @@ class GlooGroups:
         self._options.timeout = spec.timeout
         self._all = self._make("all", view.workers)
         self._sums: dict[Tie | None, Any] = {}
+        self._waits = WaitThread()
+        # Whoever drops a group last waits for its destructor: no thread that aborts may be left with one when another closes.
+        self._ending = threading.Lock()
 
     def add_sum_groups(self) -> None:
         """Make the groups that sum gradients through the host."""
@@ -76,11 +80,11 @@ class GlooGroups:
         if self.is_aborted:
             raise TransportBroken("the epoch is over")
 
-    def begin_send(self, body: Tensor, receiver: Worker, tag: int) -> Any:
-        return self.begin(self._all.send, [body], self._rank[receiver], tag)
+    def begin_send(self, body: Tensor, receiver: Worker, tag: int) -> GlooWork:
+        return GlooWork(self.begin(self._all.send, [body], self._rank[receiver], tag), self._waits)
 
-    def begin_receive(self, body: Tensor, sender: Worker, tag: int) -> Any:
-        return self.begin(self._all.recv, [body], self._rank[sender], tag)
+    def begin_receive(self, body: Tensor, sender: Worker, tag: int) -> GlooWork:
+        return GlooWork(self.begin(self._all.recv, [body], self._rank[sender], tag), self._waits)
 
     def send_bytes(self, receiver: Worker, body: Tensor, tag: int) -> None:
         """Send bytes, and return when they were taken."""
@@ -91,9 +95,9 @@ class GlooGroups:
         self.wait(self.begin_receive(body, sender, _BULK_TAGS + tag), str(sender))
         return body
 
-    def begin_all_reduce(self, tensor: Tensor, group: Any = None) -> Any:
-        """Begin to sum a tensor over all live workers, or over `group`, which may be of another backend; `wait` ends it."""
-        return self.begin((self._all if group is None else group).allreduce, [tensor], self._options)
+    def begin_all_reduce(self, tensor: Tensor, group: Any = None) -> GlooWork:
+        """Begin to sum a tensor over all live workers, or over `group`; `wait` ends it."""
+        return GlooWork(self.begin((group or self._all).allreduce, [tensor], self._options), self._waits)
 
     def all_reduce(self, tensor: Tensor, tie: Tie | None = None) -> None:
         """Sum a tensor over the peers of the stage, or over the workers of a tie, through the host."""
@@ -105,23 +109,31 @@ class GlooGroups:
     def abort(self) -> None:
         """Make every wait on these groups fail, in this process and in the others.
 
-        A wait fails at once, but gloo takes some 50 ms to close a group: a thread for each group does that.
+        The wait of this process ends at once, but gloo takes some 50 ms to close a group: a thread for each group does that.
         """
-        if self.is_aborted:
-            return
-        self.is_aborted = True
-        for group in (self._all, *self._sums.values()):
-            if group is not None and group.size() > 1:
-                threading.Thread(target=_close_connections, args=(group,), name="transport abort", daemon=True).start()
+        with self._ending:
+            if self.is_aborted:
+                return
+            self.is_aborted = True
+            self._waits.abort()
+            for group in (self._all, *self._sums.values()):
+                if group is not None and group.size() > 1:
+                    threading.Thread(target=_close_connections, args=(group,), name="transport abort", daemon=True).start()
+            group = None
 
     def close(self) -> None:
-        """Drop the groups, in a thread: the destructor of a group has been seen to wait for others without end."""
-        groups, self._all, self._sums = [self._all, *self._sums.values()], None, {}
+        """Drop the groups, in a thread: the destructor of a group waits for operations whose error gloo has lost."""
+        self._waits.close()
+        with self._ending:
+            groups, self._all, self._sums = [self._all, *self._sums.values()], None, {}
         closing = threading.Thread(target=groups.clear, name="transport close", daemon=True)
         closing.start()
         closing.join(_CLOSE_S)
 
 
 def _close_connections(group: Any) -> None:
-    with contextlib.suppress(RuntimeError):
-        group.recv([torch.empty(1)], (group.rank() + 1) % group.size(), _NEVER_SENT).wait(_AT_ONCE)
+    """Let a wait expire on the first connection that still stands: gloo then closes all of the group."""
+    for other in range(group.size()):
+        if other != group.rank():
+            with contextlib.suppress(RuntimeError):
+                group.recv([torch.empty(1)], other, _NEVER_SENT).wait(_AT_ONCE)

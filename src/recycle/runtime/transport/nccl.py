@@ -45,7 +45,8 @@ class NcclTransport:
         carrier.connect()
 
     def all_reduce(self, tensor: Tensor, tie: Tie | None = None) -> None:
-        self.host.wait(self.host.begin_all_reduce(tensor, self._sums[tie]), self._view.others_in_sum(tie))
+        work = self.host.begin(self._sums[tie].allreduce, [tensor], dist.AllreduceOptions())
+        self.host.wait(work, self._view.others_in_sum(tie))
 
     def abort(self) -> None:
         """Abort every group: an NCCL group that is left would wait for another one."""

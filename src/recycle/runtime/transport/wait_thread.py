@@ -1,0 +1,63 @@
+"""WaitThread: a thread that waits for gloo's operations, so that the end of an epoch ends the wait of the training thread.
+
+gloo can lose the error of a broken connection: if a receiver dies after it has announced its receive, the sender's write fails
+in gloo's event loop, which tells nobody; if a sender dies in the middle of a tensor, its receiver is not told either. Such an
+operation ends at its timeout and no sooner, whatever is done to its group.
+"""
+
+import threading
+from datetime import timedelta
+from enum import Enum
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+
+class _End(Enum):
+    DONE = "the operation has ended"
+    OVER = "nobody waits any more"
+
+
+class WaitThread:
+    """Waits for one operation at a time. `abort` ends a wait that has not ended yet."""
+
+    def __init__(self) -> None:
+        self._works: SimpleQueue[tuple[Any, timedelta] | None] = SimpleQueue()
+        self._ends: SimpleQueue[_End | RuntimeError] = SimpleQueue()
+        threading.Thread(target=self._run, name="transport wait", daemon=True).start()
+
+    def _run(self) -> None:
+        while (begun := self._works.get()) is not None:
+            work, timeout = begun
+            try:
+                work.wait(timeout)
+                self._ends.put(_End.DONE)
+            except RuntimeError as problem:
+                self._ends.put(problem)
+            del work, begun  # they own tensors
+
+    def wait(self, work: Any, timeout: timedelta) -> None:
+        """Wait for an operation; raise `RuntimeError` if it failed, timed out, or was aborted."""
+        self._works.put((work, timeout))
+        match self._ends.get():
+            case RuntimeError() as problem:
+                raise problem
+            case _End.OVER:
+                raise RuntimeError("the epoch is over")
+
+    def abort(self) -> None:
+        """End the wait of the other thread, if it waits; it waits for nothing after that."""
+        self._ends.put(_End.OVER)
+
+    def close(self) -> None:
+        """End the thread, as soon as the operation ends for which it waits."""
+        self._works.put(None)
+
+
+class GlooWork(NamedTuple):
+    """An operation of gloo that was begun."""
+
+    operation: Any
+    thread: WaitThread
+
+    def wait(self, timeout: timedelta) -> None:
+        self.thread.wait(self.operation, timeout)
