@@ -62,6 +62,7 @@ def test_a_dataset_that_does_not_fill_a_step_is_refused_when_the_job_is_made():
         (lambda: CheckpointOptions(keep=0), "the number of checkpoints to keep is 0"),
         (lambda: TrainOptions(seed=True), "the seed is True"),
         (lambda: TrainOptions(device="tpu"), "the device is 'tpu', but it must be cpu or cuda"),
+        (lambda: TrainOptions(transport="mpi"), "the transport is 'mpi', but it must be auto, gloo, nccl or ipc"),
         (lambda: FailureOptions(lease_s=0), "the lease is 0"),
         (lambda: make_job(options=TrainOptions(checkpoint=CheckpointOptions(resume=True))), "name it with out"),
     ],

@@ -63,7 +63,7 @@ class PlanRunner:
         view, spec = GroupView(place, workers, number), replace(self._spec, shape=plan.problem.shape)
         state = make_stage_state(spec, place.stage, device=self._device)
         program = worker_program(plan, place)
-        transport = connect(spec, program, view, self._context.store, self._device)
+        transport, _ = connect(spec, program, view, self._context.store, self._device)
         trainer = make_trainer(spec, program, view, state, transport)
         spans: list[Sequence[Span]] = []
         losses: list[float] = []

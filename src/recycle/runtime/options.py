@@ -14,6 +14,8 @@ from recycle.core.events.trace import Trace
 from recycle.core.plans.plan_source import PlanSource
 from recycle.runtime.compute.optimizer_step import Schedule, constant
 
+TRANSPORTS = AUTO, GLOO, NCCL, IPC = "auto", "gloo", "nccl", "ipc"
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
@@ -91,6 +93,7 @@ class TrainOptions:
         sum_dtype: The type in which gradients are summed.
         autocast: The type in which ops compute by autocast; None switches autocast off.
         device: "cpu" or "cuda".
+        transport: What carries tensors: "gloo", "nccl" or "ipc" (CUDA IPC, on one GPU); "auto" is the fastest that connects all.
         port: The port of the coordinator on this machine; 0 is any free one.
         timeout_s: The limit of every wait for another worker, for the case that all other detection fails.
         checkpoint: When checkpoints are written, and whether the run is resumed.
@@ -108,6 +111,7 @@ class TrainOptions:
     sum_dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
     device: str = "cpu"
+    transport: str = AUTO
     port: int = 0
     timeout_s: float = 300.0
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
@@ -119,6 +123,10 @@ class TrainOptions:
         if self.max_norm is not None and not (isinstance(self.max_norm, int | float) and 0 < self.max_norm < math.inf):
             raise UserError(f"max_norm is {self.max_norm!r}, but it must be a finite number above 0, or None")
         refuse_absent_device(self.device)
+        if self.transport not in TRANSPORTS:
+            raise UserError(
+                f"the transport is {self.transport!r}, but it must be {', '.join(TRANSPORTS[:-1])} or {TRANSPORTS[-1]}"
+            )
 
 
 def refuse_count(name: str, value: Any, least: int) -> None:

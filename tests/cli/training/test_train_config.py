@@ -36,6 +36,7 @@ library = ""
 profile = ""
 measure = false
 port = 0
+transport = "auto"
 lease = 2.0
 compare_every = 10
 restarts = 3

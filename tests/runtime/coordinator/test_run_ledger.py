@@ -12,7 +12,7 @@ from recycle.report.record.metrics import measure
 from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointIncomplete
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 from recycle.runtime.execute.spans import Span
-from recycle.runtime.worker.worker_reports import StepUndone
+from recycle.runtime.worker.worker_reports import StepUndone, WorkerWarned
 from tests.runtime.coordinator.ledgers import (
     NAMES,
     SAMPLES,
@@ -322,3 +322,13 @@ def test_reports_that_were_held_count_when_a_checkpoint_is_looked_for_once_more(
     ledger.add(0, StageSaved(1, 0, "a file", 1, "a digest"))
     ledger.checkpoints.hold()  # the members have changed meanwhile
     assert saved == [1]
+
+
+def test_what_a_worker_warns_of_is_written_once():
+    """Every epoch has a first worker that says why tensors go slowly."""
+    ledger, written = open_ledger()
+    add(
+        ledger, *(WorkerWarned(Worker.parse(name), text) for name, text in (("W0_0", "slow"), ("W1_1", "late"), ("W0_1", "slow")))
+    )
+    assert [event.text for event in of(written, Warned)] == ["slow", "late"]
+    assert ledger.warnings == ("slow", "late")

@@ -6,7 +6,6 @@ The inbox is in host memory here, and no other worker maps it; everything else i
 import os
 import signal
 import subprocess
-from datetime import timedelta
 from itertools import pairwise, product
 
 import pytest
@@ -16,11 +15,11 @@ import torch.distributed as dist
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
 from recycle.host.process_lifetime import process_start, process_state
-from recycle.runtime.transport import cuda_ipc
-from recycle.runtime.transport.cuda_ipc import BufferPool, CudaIpcTransport, SharedMemory, is_gone, own_process, share_one_gpu
+from recycle.runtime.transport.gpu import cuda_ipc
+from recycle.runtime.transport.gpu.cuda_ipc import BufferPool, CudaIpcTransport, SharedMemory, is_gone, own_process
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TensorSpec
 from tests.processes import until
-from tests.runtime.transport.worker_threads import at_once, transport_spec
+from tests.runtime.transport.worker_threads import transport_spec
 
 pytestmark = pytest.mark.timeout(60)
 WORKERS = [Worker(0, 0), Worker(0, 1), Worker(1, 0)]
@@ -59,41 +58,6 @@ def message(kind, chain):
     """One that reaches stage 1: an activation from the stage before, or a gradient from the one after."""
     sender = Worker(0, 0 if kind is Kind.F else 2)
     return TensorMessage(kind, OWN.stage, chain, sender, OWN, made_at=0, taken_at=0, is_of_warm_up=False)
-
-
-def ask(store, worker):
-    return share_one_gpu(store, GroupView(worker, WORKERS, epoch=3), "the first GPU")
-
-
-def test_workers_that_started_with_the_same_boot_are_on_one_machine():
-    store = dist.HashStore()
-    assert at_once(*(lambda worker=worker: ask(store, worker) for worker in WORKERS)) == [True] * 3
-
-
-def test_one_that_is_elsewhere_is_enough_for_several_machines():
-    store = dist.HashStore()
-    # A store of torch's puts a prefix before a key with a slash.
-    store.set("e3/gpu/W1_0", "the boot of another machine")
-    assert at_once(*(lambda worker=worker: ask(store, worker) for worker in WORKERS[:2])) == [False] * 2
-
-
-def test_what_was_said_in_another_epoch_does_not_count():
-    store = dist.HashStore()
-    store.set("e2/gpu/W1_0", "the boot of another machine")
-    assert at_once(*(lambda worker=worker: ask(store, worker) for worker in WORKERS)) == [True] * 3
-
-
-def test_machines_that_do_not_say_when_they_were_started_are_not_taken_for_one(monkeypatch, tmp_path):
-    monkeypatch.setattr(cuda_ipc, "_BOOT", tmp_path / "absent")
-    store = dist.HashStore()
-    assert at_once(*(lambda worker=worker: ask(store, worker) for worker in WORKERS)) == [False] * 3
-
-
-def test_nobody_is_taken_for_a_neighbour_who_says_nothing():
-    store = dist.HashStore()
-    store.set_timeout(timedelta(milliseconds=50))
-    with pytest.raises(dist.DistStoreError):
-        ask(store, WORKERS[0])
 
 
 def slots(carrier, rounds):

@@ -1,6 +1,6 @@
 """Messages between workers: they arrive by their address, and are kept until they are taken, over gloo, CUDA IPC and NCCL.
 
-No GPU is needed: shared memory is host memory here, and NCCL's groups are fakes that note their calls.
+No GPU is needed: shared memory is host memory here, and NCCL's groups are streams of this process.
 """
 
 import weakref
@@ -11,10 +11,10 @@ import torch
 from recycle.core.cluster import Worker
 from recycle.core.errors import Unsendable
 from recycle.core.op import Kind
-from recycle.runtime.transport.cuda_ipc import CudaIpcTransport
 from recycle.runtime.transport.gloo import GlooTransport
-from recycle.runtime.transport.nccl import NcclCarrier
+from recycle.runtime.transport.gpu.cuda_ipc import CudaIpcTransport
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TensorSpec
+from tests.runtime.transport.nccl_streams import Streams
 from tests.runtime.transport.worker_threads import at_once, rendezvous_of, transport_spec
 
 torch.set_num_threads(1)
@@ -42,13 +42,15 @@ class HostMemory:
         pass
 
 
-@pytest.fixture(params=["gloo", "cuda_ipc"])
+@pytest.fixture(params=["gloo", "cuda_ipc", "nccl"])
 def pair(request):
     """The transports of two workers of one pipeline."""
-    memory = HostMemory({})
+    memory, streams = HostMemory({}), Streams()
 
     def make(worker, store):
         view = GroupView(worker, [FIRST, LAST], epoch=1)
+        if request.param == "nccl":
+            return streams.connect(store, view, SPEC, [FIRST if worker == LAST else LAST])
         return GlooTransport(store, view, SPEC) if request.param == "gloo" else CudaIpcTransport(store, view, SPEC, memory)
 
     stores = rendezvous_of(2)
@@ -116,28 +118,3 @@ def test_a_tensor_of_another_shape_or_dtype_is_refused(pair):
 
 def test_zeros_have_the_spec_of_the_message(pair):
     assert torch.equal(pair[1].messages.zeros(gradient(0)), torch.zeros(2, 3))
-
-
-class NcclGroup:
-    """A group that notes the receives that are posted on it."""
-
-    def __init__(self):
-        self.received_into = []
-
-    def recv(self, tensors, rank, tag):
-        self.received_into += tensors
-        return f"receive {len(self.received_into)}"
-
-
-def test_nccl_receives_are_posted_in_the_order_in_which_their_sender_makes_them():
-    directions = {Kind.F: NcclGroup(), Kind.I: NcclGroup()}
-    incoming = [activation(0, made_at=2), activation(1, made_at=0), activation(2, made_at=1), activation(3, made_at=3)]
-    view = GroupView(LAST, [FIRST, LAST])
-    carrier = NcclCarrier(directions, view, SPEC, incoming, torch.device("cpu"))
-    zero, one, two, three = incoming
-    posted = carrier.post_receives(zero, round_=0)
-    assert {message: own.work for message, own in posted.items()} == {one: "receive 1", two: "receive 2", zero: "receive 3"}
-    assert list(carrier.post_receives(three, round_=0)) == [three]
-    assert list(carrier.post_receives(two, round_=1)) == [one, two]  # every round begins anew
-    assert [own.body for own in posted.values()] == [pytest.approx(body) for body in directions[Kind.F].received_into[:3]]
-    assert directions[Kind.I].received_into == []

@@ -19,7 +19,7 @@ from recycle.runtime.options import TrainOptions
 from recycle.runtime.transport.activity import Activity, Doing
 from recycle.runtime.transport.specs import GroupView, TransportBroken
 from recycle.runtime.worker.local_stage import CannotLoad, LocalStage
-from recycle.runtime.worker.worker_reports import StageNotLoaded
+from recycle.runtime.worker.worker_reports import WorkerWarned
 from recycle.runtime.worker.worker_spec import WorkerSpec
 from tests.runtime.checkpoint.saved_stages import FINGERPRINT, held, names_in, save_all, small_stage
 from tests.runtime.jobs import Numbers, adamw
@@ -109,7 +109,7 @@ def test_a_stage_that_cannot_be_loaded_ends_the_epoch_and_not_the_worker_until_t
         assert stage.progress() is None
     with pytest.raises(CannotLoad, match="no byte came or went for 30 s"):
         load(stage, 4)
-    assert [(type(report), report.worker) for report in control.reports] == [(StageNotLoaded, OWN)] * 3
+    assert [(type(report), report.worker) for report in control.reports] == [(WorkerWarned, OWN)] * 3
 
 
 def test_a_stage_that_could_be_loaded_at_last_counts_anew(tmp_path, saved):
@@ -129,7 +129,7 @@ def test_a_torn_file_in_a_folder_that_all_see_does_not_end_the_worker_either(sav
     (saved / step_folder(5) / stage_file(0)).write_bytes(b"torn")
     with pytest.raises(TransportBroken, match="has 4 bytes, but was written with"):
         load(stage)
-    assert [type(report) for report in control.reports] == [StageNotLoaded]
+    assert [type(report) for report in control.reports] == [WorkerWarned]
 
 
 def test_flipped_bits_in_a_folder_that_all_see_are_not_loaded(saved):
@@ -141,7 +141,7 @@ def test_flipped_bits_in_a_folder_that_all_see_are_not_loaded(saved):
     with pytest.raises(TransportBroken, match="does not have the bytes that were written"):
         load(stage)
     assert stage.progress() is None
-    assert [type(report) for report in control.reports] == [StageNotLoaded]
+    assert [type(report) for report in control.reports] == [WorkerWarned]
 
 
 def test_a_stage_on_its_way_is_not_waited_for_when_the_epoch_is_over(tmp_path, saved):

@@ -9,6 +9,7 @@ from recycle.control.decide.messages import FINISH, SET_UP, StartEpoch
 from recycle.control.net.handshake import Endpoint
 from recycle.core.cluster import Worker
 from recycle.runtime.transport.activity import Doing
+from recycle.runtime.transport.select import TransportChoice
 from recycle.runtime.transport.specs import TransportBroken
 from recycle.runtime.worker import worker
 from recycle.runtime.worker.worker import _WorkerProcess
@@ -49,7 +50,7 @@ class Steps:
         for name, fake in {
             "set_title": lambda title: None,
             "meet": self.see("meet"),
-            "connect": self.see("connect", transport),
+            "connect": self.see("connect", (transport, TransportChoice("gloo"))),
             "make_trainer": lambda *_: trainer,
             "digest": self.see("digest", ""),
         }.items():

@@ -38,6 +38,7 @@ def job(config: TrainConfig) -> "Job":
         sum_dtype=sum_dtype(training.sums),
         autocast=autocast_dtype(training.precision),
         device=training.device,
+        transport=cluster.transport,
         port=cluster.port,
         checkpoint=CheckpointOptions(config.checkpoint.every, config.checkpoint.keep),
         run_folder=RunFolderOptions(f"{model.layers}-layer GPT"),

@@ -129,7 +129,7 @@ def _load(config: TrainConfig) -> LoadedJob:
 
 def _options_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a job that the keys change which were given."""
-    found = _renamed(given, "training", seed="", exact="is_exact", device="") | _renamed(given, "cluster", port="")
+    found = _renamed(given, "training", seed="", exact="is_exact", device="") | _renamed(given, "cluster", port="", transport="")
     if "training.max_norm" in given:
         found["max_norm"] = given["training.max_norm"] or None
     if "training.precision" in given:

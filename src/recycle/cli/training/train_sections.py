@@ -104,6 +104,7 @@ class ClusterSection(_Section):
     profile: str = _key("", _text("FILE"), "make the plan from this profile, or see that a given one was")
     measure: bool = _key(False, _SWITCH, "measure a profile first, and make the plan from that")
     port: int = _key(0, _PORT, "port at which workers meet; 0 is any free one")
+    transport: str = _key("auto", _one_of("auto", "gloo", "nccl", "ipc"), "what carries tensors between workers")
     lease: float = _key(DEFAULT_LEASE_S, _LEASE, "seconds of silence after which a worker counts as dead")
     compare_every: int = _key(10, _COUNT_OR_NONE, "steps between two comparisons of peers; 0 is only before checkpoints")
     restarts: int = _key(3, _COUNT_OR_NONE, "how often an hour a worker that died is started again; 0 is never")

@@ -18,8 +18,8 @@ from recycle.evaluate.hardware.setup import SEED, Setup, make_optimizer
 from recycle.profiling.worker_pool import TIMEOUT, MemberContext
 from recycle.runtime.compute.microbatches import MicroBatches
 from recycle.runtime.execute.spans import now_us
-from recycle.runtime.transport.cuda_ipc import CudaIpcTransport, SharedMemory
 from recycle.runtime.transport.gloo import GlooTransport
+from recycle.runtime.transport.gpu.cuda_ipc import CudaIpcTransport, SharedMemory
 from recycle.runtime.transport.message_queue import MessageQueue
 from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TensorSpec, TransportSpec

@@ -45,10 +45,10 @@ class GlooCarrier:
         body = tensor.detach().cpu().contiguous()
         return Posted(self._groups.begin_send(body, message.receiver, self._spec.tag(message, round_)), body)
 
-    def post_receives(self, message: TensorMessage, round_: int) -> dict[TensorMessage, Posted]:
+    def post_receive(self, message: TensorMessage, round_: int) -> Posted:
         spec = self._spec.tensor_spec(message)
         body = torch.empty(spec.shape, dtype=spec.dtype)
-        return {message: Posted(self._groups.begin_receive(body, message.sender, self._spec.tag(message, round_)), body)}
+        return Posted(self._groups.begin_receive(body, message.sender, self._spec.tag(message, round_)), body)
 
     def unpack(self, message: TensorMessage, body: Tensor, round_: int) -> Tensor:
         return body

@@ -3,7 +3,6 @@
 A sent tensor is kept until a later message from its receiver shows, by its index in the receiver's row, that it was taken.
 """
 
-from collections.abc import Mapping
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple, Protocol
@@ -32,9 +31,7 @@ class MessageCarrier(Protocol):
 
     def post_send(self, message: TensorMessage, tensor: Tensor, round_: int) -> Posted: ...
 
-    def post_receives(self, message: TensorMessage, round_: int) -> Mapping[TensorMessage, Posted]:
-        """Post the receive of a message, and before it those of other messages that must come first."""
-        ...
+    def post_receive(self, message: TensorMessage, round_: int) -> Posted: ...
 
     def unpack(self, message: TensorMessage, body: Tensor, round_: int) -> Tensor:
         """Return the tensor that was sent, from the body that was received."""
@@ -70,7 +67,7 @@ class MessageQueue:
     def post_receive(self, message: TensorMessage) -> None:
         """Let the message arrive while something else runs."""
         if message not in self._posted:
-            self._posted.update(self._carrier.post_receives(message, self.round))
+            self._posted[message] = self._carrier.post_receive(message, self.round)
 
     def receive(self, message: TensorMessage) -> Tensor:
         """Return the tensor that was sent, or wait for it."""

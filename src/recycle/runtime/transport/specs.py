@@ -104,8 +104,11 @@ class TransportSpec:
     activity: Activity = field(default_factory=Activity)
 
     def tensor_spec(self, message: TensorMessage) -> TensorSpec:
+        return self.spec_of(message.kind, message.stage)
+
+    def spec_of(self, kind: Kind, stage: int) -> TensorSpec:
         """The stage before made an activation; a gradient is as large as the tensor that its receiver had sent."""
-        return self.tensor_specs[message.stage - 1 if message.kind is Kind.F else message.stage]
+        return self.tensor_specs[stage - 1 if kind is Kind.F else stage]
 
     def tag(self, message: TensorMessage, round_: int) -> int:
         return self.number(message, round_, _NUM_TAG_ROUNDS)
@@ -114,3 +117,7 @@ class TransportSpec:
         """A number that differs for all messages to one worker in any `num_rounds` consecutive rounds."""
         direction = 0 if message.kind is Kind.F else 1
         return (round_ % num_rounds * 2 + direction) * self.num_chains + message.chain
+
+    def kind_of(self, tag: int) -> Kind:
+        """The kind of the messages with this tag."""
+        return Kind.I if tag // self.num_chains % 2 else Kind.F

@@ -20,7 +20,7 @@ from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.execute.warm_up import warm_ups
 from recycle.runtime.transport.activity import Activity
 from recycle.runtime.transport.protocol import Transport
-from recycle.runtime.transport.select import make_transport
+from recycle.runtime.transport.select import TransportChoice, agree_on_transport, make_transport, device_of_worker
 from recycle.runtime.transport.specs import GroupView, TransportSpec
 from recycle.runtime.worker.worker_spec import WorkerSpec
 
@@ -59,12 +59,13 @@ def connect(
     device: torch.device,
     host: str = "127.0.0.1",
     activity: Activity | None = None,
-) -> Transport:
+) -> tuple[Transport, TransportChoice]:
     """The transport of a worker of this machine, which the others reach at `host`; all workers of the epoch must call it."""
+    choice = agree_on_transport(store, view, device_of_worker(device), spec.options.transport)
     timeout = timedelta(seconds=spec.options.timeout_s)
     transport_spec = TransportSpec(spec.tensor_specs, spec.shape.num_chains, spec.ties, timeout, host, activity or Activity())
-    incoming = [each.receives for each in program.instructions if each.receives is not None]
-    return make_transport(store, view, transport_spec, incoming, device)
+    senders = {each.receives.sender for each in program.instructions if each.receives is not None}
+    return make_transport(choice, store, view, transport_spec, sorted(senders), device), choice
 
 
 def make_trainer(

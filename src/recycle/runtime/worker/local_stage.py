@@ -22,7 +22,7 @@ from recycle.runtime.transport.specs import GroupView, TransportBroken
 from recycle.runtime.transport.state_transfer import receive_state, send_state
 from recycle.runtime.worker.control_thread import ControlThread
 from recycle.runtime.worker.epoch_setup import make_stage_state
-from recycle.runtime.worker.worker_reports import IterationApplied, StageNotLoaded, StepUndone
+from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerWarned
 from recycle.runtime.worker.worker_spec import WorkerSpec
 
 # A worker that could not load its stage so many times in a row ends.
@@ -115,7 +115,8 @@ class LocalStage:
             self._num_failed_loads = 0
         except FileProblem as problem:
             self._num_failed_loads += 1
-            self._report(StageNotLoaded(place, str(problem)))
+            text = f"{place} could not load its stage, and a checkpoint is looked for again: {problem}"
+            self._report(WorkerWarned(place, text))
             if self._num_failed_loads == _MOST_FAILED_LOADS:
                 raise CannotLoad(str(problem)) from None
             raise TransportBroken(str(problem)) from None

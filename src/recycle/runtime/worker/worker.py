@@ -33,6 +33,7 @@ from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.weight_digest import digest
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.execute.trainer import Trainer
+from recycle.runtime.transport.gpu.nccl import prepare_process
 from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.rendezvous import Rendezvous, meet
 from recycle.runtime.transport.specs import GroupView, TransportBroken
@@ -40,7 +41,7 @@ from recycle.runtime.worker.control_thread import ControlThread
 from recycle.runtime.worker.epoch_setup import connect, make_trainer, worker_program
 from recycle.runtime.worker.fault_injection import FaultInjector
 from recycle.runtime.worker.local_stage import CannotLoad, LocalStage
-from recycle.runtime.worker.worker_reports import WorkerCrashed, WorkerFinished
+from recycle.runtime.worker.worker_reports import WorkerCrashed, WorkerFinished, WorkerWarned
 from recycle.runtime.worker.worker_spec import WorkerSpec
 
 _JOIN_S = 60.0
@@ -76,6 +77,7 @@ def join_job(
     or by the one by which the coordinator is reached.
     """
     torch.set_num_threads(1)
+    prepare_process(interface)
     worker = _WorkerProcess(endpoint, place, make_spec, injections, say, interface)
     with stop_signals(worker.ask_to_stop):
         worker.run()
@@ -167,7 +169,7 @@ class _WorkerProcess:
         raise SystemExit(1)
 
     def _set_device(self) -> torch.device:
-        """Select this worker's device in the calling thread, and return it: the members share the GPUs of a machine."""
+        """Select this worker's device in the calling thread, and return it: workers without an agent share the GPUs they see."""
         options = self._spec.options
         if options.device != "cuda":
             return torch.device(options.device)
@@ -176,7 +178,9 @@ class _WorkerProcess:
             torch.use_deterministic_algorithms(True)
         # autograd's own thread has no context at first, makes one, and warns about it.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
-        device = torch.device("cuda", self._control.client.member % torch.cuda.device_count())
+        place = self._preferred_place  # a worker that takes a dead one's place takes its GPU
+        number = place.pipeline * self._spec.shape.num_stages + place.stage if place else self._control.client.member
+        device = torch.device("cuda", number % torch.cuda.device_count())
         torch.cuda.set_device(device)
         return device
 
@@ -223,7 +227,10 @@ class _WorkerProcess:
         def make_transport(store: Rendezvous) -> Transport:
             meet(store, view, self._control.link_address())
             device, address = self._set_device(), self._control.own_address
-            return connect(self._spec, program, view, store, device, address, self._control.activity)
+            transport, choice = connect(self._spec, program, view, store, device, address, self._control.activity)
+            if choice.warning and view.worker == view.workers[0]:
+                self._control.report(WorkerWarned(view.worker, choice.warning))
+            return transport
 
         transport = self._control.connect(view, make_transport)
         self._injector.instructions, self._injector.parameters = program.instructions, list(stage.state.stage.parameters())

@@ -59,14 +59,14 @@ class WorkerCrashed:
 
 
 @dataclass(frozen=True, slots=True)
-class StageNotLoaded:
-    """A worker could not load its stage from a checkpoint, and why."""
+class WorkerWarned:
+    """A worker goes on, but its user should know of something: why it could not load its stage, or why tensors go slowly."""
 
     worker: Worker
-    reason: str
+    text: str
 
 
-WorkerReport = IterationApplied | StepUndone | WorkerFinished | WorkerCrashed | StageSaved | StageNotSaved | StageNotLoaded
+WorkerReport = IterationApplied | StepUndone | WorkerFinished | WorkerCrashed | StageSaved | StageNotSaved | WorkerWarned
 _KINDS: dict[str, Callable[..., WorkerReport]] = {wire_name(kind): kind for kind in get_args(WorkerReport)}
 
 # Fields whose values JSON does not know.

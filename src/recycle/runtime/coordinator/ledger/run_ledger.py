@@ -42,7 +42,7 @@ from recycle.runtime.coordinator.ledger.recovery_spells import recovery_spells
 from recycle.runtime.coordinator.ledger.trained import Trained, finite, usual_us
 from recycle.runtime.coordinator.ledger.worker_processes import WorkerProcesses
 from recycle.runtime.execute.spans import Span, now_us
-from recycle.runtime.worker.worker_reports import IterationApplied, StageNotLoaded, StepUndone, WorkerFinished, WorkerReport
+from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerFinished, WorkerReport, WorkerWarned
 
 
 class RunLedger:
@@ -241,8 +241,8 @@ class RunLedger:
                 self.write(Held(str(worker), peak, activations, self._planned_bytes(worker)))
             case StageSaved() | StageNotSaved():
                 self.checkpoints.add(report)
-            case StageNotLoaded(worker, reason):
-                self.warn(f"{worker} could not load its stage, and a checkpoint is looked for again: {reason}")
+            case WorkerWarned(_, text) if text not in self._warnings:
+                self.warn(text)
             case _:
                 pass
 

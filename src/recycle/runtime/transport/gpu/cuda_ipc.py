@@ -9,7 +9,6 @@ order, so that they get the same bits.
 import json
 import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,15 +30,6 @@ _NUM_STAGING_BUFFERS = 2
 _SMALL_BYTES = 2**16
 _ALIGNMENT = 256  # bytes at which a tensor of any dtype may begin
 INBOX, STAGING = "inbox", "staging"
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-
-
-def share_one_gpu(store: Any, view: GroupView, gpu: str) -> bool:
-    """Whether all workers of an epoch compute on the same GPU of the same machine; each of them asks, with its GPU's name."""
-    prefix = dist.PrefixStore(f"e{view.epoch}/gpu", store)  # type: ignore[attr-defined]
-    machine = _BOOT.read_text() if _BOOT.exists() else str(view.worker)
-    prefix.set(str(view.worker), f"{machine} {gpu}")
-    return len({prefix.get(str(other)) for other in view.workers}) == 1
 
 
 def own_process() -> str:
@@ -188,10 +178,10 @@ class CudaIpcCarrier:
         notification = torch.zeros(1, dtype=torch.uint8)
         return Posted(self._groups.begin_send(notification, message.receiver, self._spec.tag(message, round_)), notification)
 
-    def post_receives(self, message: TensorMessage, round_: int) -> dict[TensorMessage, Posted]:
+    def post_receive(self, message: TensorMessage, round_: int) -> Posted:
         notification = torch.empty(1, dtype=torch.uint8)
         work = self._groups.begin_receive(notification, message.sender, self._spec.tag(message, round_))
-        return {message: Posted(work, notification)}
+        return Posted(work, notification)
 
     def unpack(self, message: TensorMessage, body: Tensor, round_: int) -> Tensor:
         """A copy: the sender will need the slot again, and the micro-batch may still be in flight then."""

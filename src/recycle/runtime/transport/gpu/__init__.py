@@ -1,0 +1,1 @@
+"""The transports of GPUs: CUDA IPC within one GPU, NCCL between GPUs."""

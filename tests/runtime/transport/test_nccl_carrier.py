@@ -1,0 +1,157 @@
+"""Messages over NCCL: no receive is launched before its send, none waits for another, and errors of NCCL end the epoch.
+
+No GPU is needed: NCCL's groups are streams of this process.
+"""
+
+import random
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from recycle.core.cluster import Worker
+from recycle.core.op import Kind
+from recycle.runtime.compute.weight_digest import digest
+from recycle.runtime.job import Job
+from recycle.runtime.launch.configure import worker_spec
+from recycle.runtime.options import TrainOptions
+from recycle.runtime.transport.gloo import GlooTransport
+from recycle.runtime.transport.specs import GroupView, TensorMessage, TensorSpec, TransportBroken
+from recycle.runtime.worker.epoch_setup import make_stage_state, make_trainer, worker_program
+from tests.random_plans import legal_plans
+from tests.runtime.jobs import Numbers, adamw, loss, small_stages
+from tests.runtime.transport.nccl_streams import Streams
+from tests.runtime.transport.worker_threads import at_once, rendezvous_of, transport_spec
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.timeout(60)
+LOWER, UPPER = [Worker(0, 0), Worker(1, 0)], [Worker(0, 1), Worker(1, 1)]
+ALL, NUM_CHAINS = [*LOWER, *UPPER], 8
+SPEC = transport_spec({0: TensorSpec((3,), torch.float32)}, NUM_CHAINS)
+
+
+def message(kind, chain, lower, upper):
+    sender, receiver = (lower, upper) if kind is Kind.F else (upper, lower)
+    return TensorMessage(kind, receiver.stage, chain, sender, receiver, chain, chain, is_of_warm_up=False)
+
+
+@pytest.fixture
+def streams():
+    return Streams()
+
+
+@pytest.fixture
+def connected(streams):
+    """The transports of two pipelines of two stages, by worker."""
+
+    def make(worker, store):
+        senders = UPPER if worker in LOWER else LOWER
+        return streams.connect(store, GroupView(worker, ALL, epoch=1), SPEC, senders)
+
+    made = at_once(*(lambda pair=pair: make(*pair) for pair in zip(ALL, rendezvous_of(4), strict=True)))
+    yield dict(zip(ALL, made, strict=True))
+    for each in made:
+        each.abort()
+        each.close()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_the_order_of_sends_and_receives_every_message_arrives_and_no_receive_is_first(connected, streams, seed):
+    """Each worker sends all it has before it receives: if a send waited for its receive, all would wait for ever."""
+    chance = random.Random(seed)
+    routes = [(chain, chance.choice(LOWER), chance.choice(UPPER)) for chain in range(NUM_CHAINS)]
+
+    def value(kind, chain, round_):
+        return torch.full((3,), 100.0 * round_ + 10 * (kind is Kind.I) + chain)
+
+    def run(worker, is_lower, order):
+        found = []
+        for round_ in range(4):
+            messages = connected[worker].messages
+            messages.round = round_
+            out, back = (Kind.F, Kind.I) if is_lower else (Kind.I, Kind.F)
+            own = [route for route in order if worker in route]
+            for chain, lower, upper in own:
+                messages.send(message(out, chain, lower, upper), value(out, chain, round_))
+            for chain, lower, upper in reversed(own):
+                found.append(torch.equal(messages.receive(message(back, chain, lower, upper)), value(back, chain, round_)))
+            messages.flush()
+        connected[worker].carrier.refuse_failed()
+        return all(found)
+
+    orders = {worker: chance.sample(routes, NUM_CHAINS) for worker in ALL}
+    assert at_once(*(lambda w=worker: run(w, w in LOWER, orders[w]) for worker in ALL)) == [True] * 4
+    assert sum(streams.num_received.values()) == 4 * 2 * NUM_CHAINS
+
+
+def test_an_error_of_nccl_is_that_of_a_broken_transport(connected, streams):
+    streams.num_lost = 1
+    messages = connected[LOWER[0]].messages
+    messages.send(message(Kind.F, 0, LOWER[0], UPPER[0]), torch.zeros(3))
+    with pytest.raises(TransportBroken, match="unhandled system error"):
+        messages.flush()
+    with pytest.raises(TransportBroken, match="unhandled system error"):
+        messages.send(message(Kind.F, 1, LOWER[0], UPPER[0]), torch.zeros(3))
+
+
+@pytest.mark.parametrize("expects", ["a message", "that its message is sent"])
+def test_the_end_of_the_epoch_ends_a_wait(connected, expects):
+    transport, begun_s = connected[LOWER[0]], time.monotonic()
+    threading.Timer(0.1, transport.abort).start()
+    transport.carrier._sends.put(None)  # the thread that sends is gone
+    transport.messages.send(message(Kind.F, 0, LOWER[0], UPPER[0]), torch.zeros(3))
+    waits = {
+        "a message": lambda: transport.messages.receive(message(Kind.I, 0, LOWER[0], UPPER[0])),
+        "that its message is sent": transport.messages.flush,
+    }
+    with pytest.raises(TransportBroken, match="the epoch is over"):
+        waits[expects]()
+    assert time.monotonic() < begun_s + 20
+
+
+def test_threads_end_with_their_epoch(connected):
+    for transport in connected.values():
+        transport.abort()
+        transport.close()
+    end_s = time.monotonic() + 20
+    while [thread for thread in threading.enumerate() if thread.name.startswith("nccl")]:
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
+def test_a_tensor_that_did_not_come_whole_keeps_its_worker_from_the_vote(connected):
+    first, second = connected[LOWER[0]], connected[UPPER[0]]
+    first.messages.send(message(Kind.F, 0, LOWER[0], UPPER[0]), torch.zeros(3))
+    second.messages.receive(message(Kind.F, 0, LOWER[0], UPPER[0]))
+    second.carrier._used[0].has_ended.clear()  # as of a communicator that was aborted
+    with pytest.raises(TransportBroken, match="did not come whole"):
+        second.carrier.refuse_failed()
+
+
+def trained(plan, make_transport):
+    """The digests of all workers' stages after three steps of a plan, with a thread for each worker."""
+    workers, options = [row.worker for row in plan.rows], TrainOptions(is_exact=True)
+    spec = worker_spec(Job(plan, small_stages(plan.problem.shape.num_stages), Numbers(), loss, adamw, 3, options=options))
+    transport_of = transport_spec(spec.tensor_specs, spec.shape.num_chains)
+
+    def train(worker, store):
+        view, program = GroupView(worker, workers, epoch=1), worker_program(plan, worker)
+        senders = {each.receives.sender for each in program.instructions if each.receives is not None}
+        transport = make_transport(store, view, transport_of, senders)
+        try:
+            trainer = make_trainer(spec, program, view, make_stage_state(spec, worker.stage), transport)
+            assert trainer.train(3, lambda *applied: None)
+            return digest(trainer.executor.stage.module)
+        finally:
+            transport.abort()
+            transport.close()
+
+    return at_once(*(lambda pair=pair: train(*pair) for pair in zip(workers, rendezvous_of(len(workers)), strict=True)))
+
+
+@settings(max_examples=6, deadline=None)
+@given(legal_plans())
+def test_any_legal_plan_trains_over_it_as_over_gloo(plan):
+    assert trained(plan, Streams().connect) == trained(plan, lambda store, view, spec, _: GlooTransport(store, view, spec))
