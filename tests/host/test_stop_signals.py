@@ -10,7 +10,10 @@ from recycle.host.stop_signals import stop_signals
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_the_first_signal_asks_and_the_second_interrupts(number: signal.Signals, error: type[BaseException]) -> None:
+def test_the_first_signal_asks_and_the_second_interrupts(
+    number: signal.Signals, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recycle.host.stop_signals._SAME_REQUEST_S", 0.0)
     asked: list[signal.Signals] = []
     before = signal.getsignal(number)
     with stop_signals(asked.append):
@@ -20,6 +23,17 @@ def test_the_first_signal_asks_and_the_second_interrupts(number: signal.Signals,
             os.kill(os.getpid(), number)
     assert asked == [number]
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_sigterm_soon_after_the_first_signal_is_the_same_request(first: signal.Signals) -> None:
+    """A job manager sends it to a parent and its children, and the parent sends it on to them."""
+    asked: list[signal.Signals] = []
+    with stop_signals(asked.append):
+        os.kill(os.getpid(), first)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert asked == [first]
 
 
 def test_requests_can_be_repeated() -> None:

@@ -171,7 +171,7 @@ def test_a_flag_outranks_the_file_and_the_file_the_default(tmp_path: Path) -> No
 def test_every_key_has_a_short_and_a_dotted_flag(section: str, key: str) -> None:
     dashed = key.replace("_", "-")
     given = {"dead": "W0_0", "techniques": "none", "costs": "1,2,3", "optimizer": "sgd", "schedule": "linear"}
-    given |= {"precision": "bfloat16", "sums": "float64", "device": "cuda", "memory": "4", "dropout": "0.5"}
+    given |= {"precision": "bfloat16", "sums": "float64", "device": "cuda", "transport": "gloo", "memory": "4", "dropout": "0.5"}
     extra = {"momentum": ["--optimizer", "sgd"]}.get(key, [])
     words = [] if (section, key) in SWITCHES else [given.get(key, "0.5" if key == "momentum" else "11")]
     short, dotted = (config_of(*extra, f"--{name}", *words) for name in (dashed, f"{section}.{dashed}"))

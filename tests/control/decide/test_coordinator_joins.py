@@ -2,6 +2,7 @@
 
 import pytest
 
+from recycle.control.decide.failure_detection import SLOW_S
 from recycle.control.decide.messages import PauseAtBoundary, ProgressReport, Ready, RenewLease, StopEpoch
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Cluster, Shape
@@ -231,3 +232,22 @@ def test_a_worker_that_joins_while_a_new_coordinator_still_waits_for_the_dead_is
     assert gone.number not in harness.coordinator.members
     harness.recover()
     assert harness.started().places["W1_1"] == spare.number
+
+
+def test_one_that_loads_may_be_silent_and_is_a_member_like_any_other_when_it_is_ready() -> None:
+    """An import may keep a process from everything else for seconds, and nobody waits for it."""
+    harness, others = with_a_place_free(), ("W0_0", "W0_1", "W1_0")
+    loading = harness.coordinator.join(77, "there", 77, W1_1)
+    harness.wait(100 * LEASE_S, *others)
+    assert harness.effects.logged("suspected") == []
+    harness.coordinator.receive(loading, Ready())
+    assert harness.phase is CoordinatorPhase.PAUSING
+    harness.wait(LEASE_S, *others)
+    assert [event[2] for event in harness.effects.logged("suspected")] == ["silent for 2.0 s, with a lease of 2 s"]
+
+
+def test_one_that_loads_for_ever_is_given_up() -> None:
+    harness = with_a_place_free()
+    harness.coordinator.join(77, "there", 77, W1_1)
+    harness.wait(SLOW_S + LEASE_S, "W0_0", "W0_1", "W1_0")
+    assert [event[2] for event in harness.effects.logged("suspected")] == ["silent for 600.2 s, with a lease of 2 s"]

@@ -28,7 +28,9 @@ def suspected_members(
     found = []
     for member in members:
         is_silent = now_s - member.last_seen_s > SILENCE_PER_LEASE * lease_s
-        facts = MemberFacts(member.last_seen_s, member.busy_s, is_silent and is_running(member), member.doing)
+        is_loading = member.place is None and not member.is_ready
+        is_starved = is_silent and not is_loading and is_running(member)
+        facts = MemberFacts(member.last_seen_s, member.busy_s, is_starved, member.doing, is_loading)
         if reason := suspicion(now_s, facts, lease_s, longest_op_s):
             found.append((member, reason, member.last_seen_s if is_silent else now_s - member.busy_s))
     return found

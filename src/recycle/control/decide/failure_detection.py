@@ -57,18 +57,22 @@ class StallWatch:
 
 @dataclass(frozen=True, slots=True)
 class MemberFacts:
-    """When a member last sent a message, whether its process was seen running, and for how long it has been doing something."""
+    """When a member last sent a message, whether its process was seen running, and for how long it has been doing something.
+
+    One that `is_loading` has no place yet, and nobody waits for it.
+    """
 
     last_seen_s: float
     busy_s: float = 0.0
     is_running: bool = False
     doing: str = ""
+    is_loading: bool = False
 
 
 def suspicion(now_s: float, facts: MemberFacts, lease_s: float, longest_op_s: float) -> str | None:
     """Return why a member is suspected and must be fenced before others take over its work; None if it is alive."""
-    silence_s = now_s - facts.last_seen_s
-    if silence_s > lease_s * (STARVED_LEASES if facts.is_running else SILENCE_PER_LEASE):
+    silence_s, may_be_silent_s = now_s - facts.last_seen_s, lease_s * (STARVED_LEASES if facts.is_running else SILENCE_PER_LEASE)
+    if silence_s > (max(SLOW_S, may_be_silent_s) if facts.is_loading else may_be_silent_s):
         return f"silent for {silence_s:.1f} s, with a lease of {lease_s:g} s"
     if facts.busy_s > (limit_s := _busy_limit_s(facts.doing, lease_s, longest_op_s)):
         longest = f", where no op took over {longest_op_s:.3g} s" if longest_op_s and limit_s < SLOW_S else ""

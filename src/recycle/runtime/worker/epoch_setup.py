@@ -20,7 +20,7 @@ from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.execute.warm_up import warm_ups
 from recycle.runtime.transport.activity import Activity
 from recycle.runtime.transport.protocol import Transport
-from recycle.runtime.transport.select import TransportChoice, agree_on_transport, make_transport, device_of_worker
+from recycle.runtime.transport.select import TransportChoice, agree_on_transport, device_of_worker, make_transport
 from recycle.runtime.transport.specs import GroupView, TransportSpec
 from recycle.runtime.worker.worker_spec import WorkerSpec
 
