@@ -26,8 +26,8 @@ from recycle.core.events.record_file import read_record
 from tests.chaos.machines import BRIDGE, PORT, Host, sh
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FILES = {"sequential.py": 500, "hugging_face.py": 320}  # with the steps in which all failures find room
-NUM_MACHINES, WORKERS_EACH, LIMIT_S, CUT_S = 3, 4, 700.0, 5.0
+FILES = {"sequential.py": 1000, "hugging_face.py": 400}  # with the steps in which all failures find room
+NUM_MACHINES, WORKERS_EACH, LIMIT_S, CUT_S = 3, 4, 900.0, 5.0
 PIPELINES = NUM_MACHINES * WORKERS_EACH // 3  # the examples have three stages
 
 
