@@ -13,7 +13,7 @@ from recycle.core.errors import Unsendable
 from recycle.core.op import Kind
 from recycle.runtime.transport.gloo import GlooTransport
 from recycle.runtime.transport.gpu.cuda_ipc import CudaIpcTransport
-from recycle.runtime.transport.specs import GroupView, TensorMessage, TensorSpec
+from recycle.runtime.transport.specs import GroupView, MessageLink, TensorMessage, TensorSpec
 from tests.runtime.transport.nccl_streams import Streams
 from tests.runtime.transport.worker_threads import at_once, rendezvous_of, transport_spec
 
@@ -50,7 +50,8 @@ def pair(request):
     def make(worker, store):
         view = GroupView(worker, [FIRST, LAST], epoch=1)
         if request.param == "nccl":
-            return streams.connect(store, view, SPEC, [FIRST if worker == LAST else LAST])
+            links = [MessageLink(Kind.F, FIRST, LAST), MessageLink(Kind.I, LAST, FIRST)]
+            return streams.connect(store, view, SPEC, links)
         return GlooTransport(store, view, SPEC) if request.param == "gloo" else CudaIpcTransport(store, view, SPEC, memory)
 
     stores = rendezvous_of(2)

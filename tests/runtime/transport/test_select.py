@@ -13,7 +13,7 @@ from recycle.runtime.launch.configure import worker_spec
 from recycle.runtime.options import AUTO, GLOO, IPC, NCCL
 from recycle.runtime.transport.gloo import GlooTransport
 from recycle.runtime.transport.select import TransportChoice, WorkerDevice, agree_on_transport, choose_transport
-from recycle.runtime.transport.specs import GroupView
+from recycle.runtime.transport.specs import GroupView, TransportBroken
 from recycle.runtime.worker.epoch_setup import WorkerProgram, connect
 from tests.plans import make_1f1b_plan
 from tests.runtime.jobs import Numbers, adamw, loss, make_stages
@@ -95,7 +95,7 @@ def test_what_was_said_in_another_epoch_does_not_count():
 def test_nobody_chooses_before_all_have_said_where_they_are():
     store = dist.HashStore()
     store.set_timeout(timedelta(milliseconds=50))
-    with pytest.raises(dist.DistStoreError):
+    with pytest.raises(TransportBroken, match="timeout"):
         agree(store, WORKERS[0], EACH[0])
 
 

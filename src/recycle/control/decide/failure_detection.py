@@ -21,6 +21,8 @@ PATIENCE = 10
 # Reducing and stepping count as ops of at least so many leases. Everything else (to set up an epoch, to save, to finish), and an
 # op before any op was reported, has a fixed limit: models may be large, and kernels compile.
 STEP_LEASES, SLOW_S = 5, 600.0
+# A member that loads the job and has no place yet may be silent for so long: an import may hold up its process.
+LOADING_S = 60.0
 # If all members wait for each other for so many leases, and as long as `PATIENCE` says, a message between two of them is lost;
 # while they connect, for so long.
 STUCK_LEASES, CONNECT_S = 3, 30.0
@@ -72,7 +74,7 @@ class MemberFacts:
 def suspicion(now_s: float, facts: MemberFacts, lease_s: float, longest_op_s: float) -> str | None:
     """Return why a member is suspected and must be fenced before others take over its work; None if it is alive."""
     silence_s, may_be_silent_s = now_s - facts.last_seen_s, lease_s * (STARVED_LEASES if facts.is_running else SILENCE_PER_LEASE)
-    if silence_s > (max(SLOW_S, may_be_silent_s) if facts.is_loading else may_be_silent_s):
+    if silence_s > (max(LOADING_S, may_be_silent_s) if facts.is_loading else may_be_silent_s):
         return f"silent for {silence_s:.1f} s, with a lease of {lease_s:g} s"
     if facts.busy_s > (limit_s := _busy_limit_s(facts.doing, lease_s, longest_op_s)):
         longest = f", where no op took over {longest_op_s:.3g} s" if longest_op_s and limit_s < SLOW_S else ""

@@ -51,10 +51,11 @@ class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
         """End every wait, because the epoch is over."""
         with self._changed:
             self._is_over = True
-            self._changed.notify_all()
             callbacks, self._on_abort = self._on_abort, []
-        for call in callbacks:
+        for call in callbacks:  # before anybody wakes up: who fails now does so because the epoch is over
             call()
+        with self._changed:
+            self._changed.notify_all()
 
     def on_abort(self, call: Callable[[], object]) -> None:
         """Call a function when the store is aborted, in the thread that aborts it; now if it was aborted before."""

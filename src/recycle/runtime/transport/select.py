@@ -17,7 +17,7 @@ from recycle.runtime.transport.gloo import GlooTransport
 from recycle.runtime.transport.gpu.cuda_ipc import CudaIpcTransport, SharedMemory
 from recycle.runtime.transport.gpu.nccl import NcclTransport, share_gpus
 from recycle.runtime.transport.protocol import Transport
-from recycle.runtime.transport.specs import GroupView, TransportSpec
+from recycle.runtime.transport.specs import GroupView, MessageLink, TransportBroken, TransportSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class TransportChoice:
     kind: str
     warning: str = ""
     shares_gpus: bool = False
+    is_one_machine: bool = False
 
 
 def device_of_worker(device: torch.device) -> WorkerDevice:
@@ -59,7 +60,7 @@ def choose_transport(devices: Mapping[Worker, WorkerDevice], wanted: str = AUTO)
         raise UserError(f"the transport is ipc, which connects workers on one GPU, but they have {len(workers_of)}: write auto")
     if wanted == NCCL and is_shared:
         text = f"NCCL connects workers that share a GPU ({_shared(devices)}) by sockets only: that is slow, and for tests"
-        return TransportChoice(NCCL, text, shares_gpus=True)
+        return TransportChoice(NCCL, text, True, len({device.host for device in devices.values()}) == 1)
     if wanted == NCCL or not is_shared:
         return TransportChoice(NCCL)
     if len(workers_of) == 1:
@@ -83,23 +84,26 @@ def agree_on_transport(store: Any, view: GroupView, own: WorkerDevice, wanted: s
     """The transport of an epoch, which its first worker chooses; all workers of the epoch must call this."""
     prefix = dist.PrefixStore(f"e{view.epoch}/transport", store)  # type: ignore[attr-defined]
     prefix.set(str(view.worker), json.dumps([own.host, own.gpu]))
-    if view.worker == view.workers[0]:
-        devices = {other: WorkerDevice(*json.loads(prefix.get(str(other)))) for other in view.workers}
-        prefix.set("choice", json.dumps(astuple(choose_transport(devices, wanted))))
-    return TransportChoice(*json.loads(prefix.get("choice")))
+    try:
+        if view.worker == view.workers[0]:
+            devices = {other: WorkerDevice(*json.loads(prefix.get(str(other)))) for other in view.workers}
+            prefix.set("choice", json.dumps(astuple(choose_transport(devices, wanted))))
+        return TransportChoice(*json.loads(prefix.get("choice")))
+    except RuntimeError as problem:  # the epoch is over, or another worker is late
+        raise TransportBroken(str(problem)) from None
 
 
 def make_transport(
-    choice: TransportChoice, store: Any, view: GroupView, spec: TransportSpec, senders: Iterable[Worker], device: torch.device
+    choice: TransportChoice, store: Any, view: GroupView, spec: TransportSpec, links: Iterable[MessageLink], device: torch.device
 ) -> Transport:
     """The transport of a worker that computes on `device`; all workers of the epoch must call it.
 
-    `senders` are the workers whose messages it receives.
+    `links` are those by which it sends and receives messages.
     """
     if choice.shares_gpus:
-        share_gpus(view.worker)
+        share_gpus(view.worker, choice.is_one_machine)
     if choice.kind == NCCL:
-        return NcclTransport(store, view, spec, senders, device)
+        return NcclTransport(store, view, spec, links, device)
     if choice.kind == IPC:
         return CudaIpcTransport(store, view, spec, SharedMemory(store, view, device))
     return GlooTransport(store, view, spec)

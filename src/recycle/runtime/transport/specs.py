@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 
@@ -54,6 +55,14 @@ class TensorMessage:
     made_at: int
     taken_at: int
     is_of_warm_up: bool
+
+
+class MessageLink(NamedTuple):
+    """A worker that sends messages of a kind to another one."""
+
+    kind: Kind
+    sender: Worker
+    receiver: Worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ class WaitThread:
     def __init__(self) -> None:
         self._works: SimpleQueue[tuple[Any, timedelta] | None] = SimpleQueue()
         self._ends: SimpleQueue[_End | RuntimeError] = SimpleQueue()
-        threading.Thread(target=self._run, name="transport wait", daemon=True).start()
+        self._has_thread = False
 
     def _run(self) -> None:
         while (begun := self._works.get()) is not None:
@@ -31,12 +31,15 @@ class WaitThread:
             try:
                 work.wait(timeout)
                 self._ends.put(_End.DONE)
-            except RuntimeError as problem:
-                self._ends.put(problem)
+            except Exception as problem:
+                self._ends.put(problem if isinstance(problem, RuntimeError) else RuntimeError(repr(problem)))
             del work, begun  # they own tensors
 
     def wait(self, work: Any, timeout: timedelta) -> None:
         """Wait for an operation; raise `RuntimeError` if it failed, timed out, or was aborted."""
+        if not self._has_thread:  # not before: an epoch may end while its groups are made
+            self._has_thread = True
+            threading.Thread(target=self._run, name="transport wait", daemon=True).start()
         self._works.put((work, timeout))
         match self._ends.get():
             case RuntimeError() as problem:

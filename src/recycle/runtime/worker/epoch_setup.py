@@ -21,7 +21,7 @@ from recycle.runtime.execute.warm_up import warm_ups
 from recycle.runtime.transport.activity import Activity
 from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.select import TransportChoice, agree_on_transport, device_of_worker, make_transport
-from recycle.runtime.transport.specs import GroupView, TransportSpec
+from recycle.runtime.transport.specs import GroupView, MessageLink, TransportSpec
 from recycle.runtime.worker.worker_spec import WorkerSpec
 
 
@@ -64,8 +64,13 @@ def connect(
     choice = agree_on_transport(store, view, device_of_worker(device), spec.options.transport)
     timeout = timedelta(seconds=spec.options.timeout_s)
     transport_spec = TransportSpec(spec.tensor_specs, spec.shape.num_chains, spec.ties, timeout, host, activity or Activity())
-    senders = {each.receives.sender for each in program.instructions if each.receives is not None}
-    return make_transport(choice, store, view, transport_spec, sorted(senders), device), choice
+    return make_transport(choice, store, view, transport_spec, links_of(program), device), choice
+
+
+def links_of(program: WorkerProgram) -> set[MessageLink]:
+    """The links by which a worker sends and receives messages."""
+    messages = [message for each in program.instructions for message in (each.receives, each.sends) if message is not None]
+    return {MessageLink(message.kind, message.sender, message.receiver) for message in messages}
 
 
 def make_trainer(

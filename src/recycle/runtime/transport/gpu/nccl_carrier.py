@@ -8,14 +8,14 @@ worker from the very op that the other side needs, since some calls of CUDA wait
   workers has one communicator for each direction; its receives have the order of the announcements, which is that of the sends.
 
 So a kernel waits for the network, and for a thread that launches the other kernel and waits for nothing. The training thread
-waits for announcements in host memory, where `abort` reaches it; it makes the GPU, not itself, wait for the tensor.
+waits for announcements in host memory, where `abort` reaches it, and then until the GPU has the tensor.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -30,6 +30,24 @@ from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportB
 
 _ANNOUNCEMENTS = 2**29  # a tag that no message has
 _UNTIL_OVER = timedelta(days=1000)
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of the threads that launch: NCCL waits for the stream of its caller, and the training thread's is busy.
+
+    There is one for all epochs, because the allocator keeps memory for each stream.
+    """
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def wait_on_host(work: Any, device: torch.device) -> None:
+    """Wait until the GPU has done an operation of NCCL, or somebody has aborted it, without a busy processor."""
+    work.wait()
+    if device.type == "cuda":
+        done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        done.record(torch.cuda.current_stream(device))
+        done.synchronize()
 
 
 class _Announced(NamedTuple):
@@ -77,7 +95,6 @@ class NcclCarrier:
         self._announced: dict[int, _Announced] = {}
         self._changed = threading.Condition()
         self._problem = ""
-        self._used: list[Any] = []
         self._senders = list(senders)
 
     def start(self) -> None:
@@ -89,19 +106,16 @@ class NcclCarrier:
 
     def _run(self, loop: Callable[[], None]) -> None:
         try:
-            with self._own_stream():
+            with torch.cuda.stream(_side_stream(self.device)) if self.device.type == "cuda" else nullcontext():
                 loop()
         except Exception as problem:  # the training thread raises it
             self.abort(str(problem))
 
-    def _own_stream(self) -> AbstractContextManager[Any]:
-        """A stream of this thread: NCCL waits for the stream of the thread that calls it, and the training thread's is busy."""
-        return torch.cuda.stream(torch.cuda.Stream(self.device)) if self.device.type == "cuda" else nullcontext()  # type: ignore[no-untyped-call]
-
     # Called in the training thread.
 
     def post_send(self, message: TensorMessage, tensor: Tensor, round_: int) -> Posted:
-        self._refuse_broken()
+        if self._problem:
+            raise TransportBroken(self._problem)
         body, is_computed = tensor.detach().contiguous(), None
         if self.device.type == "cuda":
             is_computed = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -122,9 +136,8 @@ class NcclCarrier:
     def _wait_until_received(self, number: int, timeout: timedelta) -> None:
         self._wait_until(lambda: number in self._announced, timeout)
         work, body = self._announced[number]
-        work.wait()
-        self._used.append(work)
-        if body.is_cuda:  # it was allocated on the stream of another thread
+        wait_on_host(work, self.device)
+        if body.is_cuda:  # it was allocated on the stream of other threads
             body.record_stream(torch.cuda.current_stream(self.device))
 
     def _wait_until(self, is_done: Callable[[], bool], timeout: timedelta) -> None:
@@ -136,17 +149,6 @@ class NcclCarrier:
     def unpack(self, message: TensorMessage, body: Tensor, round_: int) -> Tensor:
         with self._changed:
             return self._announced.pop(self._spec.tag(message, round_)).body
-
-    def refuse_failed(self) -> None:
-        """Raise if a tensor that was used since the last call had not come whole. The GPU must have done all work on it."""
-        self._refuse_broken()
-        used, self._used = self._used, []
-        if not all(work.is_success() for work in used):
-            raise TransportBroken("a tensor did not come whole")
-
-    def _refuse_broken(self) -> None:
-        if self._problem:
-            raise TransportBroken(self._problem)
 
     # Called in the threads of this carrier.
 
@@ -185,4 +187,3 @@ class NcclCarrier:
 
     def close(self) -> None:
         self._announced.clear()
-        self._used.clear()

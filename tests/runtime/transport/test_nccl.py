@@ -1,4 +1,4 @@
-"""Messages over NCCL: no receive is launched before its send, none waits for another, and errors of NCCL end the epoch.
+"""The transport over NCCL: no receive is launched before its send, none waits for another, and errors of NCCL end the epoch.
 
 No GPU is needed: NCCL's groups are streams of this process.
 """
@@ -6,6 +6,7 @@ No GPU is needed: NCCL's groups are streams of this process.
 import random
 import threading
 import time
+from itertools import product
 
 import pytest
 import torch
@@ -18,10 +19,12 @@ from recycle.runtime.job import Job
 from recycle.runtime.launch.configure import worker_spec
 from recycle.runtime.options import TrainOptions
 from recycle.runtime.transport.gloo import GlooTransport
-from recycle.runtime.transport.specs import GroupView, TensorMessage, TensorSpec, TransportBroken
-from recycle.runtime.worker.epoch_setup import make_stage_state, make_trainer, worker_program
+from recycle.runtime.transport.gloo_groups import GlooGroups
+from recycle.runtime.transport.specs import GroupView, MessageLink, TensorMessage, TensorSpec, TransportBroken
+from recycle.runtime.worker.epoch_setup import links_of, make_stage_state, make_trainer, worker_program
 from tests.random_plans import legal_plans
 from tests.runtime.jobs import Numbers, adamw, loss, small_stages
+from tests.runtime.transport import nccl_streams
 from tests.runtime.transport.nccl_streams import Streams
 from tests.runtime.transport.worker_threads import at_once, rendezvous_of, transport_spec
 
@@ -47,8 +50,10 @@ def connected(streams):
     """The transports of two pipelines of two stages, by worker."""
 
     def make(worker, store):
-        senders = UPPER if worker in LOWER else LOWER
-        return streams.connect(store, GroupView(worker, ALL, epoch=1), SPEC, senders)
+        links = [MessageLink(Kind.F, *pair) for pair in product(LOWER, UPPER)]
+        links += [MessageLink(Kind.I, *pair) for pair in product(UPPER, LOWER)]
+        own = [link for link in links if worker in (link.sender, link.receiver)]
+        return streams.connect(store, GroupView(worker, ALL, epoch=1), SPEC, own)
 
     made = at_once(*(lambda pair=pair: make(*pair) for pair in zip(ALL, rendezvous_of(4), strict=True)))
     yield dict(zip(ALL, made, strict=True))
@@ -78,12 +83,11 @@ def test_whatever_the_order_of_sends_and_receives_every_message_arrives_and_no_r
             for chain, lower, upper in reversed(own):
                 found.append(torch.equal(messages.receive(message(back, chain, lower, upper)), value(back, chain, round_)))
             messages.flush()
-        connected[worker].carrier.refuse_failed()
         return all(found)
 
     orders = {worker: chance.sample(routes, NUM_CHAINS) for worker in ALL}
     assert at_once(*(lambda w=worker: run(w, w in LOWER, orders[w]) for worker in ALL)) == [True] * 4
-    assert sum(streams.num_received.values()) == 4 * 2 * NUM_CHAINS
+    assert sum(streams.num_received.values()) == 4 * 2 * NUM_CHAINS + len(LOWER) * len(UPPER) * 2  # one for each connection
 
 
 def test_an_error_of_nccl_is_that_of_a_broken_transport(connected, streams):
@@ -100,7 +104,7 @@ def test_an_error_of_nccl_is_that_of_a_broken_transport(connected, streams):
 def test_the_end_of_the_epoch_ends_a_wait(connected, expects):
     transport, begun_s = connected[LOWER[0]], time.monotonic()
     threading.Timer(0.1, transport.abort).start()
-    transport.carrier._sends.put(None)  # the thread that sends is gone
+    transport._carrier._sends.put(None)  # the thread that sends is gone
     transport.messages.send(message(Kind.F, 0, LOWER[0], UPPER[0]), torch.zeros(3))
     waits = {
         "a message": lambda: transport.messages.receive(message(Kind.I, 0, LOWER[0], UPPER[0])),
@@ -121,15 +125,6 @@ def test_threads_end_with_their_epoch(connected):
         time.sleep(0.02)
 
 
-def test_a_tensor_that_did_not_come_whole_keeps_its_worker_from_the_vote(connected):
-    first, second = connected[LOWER[0]], connected[UPPER[0]]
-    first.messages.send(message(Kind.F, 0, LOWER[0], UPPER[0]), torch.zeros(3))
-    second.messages.receive(message(Kind.F, 0, LOWER[0], UPPER[0]))
-    second.carrier._used[0].has_ended.clear()  # as of a communicator that was aborted
-    with pytest.raises(TransportBroken, match="did not come whole"):
-        second.carrier.refuse_failed()
-
-
 def trained(plan, make_transport):
     """The digests of all workers' stages after three steps of a plan, with a thread for each worker."""
     workers, options = [row.worker for row in plan.rows], TrainOptions(is_exact=True)
@@ -138,8 +133,7 @@ def trained(plan, make_transport):
 
     def train(worker, store):
         view, program = GroupView(worker, workers, epoch=1), worker_program(plan, worker)
-        senders = {each.receives.sender for each in program.instructions if each.receives is not None}
-        transport = make_transport(store, view, transport_of, senders)
+        transport = make_transport(store, view, transport_of, links_of(program))
         try:
             trainer = make_trainer(spec, program, view, make_stage_state(spec, worker.stage), transport)
             assert trainer.train(3, lambda *applied: None)
@@ -155,3 +149,40 @@ def trained(plan, make_transport):
 @given(legal_plans())
 def test_any_legal_plan_trains_over_it_as_over_gloo(plan):
     assert trained(plan, Streams().connect) == trained(plan, lambda store, view, spec, _: GlooTransport(store, view, spec))
+
+
+def test_a_sum_is_launched_when_all_peers_are_there(connected, monkeypatch):
+    """A peer comes later than a kernel may wait for it."""
+    monkeypatch.setattr(nccl_streams, "A_MOMENT_S", 1.0)
+
+    def add(worker):
+        time.sleep(1.5 * worker.pipeline)
+        tensor = torch.full((3,), 1.0 + worker.pipeline)
+        connected[worker].all_reduce(tensor)
+        return tensor.tolist()
+
+    assert at_once(*(lambda worker=worker: add(worker) for worker in ALL)) == [[3.0] * 3] * 4
+
+
+def test_a_worker_that_dies_while_the_others_connect_leaves_nothing_behind(streams):
+    """The last one never comes; its peers wait for it over gloo, where the end of the epoch reaches them."""
+    stores = rendezvous_of(2)
+    views = [GroupView(worker, LOWER, epoch=1) for worker in LOWER]
+
+    def make():
+        with pytest.raises(TransportBroken):
+            streams.connect(stores[0], views[0], SPEC, [])
+
+    def make_half():
+        host = GlooGroups(stores[1], views[1], SPEC)
+        host.add_sum_groups()  # and then it hangs
+        time.sleep(0.3)
+        stores[0].abort()
+        host.abort()
+        host.close()
+
+    at_once(make, make_half)
+    end_s = time.monotonic() + 20
+    while [thread for thread in threading.enumerate() if thread.name.startswith(("nccl", "transport"))]:
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
