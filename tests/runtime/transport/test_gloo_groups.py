@@ -69,23 +69,33 @@ def begin_and_die(kind: str, store: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("kind", "kind_of_other"), [("receive", "send"), ("send", "receive"), ("sum", "sum")])
-def test_a_wait_for_a_worker_that_died_in_the_middle_of_a_tensor_ends_with_the_epoch(
-    kind: str, kind_of_other: str, tmp_path: Path
-) -> None:
-    """Before there was a thread that waits, gloo kept the first two for 50 s."""
-    dying = warm_context().Process(target=begin_and_die, args=(kind_of_other, tmp_path / "store"))
+def wait_for_one_that_dies(kind: str, kind_of_other: str, store: Path) -> bool:
+    """Wait for a worker that dies soon after it has begun; return whether that was in the middle of the tensor."""
+    dying = warm_context().Process(target=begin_and_die, args=(kind_of_other, store))
     dying.start()
-    groups = groups_of(BOTH[0], tmp_path / "store")
+    groups = groups_of(BOTH[0], store)
     work = begin(groups, kind, BOTH[1])
     dying.join(30)
     assert dying.exitcode == -signal.SIGKILL
     threading.Timer(0.5, groups.abort).start()
     begun_s = time.monotonic()
-    with pytest.raises(TransportBroken):
+    try:
         groups.wait(work, "W1_0")
-    assert time.monotonic() < begun_s + 20
-    groups.close()
+    except TransportBroken:
+        return True
+    finally:
+        assert time.monotonic() < begun_s + 20
+        groups.abort()
+        groups.close()
+    return False
+
+
+@pytest.mark.parametrize(("kind", "kind_of_other"), [("receive", "send"), ("send", "receive"), ("sum", "sum")])
+def test_a_wait_for_a_worker_that_died_in_the_middle_of_a_tensor_ends_with_the_epoch(
+    kind: str, kind_of_other: str, tmp_path: Path
+) -> None:
+    """Before there was a thread that waits, gloo kept the first two for 50 s."""
+    assert any(wait_for_one_that_dies(kind, kind_of_other, tmp_path / str(number)) for number in range(5))
 
 
 class SlowToAbort:
