@@ -110,7 +110,7 @@ def test_the_end_of_the_epoch_ends_a_wait(connected, expects):
         "a message": lambda: transport.messages.receive(message(Kind.I, 0, LOWER[0], UPPER[0])),
         "that its message is sent": transport.messages.flush,
     }
-    with pytest.raises(TransportBroken, match="the epoch is over"):
+    with pytest.raises(TransportBroken):
         waits[expects]()
     assert time.monotonic() < begun_s + 20
 

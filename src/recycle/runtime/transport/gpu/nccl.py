@@ -147,8 +147,8 @@ class NcclTransport:
 
     def abort(self) -> None:
         """Abort every group, each in a thread: a group that is left would wait for another one, and each may take its time."""
+        self._carrier.abort()  # first: a connection that is closed would be taken for the reason
         self.host.abort()
-        self._carrier.abort()
         with self._ending:
             threads = [threading.Thread(target=group.abort, name="nccl abort", daemon=True) for group in self._groups]
             self._aborting += threads
