@@ -12,7 +12,7 @@ import torch
 
 from recycle.runtime.transport.gpu.nccl import NcclTransport
 
-A_MOMENT_S = 5.0
+A_MOMENT_S = 20.0
 
 
 class Work:

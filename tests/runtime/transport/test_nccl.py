@@ -153,10 +153,10 @@ def test_any_legal_plan_trains_over_it_as_over_gloo(plan):
 
 def test_a_sum_is_launched_when_all_peers_are_there(connected, monkeypatch):
     """A peer comes later than a kernel may wait for it."""
-    monkeypatch.setattr(nccl_streams, "A_MOMENT_S", 1.0)
+    monkeypatch.setattr(nccl_streams, "A_MOMENT_S", 4.0)
 
     def add(worker):
-        time.sleep(1.5 * worker.pipeline)
+        time.sleep(5 * worker.pipeline)
         tensor = torch.full((3,), 1.0 + worker.pipeline)
         connected[worker].all_reduce(tensor)
         return tensor.tolist()
