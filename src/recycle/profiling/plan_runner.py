@@ -17,6 +17,7 @@ from recycle.core.plans.plan import Plan
 from recycle.profiling.worker_pool import TIMEOUT, MemberContext
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.execute.spans import Span, now_us
+from recycle.runtime.options import NCCL
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.gpu.nccl import prepare_process
 from recycle.runtime.transport.specs import GroupView, TransportSpec
@@ -45,7 +46,8 @@ class PlanRunner:
     """A member of a pool. A request is one of its methods, with all other arguments bound."""
 
     def __init__(self, spec: WorkerSpec, context: MemberContext) -> None:
-        prepare_process()
+        if spec.options.transport == NCCL:
+            prepare_process()
         self._spec, self._context = spec, context
         # The workers on a GPU share one.
         self._device = torch.device("cuda", 0) if spec.options.device == "cuda" else torch.device("cpu")

@@ -93,7 +93,7 @@ class TrainOptions:
         sum_dtype: The type in which gradients are summed.
         autocast: The type in which ops compute by autocast; None switches autocast off.
         device: "cpu" or "cuda".
-        transport: What carries tensors: "gloo", "nccl" or "ipc" (CUDA IPC, on one GPU); "auto" is the fastest that connects all.
+        transport: What carries tensors: "gloo", "nccl" or "ipc" (CUDA IPC, on one GPU); "auto" is the fastest tested one.
         port: The port of the coordinator on this machine; 0 is any free one.
         timeout_s: The limit of every wait for another worker, for the case that all other detection fails.
         checkpoint: When checkpoints are written, and whether the run is resumed.

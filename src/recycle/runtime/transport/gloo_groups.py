@@ -119,7 +119,7 @@ class GlooGroups:
             for group in (self._all, *self._sums.values()):
                 if group is not None and group.size() > 1:
                     threading.Thread(target=_close_connections, args=(group,), name="transport abort", daemon=True).start()
-            group = None
+            group = None  # the last reference, if another thread closes meanwhile
 
     def close(self) -> None:
         """Drop the groups, in a thread: the destructor of a group waits for operations whose error gloo has lost."""

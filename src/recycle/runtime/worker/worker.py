@@ -33,6 +33,7 @@ from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.weight_digest import digest
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.execute.trainer import Trainer
+from recycle.runtime.options import NCCL
 from recycle.runtime.transport.gpu.nccl import prepare_process
 from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.rendezvous import Rendezvous, meet
@@ -77,7 +78,6 @@ def join_job(
     or by the one by which the coordinator is reached.
     """
     torch.set_num_threads(1)
-    prepare_process(interface)
     worker = _WorkerProcess(endpoint, place, make_spec, injections, say, interface)
     with stop_signals(worker.ask_to_stop):
         worker.run()
@@ -97,6 +97,7 @@ class _WorkerProcess:
     ) -> None:
         self._preferred_place = Worker.parse(place) if place else None
         self._make_spec, self._injections, self._say, self._job = make_spec, injections, say, ""
+        self._interface = interface
         self._spec: WorkerSpec
         self._injector: FaultInjector
         self._stage: LocalStage | None = None
@@ -113,6 +114,8 @@ class _WorkerProcess:
             set_title(f"recycle worker of {self._job}")
             self._say(f"joined job {self._job}, and loads it")
             self._spec = self._spec_for(welcome)
+            if self._spec.options.transport == NCCL:
+                prepare_process(self._interface)
             self._injector = FaultInjector(self._injections, self._spec.deaths)
             on_saved = partial(self._injector.on_progress, label=CHECKPOINT)
             self._stage = LocalStage(self._spec, self._preferred_place, self._control, on_saved)

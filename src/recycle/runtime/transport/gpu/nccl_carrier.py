@@ -29,6 +29,7 @@ from recycle.runtime.transport.message_queue import Posted
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportBroken, TransportSpec
 
 _ANNOUNCEMENTS = 2**29  # a tag that no message has
+# An announcement may be long in coming; the end of the epoch closes the connection, and with it the wait.
 _UNTIL_OVER = timedelta(days=1000)
 
 
@@ -48,13 +49,6 @@ def wait_on_host(work: Any, device: torch.device) -> None:
         done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         done.record(torch.cuda.current_stream(device))
         done.synchronize()
-
-
-class _Announced(NamedTuple):
-    """A receive that was launched: NCCL's work, and the tensor that it fills."""
-
-    work: Any
-    body: Tensor
 
 
 class _Send(NamedTuple):
@@ -92,7 +86,7 @@ class NcclCarrier:
         self._directions, self._groups, self._spec = directions, groups, spec
         self._rank = {other: number for number, other in enumerate(view.workers)}
         self._sends: SimpleQueue[_Send | None] = SimpleQueue()
-        self._announced: dict[int, _Announced] = {}
+        self._announced: dict[int, Posted] = {}  # the receives that were launched, by the tag of their message
         self._changed = threading.Condition()
         self._problem = ""
         self._senders = list(senders)
@@ -175,7 +169,7 @@ class NcclCarrier:
             body = torch.empty(spec.shape, dtype=spec.dtype, device=self.device)
             work = self._directions[kind].recv([body], self._rank[sender], 0)
             with self._changed:
-                self._announced[number] = _Announced(work, body)
+                self._announced[number] = Posted(work, body)
                 self._changed.notify_all()
 
     def abort(self, problem: str = "the epoch is over") -> None:
