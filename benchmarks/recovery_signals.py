@@ -1,8 +1,10 @@
 """Failures by signals from outside, at random moments, to the processes of a run; and what those that live on hold.
 
-Signals are sent by a thread of the process that launched the run. Who was killed comes back by a trace: the launcher starts it.
+Signals are sent by a thread of the process that launched the run. The launcher starts who was killed again: by a trace, at a
+given time, or at once, if no signal says when.
 """
 
+import math
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -28,11 +30,11 @@ _SOON_S, _GLANCE_S = 0.5, 0.005
 
 @dataclass(frozen=True, slots=True)
 class PlannedSignal:
-    """A signal to a process, and when that is started again, in seconds since the run's first op."""
+    """A signal to a process, and when that is started again, in seconds since the run's first op; None: when it is dead."""
 
     at_s: float
     victim: str
-    back_s: float
+    back_s: float | None
     kind: Signals = SIGKILL
 
 
@@ -57,10 +59,12 @@ class Rhythm:
         return signals
 
 
-def _trace(sizes: Sizes, signals: Sequence[PlannedSignal]) -> Trace:
+def _trace(sizes: Sizes, signals: Sequence[PlannedSignal]) -> Trace | None:
     """The launcher's part: it starts who was killed. A trace adds nobody whom it has not removed, dead as it is by then."""
     changes = [Change(0, True, name) for name in names(sizes)]
     for planned in signals:
+        if planned.back_s is None:
+            return None
         back_us = round(planned.back_s * 1e6)
         changes += [Change(back_us, False, planned.victim), Change(back_us + 1, True, planned.victim)]
     return Trace(tuple(changes), changes[-1].at_us)
@@ -106,7 +110,10 @@ def run_with_signals(
     out: Path | None = None,
     options: TrainOptions = EXACT,
 ) -> SignalledRun:
-    """Train while signals are sent: each when the run is `ready`, if that is soon; end it when it is `over` after the last."""
+    """Train while signals are sent; end it when it is `over` after the last.
+
+    Each signal is sent when the run is `ready`, or shortly before its victim is started again.
+    """
     log, problem = RunLog(), ""
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(_send_all, log, signals, ready, over)
@@ -130,12 +137,13 @@ def _send_all(log: RunLog, signals: Sequence[PlannedSignal], ready: Condition, o
             pass
         for planned in signals:
             log.is_over.wait(max(0.0, planned.at_s - log.now_s))
-            while not ready(log) and log.now_s < planned.back_s - _SOON_S and not log.is_over.wait(_GLANCE_S):
+            latest_s = math.inf if planned.back_s is None else planned.back_s - _SOON_S
+            while not ready(log) and log.now_s < latest_s and not log.is_over.wait(_GLANCE_S):
                 pass
             if log.is_over.is_set():
                 break
             sent += _send(log, planned)
-        log.is_over.wait(max(0.0, signals[-1].back_s - log.now_s))
+        log.is_over.wait(max(0.0, (signals[-1].back_s or 0.0) - log.now_s))
         while not over(log) and not log.is_over.wait(_SOON_S):
             pass
         return sent

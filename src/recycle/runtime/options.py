@@ -93,7 +93,7 @@ class TrainOptions:
         sum_dtype: The type in which gradients are summed.
         autocast: The type in which ops compute by autocast; None switches autocast off.
         device: "cpu" or "cuda".
-        transport: What carries tensors: "gloo", "nccl" or "ipc" (CUDA IPC, on one GPU); "auto" is the fastest tested one.
+        transport: What carries tensors: "gloo", "nccl" or "ipc" (CUDA IPC, on one GPU); "auto" is the fastest of them here.
         port: The port of the coordinator on this machine; 0 is any free one.
         timeout_s: The limit of every wait for another worker, for the case that all other detection fails.
         checkpoint: When checkpoints are written, and whether the run is resumed.
@@ -139,5 +139,5 @@ def refuse_absent_device(device: str) -> None:
     """Raise if this machine does not have the device."""
     if device not in ("cpu", "cuda"):
         raise UserError(f"the device is {device!r}, but it must be cpu or cuda")
-    if device == "cuda" and not torch.cuda.is_available():
+    if device == "cuda" and not torch.cuda.device_count():  # `is_available` would load CUDA before its settings are made
         raise UserError("the device is cuda, but torch finds no GPU here: leave it out, or install torch with CUDA")

@@ -34,7 +34,7 @@ BOTH = [*EACH[:3], WorkerDevice("south")]
     [
         (CPU, AUTO, GLOO, ""),
         (CPU, GLOO, GLOO, ""),
-        (EACH, AUTO, GLOO, "--transport nccl avoids that, but has not been run on GPUs yet"),
+        (EACH, AUTO, NCCL, ""),
         (EACH, NCCL, NCCL, ""),
         (EACH, GLOO, GLOO, ""),
         (EACH[:2], NCCL, NCCL, ""),

@@ -7,7 +7,7 @@ from torch import nn
 
 from recycle.control.decide.messages import FINISH, SET_UP, StartEpoch
 from recycle.control.net.handshake import Endpoint
-from recycle.core.cluster import Worker
+from recycle.core.cluster import Shape, Worker
 from recycle.runtime.transport.activity import Doing
 from recycle.runtime.transport.select import TransportChoice
 from recycle.runtime.transport.specs import TransportBroken
@@ -29,7 +29,7 @@ class Steps:
         self.control = self.process._control
         self.control.client.member = PLACES[str(OWN)]
         self.control.link_address = lambda: "127.0.0.1:1"
-        self.process._spec = SimpleNamespace(num_steps=9, options=SimpleNamespace(device="cpu"))
+        self.process._spec = SimpleNamespace(num_steps=9, shape=Shape(2, 2, 2), options=SimpleNamespace(device="cpu"))
         self.process._injector = SimpleNamespace(on_recovery=self.see("recovery"), on_progress=None, on_transfer=self.see("copy"))
         module = nn.Linear(2, 2)
         held = SimpleNamespace(module=module, parameters=module.parameters)

@@ -23,6 +23,7 @@ from recycle.host.process_lifetime import end_with_parent, interrupts_held
 from recycle.host.stop_signals import stop_signals
 from recycle.runtime.launch.restart_policy import RestartPolicy
 from recycle.runtime.launch.start_process import start_process
+from recycle.runtime.transport.gpu.nccl import prepare_process
 from recycle.runtime.worker.worker import MAY_RETRY, REFUSED
 
 # The agent looks at its deadlines at least so often, also while it waits for its workers.
@@ -225,6 +226,7 @@ def _run_worker(output: Connection, gpu: str, take_part: TakePart) -> None:
 def _use(gpu: str) -> None:
     """Make this process see one GPU only; end it if the GPU does not answer, so that no job gets a worker without one."""
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    prepare_process()  # before the first use of the GPU: NCCL connects workers that have one each
     try:
         torch.cuda.synchronize()
     except Exception as problem:

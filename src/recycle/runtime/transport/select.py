@@ -44,7 +44,7 @@ def device_of_worker(device: torch.device) -> WorkerDevice:
 
 
 def choose_transport(devices: Mapping[Worker, WorkerDevice], wanted: str = AUTO) -> TransportChoice:
-    """Return the transport for workers at these places: the fastest tested one that connects all, or the one that is wanted.
+    """Return the transport for workers at these places: the fastest one that connects all, or the one that is wanted.
 
     Raises:
         UserError: The one that is wanted does not connect these workers.
@@ -61,13 +61,11 @@ def choose_transport(devices: Mapping[Worker, WorkerDevice], wanted: str = AUTO)
     if wanted == NCCL and is_shared:
         text = f"NCCL connects workers that share a GPU ({_shared(devices)}) by sockets only: that is slow, and for tests"
         return TransportChoice(NCCL, text, True, len({device.host for device in devices.values()}) == 1)
-    if wanted == NCCL:
+    if not is_shared:
         return TransportChoice(NCCL)
     if len(workers_of) == 1:
         return TransportChoice(IPC)
     costs = "tensors go through the host's memory, over gloo: a copy from the GPU and one to it for each message and each sum"
-    if not is_shared:  # NCCL, as soon as it has run on GPUs
-        return TransportChoice(GLOO, f"{costs}; --transport nccl avoids that, but has not been run on GPUs yet")
     why = f"{_shared(devices)}, and others have another one; give each worker a GPU of its own, or all the same one"
     return TransportChoice(GLOO, f"{costs}; {why}")
 

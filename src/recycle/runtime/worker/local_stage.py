@@ -30,7 +30,7 @@ _MOST_FAILED_LOADS = 3
 
 
 class CannotLoad(Exception):
-    """This worker could not load its stage several times in a row, and why."""
+    """This worker cannot use its device, or could not load its stage several times in a row; and why."""
 
 
 class LocalStage:

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,12 +32,12 @@ from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.weight_digest import digest
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.execute.trainer import Trainer
-from recycle.runtime.options import NCCL
 from recycle.runtime.transport.gpu.nccl import prepare_process
 from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.rendezvous import Rendezvous, meet
 from recycle.runtime.transport.specs import GroupView, TransportBroken
 from recycle.runtime.worker.control_thread import ControlThread
+from recycle.runtime.worker.device import may_use_nccl, select_device, warm_up
 from recycle.runtime.worker.epoch_setup import connect, make_trainer, worker_program
 from recycle.runtime.worker.fault_injection import FaultInjector
 from recycle.runtime.worker.local_stage import CannotLoad, LocalStage
@@ -61,7 +60,8 @@ def run_worker_process(spec_path: Path, endpoint: Endpoint, place: str, injectio
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the fork server ignores
     end_with_parent()
     spec: WorkerSpec = pickle.loads(spec_path.read_bytes())
-    join_job(endpoint, place, lambda about: spec, injections)
+    shares_gpus = spec.options.device == "cuda" and torch.cuda.device_count() < spec.shape.num_workers
+    join_job(endpoint, place, lambda about: spec, injections, shares_gpus=shares_gpus)
 
 
 def join_job(
@@ -71,14 +71,15 @@ def join_job(
     injections: Sequence[Injection] = (),
     say: Callable[[str], None] = lambda sentence: None,
     interface: str = "",
+    shares_gpus: bool = False,
 ) -> None:
     """Take part in a job to its end. `place` is the preferred place in the plan, or empty.
 
     `say` gets a sentence for each place that this worker takes, and for what it waits for. Tensors go by the network `interface`,
-    or by the one by which the coordinator is reached.
+    or by the one by which the coordinator is reached. `shares_gpus` if other workers of the job are known to use this one's GPU.
     """
     torch.set_num_threads(1)
-    worker = _WorkerProcess(endpoint, place, make_spec, injections, say, interface)
+    worker = _WorkerProcess(endpoint, place, make_spec, injections, say, interface, shares_gpus)
     with stop_signals(worker.ask_to_stop):
         worker.run()
 
@@ -94,10 +95,11 @@ class _WorkerProcess:
         injections: Sequence[Injection],
         say: Callable[[str], None],
         interface: str = "",
+        shares_gpus: bool = False,
     ) -> None:
         self._preferred_place = Worker.parse(place) if place else None
         self._make_spec, self._injections, self._say, self._job = make_spec, injections, say, ""
-        self._interface = interface
+        self._interface, self._shares_gpus = interface, shares_gpus
         self._spec: WorkerSpec
         self._injector: FaultInjector
         self._stage: LocalStage | None = None
@@ -114,8 +116,9 @@ class _WorkerProcess:
             set_title(f"recycle worker of {self._job}")
             self._say(f"joined job {self._job}, and loads it")
             self._spec = self._spec_for(welcome)
-            if self._spec.options.transport == NCCL:
+            if may_use_nccl(self._spec.options, self._shares_gpus):
                 prepare_process(self._interface)
+            warm_up(self._set_device())
             self._injector = FaultInjector(self._injections, self._spec.deaths)
             on_saved = partial(self._injector.on_progress, label=CHECKPOINT)
             self._stage = LocalStage(self._spec, self._preferred_place, self._control, on_saved)
@@ -172,20 +175,10 @@ class _WorkerProcess:
         raise SystemExit(1)
 
     def _set_device(self) -> torch.device:
-        """Select this worker's device in the calling thread, and return it: workers without an agent share the GPUs they see."""
-        options = self._spec.options
-        if options.device != "cuda":
-            return torch.device(options.device)
-        if options.is_exact:  # a sum is exact only if every kernel is deterministic
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True)
-        # autograd's own thread has no context at first, makes one, and warns about it.
-        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
+        """Select this worker's device in the calling thread, and return it."""
         place = self._preferred_place  # a worker that takes a dead one's place takes its GPU
         number = place.pipeline * self._spec.shape.num_stages + place.stage if place else self._control.client.member
-        device = torch.device("cuda", number % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        return device
+        return select_device(self._spec.options, number)
 
     def _follow(self, stage: LocalStage) -> None:
         """Start and leave epochs as the coordinator says, until the job has ended."""

@@ -48,7 +48,7 @@ def prepare_process(interface: str = "") -> None:
         "TORCH_NCCL_ENABLE_MONITORING": "0",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+        "TORCH_FR_BUFFER_SIZE": "0",
         "NCCL_SOCKET_IFNAME": f"={interface}" if interface else "",
     }
     for name, value in settings.items():
