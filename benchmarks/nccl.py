@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import chain
 from statistics import median
 from tempfile import TemporaryDirectory
 
@@ -142,7 +143,8 @@ def kills(effort: Effort) -> list[Section]:
 def _signalled(effort: Effort, samples: list[Sample]) -> SignalledRun:
     victims = [name for name in names(TWELVE) if name != SURVIVOR]
     chance = random.Random(SEED)
-    signals = [PlannedSignal(0.0, chance.choice(victims), back_s=None) for _ in range(effort.num_kills)]
+    rounds = [chance.sample(victims, len(victims)) for _ in range(effort.num_kills)]  # who dies often is started again later
+    signals = [PlannedSignal(0.0, victim, back_s=None) for victim in list(chain(*rounds))[: effort.num_kills]]
     limit_s = RUN_LIMIT_S + BACK_LIMIT_S * effort.num_kills
     ready, over = partial(_is_due, _Moments(chance), samples), partial(_is_over, effort.num_kills)
     return run_with_signals(TWELVE, signals, limit_s, ready, over, options=options_of(TESTED, restarts=effort.num_kills))

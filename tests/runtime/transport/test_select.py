@@ -89,7 +89,7 @@ def test_what_was_said_in_another_epoch_does_not_count():
     for epoch, devices in ((1, EACH), (2, ONE)):
         calls = [(store, *pair, AUTO, epoch) for pair in zip(WORKERS, devices, strict=True)]
         chosen = at_once(*(lambda call=call: agree(*call) for call in calls))
-        assert {choice.kind for choice in chosen} == {GLOO if epoch == 1 else IPC}
+        assert {choice.kind for choice in chosen} == {NCCL if epoch == 1 else IPC}
 
 
 def test_nobody_chooses_before_all_have_said_where_they_are():
