@@ -181,7 +181,9 @@ def _take_sample(samples: list[Sample], log: RunLog) -> None:
 
 def _all_train(log: RunLog) -> bool:
     """Whether all workers are there, and an op was told of since the last recovery."""
-    return log.num_live == len(names(TWELVE)) and (not log.recoveries or log.first_ops_us[-1] > 0)
+    return (
+        log.num_live == len(names(TWELVE)) and log.num_left == log.num_joined and (not log.recoveries or log.first_ops_us[-1] > 0)
+    )
 
 
 def _is_over(num_kills: int, log: RunLog) -> bool:
