@@ -183,7 +183,9 @@ def _may_keep_input() -> bool:
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, is_transposed: bool) -> Tensor:
     if not is_transposed:
-        return nn.functional.linear(x, weight, bias)
+        # Of an input that is not contiguous, torch makes one product or many, by whether the weight requires a gradient,
+        # and on some processors their bits differ.
+        return nn.functional.linear(x.contiguous(), weight, bias)
     flat = x.reshape(-1, x.shape[-1])
     made = flat @ weight if bias is None else torch.addmm(bias, flat, weight)
     return made.view(*x.shape[:-1], weight.shape[1])
