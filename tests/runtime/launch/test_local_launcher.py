@@ -276,3 +276,10 @@ def test_deaths_that_were_injected_are_final_and_other_dead_workers_are_started_
     launcher._restart_dead()
     assert again == started
     assert [worker.name for worker in launcher._workers] == ["W1_1"]
+
+
+@pytest.mark.parametrize(("code", "expected"), [(-9, "W0_0 ended with exit code -9"), (255, "the fork server, which starts")])
+def test_a_worker_that_ends_before_the_first_step_is_described_by_what_is_known_of_it(code, expected):
+    launcher = SimpleNamespace(_workers=[SimpleNamespace(pid=5, name="W0_0", exitcode=code, join=lambda seconds: None)])
+    assert local_launcher._Launcher._describe_exit(launcher, 5).startswith(expected)
+    assert local_launcher._Launcher._describe_exit(launcher, 6) == ""

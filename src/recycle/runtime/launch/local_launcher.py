@@ -59,6 +59,8 @@ _MOST_COORDINATORS = 100
 _JOIN_US = 60_000_000
 # Without a free descriptor, a worker is started when there is one.
 _NEXT_TRY_US = 1_000_000
+# The exit code that multiprocessing gives a process whose fork server has ended.
+_UNKNOWN = 255
 Watch = Callable[[Event], None]
 
 
@@ -341,6 +343,8 @@ class _Launcher:
                     f"{worker.name} could not start: a worker imports the script that started the run, which must be a file that "
                     'keeps its work under if __name__ == "__main__":'
                 )
+            if worker.exitcode == _UNKNOWN:
+                return "the fork server, which starts the workers and knows how they end, has ended: look at the machine's memory"
             return f"{worker.name} ended with exit code {worker.exitcode} without a report: look at the machine's memory"
         return ""
 
