@@ -78,7 +78,7 @@ class ReferenceExecutor:
     def iterate(self, iteration: int) -> float:
         """Play one iteration, step everywhere, and return the mean loss over the global batch."""
         for _, worker, index in sorted(self._slots()):
-            self.workers[worker].run(iteration, index)
+            self.workers[worker].run(iteration, index, [])
         self._step(iteration)
         losses = {chain: loss for executor in self.workers.values() for chain, loss in executor.losses.items()}
         return fmean(losses[chain] for chain in sorted(losses))

@@ -38,6 +38,9 @@ class HostMemory:
     def open(self, purpose, name, size_bytes):
         return torch.zeros(size_bytes, dtype=torch.uint8)
 
+    def synchronize(self):
+        pass
+
 
 @pytest.fixture
 def transport():

@@ -104,7 +104,7 @@ def test_an_error_of_nccl_is_that_of_a_broken_transport(connected, streams):
 def test_the_end_of_the_epoch_ends_a_wait(connected, expects):
     transport, begun_s = connected[LOWER[0]], time.monotonic()
     threading.Timer(0.1, transport.abort).start()
-    transport._carrier._sends.put(None)  # the thread that sends is gone
+    transport._carrier._sends._has_thread = True  # the thread that sends is gone
     transport.messages.send(message(Kind.F, 0, LOWER[0], UPPER[0]), torch.zeros(3))
     waits = {
         "a message": lambda: transport.messages.receive(message(Kind.I, 0, LOWER[0], UPPER[0])),
@@ -116,11 +116,13 @@ def test_the_end_of_the_epoch_ends_a_wait(connected, expects):
 
 
 def test_threads_end_with_their_epoch(connected):
+    connected[LOWER[0]].messages.send(message(Kind.F, 0, LOWER[0], UPPER[0]), torch.zeros(3))
+    assert any(thread.name == "gpu send" for thread in threading.enumerate())
     for transport in connected.values():
         transport.abort()
         transport.close()
     end_s = time.monotonic() + 20
-    while [thread for thread in threading.enumerate() if thread.name.startswith("nccl")]:
+    while [thread for thread in threading.enumerate() if thread.name.startswith(("nccl", "gpu send"))]:
         assert time.monotonic() < end_s
         time.sleep(0.02)
 

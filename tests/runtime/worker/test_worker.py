@@ -44,7 +44,7 @@ class Steps:
             progress=self.see("progress"),
             finish_checkpoints=self.see("finish"),
         )
-        executor = SimpleNamespace(stage=held, reset=lambda: None)
+        executor = SimpleNamespace(stage=held, reset=lambda: None, clock=SimpleNamespace(collect=lambda: None))
         trainer = SimpleNamespace(executor=executor, train=self.see("train", is_trained), activation_bytes=0, spans=[])
         transport = SimpleNamespace(host=None, abort=lambda: None, close=lambda: None)
         for name, fake in {

@@ -53,11 +53,11 @@ class Stage:
         self._flights: dict[int, _Flight] = {}
         self._deferral = defer_weights(module)
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._device = device or next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+        self.device = device or next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
         # An exact sum needs the same contributions however a pass is split, but torch adds the contributions of a parameter that
         # is used twice before it returns them. Under autocast torch keeps a copy of every weight for each micro-batch. And on a
         # GPU a split pass is faster than a whole one, because products are added to the sums in place.
-        self._always_defers = sums.is_exact or autocast is not None or self._device.type == "cuda"
+        self._always_defers = sums.is_exact or autocast is not None or self.device.type == "cuda"
 
     @property
     def num_in_flight(self) -> int:
@@ -69,22 +69,28 @@ class Stage:
         If the backward pass will not be split (`is_split`), Linears are torch's own.
         """
         assert chain not in self._flights, f"micro-batch {chain} is in flight already"
-        leaf = given.to(self._device).detach()
+        leaf = self._here(given).detach()
         if self.number > 0:  # the gradient of the data is not needed
             leaf.requires_grad_(True)
         self._seed(seed)
         is_deferred = is_split or self._always_defers
-        with torch.enable_grad(), self._metered(chain), cast(self._device, self._autocast), self._deferral.use(None, is_deferred):
+        with torch.enable_grad(), self._metered(chain), cast(self.device, self._autocast), self._deferral.use(None, is_deferred):
             made = self._run(leaf)
             if self._loss is not None:
                 assert targets is not None
-                made = self._loss(made, targets.to(self._device))
+                made = self._loss(made, self._here(targets))
         refuse_unusable(made, self.number, is_loss=self._loss is not None)
         self._flights[chain] = _Flight(leaf, made, is_deferred)
         if self.meter is not None:
             self.meter.hold(chain, leaf, made)
         passed_on: Tensor = made.detach()
         return passed_on
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        """The tensor on this stage's device. From pinned memory the copy waits for its turn without the host."""
+        if self.device.type == "cuda" and tensor.device.type == "cpu":
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor.to(self.device)
 
     def _run(self, leaf: Tensor) -> Any:
         try:
@@ -109,7 +115,7 @@ class Stage:
         assert flight.made is not None, f"micro-batch {chain} has had its I"
         if flight.made.requires_grad:
             with self._deferral.use(flight.tape, flight.is_deferred):
-                torch.autograd.backward([flight.made], [gradient.to(self._device)] if gradient is not None else None)
+                torch.autograd.backward([flight.made], [self._here(gradient)] if gradient is not None else None)
         given = flight.given
         assert given is not None
         passed = given.grad
@@ -145,16 +151,11 @@ class Stage:
     def _seed(self, seed: int) -> None:
         """Seed the generators of this stage's device; `torch.manual_seed` seeds those of every kind of device, which is slow."""
         torch.default_generator.manual_seed(seed)
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
     def _metered(self, chain: int) -> AbstractContextManager[None]:
         return self.meter.forward(chain) if self.meter is not None else nullcontext()
-
-    def finish(self) -> None:
-        """Wait until the GPU has finished all ops of this stage."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
 
     def parameters(self) -> Iterator[Tensor]:
         return iter(self._parameters)

@@ -1,7 +1,7 @@
 """Executor: one worker that plays its row. The messages that it receives and sends follow from the plan.
 
-It knows no clock. An op waits for its message, runs, and sends its result; the order of a legal plan has no cycle, so that no two
-workers can wait for each other.
+An op waits for its message, runs, and sends its result, whatever the time is. The order of a legal plan has no cycle, so that no
+two workers can wait for each other. On a GPU an op is launched while the one before it runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +14,7 @@ from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.seeds import seed_of
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.execute.row_program import Instruction
+from recycle.runtime.execute.span_clock import AHEAD, SpanClock
 from recycle.runtime.execute.spans import Span, now_us
 from recycle.runtime.transport.activity import Activity
 from recycle.runtime.transport.message_queue import MessageQueue
@@ -28,7 +29,7 @@ OnProgress = Callable[[int, str], None]
 class Executor:
     """A worker with its stage and its instructions. `losses` are those of the iteration, by chain, at the last stage.
 
-    `activity` says what it is doing.
+    `activity` says what it is doing, and `clock` measures its ops.
     """
 
     def __init__(
@@ -45,14 +46,15 @@ class Executor:
     ) -> None:
         self.activity = activity or Activity()
         self.worker, self.instructions, self.stage, self.on_progress = worker, instructions, stage, on_progress
-        self.losses: dict[int, float] = {}
+        self.clock = SpanClock(stage.device)
+        self.losses: dict[int, Tensor] = {}
         self.warm_up_error: Exception | None = None
         self._is_first, self._is_last = worker.stage == 0, worker.stage == num_stages - 1
         self._messages, self._samples, self._seed = messages, samples, seed
         self._split = {each.chain for each in instructions if each.kind is Kind.I}
 
     def play(self, iteration: int, first: int, stop: int, spans: list[Span], is_tentative: bool = False) -> None:
-        """Play the instructions from `first` to before `stop`, and add their spans; no receive behind them is posted.
+        """Play the instructions from `first` to before `stop`; `spans` gets their spans. No receive behind them is posted.
 
         While the weights are tentative, an op may fail because of them alone. The error is kept as `warm_up_error`, and from then
         on receivers get zeros: they wait for a message, and nobody will use it if the weights were wrong.
@@ -62,23 +64,28 @@ class Executor:
         for index in range(first, stop):
             if index + _AHEAD < stop:
                 self._post_receive(index + _AHEAD)
-            spans.append(self.run(iteration, index, is_tentative))
+            self.run(iteration, index, spans, is_tentative)
 
-    def run(self, iteration: int, index: int, is_tentative: bool = False) -> Span:
+    def run(self, iteration: int, index: int, spans: list[Span], is_tentative: bool = False) -> None:
         """Run one op: receive its message, compute, send its result. The span is that of the computation."""
-        instruction, asked = self.instructions[index], now_us()
+        instruction, asked_us = self.instructions[index], now_us()
         received = self._messages.receive(instruction.receives) if instruction.receives is not None else None
-        start = now_us()
+        self.settle(AHEAD)
         self.activity.begin(instruction.label)
+        start = self.clock.start()
         self.on_progress(iteration, instruction.label)
         compute = self._compute_tentatively if is_tentative else self._compute
         made = compute(iteration, instruction, received)
-        self.stage.finish()
-        span = Span(instruction.label, start, now_us(), asked_us=asked)
+        self.clock.stop(instruction.label, start, spans, asked_us)
         if instruction.sends is not None:
             assert made is not None
             self._messages.send(instruction.sends, made)
-        return span
+
+    def settle(self, most: int = 0) -> None:
+        """Wait until the GPU has at most so many ops left."""
+        if self.clock.oldest:
+            self.activity.begin(self.clock.oldest)
+            self.clock.settle(most)
 
     def _compute_tentatively(self, iteration: int, instruction: Instruction, received: Tensor | None) -> Tensor | None:
         if self.warm_up_error is None:
@@ -121,5 +128,5 @@ class Executor:
         seed = seed_of(self._seed, iteration, pipeline, index, self.worker.stage)
         made = self.stage.forward(chain, received, seed, targets if self._is_last else None, chain in self._split)
         if self._is_last:
-            self.losses[chain] = float(made)
+            self.losses[chain] = made  # its number is asked for later: the GPU has yet to compute it
         return made

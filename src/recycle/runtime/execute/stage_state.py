@@ -31,7 +31,7 @@ class _Unconfirmed:
     iteration: int
     means: Sequence[Tensor | None] | None
     losses: Mapping[int, float]
-    spans: Sequence[Span]
+    spans: list[Span]
     is_applied: bool = False
     scale: float | None = None
 
@@ -49,11 +49,17 @@ class StageState:
         elsewhere = counted_elsewhere(ties, stage.number, stage.module)
         self._counts = [id(parameter) not in elsewhere for parameter in stage.parameters()]
 
-    def hold(self, iteration: int, losses: Mapping[int, float], spans: Sequence[Span]) -> None:
+    def hold(self, iteration: int, losses: Mapping[int, float], spans: list[Span]) -> None:
         """Hold the stage's sums as the gradient of an iteration, now that they are those of all peers."""
         assert self._unconfirmed is None, "a step is still to be confirmed"
         assert iteration == self.num_steps, f"iteration {iteration} is to be applied after {self.num_steps} steps"
         self._unconfirmed = _Unconfirmed(iteration, None, dict(losses), spans)
+
+    @property
+    def held_spans(self) -> list[Span]:
+        """The spans of the iteration that awaits its verdict: a list that may still get some."""
+        assert self._unconfirmed is not None
+        return self._unconfirmed.spans
 
     def _means(self, held: _Unconfirmed) -> Sequence[Tensor | None]:
         if held.means is None:

@@ -73,17 +73,20 @@ class Trainer:
         for iteration in range(first, num_steps):
             self.executor.losses.clear()
             spans: list[Span] = []
-            self.spans = spans
+            self.spans, played = spans, 0
             if self._vote is not None:
                 self.executor.play(iteration, 0, self._warm_up, spans, is_tentative=True)
                 ballot, self._pauses_next = self._end_vote()
+                played = self._warm_up
                 if not self._confirm(ballot, on_applied):
+                    self.executor.settle()
                     spans[:] = [replace(span, is_discarded=True) for span in spans]
                     self._discard_warm_up()
+                    played = 0
                 elif self.executor.warm_up_error is not None:
                     raise self.executor.warm_up_error
-            played = sum(not span.is_discarded for span in spans)
             self.executor.play(iteration, played, len(self.executor.instructions), spans)
+            self.executor.settle()
             if self._finish(iteration, spans, on_applied):
                 return False
             self._transport.messages.round += 1
@@ -158,14 +161,15 @@ class Trainer:
         return Ballot(vote.iteration, tuple(norms)), pause > 0
 
     def _confirm(self, ballot: Ballot, on_applied: OnApplied) -> bool:
+        self.executor.clock.settle_spans(self.state.held_spans)
         self._was_scaled = self.state.judge(ballot).scale not in (None, _GUESSED_SCALE)
         return self.state.confirm(ballot, on_applied)
 
     def _apply(self, iteration: int, scale: float | None, spans: list[Span]) -> None:
-        start = now_us()
         self.executor.activity.begin(OPTIMIZER)
+        start = self.executor.clock.start()
         self.state.apply(scale)
-        spans.append(Span(OPTIMIZER, start, now_us()))
+        self.executor.clock.stop(OPTIMIZER, start, spans)
         self.executor.on_progress(iteration, OPTIMIZER)
 
     def _discard_warm_up(self) -> None:

@@ -246,6 +246,7 @@ class _WorkerProcess:
         self._control.activity.end()
         transport, trainer = self._control.leave_epoch()
         if trainer is not None:
+            trainer.executor.clock.collect()
             trainer.executor.reset()
         progress = stage.progress()
         if trainer is not None and progress is not None:

@@ -8,7 +8,7 @@ order, so that they get the same bits.
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from recycle.core.cluster import Worker
 from recycle.host.process_lifetime import process_start
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.transport.gloo_groups import GlooGroups
+from recycle.runtime.transport.gpu.send_thread import SendThread
 from recycle.runtime.transport.message_queue import MessageQueue, Posted
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportSpec
 
@@ -144,6 +145,7 @@ class CudaIpcTransport:
         return self._staging[size_bytes]
 
     def abort(self) -> None:
+        self._carrier.abort()
         self.host.abort()
 
     def close(self) -> None:
@@ -163,6 +165,7 @@ class CudaIpcCarrier:
         self._slot_bytes = -(-largest // _ALIGNMENT) * _ALIGNMENT
         self.inbox = memory.open(INBOX, f"{view.worker}", _NUM_INBOX_ROUNDS * 2 * spec.num_chains * self._slot_bytes)
         self._inboxes: dict[Worker, Tensor] = {}
+        self._sends = SendThread(self._notify, lambda work, timeout: work.wait(timeout), self.device)
 
     def slot(self, inbox: Tensor, message: TensorMessage, round_: int) -> Tensor:
         """The part of its receiver's inbox that a message of this round has."""
@@ -174,9 +177,11 @@ class CudaIpcCarrier:
         if message.receiver not in self._inboxes:
             self._inboxes[message.receiver] = self._memory.map(f"{message.receiver}")
         self.slot(self._inboxes[message.receiver], message, round_).copy_(tensor.detach())
-        self._memory.synchronize()
-        notification = torch.zeros(1, dtype=torch.uint8)
-        return Posted(self._groups.begin_send(notification, message.receiver, self._spec.tag(message, round_)), notification)
+        return self._sends.post(message, self._spec.tag(message, round_), torch.zeros(1, dtype=torch.uint8))
+
+    def _notify(self, message: TensorMessage, number: int, notification: Tensor) -> Sequence[Any]:
+        """Say that a tensor is in the receiver's inbox, now that the copy has ended."""
+        return self._groups.begin_send(notification, message.receiver, number), notification
 
     def post_receive(self, message: TensorMessage, round_: int) -> Posted:
         notification = torch.empty(1, dtype=torch.uint8)
@@ -187,5 +192,10 @@ class CudaIpcCarrier:
         """A copy: the sender will need the slot again, and the micro-batch may still be in flight then."""
         return self.slot(self.inbox, message, round_).clone()
 
+    def abort(self) -> None:
+        self._sends.abort()
+
     def close(self) -> None:
+        # A copy that is still to run would write into an inbox that a later epoch of the same workers uses.
+        self._memory.synchronize()
         self._inboxes.clear()
