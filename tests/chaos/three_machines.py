@@ -28,17 +28,20 @@ from tests.chaos.machines import BRIDGE, PORT, Host, sh
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = {"sequential.py": 1000, "hugging_face.py": 400}  # with the steps in which all failures find room
 NUM_MACHINES, WORKERS_EACH, LIMIT_S, CUT_S = 3, 4, 900.0, 5.0
-PIPELINES = NUM_MACHINES * WORKERS_EACH // 3  # the examples have three stages
+NUM_STAGES = 3  # of both examples
 
 
 class Unexpected(Exception):
     """Something that had to happen did not, or not in time."""
 
 
-class ThreeMachines:
-    """A coordinator's host and three machines, of which each has an agent."""
+class Machines:
+    """A coordinator's host and several machines, of which each has an agent with as many workers. They train a job file."""
 
-    def __init__(self, file: Path, steps: int, folder: Path, stack: contextlib.ExitStack) -> None:
+    def __init__(
+        self, file: Path, steps: int, folder: Path, stack: contextlib.ExitStack, num_machines: int, workers_each: int
+    ) -> None:
+        self.workers_each, self.num_workers = workers_each, num_machines * workers_each
         self.out, self.log, self.result = folder / "disk" / "run", folder / "log", folder / "result"
         self.out.parent.mkdir()
         self._deadline_s = time.monotonic() + LIMIT_S
@@ -46,7 +49,7 @@ class ThreeMachines:
         stack.callback(sh, "ip", "link", "del", BRIDGE)
         sh("ip", "link", "set", BRIDGE, "up")
         hosts = []
-        for number in range(NUM_MACHINES + 1):
+        for number in range(num_machines + 1):
             hosts.append(Host(number, self.out.parent if number else None))
             stack.callback(hosts[-1].remove)
         self.coordinator, *self.machines = hosts
@@ -54,7 +57,7 @@ class ThreeMachines:
         job = [
             str(file),
             "--pipelines",
-            str(PIPELINES),
+            str(self.num_workers // NUM_STAGES),
             "--steps",
             str(steps),
             "--exact",
@@ -66,7 +69,7 @@ class ThreeMachines:
         words = ["--listen", address, "--token-file", str(token), "--out", str(self.out), "--json"]
         self.coordinator.start(self.result, "coordinator", *job, *words)
         self.wait_for(token.exists, "the coordinator did not start")
-        self._agent = ["agent", address, str(file), "--token-file", str(token), "--workers", str(WORKERS_EACH)]
+        self._agent = ["agent", address, str(file), "--token-file", str(token), "--workers", str(workers_each)]
         for machine in self.machines:
             machine.start(self.log, *self._agent)
 
@@ -92,30 +95,39 @@ class ThreeMachines:
     def wait_for_live(self, num: int) -> None:
         self.wait_for(lambda: bool(found := self.recoveries()) and found[-1].num_live == num, f"{num} workers were never live")
 
+    def wait_for_one_to_leave(self) -> None:
+        self.wait_for_live(self.num_workers - self.workers_each)
+
+    def wait_for_all(self) -> None:
+        self.wait_for_live(self.num_workers)
+
     def fail(self) -> None:
         """One machine after the other fails, and comes back."""
-        everybody = NUM_MACHINES * WORKERS_EACH
         cut, killed, leaving = self.machines
         self.wait_for_steps(5)
         cut.unplug()
-        self.wait_for_live(everybody - WORKERS_EACH)
+        self.wait_for_one_to_leave()
         time.sleep(CUT_S)
         cut.plug()
-        self.wait_for_live(everybody)
+        self.wait_for_all()
         self.wait_for_steps(2)
         killed.signal(signal.SIGKILL)
-        self.wait_for_live(everybody - WORKERS_EACH)
+        self.wait_for_one_to_leave()
         killed.start(self.log)
-        self.wait_for_live(everybody)
+        self.wait_for_all()
         self.wait_for_steps(2)
         num = len(self.recoveries())
         leaving.signal(signal.SIGTERM)
-        self.wait_for_live(everybody - WORKERS_EACH)
+        self.wait_for_one_to_leave()
         redone = sum(event.redone_ops for event in self.recoveries()[num:])
         if redone:
             raise Unexpected(f"{redone} ops were redone when an agent left")
         leaving.start(self.log)
-        self.wait_for_live(everybody)
+        self.wait_for_all()
+
+    def words(self) -> str:
+        """The last words of the coordinator and the agents."""
+        return f"{self.result.read_text()[-1500:]}\n{self.log.read_text()[-3000:]}"
 
     def finish(self) -> str:
         """Wait for the end of the job, and return its weights."""
@@ -126,9 +138,11 @@ class ThreeMachines:
         return str(facts["weights_sha256"])
 
 
-def alone(file: Path, steps: int) -> str:
+def alone(file: Path, steps: int, num_workers: int) -> str:
+    """The weights of the job on one machine."""
+    pipelines = str(num_workers // NUM_STAGES)
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()):
-        words = ["train", str(file), "--pipelines", str(PIPELINES), "--steps", str(steps), "--exact", "--json"]
+        words = ["train", str(file), "--pipelines", pipelines, "--steps", str(steps), "--exact", "--json"]
         assert recycle_main(words) == 0
     return str(json.loads(printed.getvalue())["weights_sha256"])
 
@@ -137,16 +151,15 @@ def run(file: Path, steps: int) -> tuple[str, str]:
     """Train a job file on three machines that fail; return the problem, if there is one, and what happened."""
     begin_s = time.monotonic()
     with TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        machines = ThreeMachines(file, steps, Path(name), stack)
+        machines = Machines(file, steps, Path(name), stack, NUM_MACHINES, WORKERS_EACH)
         try:
             machines.fail()
             weights = machines.finish()
         except (Unexpected, subprocess.TimeoutExpired, ValueError, IndexError) as problem:
-            words = machines.result.read_text()[-1500:], machines.log.read_text()[-3000:]
-            return f"{problem}\n{words[0]}\n{words[1]}", ""
+            return f"{problem}\n{machines.words()}", ""
         recoveries = machines.recoveries()
         told = f"{len(recoveries)} recoveries, {machines.num_steps()} steps, {time.monotonic() - begin_s:.0f} s"
-    return "" if weights == alone(file, steps) else "other weights", told
+    return "" if weights == alone(file, steps, machines.num_workers) else "other weights", told
 
 
 def main() -> int:
