@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # As in workers, and before torch is loaded: tests run beside each other, and threads that wait for a core would spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -15,7 +15,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from tests.warm_processes import warm_context
 
 # Hypothesis tries new examples on every run of ours, and the same ones on every run of CI, so that a red CI means a change.
-settings.register_profile("ci", derandomize=True)
+# On a machine that does something else as well, examples may be slow to make.
+patient = settings(suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("local", patient)
+settings.register_profile("ci", patient, derandomize=True)
+settings.load_profile("local")
 if os.environ.get("CI"):
     settings.load_profile("ci")
 

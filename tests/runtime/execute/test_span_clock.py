@@ -15,6 +15,7 @@ from recycle.runtime.execute.spans import now_us
 from recycle.runtime.job import Job
 from recycle.runtime.launch.configure import worker_spec
 from recycle.runtime.options import TrainOptions
+from recycle.runtime.transport.activity import Activity
 from recycle.runtime.transport.gloo import GlooTransport
 from recycle.runtime.transport.specs import GroupView
 from recycle.runtime.worker.epoch_setup import make_stage_state, make_trainer, worker_program
@@ -133,6 +134,22 @@ def test_after_a_failure_nobody_waits_for_the_gpu(clock, gpu):
     assert [span.label for span in spans] == ["a"]
     clock.collect()
     assert len(spans) == 1
+
+
+def test_a_worker_computes_as_long_as_its_gpu_does_although_its_host_waits(clock, gpu):
+    activity, spans = Activity(), []
+    activity.on_gpu = clock.running
+    launch(clock, gpu, "a", 10, spans)
+    launch(clock, gpu, "b", 10, spans)
+    activity.begin("c")
+    assert activity.seen().label == "c"
+    activity.wait_for("W0_1")
+    assert (activity.seen().label, activity.seen().waits_for) == ("a", "")
+    for _ in range(5):  # the event of the comparison, then a
+        gpu.run()
+    assert activity.seen().label == "b"
+    clock.settle()
+    assert (activity.seen().label, activity.seen().waits_for) == ("c", "W0_1")
 
 
 def test_clocks_are_compared_again_when_the_gpu_has_nothing_left_to_do(clock, gpu, monkeypatch):

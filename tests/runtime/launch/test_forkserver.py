@@ -40,7 +40,7 @@ def test_a_worker_gets_the_memory_that_it_freed_without_a_fault_for_every_page()
     process = context.Process(target=count_faults, args=(sender,), daemon=True)
     process.start()
     assert receiver.poll(60)
-    assert receiver.recv() < NUM_PAGES / 10
+    assert receiver.recv() < NUM_PAGES / 4
     process.join()
 
 
@@ -64,5 +64,5 @@ def test_so_does_one_that_was_started_by_itself_and_it_computes_in_one_thread():
     command = [sys.executable, "-c", FAULTS_AND_THREADS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, cwd=ROOT, env=environment)
     num_faults, num_threads = map(int, done.stdout.split())
-    assert num_faults < NUM_PAGES / 10
+    assert num_faults < NUM_PAGES / 4
     assert num_threads == 1

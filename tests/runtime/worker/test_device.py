@@ -36,11 +36,17 @@ def test_workers_share_the_gpus_that_they_see(two_gpus):
     assert two_gpus == [torch.device("cuda", number) for number in (0, 1, 0)]
 
 
-def test_a_worker_whose_gpu_cannot_be_used_says_why_in_one_sentence(monkeypatch):
+def test_a_worker_whose_gpu_cannot_be_used_says_why_in_one_sentence(two_gpus, monkeypatch):
     def refuse(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory.\nSee the documentation.")
 
-    monkeypatch.setattr(torch, "ones", refuse)
-    with pytest.raises(CannotLoad, match=r"^cuda:1 cannot be used: CUDA out of memory\.$"):
-        warm_up(torch.device("cuda", 1))
-    warm_up(torch.device("cpu"))
+    options = TrainOptions(device="cuda")
+    for function in ("ones", "cuda.set_device"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"torch.{function}", refuse)
+            with pytest.raises(CannotLoad, match=r"^its GPU cannot be used: CUDA out of memory\.$"):
+                warm_up(options, 1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(CannotLoad, match="torch finds no GPU here"):
+        warm_up(options, 1)
+    warm_up(TrainOptions(), 1)

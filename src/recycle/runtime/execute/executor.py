@@ -47,6 +47,7 @@ class Executor:
         self.activity = activity or Activity()
         self.worker, self.instructions, self.stage, self.on_progress = worker, instructions, stage, on_progress
         self.clock = SpanClock(stage.device)
+        self.activity.on_gpu = self.clock.running
         self.losses: dict[int, Tensor] = {}
         self.warm_up_error: Exception | None = None
         self._is_first, self._is_last = worker.stage == 0, worker.stage == num_stages - 1

@@ -4,14 +4,17 @@ The host launches the next op while the GPU runs this one, so that the GPU does 
 most `AHEAD` ops ahead: so it knows within a few ops that one is late, and what it reports after a failure is nearly all.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from recycle.runtime.execute.spans import Span, now_us
+from recycle.runtime.transport.activity import Doing
 
 AHEAD = 2
 
@@ -24,6 +27,7 @@ class _Launched(NamedTuple):
     start: Any
     end: Any
     spans: list[Span]
+    launched_s: float
 
 
 class SpanClock:
@@ -43,6 +47,14 @@ class SpanClock:
         """The label of the first op that the GPU may still be running, or nothing."""
         return self._launched[0].label if self._launched else ""
 
+    def running(self) -> Doing | None:
+        """The op that the GPU is running, if there is one. Any thread may ask."""
+        with suppress(RuntimeError):  # the list changes meanwhile: the host is not waiting
+            for launched in self._launched:
+                if not launched.end.query():
+                    return Doing(launched.label, "", launched.launched_s)
+        return None
+
     def start(self) -> Any:
         """The start of an op: a time, or an event."""
         if self._record is None:
@@ -58,7 +70,7 @@ class SpanClock:
         if self._record is None:
             spans.append(Span(label, start, now_us(), asked_us=asked_us))
         else:
-            self._launched.append(_Launched(label, asked_us, start, self._record(), spans))
+            self._launched.append(_Launched(label, asked_us, start, self._record(), spans, time.monotonic()))
 
     def settle(self, most: int = 0) -> None:
         """Wait until the GPU has at most so many ops left."""
@@ -80,7 +92,7 @@ class SpanClock:
             self._take()
 
     def _take(self) -> None:
-        label, asked_us, start, end, spans = self._launched.popleft()
+        label, asked_us, start, end, spans, _ = self._launched.popleft()
         start_us = max(self._time_us(start), self._last_end_us)
         end_us = max(self._time_us(end), start_us)
         # The worker became free for the op when the GPU had run the one before.

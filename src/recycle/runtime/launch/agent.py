@@ -106,8 +106,11 @@ class Agent:
             _ask_to_leave(running.process)
 
     def _start(self, slot: WorkerSlot) -> None:
+        is_shared = [other.gpu for other in self._slots].count(slot.gpu) > 1
         receiver, sender = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_run_worker, args=(sender, slot.gpu, self._take_part), daemon=True, name=str(slot))
+        process = self._context.Process(
+            target=_run_worker, args=(sender, slot.gpu, is_shared, self._take_part), daemon=True, name=str(slot)
+        )
         try:
             with interrupts_held():
                 start_process(process)
@@ -206,7 +209,7 @@ def _describe(code: int) -> str:
     return "could not join" if code == MAY_RETRY else f"failed with exit code {code}"
 
 
-def _run_worker(output: Connection, gpu: str, take_part: TakePart) -> None:
+def _run_worker(output: Connection, gpu: str, is_shared: bool, take_part: TakePart) -> None:
     """Be one worker of an agent, which gets all that this process prints. The process ends with the agent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to every process; the agent tells its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the fork server ignores
@@ -216,17 +219,18 @@ def _run_worker(output: Connection, gpu: str, take_part: TakePart) -> None:
     end_with_parent()
     try:
         if gpu:
-            _use(gpu)
+            _use(gpu, is_shared)
         take_part(lambda sentence: print(sentence, file=sys.stderr, flush=True))
     except UserError as problem:
         print(problem, file=sys.stderr, flush=True)
         raise SystemExit(REFUSED) from None
 
 
-def _use(gpu: str) -> None:
+def _use(gpu: str, is_shared: bool) -> None:
     """Make this process see one GPU only; end it if the GPU does not answer, so that no job gets a worker without one."""
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    prepare_process()  # before the first use of the GPU: NCCL connects workers that have one each
+    if not is_shared:
+        prepare_process()  # before the first use of the GPU: NCCL connects workers that have one each
     try:
         torch.cuda.synchronize()
     except Exception as problem:

@@ -51,7 +51,7 @@ from recycle.runtime.launch.forkserver import fork_context
 from recycle.runtime.launch.restart_policy import RestartPolicy
 from recycle.runtime.launch.start_process import start_process
 from recycle.runtime.options import FailureOptions
-from recycle.runtime.worker.worker import run_worker_process
+from recycle.runtime.worker.worker import CANNOT_LOAD, run_worker_process
 from recycle.runtime.worker.worker_spec import MakeStage, pickled
 
 _MOST_COORDINATORS = 100
@@ -343,6 +343,8 @@ class _Launcher:
                     f"{worker.name} could not start: a worker imports the script that started the run, which must be a file that "
                     'keeps its work under if __name__ == "__main__":'
                 )
+            if worker.exitcode == CANNOT_LOAD:
+                return f"{worker.name} could not load its stage, or use its device: it says why above"
             if worker.exitcode == _UNKNOWN:
                 return "the fork server, which starts the workers and knows how they end, has ended: look at the machine's memory"
             return f"{worker.name} ended with exit code {worker.exitcode} without a report: look at the machine's memory"

@@ -1,6 +1,7 @@
 """Activity: what the main thread of a worker does now, for the heartbeats that another thread sends."""
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -13,10 +14,19 @@ class Doing(NamedTuple):
 
 
 class Activity:
-    """Set by the main thread, read by any thread. Between `begin` and `end` the worker computes unless it says that it waits."""
+    """Set by the main thread, read by any thread. Between `begin` and `end` the worker computes unless it says that it waits.
+
+    `on_gpu` says which op the GPU runs, if it runs one.
+    """
 
     def __init__(self) -> None:
         self.now = Doing()
+        self.on_gpu: Callable[[], Doing | None] = lambda: None
+
+    def seen(self) -> Doing:
+        """What the worker does, for others: it computes as long as its GPU does, also if the main thread waits already."""
+        now = self.now
+        return (self.on_gpu() or now) if now.waits_for else now
 
     def begin(self, label: str) -> None:
         self.now = Doing(label, "", time.monotonic())

@@ -136,7 +136,7 @@ class ControlThread:
 
     def _renew_lease(self) -> RenewLease:
         """Say what the main thread does. The time in which the whole process was stopped does not count."""
-        doing, now_s = self.activity.now, time.monotonic()
+        doing, now_s = self.activity.seen(), time.monotonic()
         between_s, self._renewed_s = now_s - self._renewed_s, now_s
         if doing != self._stopped_in:
             self._stopped_in, self._stopped_s = doing, 0.0

@@ -23,22 +23,26 @@ def select_device(options: TrainOptions, number: int) -> torch.device:
         torch.use_deterministic_algorithms(True)
     # autograd's own thread has no context at first, makes one, and warns about it.
     warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
-    device = torch.device("cuda", number % torch.cuda.device_count())
+    num_gpus = torch.cuda.device_count()
+    if not num_gpus:
+        raise RuntimeError("torch finds no GPU here")
+    device = torch.device("cuda", number % num_gpus)
     torch.cuda.set_device(device)
     return device
 
 
-def warm_up(device: torch.device) -> None:
+def warm_up(options: TrainOptions, number: int) -> None:
     """Run a first forward and backward pass on a GPU. It takes seconds: later, all workers of an epoch would wait for this one.
 
     Raises:
         CannotLoad: The GPU cannot be used.
     """
-    if device.type != "cuda":
+    if options.device != "cuda":
         return
     try:
+        device = select_device(options, number)
         given = torch.ones(8, 8, device=device, requires_grad=True)
         (given @ given).sum().backward()  # type: ignore[no-untyped-call]
         float(given.grad.sum())  # type: ignore[union-attr]
     except RuntimeError as problem:  # the others go on without this worker
-        raise CannotLoad(f"{device} cannot be used: {str(problem).strip().partition(chr(10))[0]}") from None
+        raise CannotLoad(f"its GPU cannot be used: {str(problem).strip().partition(chr(10))[0]}") from None

@@ -50,6 +50,8 @@ _LAST_REPORT_S = 5.0
 _STOP_S = 5.0
 # The exit codes of a worker that was refused: another process could join, or nothing helps before the user has changed something.
 MAY_RETRY, REFUSED = 75, 78
+# That of one that cannot use its device, or could not load its stage.
+CANNOT_LOAD = 74
 MakeSpec = Callable[[Mapping[str, Any]], WorkerSpec]
 """Makes the worker's spec from the coordinator's description of the job."""
 
@@ -118,7 +120,7 @@ class _WorkerProcess:
             self._spec = self._spec_for(welcome)
             if may_use_nccl(self._spec.options, self._shares_gpus):
                 prepare_process(self._interface)
-            warm_up(self._set_device())
+            warm_up(self._spec.options, self._device_number())
             self._injector = FaultInjector(self._injections, self._spec.deaths)
             on_saved = partial(self._injector.on_progress, label=CHECKPOINT)
             self._stage = LocalStage(self._spec, self._preferred_place, self._control, on_saved)
@@ -131,7 +133,8 @@ class _WorkerProcess:
                 raise SystemExit(MAY_RETRY if problem.may_retry else REFUSED) from None
         except CannotLoad as problem:  # others go on without it
             self._control.client.wait_until_acknowledged(_LAST_REPORT_S)
-            raise SystemExit(f"this worker ends: {problem}") from None
+            print(f"this worker ends: {problem}", file=sys.stderr, flush=True)
+            raise SystemExit(CANNOT_LOAD) from None
         except UserError as problem:
             self._report_crash(str(problem), problem)
         except Exception:
@@ -176,9 +179,11 @@ class _WorkerProcess:
 
     def _set_device(self) -> torch.device:
         """Select this worker's device in the calling thread, and return it."""
+        return select_device(self._spec.options, self._device_number())
+
+    def _device_number(self) -> int:
         place = self._preferred_place  # a worker that takes a dead one's place takes its GPU
-        number = place.pipeline * self._spec.shape.num_stages + place.stage if place else self._control.client.member
-        return select_device(self._spec.options, number)
+        return place.pipeline * self._spec.shape.num_stages + place.stage if place else self._control.client.member
 
     def _follow(self, stage: LocalStage) -> None:
         """Start and leave epochs as the coordinator says, until the job has ended."""
@@ -246,10 +251,10 @@ class _WorkerProcess:
         self._control.activity.end()
         transport, trainer = self._control.leave_epoch()
         if trainer is not None:
-            trainer.executor.clock.collect()
             trainer.executor.reset()
         progress = stage.progress()
         if trainer is not None and progress is not None:
+            trainer.executor.clock.collect()
             stage.report_undone(progress.num_steps, trainer.spans)
         self._control.report_stopped(EpochStopped(epoch, progress, reason, stage.number, stage.origin, unreachable))
         if transport is not None:

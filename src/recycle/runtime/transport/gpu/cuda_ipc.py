@@ -8,7 +8,8 @@ order, so that they get the same bits.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.gpu.send_thread import SendThread
 from recycle.runtime.transport.message_queue import MessageQueue, Posted
-from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportSpec
+from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportBroken, TransportSpec
 
 # Stages run at most one iteration apart: a message for the next one must not overwrite a message for this one.
 _NUM_INBOX_ROUNDS = 2
@@ -69,6 +70,15 @@ class BufferPool:
 _pool = BufferPool()
 
 
+@contextmanager
+def _unless_over() -> Iterator[None]:
+    """The other worker may be dead, or the epoch over: that is no fault of this worker."""
+    try:
+        yield
+    except RuntimeError as problem:
+        raise TransportBroken(f"no memory of another worker: {str(problem).partition(chr(10))[0]}") from None
+
+
 class SharedMemory:
     """GPU memory that the workers of one epoch open to each other, by name."""
 
@@ -77,7 +87,8 @@ class SharedMemory:
         self._handles = dist.PrefixStore(f"e{view.epoch}/memory", store)  # type: ignore[attr-defined]
         processes = dist.PrefixStore(f"e{view.epoch}/process", store)  # type: ignore[attr-defined]
         processes.set(str(view.worker), own_process())
-        self._members = [processes.get(str(other)).decode() for other in view.workers]
+        with _unless_over():
+            self._members = [processes.get(str(other)).decode() for other in view.workers]
 
     def open(self, purpose: str, name: str, size_bytes: int) -> Tensor:
         """Take memory of this worker that only workers of this epoch write into, and publish its handle under a name."""
@@ -94,10 +105,11 @@ class SharedMemory:
 
     def map(self, name: str) -> Tensor:
         """The memory that another worker has opened under a name."""
-        size_bytes, *fields = json.loads(self._handles.get(name))
-        handle = [bytes.fromhex(part) if isinstance(part, str) else part for part in fields]
-        storage = torch.UntypedStorage._new_shared_cuda(self.device.index or 0, *handle)
-        return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage, 0, (size_bytes,), (1,))
+        with _unless_over():
+            size_bytes, *fields = json.loads(self._handles.get(name))
+            handle = [bytes.fromhex(part) if isinstance(part, str) else part for part in fields]
+            storage = torch.UntypedStorage._new_shared_cuda(self.device.index or 0, *handle)
+            return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage, 0, (size_bytes,), (1,))
 
     def synchronize(self) -> None:
         """Wait until the copies of this worker have arrived."""
@@ -165,7 +177,7 @@ class CudaIpcCarrier:
         self._slot_bytes = -(-largest // _ALIGNMENT) * _ALIGNMENT
         self.inbox = memory.open(INBOX, f"{view.worker}", _NUM_INBOX_ROUNDS * 2 * spec.num_chains * self._slot_bytes)
         self._inboxes: dict[Worker, Tensor] = {}
-        self._sends = SendThread(self._notify, lambda work, timeout: work.wait(timeout), self.device)
+        self._sends = SendThread(self._notify, lambda work, timeout: work.wait(timeout), self.device, lambda text: groups.abort())
 
     def slot(self, inbox: Tensor, message: TensorMessage, round_: int) -> Tensor:
         """The part of its receiver's inbox that a message of this round has."""

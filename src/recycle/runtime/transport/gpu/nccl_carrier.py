@@ -77,7 +77,7 @@ class NcclCarrier:
         self.device = device
         self._directions, self._groups, self._spec = directions, groups, spec
         self._rank = {other: number for number, other in enumerate(view.workers)}
-        self._sends = SendThread(self._send, lambda work, timeout: work.wait(), device)
+        self._sends = SendThread(self._send, lambda work, timeout: work.wait(), device, self.abort)
         self._announced: dict[int, Posted] = {}  # the receives that were launched, by the tag of their message
         self._changed = threading.Condition()
         self._problem = ""
@@ -93,7 +93,7 @@ class NcclCarrier:
             with _on_stream(self.device, "launch"):
                 self._receive_all(sender)
         except Exception as problem:  # the training thread raises it
-            self.abort(str(problem))
+            self.abort(str(problem) or repr(problem))
 
     # Called in the training thread.
 

@@ -39,10 +39,13 @@ class _Wait(NamedTuple):
 
 
 class SendThread:
-    """Sends in the order in which messages are posted. `abort` ends every wait; the thread ends after the send that it is at."""
+    """Sends in the order in which messages are posted. `abort` ends every wait; the thread ends after the send that it is at.
 
-    def __init__(self, launch: Launch, finish: Finish, device: torch.device) -> None:
-        self._launch, self._finish, self._device = launch, finish, device
+    `on_problem` is called if a send fails, in the thread: the training thread may be waiting for something else.
+    """
+
+    def __init__(self, launch: Launch, finish: Finish, device: torch.device, on_problem: Callable[[str], None]) -> None:
+        self._launch, self._finish, self._device, self._on_problem = launch, finish, device, on_problem
         self._sends: SimpleQueue[_Send | None] = SimpleQueue()
         self._changed = threading.Condition()
         self._problem, self._has_thread = "", False
@@ -77,6 +80,8 @@ class SendThread:
 
     def _run(self) -> None:
         try:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)
             while (send := self._sends.get()) is not None and not self._problem:
                 if send.is_computed is not None:
                     send.is_computed.synchronize()
@@ -86,4 +91,6 @@ class SendThread:
                     self._changed.notify_all()
                 del send, begun  # they own the tensor
         except Exception as problem:  # the training thread raises it
-            self.abort(str(problem))
+            text = str(problem) or repr(problem)
+            self.abort(text)
+            self._on_problem(text)
