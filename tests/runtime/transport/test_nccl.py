@@ -115,6 +115,15 @@ def test_the_end_of_the_epoch_ends_a_wait(connected, expects):
     assert time.monotonic() < begun_s + 20
 
 
+def test_a_send_that_fails_ends_the_wait_for_another_message(connected, streams):
+    transport, begun_s = connected[LOWER[0]], time.monotonic()
+    streams.num_lost = 1
+    transport.messages.send(message(Kind.F, 0, LOWER[0], UPPER[0]), torch.zeros(3))
+    with pytest.raises(TransportBroken, match="unhandled system error"):
+        transport.messages.receive(message(Kind.I, 0, LOWER[0], UPPER[0]))
+    assert time.monotonic() < begun_s + 20
+
+
 def test_threads_end_with_their_epoch(connected):
     connected[LOWER[0]].messages.send(message(Kind.F, 0, LOWER[0], UPPER[0]), torch.zeros(3))
     assert any(thread.name == "gpu send" for thread in threading.enumerate())

@@ -129,9 +129,9 @@ class ExactSums(Sums):
     def _add(self, parameter: Tensor, gradient: Tensor) -> None:
         scaled = gradient.to(torch.float64).mul_(self._scale) if gradient.dtype != torch.float64 else gradient * self._scale
         # If one is NaN, the maximum is NaN, and the comparison is false.
-        if scaled.numel() and not bool(scaled.abs().max() < self._most):
-            self.more += 1
-            scaled = torch.where(scaled.abs() < self._most, scaled, torch.zeros_like(scaled))
+        if scaled.is_cuda or (scaled.numel() and not bool(scaled.abs().max() < self._most)):
+            scaled, has_others = below(scaled, self._most)
+            self.more += has_others
         self._sum_of(parameter).add_(scaled.round_().to(torch.int64))
 
     def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
@@ -142,6 +142,12 @@ class ExactSums(Sums):
         fill = float("inf") if int(self.more) else 0.0
         means = self._parts(self.flat.to(torch.float64).mul_(1.0 / (self._scale * num_microbatches)).add_(fill))
         return self._in_own_dtype(means)
+
+
+def below(numbers: Tensor, most: float) -> tuple[Tensor, Tensor]:
+    """Return the numbers below `most`, with zeros for all others, and whether there are others; no host waits for its GPU."""
+    fits = numbers.abs() < most
+    return torch.where(fits, numbers, 0.0), ~fits.all()
 
 
 def make_sums(
