@@ -8,6 +8,7 @@ order, so that they get the same bits.
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +33,8 @@ _NUM_STAGING_BUFFERS = 2
 _SMALL_BYTES = 2**16
 _ALIGNMENT = 256  # bytes at which a tensor of any dtype may begin
 INBOX, STAGING = "inbox", "staging"
+# The GPU has run, or dropped, all copies of a process that was seen to be gone so long ago.
+_LAST_COPIES_S = 10.0
 
 
 def own_process() -> str:
@@ -49,22 +52,31 @@ class BufferPool:
     """The memory that this process opens to others, each buffer with the processes that may still write into it.
 
     A worker that was taken for dead may wake up and finish a copy into the buffer of its epoch. So a later epoch gets that buffer
-    only if each of these processes takes part in it, and so has left the earlier one, or has ended. Until then the buffer stays
-    allocated and unused. A buffer is never freed: CUDA keeps memory that was open to a process that was killed.
+    only if each of these processes takes part in it, and so has left the earlier one, or ended a while ago: the GPU may still run
+    the last copies of a process that was killed. Until then the buffer stays allocated and unused. A buffer is never freed: CUDA
+    keeps memory that was open to a process that was killed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
         self._buffers: dict[tuple[str, int], list[tuple[Tensor, set[str]]]] = {}
+        self._gone_since_s: dict[str, float] = {}
 
     def take(self, purpose: str, size_bytes: int, writers: Iterable[str], allocate: Callable[[int], Tensor]) -> Tensor:
         """A buffer for an epoch, into which these processes of the epoch write."""
         buffers, present = self._buffers.setdefault((purpose, size_bytes), []), set(writers)
         for number, (buffer, former) in enumerate(buffers):
-            if all(is_gone(process) for process in former - present):
+            if all(self._is_long_gone(process) for process in former - present):
                 buffers[number] = buffer, present
                 return buffer
         buffers.append((allocate(size_bytes), present))
         return buffers[-1][0]
+
+    def _is_long_gone(self, process: str) -> bool:
+        if not is_gone(process):
+            return False
+        now_s = self._clock_s()
+        return now_s - self._gone_since_s.setdefault(process, now_s) >= _LAST_COPIES_S
 
 
 _pool = BufferPool()
