@@ -146,28 +146,28 @@ def _signalled(effort: Effort, samples: list[Sample]) -> SignalledRun:
     rounds = [chance.sample(victims, len(victims)) for _ in range(effort.num_kills)]  # who dies often is started again later
     signals = [PlannedSignal(0.0, victim, back_s=None) for victim in list(chain(*rounds))[: effort.num_kills]]
     limit_s = RUN_LIMIT_S + BACK_LIMIT_S * effort.num_kills
-    ready, over = partial(_is_due, _Moments(chance), samples), partial(_is_over, effort.num_kills)
+    ready, over = partial(_is_due, _NextKill(chance), samples), partial(_is_over, effort.num_kills)
     return run_with_signals(TWELVE, signals, limit_s, ready, over, options=options_of(TESTED, restarts=effort.num_kills))
 
 
 @dataclass
-class _Moments:
+class _NextKill:
     """When the next kill is due, in seconds of the run; None until all workers are there."""
 
     chance: random.Random
     due_s: float | None = None
 
 
-def _is_due(moments: _Moments, samples: list[Sample], log: RunLog) -> bool:
+def _is_due(next_kill: _NextKill, samples: list[Sample], log: RunLog) -> bool:
     """Whether all workers have been there for a random time; if so, take a sample."""
     if not _all_train(log):
-        moments.due_s = None
+        next_kill.due_s = None
         return False
-    if moments.due_s is None:
-        moments.due_s = log.now_s + moments.chance.uniform(EARLIEST_S, LATEST_S)
-    if log.now_s < moments.due_s:
+    if next_kill.due_s is None:
+        next_kill.due_s = log.now_s + next_kill.chance.uniform(EARLIEST_S, LATEST_S)
+    if log.now_s < next_kill.due_s:
         return False
-    moments.due_s = None
+    next_kill.due_s = None
     _take_sample(samples, log)
     return True
 

@@ -1,7 +1,7 @@
 """Executor: one worker that plays its row. The messages that it receives and sends follow from the plan.
 
-An op waits for its message, runs, and sends its result, whatever the time is. The order of a legal plan has no cycle, so that no
-two workers can wait for each other. On a GPU an op is launched while the one before it runs.
+An op waits for its message, runs, and sends its result; nothing waits for a time. The order of a legal plan has no cycle, so that
+no two workers can wait for each other. On a GPU an op is launched while the one before it runs.
 """
 
 from collections.abc import Callable, Sequence
