@@ -7,7 +7,7 @@ MINUTES ?= 60
 # Hundreds of processes start in the tests; without bytecode on disk each of them compiles our sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check format bench bench-nccl chaos soak pictures docs clean help
+.PHONY: demo test check format bench bench-gpu chaos soak pictures docs clean help
 
 help:
 	@echo "make demo    train, lose workers on the way, and end with the same weights"
@@ -55,8 +55,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/runtime.py
 	$(BIN)/python benchmarks/recovery.py
 
-bench-nccl: $(READY)
+bench-gpu: $(READY)
 	PYTHONPATH=. $(BIN)/python benchmarks/nccl.py
+	$(BIN)/python benchmarks/launch_ahead.py
 
 soak: $(READY)
 	$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES)

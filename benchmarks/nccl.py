@@ -1,6 +1,6 @@
 """The benchmark of NCCL with several workers on one GPU: failures, weights beside those of other transports, random plans.
 
-make bench-nccl                                     every table, on a machine with a GPU
+make bench-gpu                                      every table, on a machine with a GPU
 python benchmarks/nccl.py --only kills              one of them
 python benchmarks/nccl.py --quick                   few kills and plans; without a GPU over gloo, to try the benchmark itself
 python benchmarks/nccl.py --save                    also writes docs/benchmarks/<date>-nccl.md
@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
@@ -41,7 +41,7 @@ from recycle.runtime.job import Job
 from recycle.runtime.launch.configure import worker_spec
 from recycle.runtime.options import GLOO, IPC, NCCL, FailureOptions, TrainOptions
 
-HAS_GPU = torch.cuda.is_available()
+HAS_GPU = torch.cuda.device_count() > 0  # `is_available` would load CUDA, here and in every worker, before its settings are made
 TRANSPORTS = (NCCL, IPC, GLOO) if HAS_GPU else (GLOO,)
 TESTED = TRANSPORTS[0]
 ASKED_MEDIAN_MS, ASKED_WORST_MS, LEASE_S = 1500, 3000, 5.0
@@ -90,25 +90,36 @@ def weights(effort: Effort) -> list[Section]:
     ]
     about = (
         f"`recycle.train` with `is_exact=True`, {_shape(TWELVE)}, on one device: the weights after {NUM_STEPS} steps. A run "
-        "counts only if its failures happened. The target is that all have the same weights."
+        "counts only if its failures happened. It is repeated if MPS failed: where processes share a GPU by MPS, the death of "
+        "one can end all. The target is that all have the same weights."
     )
     return [Section("weights", "The same weights over every transport", about, _WEIGHTS_HEADER, tuple(cases))]
 
 
-_WEIGHTS_HEADER: Row = ("transport", "failure", "recoveries", "as the script says", "weights", "met")
+_WEIGHTS_HEADER: Row = ("transport", "failure", "recoveries", "repeated", "as the script says", "weights", "met")
 
 
 def _weights(found: set[str], transport: str, failure: Failure) -> Row:
-    log = RunLog()
-    try:
-        options = options_of(transport, script=failure.script)
-        digest = train(TWELVE, NUM_STEPS, RUN_LIMIT_S, watch=log.observe, options=options).weights_sha256
-        problem = describe_deviation(failure, log)
-    except (recycle.UserError, TimeLimitExceeded) as reason:
-        digest, problem = "", str(reason).splitlines()[0]
+    num_repeated, options = 0, options_of(transport, script=failure.script)
+    while True:
+        log = RunLog()
+        try:
+            digest = train(TWELVE, NUM_STEPS, RUN_LIMIT_S, watch=log.observe, options=options).weights_sha256
+            problem = describe_deviation(failure, log)
+        except (recycle.UserError, TimeLimitExceeded) as reason:
+            digest, problem = "", str(reason).splitlines()[0]
+            if _MPS_FAULT in str(reason) and num_repeated < _MOST_REPEATED:
+                num_repeated += 1
+                continue
+        break
     found |= {digest} - {""}
     met = YES if len(found) == 1 and digest and not problem else NO
-    return (transport, failure.name, str(len(log.recoveries)), problem or "all", digest[:12] or "–", met)
+    return (transport, failure.name, str(len(log.recoveries)), str(num_repeated), problem or "all", digest[:12] or "–", met)
+
+
+# MPS ends all its clients with this error if one dies while its kernels use host memory, as NCCL's do over sockets. Workers that
+# have a GPU each use no MPS.
+_MPS_FAULT, _MOST_REPEATED = "an illegal memory access was encountered", 2
 
 
 # A worker is killed so long after all have been there, at a random moment between these.
@@ -338,7 +349,8 @@ def _shared_gpu() -> Iterator[None]:
         try:
             yield
         finally:
-            subprocess.run([MPS], input="quit\n", text=True, check=False, timeout=30)
+            with suppress(subprocess.TimeoutExpired):  # it waits for clients that hang, and ends with them
+                subprocess.run([MPS], input="quit\n", text=True, check=False, timeout=30)
 
 
 if __name__ == "__main__":

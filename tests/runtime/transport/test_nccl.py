@@ -6,6 +6,7 @@ No GPU is needed: NCCL's groups are streams of this process.
 import random
 import threading
 import time
+from functools import partial
 from itertools import product
 
 import pytest
@@ -14,7 +15,9 @@ from hypothesis import given, settings
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
+from recycle.runtime.compute.buckets import make_buckets
 from recycle.runtime.compute.weight_digest import digest
+from recycle.runtime.execute import trainer
 from recycle.runtime.job import Job
 from recycle.runtime.launch.configure import worker_spec
 from recycle.runtime.options import TrainOptions
@@ -146,9 +149,9 @@ def trained(plan, make_transport):
         view, program = GroupView(worker, workers, epoch=1), worker_program(plan, worker)
         transport = make_transport(store, view, transport_of, links_of(program))
         try:
-            trainer = make_trainer(spec, program, view, make_stage_state(spec, worker.stage), transport)
-            assert trainer.train(3, lambda *applied: None)
-            return digest(trainer.executor.stage.module)
+            own = make_trainer(spec, program, view, make_stage_state(spec, worker.stage), transport)
+            assert own.train(3, lambda *applied: None)
+            return digest(own.executor.stage.module)
         finally:
             transport.abort()
             transport.close()
@@ -158,8 +161,11 @@ def trained(plan, make_transport):
 
 @settings(max_examples=4, deadline=None)
 @given(legal_plans())
-def test_any_legal_plan_trains_over_it_as_over_gloo(plan):
-    assert trained(plan, Streams().connect) == trained(plan, lambda store, view, spec, _: GlooTransport(store, view, spec))
+def test_any_legal_plan_trains_over_it_as_over_gloo_however_many_buckets_the_gradient_has(plan):
+    expected = trained(plan, lambda store, view, spec, _: GlooTransport(store, view, spec))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "make_buckets", partial(make_buckets, bucket_bytes=1))
+        assert trained(plan, Streams().connect) == expected
 
 
 def test_a_sum_is_launched_when_all_peers_are_there(connected, monkeypatch):
@@ -169,7 +175,7 @@ def test_a_sum_is_launched_when_all_peers_are_there(connected, monkeypatch):
     def add(worker):
         time.sleep(5 * worker.pipeline)
         tensor = torch.full((3,), 1.0 + worker.pipeline)
-        connected[worker].all_reduce(tensor)
+        connected[worker].reducer.all_reduce(tensor)
         return tensor.tolist()
 
     assert at_once(*(lambda worker=worker: add(worker) for worker in ALL)) == [[3.0] * 3] * 4

@@ -99,7 +99,7 @@ def test_groups_find_each_other_by_it():
         every = [torch.tensor([float(number)]) for number in (1, 2, 4)]
 
         def add(number):
-            transports[number].all_reduce(peers[number])
+            transports[number].reducer.all_reduce(peers[number])
             host = transports[number].host
             host.wait(host.begin_all_reduce(every[number]), "all")
 

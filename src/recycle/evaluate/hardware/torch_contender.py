@@ -133,7 +133,7 @@ class TorchContender:
         flat = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
         total = flat.float()
         if transport is not None:
-            transport.all_reduce(total)
+            transport.reducer.all_reduce(total)
         else:
             dist.all_reduce(total, group=self._peers)
         flat.copy_(total / self._setup.pipelines)

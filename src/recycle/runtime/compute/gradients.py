@@ -7,6 +7,7 @@ means over the global batch in the precision of the parameters.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -17,8 +18,8 @@ _EXACT_BITS = 40
 class Sums(ABC):
     """The gradients of a stage, summed over the micro-batches that one worker ran, and then over its peers.
 
-    `flat` has a part for each parameter, then a mark for each that says whether it was used, then `more`. Peers reduce it by
-    addition. `is_exact` says that the order of additions does not matter.
+    `flat` has a mark for each parameter that says whether it was used, then `more`, then a part for each parameter, which begins
+    at its one of `starts`. Peers reduce it by addition. `is_exact` says that the order of additions does not matter.
     """
 
     is_exact: bool
@@ -28,11 +29,12 @@ class Sums(ABC):
     ) -> None:
         self.parameters = list(parameters)
         sizes = [parameter.numel() for parameter in self.parameters]
-        self._sizes = [*sizes, len(sizes), num_more]
+        self._sizes = [len(sizes), num_more, *sizes]
+        self.starts = list(accumulate(self._sizes))[1:-1]
         if device is None and self.parameters:
             device = self.parameters[0].device
         self.flat = torch.zeros(sum(self._sizes), dtype=dtype, device=device)
-        *sums, self.used, self.more = torch.split(self.flat, self._sizes)
+        self.used, self.more, *sums = torch.split(self.flat, self._sizes)
         marks = torch.split(self.used, 1) if sizes else ()
         self._views = {id(of): (total.view(of.shape), mark) for of, total, mark in zip(self.parameters, sums, marks, strict=True)}
         self._marked: set[int] = set()
@@ -63,7 +65,7 @@ class Sums(ABC):
 
     def _parts(self, flat: Tensor) -> list[Tensor]:
         """The part of each parameter in a tensor with the layout of `flat`."""
-        parts = torch.split(flat, self._sizes)[: len(self.parameters)]
+        parts = torch.split(flat, self._sizes)[2:]
         return [part.view(of.shape) for of, part in zip(self.parameters, parts, strict=True)]
 
     def _in_own_dtype(self, parts: Sequence[Tensor]) -> list[Tensor | None]:

@@ -45,6 +45,10 @@ class _Product(NamedTuple):
         if self.bias is not None:  # a product with ones runs at memory bandwidth, and adds in place
             sums.add_product(self.bias, self.dy.new_ones(1, len(self.dy)), self.dy)
 
+    def parameters(self) -> frozenset[int]:
+        """The ids of the parameters that it adds to."""
+        return frozenset(id(parameter) for parameter in (self.weight, self.bias) if parameter is not None)
+
     def factors(self) -> tuple[Tensor, Tensor]:
         """Two matrices whose product is the gradient of the weight."""
         return (self.x.t(), self.dy) if self.is_transposed else (self.dy.t(), self.x)
@@ -65,9 +69,19 @@ class Tape:
 
     def play(self, sums: Sums) -> None:
         """Add every deferred gradient to `sums`; the tape is empty afterwards, and frees memory product by product."""
+        for _ in self.play_by_product(sums):
+            pass
+
+    def play_by_product(self, sums: Sums) -> Iterator[None]:
+        """Play the tape, with a pause after each product."""
         self._products.reverse()
         while self._products:
             self._products.pop().add_to(sums)
+            yield
+
+    def parameters(self) -> list[frozenset[int]]:
+        """The ids of the parameters that each product adds to, in the order of the tape."""
+        return [product.parameters() for product in self._products]
 
     def storages(self) -> Iterator[torch.UntypedStorage]:
         """The storages that the tape keeps alive; several products may share one."""

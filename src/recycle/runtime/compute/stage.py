@@ -17,6 +17,8 @@ from recycle.runtime.compute.gradients import Sums
 from recycle.runtime.compute.split_backward import Tape, defer_weights
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Play = Callable[[Tape, Sums], None]
+"""Plays a tape into the sums."""
 
 
 @dataclass(slots=True)
@@ -127,18 +129,18 @@ class Stage:
             self.meter.after_input(chain, flight.tape)
         return passed
 
-    def backward_weight(self, chain: int) -> None:
-        """W: compute the gradients that I deferred, and drop the micro-batch."""
+    def backward_weight(self, chain: int, last: Play | None = None) -> None:
+        """W: compute the gradients that I deferred, and drop the micro-batch. `last` does so for the last one."""
         flight = self._flights.pop(chain)
         assert flight.made is None, f"micro-batch {chain} has not had its I"
-        flight.tape.play(self.sums)
+        (last or Tape.play)(flight.tape, self.sums)
         if self.meter is not None:
             self.meter.release(chain)
 
-    def backward(self, chain: int, gradient: Tensor | None) -> Tensor | None:
+    def backward(self, chain: int, gradient: Tensor | None, last: Play | None = None) -> Tensor | None:
         """B: I and W fused."""
         passed = self.backward_input(chain, gradient)
-        self.backward_weight(chain)
+        self.backward_weight(chain, last)
         return passed
 
     def _collect(self) -> None:

@@ -12,7 +12,7 @@ from recycle.core.cluster import Worker
 from recycle.core.op import Kind
 from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.seeds import seed_of
-from recycle.runtime.compute.stage import Stage
+from recycle.runtime.compute.stage import Play, Stage
 from recycle.runtime.execute.row_program import Instruction
 from recycle.runtime.execute.span_clock import AHEAD, SpanClock
 from recycle.runtime.execute.spans import Span, now_us
@@ -29,7 +29,7 @@ OnProgress = Callable[[int, str], None]
 class Executor:
     """A worker with its stage and its instructions. `losses` are those of the iteration, by chain, at the last stage.
 
-    `activity` says what it is doing, and `clock` measures its ops.
+    `activity` says what it is doing, and `clock` measures its ops. `play_last` plays the last tape of an iteration, if it is set.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class Executor:
         self.clock = SpanClock(stage.device)
         self.activity.on_gpu = self.clock.running
         self.losses: dict[int, Tensor] = {}
+        self.play_last: Play | None = None
         self.warm_up_error: Exception | None = None
         self._is_first, self._is_last = worker.stage == 0, worker.stage == num_stages - 1
         self._messages, self._samples, self._seed = messages, samples, seed
@@ -108,15 +109,17 @@ class Executor:
             self._messages.post_receive(message)
 
     def _compute(self, iteration: int, instruction: Instruction, received: Tensor | None) -> Tensor | None:
+        # Every I is followed by its W: after the last op of a row nothing is added to the gradient.
+        last = self.play_last if instruction is self.instructions[-1] else None
         match instruction.kind:
             case Kind.F:
                 return self._forward(iteration, instruction, received)
             case Kind.I:
                 return self.stage.backward_input(instruction.chain, received)
             case Kind.B:
-                return self.stage.backward(instruction.chain, received)
+                return self.stage.backward(instruction.chain, received, last)
             case Kind.W:
-                self.stage.backward_weight(instruction.chain)
+                self.stage.backward_weight(instruction.chain, last)
                 return None
 
     def _forward(self, iteration: int, instruction: Instruction, received: Tensor | None) -> Tensor:

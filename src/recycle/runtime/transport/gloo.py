@@ -11,6 +11,7 @@ from torch import Tensor
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.message_queue import MessageQueue, Posted
+from recycle.runtime.transport.reducer import Reducer
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportSpec
 
 
@@ -21,16 +22,19 @@ class GlooTransport:
         self.host = GlooGroups(store, view, spec)
         self.host.add_sum_groups()
         self.messages = MessageQueue(view, spec, self.host, GlooCarrier(self.host, spec))
+        self.reducer = Reducer(self._add, view, spec)
 
-    def all_reduce(self, tensor: Tensor, tie: Tie | None = None) -> None:
-        self.host.all_reduce(tensor, tie)
+    def _add(self, tensor: Tensor, tie: Tie | None) -> None:
+        self.reducer.add_through_host(self.host, tensor, tie)
 
     def abort(self) -> None:
+        self.reducer.abort()
         self.host.abort()
 
     def close(self) -> None:
         self.messages.close()
         self.host.close()
+        self.reducer.close()
 
 
 class GlooCarrier:

@@ -99,12 +99,22 @@ class GlooGroups:
         """Begin to sum a tensor over all live workers, or over `group`; `wait` ends it."""
         return GlooWork(self.begin((group or self._all).allreduce, [tensor], self._options), self._waits)
 
-    def all_reduce(self, tensor: Tensor, tie: Tie | None = None) -> None:
-        """Sum a tensor over the peers of the stage, or over the workers of a tie, through the host."""
-        in_host = tensor.cpu()
-        self.wait(self.begin_all_reduce(in_host, self._sums[tie]), self._view.others_in_sum(tie))
-        if in_host is not tensor:
-            tensor.copy_(in_host)
+    def meet(self, tie: Tie | None = None) -> None:
+        """Wait until all peers of the stage, or all workers of a tie, are here."""
+        self.wait(self.begin_all_reduce(torch.zeros(1), self._sums[tie]), self._view.others_in_sum(tie))
+
+    def add(self, tensor: Tensor, tie: Tie | None = None) -> None:
+        """Sum a tensor in host memory over the peers of the stage, or over the workers of a tie.
+
+        This is for a thread that nobody waits for when the epoch is over: gloo may lose an error, and wait for its timeout.
+        """
+        work = self.begin(self._sums[tie].allreduce, [tensor], self._options)
+        try:
+            work.wait(self._spec.timeout)
+        except RuntimeError as problem:
+            raise TransportBroken(f"{problem} (with {self._view.others_in_sum(tie)})") from None
+        if self.is_aborted:
+            raise TransportBroken("the epoch is over")
 
     def abort(self) -> None:
         """Make every wait on these groups fail, in this process and in the others.

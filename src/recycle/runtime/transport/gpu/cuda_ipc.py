@@ -24,6 +24,7 @@ from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.gpu.send_thread import SendThread
 from recycle.runtime.transport.message_queue import MessageQueue, Posted
+from recycle.runtime.transport.reducer import Reducer
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportBroken, TransportSpec
 
 # Stages run at most one iteration apart: a message for the next one must not overwrite a message for this one.
@@ -137,12 +138,13 @@ class CudaIpcTransport:
         self._view, self._memory = view, memory
         self._carrier = CudaIpcCarrier(self.host, view, spec, memory)
         self.messages = MessageQueue(view, spec, self.host, self._carrier)
+        self.reducer = Reducer(self._add, view, spec)
         self._staging: dict[int, tuple[Tensor, list[Tensor]]] = {}
         self._num_sums = 0
 
-    def all_reduce(self, tensor: Tensor, tie: Tie | None = None) -> None:
+    def _add(self, tensor: Tensor, tie: Tie | None) -> None:
         if tie is not None or tensor.nbytes < _SMALL_BYTES or not tensor.is_cuda or not tensor.is_contiguous():
-            self.host.all_reduce(tensor, tie)
+            self.reducer.add_through_host(self.host, tensor, tie)
             return
         own, of_all = self._staging_for(tensor.nbytes)
         start = self._num_sums % _NUM_STAGING_BUFFERS * tensor.nbytes
@@ -153,11 +155,12 @@ class CudaIpcTransport:
 
         part(own).copy_(tensor)
         self._memory.synchronize()
-        self.host.all_reduce(torch.zeros(1))  # a barrier: the parts of all peers are there
+        self.host.add(torch.zeros(1))  # a barrier: the parts of all peers are there
         first, *others = of_all
-        tensor.copy_(part(first))
-        for other in others:
-            tensor.add_(part(other))
+        with self.reducer.writing(tensor):
+            tensor.copy_(part(first))
+            for other in others:
+                tensor.add_(part(other))
 
     def _staging_for(self, size_bytes: int) -> tuple[Tensor, list[Tensor]]:
         """The own staging buffer for sums of this size, and those of all peers in order; made when they are first needed."""
@@ -170,11 +173,13 @@ class CudaIpcTransport:
 
     def abort(self) -> None:
         self._carrier.abort()
+        self.reducer.abort()
         self.host.abort()
 
     def close(self) -> None:
         self.messages.close()
         self.host.close()
+        self.reducer.close()
         self._carrier.close()
         self._staging.clear()
 

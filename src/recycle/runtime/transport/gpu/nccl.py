@@ -3,7 +3,8 @@
 It cannot deadlock, for two reasons. All that CUDA and NCCL do lazily is done while the transport is made: modules are loaded
 eagerly (`prepare_process`), and `_connect` lets every communicator exchange a number. After that, no kernel of NCCL is launched
 before all its partners are known to launch theirs without waiting for anything: see `NcclCarrier` for messages; before a sum, the
-workers of its group meet over gloo. So the operation that was launched first always ends, and then the next.
+workers of its group have computed their parts, and meet over gloo. So the operation that was launched first always ends, and then
+the next.
 
 A communicator that is aborted leaves its tensors half filled, and says nothing. So a worker waits until the GPU has a tensor, and
 then looks whether the epoch is over; nobody else aborts communicators.
@@ -21,11 +22,13 @@ from torch import Tensor
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
+from recycle.host.free_memory import return_free_memory
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.gpu.nccl_carrier import NcclCarrier, wait_on_host
 from recycle.runtime.transport.gpu.nccl_group import NcclGroup
 from recycle.runtime.transport.message_queue import MessageQueue
+from recycle.runtime.transport.reducer import Reducer
 from recycle.runtime.transport.rendezvous import Rendezvous
 from recycle.runtime.transport.specs import GroupView, MessageLink, TransportBroken, TransportSpec
 
@@ -86,6 +89,7 @@ class NcclTransport:
         senders = sorted({link.sender for link in links if link.receiver == view.worker})
         self._carrier = NcclCarrier(self._directions, self.host, view, spec, device, senders)
         self.messages = MessageQueue(view, spec, self.host, self._carrier)
+        self.reducer = Reducer(self._add, view, spec)
         if isinstance(store, Rendezvous):
             store.on_abort(self.abort)  # a worker may die while the others make their communicators
         try:
@@ -120,7 +124,7 @@ class NcclTransport:
         rank = {other: number for number, other in enumerate(self._view.workers)}
         number, own = torch.zeros(1, device=self._device), self._view.worker
         for tie, group in self._sums.items():
-            self.host.all_reduce(torch.zeros(1), tie)
+            self.host.meet(tie)
             self._finish(self.host.begin(group.allreduce, number))
         for link in links:
             other = link.receiver if own == link.sender else link.sender
@@ -134,20 +138,21 @@ class NcclTransport:
     def _finish(self, work: Any) -> None:
         """Wait until the GPU has done an operation, and see that nobody aborted it."""
         try:
-            wait_on_host(work, self._device)
+            wait_on_host(work, self._device, "wait for a sum")
         except RuntimeError as problem:
             raise TransportBroken(str(problem)) from None
         if self.host.is_aborted:
             raise TransportBroken("the epoch is over")
 
-    def all_reduce(self, tensor: Tensor, tie: Tie | None = None) -> None:
+    def _add(self, tensor: Tensor, tie: Tie | None) -> None:
         if tie in self._sums:
-            self.host.all_reduce(torch.zeros(1), tie)  # all are here, and launch the sum now
+            self.host.add(torch.zeros(1), tie)  # all are here, and launch the sum now
             self._finish(self.host.begin(self._sums[tie].allreduce, tensor))
 
     def abort(self) -> None:
         """Abort every group, each in a thread: a group that is left would wait for another one, and each may take its time."""
         self._carrier.abort()  # first: a connection that is closed would be taken for the reason
+        self.reducer.abort()
         self.host.abort()
         with self._ending:
             threads = [threading.Thread(target=group.abort, name="nccl abort", daemon=True) for group in self._groups]
@@ -159,6 +164,7 @@ class NcclTransport:
         """Drop the groups of an aborted transport, in a thread; wait for a while until their memory is free."""
         self.messages.close()
         self._carrier.close()
+        self.reducer.close()
         self._sums.clear()
         self._directions.clear()
         with self._ending:
@@ -178,3 +184,4 @@ def _drop(groups: list[NcclGroup], aborting: Sequence[threading.Thread]) -> None
     for thread in aborting:
         thread.join()
     groups.clear()
+    return_free_memory()  # the threads of a communicator leave tens of MiB behind

@@ -13,9 +13,8 @@ waits for announcements in host memory, where `abort` reaches it, and then until
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +25,7 @@ from recycle.core.op import Kind
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.gpu.send_thread import SendThread
 from recycle.runtime.transport.message_queue import Posted
+from recycle.runtime.transport.reducer import on_stream
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportSpec
 
 _ANNOUNCEMENTS = 2**29  # a tag that no message has
@@ -33,19 +33,12 @@ _ANNOUNCEMENTS = 2**29  # a tag that no message has
 _UNTIL_OVER = timedelta(days=1000)
 
 
-@cache
-def _stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
-    """A stream for a purpose, one for all epochs, because the allocator keeps memory for each stream."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def wait_on_host(work: Any, device: torch.device, purpose: str) -> None:
+    """Wait until the GPU has done an operation of NCCL, or somebody has aborted it, whatever else the GPU has to do.
 
-
-def _on_stream(device: torch.device, purpose: str) -> AbstractContextManager[object]:
-    return torch.cuda.stream(_stream(device, purpose)) if device.type == "cuda" else nullcontext()
-
-
-def wait_on_host(work: Any, device: torch.device) -> None:
-    """Wait until the GPU has done an operation of NCCL, or somebody has aborted it, whatever else the GPU has to do."""
-    with _on_stream(device, "wait"):
+    Each thread has a purpose of its own, lest it waits for what another one waits for.
+    """
+    with on_stream(device, purpose):
         work.wait()
         if device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -90,7 +83,7 @@ class NcclCarrier:
 
     def _run(self, sender: Worker) -> None:
         try:
-            with _on_stream(self.device, "launch"):
+            with on_stream(self.device, "launch"):
                 self._receive_all(sender)
         except Exception as problem:  # the training thread raises it
             self.abort(str(problem) or repr(problem))
@@ -111,7 +104,7 @@ class NcclCarrier:
             if number not in self._announced:
                 raise RuntimeError(self._problem or f"nothing came for {timeout.total_seconds():.0f} s")
         work, body = self._announced[number]
-        wait_on_host(work, self.device)
+        wait_on_host(work, self.device, "wait for a message")
         if body.is_cuda:  # it was allocated on the stream of other threads
             body.record_stream(torch.cuda.current_stream(self.device))
 
@@ -122,7 +115,7 @@ class NcclCarrier:
     # Called in the threads of this carrier.
 
     def _send(self, message: TensorMessage, number: int, body: Tensor) -> Sequence[Any]:
-        with _on_stream(self.device, "launch"):  # NCCL waits for the stream of its caller, and the training thread's is busy
+        with on_stream(self.device, "launch"):  # NCCL waits for the stream of its caller, and the training thread's is busy
             work = self._directions[message.kind].send([body], self._rank[message.receiver], 0)
         announcement = torch.tensor([number, message.stage])
         return work, self._groups.begin_send(announcement, message.receiver, _ANNOUNCEMENTS), announcement

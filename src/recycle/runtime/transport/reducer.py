@@ -1,0 +1,133 @@
+"""Reducer: sums tensors over peers in a thread of its own, one after the other, while the training thread computes.
+
+All peers begin their sums in the same order. What is summed on a GPU has streams of its own there, too.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recycle.runtime.compute.tied_parameters import Tie
+from recycle.runtime.transport.gloo_groups import GlooGroups
+from recycle.runtime.transport.specs import GroupView, TransportBroken, TransportSpec
+
+Add = Callable[[Tensor, Tie | None], None]
+"""Replaces a tensor by its sum over the live peers of the stage, or over the workers of a tie, in the current stream."""
+# Until the GPU has written a tensor.
+_WRITE_S = 5.0
+
+
+class Reduction:
+    """A sum that was begun. `event` comes when the GPU has computed the tensor."""
+
+    def __init__(self, tensor: Tensor, tie: Tie | None, event: Any) -> None:
+        self.tensor, self.tie, self.event = tensor, tie, event
+        self.is_done = False
+
+
+class Reducer:
+    """The sums of one worker in one epoch. `abort` ends the training thread's wait, and lets no further sum begin."""
+
+    def __init__(self, add: Add, view: GroupView, spec: TransportSpec) -> None:
+        self._add, self._view, self._activity = add, view, spec.activity
+        self._queue: SimpleQueue[Reduction | None] = SimpleQueue()
+        self._changed = threading.Condition()
+        self._problem: Exception | None = None
+        self._thread: threading.Thread | None = None
+        self._writing = threading.Lock()
+
+    # Called in the training thread.
+
+    def begin(self, tensor: Tensor, tie: Tie | None = None) -> Reduction:
+        """Begin to replace the tensor by its sum, as soon as all is computed that the current stream has been given."""
+        self._refuse_broken()
+        event = None
+        if tensor.is_cuda:
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(tensor.device))
+        if self._thread is None:  # not before: an epoch may end while its transport is made
+            self._thread = threading.Thread(target=self._run, name="transport reduce", daemon=True)
+            self._thread.start()
+        reduction = Reduction(tensor, tie, event)
+        self._queue.put(reduction)
+        return reduction
+
+    def wait(self, reduction: Reduction) -> None:
+        """Wait until the tensor is the sum, for the GPU and the host."""
+        self._activity.wait_for(self._view.others_in_sum(reduction.tie))
+        with self._changed:
+            self._changed.wait_for(lambda: reduction.is_done or self._problem)
+        self._activity.go_on()
+        self._refuse_broken()
+
+    def all_reduce(self, tensor: Tensor, tie: Tie | None = None) -> None:
+        """Replace the tensor by its sum over the live peers of the stage, or over the live workers of all stages of a tie."""
+        self.wait(self.begin(tensor, tie))
+
+    def _refuse_broken(self) -> None:
+        if self._problem is not None:
+            raise self._problem
+
+    # Called in any thread.
+
+    def abort(self, problem: Exception | None = None) -> None:
+        with self._changed:
+            self._problem = self._problem or problem or TransportBroken("the epoch is over")
+            self._changed.notify_all()
+        self._queue.put(None)
+
+    def close(self) -> None:
+        """Wait until no tensor is written any more; the thread itself may still wait for gloo."""
+        if self._writing.acquire(timeout=_WRITE_S):
+            self._writing.release()
+
+    # Called in the thread of this reducer.
+
+    @contextmanager
+    def writing(self, tensor: Tensor) -> Iterator[None]:
+        """Write a tensor inside the block, unless the epoch is over: its memory may be in use for something else by then."""
+        with self._writing:
+            self._refuse_broken()
+            yield
+            if tensor.is_cuda:
+                torch.cuda.current_stream(tensor.device).synchronize()
+
+    def add_through_host(self, groups: GlooGroups, tensor: Tensor, tie: Tie | None) -> None:
+        """Sum a tensor over gloo."""
+        in_host = tensor.cpu()
+        groups.add(in_host, tie)
+        if in_host is not tensor:
+            with self.writing(tensor):
+                tensor.copy_(in_host)
+
+    def _run(self) -> None:
+        try:
+            while (reduction := self._queue.get()) is not None and self._problem is None:
+                if reduction.event is not None:
+                    torch.cuda.set_device(reduction.tensor.device)
+                    reduction.event.synchronize()
+                with on_stream(reduction.tensor.device, "reduce"):
+                    self._add(reduction.tensor, reduction.tie)
+                with self._changed:
+                    reduction.is_done = True
+                    self._changed.notify_all()
+                del reduction  # it owns the tensor
+        except Exception as problem:  # the training thread raises it
+            self.abort(problem)
+
+
+@cache
+def _stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
+    """A stream for a purpose, one for all epochs, because the allocator keeps memory for each stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def on_stream(device: torch.device, purpose: str) -> AbstractContextManager[object]:
+    """Use the stream of this purpose, if this is a GPU."""
+    return torch.cuda.stream(_stream(device, purpose)) if device.type == "cuda" else nullcontext()

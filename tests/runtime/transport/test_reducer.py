@@ -1,0 +1,110 @@
+"""The reducer sums in the order in which sums were begun, while its worker computes, and its waits end with the epoch."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from recycle.core.cluster import Worker
+from recycle.runtime.transport.reducer import Reducer
+from recycle.runtime.transport.specs import GroupView, TransportBroken
+from tests.runtime.transport.worker_threads import at_once, connected, transport_spec
+
+pytestmark = pytest.mark.timeout(60)
+PEERS = [Worker(0, 0), Worker(1, 0), Worker(2, 0)]
+VIEW = GroupView(PEERS[0], PEERS, epoch=1)
+
+
+def test_sums_are_those_of_all_peers_and_a_worker_goes_on_meanwhile():
+    went_on = threading.Event()
+    with connected(PEERS) as transports:
+
+        def run(number):
+            parts = [torch.full((4,), 10.0**index * (number + 1)) for index in range(3)]
+            if number == 2:  # the others have begun all their sums, and gone on
+                assert went_on.wait(20)
+            begun = [transports[number].reducer.begin(part) for part in parts]
+            if number == 0:
+                assert not any(reduction.is_done for reduction in begun)
+                went_on.set()
+            for reduction in reversed(begun):
+                transports[number].reducer.wait(reduction)
+            return torch.stack(parts)
+
+        for found in at_once(*(lambda number=number: run(number) for number in range(3))):
+            assert torch.equal(found, torch.tensor([[6.0], [60.0], [600.0]]).expand(3, 4))
+
+
+def test_a_wait_ends_with_the_epoch_also_if_gloo_goes_on_waiting():
+    gloo_ends = threading.Event()
+    reducer = Reducer(lambda tensor, tie: gloo_ends.wait(30), VIEW, transport_spec())
+    begun = reducer.begin(torch.zeros(1))
+    threading.Timer(0.1, reducer.abort).start()
+    with pytest.raises(TransportBroken, match="the epoch is over"):
+        reducer.wait(begun)
+    began_s = time.monotonic()
+    reducer.close()
+    assert time.monotonic() < began_s + 1  # nothing is being written
+    with pytest.raises(TransportBroken):
+        reducer.begin(torch.zeros(1))
+    gloo_ends.set()
+
+
+def test_no_tensor_is_written_after_the_reducer_was_closed():
+    tensor, has_begun, may_write, has_ended = torch.zeros(1), threading.Event(), threading.Event(), threading.Event()
+
+    def add(tensor, tie):
+        try:
+            has_begun.set()
+            may_write.wait(30)
+            with reducer.writing(tensor):
+                tensor += 1
+        finally:
+            has_ended.set()
+
+    reducer = Reducer(add, VIEW, transport_spec())
+    reducer.begin(tensor)
+    assert has_begun.wait(20)
+    reducer.abort()
+    reducer.close()
+    may_write.set()
+    assert has_ended.wait(20)
+    assert tensor == 0
+
+
+def test_closing_waits_for_a_tensor_that_is_being_written():
+    tensor, is_writing = torch.zeros(1), threading.Event()
+
+    def add(tensor, tie):
+        with reducer.writing(tensor):
+            is_writing.set()
+            time.sleep(0.3)
+            tensor += 1
+
+    reducer = Reducer(add, VIEW, transport_spec())
+    reducer.begin(tensor)
+    assert is_writing.wait(20)
+    reducer.abort()
+    reducer.close()
+    assert tensor == 1
+
+
+def test_an_error_of_a_sum_is_that_of_whoever_waits_for_it_and_no_later_one_begins():
+    def fail(tensor, tie):
+        raise ValueError("out of memory")
+
+    reducer = Reducer(fail, VIEW, transport_spec())
+    with pytest.raises(ValueError, match="out of memory"):
+        reducer.all_reduce(torch.zeros(1))
+    with pytest.raises(ValueError, match="out of memory"):
+        reducer.begin(torch.zeros(1))
+
+
+def test_a_peer_that_is_gone_ends_the_sum():
+    with connected(PEERS[:2]) as transports:
+        begun = transports[0].reducer.begin(torch.zeros(4))
+        transports[1].abort()
+        transports[1].close()
+        with pytest.raises(TransportBroken, match="W1_0"):
+            transports[0].reducer.wait(begun)
