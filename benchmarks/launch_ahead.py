@@ -142,10 +142,7 @@ def _measure(setup: Setup, num_rounds: int) -> dict[Variant, list[Turn]]:
     }
     spec = worker_spec(setup.job(plans[_FAULT_FREE]))
     turns: dict[Variant, list[Turn]] = {variant: [] for variant in VARIANTS}
-    with (
-        slices(setup.num_workers) if HAS_GPU else nullcontext(),
-        worker_pool(list(setup.shape.workers()), partial(PlanRunner, spec)) as pool,
-    ):
+    with worker_pool(list(setup.shape.workers()), partial(PlanRunner, spec)) as pool:
         for number in range(num_rounds * len(VARIANTS)):
             variant = VARIANTS[number % len(VARIANTS)]
             runs = pool.ask(partial(_turn, number + 1, variant, plans[variant]))
@@ -192,4 +189,6 @@ SCRIPT = Script(
 )
 
 if __name__ == "__main__":
-    sys.exit(SCRIPT.run(_sections))
+    # One service for all tables: workers of all pools come from one server, whose environment is that of the first.
+    with slices(SETUPS["usual"].num_workers) if HAS_GPU else nullcontext():
+        sys.exit(SCRIPT.run(_sections))

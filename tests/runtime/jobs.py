@@ -63,6 +63,11 @@ def small_stages(num_stages):
     ]
 
 
+def reduced_bytes(module, number_bytes):
+    """What peers reduce: marks, and the parameters, each from a multiple of 256 bytes on."""
+    return 256 + sum(-(-parameter.numel() * number_bytes // 256) * 256 for parameter in module.parameters())
+
+
 class Bounded(Numbers):
     """Targets with which `scaled_loss` has infinite gradients in the first step."""
 

@@ -39,9 +39,12 @@ def test_buckets_cover_the_sums_once_from_the_end_on(sizes, bucket_bytes, is_exa
     for bucket in buckets[:-1]:
         assert bucket.part.nbytes >= bucket_bytes
         own = [parameter for parameter in parameters if id(parameter) in bucket.parameters]
-        assert bucket.part.nbytes - own[0].numel() * sums.flat.itemsize < bucket_bytes  # no smaller one would do
+        first, _ = sums.of(own[0])
+        assert bucket.part.data_ptr() == first.data_ptr()
+        assert bucket.part.nbytes - first.nbytes < bucket_bytes + 256  # no smaller one would do
     for parameter in parameters:
         total, mark = sums.of(parameter)
+        assert (total.data_ptr() - sums.flat.data_ptr()) % 256 == 0
         total.fill_(2)
         mark.fill_(1)
     assert sums.flat.sum() == len(parameters) + 2 * sum(sizes)
