@@ -29,7 +29,7 @@ from recycle.evaluate.hardware.setup import CPU_CORES, GPU_SLICES, Setup
 from recycle.profiling.plan_runner import PlanRun, PlanRunner
 from recycle.profiling.worker_pool import worker_pool
 from recycle.runtime.compute.buckets import BUCKET_BYTES, make_buckets
-from recycle.runtime.execute import executor, trainer
+from recycle.runtime.execute import executor, gradient_reduction
 from recycle.runtime.execute.span_clock import AHEAD, SpanClock
 from recycle.runtime.launch.configure import worker_spec
 from recycle.runtime.worker.epoch_setup import worker_program
@@ -89,21 +89,21 @@ def _turn(number: int, variant: Variant, plan: recycle.Plan, runner: PlanRunner)
 @contextmanager
 def _as_in(variant: Variant) -> Iterator[None]:
     """Train in this process as the variant says."""
-    start, before = SpanClock.start, (executor.AHEAD, trainer.make_buckets)
+    start, before = SpanClock.start, (executor.AHEAD, gradient_reduction.make_buckets)
 
     def start_after_a_sleep(clock: SpanClock) -> object:
         torch.cuda._sleep(_SLEEP_CYCLES)
         return start(clock)
 
     executor.AHEAD = variant.ahead  # type: ignore[attr-defined]
-    trainer.make_buckets = partial(make_buckets, bucket_bytes=variant.bucket_bytes)  # type: ignore[attr-defined]
+    gradient_reduction.make_buckets = partial(make_buckets, bucket_bytes=variant.bucket_bytes)  # type: ignore[attr-defined]
     if variant.is_paced and HAS_GPU:
         SpanClock.start = start_after_a_sleep  # type: ignore[method-assign]
     try:
         yield
     finally:
         SpanClock.start = start  # type: ignore[method-assign]
-        executor.AHEAD, trainer.make_buckets = before  # type: ignore[attr-defined]
+        executor.AHEAD, gradient_reduction.make_buckets = before  # type: ignore[attr-defined]
 
 
 def _read(plan: recycle.Plan, runs: Mapping[Worker, PlanRun]) -> Turn:

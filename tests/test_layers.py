@@ -37,7 +37,11 @@ TABLE = {
 # Inside a package, a room (a module or a sub-package) may import the rooms of lines above its own.
 ORDER = {
     "core": ["errors release layers", "units files op cluster", "profile time_shares", "problem", "plans events"],
-    "host": ["process_lifetime process_title stop_signals scratch folder_lock interfaces free_memory", "process_pool", "parallel_map"],
+    "host": [
+        "process_lifetime process_title stop_signals scratch folder_lock interfaces free_memory",
+        "process_pool",
+        "parallel_map",
+    ],
     "planner": [
         "profiles model problem_from_text",
         "exact heuristic failure_normalization",

@@ -6,6 +6,7 @@ The inbox is in host memory here, and no other worker maps it; everything else i
 import os
 import signal
 import subprocess
+import threading
 from itertools import pairwise, product
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from recycle.runtime.transport.gpu import cuda_ipc
 from recycle.runtime.transport.gpu.cuda_ipc import BufferPool, CudaIpcTransport, SharedMemory, is_gone, own_process
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TensorSpec
 from tests.processes import until
-from tests.runtime.transport.worker_threads import transport_spec
+from tests.runtime.transport.worker_threads import at_once, rendezvous_of, transport_spec
 
 pytestmark = pytest.mark.timeout(60)
 WORKERS = [Worker(0, 0), Worker(0, 1), Worker(1, 0)]
@@ -107,10 +108,39 @@ def test_what_was_received_is_the_receivers_own(carrier):
     assert torch.equal(received, torch.full(SPECS[1].shape, 7.0))
 
 
-def test_sums_of_tensors_on_no_gpu_go_over_the_host(transport):
-    tensor = torch.arange(2.0**15)
-    transport.reducer.all_reduce(tensor)
-    assert torch.equal(tensor, torch.arange(2.0**15))
+class MemoryOfOne(HostMemory):
+    """The memory of workers that are threads of one process, by name."""
+
+    def __init__(self, opened):
+        self._opened = opened
+
+    def open(self, purpose, name, size_bytes):
+        return self._opened.setdefault(name, super().open(purpose, name, size_bytes))
+
+    def map(self, name):
+        assert until(lambda: name in self._opened, 20)
+        return self._opened[name]
+
+
+def test_peers_get_the_same_sums_of_tensors_of_several_sizes_one_after_the_other():
+    workers, opened = [Worker(pipeline, 1) for pipeline in range(3)], {}
+    sizes = [20_000, 30_000, 20_000, 5, 20_000, 30_000, 30_000]  # the buffers of a size are used again and again
+
+    def run(worker, store):
+        view = GroupView(worker, workers, epoch=1)
+        transport = CudaIpcTransport(store, view, transport_spec(SPECS, NUM_CHAINS), MemoryOfOne(opened))
+        tensors = [torch.full((size,), number + 10.0**worker.pipeline) for number, size in enumerate(sizes)]
+        for begun in [transport.reducer.begin(tensor) for tensor in tensors]:
+            transport.reducer.wait(begun)
+        at_end.wait()
+        transport.abort()
+        transport.close()
+        return tensors
+
+    at_end = threading.Barrier(3)
+    found = at_once(*(lambda pair=pair: run(*pair) for pair in zip(workers, rendezvous_of(3), strict=True)))
+    for tensors in found:
+        assert [tensor.unique().tolist() for tensor in tensors] == [[111.0 + 3 * number] for number in range(len(sizes))]
 
 
 # Workers that wake up too late.

@@ -17,7 +17,7 @@ from recycle.core.cluster import Worker
 from recycle.core.op import Kind
 from recycle.runtime.compute.buckets import make_buckets
 from recycle.runtime.compute.weight_digest import digest
-from recycle.runtime.execute import trainer
+from recycle.runtime.execute import gradient_reduction
 from recycle.runtime.job import Job
 from recycle.runtime.launch.configure import worker_spec
 from recycle.runtime.options import TrainOptions
@@ -129,12 +129,13 @@ def test_a_send_that_fails_ends_the_wait_for_another_message(connected, streams)
 
 def test_threads_end_with_their_epoch(connected):
     connected[LOWER[0]].messages.send(message(Kind.F, 0, LOWER[0], UPPER[0]), torch.zeros(3))
-    assert any(thread.name == "gpu send" for thread in threading.enumerate())
+    connected[LOWER[0]].reducer.begin(torch.zeros(3))
+    assert {"gpu send", "transport reduce"} <= {thread.name for thread in threading.enumerate()}
     for transport in connected.values():
         transport.abort()
         transport.close()
     end_s = time.monotonic() + 20
-    while [thread for thread in threading.enumerate() if thread.name.startswith(("nccl", "gpu send"))]:
+    while [thread for thread in threading.enumerate() if thread.name.startswith(("nccl", "gpu send", "transport reduce"))]:
         assert time.monotonic() < end_s
         time.sleep(0.02)
 
@@ -164,7 +165,7 @@ def trained(plan, make_transport):
 def test_any_legal_plan_trains_over_it_as_over_gloo_however_many_buckets_the_gradient_has(plan):
     expected = trained(plan, lambda store, view, spec, _: GlooTransport(store, view, spec))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "make_buckets", partial(make_buckets, bucket_bytes=1))
+        patch.setattr(gradient_reduction, "make_buckets", partial(make_buckets, bucket_bytes=1))
         assert trained(plan, Streams().connect) == expected
 
 

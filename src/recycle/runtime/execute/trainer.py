@@ -8,7 +8,6 @@ that no op is redone. After a step that had to be scaled the next one probably m
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,13 +16,12 @@ from torch import Tensor
 from recycle.control.decide.messages import Ballot
 from recycle.core.cluster import Shape
 from recycle.core.events.record import OPTIMIZER, REDUCE
-from recycle.runtime.compute.buckets import make_buckets, play_last
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.execute.executor import Executor
+from recycle.runtime.execute.gradient_reduction import GradientReduction
 from recycle.runtime.execute.spans import Span, now_us
 from recycle.runtime.execute.stage_state import OnApplied, StageState
 from recycle.runtime.transport.protocol import Transport
-from recycle.runtime.transport.reducer import Reduction
 from recycle.runtime.transport.specs import GroupView
 
 _GUESSED_SCALE = 1.0
@@ -66,10 +64,8 @@ class Trainer:
         self._pauses_next = False
         self._vote: _Vote | None = None
         self.activation_bytes = 0
-        self._buckets = make_buckets(executor.stage.sums)
-        self._reductions: list[Reduction] = []
-        if len(self._buckets) > 1:
-            executor.play_last = partial(play_last, buckets=self._buckets, on_complete=self._begin_reduction)
+        self._reduction = GradientReduction(executor.stage.sums, transport.reducer)
+        executor.play_last = self._reduction.play_last
 
     def train(self, num_steps: int, on_applied: OnApplied) -> bool:
         """Play iterations until the weights have `num_steps` steps, and return True; or False if all paused before.
@@ -118,7 +114,7 @@ class Trainer:
         start, sums = now_us(), self.executor.stage.sums
         self.executor.activity.begin(REDUCE)
         self.executor.on_progress(iteration, REDUCE)
-        self._reduce()
+        self._reduction.finish()
         losses = self._shared_losses()
         for tie in self._ties:
             for tensor in sums.of(tie.parameter(self._view.worker.stage, self.executor.stage.module)):
@@ -136,17 +132,6 @@ class Trainer:
         self._apply(iteration, self.state.judge(ballot).scale, spans)
         self._confirm(ballot, on_applied)
         return is_pause or self._pauses_next
-
-    def _begin_reduction(self, part: Tensor) -> None:
-        self._reductions.append(self._transport.reducer.begin(part))
-
-    def _reduce(self) -> None:
-        """Sum the buckets over the peers; most are being summed since the last backward pass, if this worker had one."""
-        for bucket in self._buckets[len(self._reductions) :]:
-            self._begin_reduction(bucket.part)
-        for reduction in self._reductions:
-            self._transport.reducer.wait(reduction)
-        self._reductions.clear()
 
     def _shared_losses(self) -> Mapping[int, float]:
         """The losses of all micro-batches, at the last stage, whose peers have some each: any one peer can report them.

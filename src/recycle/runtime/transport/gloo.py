@@ -22,10 +22,10 @@ class GlooTransport:
         self.host = GlooGroups(store, view, spec)
         self.host.add_sum_groups()
         self.messages = MessageQueue(view, spec, self.host, GlooCarrier(self.host, spec))
-        self.reducer = Reducer(self._add, view, spec)
+        self.reducer = Reducer(self._add, self.host, view, spec)
 
     def _add(self, tensor: Tensor, tie: Tie | None) -> None:
-        self.reducer.add_through_host(self.host, tensor, tie)
+        self.reducer.add_through_host(tensor, tie)
 
     def abort(self) -> None:
         self.reducer.abort()

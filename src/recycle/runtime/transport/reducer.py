@@ -1,6 +1,7 @@
 """Reducer: sums tensors over peers in a thread of its own, one after the other, while the training thread computes.
 
-All peers begin their sums in the same order. What is summed on a GPU has streams of its own there, too.
+All peers begin their sums in the same order. What is summed on a GPU has streams of its own there, too. When the epoch is over,
+a tensor belongs to the next one: from then on no sum writes into it, however late its thread is.
 """
 
 import threading
@@ -19,8 +20,8 @@ from recycle.runtime.transport.specs import GroupView, TransportBroken, Transpor
 
 Add = Callable[[Tensor, Tie | None], None]
 """Replaces a tensor by its sum over the live peers of the stage, or over the workers of a tie, in the current stream."""
-# Until the GPU has written a tensor.
-_WRITE_S = 5.0
+# Until the GPU has written a tensor. An aborted operation of NCCL ends within a second.
+_WRITE_S = 10.0
 
 
 class Reduction:
@@ -34,12 +35,12 @@ class Reduction:
 class Reducer:
     """The sums of one worker in one epoch. `abort` ends the training thread's wait, and lets no further sum begin."""
 
-    def __init__(self, add: Add, view: GroupView, spec: TransportSpec) -> None:
-        self._add, self._view, self._activity = add, view, spec.activity
+    def __init__(self, add: Add, groups: GlooGroups, view: GroupView, spec: TransportSpec) -> None:
+        self._add, self._groups, self._view, self._activity = add, groups, view, spec.activity
         self._queue: SimpleQueue[Reduction | None] = SimpleQueue()
         self._changed = threading.Condition()
         self._problem: Exception | None = None
-        self._thread: threading.Thread | None = None
+        self._is_meeting = self._has_thread = False
         self._writing = threading.Lock()
 
     # Called in the training thread.
@@ -51,18 +52,19 @@ class Reducer:
         if tensor.is_cuda:
             event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(tensor.device))
-        if self._thread is None:  # not before: an epoch may end while its transport is made
-            self._thread = threading.Thread(target=self._run, name="transport reduce", daemon=True)
-            self._thread.start()
+        if not self._has_thread:  # not before: an epoch may end while its transport is made
+            self._has_thread = True
+            threading.Thread(target=self._run, name="transport reduce", daemon=True).start()
         reduction = Reduction(tensor, tie, event)
         self._queue.put(reduction)
         return reduction
 
     def wait(self, reduction: Reduction) -> None:
         """Wait until the tensor is the sum, for the GPU and the host."""
-        self._activity.wait_for(self._view.others_in_sum(reduction.tie))
         with self._changed:
-            self._changed.wait_for(lambda: reduction.is_done or self._problem)
+            while not reduction.is_done and self._problem is None:
+                self._activity.wait_for(self._view.others_in_sum(reduction.tie) if self._is_meeting else "")
+                self._changed.wait()
         self._activity.go_on()
         self._refuse_broken()
 
@@ -71,8 +73,9 @@ class Reducer:
         self.wait(self.begin(tensor, tie))
 
     def _refuse_broken(self) -> None:
-        if self._problem is not None:
-            raise self._problem
+        if self._problem is not None:  # a new one: that of the other thread would keep all frames that it passes
+            kind = TransportBroken if isinstance(self._problem, TransportBroken) else RuntimeError
+            raise kind(str(self._problem) or repr(self._problem))
 
     # Called in any thread.
 
@@ -83,35 +86,55 @@ class Reducer:
         self._queue.put(None)
 
     def close(self) -> None:
-        """Wait until no tensor is written any more; the thread itself may still wait for gloo."""
-        if self._writing.acquire(timeout=_WRITE_S):
-            self._writing.release()
+        """Wait until no tensor is written any more; the thread itself may still wait for gloo.
 
-    # Called in the thread of this reducer.
+        Raises:
+            RuntimeError: A tensor is still being written.
+        """
+        if not self._writing.acquire(timeout=_WRITE_S):
+            raise RuntimeError(f"the GPU still adds up a gradient {_WRITE_S:.0f} s after its epoch was over")
+        self._writing.release()
+        self._add = _nothing
+
+    # Called in the thread of this reducer, by `Add`.
 
     @contextmanager
     def writing(self, tensor: Tensor) -> Iterator[None]:
-        """Write a tensor inside the block, unless the epoch is over: its memory may be in use for something else by then."""
+        """Write a tensor inside the block, or what others will read, unless the epoch is over."""
         with self._writing:
             self._refuse_broken()
             yield
             if tensor.is_cuda:
                 torch.cuda.current_stream(tensor.device).synchronize()
 
-    def add_through_host(self, groups: GlooGroups, tensor: Tensor, tie: Tie | None) -> None:
-        """Sum a tensor over gloo."""
-        in_host = tensor.cpu()
-        groups.add(in_host, tie)
-        if in_host is not tensor:
-            with self.writing(tensor):
-                tensor.copy_(in_host)
+    def meet(self, tie: Tie | None) -> None:
+        """Wait until the workers of this sum are all here."""
+        self._add_over_gloo(torch.zeros(1), tie)
+
+    def add_through_host(self, tensor: Tensor, tie: Tie | None) -> None:
+        """Sum a tensor over gloo. It gets a copy: gloo may write long after it has said that the epoch is over."""
+        in_host = tensor.cpu() if tensor.is_cuda else tensor.clone()
+        self._add_over_gloo(in_host, tie)
+        with self.writing(tensor):
+            tensor.copy_(in_host)
+
+    def _add_over_gloo(self, tensor: Tensor, tie: Tie | None) -> None:
+        self._say_whether_meeting(True)
+        self._groups.add(tensor, tie)
+        self._say_whether_meeting(False)
+
+    def _say_whether_meeting(self, is_meeting: bool) -> None:
+        with self._changed:
+            self._is_meeting = is_meeting
+            self._changed.notify_all()
 
     def _run(self) -> None:
         try:
-            while (reduction := self._queue.get()) is not None and self._problem is None:
+            while (reduction := self._queue.get()) is not None:
                 if reduction.event is not None:
                     torch.cuda.set_device(reduction.tensor.device)
                     reduction.event.synchronize()
+                self._refuse_broken()
                 with on_stream(reduction.tensor.device, "reduce"):
                     self._add(reduction.tensor, reduction.tie)
                 with self._changed:
@@ -119,7 +142,11 @@ class Reducer:
                     self._changed.notify_all()
                 del reduction  # it owns the tensor
         except Exception as problem:  # the training thread raises it
-            self.abort(problem)
+            self.abort(problem.with_traceback(None))
+
+
+def _nothing(tensor: Tensor, tie: Tie | None) -> None:
+    """Instead of a method of the transport, which owns the reducer."""
 
 
 @cache

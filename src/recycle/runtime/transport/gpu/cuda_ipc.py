@@ -136,37 +136,41 @@ class CudaIpcTransport:
         self.host = GlooGroups(store, view, spec)
         self.host.add_sum_groups()
         self._view, self._memory = view, memory
-        self._carrier = CudaIpcCarrier(self.host, view, spec, memory)
+        self.reducer = Reducer(self._add, self.host, view, spec)
+        self._carrier = CudaIpcCarrier(self.host, view, spec, memory, self.reducer)
         self.messages = MessageQueue(view, spec, self.host, self._carrier)
-        self.reducer = Reducer(self._add, view, spec)
         self._staging: dict[int, tuple[Tensor, list[Tensor]]] = {}
         self._num_sums = 0
 
     def _add(self, tensor: Tensor, tie: Tie | None) -> None:
-        if tie is not None or tensor.nbytes < _SMALL_BYTES or not tensor.is_cuda or not tensor.is_contiguous():
-            self.reducer.add_through_host(self.host, tensor, tie)
+        is_there = tensor.device == self._memory.device and tensor.is_contiguous()
+        if tie is not None or tensor.nbytes < _SMALL_BYTES or not is_there:
+            self.reducer.add_through_host(tensor, tie)
             return
-        own, of_all = self._staging_for(tensor.nbytes)
+        own, of_all = self._staging_for(tensor)
         start = self._num_sums % _NUM_STAGING_BUFFERS * tensor.nbytes
         self._num_sums += 1
 
         def part(buffer: Tensor) -> Tensor:
             return buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
-        part(own).copy_(tensor)
-        self._memory.synchronize()
-        self.host.add(torch.zeros(1))  # a barrier: the parts of all peers are there
+        with self.reducer.writing(tensor):
+            part(own).copy_(tensor)
+        self.reducer.meet(tie)  # the parts of all peers are there
         first, *others = of_all
         with self.reducer.writing(tensor):
             tensor.copy_(part(first))
             for other in others:
                 tensor.add_(part(other))
 
-    def _staging_for(self, size_bytes: int) -> tuple[Tensor, list[Tensor]]:
+    def _staging_for(self, tensor: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The own staging buffer for sums of this size, and those of all peers in order; made when they are first needed."""
+        size_bytes = tensor.nbytes
         if size_bytes not in self._staging:
             own_name = f"{self._view.worker}/{size_bytes}"
-            own = self._memory.open(STAGING, own_name, _NUM_STAGING_BUFFERS * size_bytes)
+            with self.reducer.writing(tensor):
+                own = self._memory.open(STAGING, own_name, _NUM_STAGING_BUFFERS * size_bytes)
+            self.reducer.meet(None)  # nobody has to wait long for a buffer
             names = [f"{other}/{size_bytes}" for other in self._view.peers]
             self._staging[size_bytes] = own, [own if name == own_name else self._memory.map(name) for name in names]
         return self._staging[size_bytes]
@@ -187,14 +191,19 @@ class CudaIpcTransport:
 class CudaIpcCarrier:
     """Copies tensors into the receiver's inbox, and notifies the receiver over gloo."""
 
-    def __init__(self, groups: GlooGroups, view: GroupView, spec: TransportSpec, memory: SharedMemory) -> None:
+    def __init__(self, groups: GlooGroups, view: GroupView, spec: TransportSpec, memory: SharedMemory, reducer: Reducer) -> None:
         self.device = memory.device
         self._groups, self._spec, self._memory = groups, spec, memory
         largest = max((one.size_bytes for one in spec.tensor_specs.values()), default=0)
         self._slot_bytes = -(-largest // _ALIGNMENT) * _ALIGNMENT
         self.inbox = memory.open(INBOX, f"{view.worker}", _NUM_INBOX_ROUNDS * 2 * spec.num_chains * self._slot_bytes)
         self._inboxes: dict[Worker, Tensor] = {}
-        self._sends = SendThread(self._notify, lambda work, timeout: work.wait(timeout), self.device, lambda text: groups.abort())
+
+        def end_waits(problem: str) -> None:
+            reducer.abort(TransportBroken(problem))
+            groups.abort()
+
+        self._sends = SendThread(self._notify, lambda work, timeout: work.wait(timeout), self.device, end_waits)
 
     def slot(self, inbox: Tensor, message: TensorMessage, round_: int) -> Tensor:
         """The part of its receiver's inbox that a message of this round has."""

@@ -4,7 +4,8 @@ It cannot deadlock, for two reasons. All that CUDA and NCCL do lazily is done wh
 eagerly (`prepare_process`), and `_connect` lets every communicator exchange a number. After that, no kernel of NCCL is launched
 before all its partners are known to launch theirs without waiting for anything: see `NcclCarrier` for messages; before a sum, the
 workers of its group have computed their parts, and meet over gloo. So the operation that was launched first always ends, and then
-the next.
+the next. Sums and messages do not wait for each other: who sums an iteration has received all its messages, and those of the next
+one are sent and received by other threads.
 
 A communicator that is aborted leaves its tensors half filled, and says nothing. So a worker waits until the GPU has a tensor, and
 then looks whether the epoch is over; nobody else aborts communicators.
@@ -87,9 +88,9 @@ class NcclTransport:
         self.host = GlooGroups(store, view, spec)
         links = sorted(links, key=lambda link: (link.kind.value, link.sender, link.receiver))
         senders = sorted({link.sender for link in links if link.receiver == view.worker})
-        self._carrier = NcclCarrier(self._directions, self.host, view, spec, device, senders)
+        self.reducer = Reducer(self._add, self.host, view, spec)
+        self._carrier = NcclCarrier(self._directions, self.host, view, spec, device, senders, self.reducer)
         self.messages = MessageQueue(view, spec, self.host, self._carrier)
-        self.reducer = Reducer(self._add, view, spec)
         if isinstance(store, Rendezvous):
             store.on_abort(self.abort)  # a worker may die while the others make their communicators
         try:
@@ -146,8 +147,9 @@ class NcclTransport:
 
     def _add(self, tensor: Tensor, tie: Tie | None) -> None:
         if tie in self._sums:
-            self.host.add(torch.zeros(1), tie)  # all are here, and launch the sum now
-            self._finish(self.host.begin(self._sums[tie].allreduce, tensor))
+            self.reducer.meet(tie)  # all are here, and launch the sum now
+            with self.reducer.writing(tensor):
+                self._finish(self.host.begin(self._sums[tie].allreduce, tensor))
 
     def abort(self) -> None:
         """Abort every group, each in a thread: a group that is left would wait for another one, and each may take its time."""

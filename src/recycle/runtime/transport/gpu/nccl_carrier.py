@@ -25,8 +25,8 @@ from recycle.core.op import Kind
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.gpu.send_thread import SendThread
 from recycle.runtime.transport.message_queue import Posted
-from recycle.runtime.transport.reducer import on_stream
-from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportSpec
+from recycle.runtime.transport.reducer import Reducer, on_stream
+from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportBroken, TransportSpec
 
 _ANNOUNCEMENTS = 2**29  # a tag that no message has
 # An announcement may be long in coming; the end of the epoch closes the connection, and with it the wait.
@@ -66,11 +66,13 @@ class NcclCarrier:
         spec: TransportSpec,
         device: torch.device,
         senders: Iterable[Worker],
+        reducer: Reducer,
     ) -> None:
         self.device = device
         self._directions, self._groups, self._spec = directions, groups, spec
         self._rank = {other: number for number, other in enumerate(view.workers)}
-        self._sends = SendThread(self._send, lambda work, timeout: work.wait(), device, self.abort)
+        self._reducer = reducer
+        self._sends = SendThread(self._send, lambda work, timeout: work.wait(), device, self._break)
         self._announced: dict[int, Posted] = {}  # the receives that were launched, by the tag of their message
         self._changed = threading.Condition()
         self._problem = ""
@@ -86,7 +88,7 @@ class NcclCarrier:
             with on_stream(self.device, "launch"):
                 self._receive_all(sender)
         except Exception as problem:  # the training thread raises it
-            self.abort(str(problem) or repr(problem))
+            self._break(str(problem) or repr(problem))
 
     # Called in the training thread.
 
@@ -132,6 +134,11 @@ class NcclCarrier:
             with self._changed:
                 self._announced[number] = Posted(work, body)
                 self._changed.notify_all()
+
+    def _break(self, problem: str) -> None:
+        """End every wait of the training thread, because of a problem here."""
+        self.abort(problem)
+        self._reducer.abort(TransportBroken(problem))
 
     def abort(self, problem: str = "the epoch is over") -> None:
         """End every wait. The threads end when their connections do."""
