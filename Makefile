@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MINUTES ?= 60
+TYPES_OF_BENCHMARKS := MYPYPATH=src:benchmarks $(BIN)/mypy benchmarks/*.py
 # Hundreds of processes start in the tests; without bytecode on disk each of them compiles our sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -36,13 +37,14 @@ test: $(READY)
 	$(BIN)/python -m compileall -q src
 	$(BIN)/python -c 'import sys, tests.preload, pytest; sys.exit(pytest.main(["--collect-only", "-qq"]))' > /dev/null \
 	&& $(BIN)/pytest -qq tests/test_layers.py & \
-	$(BIN)/mypy && wait $$!
+	($(BIN)/mypy && $(TYPES_OF_BENCHMARKS)) && wait $$!
 	$(BIN)/pytest -n 4 --dist worksteal --ignore tests/test_layers.py --ignore tests/chaos/test_three_machines.py
 
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(TYPES_OF_BENCHMARKS)
 	$(BIN)/pytest tests/test_layers.py
 
 format: $(READY)

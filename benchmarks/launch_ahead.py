@@ -89,21 +89,21 @@ def _turn(number: int, variant: Variant, plan: recycle.Plan, runner: PlanRunner)
 @contextmanager
 def _as_in(variant: Variant) -> Iterator[None]:
     """Train in this process as the variant says."""
-    start, before = SpanClock.start, (executor.AHEAD, gradient_reduction.make_buckets)
+    start = SpanClock.start
 
     def start_after_a_sleep(clock: SpanClock) -> object:
-        torch.cuda._sleep(_SLEEP_CYCLES)
+        torch.cuda._sleep(_SLEEP_CYCLES)  # type: ignore[no-untyped-call]
         return start(clock)
 
     executor.AHEAD = variant.ahead  # type: ignore[attr-defined]
     gradient_reduction.make_buckets = partial(make_buckets, bucket_bytes=variant.bucket_bytes)  # type: ignore[attr-defined]
     if variant.is_paced and HAS_GPU:
-        SpanClock.start = start_after_a_sleep  # type: ignore[method-assign]
+        SpanClock.start = start_after_a_sleep  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
         SpanClock.start = start  # type: ignore[method-assign]
-        executor.AHEAD, gradient_reduction.make_buckets = before  # type: ignore[attr-defined]
+        executor.AHEAD, gradient_reduction.make_buckets = AHEAD, make_buckets  # type: ignore[attr-defined]
 
 
 def _read(plan: recycle.Plan, runs: Mapping[Worker, PlanRun]) -> Turn:

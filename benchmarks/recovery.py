@@ -145,7 +145,7 @@ def _signalled_run(effort: Effort) -> SignalledRun:
     kinds = [signal.SIGKILL] * effort.num_kills + [signal.SIGSTOP] * effort.num_hangs
     signals = RHYTHM.signals(names(TWELVE), kinds)
     options = replace(EXACT, failures=FailureOptions(lease_s=LEASE_MS / 1e3))
-    limit_s = signals[-1].back_s + RUN_LIMIT_S
+    limit_s = (signals[-1].back_s or 0.0) + RUN_LIMIT_S
     return run_with_signals(TWELVE, signals, limit_s, _all_there, _goes_on, options=options)
 
 
@@ -262,7 +262,7 @@ def _soak(effort: Effort) -> Soak:
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
         ready, options = partial(_sampled, samples), replace(EXACT, checkpoint=CheckpointOptions(SAVE_EVERY))
-        over = partial(_is_saved, signals[-1].back_s + PATIENCE_S)
+        over = partial(_is_saved, (signals[-1].back_s or 0.0) + PATIENCE_S)
         signalled = run_with_signals(TWELVE, signals, limit_s, ready, over, folder, options)
         if signalled.problem:
             return Soak(signalled, 0, 0, tuple(samples))

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 import recycle
 from recycle.core.cluster import Worker
@@ -136,7 +137,7 @@ class Theirs:
         pipelines = [dist.new_group(own) for own in ranks]
         peers = [dist.new_group(list(own)) for own in zip(*ranks, strict=True)]
         self._member, self._peers, self._num_peers = member, peers[worker.stage], shape.num_pipelines
-        module = member.spec.stages.make(worker.stage)
+        module = member.spec.make_stage(worker.stage)
         self._parameters: list[Tensor] = list(module.parameters())
         stage = PipelineStage(module, worker.stage, shape.num_stages, torch.device("cpu"), group=pipelines[worker.pipeline])
         self._schedule = Schedule1F1B(stage, shape.num_microbatches, loss_fn=next_byte_loss)
@@ -165,7 +166,7 @@ class Theirs:
         flat = torch.cat([parameter.grad.flatten() for parameter in self._parameters if parameter.grad is not None])
         dist.all_reduce(flat, group=self._peers)
         flat /= self._num_peers
-        for parameter, part in zip(self._parameters, flat.split([own.numel() for own in self._parameters]), strict=True):
+        for parameter, part in zip(self._parameters, torch.split(flat, [own.numel() for own in self._parameters]), strict=True):
             parameter.grad = part.view(parameter.shape)
 
     def _data(self) -> tuple[Tensor, Tensor]:
@@ -179,9 +180,9 @@ class _Racer:
 
     def __init__(self, spec: WorkerSpec, plan: recycle.Plan, entrants: Sequence[Entrant], station: MemberContext) -> None:
         store, size = station.store, len(station.workers)
-        dist.init_process_group("gloo", store=dist.PrefixStore("all", store), rank=station.rank, world_size=size, timeout=TIMEOUT)
+        dist.init_process_group("gloo", store=PrefixStore("all", store), rank=station.rank, world_size=size, timeout=TIMEOUT)
         member = RaceMember(spec, plan, GroupView(station.worker, station.workers))
-        self._runners = [enter(member, dist.PrefixStore(str(number), store)) for number, enter in enumerate(entrants)]
+        self._runners = [enter(member, PrefixStore(str(number), store)) for number, enter in enumerate(entrants)]
         for runner in self._runners:
             runner.run(WARM_UP)
 
@@ -192,6 +193,7 @@ class _Racer:
 
 def race(job: Job, entrants: Sequence[Entrant], num_rounds: int, num_iterations: int) -> list[list[float]]:
     """Return the seconds of an iteration of each entrant, round by round. Nobody must be dead in the job's plan."""
+    assert isinstance(job.plan, recycle.Plan)
     spec, workers = worker_spec(job), [row.worker for row in job.plan.rows]
     with worker_pool(workers, partial(_Racer, spec, job.plan, entrants), ["torch.distributed.pipelining"]) as pool:
         return [pool.ask(num_iterations)[workers[0]] for _ in range(num_rounds)]
@@ -220,7 +222,7 @@ def alone(sizes: Sizes, num_steps: int, is_reversed: bool = False, first_weight:
         for chain in reversed(chains) if is_reversed else chains:
             inputs, targets = batches.get(step, *chain)
             loss = next_byte_loss(model(inputs), targets)
-            (loss * (first_weight if chain == chains[0] else 1.0) / len(chains)).backward()
+            torch.autograd.backward([loss * (first_weight if chain == chains[0] else 1.0) / len(chains)])
             own[chain] = loss.item()
         optimizer.step()
         optimizer.zero_grad()

@@ -81,7 +81,7 @@ class Race:
         """autograd's own backward pass, which accumulates into .grad."""
         _, made = self._forward(self.theirs)
         yield "B"
-        made.backward(self.dy)
+        torch.autograd.backward([made], [self.dy])
         yield ""
 
     def torch_split(self) -> Iterator[str]:
@@ -99,14 +99,14 @@ class Race:
         before = torch.cuda.memory_allocated()
         yield "I"
         with self.deferral.use(tape):
-            made.backward(self.dy)
+            torch.autograd.backward([made], [self.dy])
         made = None  # type: ignore[assignment]
         rest = [parameter for parameter in self.ours.parameters() if parameter.grad is not None]
         self.sums.add(rest, [parameter.grad for parameter in rest if parameter.grad is not None])
         for parameter in rest:
             parameter.grad = None
         yield "W"
-        self.needed_bytes = tape.held_bytes
+        self.needed_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in tape.storages()}.values())
         self.held_bytes = torch.cuda.memory_allocated() - self.empty_bytes
         tape.play(self.sums)
         yield ""
@@ -123,9 +123,9 @@ class Race:
         part = next(steps)
         torch.cuda.synchronize()
         while part:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             # In a pipeline the device is never done before the host has launched what follows.
-            torch.cuda._sleep(HEAD_START_CYCLES)
+            torch.cuda._sleep(HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
             begin.record()
             start_s = time.perf_counter()
             following = next(steps)
