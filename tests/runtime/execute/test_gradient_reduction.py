@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,14 +11,10 @@ from recycle.runtime.compute.buckets import make_buckets
 from recycle.runtime.compute.weight_digest import digest
 from recycle.runtime.execute import gradient_reduction
 from recycle.runtime.job import Job
-from recycle.runtime.launch.configure import worker_spec
 from recycle.runtime.options import TrainOptions
-from recycle.runtime.transport.gloo import GlooTransport
-from recycle.runtime.transport.specs import GroupView
-from recycle.runtime.worker.epoch_setup import make_stage_state, make_trainer, worker_program
 from tests.runtime.jobs import Explodes, Numbers, adamw, greedy_plan, loss, small_stages, tied_stages
 from tests.runtime.reference_executor import ReferenceExecutor
-from tests.runtime.transport.worker_threads import at_once, rendezvous_of, transport_spec
+from tests.runtime.transport.worker_threads import train_in_threads
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(60)
@@ -30,26 +25,6 @@ PLAN = greedy_plan((2, 2, 2))
 @pytest.fixture(params=[1, 2000])
 def _small_buckets(request, monkeypatch):
     monkeypatch.setattr(gradient_reduction, "make_buckets", partial(make_buckets, bucket_bytes=request.param))
-
-
-def train(job, leave=lambda trainer: None):
-    """Train with a thread for each worker, and return the digests of all stages."""
-    spec, workers = worker_spec(job), [row.worker for row in PLAN.rows]
-    transport_of = replace(transport_spec(spec.tensor_specs, spec.shape.num_chains), ties=spec.ties)
-
-    def run(worker, store):
-        view, program = GroupView(worker, workers, epoch=1), worker_program(PLAN, worker)
-        transport = GlooTransport(store, view, transport_of)
-        try:
-            trainer = make_trainer(spec, program, view, make_stage_state(spec, worker.stage), transport)
-            assert trainer.train(STEPS, lambda *applied: None)
-            leave(trainer)
-            return digest(trainer.executor.stage.module)
-        finally:
-            transport.abort()
-            transport.close()
-
-    return at_once(*(lambda pair=pair: run(*pair) for pair in zip(workers, rendezvous_of(len(workers)), strict=True)))
 
 
 CASES = {
@@ -66,7 +41,7 @@ CASES = {
 def test_weights_are_those_of_the_reference(case):
     options = dict(CASES[case])
     samples, stages = options.pop("samples", Numbers()), options.pop("stages", small_stages(2))
-    found = train(Job(PLAN, stages, samples, loss, adamw, STEPS, options=TrainOptions(SEED, **options)))
+    found = train_in_threads(Job(PLAN, stages, samples, loss, adamw, STEPS, options=TrainOptions(SEED, **options)))
     reference = ReferenceExecutor(PLAN, stages, samples, loss, adamw, seed=SEED, **options)
     for step in range(STEPS):
         reference.iterate(step)
@@ -79,9 +54,9 @@ def test_a_stage_is_freed_with_its_trainer():
     stages = []
     gc.disable()
     try:
-        train(
+        train_in_threads(
             Job(PLAN, small_stages(2), Numbers(), loss, adamw, STEPS, options=TrainOptions(SEED)),
-            lambda trainer: stages.append(weakref.ref(trainer.executor.stage)),
+            leave=lambda trainer: stages.append(weakref.ref(trainer.executor.stage)),
         )
         assert [stage() for stage in stages] == [None] * 4
     finally:

@@ -16,20 +16,16 @@ from hypothesis import given, settings
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
 from recycle.runtime.compute.buckets import make_buckets
-from recycle.runtime.compute.weight_digest import digest
 from recycle.runtime.execute import gradient_reduction
 from recycle.runtime.job import Job
-from recycle.runtime.launch.configure import worker_spec
 from recycle.runtime.options import TrainOptions
-from recycle.runtime.transport.gloo import GlooTransport
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.specs import GroupView, MessageLink, TensorMessage, TensorSpec, TransportBroken
-from recycle.runtime.worker.epoch_setup import links_of, make_stage_state, make_trainer, worker_program
 from tests.random_plans import legal_plans
 from tests.runtime.jobs import Numbers, adamw, loss, small_stages
 from tests.runtime.transport import nccl_streams
 from tests.runtime.transport.nccl_streams import Streams
-from tests.runtime.transport.worker_threads import at_once, rendezvous_of, transport_spec
+from tests.runtime.transport.worker_threads import at_once, over_gloo, rendezvous_of, train_in_threads, transport_spec
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(60)
@@ -141,29 +137,15 @@ def test_threads_end_with_their_epoch(connected):
 
 
 def trained(plan, make_transport):
-    """The digests of all workers' stages after three steps of a plan, with a thread for each worker."""
-    workers, options = [row.worker for row in plan.rows], TrainOptions(is_exact=True)
-    spec = worker_spec(Job(plan, small_stages(plan.problem.shape.num_stages), Numbers(), loss, adamw, 3, options=options))
-    transport_of = transport_spec(spec.tensor_specs, spec.shape.num_chains)
-
-    def train(worker, store):
-        view, program = GroupView(worker, workers, epoch=1), worker_program(plan, worker)
-        transport = make_transport(store, view, transport_of, links_of(program))
-        try:
-            own = make_trainer(spec, program, view, make_stage_state(spec, worker.stage), transport)
-            assert own.train(3, lambda *applied: None)
-            return digest(own.executor.stage.module)
-        finally:
-            transport.abort()
-            transport.close()
-
-    return at_once(*(lambda pair=pair: train(*pair) for pair in zip(workers, rendezvous_of(len(workers)), strict=True)))
+    """The digests of all workers' stages after three steps of a plan."""
+    stages, options = small_stages(plan.problem.shape.num_stages), TrainOptions(is_exact=True)
+    return train_in_threads(Job(plan, stages, Numbers(), loss, adamw, 3, options=options), make_transport)
 
 
 @settings(max_examples=4, deadline=None)
 @given(legal_plans())
 def test_any_legal_plan_trains_over_it_as_over_gloo_however_many_buckets_the_gradient_has(plan):
-    expected = trained(plan, lambda store, view, spec, _: GlooTransport(store, view, spec))
+    expected = trained(plan, over_gloo)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradient_reduction, "make_buckets", partial(make_buckets, bucket_bytes=1))
         assert trained(plan, Streams().connect) == expected

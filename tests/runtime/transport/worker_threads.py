@@ -1,15 +1,22 @@
 """Workers as threads of one process, each with its own rendezvous, as real workers have."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from recycle.core.cluster import Worker
+from recycle.core.plans.plan import Plan
+from recycle.runtime.compute.weight_digest import digest
+from recycle.runtime.execute.trainer import Trainer
+from recycle.runtime.job import Job
+from recycle.runtime.launch.configure import worker_spec
 from recycle.runtime.transport.gloo import GlooTransport
+from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.rendezvous import Rendezvous
-from recycle.runtime.transport.specs import GroupView, TensorSpec, TransportSpec
+from recycle.runtime.transport.specs import GroupView, MessageLink, TensorSpec, TransportSpec
+from recycle.runtime.worker.epoch_setup import links_of, make_stage_state, make_trainer, worker_program
 
 PATIENCE_S = 30
 TIMEOUT = timedelta(seconds=PATIENCE_S)
@@ -40,6 +47,37 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
 
 def transport_spec(tensor_specs: Mapping[int, TensorSpec] | None = None, num_chains: int = 1) -> TransportSpec:
     return TransportSpec(tensor_specs or {}, num_chains, (), TIMEOUT)
+
+
+MakeTransport = Callable[[Rendezvous, GroupView, TransportSpec, Collection[MessageLink]], Transport]
+
+
+def over_gloo(store: Rendezvous, view: GroupView, spec: TransportSpec, links: Collection[MessageLink]) -> Transport:
+    return GlooTransport(store, view, spec)
+
+
+def train_in_threads(
+    job: Job, make_transport: MakeTransport = over_gloo, leave: Callable[[Trainer], object] = lambda trainer: None
+) -> list[str]:
+    """Train with a thread for each worker; return the digests of all stages. `leave` is called at the end of each."""
+    plan = job.plan
+    assert isinstance(plan, Plan)
+    spec, workers = worker_spec(job), [row.worker for row in plan.rows]
+    transport_of = TransportSpec(spec.tensor_specs, spec.shape.num_chains, spec.ties, TIMEOUT)
+
+    def train(worker: Worker, store: Rendezvous) -> str:
+        view, program = GroupView(worker, workers, epoch=1), worker_program(plan, worker)
+        transport = make_transport(store, view, transport_of, links_of(program))
+        try:
+            trainer = make_trainer(spec, program, view, make_stage_state(spec, worker.stage), transport)
+            assert trainer.train(job.steps, lambda *applied: None)
+            leave(trainer)
+            return digest(trainer.executor.stage.module)
+        finally:
+            transport.abort()
+            transport.close()
+
+    return at_once(*(lambda pair=pair: train(*pair) for pair in zip(workers, rendezvous_of(len(workers)), strict=True)))
 
 
 @contextmanager
