@@ -72,7 +72,7 @@ VARIANTS = [
 class Turn:
     """What one turn of a variant gave.
 
-    `gap_share` is the time between two ops, of the time that both take, if the second one waits for no message.
+    `gap_share` is the share of gaps in the time from the end of an op to the end of the next, if that waits for no message.
     """
 
     iteration_us: float

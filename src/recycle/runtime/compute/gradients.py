@@ -17,7 +17,7 @@ _ALIGNMENT = 256  # bytes, as of every tensor on a GPU
 
 
 def _aligned(num: int, dtype: torch.dtype) -> int:
-    """Elements for at least so many, after which the next part is aligned: a GPU adds a product to others much more slowly."""
+    """The number of elements, rounded up so that the next part is aligned: into others a GPU adds products much more slowly."""
     each = _ALIGNMENT // dtype.itemsize
     return -(-num // each) * each
 
@@ -25,9 +25,9 @@ def _aligned(num: int, dtype: torch.dtype) -> int:
 class Sums(ABC):
     """The gradients of a stage, summed over the micro-batches that one worker ran, and then over its peers.
 
-    `flat` has a mark for each parameter that says whether it was used, then `more`, then a part for each parameter, which begins
-    at its one of `starts`, with zeros before it. Peers reduce it by addition. `is_exact` says that the order of additions does
-    not matter.
+    `flat` has a mark for each parameter that says whether it was used, then `more`, then a part for each parameter. `starts` says
+    where each part begins; zeros fill the gaps. Peers reduce it by addition. `is_exact` says that the order of additions does not
+    matter.
     """
 
     is_exact: bool

@@ -6,8 +6,7 @@ a tensor belongs to the next one: from then on no sum writes into it, however la
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.specs import GroupView, TransportBroken, TransportSpec
+from recycle.runtime.transport.streams import on_stream
 
 Add = Callable[[Tensor, Tie | None], None]
 """Replaces a tensor by its sum over the live peers of the stage, or over the workers of a tie, in the current stream."""
@@ -60,7 +60,7 @@ class Reducer:
         return reduction
 
     def wait(self, reduction: Reduction) -> None:
-        """Wait until the tensor is the sum, for the GPU and the host."""
+        """Wait until the tensor is the sum, for the GPU and the host. Heartbeats say for whom; gloo's waits have a timeout."""
         with self._changed:
             while not reduction.is_done and self._problem is None:
                 self._activity.wait_for(self._view.others_in_sum(reduction.tie) if self._is_meeting else "")
@@ -147,14 +147,3 @@ class Reducer:
 
 def _nothing(tensor: Tensor, tie: Tie | None) -> None:
     """Instead of a method of the transport, which owns the reducer."""
-
-
-@cache
-def _stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
-    """A stream for a purpose, one for all epochs, because the allocator keeps memory for each stream."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def on_stream(device: torch.device, purpose: str) -> AbstractContextManager[object]:
-    """Use the stream of this purpose, if this is a GPU."""
-    return torch.cuda.stream(_stream(device, purpose)) if device.type == "cuda" else nullcontext()

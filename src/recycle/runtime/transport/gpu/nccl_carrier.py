@@ -25,8 +25,9 @@ from recycle.core.op import Kind
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.gpu.send_thread import SendThread
 from recycle.runtime.transport.message_queue import Posted
-from recycle.runtime.transport.reducer import Reducer, on_stream
+from recycle.runtime.transport.reducer import Reducer
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportBroken, TransportSpec
+from recycle.runtime.transport.streams import on_stream
 
 _ANNOUNCEMENTS = 2**29  # a tag that no message has
 # An announcement may be long in coming; the end of the epoch closes the connection, and with it the wait.

@@ -1,0 +1,17 @@
+"""CUDA streams by purpose: work of one thread on a GPU does not wait for that of another."""
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+
+import torch
+
+
+@cache
+def _stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
+    """A stream for a purpose, one for all epochs, because the allocator keeps memory for each stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def on_stream(device: torch.device, purpose: str) -> AbstractContextManager[object]:
+    """Use the stream of this purpose, if this is a GPU."""
+    return torch.cuda.stream(_stream(device, purpose)) if device.type == "cuda" else nullcontext()
