@@ -13,7 +13,21 @@ import recycle
 
 SOURCE = Path(recycle.__file__).parent
 ANYTHING = frozenset(
-    {"core", "host", "planner", "sim", "control", "runtime", "profiling", "models", "report", "evaluate", "dashboard", "cli"}
+    {
+        "core",
+        "host",
+        "planner",
+        "sim",
+        "control",
+        "runtime",
+        "profiling",
+        "models",
+        "report",
+        "evaluate",
+        "integrations",
+        "dashboard",
+        "cli",
+    }
 )
 
 # package -> (packages of ours, outside libraries)
@@ -31,6 +45,7 @@ TABLE = {
         {"core", "host", "planner", "sim", "runtime", "profiling", "models", "report"},
         {"torch", "matplotlib", "numpy"},
     ),
+    "integrations": ({"core", "host", "control", "runtime"}, {"ray"}),
     "dashboard": ({"core", "report"}, set()),
     "cli": (ANYTHING, {"rich", "prometheus_client", "ortools", "scipy", "numpy", "numba", "torch", "matplotlib"}),
 }
@@ -55,6 +70,7 @@ ORDER = {
     "models": ["gpt text"],
     "report": ["timeline", "record", "render", "figures export"],
     "evaluate": ["hardware", "variant_plans results against_simulation", "cluster_benchmark"],
+    "integrations": ["job_commands"],
     "cli": ["terminal arguments profile_text", "live", "planning simulation", "training", "machines", "demo measuring", "main"],
 }
 # The only files that may import these.

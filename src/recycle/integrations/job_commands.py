@@ -1,0 +1,39 @@
+"""`JobCommands`: the commands by which an engine runs a job file, one coordinator and an agent on each machine."""
+
+from dataclasses import dataclass
+
+PORT = 29400
+PROGRAM = "recycle"
+
+
+@dataclass(frozen=True, slots=True)
+class JobCommands:
+    """The command lines of one job. `flags` override the job's options, and are the coordinator's."""
+
+    file: str
+    out: str
+    token_file: str
+    port: int = PORT
+    flags: tuple[str, ...] = ()
+    workers_per_machine: int | None = None
+    grace_s: float | None = None
+
+    def coordinator(self, listen: str) -> list[str]:
+        """Start the job, or fail if the folder has a run already."""
+        return [PROGRAM, "coordinator", self.file, *self._at(listen), "--out", self.out, *self.flags]
+
+    def resumed_coordinator(self, listen: str) -> list[str]:
+        """Go on with the run in the folder, from its last checkpoint."""
+        return [PROGRAM, "coordinator", "--resume", self.out, *self._at(listen)]
+
+    def agent(self, host: str) -> list[str]:
+        """Run the workers of one machine: one for each GPU, unless it is told how many."""
+        command = [PROGRAM, "agent", f"{host}:{self.port}", self.file, "--token-file", self.token_file]
+        if self.workers_per_machine is not None:
+            command += ["--workers", str(self.workers_per_machine)]
+        if self.grace_s is not None:
+            command += ["--grace", f"{self.grace_s:g}"]
+        return command
+
+    def _at(self, listen: str) -> list[str]:
+        return ["--listen", f"{listen}:{self.port}", "--token-file", self.token_file]
