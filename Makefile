@@ -67,6 +67,7 @@ soak: $(READY)
 chaos: $(READY)
 	$(BIN)/python -m tests.control.decide.schedules --num 1000000
 	$(BIN)/python -m tests.chaos.control_plane --num 1000000
+	FUZZED_FRAMES=10000 $(BIN)/pytest tests/control/net/test_man_in_the_middle.py -k fuzzed
 	$(BIN)/python -m tests.chaos.kill_points
 	$(BIN)/python -m tests.chaos.external_faults --num 500
 	$(BIN)/python -m tests.chaos.machines

@@ -34,9 +34,9 @@ class VirtualServer:
     def call_soon(self, function: Callable[[], None]) -> None:
         self.calls.append(function)
 
-    def send_frame(self, number: int, frame: ControlMessage) -> None:
-        """Send a frame, which is the message itself here: see `virtual`."""
-        self.send(number, frame)
+    def send_encoded(self, number: int, message: ControlMessage) -> None:
+        """Send an encoded message, which is the message itself here: see `virtual`."""
+        self.send(number, message)
 
     def send(self, number: int, message: ControlMessage) -> None:
         if (worker := self.plane.connected.get(number)) is not None:
@@ -99,9 +99,7 @@ def virtual() -> Iterator[None]:
         return CLOCK.now_us
 
     with (
-        patch.multiple(
-            service, Server=VirtualServer, PlanRequests=VirtualPlans, now_us=now_us, encode_frame=lambda message: message
-        ),
+        patch.multiple(service, Server=VirtualServer, PlanRequests=VirtualPlans, now_us=now_us, encode=lambda message: message),
         patch.object(CoordinatorService, "fence", lambda self, member: CLOCK.plane.fence(member)),
         patch.object(CoordinatorService, "is_process_running", lambda self, member: False),
         patch.object(fencing, "identify", lambda member: None),

@@ -138,7 +138,7 @@ class Workers:
         assert self.service is not None
         self.num_connections += 1
         number, place = self.num_connections, str(worker.preferred or "")
-        hello = Hello("", "", "", "here", worker.pid, "", CLOCK.now_us, place, worker.member, worker.epoch)
+        hello = Hello("", "", "here", worker.pid, "", CLOCK.now_us, place, worker.member, worker.epoch)
         answer = self.service.admit(number, hello)
         if isinstance(answer, Refused):
             self._remove(worker)

@@ -68,7 +68,7 @@ def test_nan_and_infinity_survive_the_wire() -> None:
 
 
 def test_a_whole_number_does_for_a_time() -> None:
-    welcome = loads(dumps(Welcome("", 1, 2, "job")))
+    welcome = loads(dumps(Welcome(1, 2, "job")))
     assert isinstance(welcome, Welcome)
     assert isinstance(welcome.lease_s, float)
 
@@ -99,7 +99,6 @@ def test_a_field_has_its_declared_type_or_the_message_is_refused(message: Contro
 
 HELLO: dict[str, Any] = {
     "type": "hello",
-    "proof": "",
     "release": "",
     "job": "",
     "host": "",
@@ -111,8 +110,8 @@ HELLO: dict[str, Any] = {
 @pytest.mark.parametrize(
     "changes",
     [
-        {"proof": 5},
-        {"proof": None},
+        {"nonce": 5},
+        {"nonce": None},
         {"pid": "1"},
         {"pid": True},
         {"pid": 1.5},

@@ -1,5 +1,6 @@
 """ServerHarness: a server in a thread of its own with fake callbacks, and its clients: members and raw connections."""
 
+import hashlib
 import json
 import secrets
 import socket
@@ -21,11 +22,12 @@ from recycle.control.decide.messages import (
     Report,
     StoreEntry,
     Welcome,
+    loads,
 )
 from recycle.control.net.client import Client
 from recycle.control.net.handshake import Endpoint, JoinRefused
 from recycle.control.net.server import Server, listen
-from recycle.control.net.wire import MOST_BYTES, FrameReader, proof
+from recycle.control.net.wire import COORDINATOR, WORKER, EncodedMessage, Seal, make_frame
 from recycle.core.release import RELEASE
 
 TOKEN, JOB, LEASE_S, PATIENCE_S = "the job's own secret", "a1b2c3d4", 2.0, 10.0
@@ -54,6 +56,7 @@ class FakeCoordinator:
         self.hellos: list[Hello] = []
         self.received: list[ControlMessage] = []
         self.num_disconnected = 0
+        self.violations: list[str] = []
         self.fenced: set[int] = set()
         self.is_acknowledging = True
         self.changed = threading.Condition()
@@ -69,7 +72,7 @@ class FakeCoordinator:
                 return Refused(f"{hello.preferred_place} is taken: another worker has come for it")
             number = hello.member if hello.member >= 0 else len(self.places) + 1
             self.numbers[connection], self.places[number] = number, hello.preferred_place
-            return Welcome("", number, LEASE_S, JOB)
+            return Welcome(number, LEASE_S, JOB)
 
     def admitted(self, connection: int) -> None:
         with self.changed:
@@ -83,6 +86,10 @@ class FakeCoordinator:
             self.server.send(connection, message)
         if isinstance(message, Report) and self.is_acknowledging:
             self.server.send(connection, Ack(message.number))
+
+    def violated(self, connection: int, reason: str) -> None:
+        with self.changed:
+            self.violations.append(reason)
 
     def disconnected(self, connection: int) -> None:
         with self.changed:
@@ -143,7 +150,10 @@ class FakeMember:
     ) -> None:
         self.received: SimpleQueue[ControlMessage] = SimpleQueue()
         self.refusals: SimpleQueue[JoinRefused] = SimpleQueue()
-        self.client = Client(endpoint, place, self.received.put, self.refusals.put, heartbeat, on_silent)
+        self.violations: SimpleQueue[str] = SimpleQueue()
+        self.client = Client(
+            endpoint, place, self.received.put, self.refusals.put, heartbeat, on_silent, on_violation=self.violations.put
+        )
 
     def next(self, kind: type[ControlMessage]) -> ControlMessage:
         while not isinstance(message := self.received.get(timeout=PATIENCE_S), kind):
@@ -164,27 +174,52 @@ class RawConnection:
 
     def __init__(self, port: int) -> None:
         self.stream = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
-        self._reader, self._early = FrameReader(MOST_BYTES), []  # type: ignore[var-annotated]
+        self.seal = Seal("", "")
+        self._bytes = b""
+        self._seals: list[Seal] = []
 
     def next(self) -> ControlMessage | None:
-        """The next message, or None when the connection is closed."""
-        while not self._early:
+        """The next message, or None when the connection is closed. All but the challenge have a tag of the coordinator."""
+        header = self._take(4)
+        if header is None:
+            return None
+        body = self._take(*struct.unpack(">I", header))
+        assert body is not None
+        message = loads(body)
+        if isinstance(message, Challenge):
+            # It has the nonce of a hello if the hello was taken.
+            self._seals = [Seal(TOKEN, COORDINATOR, message.nonce, nonce) for nonce in ("", "n")]
+        else:
+            assert self._take(16) in {seal.next_tag(hashlib.sha256(body).digest()) for seal in self._seals}
+        return message
+
+    def _take(self, number: int) -> bytes | None:
+        while len(self._bytes) < number:
             try:
                 some = self.stream.recv(1 << 16)
             except ConnectionResetError:
                 some = b""
             if not some:
                 return None
-            self._early += self._reader.take(some)
-        return self._early.pop(0)
+            self._bytes += some
+        taken, self._bytes = self._bytes[:number], self._bytes[number:]
+        return taken
 
     def hello(self, token: str = TOKEN, **changes: object) -> bytes:
         """The frame of a hello that answers the challenge, with changes."""
+        self.prove(token)
+        values = {"type": "hello", "release": RELEASE, "job": JOB, "host": "there", "pid": 7, "nonce": "n"}
+        return self.frame(json.dumps({**values, **changes}).encode())
+
+    def prove(self, token: str = TOKEN) -> None:
+        """Read the challenge: the tags of `frame` prove this token then."""
         challenge = self.next()
         assert isinstance(challenge, Challenge)
-        values = {"type": "hello", "proof": proof(token, "worker", challenge.nonce), "release": RELEASE, "job": JOB}
-        body = json.dumps({**values, "host": "there", "pid": 7, "nonce": "n", **changes}).encode()
-        return struct.pack(">I", len(body)) + body
+        self.seal = Seal(token, WORKER, challenge.nonce)
+
+    def frame(self, body: bytes) -> bytes:
+        """The next frame, with the tag of a worker."""
+        return b"".join(make_frame(EncodedMessage(body, hashlib.sha256(body).digest()), self.seal))
 
     def refusal(self) -> str:
         """The reason with which the connection is closed."""

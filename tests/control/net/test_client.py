@@ -15,6 +15,7 @@ import pytest
 
 from recycle.control.decide.messages import (
     Challenge,
+    ControlMessage,
     EpochBegun,
     Hello,
     JobEnded,
@@ -27,7 +28,7 @@ from recycle.control.decide.messages import (
 )
 from recycle.control.net import client, handshake
 from recycle.control.net.handshake import Endpoint, JoinRefused, this_host
-from recycle.control.net.wire import encode_frame, new_nonce
+from recycle.control.net.wire import encode, make_frame, new_nonce
 from recycle.core.release import RELEASE
 from tests.control.net.endpoint_harness import (
     JOB,
@@ -226,23 +227,22 @@ class Impostor:
         self._listener.close()
 
 
+def plain(message: ControlMessage) -> bytes:
+    """A frame without a tag."""
+    return b"".join(make_frame(encode(message), None))
+
+
 @pytest.mark.parametrize(
     ("answers", "reason"),
     [
-        (
-            [encode_frame(Challenge(new_nonce(), RELEASE)), encode_frame(Welcome("0" * 64, 1, 2.0, JOB))],
-            "does not have the job's token",
-        ),
-        (
-            [encode_frame(Challenge("\ud800", RELEASE)), encode_frame(Welcome("\ud800", 1, 2.0, JOB))],
-            "does not have the job's token",
-        ),
-        ([encode_frame(Challenge(new_nonce(), RELEASE)), encode_frame(StopEpoch(1))], "the coordinator did not answer a hello"),
+        ([plain(Challenge(new_nonce(), RELEASE)), plain(Welcome(1, 2.0, JOB)) + bytes(16)], "is not its coordinator"),
+        ([plain(Challenge("\ud800", RELEASE)), plain(Welcome(1, 2.0, JOB)) + bytes(16)], "is not its coordinator"),
+        ([plain(Challenge(new_nonce(), RELEASE)), plain(Refused("go away")) + bytes(16)], "is not its coordinator"),
         ([b"HTTP/1.1 400 Bad Request\r\n\r\n"], "is no coordinator"),
         ([b"\x00\x00\x00\x04oops"], "is no coordinator"),
-        ([encode_frame(StopEpoch(1))], "is no coordinator"),
+        ([plain(StopEpoch(1))], "is no coordinator"),
     ],
-    ids=["no proof", "lone surrogates", "another message", "a web server", "no json", "no challenge"],
+    ids=["no tag", "lone surrogates", "a refusal", "a web server", "no json", "no challenge"],
 )
 def test_a_worker_trusts_no_server_that_cannot_prove_the_token(answers: list[bytes], reason: str) -> None:
     before = num_open()

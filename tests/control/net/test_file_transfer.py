@@ -17,7 +17,6 @@ from recycle.control.net import file_transfer, server
 from recycle.control.net.file_transfer import PURPOSE, FileTransfer
 from recycle.control.net.handshake import shake_hands
 from recycle.control.net.server import ConnectionTask
-from recycle.control.net.wire import encode_frame
 from recycle.core.errors import FileProblem
 from tests.control.net.endpoint_harness import PATIENCE_S, FakeCoordinator, ServerHarness, closed_endpoint
 
@@ -140,16 +139,16 @@ def test_a_full_disk_is_reported_and_nothing_is_left(harness: ServerHarness, own
 
 
 def test_a_worker_that_disconnects_in_the_middle_leaves_nothing(harness: ServerHarness, kept: Path) -> None:
-    session = shake_hands(harness.endpoint(), purpose=PURPOSE)
-    session.stream.sendall(encode_frame(UploadFile("a/file", 1000)) + b"half of it")
+    session, _ = shake_hands(harness.endpoint(), purpose=PURPOSE)
+    session.stream.sendall(session.frame(UploadFile("a/file", 1000)) + b"half of it")
     wait_for_files(kept / "a", 1)
     session.stream.close()
     wait_for_files(kept / "a", 0)
 
 
 def test_a_file_of_negative_size_is_refused(harness: ServerHarness, kept: Path) -> None:
-    session = shake_hands(harness.endpoint(), purpose=PURPOSE)
-    session.stream.sendall(encode_frame(UploadFile("a/file", -5)))
+    session, _ = shake_hands(harness.endpoint(), purpose=PURPOSE)
+    session.stream.sendall(session.frame(UploadFile("a/file", -5)))
     (answer,) = session.reader.take(session.stream.recv(1 << 12))
     assert answer == FileContent(problem="a/file cannot have -5 bytes")
     session.stream.close()
@@ -183,8 +182,8 @@ def test_a_coordinator_that_stays_away_is_an_error_in_the_end(own: Path) -> None
 
 def test_members_are_served_while_a_file_is_on_its_way(harness: ServerHarness) -> None:
     member = harness.member("W0_0")
-    session = shake_hands(harness.endpoint(), purpose=PURPOSE)
-    session.stream.sendall(encode_frame(UploadFile("a/file", 1000)) + b"half of it")
+    session, _ = shake_hands(harness.endpoint(), purpose=PURPOSE)
+    session.stream.sendall(session.frame(UploadFile("a/file", 1000)) + b"half of it")
     assert member.echo_s() < PATIENCE_S
     session.stream.close()
     member.client.close()
@@ -262,8 +261,8 @@ def test_a_transfer_that_is_cut_at_the_same_point_again_and_again_is_an_error_in
 
 def test_a_worker_that_sends_nothing_more_is_cut_and_told_so(kept: Path, own: Path) -> None:
     harness = ServerHarness(0, FileCoordinator(kept, 0.1))
-    session = shake_hands(harness.endpoint(), purpose=PURPOSE)
-    session.stream.sendall(encode_frame(UploadFile("a/file", 1000)) + b"half of it")
+    session, _ = shake_hands(harness.endpoint(), purpose=PURPOSE)
+    session.stream.sendall(session.frame(UploadFile("a/file", 1000)) + b"half of it")
     answers = [session.reader.receive(session.stream.recv, "closed") for _ in range(2)]
     assert answers == [FileContent(), FileContent(problem="file was given up: no byte came or went for 0.1 s")]
     assert session.stream.recv(1) == b""
@@ -301,8 +300,8 @@ def busy(kept: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ServerHa
     monkeypatch.setattr(server, "_WAITING_S", 0.05)
     monkeypatch.setattr(server, "_HANDSHAKE_S", 0.1)  # who waits for long is not late
     harness = ServerHarness(0, FileCoordinator(kept), most_tasks=1)
-    session = shake_hands(harness.endpoint(), purpose=PURPOSE)
-    session.stream.sendall(encode_frame(UploadFile("a/first", 1000)) + b"half of it")
+    session, _ = shake_hands(harness.endpoint(), purpose=PURPOSE)
+    session.stream.sendall(session.frame(UploadFile("a/first", 1000)) + b"half of it")
     yield harness, session.stream.close
     session.stream.close()
     harness.close()

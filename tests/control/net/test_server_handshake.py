@@ -10,10 +10,9 @@ from queue import SimpleQueue
 
 import pytest
 
-from recycle.control.decide.messages import Challenge, Report, StopEpoch, Welcome
+from recycle.control.decide.messages import Challenge, Report, StopEpoch, Welcome, dumps
 from recycle.control.net import handshake, server
 from recycle.control.net.handshake import JoinRefused
-from recycle.control.net.wire import encode_frame
 from recycle.core.release import RELEASE
 from tests.control.net.endpoint_harness import LEASE_S, PATIENCE_S, FakeMember, RawConnection, ServerHarness
 
@@ -24,16 +23,16 @@ def wrong_token(raw: RawConnection) -> None:
     raw.stream.sendall(raw.hello(token="another secret"))
 
 
-def no_token(raw: RawConnection) -> None:
-    raw.stream.sendall(raw.hello(proof=""))
+def no_tag(raw: RawConnection) -> None:
+    raw.stream.sendall(raw.hello()[:-16] + bytes(16))
 
 
-def a_number_for_a_proof(raw: RawConnection) -> None:
-    raw.stream.sendall(raw.hello(proof=5))
+def a_changed_hello(raw: RawConnection) -> None:
+    raw.stream.sendall(raw.hello().replace(b"there", b"where"))
 
 
-def a_lone_surrogate_for_a_proof(raw: RawConnection) -> None:
-    raw.stream.sendall(raw.hello(proof="\ud800"))
+def a_number_for_a_nonce(raw: RawConnection) -> None:
+    raw.stream.sendall(raw.hello(nonce=5))
 
 
 def another_release(raw: RawConnection) -> None:
@@ -61,23 +60,30 @@ def a_long_hello(raw: RawConnection) -> None:
 
 
 def no_json(raw: RawConnection) -> None:
-    raw.stream.sendall(struct.pack(">I", 8) + b"\x80\x03}q\x00X.\xff")
+    raw.prove()
+    raw.stream.sendall(raw.frame(b"\x80\x03}q\x00X.\xff"))
+
+
+def no_json_and_no_tag(raw: RawConnection) -> None:
+    raw.stream.sendall(struct.pack(">I", 8) + b"\x80\x03}q\x00X.\xff" + bytes(16))
 
 
 def a_number_that_is_too_large(raw: RawConnection) -> None:
     body = b'{"type":"epoch_stopped","epoch":1,"progress":{"num_steps":1,"own":{"iteration":1,"norms":[1' + b"0" * 400 + b"]}}}"
-    raw.stream.sendall(struct.pack(">I", len(body)) + body)
+    raw.prove()
+    raw.stream.sendall(raw.frame(body))
 
 
 def another_first_message(raw: RawConnection) -> None:
-    raw.stream.sendall(encode_frame(StopEpoch(1)))
+    raw.prove()
+    raw.stream.sendall(raw.frame(dumps(StopEpoch(1))))
 
 
 REFUSED = {
     wrong_token: "this is not the job's token",
-    no_token: "this is not the job's token",
-    a_number_for_a_proof: "this is no message: TypeError",
-    a_lone_surrogate_for_a_proof: "this is not the job's token",
+    no_tag: "this is not the job's token",
+    a_changed_hello: "this is not the job's token",
+    a_number_for_a_nonce: "this is no message: TypeError",
     another_release: f"the worker is of release 0.0.9, but the job runs {RELEASE}",
     another_job: "this is job a1b2c3d4, not deadbeef",
     a_place_that_is_taken: "W0_0 is taken: another worker has come for it",
@@ -85,6 +91,7 @@ REFUSED = {
     a_huge_length: "a message of 4294967295 bytes, where 4096 are the most",
     a_long_hello: "bytes, where 4096 are the most",
     no_json: "this is no message",
+    no_json_and_no_tag: "this is not the job's token",
     a_number_that_is_too_large: "this is no message: OverflowError",
     another_first_message: "the first message must be a hello",
 }
@@ -123,7 +130,8 @@ def test_every_connection_gets_another_challenge(harness: ServerHarness) -> None
 
 def test_no_message_is_received_before_the_handshake(harness: ServerHarness, member: FakeMember) -> None:
     raw = harness.connect()
-    raw.stream.sendall(encode_frame(Report(1, {})))
+    raw.prove()
+    raw.stream.sendall(raw.frame(dumps(Report(1, {}))))
     raw.refusal()
     assert harness.callbacks.report_numbers() == []
 

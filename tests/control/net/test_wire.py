@@ -1,4 +1,4 @@
-"""Frames and proofs: messages come out whole and in order however the bytes are cut, and a proof does not reveal the token."""
+"""Frames and tags: messages come out whole and in order however the bytes are cut; a wrong tag is found at once."""
 
 import struct
 
@@ -8,9 +8,25 @@ from hypothesis import strategies as st
 
 from recycle.control.decide.messages import ControlMessage, ProtocolError, RenewLease, Report, StopEpoch, StoreEntry
 from recycle.control.net import wire
-from recycle.control.net.wire import MOST_BYTES_UNPROVED, FrameReader, encode_frame, is_proof, new_nonce, new_token, proof
+from recycle.control.net.wire import (
+    COORDINATOR,
+    MOST_BYTES_UNPROVED,
+    WORKER,
+    FrameReader,
+    Seal,
+    WrongTag,
+    encode,
+    make_frame,
+    new_nonce,
+    new_token,
+)
 
 SENT: list[ControlMessage] = [RenewLease(1, 2), StoreEntry(3, "key", "ü" * 300), StopEpoch(4), Report(5, {"a": [1, None]})]
+
+
+def encode_frame(message: ControlMessage) -> bytes:
+    """A frame without a tag."""
+    return b"".join(make_frame(encode(message), None))
 
 
 @settings(deadline=None)
@@ -54,25 +70,58 @@ def test_messages_before_garbage_are_read() -> None:
         next(stream)
 
 
-def test_a_proof_holds_for_one_token_one_role_and_one_nonce() -> None:
-    token, nonce = new_token(), new_nonce()
-    signed = proof(token, "worker", nonce)
-    assert is_proof(signed, token, "worker", nonce)
-    assert not is_proof(signed, new_token(), "worker", nonce)
-    assert not is_proof(signed, token, "coordinator", nonce)
-    assert not is_proof(signed, token, "worker", new_nonce())
-    assert token not in signed
+SEALED = ("token", WORKER, "nonce")
+
+
+def sealed(messages: list[ControlMessage]) -> list[bytes]:
+    """The frames of a direction."""
+    seal = Seal(*SEALED)
+    return [b"".join(make_frame(encode(message), seal)) for message in messages]
+
+
+def test_frames_with_their_tags_are_read_in_their_order() -> None:
+    assert list(FrameReader(1 << 20, Seal(*SEALED)).take(b"".join(sealed(SENT)))) == SENT
 
 
 @settings(deadline=None)
-@given(st.text(st.characters(), max_size=64))
-def test_no_other_text_is_a_proof(text: str) -> None:
-    assert not is_proof(text, "token", "worker", "nonce")
+@given(st.permutations(range(len(SENT))))
+def test_frames_in_another_order_are_read_up_to_the_first_that_is_not_at_its_place(order: list[int]) -> None:
+    frames, reader, got = sealed(SENT), FrameReader(1 << 20, Seal(*SEALED)), []
+    in_place = [place for place, number in enumerate(order) if place != number]
+    try:
+        for number in order:
+            got += reader.take(frames[number])
+    except WrongTag:
+        assert in_place
+    assert got == SENT[: min(in_place, default=len(SENT))]
 
 
-def test_a_lone_surrogate_is_no_proof_and_breaks_no_nonce() -> None:
-    assert not is_proof("\ud800", "token", "worker", "nonce")
-    assert is_proof(proof("token", "worker", "\ud800"), "token", "worker", "\ud800")
+@settings(deadline=None)
+@given(st.data())
+def test_a_frame_with_one_other_bit_is_not_read(data: st.DataObject) -> None:
+    frame = bytearray(sealed(SENT)[0])
+    place = data.draw(st.integers(4, len(frame) - 1))  # one of another length is cut elsewhere
+    frame[place] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(WrongTag):
+        FrameReader(1 << 20, Seal(*SEALED)).take_one(bytes(frame))
+
+
+@pytest.mark.parametrize(
+    "seal",
+    [("other", WORKER, "nonce"), ("token", COORDINATOR, "nonce"), ("token", WORKER, "ecnon"), ("token", WORKER, "non", "ce")],
+)
+def test_a_tag_holds_for_one_token_one_role_and_its_nonces(seal: tuple[str, ...]) -> None:
+    with pytest.raises(WrongTag):
+        FrameReader(1 << 20, Seal(*seal)).take_one(sealed(SENT)[0])
+
+
+def test_a_lone_surrogate_breaks_no_seal() -> None:
+    assert len(Seal("token", WORKER, "\ud800").next_tag(b"")) == 16
+
+
+def test_a_long_message_is_not_copied_for_each_connection() -> None:
+    message = encode(StoreEntry(1, "", "x" * 100_000))
+    assert make_frame(message, Seal(*SEALED))[1] is message.body
 
 
 def test_tokens_and_nonces_are_never_the_same() -> None:

@@ -21,7 +21,7 @@ class ProtocolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The coordinator's first message: the nonce that the worker must sign with the job's token."""
+    """The coordinator's first message: a nonce, from which and the job's token the keys of the connection are derived."""
 
     nonce: str
     release: str
@@ -34,7 +34,6 @@ class Hello:
     A connection with another `purpose` than membership makes no member; it ends when its purpose is served.
     """
 
-    proof: str
     release: str
     job: str
     host: str
@@ -51,7 +50,6 @@ class Hello:
 class Welcome:
     """The worker is a member, and counts as dead if it is silent for `lease_s`. `about` describes the job."""
 
-    proof: str
     member: int
     lease_s: float
     job: str

@@ -17,8 +17,8 @@ from typing import Any
 
 from recycle.control.decide.failure_detection import RENEWALS_PER_LEASE
 from recycle.control.decide.messages import Ack, ControlMessage, ProtocolError, Refused, RenewLease, Report, Welcome
-from recycle.control.net.handshake import Endpoint, JoinRefused, shake_hands
-from recycle.control.net.wire import FrameReader, encode_frame
+from recycle.control.net.handshake import CoordinatorUnproved, Endpoint, JoinRefused, shake_hands
+from recycle.control.net.wire import Session
 
 _RECONNECT_S = 0.1
 # A coordinator is called silent after so many leases. After `_GIVE_UP_S` its connection counts as broken: longer than any pause
@@ -32,8 +32,9 @@ class Client:
     `on_refused` is called if the coordinator has taken this worker for dead, if it refuses it when it reconnects, or if none is
     found; the thread ends then.
     `heartbeat` makes the message that renews the lease; `on_silent` is called once with the time for which the coordinator has
-    been silent. `own_address` is the address by which other machines reach this one. `greeting` is sent whenever it reconnects,
-    before the reports that are sent again.
+    been silent, and `on_violation` with a sentence about a connection whose messages were not the coordinator's. `own_address`
+    is the address by which other machines reach this one. `greeting` is sent whenever it reconnects, before the reports that are
+    sent again.
     """
 
     def __init__(
@@ -44,7 +45,9 @@ class Client:
         on_refused: Callable[[JoinRefused], None],
         heartbeat: Callable[[], RenewLease] = RenewLease,
         on_silent: Callable[[float], None] = lambda silent_s: None,
+        on_violation: Callable[[str], None] = lambda sentence: None,
     ) -> None:
+        self._on_violation = on_violation
         self._endpoint, self._preferred_place = endpoint, preferred_place
         self._on_message, self._on_refused, self._heartbeat, self._on_silent = on_message, on_refused, heartbeat, on_silent
         self.member, self.epoch, self.lease_s = -1, -1, 0.0
@@ -53,7 +56,7 @@ class Client:
         self._unacknowledged: deque[Report] = deque()
         self._number = 0
         self._lock = threading.Condition()  # notified when reports were acknowledged
-        self._stream: socket.socket | None = None
+        self._session: Session | None = None
         self._outbox: deque[memoryview] = deque()
         self._wake = -1
         self._closed = threading.Event()
@@ -66,7 +69,7 @@ class Client:
         begin_s = time.monotonic()
         while True:
             try:
-                welcome, reader = self._connect()
+                session, welcome = self._connect()
                 break
             except OSError as problem:
                 if isinstance(problem, socket.gaierror) and problem.errno != socket.EAI_AGAIN:  # it will not get a meaning
@@ -75,12 +78,12 @@ class Client:
                     raise
                 time.sleep(_RECONNECT_S)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        threading.Thread(target=self._run, args=(reader,), name="control", daemon=True).start()
+        threading.Thread(target=self._run, args=(session,), name="control", daemon=True).start()
         return welcome
 
-    def _run(self, reader: FrameReader) -> None:
+    def _run(self, session: Session) -> None:
         try:
-            self._stay_connected(reader)
+            self._stay_connected(session)
         finally:
             with self._lock:
                 self._disconnect()
@@ -89,14 +92,14 @@ class Client:
 
     @property
     def is_connected(self) -> bool:
-        return self._stream is not None
+        return self._session is not None
 
     def send(self, message: ControlMessage) -> bool:
         """Send a message, or queue it if the connection takes no more now; return whether there is a connection."""
         with self._lock:
-            if self._stream is None:
+            if self._session is None:
                 return False
-            self._outbox.append(memoryview(encode_frame(message)))
+            self._outbox.append(memoryview(self._session.frame(message)))
             if len(self._outbox) == 1 and not self._send_queued() and self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
             return True
@@ -104,10 +107,10 @@ class Client:
     def _send_queued(self) -> bool:
         """Send what is queued as far as the connection takes it; return whether that was all."""
         with self._lock:
-            while self._outbox and self._stream is not None:
+            while self._outbox and self._session is not None:
                 part = self._outbox[0]
                 try:
-                    sent = self._stream.send(part)
+                    sent = self._session.stream.send(part)
                 except OSError:  # full; or broken, which the thread notices, but not before it has read the last messages
                     return False
                 self._outbox.popleft()
@@ -135,62 +138,65 @@ class Client:
             self._disconnect()
 
     def _disconnect(self) -> None:
-        if self._stream is not None:
+        if self._session is not None:
             with contextlib.suppress(OSError):
-                self._stream.shutdown(socket.SHUT_RDWR)
-            self._stream.close()
-            self._stream = None
+                self._session.stream.shutdown(socket.SHUT_RDWR)
+            self._session.stream.close()
+            self._session = None
             self._outbox.clear()
 
-    def _connect(self) -> tuple[Welcome, FrameReader]:
-        session = shake_hands(self._endpoint, self._preferred_place, self.member, self.epoch)
-        stream, welcome = session.stream, session.welcome
+    def _connect(self) -> tuple[Session, Welcome]:
+        session, welcome = shake_hands(self._endpoint, self._preferred_place, self.member, self.epoch)
+        stream = session.stream
         stream.setblocking(False)
         with self._lock:
             if self._closed.is_set():
                 stream.close()
                 raise JoinRefused("this worker has disconnected")
             self.member, self.lease_s = welcome.member, welcome.lease_s
-            self._stream, self.own_address = stream, stream.getsockname()[0]
+            self._session, self.own_address = session, stream.getsockname()[0]
             for message in [self.greeting, *self._unacknowledged]:
                 if message is not None:
                     self.send(message)
         self._on_message(welcome)
-        return welcome, session.reader
+        return session, welcome
 
-    def _stay_connected(self, reader: FrameReader) -> None:
+    def _stay_connected(self, session: Session) -> None:
         try:
             while not self._closed.is_set():
-                with contextlib.suppress(OSError, ProtocolError, ValueError):
-                    self._serve(reader)
+                try:
+                    self._serve(session)
+                except ProtocolError as problem:
+                    self._on_violation(f"{problem}; this worker connects again")
+                except (OSError, ValueError):
+                    pass
                 with self._lock:
                     self._disconnect()
-                reader = self._reconnect()
+                session = self._reconnect()
         except JoinRefused as problem:
             if not self._closed.is_set():
                 self._on_refused(problem)
 
-    def _reconnect(self) -> FrameReader:
+    def _reconnect(self) -> Session:
         end_s = time.monotonic() + _ORPHAN_S
         while not self._closed.wait(_RECONNECT_S):
             try:
-                return self._connect()[1]
-            except OSError as problem:
+                return self._connect()[0]
+            except (OSError, CoordinatorUnproved) as problem:
                 if time.monotonic() > end_s:
-                    cause = problem.strerror or problem
+                    cause = (problem.strerror if isinstance(problem, OSError) else "") or problem
                     raise JoinRefused(f"no coordinator has answered for {_ORPHAN_S:.0f} s ({cause})", may_retry=True) from None
         raise JoinRefused("this worker has disconnected")
 
-    def _serve(self, reader: FrameReader) -> None:
+    def _serve(self, session: Session) -> None:
         """Read messages and renew the lease until the connection breaks."""
         pause_s = self.lease_s / RENEWALS_PER_LEASE
         next_s = heard_s = time.monotonic()
         silent_s = _SILENT_LEASES * self.lease_s
-        for message in reader.take(b""):  # those that came with the welcome
+        for message in session.reader.take(b""):  # those that came with the welcome
             self._take(message)
         while not self._closed.is_set():
-            stream = self._stream
-            if stream is None:
+            if self._session is None:
                 return
             now_s = time.monotonic()
             if now_s >= next_s:
@@ -203,12 +209,12 @@ class Client:
                     raise ConnectionError("the coordinator is silent")
                 next_s = now_s + pause_s
                 self.send(self._heartbeat())
-            if self._wait(stream, next_s - time.monotonic()):
-                some = stream.recv(1 << 18)
+            if self._wait(session.stream, next_s - time.monotonic()):
+                some = session.stream.recv(1 << 18)
                 if not some:
                     raise ConnectionError("the coordinator closed the connection")
                 heard_s, silent_s = time.monotonic(), _SILENT_LEASES * self.lease_s
-                for message in reader.take(some):
+                for message in session.reader.take(some):
                     self._take(message)
 
     def _wait(self, stream: socket.socket, timeout_s: float) -> bool:

@@ -2,14 +2,14 @@
 
 So a file of any size does not delay the renewal of a lease. A transfer may take as long as it needs: what has a deadline is the
 time without a byte. An uploaded file is in the folder completely, and synced to disk, or not at all; both sides compare its size
-and its digest. A downloaded file is read from the connection, so that the worker's disk has no part in it.
+and its digest, which goes in a message with a tag. A downloaded file is read from the connection, so that the worker's disk has
+no part in it.
 """
 
 import contextlib
 import hashlib
 import io
 import os
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from recycle.control.decide.messages import ControlMessage, DownloadFile, FileContent, ProtocolError, UploadFile
 from recycle.control.net.handshake import Endpoint, JoinRefused, shake_hands
-from recycle.control.net.wire import MOST_BYTES_UNPROVED, FrameReader, encode_frame
+from recycle.control.net.wire import Session
 from recycle.core.errors import FileProblem
 from recycle.core.files import replacing
 
@@ -70,9 +70,9 @@ class FileTransfer:
         while True:
             try:
                 progress.begin_again()
-                session = shake_hands(self.endpoint, purpose=PURPOSE, on_waiting=lambda: pulse(1))
+                session, _ = shake_hands(self.endpoint, purpose=PURPOSE, on_waiting=lambda: pulse(1))
                 with session.stream:
-                    return transfer(_Link(session.stream, session.reader, self.silence_s, progress.add))
+                    return transfer(_Link(session, self.silence_s, progress.add))
             except (JoinRefused, ProtocolError) as problem:
                 raise FileProblem(f"{failure}: {problem}") from None
             except OSError as problem:
@@ -103,9 +103,10 @@ class _Progress:
 class _Link:
     """A connection for one file. It waits as long as bytes move, and raises TimeoutError after `silence_s` without one."""
 
-    def __init__(self, stream: socket.socket, reader: FrameReader, silence_s: float, pulse: Pulse = _no_pulse) -> None:
-        self._stream, self._reader, self._silence_s, self._pulse = stream, reader, silence_s, pulse
-        stream.settimeout(min(_PULSE_S, silence_s))
+    def __init__(self, session: Session, silence_s: float, pulse: Pulse = _no_pulse) -> None:
+        self._session, self._stream, self._reader = session, session.stream, session.reader
+        self._silence_s, self._pulse = silence_s, pulse
+        self._stream.settimeout(min(_PULSE_S, silence_s))
 
     def send(self, block: bytes) -> None:
         rest = memoryview(block)
@@ -115,7 +116,7 @@ class _Link:
             rest = rest[num_sent:]
 
     def send_message(self, message: ControlMessage) -> None:
-        self.send(encode_frame(message))
+        self.send(self._session.frame(message))
 
     def receive_message(self) -> ControlMessage:
         return self._reader.receive(lambda most: self._patiently(self._stream.recv, most), _CLOSED)
@@ -199,15 +200,15 @@ def _send_bytes(link: _Link, source: BinaryIO) -> str:
 
 
 def serve_transfer(
-    stream: socket.socket,
+    session: Session,
     folder: Path,
     is_allowed: IsAllowed,
     silence_s: float = SILENCE_S,
     refuse: Refuse = lambda name, sha256: None,
 ) -> None:
     """Serve one file to a worker, or store one of it. `refuse` raises FileProblem if a file that was sent has another digest."""
-    with stream, contextlib.suppress(OSError, ProtocolError):  # the worker is gone, or is not of this release
-        link = _Link(stream, FrameReader(MOST_BYTES_UNPROVED), silence_s)
+    with session.stream, contextlib.suppress(OSError, ProtocolError):  # the worker is gone, or is not of this release
+        link = _Link(session, silence_s)
         match message := link.receive_message():
             case UploadFile() | DownloadFile() if not is_allowed(message):
                 link.send_message(FileContent(problem=f"{message.name!r} is no file of a checkpoint"))

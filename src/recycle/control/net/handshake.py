@@ -1,4 +1,4 @@
-"""The handshake of a worker with its coordinator: both sides prove that they have the job's token."""
+"""The handshake of a worker with its coordinator: each side proves by the tags of its frames that it has the job's token."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from recycle.control.decide.messages import Challenge, Hello, ProtocolError, Refused, Waiting, Welcome
-from recycle.control.net.wire import MOST_BYTES, FrameReader, encode_frame, is_proof, new_nonce, proof
+from recycle.control.net.wire import COORDINATOR, MOST_BYTES, WORKER, FrameReader, Seal, Session, WrongTag, new_nonce
 from recycle.core.release import RELEASE
 
 _CONNECT_S = 5.0
@@ -26,6 +26,10 @@ class JoinRefused(Exception):
         self.may_retry = may_retry
 
 
+class CoordinatorUnproved(JoinRefused):
+    """What answers does not have the token that this worker has, or somebody has changed a message on its way."""
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """The address of a coordinator, the token of its job, and the job's name."""
@@ -36,15 +40,6 @@ class Endpoint:
     job: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """A connection after its handshake. The reader may hold messages that came with the welcome."""
-
-    stream: socket.socket
-    reader: FrameReader
-    welcome: Welcome
-
-
 def shake_hands(
     endpoint: Endpoint,
     preferred_place: str = "",
@@ -52,8 +47,8 @@ def shake_hands(
     epoch: int = -1,
     purpose: str = "",
     on_waiting: Callable[[], object] = lambda: None,
-) -> Session:
-    """Connect once. Raises JoinRefused, or OSError if no process listens at the endpoint.
+) -> tuple[Session, Welcome]:
+    """Connect once. Raises JoinRefused, CoordinatorUnproved, or OSError if no process listens at the endpoint.
 
     `on_waiting` is called about once a second while others come first; it may raise.
     """
@@ -65,7 +60,6 @@ def shake_hands(
         if not isinstance(challenge, Challenge):
             raise ProtocolError("the first message is no challenge")
         hello = Hello(
-            proof=proof(endpoint.token, "worker", challenge.nonce),
             release=RELEASE,
             job=endpoint.job,
             host=this_host(),
@@ -77,16 +71,20 @@ def shake_hands(
             epoch=epoch,
             purpose=purpose,
         )
-        stream.sendall(encode_frame(hello))
+        reader.seal = Seal(endpoint.token, COORDINATOR, challenge.nonce, nonce)
+        session = Session(stream, reader, Seal(endpoint.token, WORKER, challenge.nonce))
+        stream.sendall(session.frame(hello))
         while isinstance(answer := reader.receive(stream.recv, _CLOSED), Waiting):
             on_waiting()
         if isinstance(answer, Refused):
             raise JoinRefused(answer.reason, answer.may_retry)
         if not isinstance(answer, Welcome):
             raise JoinRefused("the coordinator did not answer a hello")
-        if not is_proof(answer.proof, endpoint.token, "coordinator", nonce):
-            raise JoinRefused("the coordinator does not have the job's token")
-        return Session(stream, reader, answer)
+        return session, answer
+    except WrongTag:
+        stream.close()
+        where = f"{endpoint.host}:{endpoint.port}"
+        raise CoordinatorUnproved(f"this is not the job's token, or what answers at {where} is not its coordinator") from None
     except ProtocolError:
         stream.close()
         raise JoinRefused(f"what listens at {endpoint.host}:{endpoint.port} is no coordinator") from None

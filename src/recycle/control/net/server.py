@@ -1,7 +1,7 @@
 """The coordinator's server: one thread that accepts, reads, writes and closes all control connections, and ticks.
 
-A new connection gets a challenge, and is admitted only with a hello that proves the job's token; until then its bytes and its
-time are limited. An error of one connection closes that connection only.
+A new connection gets a challenge, and is admitted only with a hello whose tag proves the job's token; until then its bytes and
+its time are limited. An error of one connection closes that connection only.
 """
 
 import contextlib
@@ -13,12 +13,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 from recycle.control.decide.messages import Challenge, ControlMessage, Hello, ProtocolError, Refused, Waiting, Welcome
-from recycle.control.net.wire import MOST_BYTES, MOST_BYTES_UNPROVED, FrameReader, encode_frame, is_proof, new_nonce, proof
+from recycle.control.net.wire import (
+    COORDINATOR,
+    MOST_BYTES,
+    MOST_BYTES_UNPROVED,
+    WORKER,
+    EncodedMessage,
+    FrameReader,
+    Seal,
+    Session,
+    WrongTag,
+    encode,
+    make_frame,
+    new_nonce,
+)
 from recycle.core.errors import PortInUse, UserError
 from recycle.core.release import RELEASE
 
@@ -51,14 +63,14 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-ConnectionTask = Callable[[socket.socket], None]
+ConnectionTask = Callable[[Session], None]
 
 
 class ServerCallbacks(Protocol):
     """The reactions to what happens on connections. A connection is named by its number."""
 
     def admit(self, connection: int, hello: Hello) -> Welcome | Refused:
-        """Decide whether a worker that has proved the token may join; the server adds its own proof to a welcome."""
+        """Decide whether a worker that has proved the token may join."""
 
     def admitted(self, connection: int) -> None:
         """Note that an admitted worker has been sent its welcome."""
@@ -68,6 +80,9 @@ class ServerCallbacks(Protocol):
     def task_for(self, hello: Hello) -> ConnectionTask | Refused:
         """Return the task that serves a connection with a purpose of its own, in a thread of its own."""
 
+    def violated(self, connection: int, reason: str) -> None:
+        """Note that an admitted connection is closed because what came by it was not its worker's; `disconnected` follows."""
+
     def disconnected(self, connection: int) -> None:
         """Note that the other side has closed an admitted connection."""
 
@@ -75,12 +90,13 @@ class ServerCallbacks(Protocol):
 
 
 class _Connection:
-    def __init__(self, number: int, stream: socket.socket) -> None:
+    def __init__(self, number: int, stream: socket.socket, token: str) -> None:
         self.number, self.stream = number, stream
         self.nonce = new_nonce()
+        self.seal: Seal | None = None  # the challenge has no tag
         self.since_s = time.monotonic()
         self.is_admitted = self.is_waiting = False
-        self.reader = FrameReader(MOST_BYTES_UNPROVED)
+        self.reader = FrameReader(MOST_BYTES_UNPROVED, Seal(token, WORKER, self.nonce))
         self.outbox: deque[memoryview] = deque()
         self.is_closing = False
 
@@ -135,13 +151,13 @@ class Server:
             os.write(self._wake_writer, b"!")
 
     def send(self, number: int, message: ControlMessage) -> None:
-        self.send_frame(number, encode_frame(message))
+        self.send_encoded(number, encode(message))
 
-    def send_frame(self, number: int, frame: bytes) -> None:
+    def send_encoded(self, number: int, message: EncodedMessage) -> None:
         """Send an encoded message: many connections can share one encoding."""
         connection = self._connections.get(number)
         if connection is not None and not connection.is_closing:
-            connection.outbox.append(memoryview(frame))
+            connection.outbox.extend(map(memoryview, make_frame(message, connection.seal)))
             self._write(connection)
 
     def disconnect(self, number: int) -> None:
@@ -171,9 +187,11 @@ class Server:
         with contextlib.suppress(OSError):
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._last_number += 1
-        connection = self._connections[self._last_number] = _Connection(self._last_number, stream)
+        connection = self._connections[self._last_number] = _Connection(self._last_number, stream, self._token)
         self._selector.register(stream, selectors.EVENT_READ, lambda events: self._serve(connection, events))
         self.send(connection.number, Challenge(connection.nonce, RELEASE))
+        # Until it knows a nonce of the other side, whose own tags then tell it that this is no worker of the job.
+        connection.seal = Seal(self._token, COORDINATOR, connection.nonce, "")
 
     def _serve(self, connection: _Connection, events: int) -> None:
         if events & selectors.EVENT_WRITE:
@@ -200,14 +218,16 @@ class Server:
                 if connection.number not in self._connections or connection.is_closing:
                     return
         except ProtocolError as problem:
-            self._refuse(connection, str(problem))
+            if connection.is_admitted:
+                self._callbacks.violated(connection.number, str(problem))
+            self._refuse(connection, "this is not the job's token" if isinstance(problem, WrongTag) else str(problem))
 
     def _handshake(self, connection: _Connection, message: ControlMessage) -> None:
         if not isinstance(message, Hello) or connection.is_waiting:
             self._refuse(connection, "the first message must be a hello, and the second one follows the welcome")
-        elif not is_proof(message.proof, self._token, "worker", connection.nonce):
-            self._refuse(connection, "this is not the job's token")
-        elif message.release != RELEASE:
+            return
+        connection.seal = Seal(self._token, COORDINATOR, connection.nonce, message.nonce)
+        if message.release != RELEASE:
             self._refuse(connection, f"the worker is of release {message.release}, but the job runs {RELEASE}")
         elif message.purpose:
             self._start_task(connection, message)
@@ -218,7 +238,7 @@ class Server:
                 return
             connection.is_admitted = True
             connection.reader.most_bytes = MOST_BYTES
-            self.send(connection.number, replace(answer, proof=proof(self._token, "coordinator", message.nonce)))
+            self.send(connection.number, answer)
             self._callbacks.admitted(connection.number)
 
     def _start_task(self, connection: _Connection, hello: Hello) -> None:
@@ -241,12 +261,9 @@ class Server:
             self._selector.unregister(connection.stream)
             self._connections.pop(connection.number)
             connection.stream.setblocking(True)
-            connection.outbox.append(memoryview(encode_frame(self._welcome(hello))))
+            connection.outbox.extend(map(memoryview, make_frame(encode(Welcome(-1, 0.0, hello.job)), connection.seal)))
             run = partial(_run_task, connection, task, lambda: self.call_soon(self._task_ended))
             threading.Thread(target=run, name=hello.purpose, daemon=True).start()
-
-    def _welcome(self, hello: Hello) -> Welcome:
-        return Welcome(proof(self._token, "coordinator", hello.nonce), -1, 0.0, hello.job)
 
     def _task_ended(self) -> None:
         self._num_tasks -= 1
@@ -351,6 +368,7 @@ def _run_task(connection: _Connection, task: ConnectionTask, ended: Callable[[],
         with connection.stream as stream, contextlib.suppress(OSError):
             for part in connection.outbox:
                 stream.sendall(part)
-            task(stream)
+            assert connection.seal is not None
+            task(Session(stream, connection.reader, connection.seal))
     finally:
         ended()

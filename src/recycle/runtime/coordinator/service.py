@@ -20,7 +20,7 @@ from recycle.control.decide.plan_prefetch import PlanningProcess
 from recycle.control.net import file_transfer
 from recycle.control.net.handshake import this_host
 from recycle.control.net.server import ConnectionTask, Server
-from recycle.control.net.wire import encode_frame
+from recycle.control.net.wire import EncodedMessage, encode
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, PeersDiffer, PlannerFailed, UserError, WorkerFailed
 from recycle.core.events.failure_script import RECOVERY
@@ -73,7 +73,7 @@ class CoordinatorService:
         self._server = Server(listener, config.token, self)
         self._output = RunOutput(run, sink, self._server.call_soon, lambda problem: self._ledger.warn(problem))
         self._journal = BackgroundJournal(FileJournal(config.journal), self._server.call_soon, self._journaled)
-        self._held: list[tuple[int, bytes]] = []
+        self._held: list[tuple[int, EncodedMessage]] = []
         self._found: list[Callable[[], None]] = []
         plan, losses = config.initial.plan, run.losses if run is not None else ()
         self._ledger = RunLedger(
@@ -150,7 +150,7 @@ class CoordinatorService:
         member.clock_offset_us = 0 if hello.host == this_host() else now_us() - hello.clock_us
         fencing.identify(member)
         self._numbers[connection], self._epochs[connection] = member.number, hello.epoch
-        return Welcome("", member.number, self._config.lease_s, self._config.job, dict(self._config.about))
+        return Welcome(member.number, self._config.lease_s, self._config.job, dict(self._config.about))
 
     def admitted(self, connection: int) -> None:
         member, epoch = self._member(connection), self._epochs.pop(connection)
@@ -168,11 +168,13 @@ class CoordinatorService:
             self._coordinator.receive(member, message)
 
     def task_for(self, hello: Hello) -> ConnectionTask | Refused:
-        if hello.purpose != file_transfer.PURPOSE or self._run is None:
-            return Refused(f"no connection for {hello.purpose!r} is served here")
-        if hello.job not in ("", self._config.job):
-            return Refused(f"this is job {self._config.job}, not {hello.job}")
+        if hello.purpose != file_transfer.PURPOSE or self._run is None or hello.job not in ("", self._config.job):
+            return Refused(f"job {self._config.job} serves no connection for {hello.purpose!r} of job {hello.job or 'any'}")
         return self._run.transfer_task()
+
+    def violated(self, connection: int, reason: str) -> None:
+        if (member := self._member(connection)) is not None:
+            self._ledger.warn(f"the connection of {member.place or 'a worker'} on {member.host} was closed: {reason}")
 
     def disconnected(self, connection: int) -> None:
         member = self._member(connection)
@@ -205,20 +207,20 @@ class CoordinatorService:
 
     def send_all(self, connections: Iterable[int], message: ControlMessage) -> None:
         """Send a message, as soon as all that it may rest on is in the journal."""
-        frame = encode_frame(message)
+        encoded = encode(message)
         if self._journal.num_pending:
-            self._held += [(connection, frame) for connection in connections]
+            self._held += [(connection, encoded) for connection in connections]
             return
         for connection in connections:
-            self._server.send_frame(connection, frame)
+            self._server.send_encoded(connection, encoded)
 
     def _journaled(self, problem: str | None) -> None:
         if problem is not None:
             self._ledger.warn(f"{problem}; training goes on, but another coordinator could not replace this one")
         if not self._journal.num_pending:
             held, self._held = self._held, []
-            for connection, frame in held:
-                self._server.send_frame(connection, frame)
+            for connection, encoded in held:
+                self._server.send_encoded(connection, encoded)
 
     def disconnect(self, connection: int, reason: str = "") -> None:
         self._numbers.pop(connection, None)

@@ -59,6 +59,7 @@ class ControlThread:
             self._refused,
             self._renew_lease,
             lambda silent_s: say(f"the coordinator has not answered for {silent_s:.0f} s; training goes on"),
+            say,
         )
         self._get_num_steps, self._interface = get_num_steps, interface
         self.activity = Activity()
