@@ -24,7 +24,7 @@ CLOCK = SimpleNamespace(now_us=0, plane=None)
 class VirtualServer:
     """A server without sockets; the plane takes the place of the listener."""
 
-    def __init__(self, plane: "ControlPlane", token: str, callbacks: CoordinatorService) -> None:
+    def __init__(self, plane: "ControlPlane", token: str, callbacks: CoordinatorService, tls: None) -> None:
         self.plane, self.callbacks = plane, callbacks
         self.calls: deque[Callable[[], None]] = deque()
         self.backgrounds: list[VirtualBackground] = []

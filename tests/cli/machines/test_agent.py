@@ -11,6 +11,7 @@ import pytest
 from recycle.cli.main import main
 from tests.cli.machines.test_coordinator import free_port, num_steps, started, wait_for
 from tests.processes import is_there
+from tests.tls_files import tls_flags, write_tls
 
 pytestmark = pytest.mark.timeout(240)
 FILE = """
@@ -60,8 +61,21 @@ def pids(out: Path) -> dict[str, int]:
 def test_agents_start_workers_again_leave_die_and_come_back_and_the_weights_are_those_of_one_machine(tmp_path):
     file, out, token, address = tmp_path / "train.py", tmp_path / "run", tmp_path / "token", f"[::1]:{free_port()}"
     file.write_text(FILE)
-    job = ("--listen", address, "--token-file", token, "--json")
-    agent = ("agent", address, file, "--token-file", token, "--interface", "lo", "--workers", "2")  # tensors by IPv4
+    tls = tls_flags(write_tls(tmp_path / "coordinator", "::1"))
+    job = ("--listen", address, "--token-file", token, *tls, "--json")
+    tls_of_workers = tls_flags(write_tls(tmp_path / "workers", "workers"))
+    agent = (
+        "agent",
+        address,
+        file,
+        "--token-file",
+        token,
+        *tls_of_workers,
+        "--interface",
+        "lo",
+        "--workers",
+        "2",
+    )  # tensors by IPv4
 
     def has_all(num_recoveries: int) -> bool:
         found = recoveries(out)
@@ -104,7 +118,7 @@ def test_agents_start_workers_again_leave_die_and_come_back_and_the_weights_are_
         printed, words = coordinator.communicate(timeout=60)
         assert [process.wait(30) for process in (again, back)] == [0, 0]
         steps = json.loads(printed)["steps"]
-        assert f"go on with: recycle coordinator --resume {out} --listen {address} --token-file {token}" in words
+        assert f"go on with: recycle coordinator --resume {out} --listen {address} --token-file {token} {' '.join(tls)}" in words
         wait_for(lambda: not any(is_there(event["pid"]) for event in facts_of(out, "placed")), 10)
 
         final = steps + 3
@@ -128,6 +142,11 @@ def test_agents_start_workers_again_leave_die_and_come_back_and_the_weights_are_
         (["here:1", "--token-file", "{token}"], "this machine has no GPU to use: say with --workers how many workers it runs"),
         (["here:1", "--token-file", "{token}", "--gpus", "7"], "this machine has no GPU 7; it has none"),
         (["here:1", "--token-file", "{token}", "--interface", "eth77"], "this machine has no network interface eth77; it has"),
+        (["here:1", "--token-file", "{token}", "--tls-ca", "{token}"], "give --tls-cert and --tls-key, too"),
+        (
+            ["here:1", "--token-file", "{token}", "--tls-ca", "{token}", "--tls-cert", "{token}", "--tls-key", "{token}"],
+            "cannot use the authority in",
+        ),
         (["here:1", "--token-file", "{token}", "--workers", "0"], "'0' is no number of workers from 1 to 1024"),
     ],
 )

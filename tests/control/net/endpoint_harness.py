@@ -26,7 +26,8 @@ from recycle.control.decide.messages import (
 )
 from recycle.control.net.client import Client
 from recycle.control.net.handshake import Endpoint, JoinRefused
-from recycle.control.net.server import Server, listen
+from recycle.control.net.listener import listen
+from recycle.control.net.server import Server
 from recycle.control.net.wire import COORDINATOR, WORKER, EncodedMessage, Seal, make_frame
 from recycle.core.release import RELEASE
 
@@ -112,7 +113,7 @@ class FakeCoordinator:
 class ServerHarness:
     """A server in a thread of its own, on a port of this machine."""
 
-    def __init__(self, port: int = 0, callbacks: FakeCoordinator | None = None, **options: float) -> None:
+    def __init__(self, port: int = 0, callbacks: FakeCoordinator | None = None, **options: object) -> None:
         self.callbacks = callbacks or FakeCoordinator()
         listener = listen("127.0.0.1", port)
         self.port = listener.getsockname()[1]

@@ -12,7 +12,7 @@ from statistics import median
 import pytest
 
 from recycle.control.decide.messages import JobEnded, RenewLease, StoreEntry, Welcome
-from recycle.control.net.server import listen
+from recycle.control.net.listener import listen
 from recycle.control.net.wire import MOST_BYTES
 from recycle.core.errors import PortInUse, UserError
 from tests.control.net.endpoint_harness import LEASE_S, PATIENCE_S, FakeMember, ServerHarness

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from recycle.cli.arguments import Subparsers, add_command
-from recycle.cli.machines.endpoint_flags import add_job_arguments, read_address, read_token
+from recycle.cli.machines.endpoint_flags import add_job_arguments, read_address, read_tls, read_token
 from recycle.cli.machines.worker import take_part
 from recycle.control.net.handshake import Endpoint
 from recycle.core.errors import FileProblem, UserError
@@ -51,7 +51,7 @@ def _count(text: str) -> int:
 
 def run_agent(args: argparse.Namespace) -> None:
     host, port = read_address(args.address)
-    endpoint = Endpoint(host, port, read_token(args.token_file, makes_one=False))
+    endpoint = Endpoint(host, port, read_token(args.token_file, makes_one=False), tls=read_tls(args))
     if args.file is not None and not args.file.is_file():
         raise FileProblem(f"there is no job file {args.file}")
     if args.interface:

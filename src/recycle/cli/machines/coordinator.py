@@ -10,13 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from recycle.cli.arguments import Subparsers, add_command, output_path
-from recycle.cli.machines.endpoint_flags import DEFAULT_ADDRESS, is_loopback, read_address, read_token, write_address
+from recycle.cli.machines.endpoint_flags import (
+    DEFAULT_ADDRESS,
+    add_tls_arguments,
+    is_loopback,
+    read_address,
+    read_tls,
+    read_token,
+    write_address,
+    write_tls_flags,
+)
 from recycle.cli.machines.job_description import JOB, describe_job, read_job
 from recycle.cli.training.plan_choice import choose_source
 from recycle.cli.training.train import config_and_folder, describe_run, prepare, refuse_unsaved, watching
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments
 from recycle.control.net.handshake import Endpoint
-from recycle.control.net.server import listen
+from recycle.control.net.listener import listen
 from recycle.control.net.wire import new_name
 from recycle.core.errors import FileProblem, Stopped, UserError, WorkerFailed
 from recycle.core.events.record import Event
@@ -52,6 +61,7 @@ def add_coordinator_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--advertise", default="", metavar="HOST:PORT", help=about)
     about = "the job's secret; made if there is no such file"
     parser.add_argument("--token-file", type=Path, required=True, metavar="FILE", help=about)
+    add_tls_arguments(parser)
     parser.add_argument("--out", type=output_path, metavar="FOLDER", help="record the run there, with checkpoints")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder, from its last checkpoint")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
@@ -63,7 +73,7 @@ def run_coordinator(args: argparse.Namespace) -> None:
         raise UserError("name the folder of the run: a new one with --out, or one to go on with by --resume")
     host, port = read_address(args.listen)
     advertised = read_address(args.advertise) if args.advertise else None
-    token = read_token(args.token_file, makes_one=True)
+    token, tls = read_token(args.token_file, makes_one=True), read_tls(args)
     factory, plan = prepare(config)
     config = factory.config
     from recycle.runtime.coordinator.process import serve_job
@@ -75,7 +85,7 @@ def run_coordinator(args: argparse.Namespace) -> None:
     job = factory.job(plan, out, found.is_resumed, factory.plan_source or choose_source(plan, config.cluster))
     about = describe_job(found.name, factory, job, serves_machines=not is_loopback(advertised[0] if advertised else host))
     with listen(host, port) as listener, watching(config, plan, out, found.is_resumed) as (watch, say):
-        coordinator = coordinator_config(job, Endpoint(host, port, token, found.name), found.begin_us, out, about=about)
+        coordinator = coordinator_config(job, Endpoint(host, port, token, found.name, tls), found.begin_us, out, about=about)
         if begun is None:
             found.write(out, config)
         reached_at = advertised or (socket.gethostname() if host in _ALL_ADDRESSES else host, listener.getsockname()[1])
@@ -86,7 +96,7 @@ def run_coordinator(args: argparse.Namespace) -> None:
         serve_job(coordinator, listener, sink, () if begun else None)
     facts = sink.summary()
     print(json.dumps(facts) if args.json else describe_run(facts, out))
-    again = f"recycle coordinator --resume {out} --listen {args.listen} --token-file {args.token_file}"
+    again = f"recycle coordinator --resume {out} --listen {args.listen} --token-file {args.token_file}{write_tls_flags(args)}"
     if facts["steps"] < config.training.steps:
         sentence = f"stopped after step {facts['steps']} of {config.training.steps}, and all workers with it"
         raise Stopped(f"{sentence}; go on with: {again}", signal.SIGTERM)

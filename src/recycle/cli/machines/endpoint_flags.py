@@ -4,6 +4,7 @@ import argparse
 import stat
 from pathlib import Path
 
+from recycle.control.net.tls import TlsFiles
 from recycle.control.net.wire import new_token
 from recycle.core.errors import FileProblem, UserError
 
@@ -19,6 +20,40 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", type=Path, required=True, metavar="FILE", help=about)
     about = "the network interface by which tensors go (the one by which the coordinator is reached)"
     parser.add_argument("--interface", default="", metavar="NAME", help=about)
+    add_tls_arguments(parser)
+
+
+def add_tls_arguments(parser: argparse.ArgumentParser) -> None:
+    """The certificates of the control connection: all three files, or none."""
+    about = "use TLS on the control connection, with this certificate (PEM)"
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help=about)
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="the key of the certificate, without a password")
+    about = "the authority that has signed the certificates of coordinator and workers"
+    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help=about)
+
+
+def read_tls(args: argparse.Namespace) -> TlsFiles | None:
+    """The files of TLS, if it is to be used; raises if one is missing or cannot be used."""
+    files = _tls_files(args)
+    missing = [flag for flag, path in files.items() if path is None]
+    if len(missing) == len(files):
+        return None
+    if missing:
+        raise UserError(f"TLS needs a certificate, its key and an authority: give {' and '.join(missing)}, too")
+    tls = TlsFiles(*(path.resolve() for path in files.values() if path is not None))
+    tls.client_context()  # so that files which cannot be used are refused now
+    if tls.key.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise FileProblem(f"the key in {args.tls_key} can be read by others on this machine: chmod 600 {args.tls_key}")
+    return tls
+
+
+def write_tls_flags(args: argparse.Namespace) -> str:
+    """The flags of TLS as a user has given them, each after a space."""
+    return "".join(f" {flag} {path}" for flag, path in _tls_files(args).items() if path is not None)
+
+
+def _tls_files(args: argparse.Namespace) -> dict[str, Path | None]:
+    return {"--tls-cert": args.tls_cert, "--tls-key": args.tls_key, "--tls-ca": args.tls_ca}
 
 
 def read_address(text: str) -> tuple[str, int]:

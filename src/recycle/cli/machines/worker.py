@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from recycle.cli.arguments import Subparsers, add_command
-from recycle.cli.machines.endpoint_flags import add_job_arguments, read_address, read_token
+from recycle.cli.machines.endpoint_flags import add_job_arguments, read_address, read_tls, read_token
 from recycle.cli.machines.job_description import spec_from_description
 from recycle.control.net.handshake import Endpoint
 from recycle.core.cluster import Worker
@@ -37,7 +37,7 @@ def run_worker(args: argparse.Namespace) -> None:
 
     host, port = read_address(args.address)
     place = str(Worker.parse(args.place)) if args.place else ""
-    endpoint = Endpoint(host, port, read_token(args.token_file, makes_one=False))
+    endpoint = Endpoint(host, port, read_token(args.token_file, makes_one=False), tls=read_tls(args))
     configure_process()
     import recycle.runtime.launch.preload  # noqa: F401  before the coordinator expects heartbeats
 

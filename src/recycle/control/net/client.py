@@ -9,6 +9,7 @@ import contextlib
 import os
 import select
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -210,7 +211,11 @@ class Client:
                 next_s = now_s + pause_s
                 self.send(self._heartbeat())
             if self._wait(session.stream, next_s - time.monotonic()):
-                some = session.stream.recv(1 << 18)
+                try:
+                    with self._lock:  # TLS does not read and write at once
+                        some = session.stream.recv(1 << 18)
+                except (BlockingIOError, ssl.SSLWantReadError):
+                    continue
                 if not some:
                     raise ConnectionError("the coordinator closed the connection")
                 heard_s, silent_s = time.monotonic(), _SILENT_LEASES * self.lease_s

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,13 +10,16 @@ from functools import cache
 from pathlib import Path
 
 from recycle.control.decide.messages import Challenge, Hello, ProtocolError, Refused, Waiting, Welcome
+from recycle.control.net.tls import TlsFiles, refusal_by_tls
 from recycle.control.net.wire import COORDINATOR, MOST_BYTES, WORKER, FrameReader, Seal, Session, WrongTag, new_nonce
+from recycle.core.errors import FileProblem
 from recycle.core.release import RELEASE
 
 _CONNECT_S = 5.0
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _PROCESS_IDS = "/proc/self/ns/pid"
 _CLOSED = "the coordinator closed the connection"
+_CLOSED_AT_ONCE = "it closed the connection before its first message, as a coordinator with TLS does"
 
 
 class JoinRefused(Exception):
@@ -32,12 +36,13 @@ class CoordinatorUnproved(JoinRefused):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address of a coordinator, the token of its job, and the job's name."""
+    """The address of a coordinator, the token of its job, and the job's name; `tls` if its control connections use TLS."""
 
     host: str
     port: int
     token: str
     job: str = ""
+    tls: TlsFiles | None = None
 
 
 def shake_hands(
@@ -53,10 +58,13 @@ def shake_hands(
     `on_waiting` is called about once a second while others come first; it may raise.
     """
     stream = socket.create_connection((endpoint.host, endpoint.port), _CONNECT_S)
+    where = f"{endpoint.host}:{endpoint.port}"
     try:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if endpoint.tls is not None:
+            stream = endpoint.tls.client_context().wrap_socket(stream, server_hostname=endpoint.host)
         reader, nonce = FrameReader(MOST_BYTES), new_nonce()
-        challenge = reader.receive(stream.recv, _CLOSED)
+        challenge = reader.receive(stream.recv, _CLOSED if endpoint.tls is not None else _CLOSED_AT_ONCE)
         if not isinstance(challenge, Challenge):
             raise ProtocolError("the first message is no challenge")
         hello = Hello(
@@ -83,11 +91,18 @@ def shake_hands(
         return session, answer
     except WrongTag:
         stream.close()
-        where = f"{endpoint.host}:{endpoint.port}"
         raise CoordinatorUnproved(f"this is not the job's token, or what answers at {where} is not its coordinator") from None
     except ProtocolError:
         stream.close()
-        raise JoinRefused(f"what listens at {endpoint.host}:{endpoint.port} is no coordinator") from None
+        raise JoinRefused(f"what listens at {where} is no coordinator") from None
+    except ssl.SSLError as problem:
+        stream.close()
+        if reason := refusal_by_tls(problem, where):
+            raise JoinRefused(reason) from None
+        raise
+    except FileProblem as problem:
+        stream.close()
+        raise JoinRefused(str(problem)) from None
     except BaseException:
         stream.close()
         raise

@@ -5,10 +5,10 @@ its time are limited. An error of one connection closes that connection only.
 """
 
 import contextlib
-import errno
 import os
 import selectors
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -17,6 +17,7 @@ from functools import partial
 from typing import Protocol
 
 from recycle.control.decide.messages import Challenge, ControlMessage, Hello, ProtocolError, Refused, Waiting, Welcome
+from recycle.control.net.tls import ServerTls, TlsFiles
 from recycle.control.net.wire import (
     COORDINATOR,
     MOST_BYTES,
@@ -31,7 +32,6 @@ from recycle.control.net.wire import (
     make_frame,
     new_nonce,
 )
-from recycle.core.errors import PortInUse, UserError
 from recycle.core.release import RELEASE
 
 _HANDSHAKE_S = 5.0
@@ -39,28 +39,6 @@ _MOST_HANDSHAKES = 64
 # So many connections with a purpose of their own are served at once. The next ones wait, at most so long.
 _MOST_TASKS, _QUEUE_S, _WAITING_S = 256, 600.0, 1.0
 _TICK_S = 0.05
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens there; port 0 is any free one."""
-    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
-        raise UserError(f"the port is {port!r}, but it must be a whole number from 0 to 65535, where 0 is any free one")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    elsewhere = f"{host} is no address of this machine: listen on one of its own, or on 0.0.0.0 for all of them"
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(128)
-    except OSError as problem:
-        listener.close()
-        if isinstance(problem, socket.gaierror) or problem.errno == errno.EADDRNOTAVAIL:
-            raise UserError(elsewhere) from None
-        raise PortInUse(
-            f"{host} port {port} cannot be listened on, another program probably does: name a free one, or 0 for any "
-            f"({problem.strerror or problem})"
-        ) from None
-    return listener
 
 
 ConnectionTask = Callable[[Session], None]
@@ -95,6 +73,7 @@ class _Connection:
         self.nonce = new_nonce()
         self.seal: Seal | None = None  # the challenge has no tag
         self.since_s = time.monotonic()
+        self.is_secured = not isinstance(stream, ssl.SSLSocket)
         self.is_admitted = self.is_waiting = False
         self.reader = FrameReader(MOST_BYTES_UNPROVED, Seal(token, WORKER, self.nonce))
         self.outbox: deque[memoryview] = deque()
@@ -102,7 +81,10 @@ class _Connection:
 
 
 class Server:
-    """Serves connections, and calls `callbacks`, until it is stopped. At most `most_tasks` tasks run at once."""
+    """Serves connections, and calls `callbacks`, until it is stopped. At most `most_tasks` tasks run at once.
+
+    Raises FileProblem if connections are to use TLS, and its files cannot be used.
+    """
 
     def __init__(
         self,
@@ -111,7 +93,9 @@ class Server:
         callbacks: ServerCallbacks,
         most_tasks: int = _MOST_TASKS,
         queue_s: float = _QUEUE_S,
+        tls: TlsFiles | None = None,
     ) -> None:
+        self._tls = ServerTls(tls) if tls is not None else None
         self._listener, self._token, self._callbacks = listener, token, callbacks
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
@@ -186,14 +170,45 @@ class Server:
         stream.setblocking(False)
         with contextlib.suppress(OSError):
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls is not None:
+            try:
+                stream = self._tls.wrap(stream)
+            except OSError:  # it is gone already
+                stream.close()
+                return
         self._last_number += 1
         connection = self._connections[self._last_number] = _Connection(self._last_number, stream, self._token)
         self._selector.register(stream, selectors.EVENT_READ, lambda events: self._serve(connection, events))
+        if connection.is_secured:
+            self._challenge(connection)
+
+    def _secure(self, connection: _Connection) -> None:
+        """Go on with the handshake of TLS."""
+        wanted = selectors.EVENT_READ
+        try:
+            assert isinstance(connection.stream, ssl.SSLSocket)
+            connection.stream.do_handshake()
+            connection.is_secured = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLWantWriteError:
+            wanted = selectors.EVENT_WRITE
+        except (OSError, ValueError):  # TLS has told the other side why
+            self._drop(connection)
+            return
+        self._selector.modify(connection.stream, wanted, self._selector.get_key(connection.stream).data)
+        if connection.is_secured:
+            self._challenge(connection)
+
+    def _challenge(self, connection: _Connection) -> None:
         self.send(connection.number, Challenge(connection.nonce, RELEASE))
         # Until it knows a nonce of the other side, whose own tags then tell it that this is no worker of the job.
         connection.seal = Seal(self._token, COORDINATOR, connection.nonce, "")
 
     def _serve(self, connection: _Connection, events: int) -> None:
+        if not connection.is_secured:
+            self._secure(connection)
+            return
         if events & selectors.EVENT_WRITE:
             self._write(connection)
         if events & selectors.EVENT_READ and connection.number in self._connections:
@@ -201,8 +216,8 @@ class Server:
 
     def _read(self, connection: _Connection) -> None:
         try:
-            some = connection.stream.recv(1 << 18)
-        except BlockingIOError:
+            some = connection.stream.recv(1 << 18)  # longer than a record of TLS, which would keep the rest
+        except (BlockingIOError, ssl.SSLWantReadError):
             return
         except OSError:
             some = b""
@@ -312,7 +327,7 @@ class Server:
                     connection.outbox.popleft()
                 else:
                     connection.outbox[0] = part[sent:]
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantWriteError):
             pass
         except OSError:
             # Not now: the sender must not get a call of `disconnected` before it returns.

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from recycle.control.net.tls import TlsFiles
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.events.failure_script import Injection
@@ -44,6 +45,7 @@ class CoordinatorConfig:
     injections: Sequence[Injection] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     stops_early: bool = False
+    tls: TlsFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)

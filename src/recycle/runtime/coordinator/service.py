@@ -70,7 +70,7 @@ class CoordinatorService:
         self._config, self._sink, self._run = config, sink, run
         if before is None:  # the file, if there is one, is of a former run
             config.journal.unlink(missing_ok=True)
-        self._server = Server(listener, config.token, self)
+        self._server = Server(listener, config.token, self, tls=config.tls)
         self._output = RunOutput(run, sink, self._server.call_soon, lambda problem: self._ledger.warn(problem))
         self._journal = BackgroundJournal(FileJournal(config.journal), self._server.call_soon, self._journaled)
         self._held: list[tuple[int, EncodedMessage]] = []

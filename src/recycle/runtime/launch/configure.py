@@ -57,6 +57,7 @@ def coordinator_config(
     return CoordinatorConfig(
         job=endpoint.job,
         token=endpoint.token,
+        tls=endpoint.tls,
         lease_s=options.failures.lease_s,
         initial=PlanAssignment(plan, dict(zip(workers, workers, strict=True)), "the plan that the run was started with"),
         source=options.failures.plan_source,

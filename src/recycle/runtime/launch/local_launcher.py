@@ -22,7 +22,7 @@ from pathlib import Path
 from torch import nn
 
 from recycle.control.net.handshake import Endpoint
-from recycle.control.net.server import listen
+from recycle.control.net.listener import listen
 from recycle.control.net.wire import new_name, new_token
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, Stopped, UserError, WorkerFailed
