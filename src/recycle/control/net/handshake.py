@@ -57,55 +57,62 @@ def shake_hands(
 
     `on_waiting` is called about once a second while others come first; it may raise.
     """
+    hello = Hello(
+        release=RELEASE,
+        job=endpoint.job,
+        host=this_host(),
+        pid=os.getpid(),
+        nonce=new_nonce(),
+        clock_us=time.monotonic_ns() // 1000,
+        preferred_place=preferred_place,
+        member=member,
+        epoch=epoch,
+        purpose=purpose,
+    )
     stream = socket.create_connection((endpoint.host, endpoint.port), _CONNECT_S)
-    where = f"{endpoint.host}:{endpoint.port}"
     try:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if endpoint.tls is not None:
             stream = endpoint.tls.client_context().wrap_socket(stream, server_hostname=endpoint.host)
-        reader, nonce = FrameReader(MOST_BYTES), new_nonce()
-        challenge = reader.receive(stream.recv, _CLOSED if endpoint.tls is not None else _CLOSED_AT_ONCE)
-        if not isinstance(challenge, Challenge):
-            raise ProtocolError("the first message is no challenge")
-        hello = Hello(
-            release=RELEASE,
-            job=endpoint.job,
-            host=this_host(),
-            pid=os.getpid(),
-            nonce=nonce,
-            clock_us=time.monotonic_ns() // 1000,
-            preferred_place=preferred_place,
-            member=member,
-            epoch=epoch,
-            purpose=purpose,
-        )
-        reader.seal = Seal(endpoint.token, COORDINATOR, challenge.nonce, nonce)
-        session = Session(stream, reader, Seal(endpoint.token, WORKER, challenge.nonce))
-        stream.sendall(session.frame(hello))
-        while isinstance(answer := reader.receive(stream.recv, _CLOSED), Waiting):
-            on_waiting()
-        if isinstance(answer, Refused):
-            raise JoinRefused(answer.reason, answer.may_retry)
-        if not isinstance(answer, Welcome):
-            raise JoinRefused("the coordinator did not answer a hello")
-        return session, answer
-    except WrongTag:
+        return _introduce(stream, endpoint, hello, on_waiting)
+    except (ProtocolError, ssl.SSLError, FileProblem) as problem:
         stream.close()
-        raise CoordinatorUnproved(f"this is not the job's token, or what answers at {where} is not its coordinator") from None
-    except ProtocolError:
-        stream.close()
-        raise JoinRefused(f"what listens at {where} is no coordinator") from None
-    except ssl.SSLError as problem:
-        stream.close()
-        if reason := refusal_by_tls(problem, where):
-            raise JoinRefused(reason) from None
-        raise
-    except FileProblem as problem:
-        stream.close()
-        raise JoinRefused(str(problem)) from None
+        raise _for_the_user(problem, f"{endpoint.host}:{endpoint.port}") from None
     except BaseException:
         stream.close()
         raise
+
+
+def _introduce(
+    stream: socket.socket, endpoint: Endpoint, hello: Hello, on_waiting: Callable[[], object]
+) -> tuple[Session, Welcome]:
+    reader = FrameReader(MOST_BYTES)
+    challenge = reader.receive(stream.recv, _CLOSED if endpoint.tls is not None else _CLOSED_AT_ONCE)
+    if not isinstance(challenge, Challenge):
+        raise ProtocolError("the first message is no challenge")
+    reader.seal = Seal(endpoint.token, COORDINATOR, challenge.nonce, hello.nonce)
+    session = Session(stream, reader, Seal(endpoint.token, WORKER, challenge.nonce))
+    stream.sendall(session.frame(hello))
+    while isinstance(answer := reader.receive(stream.recv, _CLOSED), Waiting):
+        on_waiting()
+    if isinstance(answer, Refused):
+        raise JoinRefused(answer.reason, answer.may_retry)
+    if not isinstance(answer, Welcome):
+        raise JoinRefused("the coordinator did not answer a hello")
+    return session, answer
+
+
+def _for_the_user(problem: Exception, where: str) -> Exception:
+    """The exception with a sentence that says what is wrong at the endpoint; `problem` itself if the connection broke."""
+    match problem:
+        case WrongTag():
+            return CoordinatorUnproved(f"this is not the job's token, or what answers at {where} is not its coordinator")
+        case ProtocolError():
+            return JoinRefused(f"what listens at {where} is no coordinator")
+        case ssl.SSLError():
+            reason = refusal_by_tls(problem, where)
+            return JoinRefused(reason) if reason else problem
+    return JoinRefused(str(problem))
 
 
 @cache  # so that a process without a free descriptor knows it still

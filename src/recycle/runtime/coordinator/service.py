@@ -174,7 +174,7 @@ class CoordinatorService:
 
     def violated(self, connection: int, reason: str) -> None:
         if (member := self._member(connection)) is not None:
-            self._ledger.warn(f"the connection of {member.place or 'a worker'} on {member.host} was closed: {reason}")
+            self._ledger.warn(f"the connection of {member.place or 'a worker'} was closed: {reason}")
 
     def disconnected(self, connection: int) -> None:
         member = self._member(connection)
