@@ -1,9 +1,12 @@
 """The metrics of a run for Prometheus: their text, and real requests to a real port."""
 
+import json
 import math
+import re
 import socket
 import sys
 import threading
+from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
@@ -16,12 +19,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from recycle.cli.training.metrics_server import RunCollector, metrics_url, serve_metrics
 from recycle.core.errors import PortInUse, UserError
 from recycle.core.events.record import Event, Held, Spell, Stepped
+from recycle.core.release import RELEASE
 from tests.report.record.test_live_facts import RUN
 
 pytestmark = pytest.mark.timeout(60)
 WAIT_S = 20
 SECOND = 1_000_000
-TEXT_OF_RUN = """\
+TEXT_OF_RUN = f"""\
+# HELP recycle_build_info The release of ReCycle.
+# TYPE recycle_build_info gauge
+recycle_build_info{{version="{RELEASE}"}} 1.0
 # HELP recycle_step Steps done since the run first began.
 # TYPE recycle_step gauge
 recycle_step 3.0
@@ -46,17 +53,21 @@ recycle_iteration_seconds 2.5
 # HELP recycle_live_workers Workers that are alive.
 # TYPE recycle_live_workers gauge
 recycle_live_workers 11.0
+# HELP recycle_worker_up Whether a worker is alive.
+# TYPE recycle_worker_up gauge
+recycle_worker_up{{host="",stage="2",worker="W1_2"}} 0.0
+recycle_worker_up{{host="node1",stage="0",worker="W0_0"}} 1.0
 # HELP recycle_recoveries_total Times that training went on after workers left or joined.
 # TYPE recycle_recoveries_total counter
 recycle_recoveries_total 0.0
 # HELP recycle_lost_seconds_total Time lost to recoveries, by what it was lost to.
 # TYPE recycle_lost_seconds_total counter
-recycle_lost_seconds_total{part="detect"} 0.0
-recycle_lost_seconds_total{part="abort"} 0.0
-recycle_lost_seconds_total{part="plan"} 0.0
-recycle_lost_seconds_total{part="regroup"} 0.0
-recycle_lost_seconds_total{part="transfer"} 0.0
-recycle_lost_seconds_total{part="redo"} 0.0
+recycle_lost_seconds_total{{part="detect"}} 0.0
+recycle_lost_seconds_total{{part="abort"}} 0.0
+recycle_lost_seconds_total{{part="plan"}} 0.0
+recycle_lost_seconds_total{{part="regroup"}} 0.0
+recycle_lost_seconds_total{{part="transfer"}} 0.0
+recycle_lost_seconds_total{{part="redo"}} 0.0
 # HELP recycle_skipped_steps_total Steps that changed nothing, because their gradient was not finite.
 # TYPE recycle_skipped_steps_total counter
 recycle_skipped_steps_total 1.0
@@ -71,21 +82,21 @@ recycle_checkpoint_bytes 123456.0
 recycle_warnings_total 1.0
 # HELP recycle_state_seconds_total Time spent training, in redoing, checkpoints, pauses and down.
 # TYPE recycle_state_seconds_total counter
-recycle_state_seconds_total{state="train"} 3.5
-recycle_state_seconds_total{state="pause"} 0.5
-recycle_state_seconds_total{state="redo"} 1.0
+recycle_state_seconds_total{{state="train"}} 3.5
+recycle_state_seconds_total{{state="pause"}} 0.5
+recycle_state_seconds_total{{state="redo"}} 1.0
 # HELP recycle_worker_memory_bytes Most that the process of a worker held.
 # TYPE recycle_worker_memory_bytes gauge
-recycle_worker_memory_bytes{worker="W0_0"} 1500.0
-recycle_worker_memory_bytes{worker="W0_1"} 2000.0
+recycle_worker_memory_bytes{{host="node1",stage="0",worker="W0_0"}} 1500.0
+recycle_worker_memory_bytes{{host="",stage="1",worker="W0_1"}} 2000.0
 # HELP recycle_worker_activation_bytes Most that the activations of a worker took.
 # TYPE recycle_worker_activation_bytes gauge
-recycle_worker_activation_bytes{worker="W0_0"} 600.0
-recycle_worker_activation_bytes{worker="W0_1"} 700.0
+recycle_worker_activation_bytes{{host="node1",stage="0",worker="W0_0"}} 600.0
+recycle_worker_activation_bytes{{host="",stage="1",worker="W0_1"}} 700.0
 # HELP recycle_worker_planned_activation_bytes Most that they take by the plan's memory model.
 # TYPE recycle_worker_planned_activation_bytes gauge
-recycle_worker_planned_activation_bytes{worker="W0_0"} 500.0
-recycle_worker_planned_activation_bytes{worker="W0_1"} 650.0
+recycle_worker_planned_activation_bytes{{host="node1",stage="0",worker="W0_0"}} 500.0
+recycle_worker_planned_activation_bytes{{host="",stage="1",worker="W0_1"}} 650.0
 """
 
 
@@ -107,7 +118,7 @@ def samples(events: list[Event]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(text(collector_of(events))):
         for sample in family.samples:
-            (label,) = sample.labels.values() or [""]
+            label = sample.labels.get("worker", "".join(sample.labels.values()))
             found.setdefault(sample.name, {})[label] = sample.value
     return found
 
@@ -122,6 +133,7 @@ def test_a_metric_without_a_value_is_left_out() -> None:
     assert nothing.pop("recycle_lost_seconds_total") == dict.fromkeys(
         ("detect", "abort", "plan", "regroup", "transfer", "redo"), 0
     )
+    assert nothing.pop("recycle_build_info") == {RELEASE: 1}
     assert nothing == {f"recycle_{name}": {"": 0} for name in counters}
 
 
@@ -230,6 +242,27 @@ def test_only_this_machine_is_answered() -> None:
     with serve_metrics(0, RunCollector()) as port, pytest.raises(OSError, match="refused"):
         # Another address of this machine: a server on all addresses would answer it.
         socket.create_connection(("127.0.0.2", port), timeout=WAIT_S)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere 127.0.0.2 is not an address of this machine")
+def test_another_machine_is_answered_at_the_address_that_is_given() -> None:
+    with serve_metrics(0, collector_of(RUN), "0.0.0.0") as port:
+        assert page(metrics_url(port, "127.0.0.2")) == TEXT_OF_RUN
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
+def test_an_address_of_another_machine_is_refused(host: str) -> None:
+    with pytest.raises(UserError, match=f"{host} is no address of this machine"), serve_metrics(0, RunCollector(), host):
+        pass
+
+
+def test_every_metric_of_the_dashboard_exists() -> None:
+    dashboard = json.loads((Path(__file__).parents[3] / "docs" / "grafana" / "recycle.json").read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    assert len(queries) > 8
+    used = set(re.findall(r"recycle_\w+", " ".join(queries)))
+    assert used <= set(samples(RUN))
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
 def test_it_is_quiet_whoever_asks_and_whoever_hangs_up(capfd: pytest.CaptureFixture[str]) -> None:

@@ -70,6 +70,8 @@ keep = 2
 [log]
 tensorboard = false
 metrics_port = 0
+metrics_host = "127.0.0.1"
+json_lines = false
 [job]
 file = ""
 """
@@ -182,7 +184,8 @@ def test_every_key_has_a_short_and_a_dotted_flag(section: str, key: str) -> None
 @pytest.mark.parametrize(("section", "key"), SWITCHES)
 def test_a_switch_has_a_no_form(tmp_path: Path, section: str, key: str) -> None:
     path = file_of(tmp_path, f"[{section}]\n{key} = true\n")
-    for flag in (f"--no-{key}", f"--no-{section}.{key}"):
+    word = key.replace("_", "-")
+    for flag in (f"--no-{word}", f"--no-{section}.{word}"):
         assert value_of(config_of(path, flag), section, key) is False
     assert value_of(config_of(path), section, key) is True
 

@@ -2,7 +2,7 @@
 
 from functools import reduce
 
-from recycle.core.events.record import Changed, Event, Held, OpRan, Recovered, Saved, Spell, Started, Stepped, Warned
+from recycle.core.events.record import Changed, Event, Held, OpRan, Placed, Recovered, Saved, Spell, Started, Stepped, Warned
 from recycle.report.record.live_facts import RunFacts, facts_after
 
 SECOND = 1_000_000
@@ -23,6 +23,7 @@ RUN: list[Event] = [
     Warned(4 * SECOND, "the loss is not finite"),
     Stepped(2, 5 * SECOND, 4.75, 0.5, 0.25),
     Spell(4 * SECOND, 5 * SECOND, "train", samples=36, num_live=11),
+    Placed(5 * SECOND, "W0_0", "node1", 7),
 ]
 
 
@@ -38,6 +39,14 @@ def test_every_kind_of_event_changes_its_numbers() -> None:
     assert facts.checkpoint == RUN[12]
     assert facts.held == {"W0_0": RUN[11], "W0_1": RUN[10]}
     assert facts.state_us == {"train": 7 * SECOND // 2, "pause": SECOND // 2, "redo": SECOND}
+    assert (facts.hosts, facts.is_up) == ({"W0_0": "node1"}, {"W1_2": False, "W0_0": True})
+
+
+def test_a_recovery_says_who_is_up() -> None:
+    lost = Recovered(0, 1, 2, ("W1_2",), False, "its connection closed", 3, moves=("W0_1>W1_2",))
+    joined = Recovered(2, 3, 3, ("W0_1",), True, "it asked to join", 4)
+    assert after([lost]).is_up == {"W0_1": False, "W1_2": True}
+    assert after([lost, joined]).is_up == {"W0_1": True, "W1_2": True}
 
 
 def test_a_number_that_no_event_contains_is_not_known() -> None:

@@ -1,7 +1,8 @@
-"""`serve_metrics`: the metrics of a run for Prometheus, at http://127.0.0.1:PORT/metrics while it runs."""
+"""`serve_metrics`: the metrics of a run for Prometheus, at http://HOST:PORT/metrics while it runs."""
 
 import errno
 import math
+import socket
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,14 +11,17 @@ from threading import Thread
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from recycle.core.cluster import Worker
 from recycle.core.errors import PortInUse, UserError
 from recycle.core.events.record import Event
+from recycle.core.release import RELEASE
 from recycle.report.record.live_facts import RunFacts, facts_after
 
-_HOST = "127.0.0.1"
+_LOOPBACK = "127.0.0.1"
+_LABELS = ("worker", "stage", "host")
 
 
 class RunCollector(Collector):
@@ -35,12 +39,15 @@ class RunCollector(Collector):
 
 
 @contextmanager
-def serve_metrics(port: int, collector: RunCollector) -> Iterator[int]:
-    """Serve the metrics of a collector from a thread of its own; yields the port, which for port 0 is any free one."""
+def serve_metrics(port: int, collector: RunCollector, host: str = _LOOPBACK) -> Iterator[int]:
+    """Serve the metrics of a collector from a thread of its own; yields the port, which for port 0 is any free one.
+
+    Raises UserError if that address and port cannot be listened on.
+    """
     assert 0 <= port <= 65535
     registry = CollectorRegistry()
     registry.register(collector)
-    server, thread = _listen(port, registry)
+    server, thread = _listen(host, port, registry)
     server.handle_error = _ignore_closed_connection  # type: ignore[method-assign]
     try:
         yield server.server_port
@@ -50,14 +57,18 @@ def serve_metrics(port: int, collector: RunCollector) -> Iterator[int]:
         server.server_close()
 
 
-def metrics_url(port: int) -> str:
-    return f"http://{_HOST}:{port}/metrics"
+def metrics_url(port: int, host: str = _LOOPBACK) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
 
 
-def _listen(port: int, registry: CollectorRegistry) -> tuple[WSGIServer, Thread]:
+def _listen(host: str, port: int, registry: CollectorRegistry) -> tuple[WSGIServer, Thread]:
     try:
-        return start_http_server(port, _HOST, registry)
+        return start_http_server(port, host, registry)
     except OSError as problem:
+        if isinstance(problem, socket.gaierror) or problem.errno == errno.EADDRNOTAVAIL:
+            raise UserError(
+                f"{host} is no address of this machine: give one of its own with --metrics-host, or 0.0.0.0 for all of them"
+            ) from None
         if problem.errno == errno.EADDRINUSE:
             raise PortInUse(
                 f"port {port} is in use by another program: choose another one with --metrics-port, or 0 to do without metrics"
@@ -75,6 +86,7 @@ def _ignore_closed_connection(request: object, client_address: object) -> None:
 
 
 def _metrics(facts: RunFacts) -> Iterator[Metric]:
+    yield InfoMetricFamily("recycle_build", "The release of ReCycle.", {"version": RELEASE})
     if facts.step is not None:
         yield _gauge("step", "Steps done since the run first began.", facts.step.iteration + 1)
         yield _gauge("loss", "Mean loss of the last step; NaN if it is not finite.", _number(facts.step.loss))
@@ -85,6 +97,7 @@ def _metrics(facts: RunFacts) -> Iterator[Metric]:
     took_s = None if facts.iteration_us is None else facts.iteration_us / 1e6
     yield _gauge("iteration_seconds", "Time between the ends of the last two steps, pauses included.", took_s)
     yield _gauge("live_workers", "Workers that are alive.", facts.num_live)
+    yield _of_workers("up", "Whether a worker is alive.", facts, {name: float(is_up) for name, is_up in facts.is_up.items()})
     yield _counter("recoveries", "Times that training went on after workers left or joined.", facts.num_recoveries)
     yield _seconds_by("part", "lost_seconds", "Time lost to recoveries, by what it was lost to.", facts.lost_us)
     yield _counter("skipped_steps", "Steps that changed nothing, because their gradient was not finite.", facts.num_skipped)
@@ -93,9 +106,13 @@ def _metrics(facts: RunFacts) -> Iterator[Metric]:
         yield _gauge("checkpoint_bytes", "Size of the newest checkpoint.", facts.checkpoint.size_bytes)
     yield _counter("warnings", "Warnings.", facts.num_warnings)
     yield _seconds_by("state", "state_seconds", "Time spent training, in redoing, checkpoints, pauses and down.", facts.state_us)
-    yield _memory(facts, "memory", "Most that the process of a worker held.", "peak_bytes")
-    yield _memory(facts, "activation", "Most that the activations of a worker took.", "activation_bytes")
-    yield _memory(facts, "planned_activation", "Most that they take by the plan's memory model.", "planned_bytes")
+    held = facts.held
+    peaks = {name: each.peak_bytes for name, each in held.items()}
+    yield _of_workers("memory_bytes", "Most that the process of a worker held.", facts, peaks)
+    activations = {name: each.activation_bytes for name, each in held.items()}
+    yield _of_workers("activation_bytes", "Most that the activations of a worker took.", facts, activations)
+    planned = {name: each.planned_bytes for name, each in held.items()}
+    yield _of_workers("planned_activation_bytes", "Most that they take by the plan's memory model.", facts, planned)
 
 
 def _gauge(name: str, about: str, value: float | None) -> Metric:
@@ -113,11 +130,18 @@ def _seconds_by(label: str, name: str, about: str, times_us: Mapping[str, int]) 
     return family
 
 
-def _memory(facts: RunFacts, name: str, about: str, key: str) -> Metric:
-    family = GaugeMetricFamily(f"recycle_worker_{name}_bytes", about, labels=["worker"])
-    for worker, held in facts.held.items():
-        family.add_metric([worker], getattr(held, key))
+def _of_workers(name: str, about: str, facts: RunFacts, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(f"recycle_worker_{name}", about, labels=_LABELS)
+    for worker, value in values.items():
+        family.add_metric([worker, _stage(worker), facts.hosts.get(worker, "")], value)
     return family
+
+
+def _stage(worker: str) -> str:
+    try:
+        return str(Worker.parse(worker).stage)
+    except UserError:
+        return ""
 
 
 def _number(value: float | None) -> float:

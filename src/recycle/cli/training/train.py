@@ -10,6 +10,7 @@ from threading import Timer
 from typing import Any
 
 from recycle.cli.arguments import Subparsers, add_command, output_path
+from recycle.cli.live.json_lines import JsonLines
 from recycle.cli.live.live_view import LiveView
 from recycle.cli.live.run_state import format_loss
 from recycle.cli.profile_text import mismatch_note
@@ -138,7 +139,8 @@ def watching(
     """The live view and the exporters of a run: a function that gives them an event, and one that prints a sentence."""
     with ExitStack() as stack:
         cluster = plan.problem.cluster
-        view = stack.enter_context(LiveView(config.training.steps, cluster.shape, cluster.failed))
+        live = LiveView(config.training.steps, cluster.shape, cluster.failed)
+        view: LiveView | JsonLines = JsonLines(sys.stderr) if config.log.json_lines else stack.enter_context(live)
         observers: list[Callable[[Event], None]] = [view.observe]
         for sentence in describe_moves(plan, config.cluster):
             view.say(sentence)
@@ -149,8 +151,8 @@ def watching(
             from recycle.cli.training.metrics_server import RunCollector, metrics_url, serve_metrics
 
             collector = RunCollector()
-            port = stack.enter_context(serve_metrics(config.log.metrics_port, collector))
-            view.say(f"metrics for Prometheus at {metrics_url(port)}")
+            port = stack.enter_context(serve_metrics(config.log.metrics_port, collector, config.log.metrics_host))
+            view.say(f"metrics for Prometheus at {metrics_url(port, config.log.metrics_host)}")
             observers.append(collector.on_event)
         if config.log.tensorboard:
             from recycle.cli.training.tensorboard import TensorBoardLog

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from recycle.core.events.record import PARTS, Changed, Event, Held, Recovered, Saved, Spell, Stepped, Warned
+from recycle.core.events.record import PARTS, Changed, Event, Held, Placed, Recovered, Saved, Spell, Stepped, Warned
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +11,8 @@ class RunFacts:
     """The numbers of a run so far. Counters begin at 0; every other number is None until an event contains it.
 
     `num_done` steps are done. After a rollback to a checkpoint, the next `num_again` steps are done for the second time; their
-    samples were counted the first time and are not counted again, so that no counter ever falls.
+    samples were counted the first time and are not counted again, so that no counter ever falls. `hosts` has the machine of each
+    worker, and `is_up` whether it is alive.
     """
 
     step: Stepped | None = None
@@ -29,6 +30,8 @@ class RunFacts:
     lost_us: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(PARTS, 0))
     state_us: Mapping[str, int] = field(default_factory=dict)
     held: Mapping[str, Held] = field(default_factory=dict)
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    is_up: Mapping[str, bool] = field(default_factory=dict)
 
 
 def facts_after(facts: RunFacts, event: Event) -> RunFacts:
@@ -39,7 +42,10 @@ def facts_after(facts: RunFacts, event: Event) -> RunFacts:
         case Spell():
             return _after_spell(facts, event)
         case Changed():
-            return replace(facts, num_live=event.num_live)
+            return replace(facts, num_live=event.num_live, is_up={**facts.is_up, event.node: event.joins})
+        case Placed():
+            hosts, is_up = {**facts.hosts, event.node: event.host}, {**facts.is_up, event.node: True}
+            return replace(facts, hosts=hosts, is_up=is_up)
         case Recovered():
             return _after_recovery(facts, event)
         case Held():
@@ -98,5 +104,6 @@ def _after_recovery(facts: RunFacts, recovered: Recovered) -> RunFacts:
         num_done=min(facts.num_done, recovered.iteration),
         num_again=facts.num_again + max(0, facts.num_done - recovered.iteration),
         num_recoveries=facts.num_recoveries + 1,
+        is_up={**facts.is_up, **dict.fromkeys(recovered.emptied, False), **dict.fromkeys(recovered.filled, True)},
         lost_us={part: facts.lost_us[part] + time_us for part, time_us in recovered.parts_us.items()},
     )
