@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -94,16 +95,18 @@ def prepare(config: TrainConfig) -> tuple[TrainingJobFactory, Plan]:
         return factory, factory.plan
     config = factory.config
     if config.cluster.measure:
-        with print_if_slow("measuring a profile of the model on this machine"):
+        with say_if_slow("measuring a profile of the model on this machine", config.log.json_lines):
             profile = factory.measure_profile()
-    with print_if_slow("planning (the first plan on a machine compiles the scheduler, which takes some seconds)"):
+    sentence = "planning (the first plan on a machine compiles the scheduler, which takes some seconds)"
+    with say_if_slow(sentence, config.log.json_lines):
         return factory, choose_plan(config.cluster, profile)
 
 
 @contextmanager
-def print_if_slow(sentence: str) -> Iterator[None]:
+def say_if_slow(sentence: str, as_json: bool) -> Iterator[None]:
     """Print the sentence on the error stream if the block takes longer than a moment."""
-    timer = Timer(_MOMENT_S, print, (sentence,), {"file": sys.stderr, "flush": True})
+    say = JsonLines(sys.stderr).say if as_json else partial(print, file=sys.stderr, flush=True)
+    timer = Timer(_MOMENT_S, say, (sentence,))
     timer.daemon = True
     timer.start()
     try:
