@@ -209,18 +209,21 @@ class RawConnection:
     def hello(self, token: str = TOKEN, **changes: object) -> bytes:
         """The frame of a hello that answers the challenge, with changes."""
         self.prove(token)
+        nonce, hello_seal = str(changes.get("nonce", "n")), self.seal
+        self.seal = Seal(token, WORKER, self._nonce, nonce)
         values = {"type": "hello", "release": RELEASE, "job": JOB, "host": "there", "pid": 7, "nonce": "n"}
-        return self.frame(json.dumps({**values, **changes}).encode())
+        return self.frame(json.dumps({**values, **changes}).encode(), hello_seal)
 
     def prove(self, token: str = TOKEN) -> None:
         """Read the challenge: the tags of `frame` prove this token then."""
         challenge = self.next()
         assert isinstance(challenge, Challenge)
+        self._nonce = challenge.nonce
         self.seal = Seal(token, WORKER, challenge.nonce)
 
-    def frame(self, body: bytes) -> bytes:
+    def frame(self, body: bytes, seal: Seal | None = None) -> bytes:
         """The next frame, with the tag of a worker."""
-        return b"".join(make_frame(EncodedMessage(body, hashlib.sha256(body).digest()), self.seal))
+        return b"".join(make_frame(EncodedMessage(body, hashlib.sha256(body).digest()), seal or self.seal))
 
     def refusal(self) -> str:
         """The reason with which the connection is closed."""

@@ -344,6 +344,22 @@ def test_no_report_is_lost_or_out_of_order_while_the_coordinator_restarts(restar
     fake.client.close()
 
 
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x15\x03\x03\x00\x02\x02\x28" + bytes(16)])
+def test_a_worker_reconnects_although_another_program_answers_for_a_while(answer: bytes, restarts: Restarts) -> None:
+    fake = restarts.harness.member()
+    restarts.stop()
+    with socket.create_server(("127.0.0.1", restarts.harness.port)) as other:
+        stream, _ = other.accept()
+        stream.sendall(answer)
+        stream.close()
+    again = restarts.restart()
+    again.callbacks.wait_for(lambda: len(again.callbacks.hellos) == 2)
+    fake.next(Welcome)
+    fake.next(Welcome)
+    assert fake.refusals.empty()
+    fake.client.close()
+
+
 def test_a_worker_that_was_taken_for_dead_is_refused_and_stays_away(restarts: Restarts) -> None:
     fake = restarts.harness.member()
     restarts.harness.callbacks.fenced.add(1)

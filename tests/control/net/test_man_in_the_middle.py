@@ -159,7 +159,7 @@ def test_a_worker_takes_no_message_that_was_tampered_with(
     fake.client.join(PATIENCE_S)
     for number in range(4):
         fake.client.send(StoreEntry(1, f"key {number}", "x"))  # which is sent back
-    assert "this worker connects again" in fake.violations.get(timeout=PATIENCE_S)
+    assert "the connection is closed" in fake.violations.get(timeout=PATIENCE_S)
     fake.next(Welcome)
     fake.next(Welcome)
     fake.echo_s()
@@ -236,6 +236,7 @@ def test_a_file_that_was_changed_on_its_way_is_not_taken(tmp_path: Path) -> None
     transfer = FileTransfer(Endpoint("127.0.0.1", proxy.getsockname()[1], TOKEN, JOB))
     with pytest.raises(FileProblem, match="its SHA-256 differs"):
         transfer.upload(own, "a/file")
+    assert list((tmp_path / "kept" / "a").iterdir()) == []
     FileTransfer(harness.endpoint()).upload(own, "a/file")
     with pytest.raises(FileProblem, match="its SHA-256 differs"):
         transfer.download("a/file", read_all)

@@ -1,9 +1,12 @@
 """TLS on the control connection: both sides show a certificate of the job's authority, or are refused with the reason."""
 
+import argparse
 import datetime
 import os
 import socket
 import ssl
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +14,13 @@ from pathlib import Path
 import pytest
 import trustme
 
-from recycle.control.decide.messages import StoreEntry
+from recycle.cli.machines.endpoint_flags import read_tls
+from recycle.control.decide.messages import StoreEntry, Welcome
 from recycle.control.net import handshake, server
-from recycle.control.net.file_transfer import FileTransfer
+from recycle.control.net.file_transfer import FileTransfer, _Link
 from recycle.control.net.handshake import Endpoint, JoinRefused
 from recycle.control.net.tls import TlsFiles
+from recycle.control.net.wire import FrameReader, Seal, Session
 from recycle.core.errors import FileProblem
 from tests.control.net.endpoint_harness import JOB, LEASE_S, PATIENCE_S, TOKEN, FakeMember, ServerHarness
 from tests.control.net.test_client import Tap
@@ -126,8 +131,9 @@ def test_a_worker_with_tls_is_told_that_the_coordinator_has_none(harness: Server
 def test_a_worker_without_tls_is_told_that_the_coordinator_may_have_it(
     tls_harness: ServerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert server._HANDSHAKE_S < handshake._CONNECT_S / 1.5
     monkeypatch.setattr(server, "_HANDSHAKE_S", 0.1)
-    with pytest.raises(ConnectionError, match="as a coordinator with TLS does"):
+    with pytest.raises(ConnectionError, match="if the coordinator uses TLS, give --tls-cert"):
         handshake.shake_hands(tls_harness.endpoint())
 
 
@@ -144,6 +150,60 @@ def test_a_renewed_certificate_is_used_and_one_that_is_half_written_is_not(tls_h
     for fake in (first, second, third):
         fake.echo_s()
         fake.client.close()
+
+
+def test_a_certificate_that_is_renewed_by_a_link_is_used(make: Make, tmp_path: Path) -> None:
+    make(folder="first")
+    make(folder="second", by=FOREIGN)
+    link = tmp_path / "link"
+    link.symlink_to("first")
+    given = argparse.Namespace(**{f"tls_{name}": link / f"{name}.pem" for name in ("cert", "key", "ca")})
+    files = read_tls(given)
+    harness, worker = ServerHarness(0, tls=files), make(name="worker")
+    join(harness.endpoint(), worker).client.close()
+    (tmp_path / "new").symlink_to("second")
+    (tmp_path / "new").rename(link)
+    with pytest.raises(JoinRefused, match="the certificate of the coordinator"):
+        join(harness.endpoint(), worker)
+    harness.close()
+
+
+def test_a_worker_reconnects_when_its_own_certificate_has_been_renewed(make: Make) -> None:
+    harness = ServerHarness(0, tls=make())
+    files = make(name="worker", folder="worker")
+    fake = join(harness.endpoint(), files)
+    files.key.write_text("half of a k")
+    harness.server.call_soon(lambda: harness.server.disconnect(1))
+    time.sleep(0.5)  # it tries, and cannot
+    assert fake.refusals.empty()
+    make(name="worker", folder="worker")
+    fake.next(Welcome)
+    fake.next(Welcome)
+    fake.client.close()
+    harness.close()
+
+
+def test_a_slow_transfer_is_not_cut_as_long_as_bytes_move(make: Make) -> None:
+    """The other side takes 20 kB at once, and pauses: less than the file in the time that a transfer may be silent."""
+    ours, theirs = socket.socketpair()
+    for stream in (ours, theirs):
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
+
+    def read_slowly() -> None:
+        with make().server_context().wrap_socket(theirs, server_side=True) as slow:
+            while slow.recv(20_000):
+                time.sleep(0.05)
+
+    reading = threading.Thread(target=read_slowly, daemon=True)
+    reading.start()
+    moved: list[int] = []
+    with make(name="worker").client_context().wrap_socket(ours, server_hostname="127.0.0.1") as secured:
+        session = Session(secured, FrameReader(1000), Seal("", ""))
+        begin_s = time.monotonic()
+        _Link(session, 0.5, moved.append).send(BYTES[:600_000])
+        assert time.monotonic() - begin_s > 0.5
+    reading.join(PATIENCE_S)
+    assert sum(moved) == 600_000
 
 
 def test_bytes_that_are_no_tls_disturb_no_member(tls_harness: ServerHarness, make: Make) -> None:

@@ -46,6 +46,8 @@ def test_a_recovery_says_who_is_up() -> None:
     lost = Recovered(0, 1, 2, ("W1_2",), False, "its connection closed", 3, moves=("W0_1>W1_2",))
     joined = Recovered(2, 3, 3, ("W0_1",), True, "it asked to join", 4)
     assert after([lost]).is_up == {"W0_1": False, "W1_2": True}
+    loading = Placed(2, "W0_1", "node2", 8)
+    assert after([lost, loading]).is_up == {"W0_1": False, "W1_2": True}
     assert after([lost, joined]).is_up == {"W0_1": True, "W1_2": True}
 
 

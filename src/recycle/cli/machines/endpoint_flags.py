@@ -40,7 +40,8 @@ def read_tls(args: argparse.Namespace) -> TlsFiles | None:
         return None
     if missing:
         raise UserError(f"TLS needs a certificate, its key and an authority: give {' and '.join(missing)}, too")
-    tls = TlsFiles(*(path.resolve() for path in files.values() if path is not None))
+    tls = TlsFiles(*(path.absolute() for path in files.values() if path is not None))
+    # Links are not followed: who renews a certificate often moves one.
     tls.client_context()  # so that files which cannot be used are refused now
     if tls.key.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise FileProblem(f"the key in {args.tls_key} can be read by others on this machine: chmod 600 {args.tls_key}")

@@ -58,6 +58,9 @@ def serve_metrics(port: int, collector: RunCollector, host: str = _LOOPBACK) -> 
 
 
 def metrics_url(port: int, host: str = _LOOPBACK) -> str:
+    """The address at which the metrics of a server that listens on `host` are found."""
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
 
 

@@ -142,8 +142,11 @@ def watching(
     """The live view and the exporters of a run: a function that gives them an event, and one that prints a sentence."""
     with ExitStack() as stack:
         cluster = plan.problem.cluster
-        live = LiveView(config.training.steps, cluster.shape, cluster.failed)
-        view: LiveView | JsonLines = JsonLines(sys.stderr) if config.log.json_lines else stack.enter_context(live)
+        view: LiveView | JsonLines
+        if config.log.json_lines:
+            view = JsonLines(sys.stderr)
+        else:
+            view = stack.enter_context(LiveView(config.training.steps, cluster.shape, cluster.failed))
         observers: list[Callable[[Event], None]] = [view.observe]
         for sentence in describe_moves(plan, config.cluster):
             view.say(sentence)

@@ -9,7 +9,6 @@ import contextlib
 import os
 import select
 import socket
-import ssl
 import threading
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from typing import Any
 from recycle.control.decide.failure_detection import RENEWALS_PER_LEASE
 from recycle.control.decide.messages import Ack, ControlMessage, ProtocolError, Refused, RenewLease, Report, Welcome
 from recycle.control.net.handshake import CoordinatorUnproved, Endpoint, JoinRefused, shake_hands
+from recycle.control.net.tls import NOT_NOW
 from recycle.control.net.wire import Session
 
 _RECONNECT_S = 0.1
@@ -168,7 +168,7 @@ class Client:
                 try:
                     self._serve(session)
                 except ProtocolError as problem:
-                    self._on_violation(f"{problem}; this worker connects again")
+                    self._on_violation(f"{problem}; the connection is closed")
                 except (OSError, ValueError):
                     pass
                 with self._lock:
@@ -214,7 +214,7 @@ class Client:
                 try:
                     with self._lock:  # TLS does not read and write at once
                         some = session.stream.recv(1 << 18)
-                except (BlockingIOError, ssl.SSLWantReadError):
+                except NOT_NOW:
                     continue
                 if not some:
                     raise ConnectionError("the coordinator closed the connection")

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import io
 import os
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from recycle.control.decide.messages import ControlMessage, DownloadFile, FileContent, ProtocolError, UploadFile
-from recycle.control.net.handshake import Endpoint, JoinRefused, shake_hands
+from recycle.control.net.handshake import CoordinatorUnproved, Endpoint, JoinRefused, shake_hands
 from recycle.control.net.wire import Session
 from recycle.core.errors import FileProblem
 from recycle.core.files import replacing
@@ -30,6 +31,7 @@ _BLOCK_BYTES = 1 << 20
 # A received file is synced to disk in parts of this size: the last part takes a sender less than `SILENCE_S` to wait for.
 _SYNC_BYTES = 1 << 26
 _RETRY_S = 0.2
+_MOST_UNPROVED = 3
 _PULSE_S = 1.0
 _CLOSED = "the other side disconnected"
 
@@ -66,14 +68,19 @@ class FileTransfer:
         return self._retry(lambda link: _download(link, name, read), f"cannot download {name} from the coordinator", pulse)
 
     def _retry(self, transfer: Callable[["_Link"], Result], failure: str, pulse: Pulse) -> Result:
-        progress = _Progress(pulse)
+        progress, num_unproved = _Progress(pulse), 0
         while True:
             try:
                 progress.begin_again()
                 session, _ = shake_hands(self.endpoint, purpose=PURPOSE, on_waiting=lambda: pulse(1))
                 with session.stream:
                     return transfer(_Link(session, self.silence_s, progress.add))
-            except (JoinRefused, ProtocolError) as problem:
+            except (CoordinatorUnproved, ProtocolError) as problem:  # perhaps by somebody in the middle
+                num_unproved += 1
+                if num_unproved > _MOST_UNPROVED:
+                    raise FileProblem(f"{failure}: {problem}") from None
+                time.sleep(_RETRY_S)
+            except JoinRefused as problem:
                 raise FileProblem(f"{failure}: {problem}") from None
             except OSError as problem:
                 is_local = problem.filename is not None  # of a file here, not of the connection
@@ -103,15 +110,21 @@ class _Progress:
 class _Link:
     """A connection for one file. It waits as long as bytes move, and raises TimeoutError after `silence_s` without one."""
 
+    # TLS says nothing of bytes before all that it was given has been sent.
+    _TLS_BYTES = 1 << 14
+
     def __init__(self, session: Session, silence_s: float, pulse: Pulse = _no_pulse) -> None:
         self._session, self._stream, self._reader = session, session.stream, session.reader
         self._silence_s, self._pulse = silence_s, pulse
+        self._most_bytes = self._TLS_BYTES if isinstance(session.stream, ssl.SSLSocket) else _BLOCK_BYTES
         self._stream.settimeout(min(_PULSE_S, silence_s))
 
     def send(self, block: bytes) -> None:
         rest = memoryview(block)
         while rest:
-            num_sent = self._patiently(self._stream.send, rest)  # not `sendall`, whose time limit is for all bytes
+            num_sent = self._patiently(
+                self._stream.send, rest[: self._most_bytes]
+            )  # not `sendall`, whose time limit is for all bytes
             self._pulse(num_sent)
             rest = rest[num_sent:]
 
@@ -166,6 +179,7 @@ def _upload(link: _Link, path: Path, name: str) -> None:
         link.send_message(UploadFile(name, os.fstat(source.fileno()).st_size))
         _answer(link)
         sha256 = _send_bytes(link, source)
+        link.send_message(FileContent(sha256=sha256))
     if _answer(link).sha256 != sha256:
         raise FileProblem(f"{name} did not reach the coordinator as it was sent: its SHA-256 differs")
 
@@ -250,15 +264,23 @@ def _send(link: _Link, path: Path, refuse: Callable[[str], None]) -> None:
 
 
 def _receive(path: Path, link: _Link, size_bytes: int) -> str:
-    """Store the received bytes at `path` atomically, and return their digest."""
+    """Store the received bytes at `path` atomically, and return their digest. Raises FileProblem if it is not the sender's."""
     incoming = _Incoming(link, size_bytes)
     with replacing(path) as temporary, temporary.open("xb") as target:
-        _write(incoming, target)
-    return incoming.digest.hexdigest()
+        problem = _write(incoming, target)
+        sent, sha256 = link.receive_message(), incoming.digest.hexdigest()
+        if problem:
+            raise FileProblem(problem)
+        if not isinstance(sent, FileContent) or sent.sha256 != sha256:
+            raise FileProblem(f"{path.name} did not come as the worker sent it: its SHA-256 differs")
+    return sha256
 
 
-def _write(incoming: _Incoming, target: BinaryIO) -> None:
-    """Write the received bytes, and sync them to the disk. All are read, even if the disk takes no more."""
+def _write(incoming: _Incoming, target: BinaryIO) -> str:
+    """Write the received bytes, and sync them to the disk; return a sentence if that fails.
+
+    All are read, even if the disk takes no more: who closes a connection with bytes in it loses its last message.
+    """
     problem, num_unsynced = "", 0
     while True:
         block = incoming.read(_BLOCK_BYTES)
@@ -273,6 +295,4 @@ def _write(incoming: _Incoming, target: BinaryIO) -> None:
         except OSError as failed:
             problem = f"cannot write {target.name}: {failed.strerror or failed}"
         if not block:
-            break
-    if problem:
-        raise FileProblem(problem)
+            return problem

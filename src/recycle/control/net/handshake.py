@@ -11,15 +11,30 @@ from pathlib import Path
 
 from recycle.control.decide.messages import Challenge, Hello, ProtocolError, Refused, Waiting, Welcome
 from recycle.control.net.tls import TlsFiles, refusal_by_tls
-from recycle.control.net.wire import COORDINATOR, MOST_BYTES, WORKER, FrameReader, Seal, Session, WrongTag, new_nonce
+from recycle.control.net.wire import (
+    COORDINATOR,
+    MOST_BYTES,
+    MOST_BYTES_UNPROVED,
+    WORKER,
+    FrameReader,
+    Seal,
+    Session,
+    WrongTag,
+    encode,
+    make_frame,
+    new_nonce,
+)
 from recycle.core.errors import FileProblem
 from recycle.core.release import RELEASE
 
-_CONNECT_S = 5.0
+# Longer than the coordinator waits for a hello: a worker that does not use TLS, as it must, hears that it is disconnected.
+_CONNECT_S = 10.0
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _PROCESS_IDS = "/proc/self/ns/pid"
 _CLOSED = "the coordinator closed the connection"
-_CLOSED_AT_ONCE = "it closed the connection before its first message, as a coordinator with TLS does"
+_CLOSED_AT_ONCE = (
+    "it closed the connection before its first message; if the coordinator uses TLS, give --tls-cert, --tls-key and --tls-ca"
+)
 
 
 class JoinRefused(Exception):
@@ -31,7 +46,7 @@ class JoinRefused(Exception):
 
 
 class CoordinatorUnproved(JoinRefused):
-    """What answers does not have the token that this worker has, or somebody has changed a message on its way."""
+    """What answers has not proved that it is the job's coordinator: it may be another program, or somebody in the middle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +101,15 @@ def shake_hands(
 def _introduce(
     stream: socket.socket, endpoint: Endpoint, hello: Hello, on_waiting: Callable[[], object]
 ) -> tuple[Session, Welcome]:
-    reader = FrameReader(MOST_BYTES)
+    reader = FrameReader(MOST_BYTES_UNPROVED)
     challenge = reader.receive(stream.recv, _CLOSED if endpoint.tls is not None else _CLOSED_AT_ONCE)
     if not isinstance(challenge, Challenge):
         raise ProtocolError("the first message is no challenge")
-    reader.seal = Seal(endpoint.token, COORDINATOR, challenge.nonce, hello.nonce)
-    session = Session(stream, reader, Seal(endpoint.token, WORKER, challenge.nonce))
-    stream.sendall(session.frame(hello))
+    if challenge.release != RELEASE:
+        raise CoordinatorUnproved(f"the worker is of release {RELEASE}, but the job runs {challenge.release}")
+    reader.seal, reader.most_bytes = Seal(endpoint.token, COORDINATOR, challenge.nonce, hello.nonce), MOST_BYTES
+    stream.sendall(b"".join(make_frame(encode(hello), Seal(endpoint.token, WORKER, challenge.nonce))))
+    session = Session(stream, reader, Seal(endpoint.token, WORKER, challenge.nonce, hello.nonce))
     while isinstance(answer := reader.receive(stream.recv, _CLOSED), Waiting):
         on_waiting()
     if isinstance(answer, Refused):
@@ -108,11 +125,11 @@ def _for_the_user(problem: Exception, where: str) -> Exception:
         case WrongTag():
             return CoordinatorUnproved(f"this is not the job's token, or what answers at {where} is not its coordinator")
         case ProtocolError():
-            return JoinRefused(f"what listens at {where} is no coordinator")
+            return CoordinatorUnproved(f"what listens at {where} is no coordinator")
         case ssl.SSLError():
             reason = refusal_by_tls(problem, where)
-            return JoinRefused(reason) if reason else problem
-    return JoinRefused(str(problem))
+            return CoordinatorUnproved(reason) if reason else problem
+    return CoordinatorUnproved(str(problem))  # of the files of TLS, which may be renewed just now
 
 
 @cache  # so that a process without a free descriptor knows it still

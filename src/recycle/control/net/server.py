@@ -17,7 +17,7 @@ from functools import partial
 from typing import Protocol
 
 from recycle.control.decide.messages import Challenge, ControlMessage, Hello, ProtocolError, Refused, Waiting, Welcome
-from recycle.control.net.tls import ServerTls, TlsFiles
+from recycle.control.net.tls import NOT_NOW, ServerTls, TlsFiles
 from recycle.control.net.wire import (
     COORDINATOR,
     MOST_BYTES,
@@ -202,7 +202,7 @@ class Server:
 
     def _challenge(self, connection: _Connection) -> None:
         self.send(connection.number, Challenge(connection.nonce, RELEASE))
-        # Until it knows a nonce of the other side, whose own tags then tell it that this is no worker of the job.
+        # Before the hello there is no nonce of a worker: a refusal has a tag that no worker accepts.
         connection.seal = Seal(self._token, COORDINATOR, connection.nonce, "")
 
     def _serve(self, connection: _Connection, events: int) -> None:
@@ -217,7 +217,7 @@ class Server:
     def _read(self, connection: _Connection) -> None:
         try:
             some = connection.stream.recv(1 << 18)  # longer than a record of TLS, which would keep the rest
-        except (BlockingIOError, ssl.SSLWantReadError):
+        except NOT_NOW:
             return
         except OSError:
             some = b""
@@ -242,6 +242,7 @@ class Server:
             self._refuse(connection, "the first message must be a hello, and the second one follows the welcome")
             return
         connection.seal = Seal(self._token, COORDINATOR, connection.nonce, message.nonce)
+        connection.reader.seal = Seal(self._token, WORKER, connection.nonce, message.nonce)
         if message.release != RELEASE:
             self._refuse(connection, f"the worker is of release {message.release}, but the job runs {RELEASE}")
         elif message.purpose:
@@ -327,7 +328,7 @@ class Server:
                     connection.outbox.popleft()
                 else:
                     connection.outbox[0] = part[sent:]
-        except (BlockingIOError, ssl.SSLWantWriteError):
+        except NOT_NOW:
             pass
         except OSError:
             # Not now: the sender must not get a call of `disconnected` before it returns.

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from recycle.core.errors import FileProblem
 
+NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""What a connection that does not block raises if it cannot go on now."""
 # The server spoke first, and it was no TLS.
 _NO_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE", "PACKET_LENGTH_TOO_LONG", "BAD_RECORD_TYPE"}
 
@@ -65,7 +67,8 @@ class ServerTls:
     """Wraps accepted connections. If the files have changed and cannot be used, those from before are."""
 
     def __init__(self, files: TlsFiles) -> None:
-        self._files, self._context, self._changed = files, files.server_context(), self._change_times(files)
+        self._files, self._changed = files, self._change_times(files)
+        self._context = files.server_context()
 
     @staticmethod
     def _change_times(files: TlsFiles) -> tuple[int, ...]:
@@ -89,5 +92,7 @@ def refusal_by_tls(problem: ssl.SSLError, where: str) -> str:
     reason = problem.reason or ""
     if "ALERT" in reason:
         alert = reason.partition("ALERT_")[2].replace("_", " ").lower()
-        return f"the coordinator at {where} refuses the certificate of this worker: {alert}"
+        if "certificate" in alert or alert.endswith(" ca"):
+            return f"the coordinator at {where} refuses the certificate of this worker: {alert}"
+        return f"what listens at {where} ends the handshake of TLS: {alert}"
     return f"what listens at {where} does not use TLS" if reason in _NO_TLS else ""

@@ -2,7 +2,8 @@
 
 Every frame but the first one, a challenge, has a tag. It is made with a key that only processes with the job's token can derive,
 and from the number of the frame, so that a frame that somebody else made, changed, repeated, left out or moved is found at once.
-Each direction of each connection has a key of its own: it depends on random nonces of both sides.
+Each direction of each connection has a key of its own, derived from random nonces of both sides; only that of the hello, which
+brings the nonce of the worker, is derived from the coordinator's alone.
 """
 
 import hashlib
@@ -47,8 +48,8 @@ class Seal:
 
     def __init__(self, token: str, role: str, *nonces: str) -> None:
         # JSON may hold lone surrogates, which have no encoding.
-        given = "\0".join((role, *nonces)).encode(errors="replace")
-        self._key, self._count = hmac.digest(token.encode(), given, "sha256"), 0
+        info = "\0".join((role, *nonces)).encode(errors="replace")
+        self._key, self._count = hmac.digest(token.encode(), info, "sha256"), 0
 
     def next_tag(self, digest: bytes) -> bytes:
         """Return the tag of the next message, which has this digest."""

@@ -44,8 +44,9 @@ def facts_after(facts: RunFacts, event: Event) -> RunFacts:
         case Changed():
             return replace(facts, num_live=event.num_live, is_up={**facts.is_up, event.node: event.joins})
         case Placed():
-            hosts, is_up = {**facts.hosts, event.node: event.host}, {**facts.is_up, event.node: True}
-            return replace(facts, hosts=hosts, is_up=is_up)
+            # One that joins later is up when the epoch with it begins.
+            is_up = facts.is_up if facts.num_recoveries else {**facts.is_up, event.node: True}
+            return replace(facts, hosts={**facts.hosts, event.node: event.host}, is_up=is_up)
         case Recovered():
             return _after_recovery(facts, event)
         case Held():
