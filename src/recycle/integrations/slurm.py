@@ -160,16 +160,16 @@ is_lost() {
 }
 
 # If the first node is lost, this script is lost with it, but --no-kill keeps the job: it would wait for its time limit. So every
-# step looks whether the coordinator can be reached. If it cannot, and the node is lost, the step has the job queued again.
+# step looks whether the coordinator can be reached. If it cannot, and the node is lost, the step has the job queued again. It
+# prints nothing: srun, which would read that, is lost, too, and a step does not end while anything may still print.
 watch_first_node() {
-    while sleep "${WATCH_SECONDS:-60}"; do
-        if ! (exec 3<>"/dev/tcp/$coordinator_host/$port") 2>/dev/null && is_lost "$first_node"; then
-            say "the first node, $first_node, is lost: the job is queued again"
+    while sleep 60; do
+        if ! (exec 3<>"/dev/tcp/$coordinator_host/$port") && is_lost "$first_node"; then
             scontrol requeue "$SLURM_JOB_ID"
         fi
     done
 }
-export -f say is_lost watch_first_node
+export -f is_lost watch_first_node
 
 # The agent of one node. A step that fails is started again after a pause. One that ends well has done its work, or is asked to
 # leave, or its node is lost: srun returns 0 then, too. Steps overlap, so that a new one need not wait until Slurm has cleared
@@ -178,7 +178,7 @@ run_agent() {
     local node=$1 pause=2
     shift
     until srun --nodes=1 --ntasks=1 --nodelist="$node" --overlap --cpu-bind=none --input=none \
-        bash -c 'watch_first_node & exec "$@"' agent "$@"; do
+        bash -c 'watch_first_node &>/dev/null & exec "$@"' agent "$@"; do
         if is_lost "$node"; then
             say "$node is lost; the job goes on without it"
             return
