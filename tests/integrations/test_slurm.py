@@ -13,7 +13,7 @@ from recycle.core.events.record_file import SUMMARY, read_record
 from tests.integrations.slurm_cluster import SlurmCluster, free_ports, missing
 
 NODES = ("n1", "n2", "n3")
-STEPS, LIMIT_S = 40, 240
+STEPS, LIMIT_S = 80, 240
 # Samples take a while until a file is there: so the job is not over before the test has disturbed it.
 JOB = """
 import time

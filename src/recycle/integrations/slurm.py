@@ -179,6 +179,8 @@ run_agent() {
     shift
     until srun --nodes=1 --ntasks=1 --nodelist="$node" --overlap --cpu-bind=none --input=none \
         bash -c 'watch_first_node &>/dev/null & exec "$@"' agent "$@"; do
+        # Without the script ($$) there is no job, also if Slurm has overlooked this process.
+        kill -0 $$ 2>/dev/null || return
         if is_lost "$node"; then
             say "$node is lost; the job goes on without it"
             return
@@ -227,6 +229,9 @@ start_coordinator
 # Agents need the token, which the coordinator writes.
 until [ -s "$token" ] || ! kill -0 "$coordinator" 2>/dev/null; do sleep 0.2; done
 agents=()
+# A loop of run_agent that outlived this script would start agents in the next start of the job.
+end_agents() { kill "${agents[@]}" 2>/dev/null; }
+trap end_agents EXIT
 for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
     run_agent "$node" "${agent[@]}" &
     agents+=($!)
@@ -240,10 +245,11 @@ for _ in 1 2 3 4 5; do
 done
 
 if [ -n "$wants_requeue" ] && [ "$code" -eq 143 ]; then
+    end_agents
     scontrol requeue "$SLURM_JOB_ID"
 elif [ "$code" -eq 0 ]; then
     # Agents end by themselves; those of lost nodes never do.
-    for _ in {1..10}; do
+    for _ in {1..5}; do
         kill -0 "${agents[@]}" 2>/dev/null || break
         sleep 1
     done
