@@ -200,10 +200,10 @@ stop() {
 trap 'say "the time limit is near: the job stops with a checkpoint, and is queued again"; wants_requeue=yes; stop' USR1
 trap 'say "the job is asked to end: it stops with a checkpoint"; stop' TERM
 
-# Workers of an earlier start of this job must not join this one: without the file, the coordinator begins a job of its own, from
-# the last checkpoint if there is one.
 mkdir -p "$out"
-rm -f "$out/job.json"
+# Workers of an earlier start of this job must not join this one, as those of a lost node that still runs: without the file, the
+# coordinator begins a job of its own, from the last checkpoint if there is one.
+if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then rm -f "$out/job.json"; fi
 
 # A coordinator that is killed is started again, and finds its workers. Its other exit codes are final.
 start_coordinator() {
@@ -236,23 +236,21 @@ for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
     run_agent "$node" "${agent[@]}" &
     agents+=($!)
 done
-for _ in 1 2 3 4 5; do
+for restarts_left in 4 3 2 1 0; do
     wait_for_coordinator
     # 128 + the number of a signal; SIGINT (130) and SIGTERM (143) are requests to stop.
     if [ "$code" -le 128 ] || [ "$code" -eq 130 ] || [ "$code" -eq 143 ]; then break; fi
+    if [ -n "$wants_requeue" ] || [ "$restarts_left" -eq 0 ]; then break; fi
     say "the coordinator was killed (exit code $code), and is started again"
     start_coordinator
 done
 
-if [ -n "$wants_requeue" ] && [ "$code" -eq 143 ]; then
-    end_agents
-    scontrol requeue "$SLURM_JOB_ID"
-elif [ "$code" -eq 0 ]; then
-    # Agents end by themselves; those of lost nodes never do.
-    for _ in {1..5}; do
-        kill -0 "${agents[@]}" 2>/dev/null || break
-        sleep 1
-    done
-fi
+# Agents end by themselves; those of lost nodes never do.
+for _ in {1..5}; do
+    kill -0 "${agents[@]}" 2>/dev/null || break
+    sleep 1
+done
+end_agents
+if [ -n "$wants_requeue" ] && [ "$code" -gt 128 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit "$code"
 """
