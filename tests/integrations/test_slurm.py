@@ -184,3 +184,5 @@ def test_a_job_that_is_queued_again_goes_on_from_its_checkpoint(cluster, alone, 
     job.wait_for_start(2)
     job.hurry()
     assert job.finish() == alone
+    cluster.wait_for(lambda: set(cluster.states().values()) == {"idle"}, 60, "it did not free its nodes")
+    assert cluster.job(job.number)["Restarts"] == "2"  # a job that is over is not queued again

@@ -152,18 +152,20 @@ def _variables(job: SlurmJob) -> list[str]:
 _BODY = r"""
 say() { echo "$(date +%T) $*" >&2; }
 
-# Whether Slurm has taken a node out of this job. If Slurm does not answer, nothing is known, and no node counts as lost.
+# Whether Slurm has taken a node out of this job. If Slurm does not answer, nothing is known, and no node counts as lost. Of a job
+# that ends, Slurm takes out one node after the other: only one that runs counts.
 is_lost() {
     local nodes
-    nodes=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%N) && [ -n "$nodes" ] &&
+    nodes=$(squeue --noheader --jobs="$SLURM_JOB_ID" --states=RUNNING --format=%N) && [ -n "$nodes" ] &&
         ! scontrol show hostnames "$nodes" | grep --quiet --line-regexp --fixed-strings -- "$1"
 }
 
 # If the first node is lost, this script is lost with it, but --no-kill keeps the job: it would wait for its time limit. So every
 # step looks whether the coordinator can be reached. If it cannot, and the node is lost, the step has the job queued again. It
-# prints nothing: srun, which would read that, is lost, too, and a step does not end while anything may still print.
+# prints nothing: srun, which would read that, is lost, too, and a step does not end while anything may still print. It ends
+# with the agent ($$).
 watch_first_node() {
-    while sleep 60; do
+    while sleep 60 && kill -0 $$; do
         if ! (exec 3<>"/dev/tcp/$coordinator_host/$port") && is_lost "$first_node"; then
             scontrol requeue "$SLURM_JOB_ID"
         fi
