@@ -16,6 +16,12 @@ def test_the_title_is_what_ps_shows() -> None:
     assert shown == "recycle worker W1_2 of the job\n"
 
 
+def test_the_short_name_has_no_space_at_which_a_job_manager_could_stumble() -> None:
+    script = TITLED + 'print(open("/proc/self/comm").read())'
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert shown.split("\n")[1] == "recycle-worker-"
+
+
 def test_without_the_package_the_command_line_stays() -> None:
     shown = subprocess.run(
         [sys.executable, "-c", WITHOUT + TITLED], capture_output=True, text=True, timeout=60, check=True

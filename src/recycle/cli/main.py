@@ -27,8 +27,17 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one sentence, of the command that they are about."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse an unknown argument here: argparse would have the parser of all commands refuse it, and name its help."""
+        """Refuse an unknown argument here: argparse would have the parser of all commands refuse it, and name its help.
+
+        A command with `job_flags` gets there what stands after `--`: argparse would take some of it for arguments of the command.
+        """
+        flags = None
+        if self.get_default("job_flags") is not None and "--" in (args or ()):
+            at = args.index("--")
+            args, flags = args[:at], args[at + 1 :]
         known, unknown = super().parse_known_args(args, namespace)
+        if flags is not None:
+            known.job_flags = flags
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return known, unknown
@@ -40,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands. They are imported here, so that an interrupt during the imports is handled too."""
     from recycle.cli.demo import demo
-    from recycle.cli.machines import agent, coordinator, worker
+    from recycle.cli.machines import agent, coordinator, slurm, worker
     from recycle.cli.measuring import bench, profile, report
     from recycle.cli.planning import check, estimate, plan, show
     from recycle.cli.simulation import replay, reproduce, simulate, trace
@@ -68,6 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
         coordinator.add_coordinator_parser,
         agent.add_agent_parser,
         worker.add_worker_parser,
+        slurm.add_slurm_parser,
         report.add_report_parser,
         demo.add_demo_parser,
         bench.add_bench_parser,

@@ -17,14 +17,15 @@ class JobCommands:
     flags: tuple[str, ...] = ()
     workers_per_machine: int | None = None
     grace_s: float | None = None
+    interface: str = ""
 
     def coordinator(self, listen: str) -> list[str]:
         """Start the job, or fail if the folder has a run already."""
         return [PROGRAM, "coordinator", self.file, *self._at(listen), "--out", self.out, *self.flags]
 
     def resumed_coordinator(self, listen: str) -> list[str]:
-        """Go on with the run in the folder, from its last checkpoint."""
-        return [PROGRAM, "coordinator", "--resume", self.out, *self._at(listen)]
+        """Go on with the run in the folder, from its last checkpoint. Flags may change how long it computes, but not what."""
+        return [PROGRAM, "coordinator", "--resume", self.out, *self._at(listen), *self.flags]
 
     def agent(self, host: str) -> list[str]:
         """Run the workers of one machine: one for each GPU, unless it is told how many."""
@@ -33,6 +34,8 @@ class JobCommands:
             command += ["--workers", str(self.workers_per_machine)]
         if self.grace_s is not None:
             command += ["--grace", f"{self.grace_s:g}"]
+        if self.interface:
+            command += ["--interface", self.interface]
         return command
 
     def _at(self, listen: str) -> list[str]:
