@@ -23,8 +23,8 @@ class JobCommands:
         return [PROGRAM, "coordinator", self.file, *self._at(listen), "--out", self.out, *self.flags]
 
     def resumed_coordinator(self, listen: str) -> list[str]:
-        """Go on with the run in the folder, from its last checkpoint."""
-        return [PROGRAM, "coordinator", "--resume", self.out, *self._at(listen)]
+        """Take over the job in the folder if it is not over, or else go on with its run from the last checkpoint."""
+        return [PROGRAM, "coordinator", "--resume", self.out, *self._at(listen), *self.flags]
 
     def agent(self, host: str) -> list[str]:
         """Run the workers of one machine: one for each GPU, unless it is told how many."""

@@ -1,1 +1,1 @@
-"""Commands for a job on several machines: `coordinator`, `agent`, `worker`; how machines describe their job to each other."""
+"""Commands for a job on several machines: `coordinator`, `agent`, `worker`, `kubernetes`; the job as machines describe it."""

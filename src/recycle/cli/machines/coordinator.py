@@ -71,6 +71,9 @@ def run_coordinator(args: argparse.Namespace) -> None:
     from recycle.runtime.launch.configure import coordinator_config
 
     begun = _find_job(out, config, args.resume is not None)
+    if begun is None and args.resume is not None and (facts := _finished_run(out, config.training.steps)):
+        print(json.dumps(facts) if args.json else describe_run(facts, out))
+        return
     found = begun or _BegunJob(new_name(), now_us(), args.resume is not None)
     job = factory.job(plan, out, found.is_resumed, factory.plan_source or choose_source(plan, config.cluster))
     about = describe_job(found.name, factory, job, serves_machines=not is_loopback(advertised[0] if advertised else host))
@@ -91,6 +94,15 @@ def run_coordinator(args: argparse.Namespace) -> None:
         sentence = f"stopped after step {facts['steps']} of {config.training.steps}, and all workers with it"
         raise Stopped(f"{sentence}; go on with: {again}", signal.SIGTERM)
     refuse_unsaved(facts, again)
+
+
+def _finished_run(out: Path, num_steps: int) -> dict[str, Any]:
+    """The summary of a run that has done and saved all its steps, so that it needs no workers; else empty."""
+    try:
+        facts = json.loads((out / SUMMARY).read_text(encoding="utf-8"))
+        return dict(facts) if facts["steps"] == facts["saved_steps"] == num_steps else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
