@@ -255,7 +255,7 @@ def coordinator_script(job: KubernetesJob) -> str:
 
     It ignores SIGTERM, and so does the coordinator. SIGTERM would end the run with a checkpoint, and all agents with it. Instead,
     Kubernetes kills the pod that it takes away, workers go on training, and the next pod takes over. `config.toml` is the last
-    file that a start writes: without it, nothing has begun. When the run is finished the pod stays, for those who read the folder.
+    file that a start writes: without it, nothing has begun. After the run the pod stays, so that the folder can be read.
     """
     commands, folder = job.commands, job.run_folder
     return f"""\

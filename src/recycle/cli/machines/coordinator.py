@@ -22,6 +22,7 @@ from recycle.core.errors import FileProblem, Stopped, UserError, WorkerFailed
 from recycle.core.events.record import Event
 from recycle.core.events.record_file import SUMMARY
 from recycle.core.files import write_text
+from recycle.host.folder_lock import locked
 
 _DESCRIPTION = """\
 Coordinate a job whose workers are started elsewhere, by 'recycle agent' on every machine. It waits until every place of the plan
@@ -80,7 +81,8 @@ def run_coordinator(args: argparse.Namespace) -> None:
     with listen(host, port) as listener, watching(config, plan, out, found.is_resumed) as (watch, say):
         coordinator = coordinator_config(job, Endpoint(host, port, token, found.name), found.begin_us, out, about=about)
         if begun is None:
-            found.write(out, config)
+            with locked(out):  # else the job of another coordinator, which has this folder, would lose its name
+                found.write(out, config)
         reached_at = advertised or (socket.gethostname() if host in _ALL_ADDRESSES else host, listener.getsockname()[1])
         file = f" {Path(config.job.file).name}" if config.job.file else ""
         command = f"recycle agent {write_address(*reached_at)}{file}"
