@@ -45,7 +45,7 @@ TABLE = {
         {"core", "host", "planner", "sim", "runtime", "profiling", "models", "report"},
         {"torch", "matplotlib", "numpy"},
     ),
-    "integrations": ({"core", "host", "control", "runtime"}, {"ray"}),
+    "integrations": ({"core", "host", "control", "runtime"}, {"ray", "yaml"}),
     "dashboard": ({"core", "report"}, set()),
     "cli": (ANYTHING, {"rich", "prometheus_client", "ortools", "scipy", "numpy", "numba", "torch", "matplotlib"}),
 }
@@ -70,7 +70,7 @@ ORDER = {
     "models": ["gpt text"],
     "report": ["timeline", "record", "render", "figures export"],
     "evaluate": ["hardware", "variant_plans results against_simulation", "cluster_benchmark"],
-    "integrations": ["job_commands", "slurm"],
+    "integrations": ["job_commands", "kubernetes slurm"],
     "cli": ["terminal arguments profile_text", "live", "planning simulation", "training", "machines", "demo measuring", "main"],
 }
 # The only files that may import these.

@@ -21,6 +21,11 @@ def test_an_agent_gets_its_address_and_the_number_of_its_workers():
     assert (args.address, args.workers, args.grace) == ("node-1:29411", 3, 40.0)
 
 
+def test_a_run_goes_on_with_the_flags_with_which_it_began():
+    commands = (JOB.coordinator("0.0.0.0"), JOB.resumed_coordinator("0.0.0.0"))
+    assert [vars(make_parser().parse_args(command[1:]))["training.steps"] for command in commands] == [7, 7]
+
+
 def test_an_agent_decides_itself_unless_it_is_told():
     args = make_parser().parse_args(JobCommands("train.py", "runs/a", "token").agent("h")[1:])
     assert args.workers is None

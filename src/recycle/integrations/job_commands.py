@@ -24,7 +24,10 @@ class JobCommands:
         return [PROGRAM, "coordinator", self.file, *self._at(listen), "--out", self.out, *self.flags]
 
     def resumed_coordinator(self, listen: str) -> list[str]:
-        """Go on with the run in the folder, from its last checkpoint. Flags may change how long it computes, but not what."""
+        """Take over the job in the folder if it is not over, or else go on with its run from the last checkpoint.
+
+        Flags may change how long it computes, but not what.
+        """
         return [PROGRAM, "coordinator", "--resume", self.out, *self._at(listen), *self.flags]
 
     def agent(self, host: str) -> list[str]:

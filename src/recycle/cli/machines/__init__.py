@@ -1,1 +1,1 @@
-"""Commands for a job on several machines (`coordinator`, `agent`, `worker`, `slurm`), and how machines describe their job."""
+"""Commands for a job on several machines (`coordinator`, `agent`, `worker`), and for the engines that start them."""

@@ -40,6 +40,8 @@ def add_agent_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--restarts", type=int, default=5, metavar="N", help=about)
     about = "how long workers may take to leave before they are ended, in seconds (%(default)g)"
     parser.add_argument("--grace", type=float, default=600.0, metavar="S", help=about)
+    about = "the exit code of an agent that a signal has asked to stop, for engines that take 0 for the end of the job (0)"
+    parser.add_argument("--stopped-code", type=int, default=0, metavar="N", help=about)
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="also write what each worker prints to a file there")
 
 
@@ -49,7 +51,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def run_agent(args: argparse.Namespace) -> None:
+def run_agent(args: argparse.Namespace) -> int:
     host, port = read_address(args.address)
     endpoint = Endpoint(host, port, read_token(args.token_file, makes_one=False), tls=read_tls(args))
     if args.file is not None and not args.file.is_file():
@@ -70,7 +72,10 @@ def run_agent(args: argparse.Namespace) -> None:
     with ExitStack() as stack:
         for gpu in gpus[:num_workers]:
             stack.enter_context(hold(gpu))
-        Agent(context, slots, _Worker(endpoint, args.file, args.interface), args.restarts, args.grace, _say, args.logs).run()
+        worker = _Worker(endpoint, args.file, args.interface)
+        agent = Agent(context, slots, worker, args.restarts, args.grace, _say, args.logs)
+        agent.run()
+    return int(args.stopped_code) if agent.is_asked_to_stop else 0
 
 
 class _Worker:

@@ -31,6 +31,7 @@ from recycle.core.errors import FileProblem, Stopped, UserError, WorkerFailed
 from recycle.core.events.record import Event
 from recycle.core.events.record_file import SUMMARY
 from recycle.core.files import write_text
+from recycle.host.folder_lock import locked
 
 _DESCRIPTION = """\
 Coordinate a job whose workers are started elsewhere, by 'recycle agent' on every machine. It waits until every place of the plan
@@ -81,13 +82,17 @@ def run_coordinator(args: argparse.Namespace) -> None:
     from recycle.runtime.launch.configure import coordinator_config
 
     begun = _find_job(out, config, args.resume is not None)
+    if begun is None and args.resume is not None and (facts := _finished_run(out, config.training.steps)):
+        print(json.dumps(facts) if args.json else describe_run(facts, out))
+        return
     found = begun or _BegunJob(new_name(), now_us(), args.resume is not None)
     job = factory.job(plan, out, found.is_resumed, factory.plan_source or choose_source(plan, config.cluster))
     about = describe_job(found.name, factory, job, serves_machines=not is_loopback(advertised[0] if advertised else host))
     with listen(host, port) as listener, watching(config, plan, out, found.is_resumed) as (watch, say):
         coordinator = coordinator_config(job, Endpoint(host, port, token, found.name, tls), found.begin_us, out, about=about)
         if begun is None:
-            found.write(out, config)
+            with locked(out):  # else the job of another coordinator, which has this folder, would lose its name
+                found.write(out, config)
         reached_at = advertised or (socket.gethostname() if host in _ALL_ADDRESSES else host, listener.getsockname()[1])
         file = f" {Path(config.job.file).name}" if config.job.file else ""
         command = f"recycle agent {write_address(*reached_at)}{file}"
@@ -101,6 +106,15 @@ def run_coordinator(args: argparse.Namespace) -> None:
         sentence = f"stopped after step {facts['steps']} of {config.training.steps}, and all workers with it"
         raise Stopped(f"{sentence}; go on with: {again}", signal.SIGTERM)
     refuse_unsaved(facts, again)
+
+
+def _finished_run(out: Path, num_steps: int) -> dict[str, Any]:
+    """The summary of a run that has done and saved all its steps, so that it needs no workers; else empty."""
+    try:
+        facts = json.loads((out / SUMMARY).read_text(encoding="utf-8"))
+        return dict(facts) if facts["steps"] == facts["saved_steps"] == num_steps else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 @dataclass(frozen=True, slots=True)

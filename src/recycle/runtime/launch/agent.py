@@ -95,6 +95,10 @@ class Agent:
         if not self._is_over and self._stop_until_s is None:
             raise WorkerFailed("no worker of this machine takes part any more: see above why")
 
+    @property
+    def is_asked_to_stop(self) -> bool:
+        return self._stop_until_s is not None
+
     def ask_to_stop(self, number: signal.Signals) -> None:
         """Have all workers leave the job at the next iteration boundary."""
         self._stop_until_s = time.monotonic() + self._grace_s
