@@ -8,7 +8,10 @@ PROGRAM = "recycle"
 
 @dataclass(frozen=True, slots=True)
 class JobCommands:
-    """The command lines of one job. `flags` override the job's options, and are the coordinator's."""
+    """The command lines of one job. `flags` override the job's options, and are the coordinator's.
+
+    `workers_per_machine`, `grace_s` and `gpus` are those of an agent, which decides itself where they are None.
+    """
 
     file: str
     out: str
@@ -17,6 +20,7 @@ class JobCommands:
     flags: tuple[str, ...] = ()
     workers_per_machine: int | None = None
     grace_s: float | None = None
+    gpus: str | None = None
 
     def coordinator(self, listen: str) -> list[str]:
         """Start the job, or fail if the folder has a run already."""
@@ -24,16 +28,21 @@ class JobCommands:
 
     def resumed_coordinator(self, listen: str) -> list[str]:
         """Go on with the run in the folder, from its last checkpoint."""
-        return [PROGRAM, "coordinator", "--resume", self.out, *self._at(listen)]
+        return [PROGRAM, "coordinator", "--resume", self.out, *self._at(listen), *self.flags]
 
     def agent(self, host: str) -> list[str]:
         """Run the workers of one machine: one for each GPU, unless it is told how many."""
-        command = [PROGRAM, "agent", f"{host}:{self.port}", self.file, "--token-file", self.token_file]
+        command = [PROGRAM, "agent", self._address(host), self.file, "--token-file", self.token_file]
         if self.workers_per_machine is not None:
             command += ["--workers", str(self.workers_per_machine)]
         if self.grace_s is not None:
             command += ["--grace", f"{self.grace_s:g}"]
+        if self.gpus is not None:
+            command += ["--gpus", self.gpus]
         return command
 
     def _at(self, listen: str) -> list[str]:
-        return ["--listen", f"{listen}:{self.port}", "--token-file", self.token_file]
+        return ["--listen", self._address(listen), "--token-file", self.token_file]
+
+    def _address(self, host: str) -> str:
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
