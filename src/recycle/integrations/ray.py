@@ -155,12 +155,12 @@ class _Driver:
         commands = replace(spec.commands, file=job.file.name, workers_per_machine=1, grace_s=options.grace_s, gpus=job.gpus)
         needs = job.needs(options.cpus_per_worker)
         with ExitStack() as stack:
-            group = reserve(ray, num_workers, needs, options.wait_s, self._say, self._is_over)
-            stack.callback(ray.util.remove_placement_group, group)
-            if self._is_over():
+            reserved = reserve(ray, num_workers, needs, options.wait_s, self._say, self._is_over)
+            if reserved is None:
                 return
-            places, spec = RayPlaces(ray, group, needs), replace(spec, commands=commands)
-            workers = RayWorkers(places, num_workers, spec, job.read_files(), options.restarts, self._say)
+            places = RayPlaces(ray, num_workers, needs, reserved)
+            stack.callback(places.remove)
+            workers = RayWorkers(places, replace(spec, commands=commands), job.read_files(), options.restarts, self._say)
             stack.callback(workers.end)
             stack.callback(self._end_coordinator)
             while not self._is_over():

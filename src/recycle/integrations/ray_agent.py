@@ -5,6 +5,7 @@ The driver (`ray.py`) makes actors of this class. The module does not import Ray
 
 import os
 import socket
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -100,4 +101,4 @@ def write_secret(path: Path, secret: str) -> Path:
 
 
 def _print(line: str) -> None:
-    print(line, flush=True)
+    print(line, file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from typing import Any
 from recycle.core.errors import UserError
 
 AUTO = "auto"
-_CONNECT_S, _LOOK_S, _SAY_S = 5.0, 0.5, 10.0
+_CONNECT_S, _LOOK_S, _FIRST_S, _SAY_S = 5.0, 0.5, 1.0, 10.0
 _START_ONE = "start one with 'ray start --head', or name the cluster with --address HOST:PORT"
 
 
@@ -100,23 +100,28 @@ def reserve(
     say: Callable[[str], None],
     is_over: Callable[[], bool],
 ) -> Any:
-    """Reserve a placement group with a bundle for each worker, and return it when all of them have their place.
+    """Reserve room for all workers at once, and return its placement group when the cluster has that room.
 
-    It waits until the cluster has room, and says what is missing, until `is_over`: then it returns the group as it is. Raises
-    UserError after `wait_s`.
+    It says what is missing while it waits. It returns None when `is_over`, and raises UserError after `wait_s`.
     """
     group = ray.util.placement_group([dict(needs)] * num_workers, strategy="PACK")
     begin_s = time.monotonic()
-    say_s, said = begin_s + 2 * _LOOK_S, ""
-    while not group.wait(_LOOK_S) and not is_over():
-        now_s = time.monotonic()
-        if wait_s is not None and now_s > begin_s + wait_s:
-            ray.util.remove_placement_group(group)
-            room = describe_room(ray, num_workers, needs)
-            raise UserError(f"there was no room for {wait_s:g} s: {room}; add machines, or ask for fewer or smaller workers")
-        if now_s > say_s:
-            say_s = now_s + _SAY_S
-            if (sentence := describe_room(ray, num_workers, needs)) != said:
+    say_s, said = begin_s + _FIRST_S, ""
+    try:
+        while not is_over():
+            if group.wait(_LOOK_S):
+                group, reserved = None, group
+                return reserved
+            now_s = time.monotonic()
+            if wait_s is not None and now_s > begin_s + wait_s:
+                room = describe_room(ray, num_workers, needs)
+                raise UserError(f"there was no room for {wait_s:g} s: {room}; add machines, or ask for fewer or smaller workers")
+            if now_s > say_s:
+                say_s, sentence = now_s + _SAY_S, describe_room(ray, num_workers, needs)
+                if sentence != said:
+                    say(f"waiting for room: {sentence}")
                 said = sentence
-                say(f"waiting for room: {sentence}")
-    return group
+        return None
+    finally:
+        if group is not None:
+            ray.util.remove_placement_group(group)

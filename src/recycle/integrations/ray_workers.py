@@ -17,21 +17,41 @@ _END_S = (10.0, 10.0, 5.0)
 _THREADS = 3  # of an actor: one for each of the calls run, stop and kill
 
 
-@dataclass(frozen=True, slots=True)
 class RayPlaces:
-    """Where actors run: a placement group with a bundle of these resources for each."""
+    """The room that a job has on a cluster: a placement group for each worker, with one bundle of the resources `needs`.
 
-    ray: Any
-    group: Any
-    needs: Mapping[str, float]
+    Workers do not share one group, because Ray places the lost bundles of a group all together or not at all, and has the groups
+    of other jobs wait meanwhile. `reserved` is one group with room for all of them, which they replace.
+    """
 
-    def make(self, number: int, spec: AgentSpec, files: Any) -> Any:
-        """Make the actor of a worker. Ray starts it when its bundle is on a machine."""
+    def __init__(self, ray: Any, num_workers: int, needs: Mapping[str, float], reserved: Any) -> None:
+        self.ray, self._needs = ray, needs
+        self._groups = {number: self._make_group() for number in range(num_workers)}
+        ray.util.remove_placement_group(reserved)  # now that the others are in the queue for its room
+
+    @property
+    def num(self) -> int:
+        return len(self._groups)
+
+    def make_actor(self, number: int, spec: AgentSpec, files: Any) -> Any:
+        """Make the actor of a worker. Ray starts it when its group is on a machine."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        place = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=number)
-        options = {"num_cpus": self.needs["CPU"], "num_gpus": self.needs.get("GPU", 0.0), "scheduling_strategy": place}
+        place = PlacementGroupSchedulingStrategy(self._groups[number], placement_group_bundle_index=0)
+        options = {"num_cpus": self._needs["CPU"], "num_gpus": self._needs.get("GPU", 0.0), "scheduling_strategy": place}
         return self.ray.remote(RayAgent).options(max_restarts=0, max_concurrency=_THREADS, **options).remote(number, spec, files)
+
+    def renew(self, number: int) -> None:
+        """Give up the room of a worker, whose machine may be gone, and ask for room anywhere."""
+        self.ray.util.remove_placement_group(self._groups[number])
+        self._groups[number] = self._make_group()
+
+    def remove(self) -> None:
+        for group in self._groups.values():
+            self.ray.util.remove_placement_group(group)
+
+    def _make_group(self) -> Any:
+        return self.ray.util.placement_group([dict(self._needs)])
 
 
 @dataclass(slots=True)
@@ -51,7 +71,6 @@ class RayWorkers:
     def __init__(
         self,
         places: RayPlaces,
-        num_workers: int,
         spec: AgentSpec,
         files: Mapping[str, bytes],
         restarts: int,
@@ -63,7 +82,7 @@ class RayWorkers:
         self._actors: dict[int, _Actor] = {}
         self._due_s: dict[int, float] = {}
         self._set_aside: dict[int, str] = {}
-        for number in range(num_workers):
+        for number in range(places.num):
             self._start(number)
 
     @property
@@ -109,7 +128,7 @@ class RayWorkers:
         self._actors.clear()
 
     def _start(self, number: int) -> None:
-        handle = self._places.make(number, self._spec, self._files)
+        handle = self._places.make_actor(number, self._spec, self._files)
         self._actors[number] = _Actor(number, handle, handle.host.remote(), handle.run.remote())
 
     def _placed(self, actor: _Actor) -> None:
@@ -129,10 +148,12 @@ class RayWorkers:
         except errors.RuntimeEnvSetupError as problem:
             raise UserError(f"Ray cannot set up a machine for a worker: {_last_line(problem)}") from None
         except errors.RayActorError as problem:
-            if actor.machine:
-                pause_s, how = self._losses.pause_s(actor.number, now_s), f"is lost with its actor on {actor.machine}"
-            else:
+            self._places.renew(actor.number)
+            if getattr(problem, "actor_init_failed", False):
                 pause_s, how = self._failures.pause_s(actor.number, now_s), f"could not be started: {_last_line(problem)}"
+            else:
+                where = f" on {actor.machine}" if actor.machine else ""
+                pause_s, how = self._losses.pause_s(actor.number, now_s), f"is lost, with its actor{where}"
         except errors.RayError as problem:
             pause_s, how = self._failures.pause_s(actor.number, now_s), f"failed: {_last_line(problem)}"
         else:

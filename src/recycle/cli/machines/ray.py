@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from recycle.cli.arguments import Subparsers, add_command, output_path
@@ -71,5 +73,8 @@ def run_ray(args: argparse.Namespace) -> None:
         wait_s=args.wait,
         grace_s=args.grace,
     )
-    facts = train_on_ray(args.config, workers=args.workers, out=out, resume=args.resume, flags=given_flags(args), options=options)
+    with redirect_stdout(sys.stderr):  # Ray prints what happens on its cluster; standard output has only the result
+        facts = train_on_ray(
+            args.config, workers=args.workers, out=out, resume=args.resume, flags=given_flags(args), options=options
+        )
     print(json.dumps(facts) if args.json else describe_run(facts, out or args.resume))
