@@ -1,7 +1,7 @@
 """`recycle ray` and `recycle.integrations.ray.train`: a job whose workers are actors of a Ray cluster.
 
-The process that calls `train` is Ray's driver. It runs the coordinator as a child process, and one actor (`RayAgent`) for each
-worker in a placement group. An actor that is lost with its machine is made again: Ray starts it when the cluster has room for it,
+The process that calls `train` is Ray's driver. It runs the coordinator as a child process, and for each worker an actor (`RayAgent`)
+in a placement group. An actor that is lost with its machine is made again: Ray starts it when the cluster has room for it,
 and its worker joins the job, which has gone on meanwhile. Ray is imported when it is used.
 """
 
@@ -57,7 +57,7 @@ class RayOptions:
 
     address: str = AUTO
     cpus_per_worker: float = 1.0
-    working_dir: Path | None = None
+    working_dir: Path | str | None = None
     port: int = 0
     wait_s: float | None = None
     restarts: int = 5
@@ -66,7 +66,7 @@ class RayOptions:
     def __post_init__(self) -> None:
         if self.cpus_per_worker <= 0:
             raise UserError(f"a worker cannot have {self.cpus_per_worker:g} CPUs: it needs more than 0")
-        if self.working_dir is not None and not self.working_dir.is_dir():
+        if self.working_dir is not None and not Path(self.working_dir).is_dir():
             raise FileProblem(f"there is no folder {self.working_dir} to copy to the machines of the cluster")
 
 
@@ -82,7 +82,7 @@ def train_on_ray(
 ) -> dict[str, Any]:
     """Train a job on a Ray cluster to its end; `recycle.integrations.ray.train` is this function.
 
-    Ctrl-C or SIGTERM lets the job write a checkpoint and end. Actors and the placement group are removed in any case.
+    Ctrl-C or SIGTERM lets the job write a checkpoint and end. Actors and placement groups are removed in any case.
 
     Args:
         job: A job file, or a `recycle.Job`. A job is pickled: modules that it needs must be installed on every machine.
@@ -105,8 +105,7 @@ def train_on_ray(
     import_ray()
     file = "" if job is None else str(find_job_file(job, folder))
     driver = _Driver(folder, resume is not None, workers, options or RayOptions(), say or _print)
-    with stop_signals(driver.ask_to_stop):
-        return driver.run(file, tuple(flags))
+    return driver.run(file, tuple(flags))
 
 
 train = train_on_ray
@@ -120,13 +119,14 @@ class _Driver:
         self._num_workers = num_workers
         self._coordinator: ChildProcess | None = None
         self._deaths = RestartPolicy[str](options.restarts)
-        self._is_ready = self._is_stopping = self._is_begun = False
+        self._stopped_by: signal.Signals | None = None
+        self._is_ready = self._is_begun = False
 
     def ask_to_stop(self, number: signal.Signals) -> None:
         """Let the job write a checkpoint and end."""
-        self._is_stopping = True
+        self._stopped_by = number
+        self._say(f"{number.name}: the job ends after the present step, with a checkpoint; a second signal ends it at once")
         if self._coordinator is not None:
-            self._say(f"{number.name}: the job ends after the present step, with a checkpoint; a second signal ends it at once")
             self._coordinator.ask_to_stop()
 
     def run(self, file: str, flags: tuple[str, ...]) -> dict[str, Any]:
@@ -134,6 +134,7 @@ class _Driver:
         options = self._options
         with ExitStack() as stack:
             ray = stack.enter_context(connected(options.address, options.working_dir))
+            stack.enter_context(stop_signals(self.ask_to_stop))  # only now, because Ray sets handlers of its own
             folder, host, token = stack.enter_context(scratch()), str(ray.util.get_node_ip_address()), new_token()
             token_file = write_secret(folder / "token", token)
             commands = JobCommands(file, str(self._out), str(token_file), options.port or _free_port(host), flags)
@@ -141,6 +142,8 @@ class _Driver:
             self._start_coordinator = partial(ChildProcess, [*command, "--json"], self._heard, folder / "summary")
             stack.callback(self._end_coordinator)
             self._coordinator = self._start_coordinator()
+            if self._stopped_by is not None:  # since then it was asked to stop, and did not know of the coordinator
+                self._coordinator.ask_to_stop()
             while not self._is_ready and not self._is_over():
                 time.sleep(_LOOK_S / 10)
             if self._is_ready:
@@ -186,7 +189,7 @@ class _Driver:
         """Whether the coordinator has ended; one that was killed is started again, and takes over its job."""
         assert self._coordinator is not None
         code = self._coordinator.poll()
-        if code is None or code >= 0 or self._is_stopping:
+        if code is None or code >= 0 or self._stopped_by is not None:
             return code is not None
         pause_s = self._deaths.pause_s("coordinator", time.monotonic())
         if pause_s is None:
@@ -212,10 +215,9 @@ class _Driver:
         again = f"recycle ray --resume {self._out}"
         sentence = lines[-1] if lines else "the coordinator ended, and said nothing"
         sentence = _RESUME.sub(again, sentence.removeprefix(_PREFIX))
-        if self._is_stopping:
-            raise Stopped(
-                sentence if lines and lines[-1].startswith(_PREFIX) else "stopped before the first step", signal.SIGTERM
-            )
+        if self._stopped_by is not None:
+            has_reason = bool(lines) and lines[-1].startswith(_PREFIX)
+            raise Stopped(sentence if has_reason else "stopped before the first step", self._stopped_by)
         problem = UserError(sentence)
         problem.exit_code = code if code is not None and code > 0 else WorkerFailed.exit_code
         raise problem

@@ -25,7 +25,7 @@ def import_ray() -> Any:
 
 
 @contextmanager
-def connected(address: str, working_dir: Path | None = None) -> Iterator[Any]:
+def connected(address: str, working_dir: Path | str | None = None) -> Iterator[Any]:
     """Connect to the cluster at `address`, and yield the module Ray; a connection that exists already is used, and kept.
 
     Raises UserError if there is no cluster, or if it has another version of Ray or of Python.
