@@ -131,7 +131,7 @@ def nodes():
     folder = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Ray's sockets are below: their paths must be short
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_health_check_failure_threshold", "3")
+        patch.setenv("RAY_raylet_start_wait_time_s", "120")  # on a machine that does something else as well
         found = Nodes(folder)
         try:
             yield found
