@@ -1,8 +1,8 @@
 """`recycle ray` and `recycle.integrations.ray.train`: a job whose workers are actors of a Ray cluster.
 
-The process that calls `train` is Ray's driver. It runs the coordinator as a child process, and each worker as a
-`RayAgent`, an actor in a placement group. An actor that is lost is made again: Ray starts it when the cluster has room for it, and its worker joins the
-job, which has gone on meanwhile. Ray is imported when it is used.
+The process that calls `train` is Ray's driver. It runs the coordinator as a child process, and each worker as a `RayAgent`, an
+actor in a placement group. An actor that is lost is made again: Ray starts it when the cluster has room for it, and its worker
+joins the job, which has gone on meanwhile. Ray is imported when it is used.
 """
 
 import json
