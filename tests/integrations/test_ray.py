@@ -129,16 +129,13 @@ def processes_with(text: str) -> list[str]:
 @pytest.fixture(scope="module")
 def nodes():
     folder = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Ray's sockets are below: their paths must be short
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.callback(wait_for, lambda: not processes_with(str(folder)), seconds=20)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_raylet_start_wait_time_s", "120")  # on a machine that does something else as well
         found = Nodes(folder)
-        try:
-            yield found
-        finally:
-            found.shutdown()
-    wait_for(lambda: not processes_with(str(folder)), seconds=20)
-    shutil.rmtree(folder, ignore_errors=True)
+        stack.callback(found.shutdown)
+        yield found
 
 
 def write_job(folder: Path, flag: Path) -> Path:
