@@ -217,3 +217,32 @@ def test_a_process_without_a_free_descriptor_knows_its_machine():
         assert this_host()
     finally:
         os.close(taken)
+
+
+CHILD = """
+import signal, sys, time
+from pathlib import Path
+from recycle.host.process_lifetime import stop_with_parent
+
+def stop(number, frame):
+    Path(sys.argv[1]).write_text("asked")
+    sys.exit()
+
+signal.signal(signal.SIGTERM, stop)
+stop_with_parent()
+print("ready", flush=True)
+time.sleep(60)
+"""
+PARENT = "import subprocess, sys, time; subprocess.Popen([sys.executable, *sys.argv[1:]]); time.sleep(60)"
+
+
+def test_a_child_is_asked_to_stop_when_its_parent_was_killed(tmp_path):
+    asked = tmp_path / "asked"
+    words = [sys.executable, "-c", PARENT, "-c", CHILD, str(asked)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"ready\n"
+        assert not asked.exists()
+        parent.kill()
+        assert parent.stdout.read() == b""  # when the child, which has the pipe, too, has ended
+    assert asked.read_text() == "asked"

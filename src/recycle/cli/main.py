@@ -49,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands. They are imported here, so that an interrupt during the imports is handled too."""
     from recycle.cli.demo import demo
-    from recycle.cli.machines import agent, coordinator, kubernetes, slurm, worker
+    from recycle.cli.machines import agent, coordinator, kubernetes, ray, slurm, worker
     from recycle.cli.measuring import bench, profile, report
     from recycle.cli.planning import check, estimate, plan, show
     from recycle.cli.simulation import replay, reproduce, simulate, trace
@@ -79,6 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
         worker.add_worker_parser,
         slurm.add_slurm_parser,
         kubernetes.add_kubernetes_parser,
+        ray.add_ray_parser,
         report.add_report_parser,
         demo.add_demo_parser,
         bench.add_bench_parser,

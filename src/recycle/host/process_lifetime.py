@@ -4,10 +4,13 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from types import FrameType
+
+_LOOK_S = 0.5
 
 
 def end_with_parent() -> None:
@@ -20,6 +23,20 @@ def _wait_for_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def stop_with_parent() -> None:
+    """Send SIGTERM to this process when its parent has ended, even by SIGKILL: a request to stop, which a handler can meet.
+
+    It is for a process that `subprocess` started; a thread looks for the parent.
+    """
+    threading.Thread(target=_look_for_parent, args=(os.getppid(),), daemon=True).start()
+
+
+def _look_for_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def close_inherited_files(keep: int) -> None:

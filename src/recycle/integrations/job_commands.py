@@ -8,7 +8,10 @@ PROGRAM = "recycle"
 
 @dataclass(frozen=True, slots=True)
 class JobCommands:
-    """The command lines of one job. `flags` override the job's options, and are the coordinator's."""
+    """The command lines of one job. `flags` override the job's options, and are the coordinator's.
+
+    `workers_per_machine`, `grace_s` and `gpus` are those of an agent, which decides itself where they are None.
+    """
 
     file: str
     out: str
@@ -18,6 +21,7 @@ class JobCommands:
     workers_per_machine: int | None = None
     grace_s: float | None = None
     interface: str = ""
+    gpus: str | None = None
 
     def coordinator(self, listen: str) -> list[str]:
         """Start the job, or fail if the folder has a run already."""
@@ -32,14 +36,19 @@ class JobCommands:
 
     def agent(self, host: str) -> list[str]:
         """Run the workers of one machine: one for each GPU, unless it is told how many."""
-        command = [PROGRAM, "agent", f"{host}:{self.port}", self.file, "--token-file", self.token_file]
+        command = [PROGRAM, "agent", self._address(host), self.file, "--token-file", self.token_file]
         if self.workers_per_machine is not None:
             command += ["--workers", str(self.workers_per_machine)]
         if self.grace_s is not None:
             command += ["--grace", f"{self.grace_s:g}"]
         if self.interface:
             command += ["--interface", self.interface]
+        if self.gpus is not None:
+            command += ["--gpus", self.gpus]
         return command
 
     def _at(self, listen: str) -> list[str]:
-        return ["--listen", f"{listen}:{self.port}", "--token-file", self.token_file]
+        return ["--listen", self._address(listen), "--token-file", self.token_file]
+
+    def _address(self, host: str) -> str:
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"

@@ -92,7 +92,7 @@ def run_coordinator(args: argparse.Namespace) -> None:
         coordinator = coordinator_config(job, Endpoint(host, port, token, found.name, tls), found.begin_us, out, about=about)
         if begun is None:
             with locked(out):  # else the job of another coordinator, which has this folder, would lose its name
-                found.write(out, config)
+                found.write(out, config, len(plan.rows), dict(factory.code))
         reached_at = advertised or (socket.gethostname() if host in _ALL_ADDRESSES else host, listener.getsockname()[1])
         file = f" {Path(config.job.file).name}" if config.job.file else ""
         command = f"recycle agent {write_address(*reached_at)}{file}"
@@ -125,9 +125,11 @@ class _BegunJob:
     begin_us: int
     is_resumed: bool
 
-    def write(self, out: Path, config: TrainConfig) -> None:
+    def write(self, out: Path, config: TrainConfig, num_workers: int, code: dict[str, str]) -> None:
+        """Write the job to the run folder, with the files that its machines need: their digests by their paths."""
         (out / SUMMARY).unlink(missing_ok=True)  # of the run that is resumed
         facts = {"job": self.name, "begin_us": self.begin_us, "resumed": self.is_resumed, "config": config.to_toml()}
+        facts |= {"workers": num_workers, "device": config.training.device, "code": code}
         write_text(out / JOB, json.dumps(facts) + "\n")
 
 

@@ -97,6 +97,16 @@ def _add_key(group: "argparse._ArgumentGroup", section: str, key: Any) -> None:
     group.add_argument(*names, dest=f"{section}.{key.name}", default=argparse.SUPPRESS, help=text, **options)
 
 
+def given_flags(args: argparse.Namespace) -> list[str]:
+    """The flags that another command with `add_config_arguments` needs for the keys that were given here."""
+    given = {name: value for name, value in vars(args).items() if "." in name}
+    return [
+        (f"--{dashed}" if value else f"--no-{dashed}") if isinstance(value, bool) else f"--{dashed}={value}"
+        for name, value in given.items()
+        for dashed in [name.replace("_", "-")]
+    ]
+
+
 def _default_text(default: bool | int | float | str) -> str:
     if isinstance(default, bool):
         return "yes" if default else "no"
