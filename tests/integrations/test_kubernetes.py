@@ -209,8 +209,9 @@ def test_agents_get_what_they_ask_for():
 
 def test_prometheus_is_told_the_port_that_the_coordinator_answers_at():
     notes = loaded(JOB)["Deployment"]["spec"]["template"]["metadata"]["annotations"]
-    ports = {vars(make_parser().parse_args(words[1:]))["log.metrics_port"] for words in commands(JOB)[:2]}
-    assert ports == {int(notes["prometheus.io/port"])}
+    read = [vars(make_parser().parse_args(words[1:])) for words in commands(JOB)[:2]]
+    assert {flags["log.metrics_port"] for flags in read} == {int(notes["prometheus.io/port"])}
+    assert {flags["log.metrics_host"] for flags in read} == {"0.0.0.0"}
     assert "annotations" not in loaded(BARE)["Deployment"]["spec"]["template"]["metadata"]
 
 

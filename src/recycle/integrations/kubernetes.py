@@ -139,7 +139,7 @@ class KubernetesJob:
     @property
     def commands(self) -> JobCommands:
         """The commands in the containers."""
-        metrics = (f"--metrics-port={self.metrics_port}",) if self.metrics_port else ()
+        metrics = (f"--metrics-port={self.metrics_port}", "--metrics-host=0.0.0.0") if self.metrics_port else ()
         file = self.file if self.file_text is None else f"{JOB_FOLDER}/{self.file}"
         token, flags = f"{TOKEN_FOLDER}/{TOKEN_KEY}", (*self.flags, *metrics)
         return JobCommands(file, self.run_folder, token, PORT, flags, self.workers_per_node, self.grace_s)
