@@ -1,6 +1,7 @@
 """The client: it reconnects by itself, sends unacknowledged reports again, never sends its token, and leaves nothing behind."""
 
 import base64
+import contextlib
 import os
 import resource
 import socket
@@ -448,7 +449,8 @@ class Tap:
         while some := source.recv(1 << 16):
             self.bytes += some
             sink.sendall(some)
-        sink.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # the other side may have disconnected
+            sink.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         self._threads[0].join(PATIENCE_S)
