@@ -1,5 +1,6 @@
 """The MPS service of GPU slices, replaced by a script: it is started, always stopped, and leaves no trace."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from recycle.core.errors import UserError
+from recycle.evaluate.hardware import gpu_slices
 from recycle.evaluate.hardware.gpu_slices import slices
 from recycle.host.scratch import sweep
+from tests.processes import is_there
 
 pytestmark = pytest.mark.timeout(60)
 NAME = "nvidia-cuda-mps-control"
@@ -20,6 +23,16 @@ NOTES = """#!/bin/sh
 [ -d "$CUDA_MPS_PIPE_DIRECTORY" ] && [ -d "$CUDA_MPS_LOG_DIRECTORY" ] && there=yes || there=no
 if [ "$1" = -d ]; then command=""; else read -r command; fi
 echo "args:$* command:$command folders:$there" >> "{notes}"
+"""
+# Its daemon stays, with the name of the service, and does not quit.
+STAYS = """#!/bin/sh
+if [ "$1" = -d ]; then
+    cp "$(command -v sleep)" "$CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-server"
+    "$CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-server" 60 > /dev/null 2>&1 &
+    echo $! >> "{notes}"
+else
+    exec sleep 60
+fi
 """
 REFUSES = """#!/bin/sh
 echo "An instance of this daemon is already running" >&2
@@ -120,6 +133,23 @@ def test_the_folders_of_the_service_are_gone_afterwards(install):
         folders = [Path(os.environ[PIPES]), Path(os.environ[LOGS])]
         assert all(folder.is_dir() for folder in folders)
     assert not any(folder.exists() for folder in folders)
+
+
+def test_a_service_that_does_not_quit_is_killed_and_nothing_else(install, monkeypatch, capfd):
+    monkeypatch.setattr(gpu_slices, "_QUIT_S", 0.5)
+    notes = install(STAYS)
+    with contextlib.ExitStack() as stack:
+        with slices(2):
+            (pid,) = map(int, lines(notes))
+            other = stack.enter_context(subprocess.Popen(["sleep", "60"]))  # the same folder in its environment, another name
+            stack.callback(other.kill)
+            assert is_there(pid)
+        assert other.poll() is None
+    deadline_s = time.monotonic() + 10
+    while is_there(pid):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_machine_without_the_service_is_refused_in_one_sentence(tmp_path, monkeypatch):

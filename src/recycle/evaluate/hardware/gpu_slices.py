@@ -13,14 +13,24 @@ from recycle.core.errors import UserError
 
 _CONTROL = "nvidia-cuda-mps-control"
 _PIPES, _LOGS, _SHARE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-_TIMEOUT_S, _PREFIX = 30, "recycle-slices-"
+_TIMEOUT_S, _QUIT_S, _PREFIX = 30, 10, "recycle-slices-"
 # Its stdin is closed by its parent, or when the parent has ended.
+# The service waits for its clients, of which the parent may be one: processes of the service that are still there after a while
+# are killed. They have its folder in their environment, and their short name is cut after 15 letters.
 _STOP = """
-import shutil, subprocess, sys
+import glob, os, shutil, signal, subprocess, sys
 sys.stdin.read()
 control, timeout_s, folder = sys.argv[1:]
 try:
     subprocess.run([control], input=b"quit\\n", timeout=float(timeout_s), capture_output=True)
+except subprocess.TimeoutExpired:
+    for entry in glob.glob("/proc/[0-9]*"):
+        try:
+            is_ours = folder.encode() in open(entry + "/environ", "rb").read()
+            if is_ours and open(entry + "/comm").read().startswith("nvidia-cuda-mps"):
+                os.kill(int(entry.rpartition("/")[2]), signal.SIGKILL)
+        except OSError:
+            pass
 finally:
     shutil.rmtree(folder, ignore_errors=True)
 """
@@ -54,7 +64,7 @@ def slices(num: int) -> Iterator[None]:
 @contextmanager
 def _guard(folder: Path) -> Iterator[None]:
     """Stop the service and remove its folder afterwards, by a process that outlives this one if it is killed."""
-    command = [sys.executable, "-S", "-c", _STOP, _CONTROL, str(_TIMEOUT_S), str(folder)]
+    command = [sys.executable, "-S", "-c", _STOP, _CONTROL, str(_QUIT_S), str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as guard:
         try:
             yield
