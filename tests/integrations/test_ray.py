@@ -21,7 +21,7 @@ from tests.processes import is_there
 from tests.warm_processes import WarmProcess
 
 pytestmark = pytest.mark.timeout(600)
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'recycle-train[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 STEPS, NUM_WORKERS, NUM_LOST, LIMIT_S = 300, 4, 2, 240.0
 MEMORY_BYTES = 80 << 20
 FILE = """

@@ -7,8 +7,9 @@ import pytest
 from recycle.cli.main import main, make_parser
 from recycle.cli.training.train_config import given_flags, read_config
 from recycle.core.errors import UserError
+from recycle.core.files import write_secret
 from recycle.integrations.job_commands import JobCommands
-from recycle.integrations.ray_agent import AgentSpec, write_secret
+from recycle.integrations.ray_agent import AgentSpec
 from recycle.integrations.ray_cluster import num_places
 from recycle.integrations.ray_job import CoordinatedJob
 from tests.cli.machines.test_coordinator import free_port
@@ -30,7 +31,7 @@ def problem_of(capsys, *words):
 
 def test_a_machine_without_ray_is_told_how_to_install_it(file, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert "install it with pip install 'recycle-train[ray]'" in problem_of(capsys, file)
+    assert "install it with pip install -e '.[ray]' in a clone of ReCycle" in problem_of(capsys, file)
 
 
 @pytest.mark.parametrize(
@@ -45,13 +46,13 @@ def test_a_machine_without_ray_is_told_how_to_install_it(file, monkeypatch, caps
     ],
 )
 def test_wrong_words_get_one_sentence(words, says, file, capsys):
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'recycle-train[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
     port = str(free_port())
     assert says.format(port=port) in problem_of(capsys, file, *(word.format(port=port) for word in words))
 
 
 def test_a_job_file_that_is_not_there_is_refused_before_a_cluster_is_looked_for(capsys):
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'recycle-train[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
     assert "there is no job file absent.py" in problem_of(capsys, "absent.py")
 
 

@@ -42,6 +42,13 @@ def write_parts(path: Path, parts: Iterable[bytes]) -> None:
         raise FileProblem(f"cannot write {path}: {problem.strerror or problem}{advice}") from None
 
 
+def write_secret(path: Path, secret: str) -> Path:
+    """Write a new file that only its owner may read. Raises OSError, also if there is such a file already."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as stream:
+        stream.write(secret + "\n")
+    return path
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the name of a new file beside `path`, which replaces `path` after the block; after an error it is removed."""

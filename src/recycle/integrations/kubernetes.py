@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from recycle.core.errors import UserError
+from recycle.core.events.record_file import JOB
 from recycle.core.release import RELEASE
 from recycle.integrations.job_commands import PORT, JobCommands
 
@@ -263,7 +264,7 @@ trap '' TERM
 if [ -e {folder}/config.toml ]; then
   {shlex.join(commands.resumed_coordinator("0.0.0.0"))}
 else
-  rm -f {folder}/job.json
+  rm -f {folder}/{JOB}
   {shlex.join(commands.coordinator("0.0.0.0"))}
 fi || exit
 echo 'the run is finished; its results are in {folder}'

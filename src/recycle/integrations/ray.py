@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from recycle.control.net.wire import new_token
 from recycle.core.errors import FileProblem, Stopped, UserError, WorkerFailed
+from recycle.core.events.record_file import RECORD
+from recycle.core.files import write_secret
 from recycle.host.scratch import scratch
 from recycle.host.stop_signals import stop_signals
 from recycle.integrations.child_process import ChildProcess
 from recycle.integrations.job_commands import JobCommands
-from recycle.integrations.ray_agent import AgentSpec, write_secret
+from recycle.integrations.ray_agent import AgentSpec
 from recycle.integrations.ray_cluster import AUTO, connected, import_ray, reserve
 from recycle.integrations.ray_job import CoordinatedJob, find_job_file
 from recycle.integrations.ray_workers import RayPlaces, RayWorkers, refuse_hopeless
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.5
 _KILL_S = 10.0
-_RECORD = "record.jsonl"
 # Lines of the coordinator: what it says when it is ready, the sentence with which it ends, and how it is resumed by itself.
 _READY = re.compile(r"((?:waiting for|found again) \d+ workers): ")
 _PREFIX, _RESUME = "recycle coordinator: ", re.compile(r"recycle coordinator --resume .*")
@@ -181,7 +182,7 @@ class _Driver:
     def _has_begun(self) -> bool:
         """Whether the job has done a step; a job that has begun goes on with fewer workers."""
         if not self._is_begun:
-            with suppress(OSError), (self._out / _RECORD).open("rb") as stream:
+            with suppress(OSError), (self._out / RECORD).open("rb") as stream:
                 self._is_begun = any(b'"event":"step"' in line for line in stream)
         return self._is_begun
 

@@ -3,14 +3,13 @@
 The driver (`ray.py`) makes actors of this class. The module does not import Ray, and runs on every machine of the cluster.
 """
 
-import os
 import socket
 import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from recycle.core.files import write_secret
 from recycle.host.scratch import scratch
 from recycle.integrations.child_process import ChildProcess
 from recycle.integrations.job_commands import JobCommands
@@ -91,13 +90,6 @@ class RayAgent:
             self._is_stopped = True
             if self._child is not None:
                 self._child.kill()
-
-
-def write_secret(path: Path, secret: str) -> Path:
-    """Write a file that only its owner may read."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as stream:
-        stream.write(secret + "\n")
-    return path
 
 
 def _print(line: str) -> None:

@@ -20,7 +20,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError as problem:
-        raise UserError(f"this needs Ray ({problem}): install it with pip install 'recycle-train[ray]'") from None
+        raise UserError(f"this needs Ray ({problem}): install it with pip install -e '.[ray]' in a clone of ReCycle") from None
     return ray
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recycle.core.errors import FileProblem, UserError
+from recycle.core.events.record_file import JOB
 
 if TYPE_CHECKING:
     from recycle.runtime.job import Job
 
-_JOB, _PICKLED, _PICKLE = "job.json", "pickled_job.py", ".pickle"
+_PICKLED, _PICKLE = "pickled_job.py", ".pickle"
 _PICKLED_FILE = '''\
 """The job that a program gave to recycle.integrations.ray.train: the file of the same name beside this one has it."""
 
@@ -61,7 +62,7 @@ class CoordinatedJob:
     @staticmethod
     def read(out: Path) -> "CoordinatedJob":
         """The job in a run folder; raises UserError if it has no job file."""
-        found = json.loads((out / _JOB).read_text(encoding="utf-8"))
+        found = json.loads((out / JOB).read_text(encoding="utf-8"))
         config = tomllib.loads(found["config"])
         file = config.get("job", {}).get("file", "")
         if not file:

@@ -17,6 +17,7 @@ from recycle.integrations.job_commands import JobCommands
 SCRIPT = "job.sbatch"
 # Slurm looks at time limits once a minute, and may signal a job that much too early.
 _RESOLUTION_S = 60
+_SUBMIT_S = 120
 _HOST = "COORDINATOR"
 _ALL_ADDRESSES = "0.0.0.0"
 _TIME_LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
@@ -85,7 +86,10 @@ def submit_batch_script(job: SlurmJob) -> str:
     except OSError as problem:
         raise FileProblem(f"cannot write {folder}: {problem.strerror or problem}") from None
     try:
-        done = subprocess.run(["sbatch", "--parsable", str(folder / SCRIPT)], capture_output=True, text=True)
+        command = ["sbatch", "--parsable", str(folder / SCRIPT)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SUBMIT_S)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"sbatch has not answered for {_SUBMIT_S} s: look with squeue whether the job is there") from None
     except FileNotFoundError:
         raise UserError(
             "there is no sbatch here: run this where jobs are submitted, or print the script with --print and submit it there"

@@ -20,7 +20,7 @@ from recycle.cli.machines.endpoint_flags import (
     write_address,
     write_tls_flags,
 )
-from recycle.cli.machines.job_description import JOB, describe_job, read_job
+from recycle.cli.machines.job_description import describe_job, read_job
 from recycle.cli.training.plan_choice import choose_source
 from recycle.cli.training.train import config_and_folder, describe_run, prepare, refuse_unsaved, watching
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments
@@ -29,7 +29,7 @@ from recycle.control.net.listener import listen
 from recycle.control.net.wire import new_name
 from recycle.core.errors import FileProblem, Stopped, UserError, WorkerFailed
 from recycle.core.events.record import Event
-from recycle.core.events.record_file import SUMMARY
+from recycle.core.events.record_file import JOB, SUMMARY
 from recycle.core.files import write_text
 from recycle.host.folder_lock import locked
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from recycle.control.net.tls import TlsFiles
 from recycle.control.net.wire import new_token
 from recycle.core.errors import FileProblem, UserError
+from recycle.core.files import write_secret
 
 DEFAULT_ADDRESS = "127.0.0.1:29400"
 
@@ -78,8 +79,7 @@ def read_token(path: Path, makes_one: bool) -> str:
     if not path.exists() and makes_one:
         token = new_token()
         try:
-            path.touch(0o600, exist_ok=False)
-            path.write_text(token + "\n", encoding="ascii")
+            write_secret(path, token)
         except OSError as problem:
             raise FileProblem(f"cannot write {path}: {problem.strerror or problem}") from None
         return token

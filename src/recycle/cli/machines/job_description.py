@@ -12,13 +12,12 @@ from recycle.cli.training.train_config import TrainConfig, parse_config, with_fi
 from recycle.control.net.file_transfer import FileTransfer
 from recycle.control.net.handshake import Endpoint
 from recycle.core.errors import UserError
+from recycle.core.events.record_file import JOB
 from recycle.core.plans.plan import Plan
 
 if TYPE_CHECKING:
     from recycle.runtime.job import Job
     from recycle.runtime.worker.worker_spec import WorkerSpec
-
-JOB = "job.json"
 
 
 def describe_job(name: str, factory: TrainingJobFactory, job: "Job", serves_machines: bool = False) -> dict[str, Any]:

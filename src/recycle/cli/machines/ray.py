@@ -28,7 +28,7 @@ examples:
   go on with a run that was stopped, from its last checkpoint
     recycle ray --resume runs/a
 
---workers may be more than the job has places: the others wait as spares. This needs Ray: pip install 'recycle-train[ray]'."""
+--workers may be more than the job has places: the others wait as spares. This needs Ray: pip install -e '.[ray]' in a clone."""
 
 
 def add_ray_parser(subparsers: Subparsers) -> None:

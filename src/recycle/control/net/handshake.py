@@ -92,7 +92,7 @@ def shake_hands(
         return _introduce(stream, endpoint, hello, on_waiting)
     except (ProtocolError, ssl.SSLError, FileProblem) as problem:
         stream.close()
-        raise _for_the_user(problem, f"{endpoint.host}:{endpoint.port}") from None
+        raise _explained(problem, f"{endpoint.host}:{endpoint.port}") from None
     except BaseException:
         stream.close()
         raise
@@ -119,7 +119,7 @@ def _introduce(
     return session, answer
 
 
-def _for_the_user(problem: Exception, where: str) -> Exception:
+def _explained(problem: Exception, where: str) -> Exception:
     """The exception with a sentence that says what is wrong at the endpoint; `problem` itself if the connection broke."""
     match problem:
         case WrongTag():
