@@ -10,7 +10,8 @@ import pytest
 
 from tests.chaos.three_machines import EXAMPLES, Machines, Unexpected, alone
 
-STEPS, NUM_MACHINES, WORKERS_EACH = 60, 2, 3
+# The limits are for a machine that is ten times slower than usual.
+STEPS, NUM_MACHINES, WORKERS_EACH, LIMIT_S = 60, 2, 3, 600.0
 PROBE = "rcprobe"
 # The job of the example, whose samples take a while until a file is there: so the job is not over before the machine is back.
 JOB = """
@@ -32,7 +33,7 @@ class Paced(Bars):
 def job():
     return replace(whole(), dataset=Paced())
 """
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def refusal():
@@ -64,7 +65,7 @@ def test_a_machine_is_cut_off_dies_and_comes_back_and_the_weights_are_those_of_o
     file, flag = tmp_path / "job.py", tmp_path / "go"
     file.write_text(JOB.format(example=EXAMPLES / "sequential.py", flag=flag))
     with contextlib.ExitStack() as stack:
-        machines = Machines(file, STEPS, tmp_path, stack, NUM_MACHINES, WORKERS_EACH)
+        machines = Machines(file, STEPS, tmp_path, stack, NUM_MACHINES, WORKERS_EACH, LIMIT_S)
         try:
             machines.wait_for_steps(5)
             failing = machines.machines[1]
