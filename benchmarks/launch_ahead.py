@@ -24,6 +24,7 @@ import recycle
 from recycle.core.cluster import Worker
 from recycle.core.events.record import REDUCE
 from recycle.core.op import Kind, Op
+from recycle.core.plans.row_programs import row_programs
 from recycle.evaluate.hardware.gpu_slices import slices
 from recycle.evaluate.hardware.setup import CPU_CORES, GPU_SLICES, Setup
 from recycle.profiling.plan_runner import PlanRun, PlanRunner
@@ -111,7 +112,7 @@ def _read(plan: recycle.Plan, runs: Mapping[Worker, PlanRun]) -> Turn:
     ends_us = [max(run.spans[number][-1].end_us for run in runs.values() if run.spans) for number in counted]
     gaps_us, busy_us, times_us = 0, 0, dict[str, list[int]]()
     for worker, run in runs.items():
-        instructions = worker_program(plan, worker).instructions if run.spans else ()
+        instructions = worker_program(row_programs(plan)[worker], plan.problem.shape).instructions if run.spans else ()
         for spans in run.spans[WARM_UP:]:
             ops = [span for span in spans if span.is_op and not span.is_discarded]
             for span in spans:

@@ -21,8 +21,7 @@ from recovery_signals import Holdings, Rhythm, SignalledRun, num_processes, run_
 from runtime_cases import EXACT, TWELVE, Sizes
 from sheet import NO, UNJUDGED, YES, Case, Row, Script, Section
 
-from recycle.core.plans.routes import Routes
-from recycle.runtime.execute.warm_up import warm_ups
+from recycle.core.plans.row_programs import warm_ups
 from recycle.runtime.options import CheckpointOptions, FailureOptions
 
 ASKED_MEDIAN_MS, ASKED_WORST_MS, LEASE_MS = 500, 2000, 2000
@@ -190,7 +189,7 @@ def _hangs(effort: Effort, run: Callable[[], SignalledRun]) -> Row:
 def _redone(effort: Effort, run: Callable[[], SignalledRun]) -> Row:
     counts = [float(recovery.redone_ops) for _, _, recovery, _ in run().recoveries(signal.SIGKILL)]
     plan = TWELVE.plan()
-    most = plan.num_ops + sum(warm_ups(plan, Routes(plan)).values())
+    most = plan.num_ops + sum(warm_ups(plan).values())
     met = len(counts) == effort.num_kills and max(counts) <= most
     return ("done again", "ops", *_spread(counts), f"≤ {most}", _judged(met))
 

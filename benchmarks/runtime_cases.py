@@ -24,6 +24,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 import recycle
 from recycle.core.cluster import Worker
 from recycle.core.events.record import Event, Stepped
+from recycle.core.plans.row_programs import row_programs
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
 from recycle.profiling.worker_pool import TIMEOUT, MemberContext, worker_pool
@@ -108,7 +109,7 @@ class Ours:
     """A worker of ReCycle."""
 
     def __init__(self, member: RaceMember, store: Any) -> None:
-        spec, program = member.spec, worker_program(member.plan, member.worker)
+        spec, program = member.spec, worker_program(row_programs(member.plan)[member.worker], member.plan.problem.shape)
         transport_spec = TransportSpec(spec.tensor_specs, spec.shape.num_chains, spec.ties, TIMEOUT)
         transport = GlooTransport(store, member.view, transport_spec)
         self._state = make_stage_state(spec, member.worker.stage)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan import Plan
-from recycle.core.plans.routes import Routes
+from recycle.core.plans.row_programs import row_programs
 from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper, judge_step, norm_squared
@@ -21,8 +21,7 @@ from recycle.runtime.compute.stage import Loss, Stage
 from recycle.runtime.compute.tied_parameters import counted_elsewhere, find_ties
 from recycle.runtime.compute.weight_digest import digest, whole_digest
 from recycle.runtime.execute.executor import Executor
-from recycle.runtime.execute.row_program import compile_rows
-from recycle.runtime.execute.warm_up import warm_ups
+from recycle.runtime.execute.row_program import compile_row
 from recycle.runtime.transport.specs import TensorMessage
 
 
@@ -63,8 +62,8 @@ class ReferenceExecutor:
     ) -> None:
         self.plan = plan
         self._max_norm, self._ties = max_norm, find_ties(stages)
-        routes, mailbox, shape = Routes(plan), Mailbox(), plan.problem.shape
-        instructions = compile_rows(plan, routes, warm_ups(plan, routes))
+        mailbox, shape = Mailbox(), plan.problem.shape
+        instructions = {worker: compile_row(program, shape) for worker, program in row_programs(plan).items()}
         self.workers: dict[Worker, Executor] = {}
         self._steppers: dict[Worker, Stepper] = {}
         for worker in instructions:

@@ -13,9 +13,8 @@ from recycle.cli.main import main
 from recycle.core.errors import PeersDiffer, WorkerFailed
 from recycle.core.events.record import Changed, Spell, Stepped, Suspected, Warned
 from recycle.core.events.record_file import read_record
-from recycle.core.plans.routes import Routes
+from recycle.core.plans.row_programs import warm_ups
 from recycle.report.record.run_columns import read_run_record
-from recycle.runtime.execute.warm_up import warm_ups
 from tests.runtime.recovery_runs import ALL, STEPS, SYNCHRONOUS, Run, problem, undisturbed, unhurried_stages
 
 pytestmark = pytest.mark.timeout(240)
@@ -33,7 +32,7 @@ def test_kills_at_any_op_in_the_reduction_and_between_steps_change_nothing(techn
     assert list(run.trained.losses) == losses
     assert sorted(run.lost) == sorted(line.partition("@")[0] for line in lines)
     plan = recycle.solve(problem(shape, techniques), "greedy")
-    most_ops = plan.num_ops + sum(warm_ups(plan, Routes(plan)).values())
+    most_ops = plan.num_ops + sum(warm_ups(plan).values())
     for recovery in run.recoveries:
         assert recovery.cause == "its connection closed"
         assert recovery.redone_ops <= most_ops  # the iteration in flight, and what had begun of the next one

@@ -14,6 +14,7 @@ from torch import Tensor
 from recycle.core.cluster import Worker
 from recycle.core.errors import WorkerFailed
 from recycle.core.plans.plan import Plan
+from recycle.core.plans.row_programs import row_programs
 from recycle.profiling.worker_pool import TIMEOUT, MemberContext
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.execute.spans import Span, now_us
@@ -66,7 +67,7 @@ class PlanRunner:
             return PlanRun()
         view, spec = GroupView(place, workers, number), replace(self._spec, shape=plan.problem.shape)
         state = make_stage_state(spec, place.stage, device=self._device)
-        program = worker_program(plan, place)
+        program = worker_program(row_programs(plan)[place], plan.problem.shape)
         transport, _ = connect(spec, program, view, self._context.store, self._device)
         trainer = make_trainer(spec, program, view, state, transport)
         spans: list[Sequence[Span]] = []

@@ -8,8 +8,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from recycle.control.decide.members import Member
+from recycle.control.decide.members import Member, Reporters
 from recycle.control.decide.messages import Leaving, RenewLease
+from recycle.control.decide.new_epoch import NewEpoch
 from recycle.core.cluster import Cluster, Shape
 from recycle.core.errors import PeersDiffer
 from recycle.core.events.record import Stepped
@@ -72,6 +73,14 @@ class ControlPlane(Workers):
         )
         self.run_folder = RunFolder(self.folder, *options, initial.plan, {}, NUM_STEPS, is_takeover)
         self.service = CoordinatorService(config, self, self, self.run_folder, self.run_folder.before, None)  # type: ignore[arg-type]
+        self.service.epoch_started = partial(self._note_places, self.service.epoch_started)  # type: ignore[method-assign]
+
+    def _note_places(
+        self, started: Callable[[PlanAssignment, NewEpoch], Reporters], assignment: PlanAssignment, start: NewEpoch
+    ) -> Reporters:
+        """Note who is where in an epoch: a worker hears only of its own place."""
+        self.places[start.epoch] = start.places
+        return started(assignment, start)
 
     def kill_coordinator(self) -> None:
         """Kill it with all that waits in it; of what it has sent, the first messages may still arrive."""

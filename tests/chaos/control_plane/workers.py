@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -95,6 +95,7 @@ class Workers:
         self.shape, self.folder, self.random = shape, folder, random
         self.is_staggered = random.random() < 0.5
         self.workers: list[SimulatedWorker] = []
+        self.places: dict[int, Mapping[str, int]] = {}  # the member at each place, by epoch
         self.members: dict[int, SimulatedWorker] = {}  # those that live, by their member numbers
         self.connected: dict[int, SimulatedWorker] = {}
         self.num_connections = self.num_files = 0
@@ -117,7 +118,7 @@ class Workers:
         start, members = worker.start, self._members_of(worker)
         if worker.must_stop or members is None or any(member.answered >= start.epoch for member in members):
             yield partial(self._answer, worker, worker.epoch)
-        elif any(member.start is not start for member in members):
+        elif any(member.start is None or member.start.epoch != start.epoch for member in members):
             pass  # they wait for each other
         elif not worker.trains:
             yield partial(self._begin, worker)
@@ -193,8 +194,8 @@ class Workers:
     # A worker's epoch.
 
     def _take_place(self, worker: SimulatedWorker, start: StartEpoch) -> None:
-        by_member = {number: Worker.parse(place) for place, number in start.places.items()}
-        place, is_copied = by_member[worker.member], str(by_member[worker.member]) in start.sources
+        assert self.places[start.epoch][start.place] == worker.member
+        place, is_copied = Worker.parse(start.place), start.place in start.sources
         worker.epoch, worker.start = start.epoch, start
         worker.begun = worker.stopped = worker.finished = None
         worker.wants_pause = worker.must_stop = False
@@ -211,7 +212,8 @@ class Workers:
             worker.state.go_to(start.iteration, start.ballot)
             self._report_settled(worker)
         worker.place, worker.origin = place, start.origin
-        peers = sorted(each for each in by_member.values() if each.stage == place.stage and str(each) not in start.sources)
+        live = [Worker.parse(each) for each in self.places[start.epoch]]
+        peers = sorted(each for each in live if each.stage == place.stage and str(each) not in start.sources)
         worker.is_writer = place == peers[0]
 
     def _check_checkpoint(self, num_steps: int, stage: int) -> None:
@@ -223,7 +225,7 @@ class Workers:
         """The members of a worker's epoch, if all of them live."""
         assert worker.start is not None
         try:
-            return [self.members[number] for number in worker.start.places.values()]
+            return [self.members[number] for number in self.places[worker.start.epoch].values()]
         except KeyError:
             return None
 
@@ -231,8 +233,8 @@ class Workers:
         assert worker.start is not None
         assert worker.place is not None
         if worker.state is None:
-            number = worker.start.places[worker.start.sources[str(worker.place)]]
-            source = self.members[number]
+            sender = worker.start.sources[str(worker.place)]
+            source = self.members[self.places[worker.start.epoch][sender]]
             assert source.state is not None
             assert (source.state.stage, source.state.num_steps) == (worker.place.stage, worker.start.iteration)
             worker.state = StateModel(worker.place.stage, self.shape.num_stages, num_steps=worker.start.iteration)

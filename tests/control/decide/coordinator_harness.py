@@ -17,14 +17,15 @@ from recycle.control.decide.messages import (
     ProgressReport,
     Ready,
     RenewLease,
-    StartEpoch,
 )
+from recycle.control.decide.new_epoch import NewEpoch
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.op import Kind, MicroBatch, Op
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import PlanAssignment, num_live_at, places_for
+from recycle.core.plans.row_programs import row_programs
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile
 from tests.plans import plan_from_orders
@@ -155,8 +156,9 @@ class RecordingEffects:
     def waiting(self, reason: str) -> None:
         self.waits.append(reason)
 
-    def epoch_started(self, assignment: PlanAssignment, start: StartEpoch) -> Reporters:
+    def epoch_started(self, assignment: PlanAssignment, start: NewEpoch) -> Reporters:
         self.log.append(("epoch started", start.epoch))
+        self.start = start
         self.origin = start.origin
         return {}
 
@@ -253,13 +255,15 @@ class CoordinatorHarness:
         assert connection is not None
         return self.effects.sent[connection][-1]
 
-    def started(self) -> StartEpoch:
-        """The last message of all members with a place, which must be the same `StartEpoch`."""
-        sent = {repr(self.last(str(m.place))): self.last(str(m.place)) for m in self.coordinator.members.values() if m.place}
-        (start,) = sent.values()
-        assert isinstance(start, StartEpoch)
-        assert start.epoch == self.coordinator.epoch
-        return start
+    def started(self) -> NewEpoch:
+        """The epoch that has started: the last message of each member with a place must be its part of it."""
+        epoch, places = self.effects.start, {m.place for m in self.coordinator.members.values() if m.place}
+        assert epoch.epoch == self.coordinator.epoch
+        assert set(epoch.places) == set(map(str, places))
+        programs = {place: program.dumps() for place, program in row_programs(Plan.parse(epoch.plan)).items()}
+        for place, message in epoch.messages(self.shape, programs):
+            assert self.last(str(place)) == message
+        return epoch
 
     def wait(self, seconds: float, *renewing: str) -> None:
         """Let time pass; the members at these places renew their leases."""

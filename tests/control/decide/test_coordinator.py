@@ -12,7 +12,9 @@ from recycle.control.decide.messages import (
     RenewLease,
     StartEpoch,
     StoreEntry,
+    StoreRequest,
 )
+from recycle.control.decide.new_epoch import NewEpoch
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Worker
 from tests.builders import dead
@@ -31,7 +33,7 @@ def test_a_job_begins_when_every_row_of_its_plan_has_a_worker() -> None:
         assert harness.phase is CoordinatorPhase.FORMING
     harness.join("W1_1")
     assert harness.phase is CoordinatorPhase.RUNNING
-    assert harness.started() == StartEpoch(1, harness.initial.plan.dumps(), {"W0_0": 1, "W0_1": 2, "W1_0": 3, "W1_1": 4}, 0)
+    assert harness.started() == NewEpoch(1, harness.initial.plan.dumps(), {"W0_0": 1, "W0_1": 2, "W1_0": 3, "W1_1": 4}, 0)
 
 
 def test_a_job_does_not_begin_before_plans_can_be_made() -> None:
@@ -235,6 +237,7 @@ def test_messages_of_another_epoch_are_ignored() -> None:
     for epoch in (1, 3):
         harness.stop("W0_0", ProgressReport(99), epoch=epoch)
         harness.coordinator.receive(harness.at("W0_0"), StoreEntry(epoch, "key", "value"))
+        harness.coordinator.receive(harness.at("W0_0"), StoreRequest(epoch, ("key",)))
         harness.coordinator.receive(harness.at("W0_0"), EpochBegun(epoch, 1))
     assert harness.phase is CoordinatorPhase.RUNNING
     assert {connection: len(sent) for connection, sent in harness.effects.sent.items()} == num_sent
@@ -243,11 +246,15 @@ def test_messages_of_another_epoch_are_ignored() -> None:
     assert not harness.at("W0_0").has_stopped
 
 
-def test_a_store_entry_goes_to_all_members_with_a_place() -> None:
+def test_a_store_entry_goes_to_the_members_that_ask_for_it_and_to_no_other() -> None:
     harness = CoordinatorHarness().form()
+    harness.coordinator.receive(harness.at("W0_1"), StoreRequest(1, ("key",)))
     harness.coordinator.receive(harness.at("W0_0"), StoreEntry(1, "key", "value"))
-    for name in ("W0_0", "W0_1", "W1_0", "W1_1"):
+    harness.coordinator.receive(harness.at("W1_0"), StoreRequest(1, ("key", "another")))
+    for name in ("W0_1", "W1_0"):
         assert harness.last(name) == StoreEntry(1, "key", "value")
+    for name in ("W0_0", "W1_1"):
+        assert isinstance(harness.last(name), StartEpoch)
 
 
 def test_a_job_is_done_when_all_have_finished() -> None:
@@ -288,12 +295,12 @@ def test_all_may_finish_while_a_new_member_waits_for_a_place() -> None:
 def test_an_epoch_is_in_the_journal_before_any_member_receives_it() -> None:
     harness = CoordinatorHarness().form()
     journaled: list[int] = []
-    harness.effects.send_all = lambda connections, message: journaled.append(harness.journal.last().epoch)  # type: ignore[assignment,union-attr]
+    harness.effects.send = lambda connection, message: journaled.append(harness.journal.last().epoch)  # type: ignore[assignment,union-attr]
     harness.die("W1_1")
     journaled.clear()
     harness.stop_all()
     harness.answer()
-    assert journaled == [2]
+    assert journaled == [2, 2, 2]
 
 
 # A job that is asked to stop.

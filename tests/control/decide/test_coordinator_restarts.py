@@ -7,7 +7,7 @@ import pytest
 
 from recycle.control.decide.journal import FileJournal
 from recycle.control.decide.members import Member
-from recycle.control.decide.messages import Ack, PauseAtBoundary, ProgressReport, StopEpoch, StoreEntry
+from recycle.control.decide.messages import Ack, PauseAtBoundary, ProgressReport, StopEpoch, StoreEntry, StoreRequest
 from recycle.control.decide.phases import CoordinatorPhase
 from tests.builders import dead
 from tests.control.decide.coordinator_harness import LEASE_S, CoordinatorHarness
@@ -120,7 +120,7 @@ def test_members_that_had_stopped_report_it_again_and_resume(restarted: tuple[Co
     assert (harness.started().epoch, harness.started().iteration) == (3, 6)
 
 
-def test_a_member_that_reconnects_gets_the_store_entries_of_its_epoch_and_of_no_former_one() -> None:
+def test_a_member_that_reconnects_can_ask_for_the_store_entries_of_its_epoch_and_of_no_former_one() -> None:
     harness = CoordinatorHarness().form()
     harness.start_coordinator()  # the former one is gone
     members = {name: harness.at(name) for name in ("W0_0", "W0_1", "W1_0", "W1_1")}
@@ -129,24 +129,25 @@ def test_a_member_that_reconnects_gets_the_store_entries_of_its_epoch_and_of_no_
         harness.rejoin(member)
     harness.coordinator.receive(early, StoreEntry(1, "key", "value"))
     harness.rejoin(late)
+    harness.coordinator.receive(late, StoreRequest(1, ("key",)))
     assert harness.last("W1_1") == StoreEntry(1, "key", "value")
     harness.die("W1_0")
     harness.recover()
     harness.at("W0_0").connection = None
     harness.rejoin(harness.at("W0_0"))
+    harness.coordinator.receive(harness.at("W0_0"), StoreRequest(2, ("key",)))
     assert harness.effects.sent[harness.num_connections] == []
 
 
-def test_a_member_that_reconnects_during_a_pause_gets_the_store_entries_and_the_pause() -> None:
+def test_a_member_that_reconnects_during_a_pause_hears_of_the_pause() -> None:
     harness = CoordinatorHarness().form()
     harness.die("W1_1")
     harness.recover()
     harness.start_coordinator()
-    early, late = harness.at("W0_0"), harness.at("W1_0")
+    late = harness.at("W1_0")
     for name in ("W0_0", "W0_1"):
         harness.rejoin(harness.at(name))
-    harness.coordinator.receive(early, StoreEntry(2, "key", "value"))
     harness.join("W1_1")
     assert harness.phase is CoordinatorPhase.PAUSING
     harness.rejoin(late)
-    assert harness.effects.sent[harness.num_connections] == [StoreEntry(2, "key", "value"), PauseAtBoundary(2)]
+    assert harness.effects.sent[harness.num_connections] == [PauseAtBoundary(2)]

@@ -1,7 +1,7 @@
 """RecoveryMachine: a coordinator and fake workers under any order of joins, deaths, hangs and restarts; it never gets stuck."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -23,6 +23,7 @@ from recycle.control.decide.messages import (
     StartEpoch,
     StopEpoch,
 )
+from recycle.control.decide.new_epoch import NewEpoch
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan_source import PlanAssignment
@@ -57,7 +58,10 @@ class FakeWorker:
     @property
     def place(self) -> Worker:
         assert self.start is not None
-        return next(Worker.parse(place) for place, number in self.start.places.items() if number == self.number)
+        return Worker.parse(self.start.place)
+
+    def is_in(self, epoch: int) -> bool:
+        return self.start is not None and self.start.epoch == epoch
 
     def take_place(self, start: StartEpoch, num_stages: int) -> None:
         """Do what a worker does when an epoch starts; no worker ever runs a stage without its state."""
@@ -84,6 +88,7 @@ class RecoveryMachine(RuleBasedStateMachine):
     def begin(self, is_staggered: bool, is_moving: bool, num_first: int) -> None:
         self.harness, self.workers, self.is_staggered = CoordinatorHarness(self.shape), {}, is_staggered
         self.has_restarted, self.num_pids, self.is_moving, self.origin = False, 0, is_moving, 1
+        self.places: dict[int, Mapping[str, int]] = {}
         effects = self.harness.effects
         effects.send = self._deliver  # type: ignore[method-assign]
         effects.epoch_started = self._check_epoch  # type: ignore[method-assign]
@@ -260,11 +265,11 @@ class RecoveryMachine(RuleBasedStateMachine):
             yield self._take
         if worker.start is None:
             return
-        members = [self.workers.get(number) for number in worker.start.places.values()]
+        members = [self.workers.get(number) for number in self.places[worker.start.epoch].values()]
         is_broken = any(member is None or member.answered >= worker.start.epoch for member in members)
         if worker.must_stop or is_broken:
             yield self._stop
-        elif not worker.has_begun and all(member is not None and member.start == worker.start for member in members):
+        elif not worker.has_begun and all(member is not None and member.is_in(worker.start.epoch) for member in members):
             yield self._begin
         elif worker.wants_pause and self._epoch_model(worker) is not None:
             yield self._pause
@@ -273,8 +278,8 @@ class RecoveryMachine(RuleBasedStateMachine):
         """All workers of this one's epoch, if all of them have begun it."""
         if worker.start is None:
             return None
-        members = [self.workers.get(number) for number in worker.start.places.values()]
-        begun = [member for member in members if member is not None and member.start == worker.start and member.has_begun]
+        members = [self.workers.get(number) for number in self.places[worker.start.epoch].values()]
+        begun = [member for member in members if member is not None and member.is_in(worker.start.epoch) and member.has_begun]
         return begun if len(begun) == len(members) else None
 
     def _epoch_model(self, worker: FakeWorker) -> EpochModel | None:
@@ -315,7 +320,7 @@ class RecoveryMachine(RuleBasedStateMachine):
     def _begin(self, worker: FakeWorker) -> None:
         assert worker.start is not None
         if worker.state is None:
-            source = self.workers[worker.start.places[worker.start.sources[str(worker.place)]]].state
+            source = self.workers[self.places[worker.start.epoch][worker.start.sources[worker.start.place]]].state
             assert source is not None
             assert (source.stage, source.num_steps) == (worker.place.stage, worker.start.iteration)
             worker.state = StateModel(source.stage, source.num_stages, num_steps=source.num_steps)
@@ -363,8 +368,9 @@ class RecoveryMachine(RuleBasedStateMachine):
             if worker.connection == connection:
                 worker.inbox.append(message)
 
-    def _check_epoch(self, assignment: PlanAssignment, start: StartEpoch) -> Reporters:
+    def _check_epoch(self, assignment: PlanAssignment, start: NewEpoch) -> Reporters:
         """All workers of an epoch are members, every stage has a worker, and no more is redone than has to be."""
+        self.places[start.epoch] = start.places
         assert set(start.places.values()) <= set(self.coordinator.members)
         assert {Worker.parse(place).stage for place in start.places} == set(range(self.shape.num_stages))
         assert len(set(start.places.values())) == len(start.places)

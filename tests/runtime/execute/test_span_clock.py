@@ -8,6 +8,7 @@ import torch
 
 import recycle
 from recycle.core.events.record import OPTIMIZER, REDUCE
+from recycle.core.plans.row_programs import row_programs
 from recycle.runtime.compute.weight_digest import digest
 from recycle.runtime.execute import span_clock
 from recycle.runtime.execute.span_clock import AHEAD, SpanClock
@@ -177,7 +178,7 @@ def trained(plan, clock_of):
     transport_of = transport_spec(spec.tensor_specs, spec.shape.num_chains)
 
     def train(worker, store):
-        view, program = GroupView(worker, workers, epoch=1), worker_program(plan, worker)
+        view, program = GroupView(worker, workers, epoch=1), worker_program(row_programs(plan)[worker], plan.problem.shape)
         transport, iterations = GlooTransport(store, view, transport_of), []
         try:
             trainer = make_trainer(spec, program, view, make_stage_state(spec, worker.stage), transport)

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 import recycle
 from recycle.core.op import Kind
 from recycle.core.plans.plan import chain_of
-from recycle.core.plans.routes import Routes
+from recycle.core.plans.row_programs import RowProgram, row_programs, warm_ups
 from recycle.core.plans.rules import check, needs
-from recycle.runtime.execute.row_program import compile_rows
-from recycle.runtime.execute.warm_up import warm_ups
+from recycle.runtime.execute.row_program import compile_row
 from tests.builders import make_plan, make_problem, one_f_one_b
 from tests.random_plans import legal_plans
 
@@ -49,13 +48,19 @@ def rows_of(plan):
     return {row.worker: [slot.op for slot in plan.slots(row)] for row in plan.rows}
 
 
+def instructions_of(plan):
+    """The instructions of every worker, from its row program as it travels."""
+    programs = {worker: RowProgram.parse(program.dumps()) for worker, program in row_programs(plan).items()}
+    return {worker: compile_row(program, plan.problem.shape) for worker, program in programs.items()}
+
+
 # Warm-ups.
 
 
 @often
 @given(plans)
 def test_a_warm_up_is_forward_passes_needs_nothing_else_and_could_not_be_longer(plan):
-    lengths, rows = warm_ups(plan, Routes(plan)), rows_of(plan)
+    lengths, rows = warm_ups(plan), rows_of(plan)
     assert set(lengths) == set(rows)
     warm = {op for worker, ops in rows.items() for op in ops[: lengths[worker]]}
     for worker, ops in rows.items():
@@ -70,7 +75,7 @@ def test_a_warm_up_is_forward_passes_needs_nothing_else_and_could_not_be_longer(
 
 def lengths_of(plan):
     assert not check(plan)
-    return {str(worker): length for worker, length in warm_ups(plan, Routes(plan)).items()}
+    return {str(worker): length for worker, length in warm_ups(plan).items()}
 
 
 def test_the_warm_up_of_1f1b_is_what_runs_ahead_and_one_more_where_a_pipeline_begins():
@@ -99,7 +104,7 @@ def test_who_waits_for_a_pass_behind_a_backward_one_has_no_warm_up_nor_has_who_w
 @often
 @given(plans)
 def test_instructions_are_the_rows_op_by_op(plan):
-    instructions = compile_rows(plan, Routes(plan), warm_ups(plan, Routes(plan)))
+    instructions = instructions_of(plan)
     for worker, ops in rows_of(plan).items():
         assert [each.label for each in instructions[worker]] == [str(op) for op in ops]
         assert [(each.kind, each.microbatch) for each in instructions[worker]] == [(op.kind, op.microbatch) for op in ops]
@@ -110,8 +115,8 @@ def test_instructions_are_the_rows_op_by_op(plan):
 @often
 @given(plans)
 def test_every_message_is_sent_once_and_received_once_at_the_indices_that_it_says(plan):
-    lengths, rows = warm_ups(plan, Routes(plan)), rows_of(plan)
-    instructions = compile_rows(plan, Routes(plan), lengths)
+    lengths, rows = warm_ups(plan), rows_of(plan)
+    instructions = instructions_of(plan)
     sent_at = [
         (each.sends, (worker, index)) for worker in instructions for index, each in enumerate(instructions[worker]) if each.sends
     ]
@@ -146,7 +151,7 @@ def test_every_message_is_sent_once_and_received_once_at_the_indices_that_it_say
 
 def test_a_gradient_goes_back_to_whoever_ran_the_forward_pass():
     plan = recycle.solve(recycle.problem(2, 2, 2, fail="W1_1", costs=(1, 1, 1)), "greedy")
-    instructions = compile_rows(plan, Routes(plan), warm_ups(plan, Routes(plan)))
+    instructions = instructions_of(plan)
     (worker,) = [row.worker for row in plan.rows if row.worker.stage == 1]
     receivers = {each.microbatch.pipeline: each.sends.receiver for each in instructions[worker] if each.sends}
     assert {home: str(receiver) for home, receiver in receivers.items()} == {0: "W0_0", 1: "W1_0"}

@@ -29,6 +29,10 @@ def nowhere(key, value):
     pass
 
 
+def unanswered(keys):
+    pass
+
+
 def everybody():
     """Nobody is found that cannot be reached."""
     return ()
@@ -46,17 +50,20 @@ def test_an_entry_that_one_sets_all_others_can_read():
 
 def test_an_entry_is_text_that_any_message_can_carry():
     published = []
-    Rendezvous(lambda key, value: published.append((key, value))).set("e1/all/0", bytes(range(256)))
+    Rendezvous(lambda key, value: published.append((key, value)), unanswered).set("e1/all/0", bytes(range(256)))
     assert json.loads(json.dumps(published)) == [["e1/all/0", base64.b64encode(bytes(range(256))).decode()]]
 
 
-def test_own_entries_can_be_published_again_and_no_others():
-    published = []
-    store = Rendezvous(lambda key, value: published.append((key, value)))
+def test_own_entries_can_be_published_again_and_no_others_and_what_has_not_come_is_asked_for_again():
+    published, asked = [], []
+    store = Rendezvous(lambda key, value: published.append((key, value)), asked.append)
     store.set("own", "x")
+    assert store.fetch(["own", "of another", "late"], 0.0) == ["of another", "late"]
+    assert store.fetch(["late"], 0.0) == ["late"]  # it has asked for that
     store.add_entry("of another", base64.b64encode(b"y").decode())
     store.publish_again()
     assert published == [("own", base64.b64encode(b"x").decode())] * 2
+    assert asked == [("of another", "late"), ("late",)]
 
 
 def test_it_is_a_store_to_torch():
@@ -72,7 +79,7 @@ def test_whoever_waits_for_something_has_it_as_soon_as_it_is_set():
 
 
 def test_an_entry_that_nobody_sets_is_waited_for_no_longer_than_was_asked(monkeypatch):
-    store = Rendezvous(nowhere)
+    store = Rendezvous(nowhere, unanswered)
     store.set("a", "there")
     with pytest.raises(RuntimeError, match="no worker has set b"):
         store.wait(["a", "b"], timedelta(milliseconds=20))
@@ -82,7 +89,7 @@ def test_an_entry_that_nobody_sets_is_waited_for_no_longer_than_was_asked(monkey
 
 
 def test_an_epoch_that_is_over_wakes_whoever_waits_and_lets_nobody_wait_again():
-    store = Rendezvous(nowhere)
+    store = Rendezvous(nowhere, unanswered)
     store.set("a", "there")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(store.get, "b")
@@ -116,7 +123,7 @@ def test_an_epoch_that_ends_while_a_group_is_made_ends_the_making_at_once():
         keys.append(key)
         is_there.set()
 
-    store = Rendezvous(publish)
+    store = Rendezvous(publish, unanswered)
     with ThreadPoolExecutor(1) as pool:
         making = pool.submit(GlooTransport, store, GroupView(WORKERS[0], WORKERS, epoch=3), transport_spec())
         assert is_there.wait(PATIENCE_S)
@@ -152,7 +159,7 @@ class Late:
 def test_links_that_are_make_unless_over_are_used():
     late = Late()
     late.let.set()
-    assert make_unless_over(late.make, Rendezvous(nowhere), everybody) is late
+    assert make_unless_over(late.make, Rendezvous(nowhere, unanswered), everybody) is late
     assert late.calls == []
 
 
@@ -161,11 +168,11 @@ def test_an_error_while_a_transport_is_made_is_raised_as_it_is():
         raise TransportBroken("the group all could not be made")
 
     with pytest.raises(TransportBroken, match="the group all could not be made"):
-        make_unless_over(fail, Rendezvous(nowhere), everybody)
+        make_unless_over(fail, Rendezvous(nowhere, unanswered), everybody)
 
 
 def test_the_end_of_an_epoch_ends_the_wait_for_a_transport_and_one_that_is_made_too_late_is_aborted():
-    late, store = Late(), Rendezvous(nowhere)
+    late, store = Late(), Rendezvous(nowhere, unanswered)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(make_unless_over, late.make, store, everybody)
         assert late.begun.wait(PATIENCE_S)
@@ -177,7 +184,7 @@ def test_the_end_of_an_epoch_ends_the_wait_for_a_transport_and_one_that_is_made_
 
 
 def test_no_transport_is_waited_for_in_an_epoch_that_is_over():
-    late, store = Late(), Rendezvous(nowhere)
+    late, store = Late(), Rendezvous(nowhere, unanswered)
     store.abort()
     with pytest.raises(TransportBroken, match="over before it began"):
         make_unless_over(late.make, store, everybody)
@@ -187,7 +194,7 @@ def test_no_transport_is_waited_for_in_an_epoch_that_is_over():
 def test_a_transport_that_waits_for_a_worker_out_of_reach_is_given_up_and_the_worker_is_named():
     late, found = Late(), iter([(), ("W0_1", "W1_1")])
     with pytest.raises(TransportBroken, match="it cannot reach W0_1, W1_1") as problem:
-        make_unless_over(late.make, Rendezvous(nowhere), lambda: next(found), check_every_s=0.01)
+        make_unless_over(late.make, Rendezvous(nowhere, unanswered), lambda: next(found), check_every_s=0.01)
     assert problem.value.unreachable == ("W0_1", "W1_1")
     late.let.set()
     assert late.closed.wait(PATIENCE_S)
@@ -198,7 +205,7 @@ def test_after_an_error_of_the_backend_the_worker_out_of_reach_is_named():
         raise TransportBroken("the group all could not be made: connect: Invalid argument")
 
     with pytest.raises(TransportBroken, match="it cannot reach W0_1") as problem:
-        make_unless_over(fail, Rendezvous(nowhere), lambda: ("W0_1",))
+        make_unless_over(fail, Rendezvous(nowhere, unanswered), lambda: ("W0_1",))
     assert problem.value.unreachable == ("W0_1",)
 
 
@@ -216,7 +223,7 @@ def test_all_meet_before_they_make_groups_however_late_one_of_them_comes(monkeyp
 
 
 def test_nobody_is_met_any_more_when_the_epoch_is_over():
-    store = Rendezvous(nowhere)
+    store = Rendezvous(nowhere, unanswered)
     threading.Timer(0.1, store.abort).start()
     with pytest.raises(RuntimeError, match="the epoch is over"):
         meet(store, GroupView(WORKERS[0], WORKERS[:2], epoch=3), "here")

@@ -1,13 +1,18 @@
 """Workers as threads of one process, each with its own rendezvous, as real workers have."""
 
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
+from recycle.control.decide.epoch_store import EpochStore
+from recycle.control.decide.messages import StoreEntry, StoreRequest
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan import Plan
+from recycle.core.plans.row_programs import row_programs
 from recycle.runtime.compute.weight_digest import digest
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.job import Job
@@ -23,18 +28,18 @@ TIMEOUT = timedelta(seconds=PATIENCE_S)
 
 
 def rendezvous_of(num_workers: int) -> list[Rendezvous]:
-    """The rendezvous of each worker: an entry of one reaches all others, as if the coordinator had forwarded it."""
+    """The rendezvous of each worker, with the store of a coordinator; a connection is the number of the worker."""
     made: list[Rendezvous] = []
+    store = EpochStore(num_workers, lambda number, entry: made[number].add_entry(entry.key, entry.value))
+    lock = threading.Lock()
 
-    def publish_from(sender: int) -> Callable[[str, str], None]:
-        def publish(key: str, value: str) -> None:
-            for number, other in enumerate(made):
-                if number != sender:
-                    other.add_entry(key, value)
+    def take(number: int, message: StoreEntry | StoreRequest) -> None:
+        with lock:
+            store.take(number, message)
 
-        return publish
-
-    made += [Rendezvous(publish_from(number)) for number in range(num_workers)]
+    for number in range(num_workers):
+        publish = partial(lambda number, key, value: take(number, StoreEntry(1, key, value)), number)
+        made.append(Rendezvous(publish, partial(lambda number, keys: take(number, StoreRequest(1, keys)), number)))
     return made
 
 
@@ -66,7 +71,7 @@ def train_in_threads(
     transport_of = TransportSpec(spec.tensor_specs, spec.shape.num_chains, spec.ties, TIMEOUT)
 
     def train(worker: Worker, store: Rendezvous) -> str:
-        view, program = GroupView(worker, workers, epoch=1), worker_program(plan, worker)
+        view, program = GroupView(worker, workers, epoch=1), worker_program(row_programs(plan)[worker], plan.problem.shape)
         transport = make_transport(store, view, transport_of, links_of(program))
         try:
             trainer = make_trainer(spec, program, view, make_stage_state(spec, worker.stage), transport)

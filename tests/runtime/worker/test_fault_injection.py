@@ -11,6 +11,7 @@ import pytest
 import recycle
 from recycle.core.cluster import Worker
 from recycle.core.events.failure_script import Action, Injection
+from recycle.core.plans.row_programs import row_programs
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.worker.epoch_setup import worker_program
 from recycle.runtime.worker.fault_injection import FaultInjector, death_us
@@ -23,7 +24,7 @@ WORKER = Worker(0, 1)
 
 def instructions(fail=""):
     plan = recycle.solve(recycle.problem(2, 2, 3, fail=fail, costs=(1, 1, 1)), "greedy")
-    return worker_program(plan, WORKER).instructions
+    return worker_program(row_programs(plan)[WORKER], plan.problem.shape).instructions
 
 
 def parse(action, place):

@@ -83,7 +83,7 @@ def stage_of(control, coordinator, folder):
 
 def load(stage, epoch=2):
     view = GroupView(OWN, [Worker(0, 0), OWN, Worker(0, 1)], epoch)
-    stage.move_to(view, StartEpoch(epoch, "", {}, 5, checkpoint=5, origin=epoch), torch.device("cpu"))
+    stage.move_to(view, StartEpoch(epoch, str(OWN), (), "", 5, checkpoint=5, origin=epoch), torch.device("cpu"))
 
 
 def fails():
@@ -165,7 +165,7 @@ def test_a_stage_on_its_way_renews_the_activity_of_its_worker(tmp_path, saved):
 
 def saving(control, coordinator, folder):
     stage = stage_of(control, coordinator, folder)
-    stage.move_to(GroupView(OWN, [OWN], 1), StartEpoch(1, "", {}, 0), torch.device("cpu"))
+    stage.move_to(GroupView(OWN, [OWN], 1), StartEpoch(1, str(OWN), (), "", 0), torch.device("cpu"))
     return stage
 
 
@@ -184,7 +184,7 @@ def test_a_file_that_cannot_be_sent_costs_its_report_with_the_name_of_the_worker
     control = Control()
     stage = saving(control, Coordinator(tmp_path, fails), tmp_path / "own")
     stage._save(1, is_last=True)
-    stage.finish_checkpoints(StartEpoch(1, "", {}, 0))
+    stage.finish_checkpoints(StartEpoch(1, str(OWN), (), "", 0))
     (report,) = control.reports
     assert isinstance(report, StageNotSaved)
     assert report.reason.startswith("W1_0: cannot download step-00000005/stage-0.safetensors")

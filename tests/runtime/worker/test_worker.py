@@ -8,6 +8,7 @@ from torch import nn
 from recycle.control.decide.messages import FINISH, SET_UP, StartEpoch
 from recycle.control.net.handshake import Endpoint
 from recycle.core.cluster import Shape, Worker
+from recycle.core.plans.row_programs import row_programs
 from recycle.runtime.transport.activity import Doing
 from recycle.runtime.transport.select import TransportChoice
 from recycle.runtime.transport.specs import TransportBroken
@@ -16,8 +17,9 @@ from recycle.runtime.worker.worker import _WorkerProcess
 from tests.plans import make_1f1b_plan
 
 pytestmark = pytest.mark.timeout(60)
-OWN, PLACES = Worker(1, 0), {"W0_0": 1, "W0_1": 2, "W1_0": 3, "W1_1": 4}
-START = StartEpoch(2, make_1f1b_plan(2, 2, 2).dumps(), PLACES, 5, sources={"W1_0": "W0_0"})
+OWN = Worker(1, 0)
+PROGRAM = row_programs(make_1f1b_plan(2, 2, 2))[OWN].dumps()
+START = StartEpoch(2, str(OWN), (), PROGRAM, 5, sources={"W1_0": "W0_0"})
 
 
 class Steps:
@@ -27,7 +29,6 @@ class Steps:
         self.seen = []
         self.process = _WorkerProcess(Endpoint("127.0.0.1", 1, ""), "W1_0", lambda about: None, (), lambda sentence: None)
         self.control = self.process._control
-        self.control.client.member = PLACES[str(OWN)]
         self.control.link_address = lambda: "127.0.0.1:1"
         self.process._spec = SimpleNamespace(num_steps=9, shape=Shape(2, 2, 2), options=SimpleNamespace(device="cpu"))
         self.process._injector = SimpleNamespace(on_recovery=self.see("recovery"), on_progress=None, on_transfer=self.see("copy"))

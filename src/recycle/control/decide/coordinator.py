@@ -10,10 +10,12 @@ from dataclasses import replace
 
 from recycle.control.decide.agreement import Resume, agree_if_possible
 from recycle.control.decide.deadlines import CHECKPOINT_S, PLAN_S, late_members, suspected_members, unreachable_members
+from recycle.control.decide.effects import CoordinatorEffects
+from recycle.control.decide.epoch_store import EpochStore
 from recycle.control.decide.failure_detection import StallWatch
 from recycle.control.decide.journal import Journal, JournalEntry
 from recycle.control.decide.leaving import LEAVES, dismiss, take_state_along
-from recycle.control.decide.members import CoordinatorEffects, Member, MemberTable, Recovery, journal_entry
+from recycle.control.decide.members import Member, MemberTable, Recovery
 from recycle.control.decide.messages import (
     Ack,
     ControlMessage,
@@ -24,10 +26,11 @@ from recycle.control.decide.messages import (
     PauseAtBoundary,
     Ready,
     RenewLease,
-    StartEpoch,
     StopEpoch,
     StoreEntry,
+    StoreRequest,
 )
+from recycle.control.decide.new_epoch import NewEpoch, journal_entry
 from recycle.control.decide.phases import CoordinatorPhase, PhaseTrigger, next_phase
 from recycle.control.decide.place_assignment import keep_holders, keeps_state, place_refusal, state_sources
 from recycle.core.cluster import Shape, Worker
@@ -57,7 +60,7 @@ class Coordinator:
         self._requested: frozenset[Worker] = frozenset()
         self._awaits_checkpoint: PlanAssignment | None = None
         self._must_go_back = self._is_ending = self._saves_next = self._only_saves = False
-        self._store: dict[str, StoreEntry] = {}
+        self._store = EpochStore(0, effects.send)
         if (entry := journal.last()) is not None:
             self._restore(entry)
 
@@ -66,6 +69,7 @@ class Coordinator:
         self._enter(PhaseTrigger.JOURNAL_FOUND)
         self.epoch, self.origin = entry.epoch, entry.origin
         self.members, self._only_saves = MemberTable.of(entry, self._now_s()), entry.only_saves
+        self._store = EpochStore(len(self.members), self._effects.send)
 
     def _enter(self, trigger: PhaseTrigger) -> None:
         self.phase, self._phase_since_s = next_phase(self.phase, trigger), self._now_s()
@@ -126,11 +130,8 @@ class Coordinator:
             self._stop_epoch(f"{member.place} missed the beginning of an epoch")
         elif self.phase is CoordinatorPhase.STOPPING:
             self._effects.send(member.connection, StopEpoch(self.epoch))
-        elif self.phase in (CoordinatorPhase.RUNNING, CoordinatorPhase.PAUSING):
-            for entry in self._store.values():
-                self._effects.send(member.connection, entry)
-            if self.phase is CoordinatorPhase.PAUSING:
-                self._effects.send(member.connection, PauseAtBoundary(self.epoch))
+        elif self.phase is CoordinatorPhase.PAUSING:
+            self._effects.send(member.connection, PauseAtBoundary(self.epoch))
 
     def connection_lost(self, member: Member) -> None:
         """Take a member for dead, unless this coordinator stood still: then the member may have given up, and reconnects."""
@@ -205,9 +206,8 @@ class Coordinator:
                     self._effects.send(member.connection, Ack(0))  # it acknowledges no report: the coordinator is there
             case EpochStopped(epoch=epoch) if epoch == self.epoch:
                 self._member_stopped(member, message)
-            case StoreEntry(epoch=epoch) if epoch == self.epoch:
-                self._store[message.key] = message
-                self._send_to_placed(message)
+            case StoreEntry(epoch=epoch) | StoreRequest(epoch=epoch) if epoch == self.epoch:
+                self._store.take(member.connection, message)
             case EpochBegun(epoch=epoch) if epoch == self.epoch:
                 self._member_begun(member, message)
             case Ready():
@@ -368,21 +368,23 @@ class Coordinator:
             member.start(place)
         self.epoch += 1
         self.origin = self.origin if copies_state else self.epoch
-        self._store.clear()
         places = {str(place): member.number for place, member in members.items()}
         only_saves = self._is_ending or (self._saves_next and bool(self.members.leaving))
-        self._only_saves, self._saves_next, plan = only_saves, False, assignment.plan.dumps()
+        self._only_saves, self._saves_next, texts = only_saves, False, assignment.texts()
         at = resume.iteration, resume.ballot
-        start = StartEpoch(self.epoch, plan, places, *at, sources, checkpoint, only_saves, self.origin)
+        start = NewEpoch(self.epoch, texts.plan, places, *at, sources, checkpoint, only_saves, self.origin)
         cause = self._recovery.cause if self._recovery is not None else "all save" if only_saves else "the job began"
         reporters = self._effects.epoch_started(assignment, start)
         self._journal.append(journal_entry(start, members, f"{cause}; {assignment.reason}", self.members.last_number, reporters))
         if self._recovery is not None:
             self._recovery.set_epoch(self.epoch, resume.iteration, assignment)
         self._enter(PhaseTrigger.EPOCH_STARTED)
-        self._send_to_placed(start)
-        if disconnected := [member for member in members.values() if member.connection is None]:
-            self._stop_epoch(f"{disconnected[0].place} is away")
+        self._store = EpochStore(len(members), self._effects.send)
+        for place, message in start.messages(self._shape, texts.programs):
+            if (connection := members[place].connection) is not None:
+                self._effects.send(connection, message)
+        if away := [place for place, member in members.items() if member.connection is None]:
+            self._stop_epoch(f"{away[0]} is away")
         self.update_membership()
 
     def _report_recovery(self) -> None:

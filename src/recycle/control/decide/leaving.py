@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from recycle.control.decide.members import CoordinatorEffects, Member, MemberTable, Recovery
+from recycle.control.decide.effects import CoordinatorEffects
+from recycle.control.decide.members import Member, MemberTable, Recovery
 from recycle.control.decide.messages import JobEnded
 
 LEAVES = "it was asked to leave"

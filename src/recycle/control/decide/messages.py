@@ -99,18 +99,19 @@ class ProgressReport:
 
 @dataclass(frozen=True, slots=True)
 class StartEpoch:
-    """A new epoch: `places` maps each place to its member, `plan` is the plan as JSON, `iteration` the first iteration.
+    """A new epoch for the member at `place`: its row `program` as JSON, and the first iteration. Nobody is at the `dead` places.
 
-    `ballot` settles the iteration before it for members without its verdict. `sources` maps each place without the state of its
-    stage to the place that it copies from; `checkpoint` is the number of steps of the checkpoint that all load, -1 for none.
+    `ballot` settles the iteration before it for members without its verdict. `sources` maps each place of this stage without the
+    stage's state to the place that it copies from; `checkpoint` is the number of steps of the checkpoint to load, -1 for none.
     `only_saves` says that the epoch does no step, and only writes a checkpoint, because the job stops, or because members leave
     whose state no other member holds. `origin` is the last epoch, up to this one, in
     which all began anew or from a checkpoint: a state of an earlier origin is not mixed with the others.
     """
 
     epoch: int
-    plan: str
-    places: dict[str, int]
+    place: str
+    dead: tuple[str, ...]
+    program: str
     iteration: int
     ballot: Ballot | None = None
     sources: dict[str, str] = field(default_factory=dict)
@@ -186,8 +187,16 @@ class RenewLease:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreRequest:
+    """A worker waits for entries of the rendezvous store of its epoch: each is sent as soon as it is there."""
+
+    epoch: int
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StoreEntry:
-    """An entry of the rendezvous store that all workers of an epoch share."""
+    """An entry of the rendezvous store of an epoch: from the worker that sets it, and to those that have asked for it."""
 
     epoch: int
     key: str
@@ -245,7 +254,7 @@ class JobEnded:
 
 
 _Handshake = Challenge | Hello | Welcome | Refused | Waiting
-_Epoch = StartEpoch | StopEpoch | PauseAtBoundary | Ready | Leaving | EpochStopped | EpochBegun | StoreEntry
+_Epoch = StartEpoch | StopEpoch | PauseAtBoundary | Ready | Leaving | EpochStopped | EpochBegun | StoreEntry | StoreRequest
 _FileTransfer = UploadFile | DownloadFile | FileContent
 ControlMessage = _Handshake | _Epoch | RenewLease | Report | Ack | _FileTransfer | JobEnded
 

@@ -235,6 +235,6 @@ def _serve(pipe: "Connection[Any, Any]") -> None:
 
 def _plan_or_error(source: PlanSource, failed: Failed) -> PlanAssignment | Exception:
     try:
-        return source.answer(failed)
+        return source.answer(failed).with_texts()
     except Exception as problem:
         return problem

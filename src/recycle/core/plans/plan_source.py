@@ -8,32 +8,52 @@ machines without the planning libraries.
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem, ForeignPlan, UserError
 from recycle.core.plans.plan import Plan
+from recycle.core.plans.row_programs import row_programs
 from recycle.core.plans.rules import check
 
 _PLAN_FILE = re.compile(r"plan-(none|W\d+_\d+(?:\+W\d+_\d+)*)\.json")
 
 
 @dataclass(frozen=True, slots=True)
+class PlanTexts:
+    """A plan as JSON, and the program of each of its rows as JSON."""
+
+    plan: str
+    programs: Mapping[Worker, str]
+
+
+@dataclass(frozen=True, slots=True)
 class PlanAssignment:
     """A plan, the live worker that runs each of its rows, and one sentence why.
 
-    `places` maps each row of the plan, which is the worker's new place, to the place that the worker has now.
+    `places` maps each row of the plan, which is the worker's new place, to the place that the worker has now. `written` has the
+    texts of the plan, if they were made before they are needed.
     """
 
     plan: Plan
     places: Mapping[Worker, Worker]
     reason: str
+    written: PlanTexts | None = None
 
     def __post_init__(self) -> None:
         assert set(self.places) == set(self.plan.problem.cluster.live_workers()), "every live row has a worker, and no other has"
         assert len(set(self.places.values())) == len(self.places), "no worker runs two rows"
+
+    def texts(self) -> PlanTexts:
+        """The texts of the plan; for thousands of workers it takes seconds to make them."""
+        if self.written is not None:
+            return self.written
+        return PlanTexts(self.plan.dumps(), {worker: program.dumps() for worker, program in row_programs(self.plan).items()})
+
+    def with_texts(self) -> "PlanAssignment":
+        return replace(self, written=self.texts())
 
     @property
     def moves(self) -> tuple[tuple[Worker, Worker], ...]:

@@ -14,7 +14,8 @@ from functools import partial
 from recycle.control.decide.coordinator import Coordinator
 from recycle.control.decide.journal import FileJournal
 from recycle.control.decide.members import Member, Recovery, Reporters, members_at
-from recycle.control.decide.messages import Ack, ControlMessage, Hello, Refused, Report, StartEpoch, Welcome
+from recycle.control.decide.messages import Ack, ControlMessage, Hello, Refused, Report, Welcome
+from recycle.control.decide.new_epoch import NewEpoch
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.control.decide.plan_prefetch import PlanningProcess
 from recycle.control.net import file_transfer
@@ -73,8 +74,7 @@ class CoordinatorService:
         self._server = Server(listener, config.token, self, tls=config.tls)
         self._output = RunOutput(run, sink, self._server.call_soon, lambda problem: self._ledger.warn(problem))
         self._journal = BackgroundJournal(FileJournal(config.journal), self._server.call_soon, self._journaled)
-        self._held: list[tuple[int, EncodedMessage]] = []
-        self._found: list[Callable[[], None]] = []
+        self._held, self._found = list[tuple[int, EncodedMessage]](), list[Callable[[], None]]()
         plan, losses = config.initial.plan, run.losses if run is not None else ()
         self._ledger = RunLedger(
             plan,
@@ -102,9 +102,9 @@ class CoordinatorService:
         self._inbox = ReportInbox(self._ledger, self._acknowledge)
         self._numbers, self._epochs, self._crashed_at = dict[int, int](), dict[int, int](), set[int]()
         self._finished, self._is_over, self._is_ending = dict[Worker, WorkerFinished](), False, False
-        shape = plan.problem.shape
-        self._plans = PlanRequests(config.source, shape, self._plan_made, planning) if config.source is not None else None
-        if self._plans is not None:  # now, because workers take a while to join
+        self._plans, shape = None, plan.problem.shape
+        if config.source is not None:  # now, because workers take a while to join
+            self._plans = PlanRequests(config.source, shape, self._plan_made, planning)
             self._plans.prefetch(plan.problem.cluster.failed)
         saved = run.resumed.num_steps if run is not None and run.resumed is not None else -1
         self._coordinator = Coordinator(shape, config.initial, max(0, saved), self, self._journal, config.lease_s, saved)
@@ -274,7 +274,7 @@ class CoordinatorService:
         self._ledger.warn(f"training waits: {reason}")
         self._output.notify(WaitingForWorkers(reason))
 
-    def epoch_started(self, assignment: PlanAssignment, start: StartEpoch) -> Reporters:
+    def epoch_started(self, assignment: PlanAssignment, start: NewEpoch) -> Reporters:
         if start.epoch == 1:
             self._output.notify(FirstEpochFormed())
         for place, number in start.places.items():

@@ -1,12 +1,12 @@
-"""compile_rows: a row of a plan as instructions: every op with the messages that it receives and sends, derived once."""
+"""compile_row: a row program as instructions: every op with the messages that it receives and sends, derived once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recycle.core.cluster import Worker
+from recycle.core.cluster import Shape, Worker
 from recycle.core.op import Kind, MicroBatch, Op
-from recycle.core.plans.plan import Plan, microbatch_of
-from recycle.core.plans.routes import Routes
+from recycle.core.plans.plan import microbatch_of
+from recycle.core.plans.row_programs import NO_MESSAGE, RowProgram
 from recycle.runtime.transport.specs import TensorMessage
 
 
@@ -22,34 +22,22 @@ class Instruction:
     sends: TensorMessage | None
 
 
-def compile_rows(plan: Plan, routes: Routes, warm_ups: Mapping[Worker, int]) -> dict[Worker, Sequence[Instruction]]:
-    """Return the instructions of every worker, in the order of its row."""
-    # A gradient is sent by I or by B, whichever a worker runs.
-    indices = {
-        (row.worker, Kind.F if kind == Kind.F.value else Kind.I, chain): index
-        for row in plan.rows
-        for index, (kind, chain) in enumerate(zip(row.kinds, row.chains, strict=True))
-        if kind != Kind.W.value
-    }
-
-    def message(kind: Kind, stage: int, chain: int) -> TensorMessage | None:
-        """The message for an op of `stage`: an activation from the stage before, or a gradient from the one after."""
-        source = stage - 1 if kind is Kind.F else stage + 1
-        if not (0 <= source < plan.problem.shape.num_stages and 0 <= stage < plan.problem.shape.num_stages):
-            return None
-        sender, receiver = routes.worker(source, chain), routes.worker(stage, chain)
-        made_at, taken_at = indices[sender, kind, chain], indices[receiver, kind, chain]
-        return TensorMessage(kind, stage, chain, sender, receiver, made_at, taken_at, made_at < warm_ups[sender])
-
-    def instruction(stage: int, kind: Kind, chain: int) -> Instruction:
-        microbatch = microbatch_of(plan.problem.shape, chain)
-        label = str(Op(stage, kind, microbatch))
-        if kind is Kind.W:
-            return Instruction(kind, chain, microbatch, label, None, None)
-        direction, onward = (Kind.F, stage + 1) if kind is Kind.F else (Kind.I, stage - 1)
-        return Instruction(kind, chain, microbatch, label, message(direction, stage, chain), message(direction, onward, chain))
-
-    return {
-        row.worker: [instruction(row.worker.stage, Kind(kind), chain) for kind, chain in zip(row.kinds, row.chains, strict=True)]
-        for row in plan.rows
-    }
+def compile_row(program: RowProgram, shape: Shape) -> Sequence[Instruction]:
+    """Return the instructions of a worker, in the order of its row."""
+    worker, stage = program.worker, program.worker.stage
+    columns = (program.chains, program.senders, program.made_at, program.is_early, program.receivers, program.taken_at)
+    found = []
+    for index, (letter, chain, sender, made_at, is_early, receiver, taken_at) in enumerate(
+        zip(program.kinds, *columns, strict=True)
+    ):
+        kind, microbatch, receives, sends = Kind(letter), microbatch_of(shape, chain), None, None
+        # An activation comes from the stage before and goes to the one after; a gradient goes the other way.
+        carried, step = (Kind.F, 1) if kind is Kind.F else (Kind.I, -1)
+        if sender != NO_MESSAGE:
+            source = Worker(sender, stage - step)
+            receives = TensorMessage(carried, stage, chain, source, worker, made_at, index, is_early == "1")
+        if receiver != NO_MESSAGE:
+            target = Worker(receiver, stage + step)
+            sends = TensorMessage(carried, stage + step, chain, worker, target, index, taken_at, index < program.warm_up)
+        found.append(Instruction(kind, chain, microbatch, str(Op(stage, kind, microbatch)), receives, sends))
+    return found

@@ -16,6 +16,8 @@ from recycle.runtime.transport.rendezvous import Rendezvous, ready_key
 
 # Long enough for a second attempt of TCP, if the first packet was lost.
 _CONNECT_S = 2.5
+# Until the coordinator has said where the others listen.
+_ANSWER_S = 1.0
 _NEXT_TRY_S = 0.1
 _MAX_AT_ONCE = 32
 
@@ -51,7 +53,9 @@ class LinkCheck:
 
 def unreachable(rendezvous: Rendezvous, others: Sequence[Worker]) -> tuple[str, ...]:
     """Return those of the other workers that are ready to connect, and cannot be reached."""
-    listening = [other for other in others if rendezvous.check([ready_key(other)])]
+    keys = [ready_key(other) for other in others]
+    missing = rendezvous.fetch(keys, _ANSWER_S if rendezvous.ask_for(keys) else 0.0)
+    listening = [other for other in others if ready_key(other) not in missing]
     if not listening:
         return ()
     with ThreadPoolExecutor(min(len(listening), _MAX_AT_ONCE)) as pool:

@@ -1,8 +1,8 @@
 """Rendezvous: the store by which the workers of an epoch make their process groups, over the connections to the coordinator.
 
-The coordinator forwards every entry that a worker sets to all workers of the epoch, so that nobody has to ask: a worker waits
-until the entry is there. So there is no server beside the coordinator, nobody without the job's token can read or write the
-store, and a wait ends at once when the epoch does.
+The coordinator keeps every entry that a worker sets, and sends it to the workers that ask for it, when it is there: a worker asks
+once, and waits. So there is no server beside the coordinator, nobody without the job's token can read or write the store, and a
+wait ends at once when the epoch does.
 """
 
 import base64
@@ -15,19 +15,25 @@ from typing import Any
 
 import torch.distributed as dist
 
+from recycle.control.decide.epoch_store import OF_ALL
 from recycle.core.cluster import Worker
 from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.specs import GroupView, TransportBroken
 
+_READY = "ready"
 _DEFAULT_TIMEOUT, _UNTIL_OVER = timedelta(seconds=60), timedelta(days=1000)
 
 
 class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
-    """The store of one epoch. `publish` sends an entry to all other workers; entries of theirs arrive by `add_entry`."""
+    """The store of one epoch. `publish` sends an entry to the coordinator, and `ask` asks for entries of other workers.
 
-    def __init__(self, publish: Callable[[str, str], object]) -> None:
+    The coordinator's answers arrive by `add_entry`.
+    """
+
+    def __init__(self, publish: Callable[[str, str], object], ask: Callable[[tuple[str, ...]], object]) -> None:
         super().__init__()
-        self._publish = publish
+        self._publish, self._ask = publish, ask
+        self._asked: set[str] = set()
         self._values: dict[str, bytes] = {}
         self._own: set[str] = set()
         self._changed = threading.Condition()
@@ -41,11 +47,14 @@ class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
             self._changed.notify_all()
 
     def publish_again(self) -> None:
-        """Publish all own entries once more: a new coordinator does not have them."""
+        """Publish all own entries once more, and ask for what has not come: a new coordinator knows nothing of both."""
         with self._changed:
             own = {key: self._values[key] for key in self._own}
+            missing = tuple(key for key in sorted(self._asked) if key not in self._values)
         for key, body in own.items():
             self._send(key, body)
+        if missing:
+            self._ask(missing)
 
     def abort(self) -> None:
         """End every wait, because the epoch is over."""
@@ -84,12 +93,25 @@ class Rendezvous(dist.Store):  # type: ignore[misc,name-defined]
             return self._values[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        timeout_s = (timeout or _DEFAULT_TIMEOUT).total_seconds()
+        missing = self.fetch(keys, (timeout or _DEFAULT_TIMEOUT).total_seconds())
+        if missing:
+            raise RuntimeError("the epoch is over" if self._is_over else f"no worker has set {missing[0]}")
+
+    def ask_for(self, keys: list[str]) -> bool:
+        """Ask for the entries that are not here; return whether one of them was not asked for before."""
+        with self._changed:
+            unasked = tuple(key for key in keys if key not in self._values and key not in self._asked)
+            self._asked.update(unasked)
+        if unasked:
+            self._ask(unasked)
+        return bool(unasked)
+
+    def fetch(self, keys: list[str], timeout_s: float) -> list[str]:
+        """Ask for entries, and wait until all are there, or the epoch or the time is over; return the keys that are missing."""
+        self.ask_for(keys)
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._values.keys() >= set(keys), timeout_s)
-            missing = [key for key in keys if key not in self._values]
-            if missing:
-                raise RuntimeError("the epoch is over" if self._is_over else f"no worker has set {missing[0]}")
+            return [key for key in keys if key not in self._values]
 
     def check(self, keys: list[str]) -> bool:
         with self._changed:
@@ -102,12 +124,12 @@ def meet(store: Any, view: GroupView, address: str) -> None:
     One may load its stage for minutes, and gloo waits for seconds only. The coordinator judges how long that may take.
     """
     store.set(ready_key(view.worker), address)
-    store.wait([ready_key(other) for other in view.workers], _UNTIL_OVER)
+    store.wait([f"{_READY}/{OF_ALL}"], _UNTIL_OVER)
 
 
 def ready_key(worker: Worker) -> str:
     """The key under which a worker that is ready to connect says where its link check listens."""
-    return f"ready/{worker}"
+    return f"{_READY}/{worker}"
 
 
 def make_unless_over(

@@ -21,6 +21,7 @@ from recycle.control.decide.messages import (
     StartEpoch,
     StopEpoch,
     StoreEntry,
+    StoreRequest,
     Welcome,
 )
 from recycle.control.net.client import Client
@@ -93,7 +94,10 @@ class ControlThread:
                     self._epoch = self.client.epoch = epoch
                     self.client.origin = message.origin
                     self.client.greeting = self._stopped = self._finished = None
-                    self._rendezvous = Rendezvous(lambda key, value: self.client.send(StoreEntry(epoch, key, value)))
+                    self._rendezvous = Rendezvous(
+                        lambda key, value: self.client.send(StoreEntry(epoch, key, value)),
+                        lambda keys: self.client.send(StoreRequest(epoch, keys)),
+                    )
                 self.inbox.put(message)
             case StoreEntry(epoch=epoch) if epoch == self._epoch:
                 assert self._rendezvous is not None

@@ -7,17 +7,15 @@ from typing import Any
 
 import torch
 
-from recycle.core.cluster import Worker
-from recycle.core.plans.plan import Plan
-from recycle.core.plans.routes import Routes
+from recycle.core.cluster import Shape
+from recycle.core.plans.row_programs import RowProgram
 from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.optimizer_step import Stepper
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.execute.executor import Executor, OnProgress
-from recycle.runtime.execute.row_program import Instruction, compile_rows
+from recycle.runtime.execute.row_program import Instruction, compile_row
 from recycle.runtime.execute.stage_state import StageState
 from recycle.runtime.execute.trainer import Trainer
-from recycle.runtime.execute.warm_up import warm_ups
 from recycle.runtime.transport.activity import Activity
 from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.select import TransportChoice, agree_on_transport, device_of_worker, make_transport
@@ -34,10 +32,8 @@ class WorkerProgram:
     is_staggered: bool
 
 
-def worker_program(plan: Plan, worker: Worker) -> WorkerProgram:
-    routes = Routes(plan)
-    warm = warm_ups(plan, routes)
-    return WorkerProgram(compile_rows(plan, routes, warm)[worker], warm[worker], plan.problem.techniques.staggered)
+def worker_program(program: RowProgram, shape: Shape) -> WorkerProgram:
+    return WorkerProgram(compile_row(program, shape), program.warm_up, program.is_staggered)
 
 
 def make_stage_state(spec: WorkerSpec, stage: int, num_steps: int = 0, device: torch.device | None = None) -> StageState:

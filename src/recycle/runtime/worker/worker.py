@@ -21,10 +21,10 @@ import torch
 
 from recycle.control.decide.messages import FINISH, SET_UP, EpochBegun, EpochStopped, JobEnded, StartEpoch, StopEpoch, Welcome
 from recycle.control.net.handshake import Endpoint, JoinRefused
-from recycle.core.cluster import Worker
+from recycle.core.cluster import Cluster, Worker
 from recycle.core.errors import UserError
 from recycle.core.events.failure_script import CHECKPOINT, Injection
-from recycle.core.plans.plan import Plan
+from recycle.core.plans.row_programs import RowProgram
 from recycle.host.process_lifetime import end_with_parent
 from recycle.host.process_title import set_title
 from recycle.host.stop_signals import stop_signals
@@ -218,12 +218,12 @@ class _WorkerProcess:
 
     def _set_up(self, start: StartEpoch, stage: LocalStage) -> Trainer:
         """Take this worker's place in the epoch, connect to the other workers, and copy the stage's state where it is needed."""
-        places = {member: Worker.parse(place) for place, member in start.places.items()}
-        view = GroupView(places[self._control.client.member], sorted(places.values()), start.epoch)
+        live = Cluster(self._spec.shape, frozenset(map(Worker.parse, start.dead))).live_workers()
+        view = GroupView(Worker.parse(start.place), sorted(live), start.epoch)
         set_title(f"recycle worker {view.worker} of {self._job}")
         self._say(f"{view.worker} in epoch {start.epoch}, of {len(view.workers)} workers, from step {start.iteration}")
         stage.move_to(view, start, self._set_device())
-        program = worker_program(Plan.parse(start.plan), view.worker)
+        program = worker_program(RowProgram.parse(start.program), self._spec.shape)
 
         def make_transport(store: Rendezvous) -> Transport:
             meet(store, view, self._control.link_address())

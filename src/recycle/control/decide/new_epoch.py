@@ -1,0 +1,69 @@
+"""`NewEpoch`: all that a coordinator decides about an epoch; each member gets its own part of it, and the journal all of it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from recycle.control.decide.journal import JournalEntry
+from recycle.control.decide.members import Member, Reporters
+from recycle.control.decide.messages import Ballot, StartEpoch
+from recycle.core.cluster import Shape, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class NewEpoch:
+    """A new epoch: `places` maps each place to its member, `plan` is the plan as JSON, and the rest is as in `StartEpoch`.
+
+    `sources` maps each place without the state of its stage to the place that it copies from.
+    """
+
+    epoch: int
+    plan: str
+    places: Mapping[str, int]
+    iteration: int
+    ballot: Ballot | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    checkpoint: int = -1
+    only_saves: bool = False
+    origin: int = 1
+
+    def messages(self, shape: Shape, programs: Mapping[Worker, str]) -> Iterator[tuple[Worker, StartEpoch]]:
+        """Yield each place with the message to its member; `programs` are the row programs of the plan."""
+        dead = tuple(str(place) for place in shape.workers() if str(place) not in self.places)
+        for place in map(Worker.parse, self.places):
+            yield place, self._message(place, dead, programs[place])
+
+    def _message(self, place: Worker, dead: tuple[str, ...], program: str) -> StartEpoch:
+        of_stage = f"_{place.stage}"
+        sources = {receiver: sender for receiver, sender in self.sources.items() if receiver.endswith(of_stage)}
+        return StartEpoch(
+            self.epoch,
+            str(place),
+            dead,
+            program,
+            self.iteration,
+            self.ballot,
+            sources,
+            self.checkpoint,
+            self.only_saves,
+            self.origin,
+        )
+
+
+def journal_entry(
+    start: NewEpoch, members: Mapping[Worker, Member], reason: str, last_number: int, reporters: Reporters
+) -> JournalEntry:
+    """The entry of an epoch with these members at their places."""
+    processes = {str(place): (member.host, member.pid, member.started) for place, member in members.items()}
+    late = {iteration: sorted(numbers) for iteration, numbers in reporters.items()}
+    return JournalEntry(
+        start.epoch,
+        start.iteration,
+        start.places,
+        start.plan,
+        reason,
+        last_number,
+        processes,
+        start.origin,
+        late,
+        start.only_saves,
+    )
