@@ -22,7 +22,7 @@ from sheet import NO, UNJUDGED, YES, Case, Row, Script, Section
 
 import recycle
 from recycle.core.cluster import Worker
-from recycle.core.events.record import REDUCE
+from recycle.core.events.op_columns import REDUCE
 from recycle.core.op import Kind, Op
 from recycle.core.plans.row_programs import row_programs
 from recycle.evaluate.hardware.gpu_slices import slices

@@ -7,7 +7,7 @@ from statistics import pstdev
 import pytest
 
 from recycle.core.cluster import Shape, Worker
-from recycle.core.events.record import OPTIMIZER, REDUCE
+from recycle.core.events.op_columns import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
 from recycle.core.profile import Link, Profile, Spread, Taken
 from recycle.profiling.contention import TimedOp

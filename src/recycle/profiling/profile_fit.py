@@ -18,7 +18,7 @@ from statistics import fmean, median, pvariance, quantiles
 from typing import NamedTuple
 
 from recycle.core.cluster import Shape, Worker
-from recycle.core.events.record import REDUCE
+from recycle.core.events.op_columns import REDUCE
 from recycle.core.op import Kind, Op
 from recycle.core.plans.rules import needs
 from recycle.core.profile import FREE_LINK, QUARTILE, Link, Profile, Spread, StageProfile, Taken

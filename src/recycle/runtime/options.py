@@ -44,10 +44,21 @@ class CheckpointOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunFolderOptions:
-    """What else the run folder holds: the name of the run in its record, and texts by the name of their file."""
+    """What else the run folder holds.
+
+    Attributes:
+        name: The name of the run in its record.
+        files: Texts by the name of their file.
+        ops_every: The record has every op of each iteration whose number is a multiple of this; 0 is 1, or more if an iteration
+            has more than 50,000 ops. The first iteration after each recovery and all sums are there in any case.
+    """
 
     name: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
+    ops_every: int = 0
+
+    def __post_init__(self) -> None:
+        refuse_count("the number of iterations between those with ops in the record", self.ops_every, 0)
 
 
 @dataclass(frozen=True, slots=True)

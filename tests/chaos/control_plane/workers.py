@@ -28,7 +28,7 @@ from recycle.runtime.checkpoint.files import PARTIAL, stage_file, step_folder
 from recycle.runtime.checkpoint.writer import StageSaved
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.coordinator.service import CoordinatorService
-from recycle.runtime.execute.spans import Span
+from recycle.runtime.execute.spans import Span, columns_of
 from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerFinished, WorkerReport, report_to_json
 from tests.chaos.control_plane.virtual import CLOCK, VirtualServer
 from tests.control.decide.test_agreement import EpochModel, StateModel
@@ -257,8 +257,8 @@ class Workers:
             is_due = (iteration + 1) % EVERY == 0 or iteration + 1 == NUM_STEPS
             checksum = "" if not is_due else f"wrong {worker.pid}" if worker.is_corrupt else "right"
             losses = {place.pipeline: float(iteration)} if place.stage == self.shape.num_stages - 1 else {}
-            spans = [Span("0F0@0", CLOCK.now_us - 2000, CLOCK.now_us - 1000)]
-            worker.report(IterationApplied(place, iteration, losses, spans, StepVerdict(1.0, 1.0), checksum))
+            ran = columns_of([Span("0F0@0", CLOCK.now_us - 2000, CLOCK.now_us - 1000)])
+            worker.report(IterationApplied(place, iteration, losses, ran, StepVerdict(1.0, 1.0), checksum))
             if is_due and worker.is_writer:
                 worker.saves.append((iteration + 1, worker.epoch))
         worker.num_reported = state.num_settled
@@ -305,7 +305,9 @@ class Workers:
         state = worker.state
         progress = state.progress() if state is not None else None
         if state is not None and state.own is not None and worker.place is not None:
-            worker.report(StepUndone(worker.place, state.num_settled, [Span("0F0@0", CLOCK.now_us - 900, CLOCK.now_us - 100)]))
+            worker.report(
+                StepUndone(worker.place, state.num_settled, columns_of([Span("0F0@0", CLOCK.now_us - 900, CLOCK.now_us - 100)]))
+            )
         stage = state.stage if state is not None else -1
         worker.stopped = EpochStopped(epoch, progress, "", stage, worker.origin)
         worker.send(worker.stopped)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from recycle.core.errors import FileProblem
-from recycle.core.events.record import OPTIMIZER, REDUCE
+from recycle.core.events.op_columns import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
 from recycle.core.plans.plan import Plan
 from recycle.evaluate.hardware.race import Trial, interleaved, plan_path, read_trials, run_race

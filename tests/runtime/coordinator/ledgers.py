@@ -1,10 +1,10 @@
 """Ledgers of a run of four workers, the reports that they get, and what they wrote."""
 
 from recycle.core.cluster import Worker
-from recycle.core.events.record import OpRan, Spell, Stepped
+from recycle.core.events.record import OpRan, OpsRan, Spell, Stepped
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
-from recycle.runtime.execute.spans import Span
+from recycle.runtime.execute.spans import Span, columns_of
 from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone
 from tests.runtime.jobs import greedy_plan
 
@@ -27,6 +27,11 @@ def open_ledger(**options):
     return ledger, written
 
 
+def unpacked(events):
+    """The events as a reader of the record gets them: one for each op."""
+    return [one for event in events for one in (event.each() if isinstance(event, OpsRan) else [event])]
+
+
 def add(ledger, *reports):
     """Add the reports of the members that have their places from the beginning."""
     for report in reports:
@@ -39,7 +44,7 @@ def applied(name, iteration, loss=1.0, later_us=0):
     losses = dict.fromkeys(range(4), loss) if worker.stage == 1 else {}
     start_us = 100 * (iteration + 1) + later_us
     return IterationApplied(
-        worker, iteration, losses, [Span(f"{worker.stage}F0@0", start_us, start_us + 50)], StepVerdict(1.0, 1.0)
+        worker, iteration, losses, columns_of([Span(f"{worker.stage}F0@0", start_us, start_us + 50)]), StepVerdict(1.0, 1.0)
     )
 
 
@@ -56,11 +61,14 @@ def start_epoch(ledger, made, iteration, survivors):
 def undo(ledger, name, iteration, *times_us):
     """A worker reports the ops that it had run of an iteration when it was stopped."""
     worker = Worker.parse(name)
-    add(ledger, StepUndone(worker, iteration, [Span(f"{worker.stage}F{n}@0", *times) for n, times in enumerate(times_us)]))
+    add(
+        ledger,
+        StepUndone(worker, iteration, columns_of(Span(f"{worker.stage}F{n}@0", *times) for n, times in enumerate(times_us))),
+    )
 
 
 def of(written, kind):
-    return [event for event in written if isinstance(event, kind)]
+    return [event for event in unpacked(written) if isinstance(event, kind)]
 
 
 def spells(written):
@@ -72,4 +80,4 @@ def steps(written):
 
 
 def ops(written, iteration):
-    return [event.worker for event in written if isinstance(event, OpRan) and event.iteration == iteration]
+    return [event.worker for event in of(written, OpRan) if event.iteration == iteration]

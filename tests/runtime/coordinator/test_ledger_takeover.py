@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from recycle.core.events.op_columns import OpColumns
 from recycle.core.events.record import Changed, Placed, Recovered, Stepped, Warned
 from recycle.runtime.checkpoint.writer import StageSaved
-from recycle.runtime.execute.spans import Span
 from tests.runtime.coordinator.ledgers import (
     MEMBERS,
     NAMES,
@@ -63,7 +63,7 @@ def test_a_restored_ledger_continues_like_the_original():
     undo(ledger, "W0_0", 1, (151, 160))
     ledger.add_recovery(Recovered(170, 190, 1, ("W1_1",), False, "killed", 1, regroup_us=20))
     begun_again = applied("W1_1", 1, loss=math.nan)
-    add(ledger, replace(begun_again, spans=[Span("1F0@0", 195, 199, True), *begun_again.spans]))
+    add(ledger, replace(begun_again, ran=OpColumns.of([("1F0@0", 195, 199, True), *begun_again.ran.ran()])))
     report(ledger, NAMES[:3], 1)
     ledger.warn("it is slow")
     event = Recovered(260, 290, 2, ("W1_1",), False, "killed", 2)

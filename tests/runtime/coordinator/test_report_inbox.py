@@ -7,7 +7,7 @@ from recycle.core.events.record import Stepped, Warned
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
 from recycle.runtime.coordinator.report_inbox import ReportInbox
-from recycle.runtime.execute.spans import Span
+from recycle.runtime.execute.spans import Span, columns_of
 from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerCrashed, WorkerFinished, report_to_json
 
 NAMES = ["W0_0", "W0_1", "W1_0", "W1_1"]
@@ -31,7 +31,7 @@ def applied(name, iteration=0):
     worker = Worker.parse(name)
     losses = dict.fromkeys(range(4), 1.0) if worker.stage == 1 else {}
     span = Span(f"{worker.stage}F0@0", 100 * (iteration + 1), 100 * (iteration + 1) + 50)
-    return IterationApplied(worker, iteration, losses, [span], StepVerdict(1.0, 1.0))
+    return IterationApplied(worker, iteration, losses, columns_of([span]), StepVerdict(1.0, 1.0))
 
 
 def test_an_iteration_is_acknowledged_to_all_when_its_last_worker_has_reported_it():
@@ -55,7 +55,7 @@ def test_the_events_of_one_report_are_published_together_and_others_one_by_one()
 
 def test_a_report_that_is_sent_again_is_neither_added_nor_acknowledged_again():
     made = Inbox()
-    undone = StepUndone(Worker(0, 0), 3, [Span("0F0@0", 10, 20)])
+    undone = StepUndone(Worker(0, 0), 3, columns_of([Span("0F0@0", 10, 20)]))
     assert made.accept(1, 1, undone) == undone
     assert made.accept(1, 1, undone) is None
     assert made.acks == [(1, 1)]
@@ -65,7 +65,7 @@ def test_a_report_that_is_sent_again_is_neither_added_nor_acknowledged_again():
 def test_reports_are_acknowledged_in_order_even_if_a_later_one_is_recorded_first():
     made = Inbox()
     made.accept(1, 1, applied("W0_0"))
-    made.accept(1, 2, StepUndone(Worker(0, 0), 1, []))
+    made.accept(1, 2, StepUndone(Worker(0, 0), 1, columns_of([])))
     assert made.acks == []
     for member, name in enumerate(NAMES[1:], 2):
         made.accept(member, 1, applied(name))
@@ -83,7 +83,7 @@ def test_a_member_that_is_removed_gets_no_acknowledgement():
 
 def test_times_of_a_member_are_converted_to_the_coordinators_clock():
     made = Inbox()
-    assert made.accept(1, 1, applied("W0_0"), clock_offset_us=1000).spans == [Span("0F0@0", 1100, 1150)]
+    assert made.accept(1, 1, applied("W0_0"), clock_offset_us=1000).ran.ran() == [("0F0@0", 1100, 1150, False)]
 
 
 def test_a_report_from_before_all_went_back_is_acknowledged_and_does_not_count():

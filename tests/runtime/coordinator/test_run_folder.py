@@ -26,7 +26,7 @@ from recycle.runtime.coordinator.ledger import run_folder
 from recycle.runtime.coordinator.ledger.run_folder import RunFolder, events_before, is_of_a_checkpoint, without_unfinished
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
 from recycle.runtime.coordinator.process import serve_job
-from recycle.runtime.execute.spans import Span
+from recycle.runtime.execute.spans import Span, columns_of
 from recycle.runtime.job import Job
 from recycle.runtime.launch.configure import coordinator_config
 from recycle.runtime.options import CheckpointOptions, RunFolderOptions, TrainOptions
@@ -316,7 +316,9 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
         ledger.start_epoch(plan, 0, {1: Worker(0, 0), 2: Worker(1, 0)}, {1, 2})
 
         def applied(worker, chain):
-            return IterationApplied(Worker.parse(worker), 0, {chain: 5.0}, [Span(f"0F0@{chain}", 10, 20)], StepVerdict(1.0, 1.0))
+            return IterationApplied(
+                Worker.parse(worker), 0, {chain: 5.0}, columns_of([Span(f"0F0@{chain}", 10, 20)]), StepVerdict(1.0, 1.0)
+            )
 
         def is_ahead():
             recorded = any(isinstance(event, Stepped) for event in read_record(tmp_path / "record.jsonl"))

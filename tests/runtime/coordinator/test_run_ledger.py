@@ -11,7 +11,7 @@ from recycle.report.record.hindsight import in_hindsight
 from recycle.report.record.metrics import measure
 from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointIncomplete
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
-from recycle.runtime.execute.spans import Span
+from recycle.runtime.execute.spans import Span, columns_of
 from recycle.runtime.worker.worker_reports import StepUndone, WorkerWarned
 from tests.runtime.coordinator.ledgers import (
     NAMES,
@@ -28,6 +28,7 @@ from tests.runtime.coordinator.ledgers import (
     start_epoch,
     steps,
     undo,
+    unpacked,
 )
 
 pytestmark = pytest.mark.timeout(60)
@@ -39,7 +40,7 @@ def test_an_iteration_is_recorded_when_the_last_worker_has_reported_it():
     assert (written, ledger.num_steps) == ([], 0)
     assert ledger.is_pending(applied("W0_1", 0))
     report(ledger, NAMES[:1], 0)
-    assert [type(event) for event in written] == [*[OpRan] * 4, Spell, Spell, Stepped]
+    assert [type(event) for event in unpacked(written)] == [*[OpRan] * 4, Spell, Spell, Stepped]
     assert (steps(written), ledger.num_steps) == ([(0, 1.0)], 1)
     assert not ledger.is_pending(applied("W0_1", 0))
 
@@ -121,9 +122,9 @@ def test_steps_after_a_checkpoint_that_all_load_are_redone():
 
 def test_undone_ops_are_recorded_as_in_vain():
     ledger, written = open_ledger()
-    add(ledger, StepUndone(Worker.parse("W1_0"), 3, [Span("0F0@1", 10, 20), Span("0F1@1", 20, 30, True)]))
-    assert written == [OpRan(3, "W1_0", "0F0@1", 10, 20, True), OpRan(3, "W1_0", "0F1@1", 20, 30, True)]
-    assert not ledger.is_pending(StepUndone(Worker.parse("W1_0"), 3, []))
+    add(ledger, StepUndone(Worker.parse("W1_0"), 3, columns_of([Span("0F0@1", 10, 20), Span("0F1@1", 20, 30, True)])))
+    assert unpacked(written) == [OpRan(3, "W1_0", "0F0@1", 10, 20, True), OpRan(3, "W1_0", "0F1@1", 20, 30, True)]
+    assert not ledger.is_pending(StepUndone(Worker.parse("W1_0"), 3, columns_of([])))
 
 
 def test_a_recovery_leaves_no_gap_and_is_no_part_of_an_iterations_time():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import recycle
-from recycle.core.events.record import OPTIMIZER, REDUCE
+from recycle.core.events.op_columns import OPTIMIZER, REDUCE
 from recycle.core.plans.row_programs import row_programs
 from recycle.runtime.compute.weight_digest import digest
 from recycle.runtime.execute import span_clock

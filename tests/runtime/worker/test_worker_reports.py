@@ -14,7 +14,7 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import Unsendable, UserError
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 from recycle.runtime.compute.optimizer_step import StepVerdict
-from recycle.runtime.execute.spans import Span
+from recycle.runtime.execute.spans import Span, columns_of
 from recycle.runtime.worker.worker_reports import (
     IterationApplied,
     StepUndone,
@@ -30,12 +30,13 @@ KINDS = [kind for kind in vars(errors).values() if inspect.isclass(kind) and iss
 counts = st.integers(0, 10**15)
 workers = st.builds(Worker, st.integers(0, 999), st.integers(0, 999))
 spans = st.lists(st.builds(Span, st.sampled_from(["2F0@1", "reduce", "optimizer"]), counts, counts, st.booleans()), max_size=4)
+ran = spans.map(columns_of)
 losses = st.dictionaries(st.integers(0, 99), st.floats(), max_size=4)
 verdicts = st.builds(StepVerdict, st.floats(), st.none() | st.floats(allow_nan=False))
 problems = st.none() | st.builds(lambda kind, text: kind(text), st.sampled_from(KINDS), st.text())
 reports = st.one_of(
-    st.builds(IterationApplied, workers, counts, losses, spans, verdicts),
-    st.builds(StepUndone, workers, counts, spans),
+    st.builds(IterationApplied, workers, counts, losses, ran, verdicts),
+    st.builds(StepUndone, workers, counts, ran),
     st.builds(WorkerFinished, workers, st.text(), counts, counts),
     st.builds(WorkerCrashed, workers, counts, st.text(), problems),
     st.builds(StageSaved, counts, counts, st.text(), counts, st.text()),
@@ -61,7 +62,7 @@ def test_every_report_survives_the_wire(report):
 
 def test_losses_and_norms_that_are_not_finite_survive_the_wire():
     report = IterationApplied(
-        Worker(1, 2), 3, {0: math.nan, 5: math.inf, 7: -math.inf, 8: -0.0, 9: 5e-324}, [], StepVerdict(math.inf, None)
+        Worker(1, 2), 3, {0: math.nan, 5: math.inf, 7: -math.inf, 8: -0.0, 9: 5e-324}, columns_of([]), StepVerdict(math.inf, None)
     )
     back = received(report)
     assert math.isnan(back.losses[0])
@@ -96,22 +97,22 @@ def test_a_text_that_is_no_utf_8_survives_the_wire():
 
 
 def test_a_report_is_plain_json():
-    report = IterationApplied(
-        Worker(1, 0), 2, {3: 0.5}, [Span("0F0@1", 10, 20), Span("reduce", 30, 40, True)], StepVerdict(2.0, 0.25)
-    )
+    ran = columns_of([Span("0F0@1", 10, 20), Span("1F1@1", 22, 25), Span("0F2@1", 25, 26, True), Span("reduce", 30, 40)])
+    report = IterationApplied(Worker(1, 0), 2, {3: 0.5}, ran, StepVerdict(2.0, 0.25))
     assert json.loads(json.dumps(report_to_json(report))) == {
         "type": "iteration_applied",
         "worker": "W1_0",
         "iteration": 2,
         "losses": [[3, 0.5]],
-        "spans": [["0F0@1", 10, 20, False], ["reduce", 30, 40, True]],
+        "ran": [10, 40, 24, 2, 13, 10, 10, 25, True, ran.text],
         "verdict": [2.0, 0.25],
         "checksum": "",
     }
 
 
 def test_times_of_a_clock_that_is_behind_are_moved():
-    ran, moved = [Span("0F0@1", 10, 20), Span("reduce", 30, 40, True)], [Span("0F0@1", 110, 120), Span("reduce", 130, 140, True)]
-    assert received(IterationApplied(Worker(0, 0), 1, {}, ran, StepVerdict(1.0, 1.0)), clock_offset_us=100).spans == moved
-    assert received(StepUndone(Worker(0, 0), 1, ran), clock_offset_us=100).spans == moved
+    ran = columns_of([Span("0F0@1", 10, 20), Span("reduce", 30, 40, True)])
+    moved = columns_of([Span("0F0@1", 110, 120), Span("reduce", 130, 140, True)])
+    assert received(IterationApplied(Worker(0, 0), 1, {}, ran, StepVerdict(1.0, 1.0)), clock_offset_us=100).ran == moved
+    assert received(StepUndone(Worker(0, 0), 1, ran), clock_offset_us=100).ran == moved
     assert received(WorkerCrashed(Worker(0, 0), 5, "gone"), clock_offset_us=100).at_us == 105

@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from typing import TextIO
 
-from recycle.core.events.record import Event, OpRan
+from recycle.core.events.record import Event, OpRan, OpsRan
 
 
 class JsonLines:
@@ -16,7 +16,7 @@ class JsonLines:
         self._stream, self._lock = stream, threading.Lock()
 
     def observe(self, event: Event) -> None:
-        if not isinstance(event, OpRan):
+        if not isinstance(event, OpRan | OpsRan):
             self._print({"event": event.EVENT, **asdict(event)})
 
     def say(self, sentence: str) -> None:

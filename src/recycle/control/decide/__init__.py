@@ -1,3 +1,4 @@
-"""The decisions of the coordinator, without sockets: membership, agreement, epochs. Only the journal and the prefetched plans
-touch the system. Imports core and host.
+"""The decisions of the coordinator, without sockets: membership, agreement, epochs. Only the journal touches the system.
+
+Imports core.
 """

@@ -30,7 +30,7 @@ from recycle.control.decide.messages import (
     StoreEntry,
     StoreRequest,
 )
-from recycle.control.decide.new_epoch import NewEpoch, journal_entry
+from recycle.control.decide.new_epoch import NewEpoch, default_ops_every, journal_entry
 from recycle.control.decide.phases import CoordinatorPhase, PhaseTrigger, next_phase
 from recycle.control.decide.place_assignment import keep_holders, keeps_state, place_refusal, state_sources
 from recycle.core.cluster import Shape, Worker
@@ -49,18 +49,18 @@ class Coordinator:
         journal: Journal,
         lease_s: float,
         checkpoint: int = -1,
+        ops_every: int = 0,
     ) -> None:
         self._shape, self._initial, self._effects, self._journal, self.lease_s = shape, initial, effects, journal, lease_s
-        self._iteration, self._checkpoint = iteration, checkpoint
+        self._iteration, self._checkpoint, self._ops_every = iteration, checkpoint, ops_every
         self.phase, self.epoch, self.origin = CoordinatorPhase.FORMING, 0, 1
         self.members, self.longest_op_s = MemberTable(), 0.0
         self._phase_since_s = self._now_s()
         self._stalls = StallWatch(self._phase_since_s, lease_s)
         self._recovery: Recovery | None = None
-        self._requested: frozenset[Worker] = frozenset()
         self._awaits_checkpoint: PlanAssignment | None = None
         self._must_go_back = self._is_ending = self._saves_next = self._only_saves = False
-        self._store = EpochStore(0, effects.send)
+        self._store, self._requested = EpochStore(0, effects.send), frozenset[Worker]()
         if (entry := journal.last()) is not None:
             self._restore(entry)
 
@@ -370,9 +370,9 @@ class Coordinator:
         self.origin = self.origin if copies_state else self.epoch
         places = {str(place): member.number for place, member in members.items()}
         only_saves = self._is_ending or (self._saves_next and bool(self.members.leaving))
-        self._only_saves, self._saves_next, texts = only_saves, False, assignment.texts()
-        at = resume.iteration, resume.ballot
-        start = NewEpoch(self.epoch, texts.plan, places, *at, sources, checkpoint, only_saves, self.origin)
+        self._only_saves, self._saves_next, at = only_saves, False, (resume.iteration, resume.ballot)
+        texts, every = assignment.texts(), self._ops_every or default_ops_every(assignment.plan.num_ops)
+        start = NewEpoch(self.epoch, texts.plan, places, *at, sources, checkpoint, only_saves, self.origin, every)
         cause = self._recovery.cause if self._recovery is not None else "all save" if only_saves else "the job began"
         reporters = self._effects.epoch_started(assignment, start)
         self._journal.append(journal_entry(start, members, f"{cause}; {assignment.reason}", self.members.last_number, reporters))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from recycle.control.decide.messages import FINISH, SAVE, SET_UP
 from recycle.core.errors import UserError
-from recycle.core.events.record import OPTIMIZER, REDUCE
+from recycle.core.events.op_columns import OPTIMIZER, REDUCE
 
 DEFAULT_LEASE_S, SHORTEST_S, LONGEST_S = 2.0, 0.1, 3600.0
 # The number of heartbeats in a lease.

@@ -105,7 +105,8 @@ class StartEpoch:
     stage's state to the place that it copies from; `checkpoint` is the number of steps of the checkpoint to load, -1 for none.
     `only_saves` says that the epoch does no step, and only writes a checkpoint, because the job stops, or because members leave
     whose state no other member holds. `origin` is the last epoch, up to this one, in
-    which all began anew or from a checkpoint: a state of an earlier origin is not mixed with the others.
+    which all began anew or from a checkpoint: a state of an earlier origin is not mixed with the others. Workers report every op
+    of the first iteration, and of each one whose number is a multiple of `ops_every`.
     """
 
     epoch: int
@@ -118,6 +119,7 @@ class StartEpoch:
     checkpoint: int = -1
     only_saves: bool = False
     origin: int = 1
+    ops_every: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,9 @@ from recycle.control.decide.members import Member, Reporters
 from recycle.control.decide.messages import Ballot, StartEpoch
 from recycle.core.cluster import Shape, Worker
 
+# The most ops of an iteration, on average, that the record holds one by one.
+_MOST_OPS = 50_000
+
 
 @dataclass(frozen=True, slots=True)
 class NewEpoch:
@@ -25,6 +28,7 @@ class NewEpoch:
     checkpoint: int = -1
     only_saves: bool = False
     origin: int = 1
+    ops_every: int = 1
 
     def messages(self, shape: Shape, programs: Mapping[Worker, str]) -> Iterator[tuple[Worker, StartEpoch]]:
         """Yield each place with the message to its member; `programs` are the row programs of the plan."""
@@ -46,7 +50,13 @@ class NewEpoch:
             self.checkpoint,
             self.only_saves,
             self.origin,
+            self.ops_every,
         )
+
+
+def default_ops_every(num_ops: int) -> int:
+    """Return how rarely workers report every op of an iteration of so many ops, so that the record does not outgrow its disk."""
+    return -(-num_ops // _MOST_OPS)
 
 
 def journal_entry(

@@ -1,10 +1,11 @@
 """The record of a run: its events as dataclasses. Simulated and real runs write the same events."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-# The `op` of an `OpRan` that is no op of the row.
-REDUCE, OPTIMIZER = "reduce", "optimizer"
+from recycle.core.events.op_columns import unpack_ops
+
 # The parts of a recovery's time, in `Recovered`.
 PARTS = ("detect", "abort", "plan", "regroup", "transfer", "redo")
 
@@ -48,11 +49,33 @@ class OpRan:
 
 
 @dataclass(frozen=True, slots=True)
+class OpsRan:
+    """What a worker ran in an iteration, as packed columns from `start_us` on; readers of a record get an `OpRan` for each op.
+
+    `num_ops` counts the ops that were not in vain. If it `is_undone`, the iteration was broken off, and all of them were in vain.
+    """
+
+    EVENT: ClassVar[str] = "ops"
+    iteration: int
+    worker: str
+    start_us: int
+    end_us: int
+    num_ops: int
+    ops: str
+    is_undone: bool = False
+
+    def each(self) -> Iterator[OpRan]:
+        """Yield every op; raises UserError if they cannot be unpacked."""
+        for label, start_us, end_us, in_vain in unpack_ops(self.ops, self.start_us):
+            yield OpRan(self.iteration, self.worker, label, start_us, end_us, in_vain or self.is_undone)
+
+
+@dataclass(frozen=True, slots=True)
 class Stepped:
     """An iteration was applied at every stage: its mean loss, the norm of its gradient, and the gradient's scale.
 
     A loss or norm that is not finite is None; so is the scale of a step that was skipped for it. `planned_us` is the plan's
-    period at the speed at which the ops ran.
+    period at the speed at which the ops ran. `has_begun_again` says that its first ops ran in vain, and then once more.
     """
 
     EVENT: ClassVar[str] = "step"
@@ -62,6 +85,8 @@ class Stepped:
     norm: float | None
     scale: float | None
     planned_us: int = 0
+    num_ops: int = 0
+    has_begun_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,4 +257,19 @@ class Spell:
         return self.end_us - self.start_us
 
 
-Event = Started | Resumed | OpRan | Stepped | Held | Saved | Warned | Changed | Placed | Joining | Suspected | Recovered | Spell
+Event = (
+    Started
+    | Resumed
+    | OpRan
+    | OpsRan
+    | Stepped
+    | Held
+    | Saved
+    | Warned
+    | Changed
+    | Placed
+    | Joining
+    | Suspected
+    | Recovered
+    | Spell
+)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from recycle.core.errors import FileProblem, UserError
-from recycle.core.events.record import Event, OpRan, Recovered, Resumed, Stepped
+from recycle.core.events.record import Event, OpRan, OpsRan, Recovered, Resumed, Stepped
 from recycle.core.files import refuse_device, write_parts
 
 FORMAT, VERSION = "recycle-record", 1
@@ -26,7 +26,7 @@ CUT_OFF = "its last line is cut off"
 # The key of a line's own number, which no event has: with it a reader finds out that lines are missing.
 _LINE = "line"
 _KINDS: dict[str, type[Event]] = {kind.EVENT: kind for kind in get_args(Event)}
-_OP = f'{{"event":"{OpRan.EVENT}"'.encode()
+_OPS = tuple(f'{{"event":"{kind.EVENT}"'.encode() for kind in (OpRan, OpsRan))
 # One encoder for all lines: `json.dumps` with these options would make one for each.
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 _DEFAULTS = {name: {field.name: field.default for field in fields(kind)} for name, kind in _KINDS.items()}
@@ -90,21 +90,26 @@ class RecordWriter:
         self._stream.close()
 
 
-def read_record(path: Path | str, num_bytes_without_ops: int = 0, gaps: list[str] | None = None) -> Iterator[Event]:
+def read_record(
+    path: Path | str, num_bytes_without_ops: int = 0, gaps: list[str] | None = None, is_packed: bool = False
+) -> Iterator[Event]:
     """Yield the events of a record; a last line that was cut short, because its writer died, is left out.
 
+    An `OpRan` stands for each op of an `OpsRan`, unless it `is_packed`.
     Ops in the first `num_bytes_without_ops` bytes are left out, too: they are most of a record, and reading it is faster so.
     A clause for each place where lines are cut or missing is added to `gaps`; records of the first releases do not number lines.
     """
     refuse_device(Path(path))
     try:
         with Path(path).open("rb") as stream:  # bytes, because a line may be cut inside a character
-            yield from _read_events(stream, path, num_bytes_without_ops, [] if gaps is None else gaps)
+            yield from _read_events(stream, path, num_bytes_without_ops, [] if gaps is None else gaps, is_packed)
     except OSError as problem:
         raise FileProblem(f"cannot read {path}: {problem.strerror or problem}") from None
 
 
-def _read_events(stream: BufferedReader, path: Path | str, num_bytes_without_ops: int, gaps: list[str]) -> Iterator[Event]:
+def _read_events(
+    stream: BufferedReader, path: Path | str, num_bytes_without_ops: int, gaps: list[str], is_packed: bool
+) -> Iterator[Event]:
     head = _parsed(line := stream.readline())
     if head is None or head.get("format") != FORMAT:
         raise FileProblem(f"{path} is not a {FORMAT} file: it is corrupt or another kind of file")
@@ -113,7 +118,7 @@ def _read_events(stream: BufferedReader, path: Path | str, num_bytes_without_ops
     position, num_missing = len(line), 0
     for number, line in enumerate(stream, start=2):
         position += len(line)
-        if position <= num_bytes_without_ops and line.startswith(_OP):
+        if position <= num_bytes_without_ops and line.startswith(_OPS):
             continue
         data = _parsed(line)
         if data is None and not stream.peek(1):
@@ -123,7 +128,8 @@ def _read_events(stream: BufferedReader, path: Path | str, num_bytes_without_ops
             gaps.append(_gap(number + num_missing, written))
             num_missing = written - number
         try:
-            yield _event(data)
+            event = _event(data)
+            yield from event.each() if isinstance(event, OpsRan) and not is_packed else [event]
         except UserError as problem:
             raise FileProblem(f"{path}, line {number}: {problem}; remove this line, and the others can be used") from None
 

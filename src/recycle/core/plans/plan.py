@@ -91,7 +91,9 @@ class Plan:
 
     def period_at_us(self, busy_us: int) -> int:
         """The period scaled to the measured speed: `busy_us` is the sum of the durations of all ops of an iteration."""
-        planned = sum(self.problem.duration_us(row.worker.stage, Kind(kind)) for row in self.rows for kind in row.kinds)
+        planned = sum(
+            row.kinds.count(kind.value) * self.problem.duration_us(row.worker.stage, kind) for row in self.rows for kind in Kind
+        )
         return round(self.period_us * busy_us / planned)
 
     def slots(self, row: Row) -> Iterator[Slot]:

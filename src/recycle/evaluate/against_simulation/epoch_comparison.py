@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recycle.core.cluster import Shape, Worker
-from recycle.core.events.record import OPTIMIZER, REDUCE, Recovered
+from recycle.core.events.op_columns import OPTIMIZER, REDUCE
+from recycle.core.events.record import Recovered
 from recycle.core.op import Op
 from recycle.core.units import format_us
 from recycle.report.record.hindsight import ROLLED_BACK

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from recycle.core.errors import ForeignPlan, UserError
-from recycle.core.events.record import OPTIMIZER, REDUCE
+from recycle.core.events.op_columns import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
 from recycle.core.plans.plan import Plan
 from recycle.core.time_shares import TimeShares

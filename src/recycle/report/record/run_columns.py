@@ -10,21 +10,8 @@ from numpy.typing import NDArray
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
-from recycle.core.events.record import (
-    OPTIMIZER,
-    REDUCE,
-    Changed,
-    Event,
-    Held,
-    OpRan,
-    Placed,
-    Recovered,
-    Saved,
-    Spell,
-    Started,
-    Stepped,
-    Warned,
-)
+from recycle.core.events.op_columns import OPTIMIZER, REDUCE
+from recycle.core.events.record import Changed, Event, Held, OpRan, Placed, Recovered, Saved, Spell, Started, Stepped, Warned
 from recycle.core.op import Op
 from recycle.report.record.hindsight import in_hindsight
 from recycle.report.record.metrics import Metrics, measure

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
-from recycle.core.events.record import OPTIMIZER, REDUCE
+from recycle.core.events.op_columns import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
 from recycle.core.plans.plan import Plan, Row
 from recycle.core.plans.rules import stage_windows

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
-from recycle.core.events.record import OPTIMIZER, REDUCE, OpRan
+from recycle.core.events.op_columns import OPTIMIZER, REDUCE
+from recycle.core.events.record import OpRan
 from recycle.core.op import Op
 from recycle.core.problem import Problem
 from recycle.report.timeline.plan_timeline import about

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from recycle.control.decide.plan_prefetch import PlanningProcess, PlanPrefetch
+from recycle.control.planning.plan_prefetch import PlanPrefetch
+from recycle.control.planning.planning_process import PlanningProcess
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import PlannerFailed, UserError
 from recycle.core.plans.plan_source import NoWorkerLeft, PlanAssignment, PlanSource

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from multiprocessing import get_context
 
-from recycle.control.decide.plan_prefetch import PlanningProcess
+from recycle.control.planning.planning_process import PlanningProcess
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.events.record import Event
 from recycle.host.folder_lock import locked

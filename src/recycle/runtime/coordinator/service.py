@@ -17,11 +17,11 @@ from recycle.control.decide.members import Member, Recovery, Reporters, members_
 from recycle.control.decide.messages import Ack, ControlMessage, Hello, Refused, Report, Welcome
 from recycle.control.decide.new_epoch import NewEpoch
 from recycle.control.decide.phases import CoordinatorPhase
-from recycle.control.decide.plan_prefetch import PlanningProcess
 from recycle.control.net import file_transfer
 from recycle.control.net.handshake import this_host
 from recycle.control.net.server import ConnectionTask, Server
 from recycle.control.net.wire import EncodedMessage, encode
+from recycle.control.planning.planning_process import PlanningProcess
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, PeersDiffer, PlannerFailed, UserError, WorkerFailed
 from recycle.core.events.failure_script import RECOVERY
@@ -107,7 +107,8 @@ class CoordinatorService:
             self._plans = PlanRequests(config.source, shape, self._plan_made, planning)
             self._plans.prefetch(plan.problem.cluster.failed)
         saved = run.resumed.num_steps if run is not None and run.resumed is not None else -1
-        self._coordinator = Coordinator(shape, config.initial, max(0, saved), self, self._journal, config.lease_s, saved)
+        options = config.lease_s, saved, config.run_folder.ops_every
+        self._coordinator = Coordinator(shape, config.initial, max(0, saved), self, self._journal, *options)
         fail = (lambda text: self._end(JobFailed(WorkerFailed(text)))) if config.deaths is not None else None
         self._forming = FormingWatch([row.worker for row in plan.rows], now_us() / 1e6, self._ledger.warn, fail)
 
@@ -317,8 +318,7 @@ class CoordinatorService:
         self._act_on_findings()
         match report:
             case IterationApplied():
-                longest_us = max((span.end_us - span.start_us for span in report.spans if span.is_op), default=0)
-                self._coordinator.longest_op_s = max(self._coordinator.longest_op_s, longest_us / 1e6)
+                self._coordinator.longest_op_s = max(self._coordinator.longest_op_s, report.ran.longest_us / 1e6)
                 self._inject_fault()
             case WorkerFinished() if report.epoch == self._coordinator.epoch:  # else a recovery has redone the last step
                 self._finished[report.worker] = report

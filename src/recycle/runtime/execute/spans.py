@@ -1,9 +1,10 @@
 """Span: when one op, reduction or optimizer step ran; and `now_us`, the clock that spans are measured by."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from recycle.core.events.record import OPTIMIZER, REDUCE
+from recycle.core.events.op_columns import OPTIMIZER, REDUCE, OpColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,11 @@ class Span:
     @property
     def is_op(self) -> bool:
         return self.label not in (REDUCE, OPTIMIZER)
+
+
+def columns_of(spans: Iterable[Span]) -> OpColumns:
+    """Pack spans for a report."""
+    return OpColumns.of((span.label, span.start_us, span.end_us, span.is_discarded) for span in spans)
 
 
 def now_us() -> int:

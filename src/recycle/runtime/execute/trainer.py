@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recycle.control.decide.messages import Ballot
 from recycle.core.cluster import Shape
-from recycle.core.events.record import OPTIMIZER, REDUCE
+from recycle.core.events.op_columns import OPTIMIZER, REDUCE
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.execute.executor import Executor
 from recycle.runtime.execute.gradient_reduction import GradientReduction

@@ -27,7 +27,7 @@ from recycle.control.net.wire import new_name, new_token
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, Stopped, UserError, WorkerFailed
 from recycle.core.events.failure_script import Injection
-from recycle.core.events.record import Event, OpRan, Recovered, Stepped
+from recycle.core.events.record import Event, OpsRan, Recovered, Stepped
 from recycle.host.process_lifetime import interrupts_held
 from recycle.host.scratch import scratch
 from recycle.host.stop_signals import stop_signals
@@ -287,7 +287,7 @@ class _Launcher:
 
     def _handle_event(self, event: Event) -> None:
         # Another coordinator reads them in the run folder, if there is one; ops are many, and it does not need them.
-        if self._config.folder is None and not isinstance(event, OpRan):
+        if self._config.folder is None and not isinstance(event, OpsRan):
             self._events.append(event)
         if isinstance(event, Recovered):
             self._waits_because = ""

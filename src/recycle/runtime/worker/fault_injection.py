@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from recycle.core.events import failure_script as script
-from recycle.core.events import record
+from recycle.core.events import op_columns
 from recycle.core.events.failure_script import RECOVERY, TRANSFER, Action, Injection
 from recycle.runtime.execute.row_program import Instruction
 from recycle.runtime.execute.spans import now_us
 
 # The executor's labels of moments that the script names differently.
-_LABELS = {script.REDUCE: record.REDUCE, script.STEP: record.OPTIMIZER}
+_LABELS = {script.REDUCE: op_columns.REDUCE, script.STEP: op_columns.OPTIMIZER}
 
 
 class FaultInjector:
@@ -52,7 +52,7 @@ class FaultInjector:
 
     def _label(self, injection: Injection) -> str:
         if injection.action is Action.CORRUPT:
-            return record.OPTIMIZER
+            return op_columns.OPTIMIZER
         indices = {script.FIRST: 0, script.MIDDLE: len(self.instructions) // 2, script.LAST: -1}
         if injection.at in indices:
             return self.instructions[indices[injection.at]].label

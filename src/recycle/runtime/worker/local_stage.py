@@ -15,7 +15,7 @@ from recycle.runtime.checkpoint.tensor_file import read_tensors
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved, StageWriter
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.state_checksum import state_checksum
-from recycle.runtime.execute.spans import Span
+from recycle.runtime.execute.spans import Span, columns_of
 from recycle.runtime.execute.stage_state import StageState
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.specs import GroupView, TransportBroken
@@ -47,6 +47,7 @@ class LocalStage:
         self._state: StageState | None = None
         self._has_state = False
         self._writes_checkpoints, self._epoch = False, 0
+        self._ops_every, self._first_iteration = 1, 0
         self.origin = 1
         self._writer: StageWriter | None = None
 
@@ -83,6 +84,7 @@ class LocalStage:
         elif not is_copied:
             self.report_undone(start.iteration, self.state.resume_at(start.iteration, start.ballot, self.on_applied))
         self.place, self._epoch, self.origin = place, view.epoch, start.origin
+        self._ops_every, self._first_iteration = start.ops_every, start.iteration
         writers = [peer for peer in view.peers if str(peer) not in start.sources]
         self._writes_checkpoints = self._spec.checkpoint_folder is not None and place == writers[0]
 
@@ -149,7 +151,7 @@ class LocalStage:
     def report_undone(self, iteration: int, spans: Sequence[Span]) -> None:
         """Report the ops of an iteration that is to be done again."""
         if spans and self.place is not None:
-            self._report(StepUndone(self.place, iteration, spans))
+            self._report(StepUndone(self.place, iteration, columns_of(spans)))
 
     def on_applied(self, iteration: int, losses: Mapping[int, float], spans: Sequence[Span], verdict: StepVerdict) -> None:
         """Report an iteration that is applied for good, and save it if a checkpoint is due."""
@@ -158,7 +160,10 @@ class LocalStage:
         is_due = self._spec.checkpoint_folder is not None and options.checkpoint.is_due(iteration + 1, self._spec.num_steps)
         compares = is_due or iteration + 1 == self._spec.num_steps or options.failures.is_compared(iteration + 1)
         checksum = state_checksum(self.state.stepper.optimizer) if compares else ""
-        self._report(IterationApplied(self.place, iteration, losses, spans, verdict, checksum))
+        ran = columns_of(spans)
+        if iteration % self._ops_every and iteration != self._first_iteration:
+            ran = ran.without_text()
+        self._report(IterationApplied(self.place, iteration, losses, ran, verdict, checksum))
         if self._writes_checkpoints and is_due:
             self._activity.begin(SAVE)
             self._save(iteration + 1, is_last=iteration + 1 == self._spec.num_steps)

@@ -1,21 +1,21 @@
 """The reports that workers send for the ledger (`IterationApplied`, `WorkerFinished`, ...), and their JSON form."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Any, get_args
 
 from recycle.control.decide.messages import wire_name
 from recycle.core import errors
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
+from recycle.core.events.op_columns import OpColumns
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 from recycle.runtime.compute.optimizer_step import StepVerdict
-from recycle.runtime.execute.spans import Span
 
 
 @dataclass(frozen=True, slots=True)
 class IterationApplied:
-    """A worker has applied an iteration for good: its losses by chain (last stage only), its spans, the verdict.
+    """A worker has applied an iteration for good: its losses by chain (last stage only), what it ran, the verdict.
 
     `checksum` is that of its weights and optimizer state, if peers compare them after this iteration.
     """
@@ -23,18 +23,18 @@ class IterationApplied:
     worker: Worker
     iteration: int
     losses: Mapping[int, float]
-    spans: Sequence[Span]
+    ran: OpColumns
     verdict: StepVerdict
     checksum: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StepUndone:
-    """The spans that a worker had run of an iteration when its epoch ended. The iteration is redone."""
+    """What a worker had run of an iteration when its epoch ended. The iteration is redone."""
 
     worker: Worker
     iteration: int
-    spans: Sequence[Span]
+    ran: OpColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ _KINDS: dict[str, Callable[..., WorkerReport]] = {wire_name(kind): kind for kind
 _TO_JSON: dict[str, Callable[[Any], Any]] = {
     "worker": str,
     "losses": lambda losses: [[chain, loss] for chain, loss in losses.items()],
-    "spans": lambda spans: [[span.label, span.start_us, span.end_us, span.is_discarded] for span in spans],
+    "ran": astuple,
     "verdict": lambda verdict: [verdict.norm, verdict.scale],
     "problem": lambda problem: [type(problem).__name__, str(problem)] if problem is not None else None,
 }
@@ -93,10 +93,7 @@ def report_from_json(body: Mapping[str, Any], clock_offset_us: int = 0) -> Worke
     from_json: dict[str, Callable[[Any], Any]] = {
         "worker": Worker.parse,
         "losses": lambda losses: {int(chain): float(loss) for chain, loss in losses},
-        "spans": lambda spans: [
-            Span(label, start_us + clock_offset_us, end_us + clock_offset_us, is_discarded)
-            for label, start_us, end_us, is_discarded in spans
-        ],
+        "ran": lambda ran: OpColumns(*ran).shifted(clock_offset_us),
         "verdict": lambda verdict: StepVerdict(*verdict),
         "problem": _problem,
         "at_us": lambda at_us: at_us + clock_offset_us,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from recycle.core.cluster import Worker
-from recycle.core.events.record import OPTIMIZER, REDUCE
+from recycle.core.events.op_columns import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
 from recycle.sim.replay.replay_result import ReplayResult
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from recycle.core.cluster import Worker
-from recycle.core.events.record import OPTIMIZER, REDUCE, OpRan
+from recycle.core.events.op_columns import OPTIMIZER, REDUCE
+from recycle.core.events.record import OpRan
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import makespan_us, stage_windows
 from recycle.core.problem import Problem

@@ -4,10 +4,9 @@ Two kinds of work are lost: ops of the iteration in flight, which workers report
 members go back to a checkpoint. When all pause for a member that joins or leaves, nothing is in flight.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from recycle.runtime.execute.spans import Span
+from recycle.core.events.op_columns import OpColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +30,15 @@ class LostWork:
     def __init__(self) -> None:
         self._steps: dict[int, _Step] = {}
         self._rolled_back: list[_Step] = []
-        self._undone: list[Span] = []
+        self._undone: list[OpColumns] = []
 
     def stepped(self, iteration: int, took_us: int, num_ops: int) -> None:
         self._steps[iteration] = _Step(took_us, num_ops)
 
-    def undone(self, spans: Iterable[Span]) -> None:
-        """Count the ops of an iteration that was undone; ops that had been in vain before do not count."""
-        self._undone += [span for span in spans if span.is_op and not span.is_discarded]
+    def undone(self, ran: OpColumns) -> None:
+        """Count what a worker ran of an iteration that was undone; ops that had been in vain before do not count."""
+        if ran.num_ops:
+            self._undone.append(ran)
 
     def go_back(self, iteration: int) -> None:
         """Count the steps from `iteration` on as lost: all resume there."""
@@ -52,12 +52,12 @@ class LostWork:
     @property
     def first_us(self) -> int | None:
         """The start of the first undone op; None if there is none."""
-        return min((span.start_us for span in self._undone), default=None)
+        return min((ran.first_op_us for ran in self._undone), default=None)
 
     @property
     def last_us(self) -> int:
         """The end of the last undone op."""
-        return max((span.end_us for span in self._undone), default=0)
+        return max((ran.last_op_us for ran in self._undone), default=0)
 
     def settle(self, at_us: int, end_us: int, stepped_us: int, resumed_us: int) -> LostOps:
         """Return, once, the work lost by a failure or pause at `at_us`; ops that began after `end_us` belong to the next epoch.
@@ -65,9 +65,10 @@ class LostWork:
         The last step ended at `stepped_us`. With a staggered optimizer, ops of the next step ran before that, and count from
         their start, unless the last step is redone itself; but nothing counts before the start of the epoch at `resumed_us`.
         """
-        lost = [span for span in self._undone if span.start_us < end_us]
-        self._undone = [span for span in self._undone if span.start_us >= end_us]
+        lost = [ran for ran in self._undone if ran.first_op_us < end_us]
+        self._undone = [ran for ran in self._undone if ran.first_op_us >= end_us]
         steps, self._rolled_back = self._rolled_back, []
-        begun_us = stepped_us if steps else min([stepped_us, *(span.start_us for span in lost)])
+        begun_us = stepped_us if steps else min([stepped_us, *(ran.first_op_us for ran in lost)])
         time_us = sum(step.took_us for step in steps) + max(0, at_us - max(begun_us, resumed_us))
-        return LostOps(len(lost) + sum(step.num_ops for step in steps), time_us, len(lost))
+        num_in_flight = sum(ran.num_ops for ran in lost)
+        return LostOps(num_in_flight + sum(step.num_ops for step in steps), time_us, num_in_flight)

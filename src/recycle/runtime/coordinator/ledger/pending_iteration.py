@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from recycle.core.cluster import Worker
+from recycle.core.events.op_columns import OpColumns
 from recycle.core.plans.plan import Plan
 from recycle.runtime.compute.optimizer_step import StepVerdict
-from recycle.runtime.execute.spans import Span
 
 
 @dataclass(slots=True)
@@ -22,12 +22,12 @@ class PendingIteration:
     plan: Plan
     reporters: AbstractSet[int]
     losses: dict[int, float] = field(default_factory=dict)
-    spans: dict[int, tuple[Worker, list[Span]]] = field(default_factory=dict)
+    ran: dict[int, tuple[Worker, OpColumns]] = field(default_factory=dict)
     verdict: StepVerdict | None = None
     checksums: dict[int, str] = field(default_factory=dict)
 
     def is_complete(self) -> bool:
-        return self.reporters <= self.spans.keys()
+        return len(self.reporters) <= len(self.ran) and self.reporters <= self.ran.keys()
 
     def mean_loss(self) -> float:
         """The loss; NaN if all workers of the last stage died with their reports, of which any one has the losses of all."""

@@ -14,7 +14,7 @@ from recycle.control.decide.messages import ControlMessage, DownloadFile, Upload
 from recycle.control.net.file_transfer import serve_transfer
 from recycle.control.net.server import ConnectionTask
 from recycle.core.errors import FileProblem, NoCheckpoint, UserError
-from recycle.core.events.record import Event, Held, OpRan, Recovered, Resumed, Saved, Spell, Started, Stepped
+from recycle.core.events.record import Event, Held, OpRan, OpsRan, Recovered, Resumed, Saved, Spell, Started, Stepped
 from recycle.core.events.record_file import (
     CHECKPOINTS,
     CUT_OFF,
@@ -72,8 +72,8 @@ class RunFolder:
         self.before: Iterator[Event] | None = None
         if is_takeover:
             num_bytes = _cut_unfinished(folder / RECORD)
-            self.before = read_record(folder / RECORD, num_bytes)
-            earlier = read_record(folder / RECORD, num_bytes)
+            self.before = read_record(folder / RECORD, num_bytes, is_packed=True)
+            earlier = read_record(folder / RECORD, num_bytes, is_packed=True)
             self.gone_us = max((event.at_us for event in earlier if isinstance(event, Resumed)), default=0)
         elif checkpoint.resume:
             self.resumed, self.warnings = latest(self.checkpoint_folder, fingerprint)
@@ -101,7 +101,7 @@ class RunFolder:
         lines are numbered anew, and later nobody sees it.
         """
         path, gaps, losses = self.folder / RECORD, list[str](), dict[int, float]()
-        for event in events_before(num_steps, read_record(path, gaps=gaps)) if path.exists() else [first]:
+        for event in events_before(num_steps, read_record(path, gaps=gaps, is_packed=True)) if path.exists() else [first]:
             match event:
                 case Stepped():  # of a step that was run again after a checkpoint was loaded, the last one counts
                     losses[event.iteration] = event.loss if event.loss is not None else math.nan
@@ -198,9 +198,9 @@ def events_before(num_steps: int, events: Iterator[Event]) -> Iterator[Event]:
     is_lost = False
     for event in events:
         match event:
-            case OpRan(is_in_vain=True) if event.iteration >= num_steps:
+            case OpRan(is_in_vain=True) | OpsRan(is_undone=True) if event.iteration >= num_steps:
                 pass  # it says nothing of earlier steps, which a slow worker may report later
-            case OpRan(is_in_vain=False) | Stepped():
+            case OpRan(is_in_vain=False) | OpsRan(is_undone=False) | Stepped():
                 # The last report decides: a step that was run again after a checkpoint was loaded is reported twice.
                 is_lost = event.iteration >= num_steps
                 if not is_lost:
@@ -222,7 +222,7 @@ def without_unfinished(events: Sequence[Event]) -> list[Event]:
     """
     ends = [number for number, event in enumerate(events) if isinstance(event, Stepped | Recovered | Resumed)]
     num_complete = ends[-1] + 1 if ends else 0
-    alone = (event for event in events[num_complete:] if not isinstance(event, Spell | OpRan) or _is_undone(event))
+    alone = (event for event in events[num_complete:] if not isinstance(event, Spell | OpRan | OpsRan) or _is_undone(event))
     return [*events[:num_complete], *alone]
 
 
@@ -238,7 +238,7 @@ def _cut_unfinished(path: Path) -> int:
 
 
 def _is_undone(event: Event) -> bool:
-    return isinstance(event, OpRan) and event.is_in_vain
+    return (isinstance(event, OpRan) and event.is_in_vain) or (isinstance(event, OpsRan) and event.is_undone)
 
 
 def _rows_in(path: Path) -> Sequence[Row]:

@@ -12,21 +12,8 @@ from operator import itemgetter
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
-from recycle.core.events.record import (
-    OPTIMIZER,
-    REDUCE,
-    Changed,
-    Event,
-    Held,
-    OpRan,
-    Placed,
-    Recovered,
-    Resumed,
-    Saved,
-    Spell,
-    Stepped,
-    Warned,
-)
+from recycle.core.events.op_columns import OpColumns, unpack_ops
+from recycle.core.events.record import Changed, Event, Held, OpsRan, Placed, Recovered, Resumed, Saved, Spell, Stepped, Warned
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import StageProfile
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
@@ -41,7 +28,7 @@ from recycle.runtime.coordinator.ledger.pending_iteration import PendingIteratio
 from recycle.runtime.coordinator.ledger.recovery_spells import recovery_spells
 from recycle.runtime.coordinator.ledger.trained import Trained, finite, usual_us
 from recycle.runtime.coordinator.ledger.worker_processes import WorkerProcesses
-from recycle.runtime.execute.spans import Span, now_us
+from recycle.runtime.execute.spans import now_us
 from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerFinished, WorkerReport, WorkerWarned
 
 
@@ -73,7 +60,7 @@ class RunLedger:
         self._members: Mapping[int, Worker] = {}
         self._dead = plan.problem.cluster.failed
         self._live = {str(row.worker) for row in plan.rows}
-        self._known_undone: set[tuple[str, str, int]] = set()
+        self._known_undone: set[tuple[str, int]] = set()
         self._publish = publish
         self._batch: list[Event] | None = None
         self._gone_us = gone_us
@@ -98,15 +85,15 @@ class RunLedger:
 
     def restore(self, events: Iterable[Event]) -> None:
         """Continue from the events that another coordinator of this run has written, by the same clock and plan."""
-        ops: list[OpRan] = []
+        undone: list[OpsRan] = []
         took_us, first_live = 0, set(self._live)
         for event in events:
             match event:
-                case OpRan():
-                    ops.append(event)
+                case OpsRan(is_undone=True):
+                    undone.append(event)
                 case Stepped():
-                    self._restore_step(event, took_us, [op for op in ops if op.iteration == event.iteration])
-                    ops = [op for op in ops if op.iteration > event.iteration]
+                    self._restore_step(event, took_us)
+                    undone = [ran for ran in undone if ran.iteration > event.iteration]
                 case Spell(state="pause", cause="start"):
                     self._has_started = True
                     self._resumed_us = self._start_us = event.end_us
@@ -118,7 +105,7 @@ class RunLedger:
                     self._resumed_us = event.end_us
                     self._go_back(event.iteration)
                     self._lost.forget()  # the event has counted it
-                    ops.clear()
+                    undone.clear()
                 case Warned():
                     self._warnings.append(event.text)
                 case Changed():
@@ -133,17 +120,16 @@ class RunLedger:
                     self.checkpoints.restore(event.num_steps)
                 case _:
                     pass
-        undone = [op for op in ops if op.is_in_vain]
-        self._lost.undone(Span(op.op, op.start_us, op.end_us) for op in undone)
-        self._known_undone = {(op.worker, op.op, op.start_us) for op in undone}
+        for ran in undone:
+            self._lost.undone(OpColumns.of(unpack_ops(ran.ops, ran.start_us)))
+        self._known_undone = {(ran.worker, ran.start_us) for ran in undone}
 
-    def _restore_step(self, step: Stepped, took_us: int, ops: Sequence[OpRan]) -> None:
+    def _restore_step(self, step: Stepped, took_us: int) -> None:
         self._cut_losses(step.iteration)
         self._losses.append(step.loss if step.loss is not None else math.nan)
         self._planned_us.append(step.planned_us)
-        self._num_begun_again += any(op.is_in_vain for op in ops)
-        num_ops = sum(op.op not in (REDUCE, OPTIMIZER) and not op.is_in_vain for op in ops)
-        self._end_step(step.iteration, step.at_us, took_us, num_ops)
+        self._num_begun_again += step.has_begun_again
+        self._end_step(step.iteration, step.at_us, took_us, step.num_ops)
 
     def _cut_losses(self, num_steps: int) -> None:
         """Have the losses of so many steps; of those that a full disk kept out of the record, the loss is unknown."""
@@ -232,11 +218,10 @@ class RunLedger:
             case IterationApplied():
                 self._add_iteration(member, report)
             case StepUndone():
-                place, spans = str(report.worker), self._shifted(report.spans)
-                spans = [span for span in spans if (place, span.label, span.start_us) not in self._known_undone]
-                self._lost.undone(spans)
-                for span in spans:
-                    self.write(OpRan(report.iteration, place, span.label, span.start_us, span.end_us, True))
+                place, ran = str(report.worker), report.ran.shifted(-self._begin_us)
+                if (place, ran.start_us) not in self._known_undone:
+                    self._lost.undone(ran)
+                    self._write_ops(report.iteration, place, ran, is_undone=True)
             case WorkerFinished(worker, _, peak, activations, _):
                 self.write(Held(str(worker), peak, activations, self._planned_bytes(worker)))
             case StageSaved() | StageNotSaved():
@@ -317,7 +302,7 @@ class RunLedger:
         pending.losses |= report.losses
         pending.verdict = report.verdict
         pending.checksums[member] = report.checksum
-        pending.spans[member] = report.worker, self._shifted(report.spans)
+        pending.ran[member] = report.worker, report.ran.shifted(-self._begin_us)
         self._write_if_complete(report.iteration)
 
     def _pending_iteration(self, iteration: int) -> PendingIteration:
@@ -326,11 +311,9 @@ class RunLedger:
             self._pending[iteration] = PendingIteration(self._plan, self._members.keys())
         return self._pending[iteration]
 
-    def _shifted(self, spans: Iterable[Span]) -> list[Span]:
-        """Convert spans to the time of the record."""
-        return [
-            Span(span.label, span.start_us - self._begin_us, span.end_us - self._begin_us, span.is_discarded) for span in spans
-        ]
+    def _write_ops(self, iteration: int, place: str, ran: OpColumns, is_undone: bool = False) -> None:
+        if ran.text:
+            self.write(OpsRan(iteration, place, ran.start_us, ran.end_us, ran.num_ops, ran.text, is_undone))
 
     def _write_if_complete(self, iteration: int) -> None:
         pending = self._pending[iteration]
@@ -351,25 +334,26 @@ class RunLedger:
             self._agreed_steps = num_steps
 
     def _write_iteration(self, iteration: int, pending: PendingIteration, verdict: StepVerdict) -> Stepped:
-        spans = [(place, span) for place, of_member in sorted(pending.spans.values(), key=itemgetter(0)) for span in of_member]
-        for worker, span in spans:
-            self.write(OpRan(iteration, str(worker), span.label, span.start_us, span.end_us, span.is_discarded))
+        for place, ran in sorted(pending.ran.values(), key=itemgetter(0)):
+            self._write_ops(iteration, str(place), ran)
+        all_ran = [ran for _, ran in pending.ran.values()]
         if not self._has_started:
-            self._start(min(span.start_us for _, span in spans), len(pending.plan.rows))
+            self._start(min(ran.start_us for ran in all_ran), len(pending.plan.rows))
         before = max(self._stepped_us, self._resumed_us)
-        end = max(before, *(span.end_us for _, span in spans))
-        busy = sum(span.end_us - span.start_us for _, span in spans)
+        end = max(before, *(ran.end_us for ran in all_ran))
+        busy = sum(ran.busy_us for ran in all_ran)
         loss = pending.mean_loss()
-        ops_us = [span.end_us - span.start_us for _, span in spans if span.is_op and not span.is_discarded]
-        self._planned_us.append(pending.plan.period_at_us(sum(ops_us)))
-        self._num_begun_again += any(span.is_discarded for _, span in spans)
+        num_ops, has_begun_again = sum(ran.num_ops for ran in all_ran), any(ran.has_vain for ran in all_ran)
+        self._planned_us.append(pending.plan.period_at_us(sum(ran.ops_us for ran in all_ran)))
+        self._num_begun_again += has_begun_again
         self._losses.append(loss)
         if pending.losses:
             self._loss_watch.add(iteration + 1, loss)
-        self._end_step(iteration, end, end - before, len(ops_us))
+        self._end_step(iteration, end, end - before, num_ops)
         mean_busy = min(end - before, round(busy / len(pending.plan.rows)))
         self.write(Spell(before, end, "train", samples=self._samples, busy_us=mean_busy, num_live=len(pending.plan.rows)))
-        step = Stepped(iteration, end, finite(loss), finite(verdict.norm), verdict.scale, self._planned_us[-1])
+        planned_us, norm = self._planned_us[-1], finite(verdict.norm)
+        step = Stepped(iteration, end, finite(loss), norm, verdict.scale, planned_us, num_ops, has_begun_again)
         self.write(step)
         return step
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import recycle
-from recycle.control.decide.plan_prefetch import PlanningProcess, PlanPrefetch, likely_failures
+from recycle.control.planning.plan_prefetch import PlanPrefetch, likely_failures
+from recycle.control.planning.planning_process import PlanningProcess
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem
 from recycle.core.op import Kind, MicroBatch, Op
@@ -269,7 +270,7 @@ def test_a_source_that_cannot_be_pickled_raises_instead_of_waiting() -> None:
 def test_the_number_of_kept_plans_is_limited_and_likely_ones_are_kept_first(
     source: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recycle.control.decide.plan_prefetch._MOST_PLANS", 5)
+    monkeypatch.setattr("recycle.control.planning.plan_prefetch._MOST_PLANS", 5)
     with closing(warm_prefetch(source)) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
         assert until(lambda: num_ready(prefetch) == 5, 30)
@@ -283,7 +284,7 @@ def test_the_number_of_kept_plans_is_limited_and_likely_ones_are_kept_first(
 
 
 def test_of_huge_plans_fewer_are_kept(source: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recycle.control.decide.plan_prefetch._MOST_OPS", 2 * 3 * SHAPE.num_chains)
+    monkeypatch.setattr("recycle.control.planning.plan_prefetch._MOST_OPS", 2 * 3 * SHAPE.num_chains)
     with closing(warm_prefetch(source)) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
         assert until(lambda: num_ready(prefetch) == 2, 30)
@@ -330,7 +331,7 @@ def test_neither_a_killed_process_nor_a_closed_source_leaves_anything_open(sourc
 SCRIPT = """
 import sys, threading
 from pathlib import Path
-from recycle.control.decide.plan_prefetch import PlanPrefetch
+from recycle.control.planning.plan_prefetch import PlanPrefetch
 from recycle.core.cluster import Shape
 
 class Blocked:
@@ -360,7 +361,8 @@ FORKED = """
 import os, sys
 from contextlib import closing
 from multiprocessing import get_context
-from recycle.control.decide.plan_prefetch import PlanningProcess, PlanPrefetch
+from recycle.control.planning.plan_prefetch import PlanPrefetch
+from recycle.control.planning.planning_process import PlanningProcess
 
 class Lists:
     def answer(self, failed):

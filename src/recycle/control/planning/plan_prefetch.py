@@ -5,20 +5,14 @@ waits for one plan at most, and nothing has to be cancelled when the likely fail
 """
 
 import atexit
-import os
 import threading
 from collections import deque
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkContext, SpawnContext
-from typing import Any
 
+from recycle.control.planning.planning_process import PlanningProcess, plan_or_error
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan_source import PlanAssignment, PlanSource
-from recycle.host.process_lifetime import children_uninterrupted, close_inherited_files, end_with_parent
-from recycle.host.process_title import set_title
 
 Failed = frozenset[Worker]
 
@@ -42,7 +36,7 @@ class PlanPrefetch:
     says that a request was answered already: the planner is loaded, so that the next plans take less time.
     """
 
-    def __init__(self, source: PlanSource, first: "PlanningProcess | None" = None) -> None:
+    def __init__(self, source: PlanSource, first: PlanningProcess | None = None) -> None:
         self._source = source
         self._changed = threading.Condition()  # it guards all attributes below
         self._urgent: dict[Failed, Future[PlanAssignment]] = {}
@@ -131,9 +125,9 @@ class PlanPrefetch:
                 return problem
         with self._changed:
             is_urgent = failed in self._urgent
-        return _plan_or_error(self._source, failed) if is_urgent else None
+        return plan_or_error(self._source, failed) if is_urgent else None
 
-    def _running_process(self) -> "PlanningProcess":
+    def _running_process(self) -> PlanningProcess:
         if self._process is not None:
             return self._process
         started, self._first = self._first or PlanningProcess(get_context("spawn")), None
@@ -174,67 +168,3 @@ class PlanPrefetch:
         unwanted = [failed for failed in self._ready if failed not in self._wanted]
         for failed in unwanted[: max(0, num)]:
             del self._ready[failed]
-
-
-class PlanningProcess:
-    """The planning process and the pipe to it. Only `kill` may be called by another thread than the owner.
-
-    A process that has no other thread yet may give a context that forks, and so share the modules that it has loaded.
-    """
-
-    def __init__(self, context: SpawnContext | ForkContext) -> None:
-        self._pipe, theirs = context.Pipe()
-        try:
-            self._process = context.Process(target=_serve, args=(theirs,), name="plan prefetch", daemon=True)
-            with children_uninterrupted():
-                self._process.start()
-        except BaseException:
-            self._pipe.close()
-            raise
-        finally:
-            theirs.close()
-
-    def send_source(self, source: PlanSource) -> None:
-        self._pipe.send(source)
-
-    def plan(self, failed: Failed) -> PlanAssignment | Exception:
-        """Return the plan, or the error of the source; raises EOFError or OSError if the process is dead."""
-        self._pipe.send(failed)
-        outcome = self._pipe.recv()
-        assert isinstance(outcome, PlanAssignment | Exception)
-        return outcome
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.join()
-        self._process.close()
-        self._pipe.close()
-
-
-def _serve(pipe: "Connection[Any, Any]") -> None:
-    """Plan until the pipe closes: the first plan at normal priority, the others at the lowest.
-
-    Before the first plan the planner is imported and its compiler warmed up: seconds in which no failure can be answered, and
-    minutes at the lowest priority beside busy workers.
-    """
-    # A forked process has the coordinator's sockets and pipes: the others must see them close when the coordinator dies.
-    close_inherited_files(keep=pipe.fileno())
-    set_title("recycle planner")
-    end_with_parent()
-    with suppress(EOFError, OSError):
-        # Not an argument of the process: those are unpickled, and planners imported, before it watches its parent.
-        source = pipe.recv()
-        pipe.send(_plan_or_error(source, pipe.recv()))
-        os.nice(19)
-        while True:
-            pipe.send(_plan_or_error(source, pipe.recv()))
-
-
-def _plan_or_error(source: PlanSource, failed: Failed) -> PlanAssignment | Exception:
-    try:
-        return source.answer(failed).with_texts()
-    except Exception as problem:
-        return problem
