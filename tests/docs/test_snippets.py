@@ -17,7 +17,7 @@ PAGES = {
 # tests/examples runs this page as one script, without smaller numbers, and looks at what the model has learned.
 RUN_AS_AN_EXAMPLE = "docs/guides/own-model.md"
 
-# They train and plan for long. Other tests run the same commands.
+# They train and plan for long. Other tests run the same commands, and other pages are quick.
 LONG = {f"docs/guides/{name}.md" for name in ("measure", "plan", "reports", "several-machines", "simulate")}
 
 

@@ -43,6 +43,7 @@ def test_kills_at_any_op_in_the_reduction_and_between_steps_change_nothing(techn
     assert steps == list(range(STEPS))  # none twice
 
 
+@pytest.mark.slow
 def test_one_in_every_stage_at_once_and_one_more_in_the_recovery_from_that():
     shape = (3, 3, 2)
     run = Run(shape, "kill W0_0@3", "kill W1_1@3", "kill W2_2@3", "kill W1_0@3:recovery")
@@ -201,6 +202,7 @@ def test_a_flipped_bit_is_found_named_and_healed_where_three_peers_hold_the_stag
     assert recycle.load(unhurried_stages(2, 0), tmp_path) == steps
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_the_majority_goes_on():
     shape = (3, 2, 2)
     run = Run(shape, "corrupt W2_0@3", steps=20, compare_every=2, pause_s=0.02)

@@ -204,6 +204,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_machines_with_small_disks_of_their_own_lose_a_whole_stage_and_one_that_hung_wakes_up_too_late(alone, tmp_path):
     job, script = (*JOB, "--checkpoint.every", "5"), tmp_path / "elsewhere.py"
     script.write_text(ELSEWHERE)
