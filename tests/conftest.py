@@ -15,8 +15,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from tests.warm_processes import warm_context
 
 # Hypothesis tries new examples on every run of ours, and the same ones on every run of CI, so that a red CI means a change.
-# On a machine that does something else as well, examples may be slow to make.
-patient = settings(suppress_health_check=[HealthCheck.too_slow])
+# On a machine that does something else as well, examples may be slow to make and to run.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("local", patient)
 settings.register_profile("ci", patient, derandomize=True)
 settings.load_profile("local")
