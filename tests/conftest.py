@@ -15,13 +15,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from tests.warm_processes import warm_context
 
 # Hypothesis tries new examples on every run of ours, and the same ones on every run of CI, so that a red CI means a change.
-# On a machine that does something else as well, examples may be slow to make.
-patient = settings(suppress_health_check=[HealthCheck.too_slow])
+# On a machine that does something else as well, examples may be slow to make and to run.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("local", patient)
 settings.register_profile("ci", patient, derandomize=True)
 settings.load_profile("local")
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+# `make test` tries a part of the examples of each property; `make test-slow` tries all of them. Without the variable, all.
+SHARE_OF_EXAMPLES = float(os.environ.get("SHARE_OF_EXAMPLES", "1"))
+FEWEST_EXAMPLES = 10
 
 # nohup, a shell's background job and many job runners start processes with SIGINT ignored, and children inherit that. Tests of
 # Ctrl-C need the default: Python raises KeyboardInterrupt, and a child begins with its own default handler.
@@ -62,6 +66,18 @@ LONG = (
 )
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Give a property its share of examples; the items of a parametrized test have one function."""
+    function = getattr(item, "obj", None)
+    every = getattr(function, "_hypothesis_internal_use_settings", None)
+    if SHARE_OF_EXAMPLES < 1 and every is not None and not hasattr(function, "has_its_share"):
+        number = max(min(FEWEST_EXAMPLES, every.max_examples), round(SHARE_OF_EXAMPLES * every.max_examples))
+        function._hypothesis_internal_use_settings = settings(every, max_examples=number)
+        function.has_its_share = True
+
+
+# Last, so that it sees only what the words of the command have left.
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Deal the long files to as many shares as there are workers, and fill the shares with the other tests.
 

@@ -21,7 +21,10 @@ def test_every_worker_has_every_kind_of_point():
 
 
 # The points are made in the test: a plan takes longer than it takes to collect all other tests of a folder.
-@pytest.mark.parametrize("kind", ["op", "checkpoint", "recovery", "receive", "send", "pair"])
+@pytest.mark.parametrize(
+    "kind",
+    ["op", "checkpoint", "recovery", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("receive", "send", "pair"))],
+)
 def test_the_weights_are_those_of_the_twin(kind):
     random = Random(17)
     point = random.choice([point for point in points() + pairs(1, random) if point.kind == kind])

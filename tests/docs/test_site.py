@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import recycle
 from recycle.cli.main import make_parser
 from recycle.core import errors
@@ -21,6 +23,7 @@ LOADED = re.compile(
 )
 
 
+@pytest.mark.slow
 def test_the_site_builds_whole_and_by_itself(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_MKDOCS_2_WARNING": "1"}

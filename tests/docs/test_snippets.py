@@ -17,8 +17,18 @@ PAGES = {
 # tests/examples runs this page as one script, without smaller numbers, and looks at what the model has learned.
 RUN_AS_AN_EXAMPLE = "docs/guides/own-model.md"
 
+# They train and plan for long. Other tests run the same commands, and other pages are quick.
+LONG = {f"docs/guides/{name}.md" for name in ("measure", "plan", "reports", "several-machines", "simulate")}
 
-@pytest.mark.parametrize("page", [name for name, text in PAGES.items() if runnable(text) and name != RUN_AS_AN_EXAMPLE])
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in LONG))
+        for name, text in PAGES.items()
+        if runnable(text) and name != RUN_AS_AN_EXAMPLE
+    ],
+)
 def test_every_snippet_of_a_page_runs(page: str, tmp_path: Path) -> None:
     session = Session(tmp_path)
     try:

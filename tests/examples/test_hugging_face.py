@@ -111,7 +111,9 @@ def trained_plainly(hugging_face, model, steps):
     return losses
 
 
-@pytest.mark.parametrize(("name", "dead"), [("gpt2", "W0_0,W1_2"), ("llama", "W1_0,W1_1,W0_2")])
+@pytest.mark.parametrize(
+    ("name", "dead"), [("gpt2", "W0_0,W1_2"), pytest.param("llama", "W1_0,W1_1,W0_2", marks=pytest.mark.slow)]
+)
 def test_live_workers_train_a_hugging_face_model_as_one_process_does(hugging_face, name, dead, tmp_path):
     script, words = ROOT / "examples" / "hugging_face.py", ("--model", name, "--dead", dead, "--steps", STEPS, "--out", tmp_path)
     assert f"{dead} dead" in run(script, *words, folder=tmp_path, prepare=load_transformers)

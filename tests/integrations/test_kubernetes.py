@@ -1,10 +1,12 @@
 """The manifests of a job on Kubernetes: valid by the API's schema, and safe for the pods that are healthy."""
 
 import base64
+import copy
 import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from typing import Any
 
 import kubernetes_validate
@@ -42,7 +44,12 @@ VERSIONS = [f"1.{minor}" for minor in range(31, int(kubernetes_validate.latest_v
 
 
 def loaded(job: KubernetesJob) -> dict[str, dict[str, Any]]:
-    """The manifests by their kind, as kubectl reads them."""
+    """The manifests by their kind, as kubectl reads them; the caller may change them."""
+    return copy.deepcopy(_loaded(job))
+
+
+@cache
+def _loaded(job: KubernetesJob) -> dict[str, dict[str, Any]]:
     return {manifest["kind"]: manifest for manifest in yaml.safe_load_all(to_yaml(manifests(job)))}
 
 
@@ -66,7 +73,7 @@ def commands(job: KubernetesJob) -> list[list[str]]:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("job", JOBS, ids=["plain", "full", "bare"])
 def test_every_manifest_is_valid_by_the_schema_of_the_api(job, version):
-    for manifest in yaml.safe_load_all(to_yaml(manifests(job))):
+    for manifest in loaded(job).values():
         kubernetes_validate.validate(manifest, version, strict=True)
 
 

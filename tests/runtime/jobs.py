@@ -12,8 +12,9 @@ WIDTH, BATCH = 16, 2
 
 
 def greedy_plan(shape, fail="", techniques="adaptive,decoupled,staggered", **options):
-    """A plan of the greedy method, with unequal costs; `options` are those of `recycle.problem`."""
-    return recycle.solve(recycle.problem(*shape, fail=fail, techniques=techniques, **{"costs": (10, 13, 9), **options}), "greedy")
+    """A plan of the greedy method with a short search, with unequal costs; `options` are those of `recycle.problem`."""
+    problem = recycle.problem(*shape, fail=fail, techniques=techniques, **{"costs": (10, 13, 9), **options})
+    return recycle.solve(problem, "greedy", effort=20_000)
 
 
 class Numbers:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(240)
 CLIPPING = 0.5
 
 
-@pytest.mark.parametrize(("techniques", "max_norm"), [(ALL, CLIPPING), (SYNCHRONOUS, None)])
+@pytest.mark.parametrize(("techniques", "max_norm"), [(ALL, CLIPPING), pytest.param(SYNCHRONOUS, None, marks=pytest.mark.slow)])
 def test_kills_at_any_op_in_the_reduction_and_between_steps_change_nothing(techniques, max_norm):
     shape = (5, 2, 2)
     lines = ("W0_0@2:first", "W1_1@3", "W2_0@4:last", "W3_1@5:reduce", "W4_0@6:step", "W0_1@7:step", "W1_0@8:reduce")
@@ -42,6 +42,7 @@ def test_kills_at_any_op_in_the_reduction_and_between_steps_change_nothing(techn
     assert steps == list(range(STEPS))  # none twice
 
 
+@pytest.mark.slow
 def test_one_in_every_stage_at_once_and_one_more_in_the_recovery_from_that():
     shape = (3, 3, 2)
     run = Run(shape, "kill W0_0@3", "kill W1_1@3", "kill W2_2@3", "kill W1_0@3:recovery")
@@ -68,6 +69,7 @@ def test_a_worker_that_is_far_behind_its_plan_or_fails_by_itself_is_replaced():
     assert slow.cause.startswith("far behind its plan")
 
 
+@pytest.mark.slow
 def test_kill_rejoin_kill_again_and_rejoin():
     shape, steps = (2, 2, 2), 80
     lines = ("kill W1_1@3", "rejoin W1_1@4", "kill W1_1@40", "rejoin W1_1@41", "kill coordinator@6")
@@ -135,6 +137,7 @@ def test_a_kill_while_a_checkpoint_is_written_and_one_in_the_last_step(tmp_path)
     assert recycle.load(unhurried_stages(2, 0), tmp_path) == STEPS
 
 
+@pytest.mark.slow
 def test_a_kill_from_outside_at_any_time_is_safe():
     shape, steps = (3, 2, 2), 60
     killed = []
@@ -152,7 +155,7 @@ def test_a_kill_from_outside_at_any_time_is_safe():
     assert len([event for event in run.of(Changed) if not event.joins]) == 3
 
 
-@pytest.mark.parametrize("victims", [("W1_1",), ("W0_1", "W1_1")])
+@pytest.mark.parametrize("victims", [pytest.param(("W1_1",), marks=pytest.mark.slow), ("W0_1", "W1_1")])
 def test_workers_that_die_are_started_again_also_all_of_a_stage(victims, tmp_path):
     shape, steps = (2, 2, 2), 50
     killed = []
@@ -198,6 +201,7 @@ def test_a_flipped_bit_is_found_named_and_healed_where_three_peers_hold_the_stag
     assert recycle.load(unhurried_stages(2, 0), tmp_path) == steps
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_the_majority_goes_on():
     shape = (3, 2, 2)
     run = Run(shape, "corrupt W2_0@3", steps=20, compare_every=2, pause_s=0.02)

@@ -32,7 +32,7 @@ def stop_for(pid, seconds):
 
 
 @on_linux
-@pytest.mark.parametrize("seconds", [1.9, 6.0])
+@pytest.mark.parametrize("seconds", [1.9, pytest.param(6.0, marks=pytest.mark.slow)])
 def test_a_coordinator_that_stands_still_loses_nobody(seconds):
     shape, steps = (3, 2, 2), 25
     stopped = []
@@ -120,6 +120,7 @@ def test_a_planner_that_fails_ends_the_run_with_its_error():
 # Checkpoints.
 
 
+@pytest.mark.slow
 def test_a_rollback_does_not_load_a_checkpoint_with_flipped_bytes(tmp_path):
     shape, steps = (2, 2, 3), 24
     flipped = []

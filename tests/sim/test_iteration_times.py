@@ -37,10 +37,10 @@ def test_few_plans_serve_many_numbers_of_failures(monkeypatch):
 
 
 def test_the_answer_does_not_depend_on_what_was_asked_before():
-    problem = describe(4, 4, 6, costs="10,13,9", comm=1, memory=8)
+    problem = describe(4, 3, 4, costs="10,13,9", comm=1, memory=6)
     prepared = IterationTimes(problem)
-    prepared.prepare(11)
-    for count in (11, 3):
+    prepared.prepare(8)
+    for count in (8, 3):
         assert IterationTimes(problem).normalized(count) == prepared.normalized(count)
 
 

@@ -90,6 +90,7 @@ def num_steps(out):
     return num_events(out, "step")
 
 
+@pytest.mark.slow
 def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_are_those_of_one_machine(alone, tmp_path):
     out, token, address = tmp_path / "run", tmp_path / "token", f"127.0.0.1:{free_port()}"
     wrong = tmp_path / "wrong"
@@ -203,6 +204,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_machines_with_small_disks_of_their_own_lose_a_whole_stage_and_one_that_hung_wakes_up_too_late(alone, tmp_path):
     job, script = (*JOB, "--checkpoint.every", "5"), tmp_path / "elsewhere.py"
     script.write_text(ELSEWHERE)

@@ -36,6 +36,7 @@ def measured(tmp_path_factory):
     return folder, ended.out, ended.err
 
 
+@pytest.mark.slow
 def test_it_goes_from_a_profile_to_a_page_with_pictures(measured):
     folder, out, _ = measured
     assert Profile.load(folder / "profile.json").taken.model == TINY.model
@@ -46,6 +47,7 @@ def test_it_goes_from_a_profile_to_a_page_with_pictures(measured):
     assert "throughput.png" in out
 
 
+@pytest.mark.slow
 def test_every_variant_has_its_row_and_all_train_the_same(measured):
     folder, out, _ = measured
     for variant in variants(TINY):
@@ -56,6 +58,7 @@ def test_every_variant_has_its_row_and_all_train_the_same(measured):
     assert by_what["losses of all trials, largest relative difference"]["is_met"]
 
 
+@pytest.mark.slow
 def test_predictions_use_the_profile_of_the_round(measured):
     folder, _, _ = measured
     assert sorted(round_profiles(folder)) == [0]
@@ -64,12 +67,14 @@ def test_predictions_use_the_profile_of_the_round(measured):
         assert bool(line["predictions"]) != variant.is_torch
 
 
+@pytest.mark.slow
 def test_a_worker_was_killed_and_came_back(measured):
     folder, out, _ = measured
     assert [one.joins for one in read_recoveries(folder)] == [False, True]
     assert "from a kill to the first op after it | 1 |" in out
 
 
+@pytest.mark.slow
 def test_a_second_run_measures_nothing_and_prints_the_same(measured):
     folder, out, _ = measured
     before = list(read_trials(folder))
@@ -79,6 +84,7 @@ def test_a_second_run_measures_nothing_and_prints_the_same(measured):
     assert list(read_trials(folder)) == before
 
 
+@pytest.mark.slow
 def test_a_report_by_itself_needs_no_hardware(measured):
     folder, out, _ = measured
     assert run(f"bench cluster --out {folder} --only report") == Ended(
@@ -88,6 +94,7 @@ def test_a_report_by_itself_needs_no_hardware(measured):
     )
 
 
+@pytest.mark.slow
 def test_without_out_the_folder_is_build_cluster_and_a_line_names_it(measured, tmp_path, monkeypatch):
     folder, out, _ = measured
     monkeypatch.chdir(tmp_path)
@@ -120,6 +127,7 @@ def test_wrong_input_gets_one_sentence(tmp_path, words, sentence):
     assert ended.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_folder_of_something_else_is_refused(measured):
     folder, _, _ = measured
     ended = run(f"bench cluster --out {folder} --workers 12")

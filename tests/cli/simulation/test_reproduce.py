@@ -46,6 +46,7 @@ def test_the_planner_is_an_experiment_too(folder: Path) -> None:
     assert [library["plans"] for library in found["results"].values()] == [2, 2]
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_bytes_with_and_without_a_cache(folder: Path) -> None:
     made = []
     for options in ("--cache one", "--cache two", "--cache one", "--no-cache"):

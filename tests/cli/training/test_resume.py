@@ -193,7 +193,8 @@ def damage(checkpoint: Path, how: str) -> None:
 DAMAGES = ["a byte is another", "a file is cut short", "a file is gone", "the manifest is gone"]
 
 
-@pytest.mark.parametrize("how", DAMAGES)
+# Resumed runs take long; `tests/runtime/checkpoint` looks at every kind of damage.
+@pytest.mark.parametrize("how", [pytest.param(how, marks=[pytest.mark.slow] * (how != "a byte is another")) for how in DAMAGES])
 def test_a_torn_checkpoint_is_reported_and_the_one_before_is_used(how: str, finished: Run, halved: Path) -> None:
     damage(step_folder(halved, 2), how)
     ended = run(f"train --resume {halved} --json")
@@ -295,7 +296,7 @@ def test_a_run_whose_launcher_was_killed_resumes_bit_for_bit_and_leaves_no_proce
 
 
 @on_linux
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_run_that_is_asked_to_stop_finishes_its_step_saves_it_and_says_how_to_go_on(
     number: signal.Signals, tmp_path: Path
 ) -> None:

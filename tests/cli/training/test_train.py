@@ -200,7 +200,10 @@ def test_work_that_takes_long_before_the_first_step_is_named_on_the_error_stream
 # One hash.
 
 
-@pytest.mark.parametrize("options", ["", "--dropout 0.2", "--tied", "--max-norm 0.5", "--optimizer sgd --momentum 0.9"])
+OTHER_TRAININGS = ("--dropout 0.2", "--tied", "--max-norm 0.5", "--optimizer sgd --momentum 0.9")
+
+
+@pytest.mark.parametrize("options", ["", *(pytest.param(words, marks=pytest.mark.slow) for words in OTHER_TRAININGS)])
 def test_the_weights_are_the_same_bit_for_bit_with_a_dead_worker(options: str) -> None:
     whole, one_dead = trained(f"--exact {options}"), trained(f"--exact {options} --dead W1_0")
     assert one_dead["weights_sha256"] == whole["weights_sha256"]
@@ -210,14 +213,23 @@ def test_the_weights_are_the_same_bit_for_bit_with_a_dead_worker(options: str) -
 
 @pytest.mark.parametrize(
     "others",
-    ["--dead W0_1", "--dead W0_0,W1_1", "--techniques none", "--techniques adaptive --dead W1_1", "--memory 1", "--measure"],
+    [
+        "--dead W0_0,W1_1",
+        "--techniques none",
+        "--measure",
+        *(
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in ("--dead W0_1", "--techniques adaptive --dead W1_1", "--memory 1")
+        ),
+    ],
 )
 def test_the_weights_are_the_same_bit_for_bit_whatever_the_plan(others: str) -> None:
     assert trained(f"{ALL_AT_ONCE} {others}")["weights_sha256"] == trained(ALL_AT_ONCE)["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_the_hash_differs_for_every_difference_in_training() -> None:
-    options = ["", "--dropout 0.2", "--tied", "--max-norm 0.5", "--optimizer sgd --momentum 0.9", "--seed 2", "--rate 0.0031"]
+    options = ["", *OTHER_TRAININGS, "--seed 2", "--rate 0.0031"]
     assert len({trained(f"--exact {option}")["weights_sha256"] for option in options}) == len(options)
 
 

@@ -29,6 +29,7 @@ def test_tables_have_the_measured_numbers(folder):
     assert markdown(prediction_table(found)) in page
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_legal_plans_by_the_kept_profiles(folder):
     setup, profiles = read_setup(folder), round_profiles(folder)
     for variant, line in zip(variants(setup), shown(folder)["variants"], strict=True):

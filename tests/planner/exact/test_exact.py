@@ -83,7 +83,7 @@ def memories(stages: tuple[StageProfile, ...]) -> st.SearchStrategy[Memory]:
     ("techniques", "memory", "failed", "period_us"),
     [
         pytest.param(Techniques(False, False, False), ONE_F_ONE_B, (), 27, id="fault-free"),
-        pytest.param(Techniques(True, False, False), ONE_F_ONE_B, (Worker(1, 2),), 36, id="adaptive"),
+        pytest.param(Techniques(True, False, False), ONE_F_ONE_B, (Worker(1, 2),), 36, id="adaptive", marks=pytest.mark.slow),
         pytest.param(Techniques(True, False, False), SPARE, (Worker(1, 2),), 33, id="adaptive with spare memory"),
         pytest.param(Techniques(True, True, False), SPARE, (Worker(1, 2),), 29, id="decoupled"),
         pytest.param(Techniques(True, True, True), SPARE, (Worker(1, 2),), 27, id="staggered"),

@@ -267,6 +267,7 @@ def run_on_a_full_disk(folder, how, *before):
     return json.loads(made.stdout)
 
 
+@pytest.mark.slow
 def test_a_file_beyond_the_limit_is_reported_and_the_run_goes_on(tmp_path):
     found = run_on_a_full_disk(tmp_path, "limit")
     first, second = found["decided"]

@@ -105,7 +105,8 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+# Twelve runs more, one for every worker, take long.
+@pytest.mark.parametrize("setting", [pytest.param(name, marks=[pytest.mark.slow] * (name == "tied")) for name in SETTINGS])
 def test_in_exact_mode_the_weights_are_equal_bit_for_bit_whoever_is_dead(setting):
     options = {"stages": small_stages(4), "samples": Numbers(), **SETTINGS[setting]}
     found = {}
@@ -119,7 +120,15 @@ def test_in_exact_mode_the_weights_are_equal_bit_for_bit_whoever_is_dead(setting
     assert len(found) == 1, found
 
 
-@pytest.mark.parametrize("setting", ["clipping", "dropout", "tied", "an infinite step"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "clipping",
+        pytest.param("dropout", marks=pytest.mark.slow),
+        "tied",
+        pytest.param("an infinite step", marks=pytest.mark.slow),
+    ],
+)
 def test_so_are_they_with_two_dead_in_one_stage_of_four_pipelines(setting):
     options = {"stages": small_stages(4), "samples": Numbers(), **SETTINGS[setting]}
     dead = ["", "W0_1,W2_1", "W1_3,W3_3", "W0_0,W1_0,W2_2,W3_2"]

@@ -96,7 +96,7 @@ def begun_again(events):
     return {event.iteration for event in events if isinstance(event, OpRan) and event.is_in_vain}
 
 
-@pytest.mark.parametrize("fail", ["", "W1_1", "W0_0,W1_2"])
+@pytest.mark.parametrize("fail", ["", pytest.param("W1_1", marks=pytest.mark.slow), "W0_0,W1_2"])
 @pytest.mark.parametrize("techniques", ["adaptive,decoupled,staggered", SYNCHRONOUS])
 def test_processes_compute_what_one_process_computes_bit_for_bit(fail, techniques):
     made = plan(fail, techniques)
@@ -155,7 +155,7 @@ def test_an_op_that_fails_on_weights_that_were_only_guessed_ends_nothing():
     assert begun_again(events) == {1}
 
 
-@pytest.mark.parametrize("fail", ["", "W1_0", "W0_2"])
+@pytest.mark.parametrize("fail", [pytest.param("", marks=pytest.mark.slow), "W1_0", pytest.param("W0_2", marks=pytest.mark.slow)])
 def test_tied_parameters_of_the_first_and_the_last_stage_stay_one(fail):
     trained, _ = in_processes(plan(fail), tied_stages(3), Numbers(), max_norm=0.05)
     expected, expected_weights = in_one_process((tied_stages, 3), (Numbers,), max_norm=0.05)

@@ -21,6 +21,7 @@ def differences(cells):
 
 
 @pytest.mark.timeout(280)
+@pytest.mark.slow
 def test_ours_is_as_near_to_the_published_table_as_promised(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "OTHERS", ())  # only what was published
     facts = table.run_throughput_table(tmp_path).facts
@@ -36,6 +37,7 @@ def test_ours_is_as_near_to_the_published_table_as_promised(tmp_path, monkeypatc
 
 
 @pytest.mark.timeout(280)
+@pytest.mark.slow
 def test_every_technique_is_worth_something_or_costs_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(ablation, "MOST_FAILURES", 2)  # the table of the documents has more
     facts = ablation.run_ablation(tmp_path).facts
@@ -168,7 +170,7 @@ def test_the_planner_is_timed_over_a_whole_library(small):
     assert all(facts["seconds"] >= 0 for facts in result.facts.values())
 
 
-@pytest.mark.parametrize("name", ["table", "ablation", "scale"])
+@pytest.mark.parametrize("name", ["table", "ablation", pytest.param("scale", marks=pytest.mark.slow)])
 def test_an_experiment_gives_the_same_again_with_and_without_what_is_kept(name, small, tmp_path):
     make = {"table": table.run_throughput_table, "ablation": ablation.run_ablation, "scale": scale.run_scale}[name]
     first = make(tmp_path)
