@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import recycle
+from recycle.control.planning.kept_plans import pack_if_large
 from recycle.control.planning.plan_prefetch import PlanPrefetch, likely_failures
 from recycle.control.planning.planning_process import PlanningProcess
 from recycle.core.cluster import Cluster, Shape, Worker
@@ -113,7 +114,7 @@ def warm_prefetch(source: Scripted) -> PlanPrefetch:
 def num_ready(prefetch: PlanPrefetch) -> int:
     """The number of prefetched plans that are ready."""
     with prefetch._changed:
-        return sum(failed in prefetch._ready for failed in prefetch._wanted)
+        return sum(failed in prefetch._kept for failed in prefetch._wanted)
 
 
 def answer(prefetch: PlanPrefetch, failed: frozenset[Worker]) -> PlanAssignment:
@@ -288,8 +289,28 @@ def test_of_huge_plans_fewer_are_kept(source: Scripted, monkeypatch: pytest.Monk
     with closing(warm_prefetch(source)) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
         assert until(lambda: num_ready(prefetch) == 2, 30)
-        answer(prefetch, dead("W3_0"))
-        assert source.requests() == ["W0_0", "W1_0", "W3_0"]
+        assert len(source.requests()) == 2
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_if_not_all_plans_can_be_kept_one_worker_stands_for_its_peers(
+    source: Scripted, monkeypatch: pytest.MonkeyPatch, is_packed: bool
+) -> None:
+    monkeypatch.setattr("recycle.control.planning.plan_prefetch._MOST_PLANS", 2)
+    monkeypatch.setattr("recycle.control.planning.kept_plans._MOST_OPS_UNPACKED", 0 if is_packed else 1000)
+    with closing(warm_prefetch(source)) as prefetch:
+        prefetch.prepare(frozenset(), SHAPE)
+        assert until(lambda: num_ready(prefetch) == 2, 30)
+        num, made = len(source.requests()), source.answer(dead("W3_0")).with_texts()
+        with prefetch._changed:  # as the planning process would have packed it
+            prefetch._kept.add(dead("W3_0"), pack_if_large(made))
+        assert answer(prefetch, dead("W3_0")) == made
+        found = answer(prefetch, dead("W1_0"))
+        assert found.written == made.written
+        assert set(found.places.values()) == set(SHAPE.workers()) - dead("W1_0")
+        assert set(found.places) == set(found.plan.problem.cluster.live_workers())
+        assert all(place.stage == now.stage for place, now in found.moves)
+        assert len(source.requests()) == num + 1
 
 
 def test_closing_ends_the_process_at_once_and_cancels_requests(holding: Scripted) -> None:

@@ -38,6 +38,8 @@ def suspected_members(
 
 def unreachable_members(reporter: Member, unreachable: Sequence[str], placed: Sequence[Member]) -> list[tuple[Member, str]]:
     """Return the members to give up, each with the reason, if one reports that it cannot connect to others."""
+    if not unreachable:
+        return []
     live = [str(member.place) for member in placed]
     if not (names := [name for name in unreachable if name in live]):
         return []

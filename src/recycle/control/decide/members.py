@@ -114,9 +114,11 @@ class MemberTable(dict[int, Member]):
 
     def new_places(self, shape: Shape) -> list[tuple[Member, Worker]]:
         """Return the free place that each member gets that waits for one, as long as there are any."""
+        if not (unplaced := self.unplaced):
+            return []
         taken = [member.place for member in self.placed if member.place is not None]
-        free = free_places(shape, taken, [member.preferred_place for member in self.unplaced])
-        return list(zip(self.unplaced, free, strict=False))
+        free = free_places(shape, taken, [member.preferred_place for member in unplaced])
+        return list(zip(unplaced, free, strict=False))
 
     @property
     def connections(self) -> list[int]:

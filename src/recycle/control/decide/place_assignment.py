@@ -3,6 +3,7 @@
 A place is a worker's position in the plan, such as W1_2. `holders` are the places whose members hold the state of their stage.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
@@ -23,16 +24,13 @@ def free_places(shape: Shape, taken: Collection[Worker], preferred: Sequence[Wor
 
     A member gets its preferred place if it is free, else a place of the stage with the fewest members.
     """
-    occupied = set(taken)
+    free = set(shape.workers()) - set(taken) if preferred else set()
+    num_members = Counter(place.stage for place in taken)
     found: list[Worker] = []
-    for wanted in preferred:
-        free = [place for place in shape.workers() if place not in occupied]
-        if not free:
-            break
-        num_members = [sum(place.stage == stage for place in occupied) for stage in range(shape.num_stages)]
-        chosen = wanted if wanted in free else min(free, key=lambda place: (num_members[place.stage], place))
-        assert chosen is not None
-        occupied.add(chosen)
+    for wanted in preferred[: len(free)]:
+        chosen = wanted if wanted is not None and wanted in free else min(free, key=lambda p: (num_members[p.stage], p))
+        free.remove(chosen)
+        num_members[chosen.stage] += 1
         found.append(chosen)
     return found
 
@@ -59,8 +57,11 @@ def keeps_state(assignment: PlanAssignment, holders: AbstractSet[Worker]) -> lis
 def state_sources(assignment: PlanAssignment, holders: AbstractSet[Worker]) -> dict[str, str]:
     """Return for each place without its stage's state the place to copy from; the holders of a stage take turns."""
     kept = keeps_state(assignment, holders)
-    turns = {stage: cycle([place for place in kept if place.stage == stage]) for stage in {place.stage for place in kept}}
-    return {str(place): str(next(turns[place.stage])) for place in sorted(assignment.places) if place not in kept}
+    of_stage = defaultdict[int, list[Worker]](list)
+    for place in kept:
+        of_stage[place.stage].append(place)
+    turns = {stage: cycle(places) for stage, places in of_stage.items()}
+    return {str(place): str(next(turns[place.stage])) for place in sorted(assignment.places.keys() - set(kept))}
 
 
 def place_refusal(shape: Shape, preferred: Worker | None, taken: Sequence[Worker | None]) -> str | None:

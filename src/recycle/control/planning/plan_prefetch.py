@@ -5,28 +5,40 @@ waits for one plan at most, and nothing has to be cancelled when the likely fail
 """
 
 import atexit
+import sys
 import threading
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from multiprocessing import get_context
 
+from recycle.control.planning.kept_plans import Failed, KeptPlans, PackedPlan, for_others, num_dead_at, unpack_plan
 from recycle.control.planning.planning_process import PlanningProcess, plan_or_error
-from recycle.core.cluster import Shape, Worker
+from recycle.core.cluster import Shape
 from recycle.core.plans.plan_source import PlanAssignment, PlanSource
 
-Failed = frozenset[Worker]
-
-# The most plans that are kept, and the most ops in all of them, at some twenty bytes each.
-_MOST_PLANS, _MOST_OPS = 400, 20_000_000
+# The most plans that are kept, and the most ops in all of them: packed, they take some eight bytes each.
+_MOST_PLANS, _MOST_OPS = 400, 100_000_000
 # A request that has ended so many planning processes is answered in this process.
 _MOST_PROCESSES = 2
+_ALL = sys.maxsize
 
 
-def likely_failures(failed: Failed, shape: Shape) -> list[Failed]:
-    """Return the sets of dead workers that may follow, the most urgent first: one more failure, one return, the same set."""
+def likely_failures(failed: Failed, shape: Shape, most: int = _MOST_PLANS) -> list[Failed]:
+    """Return the sets of dead workers that may follow, the most urgent first: one more failure, one return, the same set.
+
+    If these are more than `most`, one worker stands for all its peers: they can exchange places.
+    """
     failures = [failed | {worker} for worker in shape.workers() if worker not in failed]
     returns = [failed - {worker} for worker in sorted(failed)]
-    return [*failures, *returns, failed]
+    if len(failures) + len(returns) + 1 > most:
+        failures, returns = _one_a_stage(failures), _one_a_stage(returns)
+    return [*failures, *returns, failed][:most]
+
+
+def _one_a_stage(sets: Sequence[Failed]) -> list[Failed]:
+    """Leave out sets that have as many dead at every stage as another one."""
+    return list({tuple(sorted(num_dead_at(each).items())): each for each in sets}.values())
 
 
 class PlanPrefetch:
@@ -42,8 +54,8 @@ class PlanPrefetch:
         self._urgent: dict[Failed, Future[PlanAssignment]] = {}
         self._queue: deque[Failed] = deque()
         self._wanted: frozenset[Failed] = frozenset()
-        self._ready: dict[Failed, PlanAssignment] = {}
-        self._most_ready = _MOST_PLANS
+        self._kept = KeptPlans()
+        self._most_kept, self._stand_for_peers = _MOST_PLANS, False
         self._process: PlanningProcess | None = None
         self._first = first
         self.is_loaded = self._is_closed = False
@@ -56,11 +68,12 @@ class PlanPrefetch:
         """Plan for the sets of dead workers that may follow `failed`, instead of those of the last call."""
         num_ops = 3 * shape.num_stages * shape.num_chains
         most = max(1, min(_MOST_PLANS, _MOST_OPS // num_ops))
-        likely = likely_failures(failed, shape)[:most]
+        likely = likely_failures(failed, shape, most)
         with self._changed:
-            self._most_ready, self._wanted = most, frozenset(likely)
+            self._most_kept, self._wanted = most, frozenset(likely)
+            self._stand_for_peers = len(likely) < len(likely_failures(failed, shape, _ALL))
             self._queue = deque(likely)
-            self._evict()
+            self._kept.remove_others(self._wanted, most)
             self._changed.notify_all()
 
     def request(self, failed: Failed) -> Future[PlanAssignment]:
@@ -69,8 +82,13 @@ class PlanPrefetch:
             if failed in self._urgent:
                 return self._urgent[failed]
             future: Future[PlanAssignment] = Future()
-            if failed in self._ready:
-                future.set_result(self._ready[failed])
+            planned = failed if failed in self._kept or not self._stand_for_peers else self._kept.alike(failed)
+            kept = self._kept.get(planned) if planned is not None else None
+            if isinstance(kept, PlanAssignment):
+                future.set_result(kept if planned == failed else for_others(kept, failed))
+            elif kept is not None:  # in a thread of its own: that of the prefetch may wait for the planning process
+                args = (kept, failed if planned != failed else None, future)
+                threading.Thread(target=_unpack_into, args=args, name="unpack plan", daemon=True).start()
             elif self._is_closed:
                 future.cancel()
             else:
@@ -89,6 +107,7 @@ class PlanPrefetch:
         for future in unanswered.values():
             future.cancel()
         self._thread.join()
+        self._kept.clear()
         atexit.unregister(self.close)
 
     # The methods below run in the prefetch's own thread.
@@ -108,12 +127,12 @@ class PlanPrefetch:
                     return next(iter(self._urgent))
                 while self._queue:
                     failed = self._queue.popleft()
-                    if failed not in self._ready:
+                    if failed not in self._kept:
                         return failed
                 self._changed.wait()
             return None
 
-    def _outcome(self, failed: Failed) -> PlanAssignment | Exception | None:
+    def _outcome(self, failed: Failed) -> PlanAssignment | PackedPlan | Exception | None:
         """Plan in the planning process; in this process if the request is urgent and ends planning processes; else None."""
         for _ in range(_MOST_PROCESSES):
             try:
@@ -145,26 +164,28 @@ class PlanPrefetch:
             if process is not None:
                 process.end()
 
-    def _deliver(self, failed: Failed, outcome: PlanAssignment | Exception | None) -> None:
+    def _deliver(self, failed: Failed, outcome: PlanAssignment | PackedPlan | Exception | None) -> None:
         """Keep a plan, and hand it to the thread that waits for it. Errors are not kept: the next try may succeed."""
         self.is_loaded = True
         if outcome is None:
             return
         with self._changed:
             future = self._urgent.pop(failed, None)
-            if isinstance(outcome, PlanAssignment):
-                self._ready[failed] = outcome
-                self._evict()
+            if not isinstance(outcome, Exception):
+                self._kept.add(failed, outcome)
+                self._kept.remove_others(self._wanted, self._most_kept)
         if future is None:
             return
-        if isinstance(outcome, PlanAssignment):
-            future.set_result(outcome)
-        else:
+        if isinstance(outcome, Exception):
             future.set_exception(outcome)
+        else:
+            future.set_result(outcome if isinstance(outcome, PlanAssignment) else unpack_plan(outcome.content))
 
-    def _evict(self) -> None:
-        """Drop the oldest plans above the limit that are not wanted."""
-        num = len(self._ready) - self._most_ready
-        unwanted = [failed for failed in self._ready if failed not in self._wanted]
-        for failed in unwanted[: max(0, num)]:
-            del self._ready[failed]
+
+def _unpack_into(content: bytes, failed: Failed | None, future: Future[PlanAssignment]) -> None:
+    """Unpack a plan, and hand it over; with `failed`, for these dead workers instead of those it was made for."""
+    try:
+        assignment = unpack_plan(content)
+        future.set_result(assignment if failed is None else for_others(assignment, failed))
+    except Exception as problem:  # whoever waits for it must hear of it
+        future.set_exception(problem)

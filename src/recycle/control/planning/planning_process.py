@@ -6,6 +6,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkContext, SpawnContext
 from typing import Any
 
+from recycle.control.planning.kept_plans import PackedPlan, pack_if_large
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan_source import PlanAssignment, PlanSource
 from recycle.host.process_lifetime import children_uninterrupted, close_inherited_files, end_with_parent
@@ -33,11 +34,11 @@ class PlanningProcess:
     def send_source(self, source: PlanSource) -> None:
         self._pipe.send(source)
 
-    def plan(self, failed: frozenset[Worker]) -> PlanAssignment | Exception:
+    def plan(self, failed: frozenset[Worker]) -> PlanAssignment | PackedPlan | Exception:
         """Return the plan, or the error of the source; raises EOFError or OSError if the process is dead."""
         self._pipe.send(failed)
         outcome = self._pipe.recv()
-        assert isinstance(outcome, PlanAssignment | Exception)
+        assert isinstance(outcome, PlanAssignment | PackedPlan | Exception)
         return outcome
 
     def kill(self) -> None:
@@ -63,10 +64,10 @@ def _serve(pipe: "Connection[Any, Any]") -> None:
     with suppress(EOFError, OSError):
         # Not an argument of the process: those are unpickled, and planners imported, before it watches its parent.
         source = pipe.recv()
-        pipe.send(plan_or_error(source, pipe.recv()))
+        pipe.send(_packed(plan_or_error(source, pipe.recv())))
         os.nice(19)
         while True:
-            pipe.send(plan_or_error(source, pipe.recv()))
+            pipe.send(_packed(plan_or_error(source, pipe.recv())))
 
 
 def plan_or_error(source: PlanSource, failed: frozenset[Worker]) -> PlanAssignment | Exception:
@@ -74,3 +75,7 @@ def plan_or_error(source: PlanSource, failed: frozenset[Worker]) -> PlanAssignme
         return source.answer(failed).with_texts()
     except Exception as problem:
         return problem
+
+
+def _packed(outcome: PlanAssignment | Exception) -> PlanAssignment | PackedPlan | Exception:
+    return outcome if isinstance(outcome, Exception) else pack_if_large(outcome)

@@ -183,12 +183,34 @@ def _row_text(row: Row, chain_texts: list[str]) -> str:
 
 def _from_json(data: Mapping[str, Any]) -> Plan:
     problem = Problem.from_json(data["problem"])
-    rows = tuple(_parse_row(problem.shape, Worker.parse(name), text) for name, text in data["rows"].items())
+    shape, rows, pipeline, ops = problem.shape, [], -1, {}
+    for worker, text in ((Worker.parse(name), text) for name, text in data["rows"].items()):
+        if worker.pipeline != pipeline:  # the rows of a pipeline follow one another
+            pipeline, ops = worker.pipeline, _ops_of_pipeline(shape, worker.pipeline)
+        rows.append(_parse_row(shape, worker, text, ops))
     quality = Quality(int(data["bound_us"]), str(data["status"]), str(data["method"]), float(data["seconds"]))
-    return Plan(problem, rows, int(data["period_us"]), quality)
+    return Plan(problem, tuple(rows), int(data["period_us"]), quality)
 
 
-def _parse_row(shape: Shape, worker: Worker, text: str) -> Row:
+def _parse_row(shape: Shape, worker: Worker, text: str, ops: Mapping[str, tuple[str, int]]) -> Row:
+    """Parse a row; `ops` maps the texts of the ops of a pipeline's rows, without their stage, to kind and chain."""
+    tokens, prefix = [token.partition(":") for token in text.split()], str(worker.stage)
+    found = [ops.get(op.removeprefix(prefix)) if op.startswith(prefix) else None for _, _, op in tokens]
+    whole = [each for each in found if each is not None]
+    if len(whole) < len(found) or not all(start.isdecimal() for start, _, _ in tokens):
+        return _parse_strange_row(shape, worker, text)
+    kinds, chains = "".join([kind for kind, _ in whole]), array("q", [chain for _, chain in whole])
+    return Row(worker, kinds, chains, array("q", [int(start) for start, _, _ in tokens]))
+
+
+def _ops_of_pipeline(shape: Shape, pipeline: int) -> dict[str, tuple[str, int]]:
+    """Kind and chain of every op that a worker of the pipeline can run, by the op's text without its stage."""
+    texts = _chain_texts(shape, pipeline)
+    return {f"{kind.value}{text}": (kind.value, chain) for kind in Kind for chain, text in enumerate(texts)}
+
+
+def _parse_strange_row(shape: Shape, worker: Worker, text: str) -> Row:
+    """Parse a row that is written in another way than ours, or say what is wrong with it."""
     pairs = []
     for token in text.split():
         start, _, op = token.partition(":")
