@@ -53,7 +53,8 @@ class KeptPlans:
         if isinstance(plan, PlanAssignment):
             self._plans[failed] = plan
             return
-        file = tempfile.TemporaryFile("w+b")  # noqa: SIM115: it stays open until the plan is removed
+        # It stays open until the plan is removed.
+        file = tempfile.TemporaryFile("w+b")  # noqa: SIM115
         file.write(plan.content)
         self._plans[failed] = file
 
