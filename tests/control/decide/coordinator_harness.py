@@ -77,6 +77,7 @@ class MemoryJournal:
 
     def __init__(self) -> None:
         self._entries: list[JournalEntry] = []
+        self.term = 0
 
     def append(self, entry: JournalEntry) -> None:
         self._entries.append(entry)

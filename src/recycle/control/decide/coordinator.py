@@ -373,7 +373,7 @@ class Coordinator:
         only_saves = self._is_ending or (self._saves_next and bool(self.members.leaving))
         self._only_saves, self._saves_next, plan = only_saves, False, assignment.plan.dumps()
         at = resume.iteration, resume.ballot
-        start = StartEpoch(self.epoch, plan, places, *at, sources, checkpoint, only_saves, self.origin)
+        start = StartEpoch(self.epoch, plan, places, *at, sources, checkpoint, only_saves, self.origin, self._journal.term)
         cause = self._recovery.cause if self._recovery is not None else "all save" if only_saves else "the job began"
         reporters = self._effects.epoch_started(assignment, start)
         self._journal.append(journal_entry(start, members, f"{cause}; {assignment.reason}", self.members.last_number, reporters))
