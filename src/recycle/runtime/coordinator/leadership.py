@@ -34,7 +34,7 @@ class Leadership:
     ) -> None:
         self._store, self._call_soon, self._away, self._back, self._lost = store, call_soon, away, back, lost
         self._closing = threading.Event()
-        self._certain_until_s, self._is_told = _boot_time_s() + store.lease_s, False
+        self._certain_until_s, self._is_told = 0.0, False
         self._thread = threading.Thread(target=self._run, name="leadership", daemon=True) if store.lease_s else None
         if self._thread is not None:
             self._thread.start()
@@ -44,9 +44,9 @@ class Leadership:
         return self._thread is None or _boot_time_s() < self._certain_until_s
 
     def _run(self) -> None:
-        pause_s, problem = self._store.lease_s / _RENEWALS_PER_LEASE, ""
+        pause_s, problem = 0.0, ""
         while not self._closing.wait(pause_s):
-            began_s = _boot_time_s()
+            pause_s, began_s = self._store.lease_s / _RENEWALS_PER_LEASE, _boot_time_s()
             try:
                 self._store.renew()
             except StoreAway as away:
