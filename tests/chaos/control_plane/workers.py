@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 from recycle.control.decide.messages import (
     Ack,
@@ -27,11 +28,13 @@ from recycle.core.cluster import Shape, Worker
 from recycle.runtime.checkpoint.files import PARTIAL, stage_file, step_folder
 from recycle.runtime.checkpoint.writer import StageSaved
 from recycle.runtime.compute.optimizer_step import StepVerdict
-from recycle.runtime.coordinator.service import CoordinatorService
 from recycle.runtime.execute.spans import Span
 from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerFinished, WorkerReport, report_to_json
-from tests.chaos.control_plane.virtual import CLOCK, VirtualServer
+from tests.chaos.control_plane.virtual import CLOCK
 from tests.control.decide.test_agreement import EpochModel, StateModel
+
+if TYPE_CHECKING:
+    from tests.chaos.control_plane.plane import CoordinatorProcess
 
 NUM_STEPS, EVERY = 9, 3
 _LAST_REPORT_US = 5_000_000  # a worker that leaves waits so long for its reports to be acknowledged
@@ -45,6 +48,9 @@ class SimulatedWorker:
     preferred: Worker | None
     member: int = -1
     connection: int | None = None
+    process: "CoordinatorProcess | None" = None  # the coordinator that it is connected to
+    folder: Path | None = None
+    term: int = 0
     inbox: deque[ControlMessage] = field(default_factory=deque)
     outbox: deque[ControlMessage] = field(default_factory=deque)
     unacknowledged: deque[Report] = field(default_factory=deque)
@@ -86,31 +92,32 @@ class SimulatedWorker:
 
 
 class Workers:
-    """The worker processes of a job, and what each of them may do next. A subclass has the coordinator that they connect to."""
+    """The worker processes of a job, and what each of them may do next. A subclass has the coordinators that they connect to."""
 
-    service: CoordinatorService | None
-    server: VirtualServer
+    processes: "list[CoordinatorProcess]"
 
     def __init__(self, shape: Shape, folder: Path, random: Random) -> None:
         self.shape, self.folder, self.random = shape, folder, random
         self.is_staggered = random.random() < 0.5
         self.workers: list[SimulatedWorker] = []
         self.members: dict[int, SimulatedWorker] = {}  # those that live, by their member numbers
-        self.connected: dict[int, SimulatedWorker] = {}
         self.num_connections = self.num_files = 0
+        self.epochs: dict[int, StartEpoch] = {}
 
     def _actions_of(self, worker: SimulatedWorker) -> Iterator[Callable[[], None]]:
         if worker.inbox:
             yield partial(self._take, worker)
-        elif worker.connection is None and self.service is not None and not self.server.is_stopped:
-            yield partial(self._connect, worker)
+        elif worker.connection is None or (worker.process is not None and worker.process.is_frozen):
+            for process in self.processes:
+                if process is not worker.process and process.answers:
+                    yield partial(self._connect, worker, process)
         if worker.leaves_at_us is not None:
             if not worker.unacknowledged or CLOCK.now_us > worker.leaves_at_us:
                 yield partial(self._end, worker)
             return
         if worker.member >= 0 and not worker.is_ready:
             yield partial(self._get_ready, worker)
-        if worker.saves:
+        if worker.saves and worker.process is not None and not worker.process.is_frozen:  # else it waits for a leader
             yield partial(self._save, worker)
         if worker.start is None:
             return
@@ -134,19 +141,27 @@ class Workers:
 
     # A worker's connection.
 
-    def _connect(self, worker: SimulatedWorker) -> None:
-        assert self.service is not None
+    def _connect(self, worker: SimulatedWorker, process: "CoordinatorProcess") -> None:
+        """Connect to a coordinator; one that is silent is left only for one of a higher term."""
         self.num_connections += 1
         number, place = self.num_connections, str(worker.preferred or "")
         hello = Hello("", "", "here", worker.pid, "", CLOCK.now_us, place, worker.member, worker.epoch)
-        answer = self.service.admit(number, hello)
+        answer = process.service.admit(number, hello)
         if isinstance(answer, Refused):
-            self._remove(worker)
+            if not answer.tries_again:
+                self._remove(worker)
+                self._close_end(worker)
             return
+        if answer.term < worker.term + (worker.connection is not None):
+            process.service.admitted(number)
+            process.closing.append(number)
+            return
+        self._close_end(worker)
         self._forget_number(worker)
-        worker.connection, worker.member = number, answer.member
+        worker.connection, worker.member, worker.process, worker.term = number, answer.member, process, answer.term
+        worker.folder = process.folder
         self.members[worker.member] = worker
-        self.connected[number] = worker
+        process.connected[number] = worker
         for message in (worker.begun, *worker.unacknowledged, worker.stopped):
             if message is not None:
                 worker.send(message)
@@ -156,7 +171,15 @@ class Workers:
             worker.send(Leaving())
         if worker.stopped is None and worker.finished is not None:
             worker.report(worker.finished)
-        self.service.admitted(number)
+        process.service.admitted(number)
+
+    def _close_end(self, worker: SimulatedWorker) -> None:
+        """A worker closes its connection, if it has one; what is on its way from the coordinator is lost."""
+        if worker.connection is not None and worker.process is not None:
+            worker.process.closing.append(worker.connection)
+            worker.connection = worker.process = None
+            worker.outbox.clear()
+            worker.inbox.clear()
 
     def _get_ready(self, worker: SimulatedWorker) -> None:
         worker.is_ready = True
@@ -164,6 +187,8 @@ class Workers:
 
     def _take(self, worker: SimulatedWorker) -> None:
         match message := worker.inbox.popleft():
+            case StartEpoch() if message.term < worker.term:
+                self._close_end(worker)
             case StartEpoch():
                 self._take_place(worker, message)
             case StopEpoch(epoch=epoch) if epoch > worker.answered:
@@ -194,13 +219,15 @@ class Workers:
 
     def _take_place(self, worker: SimulatedWorker, start: StartEpoch) -> None:
         by_member = {number: Worker.parse(place) for place, number in start.places.items()}
+        assert self.epochs.setdefault(start.epoch, start) == start, "two epochs have one number"
         place, is_copied = by_member[worker.member], str(by_member[worker.member]) in start.sources
         worker.epoch, worker.start = start.epoch, start
         worker.begun = worker.stopped = worker.finished = None
         worker.wants_pause = worker.must_stop = False
         is_new = worker.state is None or worker.state.stage != place.stage
         if start.checkpoint >= 0 or (start.epoch == 1 and is_new):
-            self._check_checkpoint(start.checkpoint, place.stage)
+            assert worker.folder is not None
+            self._check_checkpoint(worker.folder, start.checkpoint, place.stage)
             worker.state = StateModel(place.stage, self.shape.num_stages, num_steps=start.iteration)
             worker.num_reported, worker.is_corrupt = start.iteration, False
         elif is_copied:
@@ -214,9 +241,9 @@ class Workers:
         peers = sorted(each for each in by_member.values() if each.stage == place.stage and str(each) not in start.sources)
         worker.is_writer = place == peers[0]
 
-    def _check_checkpoint(self, num_steps: int, stage: int) -> None:
+    def _check_checkpoint(self, folder: Path, num_steps: int, stage: int) -> None:
         if num_steps > 0:
-            path = self.folder / "checkpoints" / step_folder(num_steps) / stage_file(stage)
+            path = folder / "checkpoints" / step_folder(num_steps) / stage_file(stage)
             assert path.read_bytes() == _content(stage, num_steps), f"{path} has something else"
 
     def _members_of(self, worker: SimulatedWorker) -> list[SimulatedWorker] | None:
@@ -271,7 +298,8 @@ class Workers:
     def _write_file(self, worker: SimulatedWorker, num_steps: int, is_half: bool = False) -> tuple[str, bytes]:
         assert worker.place is not None
         self.num_files += 1
-        folder = self.folder / "checkpoints" / f"{step_folder(num_steps)}{PARTIAL}"
+        assert worker.folder is not None
+        folder = worker.folder / "checkpoints" / f"{step_folder(num_steps)}{PARTIAL}"
         folder.mkdir(parents=True, exist_ok=True)
         stage = worker.state.stage if worker.state is not None else worker.place.stage
         name, content = f"stage-{stage}.{self.num_files:08x}.safetensors", _content(stage, num_steps)
