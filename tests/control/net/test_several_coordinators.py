@@ -7,7 +7,7 @@ import pytest
 
 from recycle.control.decide.messages import Hello, Refused, StartEpoch, StoreEntry, Welcome
 from recycle.control.net.handshake import Endpoint
-from recycle.control.net.listener import reserve
+from recycle.control.net.listener import reserve_address
 from tests.control.net.endpoint_harness import LEASE_S, PATIENCE_S, FakeCoordinator, FakeMember, ServerHarness
 
 pytestmark = pytest.mark.timeout(60)
@@ -36,7 +36,7 @@ def both(first: ServerHarness, second: ServerHarness) -> Endpoint:
 
 
 def test_a_worker_joins_the_one_that_listens_and_reconnects_to_the_next_one_when_that_is_gone() -> None:
-    with reserve("127.0.0.1", 0) as standby:  # it has an address, and refuses who connects
+    with reserve_address("127.0.0.1", 0) as standby:  # it has an address, and refuses who connects
         leader = ServerHarness(callbacks=TermCoordinator(1))
         endpoint = Endpoint("127.0.0.1", standby.getsockname()[1], "secret", "", others=(("127.0.0.1", leader.port),))
         fake = FakeMember(replace(endpoint, token=leader.endpoint().token, job=leader.endpoint().job))

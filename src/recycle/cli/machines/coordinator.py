@@ -26,7 +26,7 @@ from recycle.cli.training.plan_choice import choose_source
 from recycle.cli.training.train import config_and_folder, describe_run, prepare, refuse_unsaved, watching
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments
 from recycle.control.net.handshake import Endpoint
-from recycle.control.net.listener import BACKLOG, reserve
+from recycle.control.net.listener import BACKLOG, reserve_address
 from recycle.control.net.wire import new_name
 from recycle.core.errors import FileProblem, Stopped, UserError, WorkerFailed
 from recycle.core.events.record import Event
@@ -90,7 +90,7 @@ def run_coordinator(args: argparse.Namespace) -> None:
     from recycle.runtime.coordinator.process import serve_job
     from recycle.runtime.launch.configure import coordinator_config
 
-    with reserve(host, port) as listener:
+    with reserve_address(host, port) as listener:
         reached_at = advertised or (socket.gethostname() if host in _ALL_ADDRESSES else host, listener.getsockname()[1])
         led = None
         if args.store:

@@ -10,12 +10,12 @@ BACKLOG = 128
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens there; port 0 is any free one."""
-    listener = reserve(host, port)
+    listener = reserve_address(host, port)
     listener.listen(BACKLOG)
     return listener
 
 
-def reserve(host: str, port: int) -> socket.socket:
+def reserve_address(host: str, port: int) -> socket.socket:
     """Return a socket that has this address and does not listen yet: who connects is refused, and tries another coordinator."""
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
         raise UserError(f"the port is {port!r}, but it must be a whole number from 0 to 65535, where 0 is any free one")
