@@ -1,1 +1,3 @@
-"""The control plane: membership, epochs and recovery (`decide`), and the connections between coordinator and workers (`net`)."""
+"""The control plane: membership, epochs and recovery (`decide`), where the journal and the leader are kept (`store`), and the
+connections between coordinator and workers (`net`).
+"""

@@ -90,6 +90,12 @@ class NotSaved(UserError):
     exit_code = 24
 
 
+class LeadershipLost(UserError):
+    """A coordinator that does not lead its job any more: another one does, or has."""
+
+    exit_code = 25
+
+
 class Stopped(UserError):
     """A run that was asked to stop by a signal before its last step."""
 

@@ -10,8 +10,11 @@ from recycle.core.errors import FileProblem
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder inside the block. A folder that is not there, or a file system without locks, is not locked."""
+def locked(folder: Path, is_required: bool = True) -> Iterator[None]:
+    """Hold the lock of a folder inside the block. A folder that is not there, or a file system without locks, is not locked.
+
+    Unless the lock `is_required`, another process may hold it: something else decides then who works in the folder.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -22,6 +25,8 @@ def locked(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                if not is_required:
+                    raise
                 problem = f"{folder} is in use by another run: wait until that is over, or name another folder"
                 raise FileProblem(problem) from None
         yield

@@ -23,6 +23,10 @@ EVENTS = {
     "wait": 3,
     "stall": 2,
     "corrupt": 1,
+    "freeze": 2,
+    "thaw": 2,
+    "lose_store": 1,
+    "restore_store": 2,
 }
 WEIGHT_FACTORS = (0, 1, 1, 4)
 MOST_EVENTS = 20
@@ -33,7 +37,8 @@ def run_schedule(seed: int) -> Counter[str]:
     random, happened = Random(seed), Counter[str]()
     with virtual(), TemporaryDirectory(dir="/dev/shm") as folder:
         weights = [weight * random.choice(WEIGHT_FACTORS) for weight in EVENTS.values()]
-        plane = CLOCK.plane = ControlPlane(random, Path(folder))
+        (Path(folder) / "run").mkdir()
+        plane = CLOCK.plane = ControlPlane(random, Path(folder) / "run")
         plane.act(random.choice([5, 40, 120]))
         for _ in range(random.randrange(1, MOST_EVENTS)):
             if plane.is_over or not any(weights):

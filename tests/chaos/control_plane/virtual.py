@@ -3,33 +3,37 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from recycle.control.decide.messages import ControlMessage
+from recycle.control.store.protocol import StoreAway
 from recycle.core.cluster import Shape, Worker
-from recycle.runtime.coordinator import background, fencing, run_output, service
+from recycle.core.errors import LeadershipLost
+from recycle.runtime.coordinator import background, fencing, leadership, run_output, service
 from recycle.runtime.coordinator.ledger import recovered_event, run_ledger
 from recycle.runtime.coordinator.service import CoordinatorService
 from tests.control.decide.coordinator_harness import answer_for, evened
 
 if TYPE_CHECKING:
-    from tests.chaos.control_plane.plane import ControlPlane
+    from tests.chaos.control_plane.plane import CoordinatorProcess
 
 # The virtual time, and the control plane that it is the time of.
 CLOCK = SimpleNamespace(now_us=0, plane=None)
 
 
 class VirtualServer:
-    """A server without sockets; the plane takes the place of the listener."""
+    """A server without sockets; the coordinator's process takes the place of the listener."""
 
-    def __init__(self, plane: "ControlPlane", token: str, callbacks: CoordinatorService, tls: None) -> None:
-        self.plane, self.callbacks = plane, callbacks
+    def __init__(self, process: "CoordinatorProcess", token: str, callbacks: CoordinatorService, tls: None) -> None:
+        self.process, self.callbacks = process, callbacks
         self.calls: deque[Callable[[], None]] = deque()
         self.backgrounds: list[VirtualBackground] = []
         self.is_stopped = False
-        plane.server = self
+        self.leadership: VirtualLeadership
+        process.server = self
 
     def call_soon(self, function: Callable[[], None]) -> None:
         self.calls.append(function)
@@ -39,14 +43,52 @@ class VirtualServer:
         self.send(number, message)
 
     def send(self, number: int, message: ControlMessage) -> None:
-        if (worker := self.plane.connected.get(number)) is not None:
+        if (worker := self.process.connected.get(number)) is not None:
             worker.inbox.append(message)
 
     def disconnect(self, number: int) -> None:
-        self.plane.close(number)
+        self.process.close(number)
 
     def stop(self) -> None:
         self.is_stopped = True
+
+
+class TryLater(Exception):
+    """A job of a background thread waits, and is done again when the scheduler says so."""
+
+
+class VirtualLeadership:
+    """The leadership of a coordinator, which the plane renews as long as its process is not frozen."""
+
+    def __init__(self, store: Any, call_soon: Any, away: Callable[[str], None], back: Callable[[], None], lost: Any) -> None:
+        self._store, self._call_soon, self._away, self._back, self._lost = store, call_soon, away, back, lost
+        self._certain_until_us, self._is_told = 0, False
+        call_soon.__self__.leadership = self
+        self.renew()
+
+    @property
+    def is_certain(self) -> bool:
+        return not self._store.lease_s or CLOCK.now_us < self._certain_until_us
+
+    def renew(self) -> None:
+        if not self._store.lease_s:
+            return
+        try:
+            self._store.renew()
+        except StoreAway as problem:
+            if not self.is_certain and not self._is_told:
+                self._is_told = True
+                self._call_soon(partial(self._away, str(problem)))
+        except LeadershipLost as problem:
+            self._call_soon(partial(self._lost, problem))
+        else:
+            self._certain_until_us = CLOCK.now_us + round(self._store.lease_s * 1e6)
+            if self._is_told:
+                self._is_told = False
+                self._call_soon(self._back)
+
+    def close(self) -> None:
+        pass
 
 
 class VirtualBackground:
@@ -62,7 +104,11 @@ class VirtualBackground:
 
     def run_next(self) -> None:
         job, then = self.jobs.popleft()
-        result = job()
+        try:
+            result = job()
+        except TryLater:
+            self.jobs.appendleft((job, then))
+            return
         self._server.call_soon(lambda: then(result))
 
     def close(self) -> None:
@@ -72,8 +118,8 @@ class VirtualBackground:
 class VirtualPlans:
     """Plans that come when the scheduler says so."""
 
-    def __init__(self, source: "ControlPlane", shape: Shape, deliver: Callable[..., None], planning: None) -> None:
-        self._plane, self._deliver = source, deliver
+    def __init__(self, source: "CoordinatorProcess", shape: Shape, deliver: Callable[..., None], planning: None) -> None:
+        self._plane, self._deliver = source.plane, deliver
         self.requests: deque[frozenset[Worker]] = deque()
         source.plans = self
 
@@ -98,9 +144,14 @@ def virtual() -> Iterator[None]:
     def now_us() -> int:
         return CLOCK.now_us
 
+    def wait_to_retry(closing: object) -> bool:
+        raise TryLater
+
     with (
-        patch.multiple(service, Server=VirtualServer, PlanRequests=VirtualPlans, now_us=now_us, encode=lambda message: message),
-        patch.object(CoordinatorService, "fence", lambda self, member: CLOCK.plane.fence(member)),
+        patch.multiple(service, Server=VirtualServer, PlanRequests=VirtualPlans, now_us=now_us),
+        patch.multiple(leadership, Leadership=VirtualLeadership, encode=lambda message: message),
+        patch.object(background, "wait_to_retry", wait_to_retry),
+        patch.object(fencing, "fence", lambda member: CLOCK.plane.fence(member)),
         patch.object(CoordinatorService, "is_process_running", lambda self, member: False),
         patch.object(fencing, "identify", lambda member: None),
         patch.object(run_ledger, "now_us", now_us),

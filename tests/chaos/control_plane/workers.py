@@ -3,10 +3,11 @@
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 from recycle.control.decide.messages import (
     Ack,
@@ -27,11 +28,13 @@ from recycle.core.cluster import Shape, Worker
 from recycle.runtime.checkpoint.files import PARTIAL, stage_file, step_folder
 from recycle.runtime.checkpoint.writer import StageSaved
 from recycle.runtime.compute.optimizer_step import StepVerdict
-from recycle.runtime.coordinator.service import CoordinatorService
 from recycle.runtime.execute.spans import Span, columns_of
 from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerFinished, WorkerReport, report_to_json
-from tests.chaos.control_plane.virtual import CLOCK, VirtualServer
+from tests.chaos.control_plane.virtual import CLOCK
 from tests.control.decide.test_agreement import EpochModel, StateModel
+
+if TYPE_CHECKING:
+    from tests.chaos.control_plane.plane import CoordinatorProcess
 
 NUM_STEPS, EVERY = 9, 3
 _LAST_REPORT_US = 5_000_000  # a worker that leaves waits so long for its reports to be acknowledged
@@ -45,6 +48,9 @@ class SimulatedWorker:
     preferred: Worker | None
     member: int = -1
     connection: int | None = None
+    process: "CoordinatorProcess | None" = None  # the coordinator that it is connected to
+    folder: Path | None = None
+    term: int = 0
     inbox: deque[ControlMessage] = field(default_factory=deque)
     outbox: deque[ControlMessage] = field(default_factory=deque)
     unacknowledged: deque[Report] = field(default_factory=deque)
@@ -86,32 +92,37 @@ class SimulatedWorker:
 
 
 class Workers:
-    """The worker processes of a job, and what each of them may do next. A subclass has the coordinator that they connect to."""
+    """The worker processes of a job, and what each of them may do next. A subclass has the coordinators that they connect to."""
 
-    service: CoordinatorService | None
-    server: VirtualServer
+    processes: "list[CoordinatorProcess]"
 
     def __init__(self, shape: Shape, folder: Path, random: Random) -> None:
         self.shape, self.folder, self.random = shape, folder, random
         self.is_staggered = random.random() < 0.5
         self.workers: list[SimulatedWorker] = []
-        self.places: dict[int, Mapping[str, int]] = {}  # the member at each place, by epoch
+        self.places: dict[tuple[int, int], Mapping[str, int]] = {}  # the member at each place, by epoch and term
         self.members: dict[int, SimulatedWorker] = {}  # those that live, by their member numbers
-        self.connected: dict[int, SimulatedWorker] = {}
         self.num_connections = self.num_files = 0
+        self.epochs: dict[int, StartEpoch] = {}
+
+    def places_in(self, start: StartEpoch) -> Mapping[str, int]:
+        """The member at each place of a worker's epoch."""
+        return self.places[start.epoch, start.term]
 
     def _actions_of(self, worker: SimulatedWorker) -> Iterator[Callable[[], None]]:
         if worker.inbox:
             yield partial(self._take, worker)
-        elif worker.connection is None and self.service is not None and not self.server.is_stopped:
-            yield partial(self._connect, worker)
+        elif worker.connection is None or (worker.process is not None and worker.process.is_frozen):
+            for process in self.processes:
+                if process is not worker.process and process.answers:
+                    yield partial(self._connect, worker, process)
         if worker.leaves_at_us is not None:
             if not worker.unacknowledged or CLOCK.now_us > worker.leaves_at_us:
                 yield partial(self._end, worker)
             return
         if worker.member >= 0 and not worker.is_ready:
             yield partial(self._get_ready, worker)
-        if worker.saves:
+        if worker.saves and worker.process is not None and not worker.process.is_frozen:  # else it waits for a leader
             yield partial(self._save, worker)
         if worker.start is None:
             return
@@ -135,19 +146,27 @@ class Workers:
 
     # A worker's connection.
 
-    def _connect(self, worker: SimulatedWorker) -> None:
-        assert self.service is not None
+    def _connect(self, worker: SimulatedWorker, process: "CoordinatorProcess") -> None:
+        """Connect to a coordinator; one that is silent is left only for one of a higher term."""
         self.num_connections += 1
         number, place = self.num_connections, str(worker.preferred or "")
         hello = Hello("", "", "here", worker.pid, "", CLOCK.now_us, place, worker.member, worker.epoch)
-        answer = self.service.admit(number, hello)
+        answer = process.service.admit(number, hello)
         if isinstance(answer, Refused):
-            self._remove(worker)
+            if not answer.tries_again:
+                self._remove(worker)
+                self._close_end(worker)
             return
+        if answer.term < worker.term + (worker.connection is not None):
+            process.service.admitted(number)
+            process.closing.append(number)
+            return
+        self._close_end(worker)
         self._forget_number(worker)
-        worker.connection, worker.member = number, answer.member
+        worker.connection, worker.member, worker.process, worker.term = number, answer.member, process, answer.term
+        worker.folder = process.folder
         self.members[worker.member] = worker
-        self.connected[number] = worker
+        process.connected[number] = worker
         for message in (worker.begun, *worker.unacknowledged, worker.stopped):
             if message is not None:
                 worker.send(message)
@@ -157,7 +176,15 @@ class Workers:
             worker.send(Leaving())
         if worker.stopped is None and worker.finished is not None:
             worker.report(worker.finished)
-        self.service.admitted(number)
+        process.service.admitted(number)
+
+    def _close_end(self, worker: SimulatedWorker) -> None:
+        """A worker closes its connection, if it has one; what is on its way from the coordinator is lost."""
+        if worker.connection is not None and worker.process is not None:
+            worker.process.closing.append(worker.connection)
+            worker.connection = worker.process = None
+            worker.outbox.clear()
+            worker.inbox.clear()
 
     def _get_ready(self, worker: SimulatedWorker) -> None:
         worker.is_ready = True
@@ -165,6 +192,8 @@ class Workers:
 
     def _take(self, worker: SimulatedWorker) -> None:
         match message := worker.inbox.popleft():
+            case StartEpoch() if message.term < worker.term:
+                self._close_end(worker)
             case StartEpoch():
                 self._take_place(worker, message)
             case StopEpoch(epoch=epoch) if epoch > worker.answered:
@@ -194,14 +223,17 @@ class Workers:
     # A worker's epoch.
 
     def _take_place(self, worker: SimulatedWorker, start: StartEpoch) -> None:
-        assert self.places[start.epoch][start.place] == worker.member
+        assert self.places_in(start)[start.place] == worker.member
+        of_all = replace(start, place="", program="", sources={})
+        assert self.epochs.setdefault(start.epoch, of_all) == of_all, "two epochs have one number"
         place, is_copied = Worker.parse(start.place), start.place in start.sources
         worker.epoch, worker.start = start.epoch, start
         worker.begun = worker.stopped = worker.finished = None
         worker.wants_pause = worker.must_stop = False
         is_new = worker.state is None or worker.state.stage != place.stage
         if start.checkpoint >= 0 or (start.epoch == 1 and is_new):
-            self._check_checkpoint(start.checkpoint, place.stage)
+            assert worker.folder is not None
+            self._check_checkpoint(worker.folder, start.checkpoint, place.stage)
             worker.state = StateModel(place.stage, self.shape.num_stages, num_steps=start.iteration)
             worker.num_reported, worker.is_corrupt = start.iteration, False
         elif is_copied:
@@ -212,20 +244,20 @@ class Workers:
             worker.state.go_to(start.iteration, start.ballot)
             self._report_settled(worker)
         worker.place, worker.origin = place, start.origin
-        live = [Worker.parse(each) for each in self.places[start.epoch]]
+        live = [Worker.parse(each) for each in self.places_in(start)]
         peers = sorted(each for each in live if each.stage == place.stage and str(each) not in start.sources)
         worker.is_writer = place == peers[0]
 
-    def _check_checkpoint(self, num_steps: int, stage: int) -> None:
+    def _check_checkpoint(self, folder: Path, num_steps: int, stage: int) -> None:
         if num_steps > 0:
-            path = self.folder / "checkpoints" / step_folder(num_steps) / stage_file(stage)
+            path = folder / "checkpoints" / step_folder(num_steps) / stage_file(stage)
             assert path.read_bytes() == _content(stage, num_steps), f"{path} has something else"
 
     def _members_of(self, worker: SimulatedWorker) -> list[SimulatedWorker] | None:
         """The members of a worker's epoch, if all of them live."""
         assert worker.start is not None
         try:
-            return [self.members[number] for number in self.places[worker.start.epoch].values()]
+            return [self.members[number] for number in self.places_in(worker.start).values()]
         except KeyError:
             return None
 
@@ -234,7 +266,7 @@ class Workers:
         assert worker.place is not None
         if worker.state is None:
             sender = worker.start.sources[str(worker.place)]
-            source = self.members[self.places[worker.start.epoch][sender]]
+            source = self.members[self.places_in(worker.start)[sender]]
             assert source.state is not None
             assert (source.state.stage, source.state.num_steps) == (worker.place.stage, worker.start.iteration)
             worker.state = StateModel(worker.place.stage, self.shape.num_stages, num_steps=worker.start.iteration)
@@ -273,7 +305,8 @@ class Workers:
     def _write_file(self, worker: SimulatedWorker, num_steps: int, is_half: bool = False) -> tuple[str, bytes]:
         assert worker.place is not None
         self.num_files += 1
-        folder = self.folder / "checkpoints" / f"{step_folder(num_steps)}{PARTIAL}"
+        assert worker.folder is not None
+        folder = worker.folder / "checkpoints" / f"{step_folder(num_steps)}{PARTIAL}"
         folder.mkdir(parents=True, exist_ok=True)
         stage = worker.state.stage if worker.state is not None else worker.place.stage
         name, content = f"stage-{stage}.{self.num_files:08x}.safetensors", _content(stage, num_steps)

@@ -182,7 +182,7 @@ def test_a_coordinator_prints_an_address_that_workers_can_use(
     served = []
     monkeypatch.setattr(
         "recycle.runtime.coordinator.process.serve_job",
-        lambda config, listener, *_: served.append((config, listener.getsockname()[1])),
+        lambda config, listener, *_, **__: served.append((config, listener.getsockname()[1])),
     )
     words = ["--listen", f"{host}:0", "--token-file", str(tmp_path / "token"), "--out", str(tmp_path / "run"), *more]
     main(["coordinator", *JOB, *words])

@@ -21,7 +21,7 @@ from recycle.control.decide.messages import (
 from recycle.control.decide.new_epoch import NewEpoch
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Cluster, Shape, Worker
-from recycle.core.errors import UserError
+from recycle.core.errors import LeadershipLost, UserError
 from recycle.core.op import Kind, MicroBatch, Op
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import PlanAssignment, num_live_at, places_for
@@ -74,12 +74,17 @@ def evened(shape: Shape, failed: frozenset[Worker]) -> frozenset[Worker]:
 
 
 class MemoryJournal:
-    """A journal that is lost with its process."""
+    """A journal that is lost with its process. Every coordinator has a view of its own, and leads in a higher term."""
 
-    def __init__(self) -> None:
-        self._entries: list[JournalEntry] = []
+    def __init__(self, before: "MemoryJournal | None" = None) -> None:
+        self._entries: list[JournalEntry] = before._entries if before is not None else []
+        self._last_term: list[int] = before._last_term if before is not None else [-1]
+        self._last_term[0] += 1
+        self.term = self._last_term[0]
 
     def append(self, entry: JournalEntry) -> None:
+        if self.term != self._last_term[0]:
+            raise LeadershipLost("another coordinator leads")
         self._entries.append(entry)
 
     def last(self) -> JournalEntry | None:
@@ -180,7 +185,9 @@ class CoordinatorHarness:
         self.start_coordinator()
 
     def start_coordinator(self) -> None:
-        """Start a coordinator, which reads the journal."""
+        """Start a coordinator, which reads the journal; the one before, if there was one, leads no longer."""
+        if isinstance(self.journal, MemoryJournal) and hasattr(self, "coordinator"):
+            self.journal = MemoryJournal(self.journal)
         self.coordinator = Coordinator(self.shape, self.initial, 0, self.effects, self.journal, LEASE_S)
 
     @property

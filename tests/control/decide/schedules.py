@@ -1,4 +1,5 @@
-"""Seeded schedules: a coordinator and its workers under one virtual clock, with joins, deaths, hangs, stalls and restarts.
+"""Seeded schedules: a coordinator and its workers under one virtual clock, with joins, deaths, hangs, stalls, restarts and
+replaced coordinators that wake up.
 
 A seed decides everything, so that a schedule that fails replays exactly:
 
@@ -19,7 +20,7 @@ from tests.control.decide.test_recovery_machine import RecoveryMachine
 
 SHAPES = (Shape(3, 2, 3), Shape(2, 2, 2), Shape(2, 3, 2), Shape(4, 1, 2), Shape(1, 3, 2))
 # What happens, and how often of all.
-EVENTS = {"join": 5, "kill": 4, "hang": 2, "wait": 4, "stall": 2, "restart": 2, "corrupt": 1, "disconnect": 1}
+EVENTS = {"join": 5, "kill": 4, "hang": 2, "wait": 4, "stall": 2, "restart": 2, "wake": 2, "corrupt": 1, "disconnect": 1}
 MOST_EVENTS = 25
 # How many actions of workers (to receive, compute, report) happen between two of these.
 _ACTIONS = (0, 1, 3, 8, 20, 50)
@@ -50,6 +51,7 @@ def run_schedule(seed: int) -> Counter[str]:
             case _:
                 getattr(machine, event)(pick, acting)
         happened[event] += 1
+    happened["epoch refused"] += machine.num_refused
     machine.settle()
     return happened
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from recycle.control.decide.journal import FileJournal
 from recycle.control.decide.members import Member
 from recycle.control.decide.messages import Ack, PauseAtBoundary, ProgressReport, StopEpoch, StoreEntry, StoreRequest
 from recycle.control.decide.phases import CoordinatorPhase
+from recycle.control.store.file_store import FileStore
 from tests.builders import dead
 from tests.control.decide.coordinator_harness import LEASE_S, CoordinatorHarness
 
@@ -18,7 +18,9 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture
 def restarted(tmp_path: Path) -> tuple[CoordinatorHarness, dict[str, Member]]:
     """A harness in its second epoch with W1_1 dead, whose coordinator has read the journal; and its former members."""
-    harness = CoordinatorHarness(journal=FileJournal(tmp_path / "journal.jsonl")).form()
+    journal = FileStore(tmp_path / "journal.jsonl")
+    journal.campaign()
+    harness = CoordinatorHarness(journal=journal).form()
     harness.die("W1_1")
     harness.recover()
     members = {str(member.place): replace(member) for member in harness.coordinator.members.values()}

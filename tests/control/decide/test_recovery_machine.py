@@ -18,6 +18,7 @@ from recycle.control.decide.messages import (
     EpochBegun,
     EpochStopped,
     PauseAtBoundary,
+    ProgressReport,
     Ready,
     RenewLease,
     StartEpoch,
@@ -26,8 +27,9 @@ from recycle.control.decide.messages import (
 from recycle.control.decide.new_epoch import NewEpoch
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Shape, Worker
+from recycle.core.errors import LeadershipLost
 from recycle.core.plans.plan_source import PlanAssignment
-from tests.control.decide.coordinator_harness import CoordinatorHarness, answer_for, evened
+from tests.control.decide.coordinator_harness import CoordinatorHarness, RecordingEffects, answer_for, evened
 from tests.control.decide.test_agreement import EpochModel, StateModel
 
 pytestmark = pytest.mark.timeout(60)
@@ -89,6 +91,7 @@ class RecoveryMachine(RuleBasedStateMachine):
         self.harness, self.workers, self.is_staggered = CoordinatorHarness(self.shape), {}, is_staggered
         self.has_restarted, self.num_pids, self.is_moving, self.origin = False, 0, is_moving, 1
         self.places: dict[int, Mapping[str, int]] = {}
+        self.frozen, self.num_refused = None, 0
         effects = self.harness.effects
         effects.send = self._deliver  # type: ignore[method-assign]
         effects.epoch_started = self._check_epoch  # type: ignore[method-assign]
@@ -96,6 +99,7 @@ class RecoveryMachine(RuleBasedStateMachine):
             self.join(None, 0)
 
     workers: dict[int, FakeWorker]
+    frozen: Coordinator | None
 
     @property
     def coordinator(self) -> Coordinator:
@@ -191,7 +195,7 @@ class RecoveryMachine(RuleBasedStateMachine):
     def restart(self, was_sent: bool, seed: int) -> None:
         """The coordinator is killed, maybe before its last messages left; another one reads the journal; requests are lost."""
         self._act(seed)
-        self.has_restarted = True
+        self.has_restarted, self.frozen = True, self.coordinator
         self.harness.start_coordinator()
         self.harness.effects.plan_requests.clear()
         self.harness.effects.num_searches = 0
@@ -199,6 +203,33 @@ class RecoveryMachine(RuleBasedStateMachine):
             worker.connection = None
             if not was_sent:
                 worker.inbox.clear()
+
+    @rule(pick=st.integers(0, 99), seed=seeds)
+    def wake(self, pick: int, seed: int) -> None:
+        """The coordinator that was replaced was only frozen, and wakes up: it loses a member, and finds that all others stopped.
+
+        It may go as far as the next epoch, which the journal refuses: no worker hears of it.
+        """
+        self._act(seed)
+        if (frozen := self.frozen) is None or not frozen.members:
+            return
+        before, self.frozen = self.harness.journal.last(), None
+        effects = frozen._effects = RecordingEffects()
+        effects.at_us = self.harness.effects.at_us
+        members = list(frozen.members.values())
+        try:
+            frozen.tick()
+            frozen.remove(members[pick % len(members)].number, "its connection closed")
+            for member in list(frozen.members.placed):
+                frozen.receive(member, EpochStopped(frozen.epoch, ProgressReport(5), "", member.place.stage, frozen.origin))  # type: ignore[union-attr]
+            for failed in list(effects.plan_requests):
+                frozen.plan_received(failed, answer_for(self.shape, failed))
+            if effects.num_searches:
+                frozen.checkpoint_found(3)
+        except LeadershipLost:
+            self.num_refused += 1
+        assert self.harness.journal.last() == before
+        assert not any(isinstance(message, StartEpoch) for sent in effects.sent.values() for message in sent)
 
     @rule()
     def settle(self) -> None:
@@ -371,6 +402,7 @@ class RecoveryMachine(RuleBasedStateMachine):
     def _check_epoch(self, assignment: PlanAssignment, start: NewEpoch) -> Reporters:
         """All workers of an epoch are members, every stage has a worker, and no more is redone than has to be."""
         self.places[start.epoch] = start.places
+        assert start.term == self.harness.journal.term
         assert set(start.places.values()) <= set(self.coordinator.members)
         assert {Worker.parse(place).stage for place in start.places} == set(range(self.shape.num_stages))
         assert len(set(start.places.values())) == len(start.places)

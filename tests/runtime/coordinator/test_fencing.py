@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from recycle.control.decide.journal import FileJournal
 from recycle.control.decide.members import Member, MemberTable
 from recycle.control.decide.new_epoch import NewEpoch, journal_entry
 from recycle.control.net.handshake import this_host
+from recycle.control.store.file_store import FileStore
 from recycle.core.cluster import Worker
 from recycle.runtime.coordinator.fencing import fence, identify, is_running
 from tests.processes import until
@@ -50,7 +50,8 @@ def test_nor_is_one_of_which_a_coordinator_that_took_over_does_not_know_the_star
 
 
 def test_a_coordinator_that_takes_over_knows_the_start_from_the_journal(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    member, journal = member_of(process), FileJournal(tmp_path / "journal.jsonl")
+    member, journal = member_of(process), FileStore(tmp_path / "journal.jsonl")
+    journal.campaign()
     journal.append(journal_entry(NewEpoch(1, "", {"W0_0": 1}, 0), {Worker(0, 0): member}, "the job began", 1, {}))
     entry = journal.last()
     assert entry is not None

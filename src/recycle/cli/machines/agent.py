@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from recycle.cli.arguments import Subparsers, add_command
-from recycle.cli.machines.endpoint_flags import add_job_arguments, read_address, read_tls, read_token
+from recycle.cli.machines.endpoint_flags import add_job_arguments, read_endpoint
 from recycle.cli.machines.worker import take_part
 from recycle.control.net.handshake import Endpoint
 from recycle.core.errors import FileProblem, UserError
@@ -24,6 +24,8 @@ examples:
     recycle agent 10.0.0.1:29400 train.py --token-file token
   four workers on a machine without GPUs
     recycle agent 10.0.0.1:29400 train.py --token-file token --workers 4
+  a job with three coordinators, of which one leads
+    recycle agent 10.0.0.1:29400,10.0.0.2:29400,10.0.0.3:29400 train.py --token-file token
   only these GPUs, with the output of each worker in a file
     recycle agent 10.0.0.1:29400 train.py --token-file token --gpus 0,2 --logs logs"""
 
@@ -52,8 +54,7 @@ def _count(text: str) -> int:
 
 
 def run_agent(args: argparse.Namespace) -> int:
-    host, port = read_address(args.address)
-    endpoint = Endpoint(host, port, read_token(args.token_file, makes_one=False), tls=read_tls(args))
+    endpoint = read_endpoint(args)
     if args.file is not None and not args.file.is_file():
         raise FileProblem(f"there is no job file {args.file}")
     if args.interface:

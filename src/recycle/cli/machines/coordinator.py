@@ -21,11 +21,12 @@ from recycle.cli.machines.endpoint_flags import (
     write_tls_flags,
 )
 from recycle.cli.machines.job_description import describe_job, read_job
+from recycle.cli.machines.store_job import LedJob, describe_end, new_job
 from recycle.cli.training.plan_choice import choose_source
 from recycle.cli.training.train import config_and_folder, describe_run, prepare, refuse_unsaved, watching
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments
 from recycle.control.net.handshake import Endpoint
-from recycle.control.net.listener import listen
+from recycle.control.net.listener import BACKLOG, reserve_address
 from recycle.control.net.wire import new_name
 from recycle.core.errors import FileProblem, Stopped, UserError, WorkerFailed
 from recycle.core.events.record import Event
@@ -36,7 +37,8 @@ from recycle.host.folder_lock import locked
 _DESCRIPTION = """\
 Coordinate a job whose workers are started elsewhere, by 'recycle agent' on every machine. It waits until every place of the plan
 has its worker; from then on workers may die and come back at any time. If the coordinator itself is killed, workers go on
-training: start it again with the same arguments, and it continues its job."""
+training: start it again with the same arguments, and it continues its job. With --store, coordinators run on two or three
+machines, and one leads; if it dies with its machine, another one goes on."""
 _EXAMPLES = """\
 examples:
   on one machine
@@ -45,6 +47,10 @@ examples:
     recycle agent 10.0.0.1:29400 train.py --token-file token
   go on with a run that was stopped, from its last checkpoint
     recycle coordinator --resume runs/a --listen 10.0.0.1:29400 --token-file token
+  on three machines, each with its own address, a copy of the token, and etcd on the same or other machines; one of them leads
+    recycle coordinator train.py --listen 10.0.0.1:29400 --token-file token --out runs/a \\
+      --store etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379/jobs/a
+    recycle agent 10.0.0.1:29400,10.0.0.2:29400,10.0.0.3:29400 train.py --token-file token
 
 Without --listen only this machine is listened to. Machines need not share a disk: a worker that sees the folder of the run writes
 its checkpoints there, and any other sends them to the coordinator, and gets them back from it when they are needed."""
@@ -63,6 +69,10 @@ def add_coordinator_parser(subparsers: Subparsers) -> None:
     about = "the job's secret; made if there is no such file"
     parser.add_argument("--token-file", type=Path, required=True, metavar="FILE", help=about)
     add_tls_arguments(parser)
+    about = "keep the journal and the leader there, as etcd://HOST:PORT[,HOST:PORT...]/PREFIX; one prefix is one job (a file)"
+    parser.add_argument("--store", default="", metavar="URL", help=about)
+    about = "begin a new job at the prefix of --store, in place of one that is over or that nobody leads"
+    parser.add_argument("--anew", action="store_true", help=about)
     parser.add_argument("--out", type=output_path, metavar="FOLDER", help="record the run there, with checkpoints")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder, from its last checkpoint")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
@@ -78,34 +88,78 @@ def run_coordinator(args: argparse.Namespace) -> None:
     factory, plan = prepare(config)
     config = factory.config
     from recycle.runtime.coordinator.process import serve_job
-    from recycle.runtime.execute.spans import now_us
     from recycle.runtime.launch.configure import coordinator_config
 
-    begun = _find_job(out, config, args.resume is not None)
-    if begun is None and args.resume is not None and (facts := _finished_run(out, config.training.steps)):
-        print(json.dumps(facts) if args.json else describe_run(facts, out))
-        return
-    found = begun or _BegunJob(new_name(), now_us(), args.resume is not None)
-    job = factory.job(plan, out, found.is_resumed, factory.plan_source or choose_source(plan, config.cluster))
-    about = describe_job(found.name, factory, job, serves_machines=not is_loopback(advertised[0] if advertised else host))
-    with listen(host, port) as listener, watching(config, plan, out, found.is_resumed) as (watch, say):
-        coordinator = coordinator_config(job, Endpoint(host, port, token, found.name, tls), found.begin_us, out, about=about)
-        if begun is None:
-            with locked(out):  # else the job of another coordinator, which has this folder, would lose its name
-                found.write(out, config, len(plan.rows), dict(factory.code))
+    with reserve_address(host, port) as listener:
         reached_at = advertised or (socket.gethostname() if host in _ALL_ADDRESSES else host, listener.getsockname()[1])
-        file = f" {Path(config.job.file).name}" if config.job.file else ""
-        command = f"recycle agent {write_address(*reached_at)}{file}"
-        say(f"{'found again' if begun else 'waiting for'} {len(plan.rows)} workers: {command}")
-        sink = _NoticeSink(watch)
-        serve_job(coordinator, listener, sink, () if begun else None)
-    facts = sink.summary()
+        led = None
+        if args.store:
+            lease_s = factory.job(plan, out).options.failures.lease_s
+            own = new_job(args.resume is not None, config, factory.code, token)
+            if (led := LedJob.lead(args, write_address(*reached_at), lease_s, own)) is None:
+                return
+        found = _find_led_job(led, out) if led is not None else _find_job(out, config, args.resume is not None)
+        if found is None and args.resume is not None and (facts := _finished_run(out, config.training.steps)):
+            print(json.dumps(facts) if args.json else describe_run(facts, out))
+            return
+        begun, is_takeover = found or _begin_job(led, args.resume is not None), found is not None
+        job = factory.job(plan, out, begun.is_resumed, factory.plan_source or choose_source(plan, config.cluster))
+        serves_machines = not is_loopback(advertised[0] if advertised else host)
+        about = describe_job(begun.name, factory, job, serves_machines, sends_files=led is not None)
+        with watching(config, plan, out, begun.is_resumed) as (watch, say):
+            coordinator = coordinator_config(job, Endpoint(host, port, token, begun.name, tls), begun.begin_us, out, about=about)
+            if not is_takeover or not read_job(out):
+                # Locked, else the job of another coordinator, which has this folder, would lose its name.
+                with locked(out, is_required=led is None):
+                    begun.write(out, config, len(plan.rows), dict(factory.code))
+            file = f" {Path(config.job.file).name}" if config.job.file else ""
+            command = f"recycle agent {write_address(*reached_at)}{file}"
+            say(f"{'found again' if is_takeover else 'waiting for'} {len(plan.rows)} workers: {command}")
+            listener.listen(BACKLOG)
+            sink = _NoticeSink(watch)
+            serve_job(coordinator, listener, sink, () if is_takeover else None, store=led.store if led is not None else None)
+    _conclude(args, sink, led, out, config.training.steps)
+
+
+def _conclude(args: argparse.Namespace, sink: "_NoticeSink", led: LedJob | None, out: Path, num_steps: int) -> None:
+    """Print the summary of the job, or raise the error with which it ended; with a store, note the end there."""
+    try:
+        facts = sink.summary()
+    except UserError as problem:
+        if led is not None:
+            led.conclude(f"it failed: {problem}" if sink.ends_job else "")
+        raise
+    if led is not None:
+        led.conclude(describe_end(facts, num_steps))
     print(json.dumps(facts) if args.json else describe_run(facts, out))
-    again = f"recycle coordinator --resume {out} --listen {args.listen} --token-file {args.token_file}{write_tls_flags(args)}"
-    if facts["steps"] < config.training.steps:
-        sentence = f"stopped after step {facts['steps']} of {config.training.steps}, and all workers with it"
+    store = f" --store {args.store}" if args.store else ""
+    again = (
+        f"recycle coordinator --resume {out} --listen {args.listen} --token-file {args.token_file}{write_tls_flags(args)}{store}"
+    )
+    if facts["steps"] < num_steps:
+        sentence = f"stopped after step {facts['steps']} of {num_steps}, and all workers with it"
         raise Stopped(f"{sentence}; go on with: {again}", signal.SIGTERM)
     refuse_unsaved(facts, again)
+
+
+def _find_led_job(led: LedJob, out: Path) -> "_BegunJob | None":
+    """The job of the store that this coordinator takes over, None if it is new. Its folder may be on a machine that is gone."""
+    here = read_job(out).get("job")
+    if not led.is_takeover:
+        if here is not None and not led.job.is_resumed:
+            led.conclude("")
+            raise FileProblem(f"{out} holds another run: name another folder, or go on with it by --resume {out}")
+        return None
+    if here not in (None, led.job.job):
+        led.conclude("")
+        raise FileProblem(f"{out} holds another job than {led.job.job}, which is that of the store: name another folder")
+    return _BegunJob(led.job.job, led.begin_us(), led.refuse_missing_checkpoint(out))
+
+
+def _begin_job(led: LedJob | None, resume: bool) -> "_BegunJob":
+    from recycle.runtime.execute.spans import now_us
+
+    return _BegunJob(led.job.job if led is not None else new_name(), now_us(), resume)
 
 
 def _finished_run(out: Path, num_steps: int) -> dict[str, Any]:
@@ -148,6 +202,11 @@ class _NoticeSink:
             return
         for event in notice.events:
             self._watch(event)
+
+    @property
+    def ends_job(self) -> bool:
+        """Whether the job is over by the last notice, and not only this coordinator's part in it."""
+        return self._last is not None and getattr(self._last, "is_over", True)
 
     def summary(self) -> dict[str, Any]:
         """The summary of the job; raises if the job failed."""

@@ -4,6 +4,7 @@ import argparse
 import stat
 from pathlib import Path
 
+from recycle.control.net.handshake import Endpoint
 from recycle.control.net.tls import TlsFiles
 from recycle.control.net.wire import new_token
 from recycle.core.errors import FileProblem, UserError
@@ -14,7 +15,8 @@ DEFAULT_ADDRESS = "127.0.0.1:29400"
 
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments by which a command takes part in a job of a coordinator elsewhere."""
-    parser.add_argument("address", metavar="HOST:PORT", help="where the coordinator listens")
+    about = "where the coordinator listens; if there are several coordinators, their addresses with commas"
+    parser.add_argument("address", metavar="HOST:PORT", help=about)
     about = "the job file, if the coordinator was given one; the same on every machine"
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help=about)
     about = "the job's secret, as the coordinator wrote it"
@@ -56,6 +58,12 @@ def write_tls_flags(args: argparse.Namespace) -> str:
 
 def _tls_files(args: argparse.Namespace) -> dict[str, Path | None]:
     return {"--tls-cert": args.tls_cert, "--tls-key": args.tls_key, "--tls-ca": args.tls_ca}
+
+
+def read_endpoint(args: argparse.Namespace) -> Endpoint:
+    """The endpoint of the coordinator, or of several coordinators of one job, that a worker or an agent is given."""
+    (host, port), *others = (read_address(each) for each in args.address.split(","))
+    return Endpoint(host, port, read_token(args.token_file, makes_one=False), tls=read_tls(args), others=tuple(others))
 
 
 def read_address(text: str) -> tuple[str, int]:

@@ -20,8 +20,13 @@ if TYPE_CHECKING:
     from recycle.runtime.worker.worker_spec import WorkerSpec
 
 
-def describe_job(name: str, factory: TrainingJobFactory, job: "Job", serves_machines: bool = False) -> dict[str, Any]:
-    """The description of a job that the coordinator sends to every worker; `spec_from_description` reads it."""
+def describe_job(
+    name: str, factory: TrainingJobFactory, job: "Job", serves_machines: bool = False, sends_files: bool = False
+) -> dict[str, Any]:
+    """The description of a job that the coordinator sends to every worker; `spec_from_description` reads it.
+
+    If it `sends_files`, workers send checkpoints to whoever leads, also if they see the run folder of the present leader.
+    """
     from recycle.runtime.checkpoint.files import plain
     from recycle.runtime.compute.weight_digest import digest
 
@@ -34,6 +39,7 @@ def describe_job(name: str, factory: TrainingJobFactory, job: "Job", serves_mach
         "out": str(job.run_folder.resolve()),
         "tensor_specs": specs,
         "serves_machines": serves_machines,
+        "sends_files": sends_files,
         "versions": _versions(),
         "code": dict(factory.code),
         "fingerprint": plain(job.fingerprint()),
@@ -71,7 +77,7 @@ def spec_from_description(endpoint: Endpoint, folder: Path, file: Path | None, i
             "name the coordinator by an address of this machine's network, or the network by --interface"
         )
     out = Path(about["out"])
-    sees_run = read_job(out).get("job") == about["job"]
+    sees_run = not about["sends_files"] and read_job(out).get("job") == about["job"]
     _refuse_difference(differing(about["versions"], _versions()), "give all machines the same Python and packages")
     factory = TrainingJobFactory(_own_config(parse_config(about["config"]), file))
     _refuse_difference(differing(about["code"], dict(factory.code)), "copy it from the coordinator's machine")

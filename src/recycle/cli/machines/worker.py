@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from recycle.cli.arguments import Subparsers, add_command
-from recycle.cli.machines.endpoint_flags import add_job_arguments, read_address, read_tls, read_token
+from recycle.cli.machines.endpoint_flags import add_job_arguments, read_endpoint
 from recycle.cli.machines.job_description import spec_from_description
 from recycle.control.net.handshake import Endpoint
 from recycle.core.cluster import Worker
@@ -35,9 +35,8 @@ def add_worker_parser(subparsers: Subparsers) -> None:
 def run_worker(args: argparse.Namespace) -> None:
     from recycle.runtime.launch.forkserver import configure_process
 
-    host, port = read_address(args.address)
     place = str(Worker.parse(args.place)) if args.place else ""
-    endpoint = Endpoint(host, port, read_token(args.token_file, makes_one=False), tls=read_tls(args))
+    endpoint = read_endpoint(args)
     configure_process()
     import recycle.runtime.launch.preload  # noqa: F401  before the coordinator expects heartbeats
 

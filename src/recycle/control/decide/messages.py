@@ -48,20 +48,28 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The worker is a member, and counts as dead if it is silent for `lease_s`. `about` describes the job."""
+    """The worker is a member, and counts as dead if it is silent for `lease_s`. `about` describes the job.
+
+    `term` is that of the coordinator: a worker that has seen a higher one disconnects.
+    """
 
     member: int
     lease_s: float
     job: str
     about: dict[str, Any] = field(default_factory=dict)
+    term: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The worker cannot join, and why. If `may_retry`, another process on its machine could join."""
+    """The worker cannot join, and why. If `may_retry`, another process on its machine could join.
+
+    If it `tries_again`, the same process can, here or at another coordinator: it is not certain that this one leads.
+    """
 
     reason: str
     may_retry: bool = False
+    tries_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,8 @@ class StartEpoch:
     `only_saves` says that the epoch does no step, and only writes a checkpoint, because the job stops, or because members leave
     whose state no other member holds. `origin` is the last epoch, up to this one, in
     which all began anew or from a checkpoint: a state of an earlier origin is not mixed with the others. Workers report every op
-    of the first iteration, and of each one whose number is a multiple of `ops_every`.
+    of the first iteration, and of each one whose number is a multiple of `ops_every`. `term` is that of the coordinator: a worker
+    that has seen a higher one does not obey.
     """
 
     epoch: int
@@ -120,6 +129,7 @@ class StartEpoch:
     only_saves: bool = False
     origin: int = 1
     ops_every: int = 1
+    term: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ class NewEpoch:
     only_saves: bool = False
     origin: int = 1
     ops_every: int = 1
+    term: int = 0
 
     def messages(self, shape: Shape, programs: Mapping[Worker, str]) -> Iterator[tuple[Worker, StartEpoch]]:
         """Yield each place with the message to its member; `programs` are the row programs of the plan."""
@@ -51,6 +52,7 @@ class NewEpoch:
             self.only_saves,
             self.origin,
             self.ops_every,
+            self.term,
         )
 
 

@@ -1,8 +1,10 @@
 """The worker's end of the control connection, in a thread of its own: it renews the lease while the worker computes.
 
 If the coordinator goes away, the worker continues, and the thread reconnects until a coordinator answers. Reports without an
-acknowledgement are sent again then. No send ever waits for the coordinator: what the connection does not take stays in a queue,
-which the thread sends on. The coordinator answers every heartbeat, so that a worker notices one that hangs.
+acknowledgement are sent again then. A job may have several coordinators, of which one leads: the thread tries their addresses in
+turn, obeys none of a lower term than it has seen, and looks for another leader as soon as the present one is silent.
+No send ever waits for the coordinator: what the connection does not take stays in a queue, which the thread sends on. The
+coordinator answers every heartbeat, so that a worker notices one that hangs.
 """
 
 import contextlib
@@ -16,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from recycle.control.decide.failure_detection import RENEWALS_PER_LEASE
-from recycle.control.decide.messages import Ack, ControlMessage, ProtocolError, Refused, RenewLease, Report, Welcome
+from recycle.control.decide.messages import Ack, ControlMessage, ProtocolError, Refused, RenewLease, Report, StartEpoch, Welcome
 from recycle.control.net.handshake import CoordinatorUnproved, Endpoint, JoinRefused, shake_hands
 from recycle.control.net.tls import NOT_NOW
 from recycle.control.net.wire import Session
@@ -25,6 +27,8 @@ _RECONNECT_S = 0.1
 # A coordinator is called silent after so many leases. After `_GIVE_UP_S` its connection counts as broken: longer than any pause
 # that a job should survive. A worker that finds no coordinator for `_ORPHAN_S` ends.
 _SILENT_LEASES, _GIVE_UP_S, _ORPHAN_S = 3, 120.0, 600.0
+# After so many leases of silence, other coordinators are asked whether they lead, each with this time to answer.
+_LOOK_LEASES, _LOOK_S = 0.75, 1.0
 
 
 class Client:
@@ -53,6 +57,7 @@ class Client:
         self._on_message, self._on_refused, self._heartbeat, self._on_silent = on_message, on_refused, heartbeat, on_silent
         self.member, self.epoch, self.lease_s = -1, -1, 0.0
         self.own_address, self.origin = "", 0
+        self.term = self._current = 0  # the number of the coordinator that is connected, or tried next
         self.greeting: ControlMessage | None = None
         self._unacknowledged: deque[Report] = deque()
         self._number = 0
@@ -72,9 +77,9 @@ class Client:
             try:
                 session, welcome = self._connect()
                 break
-            except OSError as problem:
-                if isinstance(problem, socket.gaierror) and problem.errno != socket.EAI_AGAIN:  # it will not get a meaning
-                    raise JoinRefused(f"there is no machine {self._endpoint.host} ({problem.strerror})") from None
+            except (OSError, CoordinatorUnproved) as problem:
+                if not self._endpoint.others:
+                    _refuse_hopeless(problem, self._endpoint.host)
                 if time.monotonic() > begin_s + (_ORPHAN_S if isinstance(problem, TimeoutError) else timeout_s):
                     raise
                 time.sleep(_RECONNECT_S)
@@ -147,14 +152,29 @@ class Client:
             self._outbox.clear()
 
     def _connect(self) -> tuple[Session, Welcome]:
-        session, welcome = shake_hands(self._endpoint, self._preferred_place, self.member, self.epoch)
+        """Connect to the coordinator that is tried next; if that fails, the one after it is next."""
+        try:
+            return self._connect_to(self._current, self.term)
+        except (OSError, CoordinatorUnproved):
+            self._current += 1
+            raise
+
+    def _connect_to(self, number: int, least_term: int, timeout_s: float | None = None) -> tuple[Session, Welcome]:
+        """Connect to a coordinator. Raises ConnectionError if its term is lower than `least_term`: it does not lead any more."""
+        endpoint = self._endpoint.at(number)
+        session, welcome = shake_hands(endpoint, self._preferred_place, self.member, self.epoch, timeout_s=timeout_s)
         stream = session.stream
+        if welcome.term < least_term:
+            stream.close()
+            raise ConnectionError(f"the coordinator at {endpoint.host} has term {welcome.term}, and term {self.term} has begun")
+        self._current = number
         stream.setblocking(False)
         with self._lock:
             if self._closed.is_set():
                 stream.close()
                 raise JoinRefused("this worker has disconnected")
-            self.member, self.lease_s = welcome.member, welcome.lease_s
+            self._disconnect()  # from a coordinator that is silent
+            self.member, self.lease_s, self.term = welcome.member, welcome.lease_s, welcome.term
             self._session, self.own_address = session, stream.getsockname()[0]
             for message in [self.greeting, *self._unacknowledged]:
                 if message is not None:
@@ -162,11 +182,19 @@ class Client:
         self._on_message(welcome)
         return session, welcome
 
+    def _find_other_leader(self) -> Session | None:
+        """Connect to a coordinator of a higher term, if there is one, and leave the silent one; it may only stand still."""
+        for number in range(self._current + 1, self._current + 1 + len(self._endpoint.others)):
+            with contextlib.suppress(OSError, CoordinatorUnproved):
+                return self._connect_to(number, self.term + 1, _LOOK_S)[0]
+        return None
+
     def _stay_connected(self, session: Session) -> None:
         try:
             while not self._closed.is_set():
                 try:
-                    self._serve(session)
+                    while (other := self._serve(session)) is not None:
+                        session = other
                 except ProtocolError as problem:
                     self._on_violation(f"{problem}; the connection is closed")
                 except (OSError, ValueError):
@@ -189,8 +217,8 @@ class Client:
                     raise JoinRefused(f"no coordinator has answered for {_ORPHAN_S:.0f} s ({cause})", may_retry=True) from None
         raise JoinRefused("this worker has disconnected")
 
-    def _serve(self, session: Session) -> None:
-        """Read messages and renew the lease until the connection breaks."""
+    def _serve(self, session: Session) -> Session | None:
+        """Read messages and renew the lease until the connection breaks. If another leads, return the session with it."""
         pause_s = self.lease_s / RENEWALS_PER_LEASE
         next_s = heard_s = time.monotonic()
         silent_s = _SILENT_LEASES * self.lease_s
@@ -198,7 +226,7 @@ class Client:
             self._take(message)
         while not self._closed.is_set():
             if self._session is None:
-                return
+                return None
             now_s = time.monotonic()
             if now_s >= next_s:
                 if now_s > next_s + pause_s:  # this process stood still itself: an answer may wait to be read
@@ -208,7 +236,9 @@ class Client:
                     silent_s = _GIVE_UP_S  # say it once
                 if now_s > heard_s + _GIVE_UP_S:
                     raise ConnectionError("the coordinator is silent")
-                next_s = now_s + pause_s
+                if now_s > heard_s + _LOOK_LEASES * self.lease_s and (other := self._find_other_leader()) is not None:
+                    return other
+                next_s = time.monotonic() + pause_s
                 self.send(self._heartbeat())
             if self._wait(session.stream, next_s - time.monotonic()):
                 try:
@@ -221,6 +251,7 @@ class Client:
                 heard_s, silent_s = time.monotonic(), _SILENT_LEASES * self.lease_s
                 for message in session.reader.take(some):
                     self._take(message)
+        return None
 
     def _wait(self, stream: socket.socket, timeout_s: float) -> bool:
         """Send on what is queued, and return whether there are bytes to read.
@@ -243,5 +274,15 @@ class Client:
                 self._lock.notify_all()
         elif isinstance(message, Refused):
             raise JoinRefused(message.reason, message.may_retry)
+        elif isinstance(message, StartEpoch) and message.term < self.term:
+            raise ConnectionError(f"the coordinator starts an epoch in term {message.term}, and term {self.term} has begun")
         else:
             self._on_message(message)
+
+
+def _refuse_hopeless(problem: Exception, host: str) -> None:
+    """Raise JoinRefused if another try would end like this one."""
+    if isinstance(problem, CoordinatorUnproved):
+        raise problem
+    if isinstance(problem, socket.gaierror) and problem.errno != socket.EAI_AGAIN:  # it will not get a meaning
+        raise JoinRefused(f"there is no machine {host} ({problem.strerror})") from None

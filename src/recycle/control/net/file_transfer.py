@@ -9,6 +9,7 @@ no part in it.
 import contextlib
 import hashlib
 import io
+import itertools
 import os
 import ssl
 import time
@@ -69,10 +70,10 @@ class FileTransfer:
 
     def _retry(self, transfer: Callable[["_Link"], Result], failure: str, pulse: Pulse) -> Result:
         progress, num_unproved = _Progress(pulse), 0
-        while True:
+        for number in itertools.count():
             try:
                 progress.begin_again()
-                session, _ = shake_hands(self.endpoint, purpose=PURPOSE, on_waiting=lambda: pulse(1))
+                session, _ = shake_hands(self.endpoint.at(number), purpose=PURPOSE, on_waiting=lambda: pulse(1))
                 with session.stream:
                     return transfer(_Link(session, self.silence_s, progress.add))
             except (CoordinatorUnproved, ProtocolError) as problem:  # perhaps by somebody in the middle
@@ -88,6 +89,7 @@ class FileTransfer:
                     raise FileProblem(f"{failure}: {problem.strerror or problem}") from None
                 pulse(0)
                 time.sleep(_RETRY_S)
+        raise AssertionError("the tries do not end by themselves")
 
 
 class _Progress:

@@ -5,7 +5,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -51,13 +51,23 @@ class CoordinatorUnproved(JoinRefused):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address of a coordinator, the token of its job, and the job's name; `tls` if its control connections use TLS."""
+    """The address of a coordinator, the token of its job, and the job's name; `tls` if its control connections use TLS.
+
+    `others` are the addresses of other coordinators of the job, one of which may lead instead.
+    """
 
     host: str
     port: int
     token: str
     job: str = ""
     tls: TlsFiles | None = None
+    others: tuple[tuple[str, int], ...] = ()
+
+    def at(self, number: int) -> "Endpoint":
+        """The endpoint of the coordinator with this number; numbers go round."""
+        addresses = ((self.host, self.port), *self.others)
+        host, port = addresses[number % len(addresses)]
+        return replace(self, host=host, port=port, others=())
 
 
 def shake_hands(
@@ -67,6 +77,7 @@ def shake_hands(
     epoch: int = -1,
     purpose: str = "",
     on_waiting: Callable[[], object] = lambda: None,
+    timeout_s: float | None = None,
 ) -> tuple[Session, Welcome]:
     """Connect once. Raises JoinRefused, CoordinatorUnproved, or OSError if no process listens at the endpoint.
 
@@ -84,7 +95,7 @@ def shake_hands(
         epoch=epoch,
         purpose=purpose,
     )
-    stream = socket.create_connection((endpoint.host, endpoint.port), _CONNECT_S)
+    stream = socket.create_connection((endpoint.host, endpoint.port), timeout_s or _CONNECT_S)
     try:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if endpoint.tls is not None:
@@ -112,6 +123,8 @@ def _introduce(
     session = Session(stream, reader, Seal(endpoint.token, WORKER, challenge.nonce, hello.nonce))
     while isinstance(answer := reader.receive(stream.recv, _CLOSED), Waiting):
         on_waiting()
+    if isinstance(answer, Refused) and answer.tries_again:
+        raise ConnectionError(answer.reason)
     if isinstance(answer, Refused):
         raise JoinRefused(answer.reason, answer.may_retry)
     if not isinstance(answer, Welcome):

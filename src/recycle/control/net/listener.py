@@ -5,9 +5,18 @@ import socket
 
 from recycle.core.errors import PortInUse, UserError
 
+BACKLOG = 128
+
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens there; port 0 is any free one."""
+    listener = reserve_address(host, port)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def reserve_address(host: str, port: int) -> socket.socket:
+    """Return a socket that has this address and does not listen yet: who connects is refused, and tries another coordinator."""
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
         raise UserError(f"the port is {port!r}, but it must be a whole number from 0 to 65535, where 0 is any free one")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -16,7 +25,6 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(128)
     except OSError as problem:
         listener.close()
         if isinstance(problem, socket.gaierror) or problem.errno == errno.EADDRNOTAVAIL:

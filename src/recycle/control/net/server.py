@@ -250,7 +250,7 @@ class Server:
         else:
             answer = self._callbacks.admit(connection.number, message)
             if isinstance(answer, Refused):
-                self._refuse(connection, answer.reason, answer.may_retry)
+                self._refuse(connection, answer.reason, answer.may_retry, answer.tries_again)
                 return
             connection.is_admitted = True
             connection.reader.most_bytes = MOST_BYTES
@@ -299,10 +299,10 @@ class Server:
                 self.send(connection.number, Waiting(others))
         self._queue = deque(each for each in self._queue if each[0].number in self._connections and not each[0].is_closing)
 
-    def _refuse(self, connection: _Connection, reason: str, may_retry: bool = False) -> None:
+    def _refuse(self, connection: _Connection, reason: str, may_retry: bool = False, tries_again: bool = False) -> None:
         """Send the reason, and close the connection afterwards. An admitted connection is closed without one."""
         if not connection.is_admitted:
-            self.send(connection.number, Refused(reason, may_retry))
+            self.send(connection.number, Refused(reason, may_retry, tries_again))
         connection.is_closing, connection.is_waiting = True, False
         if not connection.outbox or connection.is_admitted:
             self._drop(connection)

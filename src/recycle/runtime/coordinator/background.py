@@ -1,14 +1,17 @@
 """The coordinator's slow work, in threads of its own: a stalled disk or launcher must not delay heartbeats."""
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from recycle.control.decide.journal import Journal, JournalEntry
-from recycle.core.errors import FileProblem
+from recycle.control.decide.journal import JournalEntry
+from recycle.control.store.protocol import Store, StoreAway, ask_until_answered
+from recycle.core.errors import FileProblem, LeadershipLost
 
 Result = TypeVar("Result")
+_RETRY_S = 0.5
 
 
 class Background:
@@ -33,34 +36,69 @@ class Background:
 
 
 class BackgroundJournal:
-    """A journal that is written by a thread. `num_pending` entries are not on disk yet.
+    """A journal that a thread writes to the store. `num_pending` entries are not stored yet.
 
-    `written` is called by the serving thread for every entry, with a sentence if it could not be written.
+    The serving thread calls `written` for every entry, with a sentence if it could not be written here, and `lost` if another
+    coordinator leads. While the store is away, the thread tries again and again, and `late` is called once, with the reason.
     """
 
     def __init__(
-        self, journal: Journal, call_soon: Callable[[Callable[[], None]], None], written: Callable[[str | None], None]
+        self,
+        store: Store,
+        call_soon: Callable[[Callable[[], None]], None],
+        written: Callable[[str | None], None],
+        late: Callable[[str], None] = lambda problem: None,
+        lost: Callable[[LeadershipLost], None] = lambda problem: None,
     ) -> None:
-        self._journal, self._background, self._written = journal, Background("journal", call_soon), written
-        self.num_pending = 0
+        self._store, self._background, self._call_soon = store, Background("journal", call_soon), call_soon
+        self._written, self._late, self._lost = written, late, lost
+        self._closing = threading.Event()
+        self.num_pending, self._is_late = 0, False
+
+    @property
+    def term(self) -> int:
+        return self._store.term
 
     def append(self, entry: JournalEntry) -> None:
         self.num_pending += 1
         self._background.run(lambda: self._append(entry), self._done)
 
-    def _append(self, entry: JournalEntry) -> str | None:
-        try:
-            self._journal.append(entry)
-        except FileProblem as problem:
-            return str(problem)
-        return None
+    def _append(self, entry: JournalEntry) -> str | LeadershipLost | None:
+        while True:
+            try:
+                self._store.append(entry)
+                return None
+            except FileProblem as problem:
+                return str(problem)
+            except LeadershipLost as problem:
+                return problem
+            except StoreAway as problem:
+                self._call_soon(partial(self._is_away, str(problem)))
+            if wait_to_retry(self._closing):
+                return LeadershipLost("the coordinator ended while the store was away")
 
-    def _done(self, problem: str | None) -> None:
+    def _is_away(self, problem: str) -> None:
+        if not self._is_late:
+            self._is_late = True
+            self._late(problem)
+
+    def _done(self, problem: str | LeadershipLost | None) -> None:
+        if isinstance(problem, LeadershipLost):  # what rests on this entry is never sent
+            self._lost(problem)
+            return
         self.num_pending -= 1
+        self._is_late = False
         self._written(problem)
 
     def last(self) -> JournalEntry | None:
-        return self._journal.last()
+        return ask_until_answered(self._store.last)
 
     def close(self) -> None:
+        """Wait until all entries are stored, unless the store is away."""
+        self._closing.set()
         self._background.close()
+
+
+def wait_to_retry(closing: threading.Event) -> bool:
+    """Wait before the store is asked again; return whether the coordinator ends meanwhile."""
+    return closing.wait(_RETRY_S)

@@ -82,7 +82,10 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class JobFailed:
+    """The job has failed and is over; unless `is_over`, only this coordinator has, and another one may go on with the job."""
+
     problem: UserError
+    is_over: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,17 @@
 
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from multiprocessing import get_context
+from pathlib import Path
 
 from recycle.control.planning.planning_process import PlanningProcess
+from recycle.control.store.file_store import FileStore
+from recycle.control.store.protocol import Store
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.events.record import Event
+from recycle.core.events.record_file import RECORD
 from recycle.host.folder_lock import locked
 from recycle.host.process_lifetime import end_with_parent
 from recycle.host.process_title import set_title
@@ -39,8 +43,11 @@ def serve_job(
     before: Sequence[Event] | None = None,
     planning: PlanningProcess | None = None,
     is_repeatable: bool = False,
+    store: Store | None = None,
 ) -> None:
     """Coordinate a job to its end. With `before`, replace a coordinator that was killed: its events, unless on disk.
+
+    `store` is led by this process; without one, the journal is a file. If another coordinator leads then, the job goes on there.
 
     A first SIGTERM, or SIGINT if it is not ignored, lets the job write a checkpoint and end. A second one ends this process,
     unless they are `is_repeatable`: a launcher sends one, and the user's tools may send another to all processes of the job.
@@ -48,9 +55,9 @@ def serve_job(
 
     with ExitStack() as stack:
         try:
-            service = _set_up(config, listener, sink, before, planning, stack)
+            service = _set_up(config, listener, sink, before, planning, stack, store)
         except (UserError, OSError) as problem:
-            sink.send(JobFailed(_refusal(config, problem, is_takeover=before is not None)))
+            sink.send(JobFailed(_refusal(config, problem, is_takeover=before is not None), is_over=False))
             return
         if config.stops_early:
             service.stop_early()
@@ -68,16 +75,31 @@ def _set_up(
     before: Sequence[Event] | None,
     planning: PlanningProcess | None,
     stack: ExitStack,
+    store: Store | None,
 ) -> CoordinatorService:
     """Make the service, with the run folder if there is one; `stack` closes the folder."""
-    if config.folder is None:
-        return CoordinatorService(config, listener, sink, None, before, planning)
-    if not config.checkpoint.resume:
-        make_folder(config.folder)
-    stack.enter_context(locked(config.folder))
-    options, plan, is_takeover = (config.run_folder, config.checkpoint), config.initial.plan, before is not None
-    folder = RunFolder(config.folder, *options, plan, config.fingerprint, config.num_steps, is_takeover)
-    return CoordinatorService(config, listener, sink, stack.enter_context(folder), folder.before, planning)
+    earlier: Iterable[Event] | None = before
+    run, is_takeover = None, before is not None
+    if config.folder is not None:
+        if not config.checkpoint.resume:
+            make_folder(config.folder)
+        stack.enter_context(locked(config.folder, is_required=store is None))
+        # Without a record, this folder is not that of the coordinator which is replaced: its machine may be gone.
+        has_record = is_takeover and (store is None or (config.folder / RECORD).exists())
+        options, plan = (config.run_folder, config.checkpoint), config.initial.plan
+        folder = RunFolder(config.folder, *options, plan, config.fingerprint, config.num_steps, has_record)
+        run = stack.enter_context(folder)
+        earlier = folder.before if has_record or not is_takeover else ()
+    return CoordinatorService(config, listener, sink, run, earlier, planning, store or _led_file(config.journal, stack))
+
+
+def _led_file(path: Path, stack: ExitStack) -> Store:
+    """The journal in a file of this machine, led by this process."""
+    store = FileStore(path)
+    if store.campaign() is not None:
+        raise FileProblem(f"{path} is in use by another run: wait until that is over, or name another folder")
+    stack.callback(store.resign)
+    return store
 
 
 def _refusal(config: CoordinatorConfig, problem: UserError | OSError, is_takeover: bool) -> UserError:

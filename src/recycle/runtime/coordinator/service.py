@@ -4,15 +4,12 @@ It sends every event to its launcher as it happens, and the summary at the end. 
 the journal has the members and places, the record the steps, and workers send again the reports that were not acknowledged.
 """
 
-import os
-import signal
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from recycle.control.decide.coordinator import Coordinator
-from recycle.control.decide.journal import FileJournal
 from recycle.control.decide.members import Member, Recovery, Reporters, members_at
 from recycle.control.decide.messages import Ack, ControlMessage, Hello, Refused, Report, Welcome
 from recycle.control.decide.new_epoch import NewEpoch
@@ -20,18 +17,16 @@ from recycle.control.decide.phases import CoordinatorPhase
 from recycle.control.net import file_transfer
 from recycle.control.net.handshake import this_host
 from recycle.control.net.server import ConnectionTask, Server
-from recycle.control.net.wire import EncodedMessage, encode
 from recycle.control.planning.planning_process import PlanningProcess
+from recycle.control.store.protocol import Store, ask_until_answered
 from recycle.core.cluster import Worker
-from recycle.core.errors import FileProblem, PeersDiffer, PlannerFailed, UserError, WorkerFailed
-from recycle.core.events.failure_script import RECOVERY
+from recycle.core.errors import FileProblem, LeadershipLost, PeersDiffer, PlannerFailed, UserError, WorkerFailed
 from recycle.core.events.record import Event, Joining, Suspected
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import PlanAssignment
 from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointIncomplete
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 from recycle.runtime.coordinator import fencing
-from recycle.runtime.coordinator.background import BackgroundJournal
 from recycle.runtime.coordinator.config import (
     CoordinatorConfig,
     EventSink,
@@ -44,15 +39,16 @@ from recycle.runtime.coordinator.config import (
     WorkerLost,
 )
 from recycle.runtime.coordinator.forming_watch import FormingWatch
+from recycle.runtime.coordinator.leadership import DecisionGate
 from recycle.runtime.coordinator.ledger.peer_comparison import PeersDisagree
 from recycle.runtime.coordinator.ledger.recovered_event import recovered_event
 from recycle.runtime.coordinator.ledger.run_folder import RunFolder
-from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
+from recycle.runtime.coordinator.ledger.takeover_ledger import TakeoverLedger
 from recycle.runtime.coordinator.plan_requests import PlanOutcome, PlanRequests
 from recycle.runtime.coordinator.report_inbox import ReportInbox
 from recycle.runtime.coordinator.run_output import RunOutput
 from recycle.runtime.execute.spans import now_us
-from recycle.runtime.worker.fault_injection import death_us
+from recycle.runtime.worker.fault_injection import death_us, kill_coordinator
 from recycle.runtime.worker.worker_reports import IterationApplied, WorkerCrashed, WorkerFinished
 
 
@@ -67,16 +63,19 @@ class CoordinatorService:
         run: RunFolder | None,
         before: Iterable[Event] | None,
         planning: PlanningProcess | None,
+        store: Store,
     ) -> None:
+        """`store` is led by this coordinator. Its journal is that of this very job, unless there is no `before`."""
         self._config, self._sink, self._run = config, sink, run
-        if before is None:  # the file, if there is one, is of a former run
-            config.journal.unlink(missing_ok=True)
+        if before is None:
+            ask_until_answered(store.discard)
         self._server = Server(listener, config.token, self, tls=config.tls)
         self._output = RunOutput(run, sink, self._server.call_soon, lambda problem: self._ledger.warn(problem))
-        self._journal = BackgroundJournal(FileJournal(config.journal), self._server.call_soon, self._journaled)
-        self._held, self._found = list[tuple[int, EncodedMessage]](), list[Callable[[], None]]()
+        self._gate = DecisionGate(store, self._server, lambda text: self._ledger.warn(text), self._step_down)
+        self._journal, self._only_saves = self._gate.journal, False
+        self._found: list[Callable[[], None]] = []
         plan, losses = config.initial.plan, run.losses if run is not None else ()
-        self._ledger = RunLedger(
+        self._ledger = TakeoverLedger(
             plan,
             config.num_samples,
             config.profiles,
@@ -90,6 +89,9 @@ class CoordinatorService:
         )
         self._ledger.restore(before or ())
         if (entry := self._journal.last()) is not None:
+            self._only_saves = entry.only_saves
+            if store.lease_s:  # the record may be on the machine of another coordinator
+                self._ledger.allow_gap()
             members = members_at(entry.places)
             self._ledger.resume_epoch(Plan.parse(entry.plan), entry.epoch, entry.iteration, members, entry.reporters)
             self._output.keep_plan(entry.iteration, entry.plan)
@@ -118,7 +120,7 @@ class CoordinatorService:
         finally:
             if self._plans is not None:
                 self._plans.close()
-            self._journal.close()
+            self._gate.close()
             self._output.close()
 
     def stop_early(self) -> None:
@@ -136,6 +138,8 @@ class CoordinatorService:
     def admit(self, connection: int, hello: Hello) -> Welcome | Refused:
         if hello.job not in ("", self._config.job):
             return Refused(f"this is job {self._config.job}, not {hello.job}")
+        if not self._gate.is_certain:
+            return Refused("it is not certain that this coordinator leads: the store is away", tries_again=True)
         member = self._coordinator.rejoin(hello.member, connection, hello.host, hello.pid) if hello.member >= 0 else None
         if member is None:
             if hello.epoch >= 0:
@@ -151,7 +155,7 @@ class CoordinatorService:
         member.clock_offset_us = 0 if hello.host == this_host() else now_us() - hello.clock_us
         fencing.identify(member)
         self._numbers[connection], self._epochs[connection] = member.number, hello.epoch
-        return Welcome(member.number, self._config.lease_s, self._config.job, dict(self._config.about))
+        return Welcome(member.number, self._config.lease_s, self._config.job, dict(self._config.about), self._journal.term)
 
     def admitted(self, connection: int) -> None:
         member, epoch = self._member(connection), self._epochs.pop(connection)
@@ -181,6 +185,11 @@ class CoordinatorService:
         member = self._member(connection)
         self._numbers.pop(connection, None)
         if member is not None and not self._is_over:
+            member.connection = None
+            self._gate.when_certain(partial(self._connection_lost, member), f"{member.place or 'a worker'} has disconnected")
+
+    def _connection_lost(self, member: Member) -> None:
+        if member.connection is None and self._coordinator.members.get(member.number) is member:
             self._coordinator.connection_lost(member)
             if member.has_left:
                 self._inbox.remove(member.number)
@@ -189,7 +198,7 @@ class CoordinatorService:
         if self._coordinator.phase is CoordinatorPhase.FORMING:
             self._coordinator.update_membership()
             self._forming.tick(now_us() / 1e6, self._coordinator.members.values())
-        if not self._is_over:
+        if self._gate.is_certain and not self._is_over:
             self._coordinator.tick()
 
     def _member(self, connection: int) -> Member | None:
@@ -207,21 +216,7 @@ class CoordinatorService:
         self.send_all([connection], message)
 
     def send_all(self, connections: Iterable[int], message: ControlMessage) -> None:
-        """Send a message, as soon as all that it may rest on is in the journal."""
-        encoded = encode(message)
-        if self._journal.num_pending:
-            self._held += [(connection, encoded) for connection in connections]
-            return
-        for connection in connections:
-            self._server.send_encoded(connection, encoded)
-
-    def _journaled(self, problem: str | None) -> None:
-        if problem is not None:
-            self._ledger.warn(f"{problem}; training goes on, but another coordinator could not replace this one")
-        if not self._journal.num_pending:
-            held, self._held = self._held, []
-            for connection, encoded in held:
-                self._server.send_encoded(connection, encoded)
+        self._gate.send_all(connections, message)
 
     def disconnect(self, connection: int, reason: str = "") -> None:
         self._numbers.pop(connection, None)
@@ -230,10 +225,13 @@ class CoordinatorService:
         self._server.disconnect(connection)
 
     is_process_running = staticmethod(fencing.is_running)
-    fence = staticmethod(fencing.fence)
+
+    def fence(self, member: Member) -> None:
+        if self._gate.is_certain:
+            fencing.fence(member)
 
     def request_plan(self, failed: frozenset[Worker]) -> None:
-        self._inject_fault(is_recovery=True)
+        kill_coordinator(self._config.injections, self._ledger.num_steps, is_recovery=True)
         if self._plans is not None:  # without a source, the death has ended the job
             self._plans.request(failed)
 
@@ -265,7 +263,7 @@ class CoordinatorService:
         self._end(JobFailed(PlannerFailed(reason)))
 
     def stalled(self, stalled_s: float) -> None:
-        if stalled_s > self._config.lease_s:
+        if stalled_s > self._config.lease_s and not self._gate.has_waited():
             self._ledger.warn(f"the coordinator stood still for {stalled_s:.1f} s; nobody counts as silent for that time")
 
     def cannot_save(self) -> None:
@@ -288,6 +286,7 @@ class CoordinatorService:
             self._output.go_back(start.checkpoint if start.checkpoint >= 0 else start.iteration - 1, start.epoch)
         self._output.keep_plan(start.iteration, start.plan)
         self._finished.clear()
+        self._only_saves = start.only_saves
         if self._plans is not None:
             self._plans.prefetch(assignment.plan.problem.cluster.failed)
         self._server.call_soon(self._act_on_findings)  # and not now, in the middle of a decision
@@ -319,9 +318,11 @@ class CoordinatorService:
         match report:
             case IterationApplied():
                 self._coordinator.longest_op_s = max(self._coordinator.longest_op_s, report.ran.longest_us / 1e6)
-                self._inject_fault()
+                kill_coordinator(self._config.injections, self._ledger.num_steps)
             case WorkerFinished() if report.epoch == self._coordinator.epoch:  # else a recovery has redone the last step
                 self._finished[report.worker] = report
+                if len(self._finished) == len(self._coordinator.members.placed):
+                    self._ledger.all_finished(None if self._only_saves else self._config.num_steps)
                 self._coordinator.member_finished(member)
                 if self._coordinator.phase is CoordinatorPhase.DONE:  # not while a recovery redoes the last step
                     self._finish()
@@ -368,12 +369,6 @@ class CoordinatorService:
             self._crashed_at.add(iteration)
             self._coordinator.remove(member.number, f"it failed: {report.text.strip().splitlines()[-1]}")
 
-    def _inject_fault(self, is_recovery: bool = False) -> None:
-        """Kill this process if the failure script of a test says so; the launcher starts another coordinator."""
-        for injection in self._config.injections:
-            if injection.iteration <= self._ledger.num_steps and (injection.at == RECOVERY) == is_recovery:
-                os.kill(os.getpid(), signal.SIGKILL)
-
     # The end, and the record.
 
     def _finish(self) -> None:
@@ -398,3 +393,8 @@ class CoordinatorService:
         self._is_over = True
         self._coordinator.end("the job is over")
         self._output.when_written(lambda: self._output.notify(notice, self._server.stop))
+
+    def _step_down(self, problem: LeadershipLost) -> None:
+        """End this process, and not the job: another coordinator leads, to which all workers go when they are disconnected."""
+        self._is_over = True
+        self._output.notify(JobFailed(problem, is_over=False), self._server.stop)

@@ -97,3 +97,10 @@ def death_us(deaths: Path, pid: int) -> int:
     except OSError:
         return 0
     return next((int(line[1]) for line in reversed(lines) if len(line) == 2 and line[0] == str(pid)), 0)
+
+
+def kill_coordinator(injections: Sequence[Injection], num_steps: int, is_recovery: bool = False) -> None:
+    """Kill this process, which is a coordinator, if a failure script says so; its launcher starts another one."""
+    for injection in injections:
+        if injection.iteration <= num_steps and (injection.at == RECOVERY) == is_recovery:
+            os.kill(os.getpid(), signal.SIGKILL)

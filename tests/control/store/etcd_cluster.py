@@ -1,0 +1,99 @@
+"""`EtcdCluster`: members of a real etcd on ports of this machine, each a process of its own that a test can kill or stop."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+INSTALL = "apt-get install --no-install-recommends etcd-server"
+
+
+def missing() -> str:
+    """Why there can be no etcd here; empty if there can."""
+    return "" if shutil.which("etcd") else f"etcd is not installed: {INSTALL}"
+
+
+def free_ports(num: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(num)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class EtcdCluster:
+    """An etcd cluster in a folder. `kill` and `stop_all` end members; `start` starts one again with what it has on disk."""
+
+    def __init__(self, folder: Path, num_members: int = 3) -> None:
+        self._folder = folder
+        ports = free_ports(2 * num_members)
+        self.ports, self._peer_ports = ports[:num_members], ports[num_members:]
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        for number in range(num_members):
+            self.start(number)
+        self.wait_until_healthy()
+
+    def address(self, prefix: str = "jobs/a") -> str:
+        return f"etcd://{','.join(f'127.0.0.1:{port}' for port in self.ports)}/{prefix}"
+
+    def start(self, number: int) -> None:
+        peers = ",".join(f"m{index}=http://127.0.0.1:{port}" for index, port in enumerate(self._peer_ports))
+        client, peer = f"http://127.0.0.1:{self.ports[number]}", f"http://127.0.0.1:{self._peer_ports[number]}"
+        words = ["etcd", "--name", f"m{number}", "--data-dir", str(self._folder / f"m{number}"), "--log-level", "error"]
+        words += ["--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer]
+        words += ["--initial-advertise-peer-urls", peer, "--initial-cluster", peers, "--initial-cluster-state", "new"]
+        words += ["--unsafe-no-fsync"] if "unsafe-no-fsync" in _flags() else []
+        with (self._folder / f"m{number}.log").open("ab") as log:
+            environment = {**os.environ, "ETCD_UNSUPPORTED_ARCH": os.uname().machine.replace("aarch64", "arm64")}
+            self._processes[number] = subprocess.Popen(words, stdout=log, stderr=log, env=environment)
+
+    def wait_until_healthy(self, seconds: float = 30.0) -> None:
+        end_s = time.monotonic() + seconds
+        while not all(self._is_healthy(number) for number in self._processes):
+            assert time.monotonic() < end_s, "etcd does not become healthy"
+            time.sleep(0.1)
+
+    def _is_healthy(self, number: int) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[number]}/health", timeout=1) as answer:
+                return b"true" in answer.read()
+        except OSError:
+            return False
+
+    def kill(self, number: int) -> None:
+        process = self._processes.pop(number)
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait(10)
+
+    def freeze(self, number: int) -> None:
+        self._processes[number].send_signal(signal.SIGSTOP)
+
+    def kill_all(self) -> None:
+        for number in list(self._processes):
+            self.kill(number)
+
+    def start_all(self) -> None:
+        for number in range(len(self.ports)):
+            if number not in self._processes:
+                self.start(number)
+        self.wait_until_healthy()
+
+
+def _flags() -> str:
+    return subprocess.run(["etcd", "--help"], capture_output=True, text=True).stdout
+
+
+@contextlib.contextmanager
+def etcd_cluster(folder: Path, num_members: int = 3) -> Iterator[EtcdCluster]:
+    cluster = EtcdCluster(folder, num_members)
+    try:
+        yield cluster
+    finally:
+        cluster.kill_all()
