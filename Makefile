@@ -64,6 +64,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/simulator.py
 	$(BIN)/python benchmarks/runtime.py
 	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/control.py
 
 bench-gpu: $(READY)
 	PYTHONPATH=. $(BIN)/python benchmarks/nccl.py

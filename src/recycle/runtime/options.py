@@ -50,7 +50,7 @@ class RunFolderOptions:
         name: The name of the run in its record.
         files: Texts by the name of their file.
         ops_every: The record has every op of each iteration whose number is a multiple of this; 0 is 1, or more if an iteration
-            has more than 50,000 ops. The first iteration after each recovery and all sums are there in any case.
+            has more than 25,000 ops. The first iteration after each recovery and all sums are there in any case.
     """
 
     name: str = ""

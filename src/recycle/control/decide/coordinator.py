@@ -17,7 +17,7 @@ from recycle.control.decide.journal import Journal, JournalEntry
 from recycle.control.decide.leaving import LEAVES, dismiss, take_state_along
 from recycle.control.decide.members import Member, MemberTable, Recovery
 from recycle.control.decide.messages import (
-    Ack,
+    ALIVE,
     ControlMessage,
     EpochBegun,
     EpochStopped,
@@ -203,7 +203,7 @@ class Coordinator:
             case RenewLease():
                 member.renew(message)
                 if member.connection is not None:
-                    self._effects.send(member.connection, Ack(0))  # it acknowledges no report: the coordinator is there
+                    self._effects.send(member.connection, ALIVE)
             case EpochStopped(epoch=epoch) if epoch == self.epoch:
                 self._member_stopped(member, message)
             case StoreEntry(epoch=epoch) | StoreRequest(epoch=epoch) if epoch == self.epoch:
@@ -251,7 +251,7 @@ class Coordinator:
         if recovery is None or recovery.epoch != message.epoch:
             return
         recovery.add_begun(member.number, message.transfer_us, self._effects.now_us())
-        if len(recovery.begun) == len(self.members.placed):
+        if len(recovery.begun) >= recovery.num_live and len(recovery.begun) == len(self.members.placed):
             self._must_go_back = False
             self._report_recovery()
             if self._is_ending:
@@ -290,7 +290,7 @@ class Coordinator:
 
     def _plan_if_stopped(self) -> None:
         is_stopping = self.phase in (CoordinatorPhase.STOPPING, CoordinatorPhase.PAUSING)
-        if is_stopping and all(member.has_stopped for member in self.members.placed):
+        if is_stopping and not self.members.has_unstopped:
             if self.phase is CoordinatorPhase.PAUSING and not self._is_ending:
                 self._release_leaving()
             if self._recovery is not None:

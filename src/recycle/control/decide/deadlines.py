@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from recycle.control.decide.failure_detection import (
     PATIENCE,
     SILENCE_PER_LEASE,
+    STUCK_LEASES,
     MemberFacts,
     Wait,
     cut_off_members,
@@ -28,6 +29,8 @@ def suspected_members(
     found = []
     for member in members:
         is_silent = now_s - member.last_seen_s > SILENCE_PER_LEASE * lease_s
+        if not is_silent and member.busy_s <= lease_s:  # most members, at every tick
+            continue
         is_loading = member.place is None and not member.is_ready
         is_starved = is_silent and not is_loading and is_running(member)
         facts = MemberFacts(member.last_seen_s, member.busy_s, is_starved, member.doing, is_loading)
@@ -54,6 +57,8 @@ def late_members(
     match phase:
         case CoordinatorPhase.RUNNING | CoordinatorPhase.PAUSING:
             busy = [member for member in placed if not member.has_finished]
+            if any(member.waited_s <= STUCK_LEASES * lease_s for member in busy):
+                return []
             waits = [Wait(str(each.place), each.waits_for, each.waited_s, each.doing == SET_UP) for each in busy]
             if stuck := stuck_member(waits, lease_s, longest_op_s):
                 lost, reason = stuck

@@ -126,6 +126,11 @@ class MemberTable(dict[int, Member]):
         return [member.connection for member in self.placed if member.connection is not None]
 
     @property
+    def has_unstopped(self) -> bool:
+        """Whether a member with a place has not stopped."""
+        return any(not member.has_stopped and member.place is not None for member in self.values())
+
+    @property
     def leaving(self) -> list[Member]:
         """The members with a place that have asked to leave."""
         return [member for member in self.placed if member.is_leaving]

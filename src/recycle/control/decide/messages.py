@@ -9,7 +9,7 @@ which reports its progress.
 import builtins
 import json
 import re
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from reprlib import repr as shortened
 from types import UnionType
 from typing import Any, get_args, get_origin
@@ -234,6 +234,10 @@ class Ack:
     number: int
 
 
+ALIVE = Ack(0)
+"""The answer to a heartbeat: it acknowledges no report, and says that the coordinator is there."""
+
+
 @dataclass(frozen=True, slots=True)
 class UploadFile:
     """A request to store a file in the run folder. A first `FileContent` permits the bytes, a second one confirms them."""
@@ -277,10 +281,16 @@ def wire_name(kind: type) -> str:
 
 
 _KINDS: dict[str, type[ControlMessage]] = {wire_name(kind): kind for kind in get_args(ControlMessage)}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+_FIELDS = {kind: tuple((each.name, each.type) for each in fields(kind)) for kind in (*_NAMES, Ballot, ProgressReport)}
+_encode = json.JSONEncoder(
+    separators=(",", ":"), default=lambda part: {name: getattr(part, name) for name, _ in _FIELDS[type(part)]}
+).encode
 
 
 def dumps(message: ControlMessage) -> bytes:
-    return json.dumps({"type": wire_name(type(message)), **asdict(message)}, separators=(",", ":")).encode()
+    kind = type(message)
+    return _encode({"type": _NAMES[kind], **{name: getattr(message, name) for name, _ in _FIELDS[kind]}}).encode()
 
 
 def loads(body: bytes) -> ControlMessage:
@@ -296,8 +306,10 @@ def loads(body: bytes) -> ControlMessage:
 
 def _read(kind: Any, value: Any) -> Any:
     """Convert a JSON value to the declared type of its field. Raises TypeError if the value has another type."""
-    if isinstance(kind, type) and is_dataclass(kind):
-        return kind(**{each.name: _read(each.type, value[each.name]) for each in fields(kind) if each.name in value})
+    if type(value) is kind:
+        return value
+    if (declared := _FIELDS.get(kind)) is not None:
+        return kind(**{name: _read(of, value[name]) for name, of in declared if name in value})
     if isinstance(kind, UnionType):  # every union here is "X | None"
         return None if value is None else _read(get_args(kind)[0], value)
     match get_origin(kind):

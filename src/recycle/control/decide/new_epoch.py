@@ -9,7 +9,7 @@ from recycle.control.decide.messages import Ballot, StartEpoch
 from recycle.core.cluster import Shape, Worker
 
 # The most ops of an iteration, on average, that the record holds one by one.
-_MOST_OPS = 50_000
+_MOST_OPS = 25_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ import socket
 
 from recycle.core.errors import PortInUse, UserError
 
-BACKLOG = 128
+# All workers of a large job may connect at once.
+BACKLOG = 4096
 
 
 def listen(host: str, port: int) -> socket.socket:

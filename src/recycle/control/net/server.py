@@ -35,7 +35,7 @@ from recycle.control.net.wire import (
 from recycle.core.release import RELEASE
 
 _HANDSHAKE_S = 5.0
-_MOST_HANDSHAKES = 64
+_MOST_HANDSHAKES, _MOST_AT_ONCE = 512, 64
 # So many connections with a purpose of their own are served at once. The next ones wait, at most so long.
 _MOST_TASKS, _QUEUE_S, _WAITING_S = 256, 600.0, 1.0
 _TICK_S = 0.05
@@ -103,6 +103,7 @@ class Server:
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, self._wake)
         self._connections: dict[int, _Connection] = {}
+        self._handshakes: dict[int, _Connection] = {}  # those that are neither admitted nor wait for their task
         self._calls: deque[Callable[[], None]] = deque()
         self._most_tasks, self._queue_s, self._num_tasks, self._told_s = most_tasks, queue_s, 0, 0.0
         self._queue: deque[tuple[_Connection, Hello, ConnectionTask]] = deque()
@@ -160,11 +161,15 @@ class Server:
         os.close(writer)
 
     def _accept(self, events: int) -> None:
-        try:
-            stream, _ = self._listener.accept()
-        except OSError:
-            return
-        if sum(not (each.is_admitted or each.is_waiting) for each in self._connections.values()) >= _MOST_HANDSHAKES:
+        for _ in range(_MOST_AT_ONCE):  # many come back at once when a coordinator was replaced
+            try:
+                stream, _ = self._listener.accept()
+            except OSError:
+                return
+            self._begin_handshake(stream)
+
+    def _begin_handshake(self, stream: socket.socket) -> None:
+        if len(self._handshakes) >= _MOST_HANDSHAKES:
             stream.close()
             return
         stream.setblocking(False)
@@ -178,6 +183,7 @@ class Server:
                 return
         self._last_number += 1
         connection = self._connections[self._last_number] = _Connection(self._last_number, stream, self._token)
+        self._handshakes[connection.number] = connection
         self._selector.register(stream, selectors.EVENT_READ, lambda events: self._serve(connection, events))
         if connection.is_secured:
             self._challenge(connection)
@@ -253,6 +259,7 @@ class Server:
                 self._refuse(connection, answer.reason, answer.may_retry, answer.tries_again)
                 return
             connection.is_admitted = True
+            self._handshakes.pop(connection.number, None)
             connection.reader.most_bytes = MOST_BYTES
             self.send(connection.number, answer)
             self._callbacks.admitted(connection.number)
@@ -264,6 +271,7 @@ class Server:
             self._refuse(connection, task.reason)
             return
         connection.is_waiting, connection.since_s = True, time.monotonic()
+        self._handshakes.pop(connection.number, None)
         self._queue.append((connection, hello, task))
         self._serve_queue()
 
@@ -304,6 +312,7 @@ class Server:
         if not connection.is_admitted:
             self.send(connection.number, Refused(reason, may_retry, tries_again))
         connection.is_closing, connection.is_waiting = True, False
+        self._handshakes[connection.number] = connection  # it has no longer than a handshake to read that
         if not connection.outbox or connection.is_admitted:
             self._drop(connection)
 
@@ -315,6 +324,7 @@ class Server:
 
     def _remove(self, connection: _Connection) -> None:
         self._connections.pop(connection.number, None)
+        self._handshakes.pop(connection.number, None)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.stream)
         connection.stream.close()
@@ -350,9 +360,8 @@ class Server:
 
     def _drop_late_handshakes(self) -> None:
         late_s = time.monotonic() - _HANDSHAKE_S
-        for connection in [each for each in self._connections.values() if not each.is_admitted and each.since_s < late_s]:
-            if not connection.is_waiting:
-                self._remove(connection)
+        for connection in [each for each in self._handshakes.values() if each.since_s < late_s]:
+            self._remove(connection)
 
     def _drain(self, timeout_s: float = 2.0) -> None:
         end_s = time.monotonic() + timeout_s

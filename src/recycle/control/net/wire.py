@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from recycle.control.decide.messages import ControlMessage, ProtocolError, dumps, loads
+from recycle.control.decide.messages import ALIVE, ControlMessage, ProtocolError, dumps, loads
 
 _LENGTH = struct.Struct(">I")
 _TAG_BYTES = 16
@@ -67,9 +67,16 @@ class EncodedMessage:
 
 
 def encode(message: ControlMessage) -> EncodedMessage:
+    return _ALIVE if message is ALIVE else _encode(message)
+
+
+def _encode(message: ControlMessage) -> EncodedMessage:
     body = dumps(message)
     assert len(body) <= MOST_BYTES, "a message that nobody would read"
     return EncodedMessage(body, hashlib.sha256(body).digest())
+
+
+_ALIVE = _encode(ALIVE)  # the most frequent message, which never changes
 
 
 def make_frame(message: EncodedMessage, seal: Seal | None) -> list[bytes]:
