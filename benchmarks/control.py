@@ -127,8 +127,8 @@ def _sections(name: str, is_quick: bool) -> list[Section]:
     sizes, num_iterations = (SIZES[:2], 1) if is_quick else (SIZES, 3)
     cases = tuple(Case(f"{size.shape.num_workers:,} workers", partial(row, size, num_iterations, not is_quick)) for size in sizes)
     about = (
-        f"Fake workers of one process, over loopback; each reports {3 * NUM_MICROBATCHES} ops every {PERIOD_S:g} s. Asked of each: "
-        f"below {MOST_CORES} cores, {MOST_MIB} MiB, {MOST_MB_AN_HOUR} MB of record an hour, and {MOST_TAKEOVER_S:g} s for another "
+        f"Fake workers of one process, over loopback; each reports {3 * NUM_MICROBATCHES} ops every {PERIOD_S:g} s. Asked: "
+        f"below {MOST_CORES} cores, {MOST_MIB} MiB, {MOST_MB_AN_HOUR} MB of record an hour, {MOST_TAKEOVER_S:g} s for another "
         "coordinator, until all workers are back and their reports acknowledged. A worker dies by the end of its connection; its "
         "plan was made ahead. Processor time and memory are those of the coordinator's process, not of its planning process."
     )

@@ -294,7 +294,8 @@ class _Launcher:
         if isinstance(event, Stepped):
             for rejoin in [each for each in self._rejoins if event.iteration + 1 >= each.iteration]:
                 self._rejoin(rejoin)
-        self._watch(event)
+        for seen in event.each() if isinstance(event, OpsRan) else [event]:
+            self._watch(seen)
 
     def _help(self) -> None:
         """Start a worker that was to rejoin later, since no step is done before; raise if nobody will ever join."""
