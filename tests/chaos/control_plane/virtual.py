@@ -133,6 +133,9 @@ class VirtualPlans:
     def prefetch(self, failed: frozenset[Worker]) -> None:
         pass
 
+    def expect(self, failed: frozenset[Worker]) -> None:
+        pass
+
     def is_ready(self) -> bool:
         return True
 

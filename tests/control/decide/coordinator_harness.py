@@ -133,6 +133,9 @@ class RecordingEffects:
         self.log.append(("request plan",))
         self.plan_requests.append(failed)
 
+    def expect_request(self, failed: frozenset[Worker]) -> None:
+        self.expected = failed
+
     def find_checkpoint(self) -> None:
         self.num_searches += 1
 

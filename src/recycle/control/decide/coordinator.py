@@ -242,7 +242,7 @@ class Coordinator:
         if self.phase is CoordinatorPhase.RUNNING:
             self._stop_epoch(f"{member.place} lost its links: {message.reason}")
         member.stop(message, self.origin)
-        for lost, reason in unreachable_members(member, message.unreachable, self.members.placed):
+        for lost, reason in unreachable_members(member, message.unreachable, self.members):
             self._give_up(lost, reason)
         self._plan_if_stopped()
 
@@ -286,6 +286,7 @@ class Coordinator:
             self._recovery = Recovery(died_us or now_us, cause, at_boundary, noticed_us=now_us)
         self._enter(PhaseTrigger.EPOCH_BROKEN)
         self._send_to_placed(StopEpoch(self.epoch))
+        self._effects.expect_request(self.members.free_places(self._shape))
         self._plan_if_stopped()
 
     def _plan_if_stopped(self) -> None:
@@ -313,8 +314,7 @@ class Coordinator:
             member.place, member.has_stopped = place, True
             if self._recovery is not None:
                 self._recovery.joined.append(str(place))
-        taken = {member.place for member in self.members.values()}
-        self._requested = frozenset(place for place in self._shape.workers() if place not in taken)
+        self._requested = self.members.free_places(self._shape)
         self._effects.request_plan(self._requested)
 
     def plan_received(self, failed: frozenset[Worker], answer: PlanAssignment | str) -> None:

@@ -12,7 +12,7 @@ from recycle.control.decide.failure_detection import (
     stuck_member,
     suspicion,
 )
-from recycle.control.decide.members import Member
+from recycle.control.decide.members import Member, MemberTable
 from recycle.control.decide.messages import SET_UP
 from recycle.control.decide.phases import CoordinatorPhase
 
@@ -39,10 +39,11 @@ def suspected_members(
     return found
 
 
-def unreachable_members(reporter: Member, unreachable: Sequence[str], placed: Sequence[Member]) -> list[tuple[Member, str]]:
+def unreachable_members(reporter: Member, unreachable: Sequence[str], members: MemberTable) -> list[tuple[Member, str]]:
     """Return the members to give up, each with the reason, if one reports that it cannot connect to others."""
     if not unreachable:
         return []
+    placed = members.placed
     live = [str(member.place) for member in placed]
     if not (names := [name for name in unreachable if name in live]):
         return []

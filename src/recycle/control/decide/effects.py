@@ -34,6 +34,9 @@ class CoordinatorEffects(Protocol):
     def request_plan(self, failed: frozenset[Worker]) -> None:
         """Request a plan for these dead workers; `Coordinator.plan_received` is called with it later."""
 
+    def expect_request(self, failed: frozenset[Worker]) -> None:
+        """Prepare the plan for these dead workers: it will be requested when all have stopped, unless more die."""
+
     def find_checkpoint(self) -> None:
         """Find the newest complete checkpoint; `Coordinator.checkpoint_found` is called with its number of steps later."""
 

@@ -10,6 +10,8 @@ from recycle.control.decide.place_assignment import first_places, free_places
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan_source import PlanAssignment
 
+# With more members, nothing is done for each of them whenever one comes.
+_LARGE_JOB = 256
 Reporters = Mapping[int, AbstractSet[int]]
 """For each earlier iteration that is not in the record yet, the members that must still report it: see `JournalEntry`."""
 
@@ -105,7 +107,12 @@ class MemberTable(dict[int, Member]):
         return [member for member in self.values() if member.place is None and member.is_ready and not member.has_left]
 
     def take_first_places(self, rows: AbstractSet[Worker]) -> bool:
-        """Give members tentative places in the first epoch; return whether every row of its plan has a member."""
+        """Give members tentative places in the first epoch; return whether every row of its plan has a member.
+
+        In a large job they get them when they may be enough: for all of them that takes milliseconds, whenever one has come.
+        """
+        if len(self) < len(rows) and len(rows) > _LARGE_JOB:
+            return False
         members = [member for member in self.values() if member.is_ready and not member.has_left]
         places = first_places(rows, [member.preferred_place for member in members])
         for member, place in zip(members, places, strict=True):
@@ -127,8 +134,13 @@ class MemberTable(dict[int, Member]):
 
     @property
     def has_unstopped(self) -> bool:
-        """Whether a member with a place has not stopped."""
-        return any(not member.has_stopped and member.place is not None for member in self.values())
+        """Whether a member with a place has not stopped. Who joined last is looked at first, and often stops last."""
+        return any(not member.has_stopped and member.place is not None for member in reversed(self.values()))
+
+    def free_places(self, shape: Shape) -> frozenset[Worker]:
+        """The places that no member has."""
+        taken = {member.place for member in self.values()}
+        return frozenset(place for place in shape.workers() if place not in taken)
 
     @property
     def leaving(self) -> list[Member]:

@@ -4,7 +4,7 @@ A place is a worker's position in the plan, such as W1_2. `holders` are the plac
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import cycle
@@ -15,8 +15,13 @@ from recycle.core.plans.plan_source import PlanAssignment
 
 def first_places(rows: Collection[Worker], preferred: Sequence[Worker | None]) -> list[Worker | None]:
     """Return for each member its place in the first epoch: the preferred one, else a row that no member prefers, else None."""
-    free = iter(sorted(set(rows) - set(preferred)))
+    free = _in_order(set(rows) - set(preferred))
     return [place if place in rows else next(free, None) for place in preferred]
+
+
+def _in_order(places: AbstractSet[Worker]) -> Iterator[Worker]:
+    """Yield the places in order; they are not sorted unless somebody asks."""
+    yield from sorted(places)
 
 
 def free_places(shape: Shape, taken: Collection[Worker], preferred: Sequence[Worker | None]) -> list[Worker]:

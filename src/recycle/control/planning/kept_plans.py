@@ -42,7 +42,7 @@ class KeptPlans:
     def __init__(self) -> None:
         self._plans: dict[Failed, PlanAssignment | IO[bytes]] = {}
 
-    def __contains__(self, failed: Failed) -> bool:
+    def __contains__(self, failed: Failed | None) -> bool:
         return failed in self._plans
 
     def __len__(self) -> int:

@@ -55,6 +55,7 @@ class PlanPrefetch:
         self._queue: deque[Failed] = deque()
         self._wanted: frozenset[Failed] = frozenset()
         self._kept = KeptPlans()
+        self._unpacked: tuple[Failed, Future[PlanAssignment]] | None = None
         self._most_kept, self._stand_for_peers = _MOST_PLANS, False
         self._process: PlanningProcess | None = None
         self._first = first
@@ -74,6 +75,7 @@ class PlanPrefetch:
             self._stand_for_peers = len(likely) < len(likely_failures(failed, shape, _ALL))
             self._queue = deque(likely)
             self._kept.remove_others(self._wanted, most)
+            self._unpacked = None  # it is in use, or of no use: it need not stay in memory
             self._changed.notify_all()
 
     def request(self, failed: Failed) -> Future[PlanAssignment]:
@@ -81,12 +83,15 @@ class PlanPrefetch:
         with self._changed:
             if failed in self._urgent:
                 return self._urgent[failed]
+            if self._unpacked is not None and self._unpacked[0] == failed:
+                return self._unpacked[1]
             future: Future[PlanAssignment] = Future()
-            planned = failed if failed in self._kept or not self._stand_for_peers else self._kept.alike(failed)
+            planned = self._planned_for(failed)
             kept = self._kept.get(planned) if planned is not None else None
             if isinstance(kept, PlanAssignment):
                 future.set_result(kept if planned == failed else for_others(kept, failed))
             elif kept is not None:  # in a thread of its own: that of the prefetch may wait for the planning process
+                self._unpacked = failed, future  # it may be requested again soon
                 args = (kept, failed if planned != failed else None, future)
                 threading.Thread(target=_unpack_into, args=args, name="unpack plan", daemon=True).start()
             elif self._is_closed:
@@ -95,6 +100,16 @@ class PlanPrefetch:
                 self._urgent[failed] = future
                 self._changed.notify_all()
             return future
+
+    def expect(self, failed: Failed) -> None:
+        """Unpack the plan for these dead workers, if it was made ahead: it is probably requested next."""
+        with self._changed:
+            if self._planned_for(failed) in self._kept:
+                self.request(failed)
+
+    def _planned_for(self, failed: Failed) -> Failed | None:
+        """The dead workers of the plan that is kept for these, if there is one."""
+        return failed if failed in self._kept or not self._stand_for_peers else self._kept.alike(failed)
 
     def close(self) -> None:
         """End the planning process at once, and cancel the requests."""

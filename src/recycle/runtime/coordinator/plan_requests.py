@@ -16,35 +16,44 @@ PlanOutcome = PlanAssignment | str | UserError
 
 
 class PlanRequests:
-    """Answers requests for plans without making the coordinator wait: a plan may take long.
+    """Answers requests for plans without making the coordinator wait: a plan may take long. Without a source, it answers none.
 
     `deliver` is called with each requested set of dead workers and its outcome, by the thread that made the plan.
     """
 
     def __init__(
         self,
-        source: PlanSource,
+        source: PlanSource | None,
         shape: Shape,
         deliver: Callable[[frozenset[Worker], PlanOutcome], None],
         planning: PlanningProcess | None = None,
     ) -> None:
-        self._prefetch, self._shape, self._deliver = PlanPrefetch(source, planning), shape, deliver
+        self._prefetch = PlanPrefetch(source, planning) if source is not None else None
+        self._shape, self._deliver = shape, deliver
         self._ready_us = 0
 
     def request(self, failed: frozenset[Worker]) -> None:
-        self._prefetch.request(failed).add_done_callback(lambda future: self._done(failed, future))
+        if self._prefetch is not None:  # without a source, the death has ended the job
+            self._prefetch.request(failed).add_done_callback(lambda future: self._done(failed, future))
+
+    def expect(self, failed: frozenset[Worker]) -> None:
+        """Have the plan at hand that is probably requested next, if it was made ahead."""
+        if self._prefetch is not None:
+            self._prefetch.expect(failed)
 
     def prefetch(self, failed: frozenset[Worker]) -> None:
         """Prepare plans for the changes of membership that may follow `failed`."""
-        self._prefetch.prepare(failed, self._shape)
+        if self._prefetch is not None:
+            self._prefetch.prepare(failed, self._shape)
 
     def is_ready(self) -> bool:
         """Whether the planner is loaded, so that a first failure is answered soon; true after a few seconds in any case."""
         self._ready_us = self._ready_us or now_us() + _MOST_WAIT_US
-        return self._prefetch.is_loaded or now_us() > self._ready_us
+        return self._prefetch is None or self._prefetch.is_loaded or now_us() > self._ready_us
 
     def close(self) -> None:
-        self._prefetch.close()
+        if self._prefetch is not None:
+            self._prefetch.close()
 
     def _done(self, failed: frozenset[Worker], future: Future[PlanAssignment]) -> None:
         if not future.cancelled():

@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from multiprocessing import get_context
@@ -21,6 +22,8 @@ from recycle.runtime.checkpoint.folder import make_folder
 from recycle.runtime.coordinator.config import CoordinatorConfig, EventSink, JobFailed
 from recycle.runtime.coordinator.ledger.run_folder import RunFolder
 from recycle.runtime.coordinator.service import CoordinatorService
+
+_SWITCH_S = 0.0005
 
 
 def run_coordinator_process(
@@ -53,6 +56,8 @@ def serve_job(
     unless they are `is_repeatable`: a launcher sends one, and the user's tools may send another to all processes of the job.
     """
 
+    # So that the serving thread, which waits for the interpreter after every message, need not wait long for a busy one.
+    sys.setswitchinterval(_SWITCH_S)
     with ExitStack() as stack:
         try:
             service = _set_up(config, listener, sink, before, planning, stack, store)

@@ -104,10 +104,9 @@ class CoordinatorService:
         self._inbox = ReportInbox(self._ledger, self._acknowledge)
         self._numbers, self._epochs, self._crashed_at = dict[int, int](), dict[int, int](), set[int]()
         self._finished, self._is_over, self._is_ending = dict[Worker, WorkerFinished](), False, False
-        self._plans, shape = None, plan.problem.shape
-        if config.source is not None:  # now, because workers take a while to join
-            self._plans = PlanRequests(config.source, shape, self._plan_made, planning)
-            self._plans.prefetch(plan.problem.cluster.failed)
+        shape = plan.problem.shape
+        self._plans = PlanRequests(config.source, shape, self._plan_made, planning)
+        self._plans.prefetch(plan.problem.cluster.failed)  # now, because workers take a while to join
         saved = run.resumed.num_steps if run is not None and run.resumed is not None else -1
         options = config.lease_s, saved, config.run_folder.ops_every
         self._coordinator = Coordinator(shape, config.initial, max(0, saved), self, self._journal, *options)
@@ -118,8 +117,7 @@ class CoordinatorService:
         try:
             self._server.run()
         finally:
-            if self._plans is not None:
-                self._plans.close()
+            self._plans.close()
             self._gate.close()
             self._output.close()
 
@@ -210,7 +208,7 @@ class CoordinatorService:
         return now_us()
 
     def is_ready(self) -> bool:
-        return self._plans is None or self._plans.is_ready()
+        return self._plans.is_ready()
 
     def send(self, connection: int, message: ControlMessage) -> None:
         self.send_all([connection], message)
@@ -232,8 +230,10 @@ class CoordinatorService:
 
     def request_plan(self, failed: frozenset[Worker]) -> None:
         kill_coordinator(self._config.injections, self._ledger.num_steps, is_recovery=True)
-        if self._plans is not None:  # without a source, the death has ended the job
-            self._plans.request(failed)
+        self._plans.request(failed)
+
+    def expect_request(self, failed: frozenset[Worker]) -> None:
+        self._plans.expect(failed)
 
     def find_checkpoint(self) -> None:
         self._ledger.checkpoints.hold()
@@ -247,7 +247,7 @@ class CoordinatorService:
         if not member.is_leaving:  # else its last reports are still to be acknowledged
             self._inbox.remove(member.number)
         self._ledger.membership_changed(str(member.place), False, len(self._coordinator.members.placed))
-        if self._plans is None and not self._is_over:
+        if self._config.source is None and not self._is_over:
             self._end(WorkerLost(member.pid, f"{member.place} is gone: {reason}"))
         return death_us(self._config.deaths, member.pid) if self._config.deaths is not None else 0
 
@@ -287,8 +287,7 @@ class CoordinatorService:
         self._output.keep_plan(start.iteration, start.plan)
         self._finished.clear()
         self._only_saves = start.only_saves
-        if self._plans is not None:
-            self._plans.prefetch(assignment.plan.problem.cluster.failed)
+        self._plans.prefetch(assignment.plan.problem.cluster.failed)
         self._server.call_soon(self._act_on_findings)  # and not now, in the middle of a decision
         return self._ledger.late_reporters()
 
@@ -341,7 +340,7 @@ class CoordinatorService:
         """Replace the peers that differ from a majority; without one, nobody knows who is right, and the job ends."""
         if self._is_over:
             return
-        if not found.odd or self._plans is None:
+        if not found.odd or self._config.source is None:
             self._end(JobFailed(PeersDiffer(f"{found}: memory or a device is faulty; resume from a checkpoint")))
             return
         self._ledger.warn(str(found))
@@ -363,7 +362,7 @@ class CoordinatorService:
         iteration = self._ledger.num_steps
         if report.problem is not None:
             self._end(JobFailed(report.problem))
-        elif self._plans is None or iteration in self._crashed_at:
+        elif self._config.source is None or iteration in self._crashed_at:
             self._end(JobFailed(WorkerFailed(f"{report.worker} cannot go on:\n{report.text}")))
         else:
             self._crashed_at.add(iteration)
