@@ -190,7 +190,7 @@ def test_nobody_is_left_behind_to_wake_up_who_was_killed():
     with child(parse(Action.HANG, "1:first+1000s")) as pid:
         _, status = os.waitpid(pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
-        assert wakers(pid)
+        assert until(lambda: bool(wakers(pid)), 10)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         assert until(lambda: not wakers(pid), 10)

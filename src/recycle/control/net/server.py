@@ -39,8 +39,6 @@ _MOST_HANDSHAKES, _MOST_AT_ONCE = 512, 64
 # So many connections with a purpose of their own are served at once. The next ones wait, at most so long.
 _MOST_TASKS, _QUEUE_S, _WAITING_S = 256, 600.0, 1.0
 _TICK_S = 0.05
-
-
 ConnectionTask = Callable[[Session], None]
 
 
@@ -107,7 +105,7 @@ class Server:
         self._calls: deque[Callable[[], None]] = deque()
         self._most_tasks, self._queue_s, self._num_tasks, self._told_s = most_tasks, queue_s, 0, 0.0
         self._queue: deque[tuple[_Connection, Hello, ConnectionTask]] = deque()
-        self._last_number, self._is_running = 0, True
+        self._last_number, self._is_running, self._is_woken = 0, True, False
 
     def run(self) -> None:
         """Serve until `stop`, and send all pending messages before returning."""
@@ -132,8 +130,10 @@ class Server:
     def call_soon(self, function: Callable[[], None]) -> None:
         """Have a function called by the serving thread; any thread may call this."""
         self._calls.append(function)
-        with contextlib.suppress(OSError):
-            os.write(self._wake_writer, b"!")
+        if not self._is_woken:  # else the serving thread has yet to look at the calls
+            self._is_woken = True
+            with contextlib.suppress(OSError):
+                os.write(self._wake_writer, b"!")
 
     def send(self, number: int, message: ControlMessage) -> None:
         self.send_encoded(number, encode(message))
@@ -355,6 +355,7 @@ class Server:
                 self._selector.modify(connection.stream, wanted, key.data)
 
     def _wake(self, events: int) -> None:
+        self._is_woken = False
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_reader, 1 << 12)
 

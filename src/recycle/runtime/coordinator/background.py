@@ -2,9 +2,9 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from recycle.control.decide.journal import JournalEntry
 from recycle.control.store.protocol import Store, StoreAway, ask_until_answered
@@ -21,18 +21,34 @@ class Background:
     """
 
     def __init__(self, name: str, call_soon: Callable[[Callable[[], None]], None]) -> None:
-        self._executor, self._call_soon = ThreadPoolExecutor(1, name), call_soon
+        self._call_soon = call_soon
+        # An executor would cost several times as much for each of thousands of jobs.
+        self._jobs: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
 
     def run(self, job: Callable[[], Result], then: Callable[[Result], None] = lambda result: None) -> None:
         """Run `job` after all earlier jobs, and have the serving thread call `then` with its result."""
-        self._executor.submit(job).add_done_callback(partial(self._deliver, then))
+        self._jobs.put((job, then))
 
-    def _deliver(self, then: Callable[[Result], None], future: "Future[Result]") -> None:
-        self._call_soon(lambda: then(future.result()))
+    def _work(self) -> None:
+        while (entry := self._jobs.get()) is not None:
+            job, then = entry
+            try:
+                result = job()
+            except BaseException as problem:
+                self._call_soon(partial(_raise, problem))
+            else:
+                self._call_soon(partial(then, result))
 
     def close(self) -> None:
         """Wait until all jobs are done."""
-        self._executor.shutdown()
+        self._jobs.put(None)
+        self._thread.join()
+
+
+def _raise(problem: BaseException) -> None:
+    raise problem
 
 
 class BackgroundJournal:
