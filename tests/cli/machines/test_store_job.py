@@ -20,10 +20,14 @@ class FakeStore:
     def __init__(self, job: StoredJob | None = None, leaders: tuple[Leader | None, ...] = (None,)) -> None:
         self.job = asdict(job) if job is not None else {}
         self._leaders, self.term, self.num_resigned, self.num_away = list(leaders), 3, 0, 0
-        self.ends_when_watched = ""
+        self.ends_when_watched, self.num_discarded = "", 0
 
     def read_job(self) -> dict[str, Any]:
         return self.job
+
+    def discard(self) -> None:
+        assert self.job, "only the journal of another job is removed"
+        self.num_discarded += 1
 
     def write_job(self, facts: dict[str, Any]) -> None:
         self.job = facts

@@ -80,7 +80,7 @@ class MemoryJournal:
         self._entries: list[JournalEntry] = before._entries if before is not None else []
         self._last_term: list[int] = before._last_term if before is not None else [-1]
         self._last_term[0] += 1
-        self.term = self._last_term[0]
+        self.term, self.lease_s = self._last_term[0], 0.0
 
     def append(self, entry: JournalEntry) -> None:
         if self.term != self._last_term[0]:

@@ -303,7 +303,7 @@ def test_if_not_all_plans_can_be_kept_one_worker_stands_for_its_peers(
         assert until(lambda: num_ready(prefetch) == 2, 30)
         num, made = len(source.requests()), source.answer(dead("W3_0")).with_texts()
         with prefetch._changed:  # as the planning process would have packed it
-            prefetch._kept.add(dead("W3_0"), pack_if_large(made))
+            prefetch._kept[dead("W3_0")] = pack_if_large(made)
         assert answer(prefetch, dead("W3_0")) == made
         found = answer(prefetch, dead("W1_0"))
         assert found.written == made.written

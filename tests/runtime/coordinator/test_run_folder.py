@@ -87,6 +87,13 @@ def test_what_a_killed_run_wrote_of_an_iteration_that_never_ended_goes():
     assert kept(1, *whole, *ops, spell) == [*whole, Spell(20, 30, "redo", discarded=12, busy_us=10, num_live=4)]
 
 
+def test_a_step_of_which_the_record_has_no_ops_is_in_vain_with_its_spell():
+    whole = [STARTED, PAUSE, *iteration(0, 10, 20)]
+    without_ops = [event for event in iteration(1, 20, 30) if not isinstance(event, OpRan)]
+    assert kept(1, *whole, *without_ops) == [*whole, Spell(20, 30, "redo", discarded=12, busy_us=10, num_live=4)]
+    assert kept(2, *whole, *without_ops) == [*whole, *without_ops]
+
+
 def test_ops_that_ran_in_vain_stay_with_the_iteration_that_was_begun_again():
     in_vain = OpRan(1, "W0_0", "0F0@0", 20, 22, is_in_vain=True)
     events = [STARTED, PAUSE, *iteration(0, 10, 20), in_vain, *iteration(1, 20, 30)]

@@ -100,6 +100,8 @@ def run_coordinator(args: argparse.Namespace) -> None:
                 return
         found = _find_led_job(led, out) if led is not None else _find_job(out, config, args.resume is not None)
         if found is None and args.resume is not None and (facts := _finished_run(out, config.training.steps)):
+            if led is not None:
+                led.conclude(describe_end(facts, config.training.steps))
             print(json.dumps(facts) if args.json else describe_run(facts, out))
             return
         begun, is_takeover = found or _begin_job(led, args.resume is not None), found is not None

@@ -80,6 +80,8 @@ def lead_job(
     try:
         found = _read(store, say)  # another coordinator may have written it meanwhile
         if found is None or _is_replaced(found, own, is_anew and told is None):
+            if found is not None:  # before the new job is there: nobody must go on with it from the journal of another
+                ask_until_answered(store.discard, say)
             ask_until_answered(lambda: store.write_job(asdict(own)), say)
             return own, False
         _refuse_other(found, own, where)

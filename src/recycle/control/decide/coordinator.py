@@ -65,10 +65,10 @@ class Coordinator:
             self._restore(entry)
 
     def _restore(self, entry: JournalEntry) -> None:
-        """Replace the coordinator that wrote this entry; its members have the time of a lease to reconnect."""
+        """Replace the coordinator that wrote this entry; its members have a lease to reconnect, and one to find this machine."""
         self._enter(PhaseTrigger.JOURNAL_FOUND)
         self.epoch, self.origin = entry.epoch, entry.origin
-        self.members, self._only_saves = MemberTable.of(entry, self._now_s()), entry.only_saves
+        self.members, self._only_saves = MemberTable.of(entry, self._now_s() + self._journal.lease_s), entry.only_saves
         self._store = EpochStore(len(self.members), self._effects.send)
 
     def _enter(self, trigger: PhaseTrigger) -> None:

@@ -30,10 +30,16 @@ class JournalEntry:
 
 
 class Journal(Protocol):
-    """What the coordinator asks of its journal. `term` is the term in which this coordinator leads."""
+    """What the coordinator asks of its journal. `term` is the term in which this coordinator leads, for `lease_s` at a time.
+
+    It leads for good if `lease_s` is 0.
+    """
 
     @property
     def term(self) -> int: ...
+
+    @property
+    def lease_s(self) -> float: ...
 
     def append(self, entry: JournalEntry) -> None:
         """Store an entry; no message that rests on it leaves before it is stored."""

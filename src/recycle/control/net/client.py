@@ -153,8 +153,8 @@ class Client:
 
     def _connect(self) -> tuple[Session, Welcome]:
         """Connect to the coordinator that is tried next; if that fails, the one after it is next."""
-        try:
-            return self._connect_to(self._current, self.term)
+        try:  # with others to try, not for long: a machine that is gone does not even refuse
+            return self._connect_to(self._current, self.term, _LOOK_S if self._endpoint.others else None)
         except (OSError, CoordinatorUnproved):
             self._current += 1
             raise

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from multiprocessing import get_context
 
-from recycle.control.planning.kept_plans import Failed, KeptPlans, PackedPlan, for_others, num_dead_at, unpack_plan
+from recycle.control.planning.kept_plans import Failed, KeptPlans, PackedPlan, for_others, num_dead_at
 from recycle.control.planning.planning_process import PlanningProcess, plan_or_error
 from recycle.core.cluster import Shape
 from recycle.core.plans.plan_source import PlanAssignment, PlanSource
 
 # The most plans that are kept, and the most ops in all of them: packed, they take some eight bytes each.
-_MOST_PLANS, _MOST_OPS = 400, 100_000_000
+_MOST_PLANS, _MOST_OPS = 400, 50_000_000
 # A request that has ended so many planning processes is answered in this process.
 _MOST_PROCESSES = 2
 _ALL = sys.maxsize
@@ -187,20 +187,20 @@ class PlanPrefetch:
         with self._changed:
             future = self._urgent.pop(failed, None)
             if not isinstance(outcome, Exception):
-                self._kept.add(failed, outcome)
+                self._kept[failed] = outcome
                 self._kept.remove_others(self._wanted, self._most_kept)
         if future is None:
             return
         if isinstance(outcome, Exception):
             future.set_exception(outcome)
         else:
-            future.set_result(outcome if isinstance(outcome, PlanAssignment) else unpack_plan(outcome.content))
+            future.set_result(outcome if isinstance(outcome, PlanAssignment) else outcome.unpack())
 
 
-def _unpack_into(content: bytes, failed: Failed | None, future: Future[PlanAssignment]) -> None:
+def _unpack_into(plan: PackedPlan, failed: Failed | None, future: Future[PlanAssignment]) -> None:
     """Unpack a plan, and hand it over; with `failed`, for these dead workers instead of those it was made for."""
     try:
-        assignment = unpack_plan(content)
+        assignment = plan.unpack()
         future.set_result(assignment if failed is None else for_others(assignment, failed))
     except Exception as problem:  # whoever waits for it must hear of it
         future.set_exception(problem)

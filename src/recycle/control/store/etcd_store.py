@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import secrets
+import threading
 import zlib
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -43,6 +44,7 @@ class EtcdStore:
         self._gateway = EtcdGateway(address.members, max(_SHORTEST_TIMEOUT_S, self.lease_s / _RENEWALS))
         self.term = 0
         self._id = secrets.token_hex(8)
+        self._campaigning = threading.RLock()
         self._lease = ""
         self._own_term = 0  # of the last campaign; `term` is that of the first, since nobody else led in between
         self._created = self._journal_changed = self._seen_revision = 0
@@ -50,11 +52,12 @@ class EtcdStore:
     # Leadership.
 
     def campaign(self) -> Leader | None:
-        leader = self._campaign(None)
-        if leader is None:
-            self.term = self._own_term
-            found = self._get("journal")
-            self._journal_changed = found.changed if found is not None else 0
+        with self._campaigning:
+            leader = self._campaign(None)
+            if leader is None:
+                self.term = self._own_term
+                found = self._get("journal")
+                self._journal_changed = found.changed if found is not None else 0
         return leader
 
     def _campaign(self, expected_term: int | None) -> Leader | None:
@@ -88,13 +91,14 @@ class EtcdStore:
         return "self"
 
     def renew(self) -> None:
-        answer = self._gateway.call("/v3/lease/keepalive", {"ID": self._lease})
-        found = self._get("leader")
-        if _number(answer.get("TTL", 0)) > 0 and found is not None and found.created == self._created:
-            return
-        # The lease has expired: etcd was away, or this process stood still. It leads again if nobody else has led since.
-        if (leader := self._campaign(self._own_term)) is not None:
-            raise LeadershipLost(f"another coordinator leads the job, in term {leader.term}: {leader.name}")
+        with self._campaigning:  # two threads that campaign at once would each take the other for another coordinator
+            answer = self._gateway.call("/v3/lease/keepalive", {"ID": self._lease})
+            found = self._get("leader")
+            if _number(answer.get("TTL", 0)) > 0 and found is not None and found.created == self._created:
+                return
+            # The lease has expired: etcd was away, or this process stood still. It leads again if nobody else has led since.
+            if (leader := self._campaign(self._own_term)) is not None:
+                raise LeadershipLost(f"another coordinator leads the job, in term {leader.term}: {leader.name}")
 
     def resign(self) -> None:
         created, self._created = self._created, 0
@@ -162,12 +166,14 @@ class EtcdStore:
 
     def _write(self, compares: list[dict[str, Any]], writes: list[dict[str, Any]]) -> int:
         """Write as the leader; return the revision, 0 if a comparison did not hold. Raises LeadershipLost."""
-        if not self._created:
+        if not (created := self._created):
             raise LeadershipLost("this coordinator does not lead the job any more")
-        if revision := self._transact([self._created_at("leader", self._created), *compares], writes):
+        if revision := self._transact([self._created_at("leader", created), *compares], writes):
             return revision
         found = self._get("leader")
-        if found is not None and found.created == self._created:
+        if created != self._created:  # it leads again, since `renew` has campaigned meanwhile
+            raise StoreAway("this coordinator has just campaigned again")
+        if found is not None and found.created == created:
             return 0
         if found is None:  # the lease has expired, perhaps while etcd was away: `renew` decides whether it leads again
             raise StoreAway("the lease of this coordinator has expired")

@@ -5,8 +5,9 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from recycle.control.decide.journal import JournalEntry, entry_from_json, entry_to_json
 from recycle.control.store.protocol import Leader
@@ -59,16 +60,21 @@ class FileStore:
             raise
 
     def last(self) -> JournalEntry | None:
-        for line in reversed(self._lines()):
-            if isinstance(line, dict):
-                with contextlib.suppress(ValueError, TypeError, AttributeError):
-                    return entry_from_json({name: value for name, value in line.items() if name != "term"})
+        for line in self._last_lines():
+            with contextlib.suppress(ValueError, TypeError, AttributeError):
+                return entry_from_json({name: value for name, value in line.items() if name != "term"})
         return None
 
     def watch(self, timeout_s: float) -> None:
-        end_s, before = time.monotonic() + timeout_s, self._lines()
-        while time.monotonic() < end_s and self._lines() == before:
+        end_s, before = time.monotonic() + timeout_s, self._size_bytes()
+        while time.monotonic() < end_s and self._size_bytes() == before:
             time.sleep(_POLL_S)
+
+    def _size_bytes(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except OSError:
+            return 0
 
     def discard(self) -> None:
         self.renew()
@@ -102,21 +108,22 @@ class FileStore:
             self._write({"term": self.term})
 
     def _last_term(self) -> int:
-        terms = [line.get("term") for line in self._lines() if isinstance(line, dict)]
-        return max((term for term in terms if type(term) is int), default=0)
+        terms = (line.get("term") for line in self._last_lines())
+        return next((term for term in terms if type(term) is int), 0)  # terms only grow
 
-    def _lines(self) -> list[object]:
+    def _last_lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines that are whole, the last one first: each may hold a plan of megabytes, and few are looked at."""
         try:
             texts = self._path.read_bytes().split(b"\n")
         except FileNotFoundError:
-            return []
+            return
         except OSError as problem:
             raise FileProblem(f"cannot read {self._path}: {problem.strerror or problem}") from None
-        lines: list[object] = []
-        for text in texts:
+        for text in reversed(texts):
             with contextlib.suppress(ValueError):
-                lines.append(json.loads(text))
-        return lines
+                line = json.loads(text)
+                if isinstance(line, dict):
+                    yield line
 
 
 def _ends_with_newline(stream: BinaryIO) -> bool:

@@ -75,6 +75,10 @@ class BackgroundJournal:
     def term(self) -> int:
         return self._store.term
 
+    @property
+    def lease_s(self) -> float:
+        return self._store.lease_s
+
     def append(self, entry: JournalEntry) -> None:
         self.num_pending += 1
         self._background.run(lambda: self._append(entry), self._done)

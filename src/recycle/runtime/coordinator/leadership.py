@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from recycle.control.decide.messages import Ack, ControlMessage
+from recycle.control.decide.messages import ALIVE, Ack, ControlMessage
 from recycle.control.net.server import Server
 from recycle.control.net.wire import EncodedMessage, encode
 from recycle.control.store.protocol import Store, StoreAway
@@ -99,6 +99,8 @@ class DecisionGate:
 
     def send_all(self, connections: Iterable[int], message: ControlMessage) -> None:
         """Send a message, as soon as all that it may rest on is in the journal. An answer to a heartbeat rests on nothing."""
+        if message is ALIVE and not self.is_certain:  # workers that hear nothing look for a coordinator that leads for certain
+            return
         encoded = encode(message)
         if self.journal.num_pending and not isinstance(message, Ack):
             self._held += [(connection, encoded) for connection in connections]

@@ -194,25 +194,33 @@ class RunFolder:
 
 
 def events_before(num_steps: int, events: Iterator[Event]) -> Iterator[Event]:
-    """The events of a record that belong to its first `num_steps` steps; later training is marked as redone."""
-    is_lost = False
+    """The events of a record that belong to its first `num_steps` steps; later training is marked as redone.
+
+    A spell of training is that of the step that follows it, else of the ops before it. The last report of a step counts: one that
+    was run again after a checkpoint was loaded is reported twice.
+    """
+    spell, is_lost = None, False
     for event in events:
+        if isinstance(event, Stepped):
+            is_lost = event.iteration >= num_steps
+        if spell is not None:
+            yield replace(spell, state="redo", samples=0, discarded=spell.samples) if is_lost else spell
+            spell = None
+        if isinstance(event, OpRan | OpsRan) and not _is_undone(event):
+            is_lost = event.iteration >= num_steps
         match event:
-            case OpRan(is_in_vain=True) | OpsRan(is_undone=True) if event.iteration >= num_steps:
-                pass  # it says nothing of earlier steps, which a slow worker may report later
-            case OpRan(is_in_vain=False) | OpsRan(is_undone=False) | Stepped():
-                # The last report decides: a step that was run again after a checkpoint was loaded is reported twice.
-                is_lost = event.iteration >= num_steps
-                if not is_lost:
-                    yield event
-            case Spell(state="train") if is_lost:
-                yield replace(event, state="redo", samples=0, discarded=event.samples)
+            case OpRan() | OpsRan() | Stepped() if event.iteration >= num_steps:
+                pass
+            case Spell(state="train"):
+                spell = event
             case Held():
                 pass  # it is about a whole run, and this one is not over
             case Saved() if event.num_steps > num_steps:
                 pass
             case _:
                 yield event
+    if spell is not None:
+        yield replace(spell, state="redo", samples=0, discarded=spell.samples) if is_lost else spell
 
 
 def without_unfinished(events: Sequence[Event]) -> list[Event]:
