@@ -35,7 +35,7 @@ from recycle.control.net.wire import (
 from recycle.core.release import RELEASE
 
 _HANDSHAKE_S = 5.0
-_MOST_HANDSHAKES, _MOST_AT_ONCE = 512, 64
+_MOST_HANDSHAKES, _MOST_AT_ONCE = 512, 16
 # So many connections with a purpose of their own are served at once. The next ones wait, at most so long.
 _MOST_TASKS, _QUEUE_S, _WAITING_S = 256, 600.0, 1.0
 _TICK_S = 0.05
