@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from recycle.control.decide.coordinator import Coordinator
 from recycle.control.decide.members import Member
 from recycle.control.decide.messages import Ack, PauseAtBoundary, ProgressReport, StopEpoch, StoreEntry, StoreRequest
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.control.store.file_store import FileStore
 from tests.builders import dead
-from tests.control.decide.coordinator_harness import LEASE_S, CoordinatorHarness
+from tests.control.decide.coordinator_harness import LEASE_S, CoordinatorHarness, MemoryJournal
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -38,6 +39,21 @@ def test_members_that_reconnect_in_the_same_epoch_train_on(restarted: tuple[Coor
     assert harness.phase is CoordinatorPhase.RUNNING
     assert {message for sent in harness.effects.sent.values() for message in sent} == {Ack(0)}
     assert harness.effects.logged("suspected") == []
+
+
+def test_members_have_a_lease_more_to_come_back_if_the_coordinator_is_on_another_machine() -> None:
+    harness = CoordinatorHarness().form()
+    members = {str(member.place): replace(member) for member in harness.coordinator.members.values()}
+    assert isinstance(harness.journal, MemoryJournal)
+    harness.journal = MemoryJournal(harness.journal)
+    harness.journal.lease_s = LEASE_S
+    harness.coordinator = Coordinator(harness.shape, harness.initial, 0, harness.effects, harness.journal, LEASE_S)
+    harness.wait(1.5 * LEASE_S)
+    assert harness.effects.logged("suspected") == []
+    for name in ("W0_0", "W0_1", "W1_0"):
+        assert harness.rejoin(members[name]) is not None
+    harness.wait(LEASE_S, "W0_0", "W0_1", "W1_0")
+    assert [name for _, name, _ in harness.effects.logged("suspected")] == ["W1_1"]
 
 
 def test_a_member_that_missed_the_beginning_of_an_epoch_has_all_stopped(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recycle.control.decide.journal import JournalEntry
-from recycle.control.decide.messages import Ack, StopEpoch
+from recycle.control.decide.messages import ALIVE, Ack, StopEpoch
 from recycle.control.store.protocol import StoreAway
 from recycle.core.errors import LeadershipLost
 from recycle.runtime.coordinator import background
@@ -105,6 +105,19 @@ def test_a_coordinator_steps_down_once_when_another_leads_and_sends_nothing_that
     harness.serve_until(lambda: True)
     assert [str(problem) for problem in harness.lost] == ["another coordinator leads the job"]
     assert (harness.sent, harness.gate.journal.num_pending) == ([], 1)
+
+
+def test_heartbeats_are_not_answered_while_it_is_not_certain_who_leads(harness: Harness) -> None:
+    harness.gate.send_all([1], ALIVE)
+    harness.store.problem = StoreAway("nobody answers")
+    harness.serve_until(lambda: not harness.gate.is_certain)
+    harness.gate.send_all([2], ALIVE)
+    harness.gate.send_all([3], StopEpoch(1))
+    assert harness.sent == [1, 3]
+    harness.store.problem = None
+    harness.serve_until(lambda: harness.gate.is_certain)
+    harness.gate.send_all([4], ALIVE)
+    assert harness.sent == [1, 3, 4]
 
 
 def test_a_file_is_always_led() -> None:

@@ -286,7 +286,7 @@ class Coordinator:
             self._recovery = Recovery(died_us or now_us, cause, at_boundary, noticed_us=now_us)
         self._enter(PhaseTrigger.EPOCH_BROKEN)
         self._send_to_placed(StopEpoch(self.epoch))
-        self._effects.expect_request(self.members.free_places(self._shape))
+        self._effects.expect_request(self.members.empty_places(self._shape))
         self._plan_if_stopped()
 
     def _plan_if_stopped(self) -> None:
@@ -314,7 +314,7 @@ class Coordinator:
             member.place, member.has_stopped = place, True
             if self._recovery is not None:
                 self._recovery.joined.append(str(place))
-        self._requested = self.members.free_places(self._shape)
+        self._requested = self.members.empty_places(self._shape)
         self._effects.request_plan(self._requested)
 
     def plan_received(self, failed: frozenset[Worker], answer: PlanAssignment | str) -> None:

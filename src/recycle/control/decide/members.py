@@ -137,7 +137,7 @@ class MemberTable(dict[int, Member]):
         """Whether a member with a place has not stopped. Who joined last is looked at first, and often stops last."""
         return any(not member.has_stopped and member.place is not None for member in reversed(self.values()))
 
-    def free_places(self, shape: Shape) -> frozenset[Worker]:
+    def empty_places(self, shape: Shape) -> frozenset[Worker]:
         """The places that no member has."""
         taken = {member.place for member in self.values()}
         return frozenset(place for place in shape.workers() if place not in taken)
