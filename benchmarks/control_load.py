@@ -44,6 +44,7 @@ from recycle.control.net.wire import (
     MOST_BYTES,
     MOST_BYTES_UNPROVED,
     WORKER,
+    EncodedMessage,
     FrameReader,
     Seal,
     encode,
@@ -156,6 +157,7 @@ class FakeWorker:
         self.number, self.unacknowledged = 0, list[Report]()
         self.begun: EpochBegun | None = None
         self.stopped: EpochStopped | None = None
+        self.prepared: tuple[Report, EpochStopped, tuple[EncodedMessage, ...]] | None = None
         self.outbox = bytearray()
 
     def connect(self) -> None:
@@ -191,9 +193,13 @@ class FakeWorker:
         for message in self.reader.take(some):
             self._take(message)
 
-    def send(self, message: ControlMessage) -> None:
+    def send(self, *messages: ControlMessage) -> None:
+        self._send(*map(encode, messages))
+
+    def _send(self, *messages: EncodedMessage) -> None:
         if self.stream is not None:
-            self.outbox += b"".join(make_frame(encode(message), self.seal))
+            for message in messages:
+                self.outbox += b"".join(make_frame(message, self.seal))
             self._flush()
 
     def _flush(self) -> None:
@@ -243,8 +249,7 @@ class FakeWorker:
         self.first, self.every = start.iteration, start.ops_every
         self.program = start.program
         self.columns = None
-        self.send(StoreEntry(start.epoch, f"ready/{self.place}", ""))
-        self.send(StoreRequest(start.epoch, ("ready/*",)))
+        self.send(StoreEntry(start.epoch, f"ready/{self.place}", ""), StoreRequest(start.epoch, ("ready/*",)))
         self.load.started += 1
 
     def ran(self) -> OpColumns:
@@ -271,12 +276,23 @@ class FakeWorker:
             losses = dict.fromkeys(range(self.load.shape.num_chains), 2.5) if is_last else {}
             self.report(IterationApplied(self.place, self.num_steps, losses, ran, StepVerdict(1.0, 1.0)))
             self.num_steps += 1
+            self.prepare()
+
+    def prepare(self) -> None:
+        """Prepare what it says when it is stopped. Real workers do that when it is time, all at once."""
+        undone = Report(self.number + 1, report_to_json(StepUndone(self.place, self.num_steps, self.ran())), 1)
+        stopped = EpochStopped(self.epoch, ProgressReport(self.num_steps), "it was asked to", self.place.stage)
+        self.prepared = undone, stopped, (encode(undone), encode(stopped))
 
     def _stop(self, epoch: int) -> None:
         self.answered, self.trains = epoch, False
-        self.report(StepUndone(self.place, self.num_steps, self.ran()))
-        self.stopped = EpochStopped(epoch, ProgressReport(self.num_steps), "it was asked to", self.place.stage)
-        self.send(self.stopped)
+        if self.prepared is None or (self.prepared[0].number, self.prepared[1].epoch) != (self.number + 1, epoch):
+            self.prepare()
+        assert self.prepared is not None
+        undone, self.stopped, encoded = self.prepared
+        self.number += 1
+        self.unacknowledged.append(undone)
+        self._send(*encoded)
 
     def renew(self) -> None:
         if self.is_welcome:
@@ -378,7 +394,7 @@ def loaded(shape: Shape, lease_s: float, folder: Path) -> Iterator[tuple[Coordin
     try:
         load.join()
         load.run(lambda: load.all_train, 300, "all workers train")
-        load.each(FakeWorker.ran)
+        load.each(FakeWorker.prepare)
         yield coordinator, load
     finally:
         load.close()

@@ -23,6 +23,7 @@ from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import LeadershipLost, UserError
 from recycle.core.op import Kind, MicroBatch, Op
+from recycle.core.plans.packed_plan import unpack_plan
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import PlanAssignment, num_live_at, places_for
 from recycle.core.plans.row_programs import row_programs
@@ -270,7 +271,7 @@ class CoordinatorHarness:
         epoch, places = self.effects.start, {m.place for m in self.coordinator.members.values() if m.place}
         assert epoch.epoch == self.coordinator.epoch
         assert set(epoch.places) == set(map(str, places))
-        programs = {place: program.dumps() for place, program in row_programs(Plan.parse(epoch.plan)).items()}
+        programs = {place: program.dumps() for place, program in row_programs(unpack_plan(epoch.plan)).items()}
         for place, message in epoch.messages(self.shape, programs):
             assert self.last(str(place)) == message
         return epoch

@@ -17,6 +17,7 @@ from recycle.control.decide.messages import (
 from recycle.control.decide.new_epoch import NewEpoch
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Worker
+from recycle.core.plans.packed_plan import pack_plan
 from tests.builders import dead
 from tests.control.decide.coordinator_harness import LEASE_S, W0_0, CoordinatorHarness, answer_for, with_a_place_free
 
@@ -33,7 +34,7 @@ def test_a_job_begins_when_every_row_of_its_plan_has_a_worker() -> None:
         assert harness.phase is CoordinatorPhase.FORMING
     harness.join("W1_1")
     assert harness.phase is CoordinatorPhase.RUNNING
-    assert harness.started() == NewEpoch(1, harness.initial.plan.dumps(), {"W0_0": 1, "W0_1": 2, "W1_0": 3, "W1_1": 4}, 0)
+    assert harness.started() == NewEpoch(1, pack_plan(harness.initial.plan), {"W0_0": 1, "W0_1": 2, "W1_0": 3, "W1_1": 4}, 0)
 
 
 def test_a_job_does_not_begin_before_plans_can_be_made() -> None:

@@ -6,6 +6,7 @@ from recycle.control.decide.agreement import ABSENT
 from recycle.control.decide.messages import Ballot, EpochBegun, EpochStopped, ProgressReport, StopEpoch
 from recycle.control.decide.phases import CoordinatorPhase
 from recycle.core.cluster import Cluster, Shape, Worker
+from recycle.core.plans.packed_plan import pack_plan
 from tests.builders import dead
 from tests.control.decide.coordinator_harness import SHAPE, W1_1, CoordinatorHarness, answer_for, plan_for
 
@@ -34,7 +35,7 @@ def test_after_a_death_all_are_stopped_and_resume_where_they_agree() -> None:
     assert (start.epoch, start.iteration, start.ballot, start.sources, start.checkpoint) == (2, 5, whole, {}, -1)
     assert start.places == {"W0_0": 1, "W0_1": 2, "W1_0": 3}
     assert harness.effects.expected == harness.effects.plan_requests[-1] == {Worker(1, 1)}
-    assert start.plan == plan_for(Cluster(SHAPE, dead("W1_1"))).dumps()
+    assert start.plan == pack_plan(plan_for(Cluster(SHAPE, dead("W1_1"))))
 
 
 def test_the_times_of_a_recovery_are_reported_once_all_have_begun() -> None:

@@ -59,7 +59,7 @@ def test_the_serving_thread_waits_for_no_call_of_a_stalled_disk_and_all_are_done
     disk, calls, heard, trained = Stalled(), Calls(), list[object](), Any
     output = RunOutput(run_folder_on(disk), SimpleNamespace(send=lambda notice: None), calls.put, heard.append)
     output.publish([EVENT], heard.append)
-    output.keep_plan(3, "a plan")
+    output.keep_plan(3, lambda: "a plan")
     output.add_report(REPORT, heard.append)
     output.go_back(2, 4)
     output.find_checkpoint(heard.append)
@@ -97,6 +97,7 @@ def test_a_launcher_that_does_not_read_delays_neither_the_serving_thread_nor_the
     output = RunOutput(run_folder_on(disk), SimpleNamespace(send=launcher.call("send")), calls.put, lambda sentence: None)
     output.notify(FirstEpochFormed(), lambda: heard.append("notified"))
     output.publish([EVENT], heard.append)
+    serve(calls)  # the jobs of a turn are handed over at its end
     calls.get(timeout=PATIENCE_S)()
     assert (heard, launcher.done) == ([[EVENT]], [])
     launcher.goes_on.set()

@@ -371,8 +371,9 @@ class Coordinator:
         places = {str(place): member.number for place, member in members.items()}
         only_saves = self._is_ending or (self._saves_next and bool(self.members.leaving))
         self._only_saves, self._saves_next, at = only_saves, False, (resume.iteration, resume.ballot)
+        assignment = assignment.with_texts()
         texts, term, every = assignment.texts(), self._journal.term, self._ops_every or default_ops_every(assignment.plan.num_ops)
-        start = NewEpoch(self.epoch, texts.plan, places, *at, sources, checkpoint, only_saves, self.origin, every, term)
+        start = NewEpoch(self.epoch, texts.packed, places, *at, sources, checkpoint, only_saves, self.origin, every, term)
         cause = self._recovery.cause if self._recovery is not None else "all save" if only_saves else "the job began"
         reporters = self._effects.epoch_started(assignment, start)
         self._journal.append(journal_entry(start, members, f"{cause}; {assignment.reason}", self.members.last_number, reporters))

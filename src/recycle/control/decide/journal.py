@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """An epoch: the member number at each place, the first iteration, the plan, and the last member number given out.
+    """An epoch: the member number at each place, the first iteration, the packed plan, and the last member number given out.
 
     `processes` has host, process id and start of the member at each place: a coordinator that takes over can fence it, and no
     later process with that id. `origin` is that of `StartEpoch`. `reporters` has, for each earlier iteration that is not in the

@@ -296,8 +296,8 @@ def dumps(message: ControlMessage) -> bytes:
 def loads(body: bytes) -> ControlMessage:
     """Return the message in `body`. Raises ProtocolError for anything else, because the sender may be hostile."""
     try:
-        values = json.loads(body)
-        kind = _KINDS[values.pop("type")]
+        values = json.loads(body.decode())
+        kind = _KINDS[values["type"]]
         message: ControlMessage = _read(kind, values)
         return message
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as problem:
@@ -309,7 +309,12 @@ def _read(kind: Any, value: Any) -> Any:
     if type(value) is kind:
         return value
     if (declared := _FIELDS.get(kind)) is not None:
-        return kind(**{name: _read(of, value[name]) for name, of in declared if name in value})
+        found = {}
+        for name, of in declared:
+            if name in value:
+                part = value[name]
+                found[name] = part if type(part) is of else _read(of, part)
+        return kind(**found)
     if isinstance(kind, UnionType):  # every union here is "X | None"
         return None if value is None else _read(get_args(kind)[0], value)
     match get_origin(kind):

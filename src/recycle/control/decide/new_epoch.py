@@ -14,7 +14,7 @@ _MOST_OPS = 25_000
 
 @dataclass(frozen=True, slots=True)
 class NewEpoch:
-    """A new epoch: `places` maps each place to its member, `plan` is the plan as JSON, and the rest is as in `StartEpoch`.
+    """A new epoch: `places` maps each place to its member, `plan` is the packed plan, and the rest is as in `StartEpoch`.
 
     `sources` maps each place without the state of its stage to the place that it copies from.
     """

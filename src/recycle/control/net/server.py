@@ -75,7 +75,7 @@ class _Connection:
         self.is_admitted = self.is_waiting = False
         self.reader = FrameReader(MOST_BYTES_UNPROVED, Seal(token, WORKER, self.nonce))
         self.outbox: deque[memoryview] = deque()
-        self.is_closing = False
+        self.is_closing = self.is_blocked = False
 
 
 class Server:
@@ -348,11 +348,11 @@ class Server:
         if connection.is_closing and not connection.outbox:
             self._drop(connection)
             return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outbox else 0)
-        with contextlib.suppress(KeyError, ValueError):
-            key = self._selector.get_key(connection.stream)
-            if key.events != wanted:
-                self._selector.modify(connection.stream, wanted, key.data)
+        if bool(connection.outbox) != connection.is_blocked:
+            connection.is_blocked = not connection.is_blocked
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.is_blocked else 0)
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.modify(connection.stream, wanted, self._selector.get_key(connection.stream).data)
 
     def _wake(self, events: int) -> None:
         self._is_woken = False

@@ -113,7 +113,13 @@ class Plan:
 
     def dumps(self) -> str:
         """Return the plan as JSON, one row a line; a slot is `start:op`."""
-        head = {
+        texts = [_chain_texts(self.problem.shape, pipeline) for pipeline in range(self.problem.shape.num_pipelines)]
+        rows = (f'  "{row.worker}": "{_row_text(row, texts[row.worker.pipeline])}"' for row in self.rows)
+        return json.dumps(self.head())[:-1] + ',\n "rows": {\n' + ",\n".join(rows) + "\n }}\n"
+
+    def head(self) -> dict[str, Any]:
+        """Return everything but the rows, for JSON."""
+        return {
             "format": FORMAT,
             "version": VERSION,
             "period_us": self.period_us,
@@ -123,9 +129,12 @@ class Plan:
             "seconds": self.quality.seconds,
             "problem": self.problem.to_json(),
         }
-        texts = [_chain_texts(self.problem.shape, pipeline) for pipeline in range(self.problem.shape.num_pipelines)]
-        rows = (f'  "{row.worker}": "{_row_text(row, texts[row.worker.pipeline])}"' for row in self.rows)
-        return json.dumps(head)[:-1] + ',\n "rows": {\n' + ",\n".join(rows) + "\n }}\n"
+
+    @staticmethod
+    def from_head(head: Mapping[str, Any], rows: tuple[Row, ...], problem: Problem | None = None) -> "Plan":
+        """Return the plan with this head and these rows; `problem` is that of the head, if it was read already."""
+        quality = Quality(int(head["bound_us"]), str(head["status"]), str(head["method"]), float(head["seconds"]))
+        return Plan(problem or Problem.from_json(head["problem"]), rows, int(head["period_us"]), quality)
 
     @staticmethod
     def parse(text: str) -> "Plan":
@@ -188,8 +197,7 @@ def _from_json(data: Mapping[str, Any]) -> Plan:
         if worker.pipeline != pipeline:  # the rows of a pipeline follow one another
             pipeline, ops = worker.pipeline, _ops_of_pipeline(shape, worker.pipeline)
         rows.append(_parse_row(shape, worker, text, ops))
-    quality = Quality(int(data["bound_us"]), str(data["status"]), str(data["method"]), float(data["seconds"]))
-    return Plan(problem, tuple(rows), int(data["period_us"]), quality)
+    return Plan.from_head(data, tuple(rows), problem)
 
 
 def _parse_row(shape: Shape, worker: Worker, text: str, ops: Mapping[str, tuple[str, int]]) -> Row:

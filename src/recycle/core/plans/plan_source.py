@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem, ForeignPlan, UserError
+from recycle.core.plans.packed_plan import pack_plan
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.row_programs import row_programs
 from recycle.core.plans.rules import check
@@ -23,9 +24,10 @@ _PLAN_FILE = re.compile(r"plan-(none|W\d+_\d+(?:\+W\d+_\d+)*)\.json")
 
 @dataclass(frozen=True, slots=True)
 class PlanTexts:
-    """A plan as JSON, and the program of each of its rows as JSON."""
+    """A plan as JSON and packed, and the program of each of its rows as JSON."""
 
     plan: str
+    packed: str
     programs: Mapping[Worker, str]
 
 
@@ -50,7 +52,8 @@ class PlanAssignment:
         """The texts of the plan; for thousands of workers it takes seconds to make them."""
         if self.written is not None:
             return self.written
-        return PlanTexts(self.plan.dumps(), {worker: program.dumps() for worker, program in row_programs(self.plan).items()})
+        programs = {worker: program.dumps() for worker, program in row_programs(self.plan).items()}
+        return PlanTexts(self.plan.dumps(), pack_plan(self.plan), programs)
 
     def with_texts(self) -> "PlanAssignment":
         return replace(self, written=self.texts())

@@ -1,7 +1,8 @@
 """The coordinator's slow work, in threads of its own: a stalled disk or launcher must not delay heartbeats."""
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -14,41 +15,68 @@ Result = TypeVar("Result")
 _RETRY_S = 0.5
 
 
-class Background:
-    """Runs the jobs of one queue one after the other, and hands each result to the thread that serves connections.
+_Jobs = list[tuple[Callable[[], Any], Callable[[Any], None]]]
+# The results of a group are handed over together, unless one of its jobs takes longer than this.
+_TOGETHER_S = 0.01
 
-    `call_soon` has a function called by the serving thread. An error of a job is raised there.
+
+class Background:
+    """Runs jobs one after the other, and hands their results to the thread that serves connections.
+
+    `call_soon` has a function called by the serving thread. An error of a job is raised there. If it `gathers`, the jobs that the
+    serving thread has in one turn are handed over together, at its end: to wake two threads for each of thousands costs more
+    than the jobs. Only the serving thread may call `run`.
     """
 
-    def __init__(self, name: str, call_soon: Callable[[Callable[[], None]], None]) -> None:
-        self._call_soon = call_soon
-        # An executor would cost several times as much for each of thousands of jobs.
-        self._jobs: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None] = SimpleQueue()
+    def __init__(self, name: str, call_soon: Callable[[Callable[[], None]], None], gathers: bool = False) -> None:
+        self._call_soon, self._gathers = call_soon, gathers
+        self._gathered: _Jobs = []
+        self._queue: SimpleQueue[_Jobs | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def run(self, job: Callable[[], Result], then: Callable[[Result], None] = lambda result: None) -> None:
         """Run `job` after all earlier jobs, and have the serving thread call `then` with its result."""
-        self._jobs.put((job, then))
+        self._gathered.append((job, then))
+        if not self._gathers:
+            self._hand_over()
+        elif len(self._gathered) == 1:
+            self._call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        if self._gathered:
+            jobs, self._gathered = self._gathered, []
+            self._queue.put(jobs)
 
     def _work(self) -> None:
-        while (entry := self._jobs.get()) is not None:
-            job, then = entry
-            try:
-                result = job()
-            except BaseException as problem:
-                self._call_soon(partial(_raise, problem))
-            else:
-                self._call_soon(partial(then, result))
+        while (jobs := self._queue.get()) is not None:
+            done: list[Callable[[], None]] = []
+            began_s = time.monotonic()
+            for job, then in jobs:
+                try:
+                    done.append(partial(then, job()))
+                except BaseException as problem:
+                    done.append(partial(_raise, problem))
+                if time.monotonic() > began_s + _TOGETHER_S:
+                    self._call_soon(partial(_call_all, done))
+                    done, began_s = [], time.monotonic()
+            if done:
+                self._call_soon(partial(_call_all, done))
 
     def close(self) -> None:
         """Wait until all jobs are done."""
-        self._jobs.put(None)
+        self._hand_over()
+        self._queue.put(None)
         self._thread.join()
 
 
 def _raise(problem: BaseException) -> None:
     raise problem
+
+
+def _call_all(calls: Iterable[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
 
 
 class BackgroundJournal:

@@ -1,5 +1,6 @@
 """The coordinator's process: `run_coordinator_process` as a child of a launcher, `serve_job` in any process."""
 
+import gc
 import signal
 import socket
 import sys
@@ -66,6 +67,7 @@ def serve_job(
             return
         if config.stops_early:
             service.stop_early()
+        gc.freeze()  # what exists now stays: a collection that looks at a large plan again and again would delay heartbeats
         try:
             with stop_signals(lambda number: service.stop_early(), is_repeatable):
                 service.run()

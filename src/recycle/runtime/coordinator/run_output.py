@@ -26,7 +26,8 @@ class RunOutput:
     ) -> None:
         self._run, self._sink, self._warn = run, sink, warn
         self._late: list[Event] = []
-        self._disk, self._launcher = Background("disk", call_soon), Background("launcher", call_soon)
+        self._late_plan: Callable[[], None] | None = None
+        self._disk, self._launcher = Background("disk", call_soon, gathers=True), Background("launcher", call_soon, gathers=True)
 
     def publish(self, events: Sequence[Event], written: Callable[[Sequence[Event]], None]) -> None:
         """Publish events; `written` is called when they are in the run folder, or with the launcher if there is none."""
@@ -46,9 +47,25 @@ class RunOutput:
     def notify(self, notice: Notice, then: Callable[[], None] = lambda: None) -> None:
         self._launcher.run(lambda: self._sink.send(notice), lambda _: then())
 
-    def keep_plan(self, iteration: int, text: str) -> None:
+    def keep_plan(self, iteration: int, text: Callable[[], str], is_late: bool = False) -> None:
+        """Keep a plan; the thread of the disk makes its text. If it `is_late`, it is kept with `keep_late_plan` or the next plan.
+
+        After a take-over, workers come first: the text of a large plan takes seconds, and is perhaps in the folder already.
+        """
+        self.keep_late_plan()
         if (run := self._run) is not None:
-            self._disk.run(lambda: run.keep_plan(iteration, text), self._warn_of)
+            self._late_plan = lambda: self._disk.run(lambda: run.keep_plan(iteration, text()), self._warn_of)
+            if not is_late:
+                self.keep_late_plan()
+
+    @property
+    def has_late_plan(self) -> bool:
+        return self._late_plan is not None
+
+    def keep_late_plan(self) -> None:
+        keep, self._late_plan = self._late_plan, None
+        if keep is not None:
+            keep()
 
     def add_report(
         self,
@@ -90,6 +107,7 @@ class RunOutput:
 
     def close(self) -> None:
         """Wait until everything is written."""
+        self.keep_late_plan()
         self._disk.close()
         self._launcher.close()
 

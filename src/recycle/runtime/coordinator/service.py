@@ -22,7 +22,7 @@ from recycle.control.store.protocol import Store, ask_until_answered
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, LeadershipLost, PeersDiffer, PlannerFailed, UserError, WorkerFailed
 from recycle.core.events.record import Event, Joining, Suspected
-from recycle.core.plans.plan import Plan
+from recycle.core.plans.packed_plan import unpack_plan
 from recycle.core.plans.plan_source import PlanAssignment
 from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointIncomplete
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
@@ -92,9 +92,9 @@ class CoordinatorService:
             self._only_saves = entry.only_saves
             if store.lease_s:  # the record may be on the machine of another coordinator
                 self._ledger.allow_gap()
-            members = members_at(entry.places)
-            self._ledger.resume_epoch(Plan.parse(entry.plan), entry.epoch, entry.iteration, members, entry.reporters)
-            self._output.keep_plan(entry.iteration, entry.plan)
+            epoch_plan = unpack_plan(entry.plan)
+            self._ledger.resume_epoch(epoch_plan, entry.epoch, entry.iteration, members_at(entry.places), entry.reporters)
+            self._output.keep_plan(entry.iteration, epoch_plan.dumps, is_late=True)
             for place, (host, pid, _) in entry.processes.items():  # the coordinator may have been killed before it wrote that
                 self._ledger.processes.place(place, host, pid)
         elif before is not None and self._ledger.num_steps:
@@ -198,6 +198,8 @@ class CoordinatorService:
             self._forming.tick(now_us() / 1e6, self._coordinator.members.values())
         if self._gate.is_certain and not self._is_over:
             self._coordinator.tick()
+        if self._output.has_late_plan and len(self._coordinator.members.connections) == len(self._coordinator.members.placed):
+            self._output.keep_late_plan()
 
     def _member(self, connection: int) -> Member | None:
         return self._coordinator.members.get(self._numbers.get(connection, -1))
@@ -284,7 +286,7 @@ class CoordinatorService:
         self._ledger.start_epoch(assignment.plan, start.iteration, members_at(start.places), survivors)
         if start.checkpoint >= 0 or was_refused:  # what was written of a refused checkpoint does not count
             self._output.go_back(start.checkpoint if start.checkpoint >= 0 else start.iteration - 1, start.epoch)
-        self._output.keep_plan(start.iteration, start.plan)
+        self._output.keep_plan(start.iteration, lambda: assignment.texts().plan)
         self._finished.clear()
         self._only_saves = start.only_saves
         self._plans.prefetch(assignment.plan.problem.cluster.failed)
