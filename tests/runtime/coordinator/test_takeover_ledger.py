@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from recycle.control.decide.journal import JournalEntry
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.events.record import Event, Stepped, Warned
+from recycle.core.plans.packed_plan import pack_plan
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.coordinator.ledger.takeover_ledger import TakeoverLedger
 from recycle.runtime.execute.spans import Span, columns_of
@@ -20,8 +22,9 @@ class Harness:
     def __init__(self, iteration: int = 0, reporters: Any = None) -> None:
         self.events: list[Event] = []
         self.ledger = TakeoverLedger(PLAN, 4, PLAN.problem.profile.stages, self.events.extend, begin_us=0)
-        self.ledger.allow_gap()
-        self.ledger.resume_epoch(PLAN, 1, iteration, MEMBERS, reporters or {})
+        places = {str(place): number for number, place in MEMBERS.items()}
+        entry = JournalEntry(1, iteration, places, pack_plan(PLAN), "the job began", 2, reporters=reporters or {})
+        assert self.ledger.take_over(entry, has_gap=True) == PLAN
 
     def report(self, member: int, iteration: int) -> IterationApplied:
         losses = {0: float(iteration)} if member == 2 else {}

@@ -274,7 +274,7 @@ class Coordinator:
     def _form(self) -> None:
         """Give members tentative places; start the first epoch when every row of its plan has a member."""
         if self.members.take_first_places(self._initial.places.keys()) and self._effects.is_ready():
-            self._start_epoch(self._initial, Resume(self._iteration), self._checkpoint)
+            self._start_epoch(self._initial.with_texts(), Resume(self._iteration), self._checkpoint)
 
     def _stop_epoch(self, cause: str, died_us: int = 0, at_boundary: bool = False) -> None:
         """Stop all members, and begin a recovery or extend the one that has not ended."""
@@ -333,7 +333,7 @@ class Coordinator:
             return
         if self._recovery is not None:
             self._recovery.planned_us = self._effects.now_us()
-        assignment = keep_holders(answer, self.members.holders)
+        assignment = keep_holders(answer.with_texts(), self.members.holders)
         resume = self._agreed(assignment)
         if resume is not None and not self._must_go_back:
             self._start_epoch(assignment, resume, -1)
@@ -371,7 +371,6 @@ class Coordinator:
         places = {str(place): member.number for place, member in members.items()}
         only_saves = self._is_ending or (self._saves_next and bool(self.members.leaving))
         self._only_saves, self._saves_next, at = only_saves, False, (resume.iteration, resume.ballot)
-        assignment = assignment.with_texts()
         texts, term, every = assignment.texts(), self._journal.term, self._ops_every or default_ops_every(assignment.plan.num_ops)
         start = NewEpoch(self.epoch, texts.packed, places, *at, sources, checkpoint, only_saves, self.origin, every, term)
         cause = self._recovery.cause if self._recovery is not None else "all save" if only_saves else "the job began"

@@ -133,6 +133,11 @@ class MemberTable(dict[int, Member]):
         return [member.connection for member in self.placed if member.connection is not None]
 
     @property
+    def are_connected(self) -> bool:
+        """Whether every member with a place has a connection."""
+        return all(member.connection is not None for member in self.values() if member.place is not None)
+
+    @property
     def has_unstopped(self) -> bool:
         """Whether a member with a place has not stopped. Who joined last is looked at first, and often stops last."""
         return any(not member.has_stopped and member.place is not None for member in reversed(self.values()))

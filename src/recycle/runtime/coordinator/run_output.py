@@ -58,10 +58,6 @@ class RunOutput:
             if not is_late:
                 self.keep_late_plan()
 
-    @property
-    def has_late_plan(self) -> bool:
-        return self._late_plan is not None
-
     def keep_late_plan(self) -> None:
         keep, self._late_plan = self._late_plan, None
         if keep is not None:

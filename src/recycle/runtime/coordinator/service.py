@@ -22,11 +22,11 @@ from recycle.control.store.protocol import Store, ask_until_answered
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, LeadershipLost, PeersDiffer, PlannerFailed, UserError, WorkerFailed
 from recycle.core.events.record import Event, Joining, Suspected
-from recycle.core.plans.packed_plan import unpack_plan
 from recycle.core.plans.plan_source import PlanAssignment
 from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointIncomplete
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 from recycle.runtime.coordinator import fencing
+from recycle.runtime.coordinator.acknowledgements import Acknowledgements
 from recycle.runtime.coordinator.config import (
     CoordinatorConfig,
     EventSink,
@@ -90,18 +90,14 @@ class CoordinatorService:
         self._ledger.restore(before or ())
         if (entry := self._journal.last()) is not None:
             self._only_saves = entry.only_saves
-            if store.lease_s:  # the record may be on the machine of another coordinator
-                self._ledger.allow_gap()
-            epoch_plan = unpack_plan(entry.plan)
-            self._ledger.resume_epoch(epoch_plan, entry.epoch, entry.iteration, members_at(entry.places), entry.reporters)
+            epoch_plan = self._ledger.take_over(entry, has_gap=store.lease_s > 0)  # another machine may have the record
             self._output.keep_plan(entry.iteration, epoch_plan.dumps, is_late=True)
-            for place, (host, pid, _) in entry.processes.items():  # the coordinator may have been killed before it wrote that
-                self._ledger.processes.place(place, host, pid)
         elif before is not None and self._ledger.num_steps:
             raise FileProblem(f"{config.journal} is missing, because it could not be written")
         for warning in run.warnings if run is not None else ():
             self._ledger.warn(warning)
-        self._inbox = ReportInbox(self._ledger, self._acknowledge)
+        self._acks = Acknowledgements(self._output.when_recorded, self._send_ack)
+        self._inbox = ReportInbox(self._ledger, self._acks.add)
         self._numbers, self._epochs, self._crashed_at = dict[int, int](), dict[int, int](), set[int]()
         self._finished, self._is_over, self._is_ending = dict[Worker, WorkerFinished](), False, False
         shape = plan.problem.shape
@@ -198,7 +194,9 @@ class CoordinatorService:
             self._forming.tick(now_us() / 1e6, self._coordinator.members.values())
         if self._gate.is_certain and not self._is_over:
             self._coordinator.tick()
-        if self._output.has_late_plan and len(self._coordinator.members.connections) == len(self._coordinator.members.placed):
+        if self._coordinator.phase not in (CoordinatorPhase.STOPPING, CoordinatorPhase.PLANNING):  # then all wait for an epoch
+            self._acks.send_due()
+        if self._coordinator.members.are_connected:
             self._output.keep_late_plan()
 
     def _member(self, connection: int) -> Member | None:
@@ -350,10 +348,6 @@ class CoordinatorService:
         for place in found.odd:
             self._output.notify(ReplaceWorker(place))
 
-    def _acknowledge(self, number: int, message: Ack) -> None:
-        """Acknowledge reports when the events before are on disk, too; those that are not, another coordinator gets again."""
-        self._output.when_recorded(lambda: self._send_ack(number, message))
-
     def _send_ack(self, number: int, message: Ack) -> None:
         member = self._coordinator.members.get(number)
         if member is not None and member.connection is not None:
@@ -393,7 +387,12 @@ class CoordinatorService:
         """End the job; the launcher hears of it when everything is on disk, because it ends this process then."""
         self._is_over = True
         self._coordinator.end("the job is over")
-        self._output.when_written(lambda: self._output.notify(notice, self._server.stop))
+
+        def written() -> None:
+            self._acks.send_due()
+            self._output.notify(notice, self._server.stop)
+
+        self._output.when_written(written)
 
     def _step_down(self, problem: LeadershipLost) -> None:
         """End this process, and not the job: another coordinator leads, to which all workers go when they are disconnected."""

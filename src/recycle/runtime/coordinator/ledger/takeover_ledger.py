@@ -8,19 +8,29 @@ nothing below it comes any more. That iteration is the first one of this record;
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
+from recycle.control.decide.journal import JournalEntry
+from recycle.control.decide.members import members_at
 from recycle.core.cluster import Worker
+from recycle.core.plans.packed_plan import unpack_plan
 from recycle.core.plans.plan import Plan
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
 
 
 class TakeoverLedger(RunLedger):
-    """A ledger that may begin, or go on, with a later iteration than the next one, once, after `allow_gap`."""
+    """A ledger that may begin, or go on, with a later iteration than the next one, once, after it took over with a gap."""
 
     _may_have_gap = False
 
-    def allow_gap(self) -> None:
-        """Expect that steps are missing: another coordinator has led, and its record is perhaps not here."""
-        self._may_have_gap = True
+    def take_over(self, entry: JournalEntry, has_gap: bool) -> Plan:
+        """Continue in the epoch of the coordinator that wrote this entry; return its plan.
+
+        If it `has_gap`, steps may be missing: that coordinator's record is perhaps not here.
+        """
+        self._may_have_gap, plan = has_gap, unpack_plan(entry.plan)
+        self.resume_epoch(plan, entry.epoch, entry.iteration, members_at(entry.places), entry.reporters)
+        for place, (host, pid, _) in entry.processes.items():  # the coordinator may have been killed before it wrote that
+            self.processes.place(place, host, pid)
+        return plan
 
     def resume_epoch(
         self, plan: Plan, epoch: int, iteration: int, members: Mapping[int, Worker], reporters: Mapping[int, Sequence[int]]
