@@ -51,7 +51,15 @@ TABLE = {
 }
 # Inside a package, a room (a module or a sub-package) may import the rooms of lines above its own.
 ORDER = {
-    "core": ["errors release layers", "units files op cluster", "profile time_shares", "problem", "plans events"],
+    "core": [
+        "errors release layers",
+        "units files op cluster layer_shares",
+        "profile time_shares",
+        "layer_sums",
+        "held_layers",
+        "problem",
+        "plans events",
+    ],
     "host": [
         "process_lifetime process_title stop_signals scratch folder_lock interfaces free_memory",
         "process_pool",

@@ -4,14 +4,18 @@ They are in core, not in the planner, because a plan on disk must be checkable w
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import MemoryTooSmall, UserError
+from recycle.core.held_layers import HeldLayers
 from recycle.core.op import Kind
 from recycle.core.profile import Profile
 from recycle.core.units import format_bytes
+
+MOST_SHARED_LAYERS = 26
+_LEAST_SPEED, _MOST_SPEED = 0.001, 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,15 @@ class Memory:
 class Problem:
     """The input of the planner: cluster, profile, memory limit and techniques. `recycle.problem` makes one from texts.
 
+    Args:
+        cluster: The shape and the dead workers.
+        profile: The costs of every stage; with `shared_layers`, of its layers too.
+        memory: The memory limit of a worker of each stage.
+        techniques: The techniques that a plan may use.
+        speeds: Workers that are slower or faster than the profile says, each with its speed: at 0.6 an op takes 1 / 0.6 of its
+            time. Speeds are counted in thousandths.
+        shared_layers: How many layers on either side of a boundary both stages hold, so that micro-batches may be cut there.
+
     Raises:
         UserError: The parts do not fit together. `MemoryTooSmall`, if no schedule at all fits.
 
@@ -112,6 +125,9 @@ class Problem:
     profile: Profile
     memory: Memory = Memory("unlimited")
     techniques: Techniques = Techniques()
+    speeds: tuple[tuple[Worker, float], ...] = ()
+    shared_layers: int = 0
+    held_layers: HeldLayers | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         num_stages = self.shape.num_stages
@@ -128,18 +144,42 @@ class Problem:
                 f"memory is given for {len(self.memory.limits)} stages, but there are {num_stages}: "
                 "give one number for all stages or one for each"
             )
+        self._settle_speeds()
+        self._settle_layers()
         for stage in range(num_stages):
             self._refuse_too_little_memory(stage)
+
+    def _settle_speeds(self) -> None:
+        """Check the speeds, round them to thousandths, sort them, and leave those of 1 out."""
+        for worker, speed in self.speeds:
+            if worker not in self.shape:
+                raise UserError(f"{worker} has a speed, but is not a worker of this cluster: {self.shape.ranges}")
+            if isinstance(speed, bool) or not isinstance(speed, int | float) or not _LEAST_SPEED <= speed <= _MOST_SPEED:
+                raise UserError(
+                    f"the speed of {worker} is {speed!r}, but it must be a number from {_LEAST_SPEED} to {_MOST_SPEED:g}: "
+                    "0.6 is 60 % of the profile's speed"
+                )
+        if len({worker for worker, _ in self.speeds}) < len(self.speeds):
+            raise UserError("a worker has two speeds: give each worker one")
+        rounded = sorted((worker, round(float(speed), 3)) for worker, speed in self.speeds)
+        object.__setattr__(self, "speeds", tuple((worker, speed) for worker, speed in rounded if speed != 1))
+
+    def _settle_layers(self) -> None:
+        shared = self.shared_layers
+        if isinstance(shared, bool) or not isinstance(shared, int) or not 0 <= shared <= MOST_SHARED_LAYERS:
+            raise UserError(f"shared_layers is {shared!r}, but it must be a whole number from 0 to {MOST_SHARED_LAYERS}")
+        live = [self.cluster.num_live(stage) for stage in range(self.shape.num_stages)]
+        object.__setattr__(self, "held_layers", HeldLayers(self.profile, shared, live) if shared else None)
 
     def _refuse_too_little_memory(self, stage: int) -> None:
         capacity = self.capacity(stage)
         if capacity is None or capacity >= self.held_by_forward(stage):
             return
-        costs = self.profile.stages[stage]
-        least = costs.static_bytes + costs.activation_bytes
+        costs, static = self.profile.stages[stage], self.static_bytes(stage)
+        least = static + costs.activation_bytes
         raise MemoryTooSmall(
             f"stage {stage} has {format_bytes(self.memory.limits[stage])} of memory, too little for any schedule: "
-            f"the least that works is {format_bytes(least)} ({least} bytes: parameters and states {costs.static_bytes}, "
+            f"the least that works is {format_bytes(least)} ({least} bytes: parameters and states {static}, "
             f"one micro-batch's activations {costs.activation_bytes})"
         )
 
@@ -148,20 +188,36 @@ class Problem:
         return self.cluster.shape
 
     def duration_us(self, stage: int, kind: Kind) -> int:
+        """The time of an op on all layers of its stage, and on no others, at the profile's speed; `OpCosts` knows the others."""
         return self.profile.stages[stage].duration_us(kind)
 
     def finish_us(self, stage: int) -> int:
         """Time from a stage's last gradient to the end of its optimizer step."""
-        return self.reduce_us(stage) + self.profile.stages[stage].optimizer_us
+        return self.reduce_us(stage) + self.optimizer_us(stage)
 
     def reduce_us(self, stage: int) -> int:
+        """Time to reduce the gradients of all layers that a stage holds."""
+        if self.held_layers is not None:
+            return self.held_layers.reduce_us[stage]
         return self.profile.reduce_us(stage, self.cluster.num_live(stage))
+
+    def optimizer_us(self, stage: int) -> int:
+        """Time to step all layers that a stage holds, at the profile's speed."""
+        if self.held_layers is not None:
+            return self.held_layers.optimizer_us[stage]
+        return self.profile.stages[stage].optimizer_us
+
+    def static_bytes(self, stage: int) -> int:
+        """Parameters and states of all layers that a worker of `stage` holds."""
+        if self.held_layers is not None:
+            return self.held_layers.static_bytes[stage]
+        return self.profile.stages[stage].static_bytes
 
     def capacity(self, stage: int) -> int | None:
         """The memory for activations on a worker of `stage`, in the unit of the limit; None if unlimited."""
         if self.memory.unit == "unlimited":
             return None
-        static = self.profile.stages[stage].static_bytes if self.memory.unit == "bytes" else 0
+        static = self.static_bytes(stage) if self.memory.unit == "bytes" else 0
         return self.memory.limits[stage] - static
 
     def held_by_forward(self, stage: int) -> int:
@@ -179,13 +235,18 @@ class Problem:
 
     def to_json(self) -> dict[str, Any]:
         shape = self.shape
-        return {
+        made: dict[str, Any] = {
             "shape": {"pipelines": shape.num_pipelines, "stages": shape.num_stages, "microbatches": shape.num_microbatches},
             "failed": [str(worker) for worker in sorted(self.cluster.failed)],
             "techniques": list(self.techniques.names),
             "memory": {"unit": self.memory.unit, "limits": list(self.memory.limits)},
             "profile": self.profile.to_json(),
         }
+        if self.speeds:
+            made["speeds"] = {str(worker): speed for worker, speed in self.speeds}
+        if self.shared_layers:
+            made["shared_layers"] = self.shared_layers
+        return made
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "Problem":
@@ -195,4 +256,6 @@ class Problem:
             Profile.from_json(data["profile"]),
             Memory(data["memory"]["unit"], tuple(data["memory"]["limits"])),
             Techniques.of(data["techniques"]),
+            tuple((Worker.parse(name), speed) for name, speed in data.get("speeds", {}).items()),
+            data.get("shared_layers", 0),
         )

@@ -3,13 +3,14 @@
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
 from recycle.core.errors import UserError
 from recycle.core.files import read_json
+from recycle.core.layer_shares import EQUAL, StageShares, refuse_bad_shares, shares_from_json, shares_to_json
 from recycle.core.op import Kind
 
 FORMAT, VERSION = "recycle-profile", 1
@@ -127,6 +128,8 @@ class Profile:
         taken: The conditions of the measurement, if it was measured.
         factors: How much slower than the median each worker was in the measurement.
         contention: The duration of an op while 0, 1, 2, ... other workers compute on the same machine, over its cost here.
+        layers: The layers of each stage with their shares of its costs, if known. The layers at which micro-batches may be cut
+            have outputs of equal size: a message to the next stage takes as long wherever the cut is.
 
     Raises:
         UserError: A number is out of range.
@@ -144,6 +147,7 @@ class Profile:
     taken: Taken | None = None
     factors: tuple[float, ...] = ()
     contention: tuple[float, ...] = ()
+    layers: tuple[StageShares, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("factors", "contention"):
@@ -151,6 +155,8 @@ class Profile:
                 raise UserError(f"the profile's {name} cannot be read: each must be a finite number above 0")
         if not self.stages:
             raise UserError("the profile has no stage: give at least one")
+        if self.layers:
+            refuse_bad_shares(self.layers, len(self.stages))
         if self.device_bytes is not None and (not isinstance(self.device_bytes, int) or not 1 <= self.device_bytes <= _MOST):
             raise UserError(f"device_bytes is {self.device_bytes!r}, but it must be a whole number from 1 to {_MOST}")
 
@@ -167,11 +173,25 @@ class Profile:
 
     def reduce_us(self, stage: int, num_live: int) -> int:
         """Time of a ring all-reduce of the stage's gradients over its live peers."""
+        return self.ring_us(self.stages[stage].gradient_bytes, num_live)
+
+    def ring_us(self, size_bytes: int, num_live: int) -> int:
+        """Time of a ring all-reduce of so many bytes over so many workers."""
         if num_live < 2:
             return 0
-        share = self.stages[stage].gradient_bytes / num_live
+        share = size_bytes / num_live
         steps = 2 * (num_live - 1)
         return steps * self.peer_link.latency_us + math.ceil(steps * share / self.peer_link.bytes_per_us)
+
+    def with_equal_layers(self, num_layers: int) -> "Profile":
+        """The profile with `num_layers` equal layers, as many in each stage."""
+        each, rest = divmod(num_layers, len(self.stages))
+        if rest or each < 1:
+            raise UserError(
+                f"{num_layers} layers cannot be divided equally over {len(self.stages)} stages: give a multiple of "
+                f"{len(self.stages)}, or a profile that lists the layers of each stage"
+            )
+        return replace(self, layers=((EQUAL,) * each,) * len(self.stages))
 
     def held_up(self, num_others: int) -> float:
         """The duration of an op while `num_others` compute, over its cost; beyond the most that were measured, as with those."""
@@ -190,6 +210,9 @@ class Profile:
         for name in ("taken", "factors", "contention"):
             if not made[name]:
                 del made[name]
+        del made["layers"]
+        if self.layers:
+            made["layers"] = shares_to_json(self.layers)
         for stage, written in zip(self.stages, made["stages"], strict=True):
             if stage.spread == Spread():
                 del written["spread"]
@@ -210,6 +233,7 @@ class Profile:
             taken=_part(Taken, data["taken"], "notes on what it was taken on are") if data.get("taken") is not None else None,
             factors=_numbers(data.get("factors", []), "factors"),
             contention=_numbers(data.get("contention", []), "contention"),
+            layers=shares_from_json(data.get("layers", [])),
         )
 
     @staticmethod

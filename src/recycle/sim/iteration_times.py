@@ -14,7 +14,6 @@ from typing import Any
 from recycle.core.cluster import Cluster, Shape
 from recycle.core.errors import FileProblem
 from recycle.core.files import read_json, write_text
-from recycle.core.op import Kind
 from recycle.core.plans.rules import makespan_us
 from recycle.core.problem import Problem, Techniques
 from recycle.core.release import source_digest
@@ -137,7 +136,7 @@ def _plan(given: tuple[Problem, str]) -> IterationTime:
         plan = solve(normalized_problem(problem, numbers), "greedy", _TIME_LIMIT_S, EFFORT)
     work = 0
     for row in plan.rows:
-        work += sum(row.kinds.count(kind.value) * plan.problem.duration_us(row.worker.stage, kind) for kind in Kind)
+        work += plan.busy_us(row)
     return IterationTime(plan.period_us, makespan_us(plan), work, plan.problem.cluster.num_failed)
 
 

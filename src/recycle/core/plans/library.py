@@ -120,6 +120,8 @@ def _difference(found: Problem, wanted: Problem) -> str:
         ("shape", found.shape, wanted.shape),
         ("profile", found.profile, wanted.profile),
         ("memory limit", found.memory, wanted.memory),
+        ("number of shared layers", found.shared_layers, wanted.shared_layers),
+        ("set of slow workers", found.speeds, wanted.speeds),
     ):
         if one != other:
             return f"another {name}"

@@ -16,6 +16,8 @@ from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import read_json, write_text
 from recycle.core.op import Kind, MicroBatch, Op
+from recycle.core.plans.cuts import Cuts, cuts_from_json, cuts_to_json
+from recycle.core.plans.op_costs import OpCosts
 from recycle.core.problem import Problem
 
 FORMAT, VERSION = "recycle-plan", 1
@@ -68,6 +70,8 @@ class Quality:
 class Plan:
     """The schedule of one iteration, one row for each live worker; the next iteration is the same and starts `period_us` later.
 
+    `cuts` says where micro-batches are cut other than at the base boundaries of the stages.
+
     Example:
         >>> import recycle
         >>> plan = recycle.solve(recycle.problem(3, 4, 6, fail="W1_2", costs="1,1,1", memory=6))
@@ -79,6 +83,12 @@ class Plan:
     rows: tuple[Row, ...]
     period_us: int
     quality: Quality
+    cuts: Cuts = ()
+
+    @property
+    def costs(self) -> OpCosts:
+        """The duration and the memory of every op; keep it where many are asked for."""
+        return OpCosts(self.problem, self.cuts)
 
     @property
     def num_ops(self) -> int:
@@ -91,18 +101,17 @@ class Plan:
 
     def period_at_us(self, busy_us: int) -> int:
         """The period scaled to the measured speed: `busy_us` is the sum of the durations of all ops of an iteration."""
-        planned = sum(
-            row.kinds.count(kind.value) * self.problem.duration_us(row.worker.stage, kind) for row in self.rows for kind in Kind
-        )
-        return round(self.period_us * busy_us / planned)
+        return round(self.period_us * busy_us / sum(self.busy_us(row) for row in self.rows))
+
+    def busy_us(self, row: Row) -> int:
+        """The sum of the durations of the ops of a row."""
+        return sum(self.costs.durations_us(row.worker, row.kinds, row.chains))
 
     def slots(self, row: Row) -> Iterator[Slot]:
         """Yield the slots of one row in order."""
-        stage = row.worker.stage
-        duration = {kind: self.problem.duration_us(stage, kind) for kind in Kind}
-        for letter, chain, start in zip(row.kinds, row.chains, row.starts_us, strict=True):
-            kind = Kind(letter)
-            yield Slot(row.worker, Op(stage, kind, microbatch_of(self.problem.shape, chain)), start, start + duration[kind])
+        stage, durations = row.worker.stage, self.costs.durations_us(row.worker, row.kinds, row.chains)
+        for letter, chain, start, duration in zip(row.kinds, row.chains, row.starts_us, durations, strict=True):
+            yield Slot(row.worker, Op(stage, Kind(letter), microbatch_of(self.problem.shape, chain)), start, start + duration)
 
     def all_slots(self) -> Iterator[Slot]:
         for row in self.rows:
@@ -119,7 +128,7 @@ class Plan:
 
     def head(self) -> dict[str, Any]:
         """Return everything but the rows, for JSON."""
-        return {
+        head: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
             "period_us": self.period_us,
@@ -129,12 +138,17 @@ class Plan:
             "seconds": self.quality.seconds,
             "problem": self.problem.to_json(),
         }
+        if self.cuts:
+            head["cuts"] = cuts_to_json(self.cuts)
+        return head
 
     @staticmethod
     def from_head(head: Mapping[str, Any], rows: tuple[Row, ...], problem: Problem | None = None) -> "Plan":
         """Return the plan with this head and these rows; `problem` is that of the head, if it was read already."""
+        problem = problem or Problem.from_json(head["problem"])
         quality = Quality(int(head["bound_us"]), str(head["status"]), str(head["method"]), float(head["seconds"]))
-        return Plan(problem or Problem.from_json(head["problem"]), rows, int(head["period_us"]), quality)
+        cuts = cuts_from_json(head["cuts"], problem.shape) if "cuts" in head else ()
+        return Plan(problem, rows, int(head["period_us"]), quality, cuts)
 
     @staticmethod
     def parse(text: str) -> "Plan":

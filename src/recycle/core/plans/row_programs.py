@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
+from recycle.core.plans.op_costs import OpCosts
 from recycle.core.plans.plan import Plan, Row
 
 NO_MESSAGE = -1
@@ -25,6 +26,9 @@ class RowProgram:
     The message of an op comes from the worker of pipeline `senders`, which makes it with its op number `made_at`, in its warm-up
     or not (`is_early`). Its result goes to the worker of pipeline `receivers`, which takes it with its op number `taken_at`. The
     pipeline is `NO_MESSAGE` where there is no message.
+
+    If the plan cuts micro-batches, an op computes the layers from `first_layers` up to but without `end_layers`; these columns
+    are empty if every op computes exactly the layers of its stage.
     """
 
     worker: Worker
@@ -37,9 +41,13 @@ class RowProgram:
     is_early: str
     receivers: Sequence[int]
     taken_at: Sequence[int]
+    first_layers: Sequence[int] = ()
+    end_layers: Sequence[int] = ()
 
     def dumps(self) -> str:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
+        if not self.first_layers:
+            del values["first_layers"], values["end_layers"]
         return _encode(values | {"worker": str(self.worker)})
 
     @staticmethod
@@ -57,7 +65,8 @@ def row_programs(plan: Plan) -> dict[Worker, RowProgram]:
     for row in plan.rows:
         stages[row.worker.stage].add(row)
     lengths = _warm_up_lengths(plan, stages)
-    return {row.worker: _program(row, plan, stages, lengths[row.worker]) for row in plan.rows}
+    costs = plan.costs
+    return {row.worker: _program(row, plan, costs, stages, lengths[row.worker]) for row in plan.rows}
 
 
 def warm_ups(plan: Plan) -> dict[Worker, int]:
@@ -98,7 +107,7 @@ def _warm_up_lengths(plan: Plan, stages: Sequence[_StageColumns]) -> dict[Worker
     return lengths
 
 
-def _program(row: Row, plan: Plan, stages: Sequence[_StageColumns], length: int) -> RowProgram:
+def _program(row: Row, plan: Plan, costs: OpCosts, stages: Sequence[_StageColumns], length: int) -> RowProgram:
     # An activation comes from the stage before and goes to the one after; a gradient, which I or B sends, the other way.
     stage, none, forward = row.worker.stage, (NO_MESSAGE, 0), Kind.F.value
     before = stages[stage - 1] if stage > 0 else None
@@ -112,5 +121,7 @@ def _program(row: Row, plan: Plan, stages: Sequence[_StageColumns], length: int)
     is_early = ["1" if kind == forward and before is not None and before.is_early[chain] else "0" for kind, chain in ops]
     senders, made_at = zip(*sources, strict=True) if sources else ((), ())
     receivers, taken_at = zip(*targets, strict=True) if targets else ((), ())
-    columns = (row.kinds, tuple(row.chains), senders, made_at, "".join(is_early), receivers, taken_at)
+    layers = [costs.layers(stage, chain) for chain in row.chains] if costs.cuts else []
+    firsts, ends = tuple(each.start for each in layers), tuple(each.stop for each in layers)
+    columns = (row.kinds, tuple(row.chains), senders, made_at, "".join(is_early), receivers, taken_at, firsts, ends)
     return RowProgram(row.worker, length, plan.problem.techniques.staggered, *columns)

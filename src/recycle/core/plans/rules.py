@@ -6,13 +6,14 @@ any library.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import add, gt
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind, MicroBatch, Op
+from recycle.core.plans.op_costs import OpCosts
 from recycle.core.plans.plan import Plan, Row, microbatch_of
 from recycle.core.problem import Problem
 
@@ -53,31 +54,66 @@ def lag_us(before: Op, after: Op, problem: Problem) -> int:
 def stage_windows(plan: Plan) -> list[tuple[int, int]]:
     """Return for each stage when its first op starts and when its last one ends, over all its workers."""
     windows: dict[int, tuple[int, int]] = {}
+    costs = plan.costs
     for row in plan.rows:
         if not row.kinds:
             continue
         stage = row.worker.stage
-        first, last = row.starts_us[0], row.starts_us[-1] + plan.problem.duration_us(stage, Kind(row.kinds[-1]))
+        last = row.starts_us[-1] + costs.duration_us(row.worker, Kind(row.kinds[-1]), row.chains[-1])
+        first = row.starts_us[0]
         known = windows.get(stage, (first, last))
         windows[stage] = (min(first, known[0]), max(last, known[1]))
     return [windows.get(stage, (0, 0)) for stage in range(plan.problem.shape.num_stages)]
 
 
-def period_from(problem: Problem, windows: list[tuple[int, int]]) -> int:
+def layer_windows(plan: Plan) -> dict[int, tuple[int, int]]:
+    """Return for each layer that several stages hold when its first F starts and when its last W or B ends.
+
+    A micro-batch uses a layer at the stage that computes it for this micro-batch. Without cuts a layer is used at its own stage
+    alone, so that the window of that stage says it all, and nothing is returned.
+    """
+    held, costs = plan.problem.held_layers, plan.costs
+    if held is None or not plan.cuts:
+        return {}
+    windows: dict[int, tuple[int, int]] = {}
+    for row in plan.rows:
+        stage = row.worker.stage
+        shared = [layer for layer in held.ranges[stage] if len(held.holders[layer]) > 1]
+        ends = map(add, row.starts_us, costs.durations_us(row.worker, row.kinds, row.chains))
+        for kind, chain, start, end in zip(row.kinds, row.chains, row.starts_us, ends, strict=True):
+            if kind == Kind.I.value:
+                continue
+            used = costs.layers(stage, chain)
+            for layer in shared:
+                if layer in used:
+                    first, last = windows.get(layer, (start, end))
+                    windows[layer] = min(first, start), max(last, end)
+    return windows
+
+
+def period_from(
+    problem: Problem, windows: Sequence[tuple[int, int]], of_layers: Mapping[int, tuple[int, int]] | None = None
+) -> int:
     """Return the period that stage windows allow: staggered the longest span, else the whole iteration.
 
     A stage may start its next iteration when its own step is done (staggered), or when every stage has reduced
-    its gradients and stepped (synchronous).
+    its gradients and stepped (synchronous). A layer that several stages hold is stepped when all of them have added their
+    gradients: staggered, its next use waits for that, whichever stage it is at.
     """
     if problem.techniques.staggered:
-        return max(last + problem.finish_us(stage) - first for stage, (first, last) in enumerate(windows))
+        spans = [last + problem.finish_us(stage) - first for stage, (first, last) in enumerate(windows)]
+        if of_layers:
+            assert problem.held_layers is not None
+            finish = problem.held_layers.finish_of_layer_us
+            spans += [last + finish[layer] - first for layer, (first, last) in of_layers.items()]
+        return max(spans)
     reduced = max(last + problem.reduce_us(stage) for stage, (_, last) in enumerate(windows))
-    stepped = reduced + max(stage.optimizer_us for stage in problem.profile.stages)
+    stepped = reduced + max(map(problem.optimizer_us, range(len(windows))))
     return stepped - min(first for first, _ in windows)
 
 
 def period_us(plan: Plan) -> int:
-    return period_from(plan.problem, stage_windows(plan))
+    return period_from(plan.problem, stage_windows(plan), layer_windows(plan))
 
 
 def makespan_us(plan: Plan) -> int:
@@ -102,8 +138,8 @@ def peak_in_flight(plan: Plan) -> list[int]:
 def check(plan: Plan) -> list[Violation]:
     """Return every violation of a rule by `plan`.
 
-    The rules: dependencies, one op at a time, memory, every op exactly once, only live workers, only peers of the stage, the
-    techniques, and a period and bound that agree with the slots.
+    The rules: dependencies, one op at a time, memory, every op exactly once, only live workers, only peers of the stage, every
+    layer of a micro-batch once and by a worker that holds it, the techniques, and a period and bound that agree with the slots.
 
     Args:
         plan: Any plan, from a file too.
@@ -116,12 +152,13 @@ def check(plan: Plan) -> list[Violation]:
         >>> recycle.check(recycle.solve(recycle.problem(2, 2, 4, costs="1,1,1")))
         []
     """
-    found = list(_check_form(plan))
+    found = [*_check_form(plan), *_check_cuts(plan)]
     if found:
         return found  # the other checks need rows that name workers and ops of this cluster
     found += _check_workers(plan)
-    found += [violation for row in plan.rows for violation in _check_row(plan, row)]
-    columns = _Columns(plan)
+    costs = plan.costs
+    found += [violation for row in plan.rows for violation in _check_row(plan, row, costs)]
+    columns = _Columns(plan, costs)
     found += columns.duplicates
     found += _check_complete(plan, columns)
     found += _check_dependencies(plan, columns)
@@ -140,6 +177,38 @@ def _check_form(plan: Plan) -> Iterator[Violation]:
             yield Violation("workers", f"{worker} has a row, but the cluster has no such worker")
         if set(row.kinds) - set("FBIW") or (row.chains and not 0 <= min(row.chains) <= max(row.chains) < shape.num_chains):
             yield Violation("every op once", f"the row of {worker} holds ops of no micro-batch of this cluster")
+
+
+def _check_cuts(plan: Plan) -> Iterator[Violation]:
+    """Cuts lie within the layers that both stages hold, and leave every stage a layer of every micro-batch.
+
+    The layers of a stage go from one cut to the next, so that every layer is computed once.
+    """
+    problem, cuts = plan.problem, plan.cuts
+    if not cuts:
+        return
+    shape, held = problem.shape, problem.held_layers
+    if held is None or len(cuts) != shape.num_stages - 1 or any(len(offsets) != shape.num_chains for offsets in cuts):
+        yield Violation(
+            "layers", "the plan cuts micro-batches, but not one cut for each boundary and micro-batch of shared layers"
+        )
+        return
+    for boundary, offsets in enumerate(cuts, start=1):
+        if max(map(abs, offsets)) > held.num_shared:
+            chain = next(chain for chain, offset in enumerate(offsets) if abs(offset) > held.num_shared)
+            where = f"micro-batch {_name(problem, chain)} is cut {offsets[chain]} layers from boundary {boundary}"
+            yield Violation("layers", f"{where}, but the stages share only {held.num_shared} layers on either side")
+    none = (0,) * shape.num_chains
+    for stage, (before, after) in enumerate(pairwise([none, *cuts, none])):
+        base = held.sums.bounds[stage + 1] - held.sums.bounds[stage]
+        for chain, (first, last) in enumerate(zip(before, after, strict=True)):
+            if base + last - first < 1:
+                yield Violation("layers", f"stage {stage} computes no layer of micro-batch {_name(problem, chain)}")
+
+
+def _name(problem: Problem, chain: int) -> str:
+    microbatch = microbatch_of(problem.shape, chain)
+    return f"{microbatch.index}@{microbatch.pipeline}"
 
 
 def _check_quality(plan: Plan, is_period_right: bool) -> Iterator[Violation]:
@@ -164,12 +233,11 @@ def _check_workers(plan: Plan) -> Iterator[Violation]:
             yield Violation("workers", f"{worker} is alive, but it has no row")
 
 
-def _check_row(plan: Plan, row: Row) -> Iterator[Violation]:
+def _check_row(plan: Plan, row: Row, costs: OpCosts) -> Iterator[Violation]:
     problem, worker = plan.problem, row.worker
     if not problem.cluster.is_live(worker):
         yield Violation("workers", f"{worker} has a row, but it is dead")
-    duration = {kind.value: problem.duration_us(worker.stage, kind) for kind in Kind}
-    ends = list(map(add, row.starts_us, map(duration.__getitem__, row.kinds)))
+    ends = list(map(add, row.starts_us, costs.durations_us(worker, row.kinds, row.chains)))
     if any(map(gt, ends, row.starts_us[1:])):
         for before, after in pairwise(plan.slots(row)):
             if before.end_us > after.start_us:
@@ -180,7 +248,7 @@ def _check_row(plan: Plan, row: Row) -> Iterator[Violation]:
     if row.starts_us and min(row.starts_us) < 0:
         yield Violation("time", f"{worker} starts an op before time 0")
     yield from _check_techniques(plan, row)
-    yield from _check_memory(plan, row)
+    yield from _check_memory(plan, row, costs)
 
 
 def _check_techniques(plan: Plan, row: Row) -> Iterator[Violation]:
@@ -194,14 +262,13 @@ def _check_techniques(plan: Plan, row: Row) -> Iterator[Violation]:
                 yield Violation("techniques", f"{row.worker} runs {slot.op} of another pipeline, but 'adaptive' is off")
 
 
-def _check_memory(plan: Plan, row: Row) -> Iterator[Violation]:
+def _check_memory(plan: Plan, row: Row, costs: OpCosts) -> Iterator[Violation]:
     """Ops on a worker do not overlap, so the memory held changes in row order and is largest when an F starts."""
-    problem, stage = plan.problem, row.worker.stage
-    capacity = problem.capacity(stage)
+    problem = plan.problem
+    capacity = problem.capacity(row.worker.stage)
     if capacity is None:
         return
-    delta = {kind.value: problem.memory_delta(stage, kind) for kind in Kind}
-    held = list(accumulate(map(delta.__getitem__, row.kinds)))
+    held = list(accumulate(costs.memory_deltas(row.worker, row.kinds, row.chains)))
     if held and max(held) > capacity:
         at = next(index for index, value in enumerate(held) if value > capacity)
         slot = list(plan.slots(row))[at]
@@ -212,27 +279,30 @@ def _check_memory(plan: Plan, row: Row) -> Iterator[Violation]:
 
 
 class _Columns:
-    """Starts by stage, kind and chain, the pipeline that runs each chain at each stage, and ops that occur twice."""
+    """Starts and ends by stage, kind and chain, the pipeline that runs each chain at each stage, and ops that occur twice."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, costs: OpCosts) -> None:
         shape = plan.problem.shape
         num_stages, num_chains = shape.num_stages, shape.num_chains
         self.starts = {(s, k.value): [_ABSENT] * num_chains for s in range(num_stages) for k in Kind}
+        self.ends = {(s, k.value): [_ABSENT] * num_chains for s in range(num_stages) for k in Kind}
         self.pipeline = {(s, k.value): [_ABSENT] * num_chains for s in range(num_stages) for k in Kind}
         self.duplicates: list[Violation] = []
         for row in plan.rows:
-            self._add(plan, row)
+            self._add(plan, row, costs.durations_us(row.worker, row.kinds, row.chains))
 
-    def _add(self, plan: Plan, row: Row) -> None:
+    def _add(self, plan: Plan, row: Row, durations: list[int]) -> None:
         stage, pipeline = row.worker.stage, row.worker.pipeline
-        starts = {k.value: self.starts[stage, k.value] for k in Kind}
-        pipelines = {k.value: self.pipeline[stage, k.value] for k in Kind}
-        for kind, chain, start in zip(row.kinds, row.chains, row.starts_us, strict=True):
+        starts, ends, pipelines = (
+            {k.value: columns[stage, k.value] for k in Kind} for columns in (self.starts, self.ends, self.pipeline)
+        )
+        for kind, chain, start, duration in zip(row.kinds, row.chains, row.starts_us, durations, strict=True):
             if starts[kind][chain] != _ABSENT:
                 op = Op(stage, Kind(kind), microbatch_of(plan.problem.shape, chain))
                 where = Worker(pipelines[kind][chain], stage)
                 self.duplicates.append(Violation("every op once", f"{op} is on {row.worker} at {start} µs and on {where} too"))
             starts[kind][chain] = start
+            ends[kind][chain] = start + duration
             pipelines[kind][chain] = pipeline
 
 
@@ -269,19 +339,17 @@ def _check_dependencies(plan: Plan, columns: _Columns) -> Iterator[Violation]:
                 continue
             sample = Op(stage, kind, MicroBatch(0, 0))
             for before in needs(sample, num_stages):
-                ready = _ready_times(problem, columns, before, lag_us(before, sample, problem))
+                ready = _ready_times(columns, before, lag_us(before, sample, problem))
                 if any(map(gt, ready, starts)):
                     yield from _late(plan, columns, sample, before, ready)
 
 
-def _ready_times(problem: Problem, columns: _Columns, before: Op, lag: int) -> list[int]:
+def _ready_times(columns: _Columns, before: Op, lag: int) -> list[int]:
     """For each chain, when the result of `before` is there; `_ABSENT` where it never runs."""
-    wait = problem.duration_us(before.stage, before.kind) + lag
-    ready = [start + wait if start != _ABSENT else _ABSENT for start in columns.starts[before.stage, before.kind.value]]
+    ready = [end + lag if end != _ABSENT else _ABSENT for end in columns.ends[before.stage, before.kind.value]]
     if before.kind is Kind.I:
-        wait = problem.duration_us(before.stage, Kind.B) + lag
-        fused = columns.starts[before.stage, Kind.B.value]
-        ready = [start + wait if start != _ABSENT else split for start, split in zip(fused, ready, strict=True)]
+        fused = columns.ends[before.stage, Kind.B.value]
+        ready = [end + lag if end != _ABSENT else split for end, split in zip(fused, ready, strict=True)]
     return ready
 
 

@@ -198,7 +198,7 @@ def _memory(problem: Problem, slices: list[Slice]) -> Iterator[Event]:
     for worker, _, block in slices:
         if block.op is None:
             continue
-        static = problem.profile.stages[worker.stage].static_bytes if unit == "bytes" else 0
+        static = problem.static_bytes(worker.stage) if unit == "bytes" else 0
         held[worker] = held.get(worker, static) + problem.memory_delta(worker.stage, block.op.kind)
         time = block.start_us if block.op.kind is Kind.F else block.end_us
         where = {"pid": worker.pipeline + 1, "ts": time}

@@ -25,6 +25,11 @@ def _refuse_inexpressible(plan: Plan, pipeline: int) -> None:
     num_pipelines = plan.problem.shape.num_pipelines
     if not 0 <= pipeline < num_pipelines:
         raise UserError(f"there is no pipeline {pipeline} to export: choose one from 0 to {num_pipelines - 1}")
+    if plan.cuts:
+        raise UserError(
+            "the CSV form of torch.distributed.pipelining cannot say that a stage computes other layers for some micro-batches, "
+            "and this plan cuts some elsewhere; export a plan with --shared-layers 0"
+        )
     rerouted = next((slot for slot in plan.all_slots() if slot.is_rerouted), None)
     if rerouted is None and not plan.problem.cluster.failed:
         return

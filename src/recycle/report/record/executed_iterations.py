@@ -10,10 +10,11 @@ from functools import cached_property
 
 import numpy as np
 
+from recycle.core.cluster import Worker
 from recycle.core.errors import ForeignPlan, UserError
 from recycle.core.events.op_columns import OPTIMIZER, REDUCE
-from recycle.core.op import Kind
-from recycle.core.plans.plan import Plan
+from recycle.core.op import Kind, Op
+from recycle.core.plans.plan import Plan, chain_of
 from recycle.core.time_shares import TimeShares
 from recycle.report.record.run_columns import Bools, Ints, Ops
 from recycle.report.timeline.timeline import Span
@@ -26,9 +27,8 @@ def planned_shares(plan: Plan) -> list[TimeShares]:
     problem, shares = plan.problem, []
     for row in plan.rows:
         stage = row.worker.stage
-        busy_us = sum(row.kinds.count(kind.value) * problem.duration_us(stage, kind) for kind in Kind)
-        finish_us = problem.reduce_us(stage), problem.profile.stages[stage].optimizer_us
-        shares.append(TimeShares(row.worker, plan.period_us, busy_us, *finish_us))
+        finish_us = problem.reduce_us(stage), problem.optimizer_us(stage)
+        shares.append(TimeShares(row.worker, plan.period_us, plan.busy_us(row), *finish_us))
     return shares
 
 
@@ -158,15 +158,29 @@ class Executed:
     @cached_property
     def _ran(self) -> dict[str, tuple[Ints, Ints]]:
         """By kind and counted iteration, the measured and the planned time of all ops together."""
-        problem, lengths = self.plan.problem, self._ops.end_us - self._ops.start_us
+        lengths, planned = self._ops.end_us - self._ops.start_us, self._planned_us
         found = {}
         for kind in Kind:
-            costs = np.array([problem.duration_us(stage, kind) for stage in range(problem.shape.num_stages)])
             chosen = self._counts & (self._kind == kind.value)
             sums = np.zeros((len(self._numbers), 2), dtype=np.int64)
-            np.add.at(sums, self._index[chosen], np.stack([lengths, costs[self._stage]], axis=1)[chosen])
+            np.add.at(sums, self._index[chosen], np.stack([lengths, planned], axis=1)[chosen])
             found[kind.value] = sums[self._steady, 0], sums[self._steady, 1]
         return found
+
+    @cached_property
+    def _planned_us(self) -> Ints:
+        """The planned duration of each executed op; 0 for reductions and steps."""
+        ops, costs, shape = self._ops, self.plan.costs, self.plan.problem.shape
+        is_op = np.isin(np.arange(len(ops.texts)), ops.what[self._kind != ""])
+        pairs, where = np.unique(ops.what * len(ops.workers) + ops.worker, return_inverse=True)
+        known = np.zeros(len(pairs), dtype=np.int64)
+        for number, pair in enumerate(pairs.tolist()):
+            what, worker = divmod(pair, len(ops.workers))
+            if is_op[what]:
+                op = Op.parse(ops.texts[what])
+                known[number] = costs.duration_us(Worker.parse(ops.workers[worker]), op.kind, chain_of(shape, op.microbatch))
+        planned: Ints = known[where]
+        return planned
 
     def slowdown(self, kinds: str = "FBIW") -> float:
         """The measured over the planned time of the ops of these kinds: the median over iterations; nan without such ops.

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.events.op_columns import OPTIMIZER, REDUCE
-from recycle.core.op import Kind
 from recycle.core.plans.plan import Plan, Row
 from recycle.core.plans.rules import stage_windows
 from recycle.core.problem import Problem
@@ -41,8 +40,8 @@ class PlanBlocks:
         self.plan = plan
         self._rows = {row.worker: row for row in plan.rows}
         self._busy = stage_windows(plan)
-        kinds = {(row.worker.stage, kind) for row in plan.rows for kind in set(row.kinds)}
-        self.durations_us = {plan.problem.duration_us(stage, Kind(kind)) for stage, kind in kinds}
+        costs = plan.costs
+        self.durations_us = {each for row in plan.rows for each in set(costs.durations_us(row.worker, row.kinds, row.chains))}
 
     def windows(self) -> tuple[Span, ...]:
         if self.plan.problem.techniques.staggered:
@@ -65,7 +64,7 @@ class PlanBlocks:
             starts = max(end + problem.reduce_us(other) for other, (_, end) in enumerate(self._busy))
         blocks = [
             Block(last, reduced, REDUCE),
-            Block(starts, starts + problem.profile.stages[stage].optimizer_us, OPTIMIZER),
+            Block(starts, starts + problem.optimizer_us(stage), OPTIMIZER),
         ]
         return [block for block in blocks if block.end_us > block.start_us]
 
@@ -94,9 +93,9 @@ def _has_rerouted(problem: Problem, row: Row) -> bool:
 
 def _bare_blocks(plan: Plan, row: Row) -> Iterator[Block]:
     num, pipeline = plan.problem.shape.num_microbatches, row.worker.pipeline
-    duration = {kind.value: plan.problem.duration_us(row.worker.stage, kind) for kind in Kind}
-    for kind, chain, start in zip(row.kinds, row.chains, row.starts_us, strict=True):
-        yield Block(start, start + duration[kind], kind, chain // num != pipeline)
+    durations = plan.costs.durations_us(row.worker, row.kinds, row.chains)
+    for kind, chain, start, duration in zip(row.kinds, row.chains, row.starts_us, durations, strict=True):
+        yield Block(start, start + duration, kind, chain // num != pipeline)
 
 
 def _op_blocks(plan: Plan, row: Row) -> Iterator[Block]:
@@ -106,8 +105,7 @@ def _op_blocks(plan: Plan, row: Row) -> Iterator[Block]:
 
 def idle_share(plan: Plan) -> float:
     """The share of the live workers' time in a period that no op fills."""
-    kinds = ((row.worker.stage, kind, row.kinds.count(kind.value)) for row in plan.rows for kind in Kind)
-    busy_us = sum(num * plan.problem.duration_us(stage, kind) for stage, kind, num in kinds)
+    busy_us = sum(plan.busy_us(row) for row in plan.rows)
     num_live = plan.problem.shape.num_workers - len(plan.problem.cluster.failed)
     return 1 - busy_us / (num_live * plan.period_us)
 

@@ -5,6 +5,7 @@ the row already implies every dependency. So only dependencies between two stage
 sends its activation to the next stage, or its gradient to the stage before.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,8 +70,7 @@ def build_op_graph(plan: Plan) -> OpGraph:
     row_of = np.repeat(np.arange(len(lengths)), lengths)
     stage_of = np.array([row.worker.stage for row in plan.rows], dtype=np.int64)[row_of]
     kinds = _CODES[np.frombuffer("".join(row.kinds for row in plan.rows).encode(), dtype=np.uint8)]
-    stages = range(plan.problem.shape.num_stages)
-    costs = np.array([[plan.problem.duration_us(stage, kind) for kind in KINDS] for stage in stages], dtype=np.int64)
+    costs = plan.costs
     targets, lags = _edges(plan, row_of, stage_of, kinds)
     return OpGraph(
         plan=plan,
@@ -78,14 +78,14 @@ def build_op_graph(plan: Plan) -> OpGraph:
         row_of=row_of,
         stage_of=stage_of,
         kinds=kinds,
-        durations_us=costs[stage_of, kinds],
+        durations_us=_concatenated([costs.durations_us(row.worker, row.kinds, row.chains) for row in plan.rows]),
         planned_us=_concatenated([row.starts_us for row in plan.rows]),
         targets=targets,
         lags_us=lags,
     )
 
 
-def _concatenated(columns: list[object]) -> Ints:
+def _concatenated(columns: Sequence[object]) -> Ints:
     return np.concatenate([np.asarray(column, dtype=np.int64) for column in columns])
 
 

@@ -8,7 +8,8 @@ Replay checks a plan independently: it takes the dependencies from `rules`, and 
   (not for the latency), and messages go in the order in which they are sent.
 - When the last op of a stage has ended on all its live workers, their reduction begins, and after it the step. Staggered: the
   stage then starts its next iteration alone. Synchronous: all stages step when the last reduction has ended, and the next
-  iteration starts when the longest step has ended.
+  iteration starts when the longest step has ended. A layer that several stages use is stepped when all of them are done with it;
+  staggered, its next use waits for that, at whichever stage.
 - Paced: no op starts before `iteration * period` plus its planned start. So a legal plan runs exactly as planned, and every
   iteration takes exactly the period; an illegal plan is late.
 - Eager: the order of the rows alone decides, as in the runtime. Only in the first iteration a stage waits for its planned start,
@@ -32,6 +33,7 @@ from recycle.core.plans.rules import stage_windows
 from recycle.sim.replay.jitter import disturbed_durations_us
 from recycle.sim.replay.op_graph import ABSENT, Ints, OpGraph, build_op_graph
 from recycle.sim.replay.replay_result import NO_CAUSE, ReplayResult, step_cause
+from recycle.sim.replay.shared_layers import layer_steps
 
 MOST_ITERATIONS = 1000
 MOST_OPS = 20_000_000
@@ -146,14 +148,23 @@ class _Simulation:
         self.ends = array("q", self.durations.tobytes())
         waits = np.ones(num, dtype=np.uint8)
         waits[graph.targets[graph.targets != ABSENT]] += 1
-        self.missing = bytearray(np.tile(waits, times).tobytes())
+        self.layer_steps = layer_steps(graph)
+        self.layers_left = [[len(layer.last_ops) for layer in self.layer_steps] for _ in range(times)]
+        self.closes: dict[int, list[int]] = {}
+        for number, layer in enumerate(self.layer_steps):
+            for op in layer.last_ops:
+                self.closes.setdefault(op, []).append(number)
+        every = np.tile(waits, (times, 1))
+        for layer in self.layer_steps:
+            every[1:, list(layer.first_ops)] += 1
+        self.missing = bytearray(every.tobytes())
         self.rows, self.stages = graph.row_of.tolist(), graph.stage_of.tolist()
         self.planned = [0] * num if conditions.eager else graph.planned_us.tolist()
         self.num_ops, self.period_us = num, 0 if conditions.eager else graph.plan.period_us
         self.num_stages = problem.shape.num_stages
         self.first_ops = [graph.first_ops(stage) for stage in range(self.num_stages)]
         self.reduce_us = [problem.reduce_us(stage) for stage in range(self.num_stages)]
-        self.step_us = [stage.optimizer_us for stage in problem.profile.stages]
+        self.step_us = [problem.optimizer_us(stage) for stage in range(self.num_stages)]
         self.rows_left = [len(firsts) for firsts in self.first_ops] * times
         self.reduces = np.zeros((3, times, self.num_stages), dtype=np.int64)
         self.steps = np.zeros((3, times, self.num_stages), dtype=np.int64)
@@ -181,6 +192,8 @@ class _Simulation:
             if target >= 0:
                 arrival = self._send(source, self.rows[target], lags[op]) if contention else now + lags[op]
                 self._dependency_ended(at - op + target, arrival, at)
+            if op in self.closes:
+                self._end_layers(at, op)
             if is_last[op]:
                 self._end_row(at, op)
             else:
@@ -209,6 +222,17 @@ class _Simulation:
         free = max(self.now_us, self.out_free[source], self.in_free[target]) + lag - latency
         self.out_free[source] = self.in_free[target] = free
         return free + latency
+
+    def _end_layers(self, at: int, op: int) -> None:
+        """Count a row as done with the layers that it used last with `op`; the last of them lets the layer step."""
+        iteration = at // self.num_ops
+        for number in self.closes[op]:
+            self.layers_left[iteration][number] -= 1
+            if self.layers_left[iteration][number] == 0 and iteration + 1 < self.conditions.num_iterations:
+                layer = self.layer_steps[number]
+                for first in layer.first_ops:
+                    cause = step_cause(self.stages[op])
+                    self._dependency_ended((iteration + 1) * self.num_ops + first, self.now_us + layer.finish_us, cause)
 
     def _end_row(self, at: int, op: int) -> None:
         iteration, stage = at // self.num_ops, self.stages[op]

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from recycle.core.plans.op_costs import OpCosts
 from recycle.core.problem import Memory, Problem
 from recycle.core.time_shares import TimeShares
-from recycle.sim.replay.op_graph import KINDS, Ints
+from recycle.sim.replay.op_graph import Ints
 from recycle.sim.replay.replay_result import ReplayResult
 
 _UNLIMITED_BYTES = 10**15
@@ -53,15 +54,16 @@ def with_unlimited_memory(problem: Problem) -> Problem:
 def memory_held(result: ReplayResult, row: int, iteration: int) -> tuple[Ints, Ints]:
     """Return the times at which the memory of a worker changes in an iteration, and the memory held from each time on."""
     graph, problem = result.graph, with_unlimited_memory(result.problem)
-    stage, ops = graph.plan.rows[row].worker.stage, graph.ops_of_row(row)
-    deltas = np.array([problem.memory_delta(stage, kind) for kind in KINDS], dtype=np.int64)[graph.kinds[ops]]
+    planned, ops = graph.plan.rows[row], graph.ops_of_row(row)
+    costs = OpCosts(problem, graph.plan.cuts)
+    deltas = np.array(costs.memory_deltas(planned.worker, planned.kinds, planned.chains), dtype=np.int64)
     is_forward = graph.kinds[ops] == 0
     times = np.where(is_forward, result.starts_us[iteration, ops], result.ends_us[iteration, ops])
-    return times, _static_bytes(problem, stage) + np.cumsum(deltas)
+    return times, _static_bytes(problem, planned.worker.stage) + np.cumsum(deltas)
 
 
 def _static_bytes(problem: Problem, stage: int) -> int:
-    return problem.profile.stages[stage].static_bytes if problem.memory.unit == "bytes" else 0
+    return problem.static_bytes(stage) if problem.memory.unit == "bytes" else 0
 
 
 def peak_memory(result: ReplayResult) -> tuple[str, list[int]]:

@@ -1,0 +1,59 @@
+"""HeldLayers: which layers each stage holds when neighbouring stages share some, and what holding them costs.
+
+With k shared layers, stage s holds its own layers and the k layers on either side of them, so that a micro-batch can be cut up to
+k layers before or after the boundary of two stages. A layer that several stages hold is reduced over the live workers of all of
+them, and each of them steps it.
+"""
+
+from collections.abc import Sequence
+
+from recycle.core.errors import UserError
+from recycle.core.layer_sums import LayerSums
+from recycle.core.profile import Profile
+
+
+class HeldLayers:
+    """The layers of each stage with `num_shared` layers on either side, for given numbers of live workers by stage."""
+
+    def __init__(self, profile: Profile, num_shared: int, num_live: Sequence[int]) -> None:
+        _refuse_misfit(profile, num_shared)
+        self.sums = sums = LayerSums(profile)
+        self.num_shared = num_shared
+        inner = range(len(profile.stages))
+        self.ranges = tuple(
+            range(max(0, sums.bounds[stage] - num_shared), min(sums.num_layers, sums.bounds[stage + 1] + num_shared))
+            for stage in inner
+        )
+        holders = [tuple(stage for stage in inner if layer in self.ranges[stage]) for layer in range(sums.num_layers)]
+        self.holders = tuple(holders)
+        self.shared = tuple(layer for layer, stages in enumerate(holders) if len(stages) > 1)
+        self.static_bytes = tuple(sums.total("static_bytes", held) for held in self.ranges)
+        self.optimizer_us = tuple(sums.total("optimizer_us", held) for held in self.ranges)
+        peers = {stages: sum(num_live[stage] for stage in stages) for stages in set(holders)}
+
+        def reduce_us(layers: Sequence[int]) -> int:
+            size_bytes = sum(sums.total("gradient_bytes", range(layer, layer + 1)) for layer in layers)
+            return profile.ring_us(size_bytes, peers[holders[layers[0]]])
+
+        groups = [
+            {holders[layer]: [other for other in held if holders[other] == holders[layer]] for layer in held}
+            for held in self.ranges
+        ]
+        self.reduce_us = tuple(sum(map(reduce_us, group.values())) for group in groups)
+        self.finish_of_layer_us = {
+            layer: reduce_us([layer]) + sums.total("optimizer_us", range(layer, layer + 1)) for layer in self.shared
+        }
+
+
+def _refuse_misfit(profile: Profile, num_shared: int) -> None:
+    if not profile.layers:
+        raise UserError(
+            f"{num_shared} layers are to be shared, but nothing says how many layers a stage has: give --layers, or a profile "
+            "with layers"
+        )
+    stage, least = min(enumerate(map(len, profile.layers)), key=lambda item: item[1])
+    if num_shared > least:
+        raise UserError(
+            f"{num_shared} layers are to be shared on either side of a boundary, but stage {stage} has only {least}: "
+            f"give --shared-layers {least} at most"
+        )
