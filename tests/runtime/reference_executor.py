@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.row_programs import row_programs
+from recycle.runtime.compute.elastic_stage import own_module
 from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper, judge_step, norm_squared
 from recycle.runtime.compute.stage import Loss, Stage
-from recycle.runtime.compute.tied_parameters import counted_elsewhere, find_ties
+from recycle.runtime.compute.tied_parameters import counted_elsewhere, find_ties, gather, scatter
 from recycle.runtime.compute.weight_digest import digest, whole_digest
 from recycle.runtime.execute.executor import Executor
 from recycle.runtime.execute.row_program import compile_row
@@ -111,11 +112,10 @@ class ReferenceExecutor:
         """Give every stage of a tie the sum of the gradients of all."""
         for tie in self._ties:
             stages = [firsts[number].stage for number in tie.stages]
-            held = [stage.sums.of(tie.parameter(stage.number, stage.module)) for stage in stages]
-            for same in zip(*held, strict=True):
-                total = torch.stack(same).sum(0)
-                for part in same:
-                    part.copy_(total)
+            held = [(stage.sums, tie.parameters(stage.number, stage.module)) for stage in stages]
+            total = torch.stack([gather(*each) for each in held]).sum(0)
+            for each in held:
+                scatter(total, *each)
 
     def _norm(self, first: Executor, means: Sequence[Tensor | None]) -> float:
         stage = first.stage
@@ -124,7 +124,7 @@ class ReferenceExecutor:
 
     def weights_sha256(self) -> str:
         """The hash of every stage's parameters, which must be the same on all its peers."""
-        digests = {worker: digest(executor.stage.module) for worker, executor in self.workers.items()}
+        digests = {worker: digest(own_module(executor.stage.module)) for worker, executor in self.workers.items()}
         stages = {worker.stage for worker in digests}
         assert len({(worker.stage, found) for worker, found in digests.items()}) == len(stages), "peers hold different weights"
         return whole_digest(digests)

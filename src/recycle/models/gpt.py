@@ -156,6 +156,15 @@ class GptStage(nn.Module):
             x = self.head(self.norm(x))
         return x
 
+    def split_into_layers(self) -> list[nn.Module]:
+        """The layers of the stage; the embedding belongs to the first one of the model, norm and head to the last one."""
+        layers: list[list[nn.Module]] = [[layer] for layer in self.layers.values()]
+        if self.embedding is not None:
+            layers[0].insert(0, self.embedding)
+        if self.norm is not None and self.head is not None:
+            layers[-1] += [self.norm, self.head]
+        return [parts[0] if len(parts) == 1 else nn.Sequential(*parts) for parts in layers]
+
 
 def gpt_stages(config: GptConfig, num_stages: int, seed: int, layers: Sequence[int] | None = None) -> list[nn.Module]:
     """Make a GPT as a list of stages that together compute the same as the one-stage model, bit for bit.

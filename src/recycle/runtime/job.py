@@ -14,6 +14,7 @@ from recycle.core.errors import ForeignPlan, UserError
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.core.profile import StageProfile
+from recycle.runtime.compute.elastic_stage import elastic_stages
 from recycle.runtime.compute.microbatches import Dataset, MicroBatches, MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss, cast, refuse_unusable
@@ -113,8 +114,16 @@ class Job:
         return self.shape.num_chains * len(inputs)
 
     @property
+    def held_stages(self) -> Sequence[nn.Module]:
+        """The stages as workers hold them: with the layers that they share with their neighbours, if they share any."""
+        problem = self.plan.problem if isinstance(self.plan, Plan) else None
+        if problem is None or problem.held_layers is None:
+            return self.stages
+        return elastic_stages(self.stages, problem.held_layers.ranges)
+
+    @property
     def ties(self) -> list[Tie]:
-        return find_ties(self.stages)
+        return find_ties(self.held_stages)
 
     def profiles(self) -> list[StageProfile]:
         """The bytes that a micro-batch holds at each stage, measured on one micro-batch; times are not measured."""
@@ -153,7 +162,7 @@ class Job:
             "sums": str(options.sum_dtype).removeprefix("torch."),
             "autocast": str(options.autocast).removeprefix("torch."),
             "data": _describe_data(self.microbatches),
-            "ties": [list(map(list, tie.names)) for tie in self.ties],
+            "ties": [list(map(list, each)) for tie in find_ties(self.stages) for each in tie.by_parameter()],
             "about": dict(options.checkpoint.about),
             "model": [
                 {

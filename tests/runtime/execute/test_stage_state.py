@@ -192,7 +192,7 @@ def test_an_iteration_is_reported_once_when_it_cannot_be_taken_back_with_its_los
 
 
 def test_a_tied_parameter_counts_for_the_norm_of_its_first_stage_alone():
-    tie = Tie(((0, "0.weight"), (1, "0.weight")))
+    tie = Tie(((0, ("0.weight",)), (1, ("0.weight",))))
     norms = []
     for stage, ties in ((0, ()), (0, [tie]), (1, ()), (1, [tie])):
         state = begin(sgd, stage=stage, ties=ties)

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from recycle.core.errors import LossNotScalar, Unsendable, UserError
 from recycle.runtime.compute.activation_memory import ActivationMeter
+from recycle.runtime.compute.elastic_stage import ElasticStage
 from recycle.runtime.compute.gradients import Sums
+from recycle.runtime.compute.seeds import seed_of
 from recycle.runtime.compute.split_backward import Tape, defer_weights
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -62,22 +64,34 @@ class Stage:
         self._always_defers = sums.is_exact or autocast is not None or self.device.type == "cuda"
 
     @property
+    def is_elastic(self) -> bool:
+        return isinstance(self.module, ElasticStage)
+
+    @property
     def num_in_flight(self) -> int:
         return len(self._flights)
 
-    def forward(self, chain: int, given: Tensor, seed: int, targets: Tensor | None = None, is_split: bool = True) -> Tensor:
+    def forward(
+        self,
+        chain: int,
+        given: Tensor,
+        seed: int,
+        targets: Tensor | None = None,
+        is_split: bool = True,
+        layers: range | None = None,
+    ) -> Tensor:
         """F: run the module on `given` and return its detached output, or the loss at the last stage.
 
-        If the backward pass will not be split (`is_split`), Linears are torch's own.
+        If the backward pass will not be split (`is_split`), Linears are torch's own. An elastic stage runs `layers`, by default
+        its own.
         """
         assert chain not in self._flights, f"micro-batch {chain} is in flight already"
         leaf = self._here(given).detach()
         if self.number > 0:  # the gradient of the data is not needed
             leaf.requires_grad_(True)
-        self._seed(seed)
         is_deferred = is_split or self._always_defers
         with torch.enable_grad(), self._metered(chain), cast(self.device, self._autocast), self._deferral.use(None, is_deferred):
-            made = self._run(leaf)
+            made = self._run(leaf, seed, layers)
             if self._loss is not None:
                 assert targets is not None
                 made = self._loss(made, self._here(targets))
@@ -94,8 +108,11 @@ class Stage:
             return tensor.pin_memory().to(self.device, non_blocking=True)
         return tensor.to(self.device)
 
-    def _run(self, leaf: Tensor) -> Any:
+    def _run(self, leaf: Tensor, seed: int, layers: range | None) -> Any:
         try:
+            if self.is_elastic:
+                return self.module(leaf, layers, lambda number: self._seed(seed_of(seed, number)))
+            self._seed(seed)
             return self.module(leaf)
         except RuntimeError as problem:
             if "a leaf Variable that requires grad" in str(problem):

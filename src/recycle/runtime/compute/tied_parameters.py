@@ -1,39 +1,75 @@
-"""Tied parameters: one parameter that several stages hold, such as the token matrix of GPT-2 in its embedding and its head.
+"""Tied parameters: those that several stages hold, such as the token matrix of GPT-2 in its embedding and its head.
 
-Every stage has its own copy. The copies start equal and stay equal, because each steps with the sum of all copies' gradients.
+Every stage has its own copies. The copies start equal and stay equal, because each steps with the sum of all copies' gradients.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
+
+from recycle.runtime.compute.elastic_stage import ElasticStage, is_of_guest
+from recycle.runtime.compute.gradients import Sums
 
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """One tied parameter: the stages that hold it in ascending order, each with the parameter's name in that stage."""
+    """All parameters that the same stages hold: these stages in ascending order, each with the names of the parameters there."""
 
-    names: tuple[tuple[int, str], ...]
+    names: tuple[tuple[int, tuple[str, ...]], ...]
 
     @property
     def stages(self) -> tuple[int, ...]:
         return tuple(stage for stage, _ in self.names)
 
-    def parameter(self, stage: int, module: nn.Module) -> Tensor:
-        """The copy that the module of `stage` holds."""
-        return module.get_parameter(dict(self.names)[stage])
+    def parameters(self, stage: int, module: nn.Module) -> list[Tensor]:
+        """The copies that the module of `stage` holds, in the same order at every stage."""
+        return [module.get_parameter(name) for name in dict(self.names)[stage]]
+
+    def by_parameter(self) -> list[list[tuple[int, str]]]:
+        """For each parameter, its stages with its name in each."""
+        stages, names = zip(*self.names, strict=True)
+        return [list(zip(stages, each, strict=True)) for each in zip(*names, strict=True)]
 
 
 def find_ties(stages: Sequence[nn.Module]) -> list[Tie]:
     """Find every parameter that several stages hold as the same object, as after cutting a model into stages."""
-    names: dict[int, list[tuple[int, str]]] = {}
+    holders: dict[int, list[tuple[int, str]]] = {}
     for number, module in enumerate(stages):
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
-                names.setdefault(id(parameter), []).append((number, name))
-    return [Tie(tuple(found)) for found in names.values() if len(found) > 1]
+                holders.setdefault(id(parameter), []).append((number, name))
+    of_stages: dict[tuple[int, ...], list[tuple[str, ...]]] = {}
+    for found in holders.values():
+        numbers, names = zip(*found, strict=True)
+        if len(numbers) > 1:
+            of_stages.setdefault(numbers, []).append(names)
+    return [Tie(tuple(zip(numbers, zip(*names, strict=True), strict=True))) for numbers, names in sorted(of_stages.items())]
 
 
 def counted_elsewhere(ties: Sequence[Tie], stage: int, module: nn.Module) -> set[int]:
-    """The ids of the stage's tied parameters whose gradient counts in the norm of an earlier stage that holds them."""
-    return {id(tie.parameter(stage, module)) for tie in ties if stage in tie.stages[1:]}
+    """The ids of the stage's tied parameters whose gradient counts in the norm of another stage.
+
+    It counts where the parameter is no guest, and in the first such stage: so the norm is the same whatever layers are shared.
+    """
+    may_be_guest = isinstance(module, ElasticStage)
+    found: set[int] = set()
+    for tie in (tie for tie in ties if stage in tie.stages):
+        for held, parameter in zip(tie.by_parameter(), tie.parameters(stage, module), strict=True):
+            counts_at = next(number for number, name in held if not (may_be_guest and is_of_guest(name)))
+            if counts_at != stage:
+                found.add(id(parameter))
+    return found
+
+
+def gather(sums: Sums, parameters: Sequence[Tensor]) -> Tensor:
+    """The sums of the parameters and their marks in one tensor, to be summed over the stages of a tie in one go."""
+    return torch.cat([part.reshape(-1) for parameter in parameters for part in sums.of(parameter)])
+
+
+def scatter(gathered: Tensor, sums: Sums, parameters: Sequence[Tensor]) -> None:
+    """Write back what `gather` has gathered."""
+    parts = [part for parameter in parameters for part in sums.of(parameter)]
+    for part, value in zip(parts, torch.split(gathered, [part.numel() for part in parts]), strict=True):
+        part.copy_(value.view(part.shape))

@@ -12,7 +12,10 @@ from recycle.runtime.transport.specs import TensorMessage
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One op of a row, with the messages that it receives and sends; the first and the last stage lack some of them."""
+    """One op of a row, with the messages that it receives and sends; the first and the last stage lack some of them.
+
+    `layers` are those of the model that it computes, if they are not those of its stage in all micro-batches.
+    """
 
     kind: Kind
     chain: int
@@ -20,6 +23,7 @@ class Instruction:
     label: str
     receives: TensorMessage | None
     sends: TensorMessage | None
+    layers: range | None = None
 
 
 def compile_row(program: RowProgram, shape: Shape) -> Sequence[Instruction]:
@@ -39,5 +43,6 @@ def compile_row(program: RowProgram, shape: Shape) -> Sequence[Instruction]:
         if receiver != NO_MESSAGE:
             target = Worker(receiver, stage + step)
             sends = TensorMessage(carried, stage + step, chain, worker, target, index, taken_at, index < program.warm_up)
-        found.append(Instruction(kind, chain, microbatch, str(Op(stage, kind, microbatch)), receives, sends))
+        layers = range(program.first_layers[index], program.end_layers[index]) if program.first_layers else None
+        found.append(Instruction(kind, chain, microbatch, str(Op(stage, kind, microbatch)), receives, sends, layers))
     return found

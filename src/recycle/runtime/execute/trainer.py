@@ -16,7 +16,7 @@ from torch import Tensor
 from recycle.control.decide.messages import Ballot
 from recycle.core.cluster import Shape
 from recycle.core.events.op_columns import OPTIMIZER, REDUCE
-from recycle.runtime.compute.tied_parameters import Tie
+from recycle.runtime.compute.tied_parameters import Tie, gather, scatter
 from recycle.runtime.execute.executor import Executor
 from recycle.runtime.execute.gradient_reduction import GradientReduction
 from recycle.runtime.execute.spans import Span, now_us
@@ -59,7 +59,8 @@ class Trainer:
         self.wants_pause = False
         self.spans: list[Span] = []
         self._transport, self._view, self._shape = transport, view, shape
-        self._ties = [tie for tie in ties if view.worker.stage in tie.stages]
+        number, module = view.worker.stage, executor.stage.module
+        self._ties = [(tie, tie.parameters(number, module)) for tie in ties if number in tie.stages]
         self._warm_up, self._is_staggered, self._was_scaled = warm_up, is_staggered, False
         self._pauses_next = False
         self._vote: _Vote | None = None
@@ -116,11 +117,12 @@ class Trainer:
         self.executor.on_progress(iteration, REDUCE)
         self._reduction.finish()
         losses = self._shared_losses()
-        for tie in self._ties:
-            for tensor in sums.of(tie.parameter(self._view.worker.stage, self.executor.stage.module)):
-                if not self._view.is_first_peer:
-                    tensor.zero_()  # all peers hold the sum of the stage: it counts once
-                self._transport.reducer.all_reduce(tensor, tie)
+        for tie, parameters in self._ties:
+            gathered = gather(sums, parameters)
+            if not self._view.is_first_peer:
+                gathered.zero_()  # all peers hold the sum of the stage: it counts once
+            self._transport.reducer.all_reduce(gathered, tie)
+            scatter(gathered, sums, parameters)
         self.state.hold(iteration, losses, spans)
         self.spans = []  # from now on they belong to the gradient that is held
         spans.append(Span(REDUCE, start, now_us()))

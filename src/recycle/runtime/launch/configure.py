@@ -28,7 +28,7 @@ def worker_spec(
     folder = job.run_folder
     return WorkerSpec(
         shape=job.shape,
-        make_stage=make_stage or partial(copied_stage, job.stages),
+        make_stage=make_stage or partial(copied_stage, job.held_stages),
         tensor_specs=job.tensor_specs() if tensor_specs is None else tensor_specs,
         ties=job.ties,
         microbatches=job.microbatches,

@@ -1,0 +1,83 @@
+"""`ElasticStage`: a stage that also holds layers of its neighbours, and computes any range of all of them.
+
+A layer that a stage holds for a neighbour is a guest there. Its parameters are tied: every holder steps with the sum of all
+holders' gradients. So it makes no difference to the weights which stage computes a layer of a micro-batch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+
+from torch import Tensor, nn
+
+from recycle.core.errors import Uncuttable
+
+
+class ElasticStage(nn.Module):
+    """A stage `own`, whose layers are `own_layers` of the model, and guests by their number in the model.
+
+    The guests are the very modules of the neighbours, until the stage is copied: so their parameters are found as tied.
+    """
+
+    def __init__(self, own: nn.Module, own_layers: range, guests: Mapping[int, nn.Module]) -> None:
+        super().__init__()
+        self.own, self.own_layers = own, own_layers
+        self.guests = nn.ModuleDict({str(number): module for number, module in guests.items()})
+        # A tuple, so that the layers of `own` are not registered a second time.
+        self._layers = tuple(layers_of(own))
+        assert len(self._layers) == len(own_layers)
+
+    def forward(self, x: Tensor, layers: range | None = None, before: Callable[[int], None] = lambda number: None) -> Tensor:
+        """Run `layers`, all of its own by default; `before` is called with the number of each layer before it runs."""
+        for number in self.own_layers if layers is None else layers:
+            before(number)
+            x = self.layer(number)(x)
+        return x
+
+    def layer(self, number: int) -> nn.Module:
+        if number in self.own_layers:
+            return self._layers[number - self.own_layers.start]
+        return self.guests[str(number)]
+
+
+def layers_of(stage: nn.Module) -> Sequence[nn.Module]:
+    """The layers of a stage, which one after the other compute what the stage does.
+
+    They are the modules of an `nn.Sequential`, or what the stage's method `split_into_layers` returns.
+
+    Raises:
+        Uncuttable: The stage does not say what its layers are.
+    """
+    if isinstance(stage, nn.Sequential):
+        return list(stage)
+    split = getattr(stage, "split_into_layers", None)
+    if split is None:
+        raise Uncuttable(
+            f"a stage of type {type(stage).__name__} cannot share layers: make it an nn.Sequential, or give it a method "
+            "split_into_layers() that returns its layers"
+        )
+    return list(split())
+
+
+def elastic_stages(stages: Sequence[nn.Module], held: Sequence[range]) -> list[ElasticStage]:
+    """Return the stages with their guests; stage s holds the layers `held[s]` of the model.
+
+    Raises:
+        Uncuttable: A stage does not say what its layers are.
+    """
+    of_stages = [layers_of(stage) for stage in stages]
+    bounds = [0, *accumulate(map(len, of_stages))]
+    layers = [layer for own in of_stages for layer in own]
+    return [
+        ElasticStage(own, range(start, stop), {number: layers[number] for number in holds if not start <= number < stop})
+        for own, (start, stop), holds in zip(stages, pairwise(bounds), held, strict=True)
+    ]
+
+
+def is_of_guest(name: str) -> bool:
+    """Whether a parameter of an elastic stage, by its name, is one of a guest."""
+    return name.startswith("guests.")
+
+
+def own_module(module: nn.Module) -> nn.Module:
+    """The module of the stage without its guests: what the user gave, what checkpoints have and what digests are made of."""
+    return module.own if isinstance(module, ElasticStage) else module
