@@ -402,4 +402,4 @@ def test_a_file_of_another_stage_is_not_loaded(tmp_path):
     with pytest.raises(FileProblem, match=r"stage-1\.safetensors does not have the bytes that were written"):
         load_stage(checkpoint, 1, *small_stage(3))
     with pytest.raises(FileProblem, match=r"stage-1\.safetensors does not hold stage 1 after 5 steps"):
-        put_stage(path, load_tensors(path), 5, 1, *small_stage(3))
+        put_stage(path.parent, lambda number: load_tensors(path), 5, 1, *small_stage(3))

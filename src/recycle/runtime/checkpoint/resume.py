@@ -21,10 +21,14 @@ from recycle.runtime.checkpoint.files import (
     stage_file,
     stage_metadata,
 )
+from recycle.runtime.checkpoint.guests import with_guests
 from recycle.runtime.checkpoint.state import Snapshot, put_back, put_weights
 from recycle.runtime.checkpoint.tensor_file import load_tensors
+from recycle.runtime.compute.elastic_stage import ElasticStage
 
 Pulse = Callable[[int], None]
+Loaded = tuple[Mapping[str, Tensor], Mapping[str, str]]
+"""The tensors of a stage's file, and its metadata."""
 _MISSING = object()
 _BLOCK_BYTES = 1 << 22
 
@@ -107,27 +111,36 @@ def load_stage(
     Buffers that are not in the module's `state_dict` are not in a checkpoint.
     """
     assert 0 <= stage < len(checkpoint.files), f"the checkpoint has {len(checkpoint.files)} stages, and none is {stage}"
-    path = checkpoint.folder / stage_file(stage)
-    _refuse_other_bytes(checkpoint.folder, checkpoint.files[stage], pulse)
-    put_stage(path, load_tensors(path), checkpoint.num_steps, stage, module, optimizer)
+
+    def read(number: int) -> Loaded:
+        _refuse_other_bytes(checkpoint.folder, checkpoint.files[number], pulse)
+        return load_tensors(checkpoint.folder / stage_file(number))
+
+    put_stage(checkpoint.folder, read, checkpoint.num_steps, stage, module, optimizer)
 
 
 def put_stage(
-    path: Path,
-    loaded: tuple[Mapping[str, Tensor], Mapping[str, str]],
+    folder: Path,
+    read: Callable[[int], Loaded],
     num_steps: int,
     stage: int,
     module: nn.Module,
     optimizer: Optimizer,
 ) -> None:
-    """Load what was read of the file at `path`, here or on another machine, as `load_stage` does."""
+    """Load a stage, and its guests, as `load_stage` does; `read` reads the file of a stage, here or from another machine."""
+    homes = module.homes if isinstance(module, ElasticStage) else []
+    snapshots = {number: _snapshot(folder / stage_file(number), read(number), num_steps, number) for number in [stage, *homes]}
+    try:
+        put_back(with_guests(snapshots, stage, module), module, optimizer)
+    except ForeignRun as problem:
+        raise ForeignRun(f"stage {stage} cannot be loaded from {folder}: {problem}") from None
+
+
+def _snapshot(path: Path, loaded: Loaded, num_steps: int, stage: int) -> Snapshot:
     tensors, metadata = loaded
     if not stage_metadata(num_steps, stage).items() <= metadata.items() or "optimizer" not in metadata:
         raise FileProblem(f"{path} does not hold stage {stage} after {num_steps} steps, but something else")
-    try:
-        put_back(Snapshot(tensors, metadata["optimizer"]), module, optimizer)
-    except ForeignRun as problem:
-        raise ForeignRun(f"stage {stage} cannot be loaded from {path.parent}: {problem}") from None
+    return Snapshot(tensors, metadata["optimizer"])
 
 
 def load(stages: Sequence[nn.Module], run: Path | str) -> int:

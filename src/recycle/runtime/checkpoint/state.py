@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from recycle.core.errors import ForeignRun, UserError
 
-_OPTIMIZER = "optimizer/"
+OPTIMIZER_PREFIX = "optimizer/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,10 @@ def take_snapshot(module: nn.Module, optimizer: Optimizer) -> Snapshot:
     for name, value in module.state_dict().items():
         if not isinstance(value, Tensor):
             raise UserError(f"{name} of the module is a {type(value).__name__}, which cannot be saved: keep a tensor there")
-        if name.startswith(_OPTIMIZER):
-            raise UserError(f"{name} of the module cannot be saved under names that begin with {_OPTIMIZER}: call it otherwise")
+        if name.startswith(OPTIMIZER_PREFIX):
+            raise UserError(
+                f"{name} of the module cannot be saved under names that begin with {OPTIMIZER_PREFIX}: call it otherwise"
+            )
         tensors[name] = _copied(value)
     names = _names(module, optimizer)
     held = optimizer.state_dict()
@@ -50,8 +52,8 @@ def take_snapshot(module: nn.Module, optimizer: Optimizer) -> Snapshot:
     state = {names[number]: values for number, values in held["state"].items()}
     text = {
         "kind": type(optimizer).__qualname__,
-        "groups": [_text_form(group, f"{_OPTIMIZER}group {number}", tensors) for number, group in enumerate(groups)],
-        "state": {name: _text_form(values, f"{_OPTIMIZER}{name}", tensors) for name, values in state.items()},
+        "groups": [_text_form(group, f"{OPTIMIZER_PREFIX}group {number}", tensors) for number, group in enumerate(groups)],
+        "state": {name: _text_form(values, f"{OPTIMIZER_PREFIX}{name}", tensors) for name, values in state.items()},
     }
     return Snapshot(tensors, json.dumps(text))
 
@@ -75,7 +77,7 @@ def put_back(snapshot: Snapshot, module: nn.Module, optimizer: Optimizer) -> Non
 
 def _loadable(tensors: Mapping[str, Tensor], module: nn.Module) -> dict[str, Any]:
     """The module's part of a snapshot's tensors; raise if they are not those of `module`."""
-    own = {name: value for name, value in tensors.items() if not name.startswith(_OPTIMIZER)}
+    own = {name: value for name, value in tensors.items() if not name.startswith(OPTIMIZER_PREFIX)}
     wanted: dict[str, Any] = module.state_dict()
     _refuse_other_tensors(own, wanted)
     wanted.update(own)  # not `own` itself: `wanted` has the version numbers of the modules
@@ -115,7 +117,7 @@ def _text_form(value: object, name: str, tensors: dict[str, Tensor]) -> object:
             return [_text_form(part, f"{name}/{number}", tensors) for number, part in enumerate(value)]
         case dict():
             return {"dict": [[_key(key, name), _text_form(part, f"{name}/{key}", tensors)] for key, part in value.items()]}
-    what = name.removeprefix(_OPTIMIZER)
+    what = name.removeprefix(OPTIMIZER_PREFIX)
     raise UserError(
         f"the optimizer holds a {type(value).__name__} at {what}, which cannot be saved: keep numbers or tensors there"
     )
@@ -124,7 +126,7 @@ def _text_form(value: object, name: str, tensors: dict[str, Tensor]) -> object:
 def _key(key: object, name: str) -> object:
     if isinstance(key, str | int):
         return key
-    what = name.removeprefix(_OPTIMIZER)
+    what = name.removeprefix(OPTIMIZER_PREFIX)
     raise UserError(f"the optimizer holds {key!r} as a key at {what}, which cannot be saved: keys are words or whole numbers")
 
 

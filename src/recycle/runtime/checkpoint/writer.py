@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from recycle.core.errors import UserError
 from recycle.runtime.checkpoint.files import PARTIAL, attempt_file, stage_metadata, step_folder
+from recycle.runtime.checkpoint.guests import without_guests
 from recycle.runtime.checkpoint.state import Snapshot, take_snapshot
 from recycle.runtime.checkpoint.tensor_file import save_tensors
 
@@ -107,7 +108,7 @@ class StageWriter:
 
     def _take(self, num_steps: int, module: nn.Module, optimizer: Optimizer) -> Snapshot | StageNotSaved:
         try:
-            return take_snapshot(module, optimizer)
+            return without_guests(take_snapshot(module, optimizer), module)
         except UserError as problem:
             return StageNotSaved(num_steps, self._stage, str(problem))
         except (RuntimeError, MemoryError) as problem:  # torch raises the former if memory is short

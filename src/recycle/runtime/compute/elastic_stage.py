@@ -11,16 +11,22 @@ from torch import Tensor, nn
 
 from recycle.core.errors import Uncuttable
 
+OWN, _GUESTS = "own.", "guests."
+"""The beginnings of the names of parameters and buffers."""
+
 
 class ElasticStage(nn.Module):
     """A stage `own`, whose layers are `own_layers` of the model, and guests by their number in the model.
 
     The guests are the very modules of the neighbours, until the stage is copied: so their parameters are found as tied.
+    `names_at_home` has, for each parameter or buffer of a guest, the stage that has it as its own, and its name there.
     """
 
-    def __init__(self, own: nn.Module, own_layers: range, guests: Mapping[int, nn.Module]) -> None:
+    def __init__(
+        self, own: nn.Module, own_layers: range, guests: Mapping[int, nn.Module], names_at_home: Mapping[str, tuple[int, str]]
+    ) -> None:
         super().__init__()
-        self.own, self.own_layers = own, own_layers
+        self.own, self.own_layers, self.names_at_home = own, own_layers, dict(names_at_home)
         self.guests = nn.ModuleDict({str(number): module for number, module in guests.items()})
         # A tuple, so that the layers of `own` are not registered a second time.
         self._layers = tuple(layers_of(own))
@@ -32,6 +38,11 @@ class ElasticStage(nn.Module):
             before(number)
             x = self.layer(number)(x)
         return x
+
+    @property
+    def homes(self) -> list[int]:
+        """The stages that have the guests as their own."""
+        return sorted({stage for stage, _ in self.names_at_home.values()})
 
     def layer(self, number: int) -> nn.Module:
         if number in self.own_layers:
@@ -66,16 +77,23 @@ def elastic_stages(stages: Sequence[nn.Module], held: Sequence[range]) -> list[E
     """
     of_stages = [layers_of(stage) for stage in stages]
     bounds = [0, *accumulate(map(len, of_stages))]
-    layers = [layer for own in of_stages for layer in own]
-    return [
-        ElasticStage(own, range(start, stop), {number: layers[number] for number in holds if not start <= number < stop})
-        for own, (start, stop), holds in zip(stages, pairwise(bounds), held, strict=True)
-    ]
+    layers = [(stage, layer) for stage, own in enumerate(of_stages) for layer in own]
+    # Of several names of a tensor its first one counts, as in an optimizer.
+    names = [{id(value): name for name, value in reversed(stage.state_dict(keep_vars=True).items())} for stage in stages]
+    made = []
+    for own, (start, stop), holds in zip(stages, pairwise(bounds), held, strict=True):
+        guests, names_at_home = {}, {}
+        for number in (number for number in holds if not start <= number < stop):
+            home, guests[number] = layers[number]
+            for name, value in guests[number].state_dict(keep_vars=True).items():
+                names_at_home[f"{_GUESTS}{number}.{name}"] = home, names[home][id(value)]
+        made.append(ElasticStage(own, range(start, stop), guests, names_at_home))
+    return made
 
 
 def is_of_guest(name: str) -> bool:
     """Whether a parameter of an elastic stage, by its name, is one of a guest."""
-    return name.startswith("guests.")
+    return name.startswith(_GUESTS)
 
 
 def own_module(module: nn.Module) -> nn.Module:

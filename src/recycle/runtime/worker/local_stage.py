@@ -10,7 +10,7 @@ from recycle.control.decide.messages import SAVE, ProgressReport, StartEpoch
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem
 from recycle.runtime.checkpoint.files import read_checkpoint, stage_file, step_folder
-from recycle.runtime.checkpoint.resume import load_stage, put_stage
+from recycle.runtime.checkpoint.resume import Loaded, load_stage, put_stage
 from recycle.runtime.checkpoint.tensor_file import read_tensors
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved, StageWriter
 from recycle.runtime.compute.optimizer_step import StepVerdict
@@ -130,9 +130,12 @@ class LocalStage:
         if file_transfer is None:
             load_stage(read_checkpoint(folder, self.number), self.number, module, optimizer, self._pulse)
             return
-        name = f"{folder.name}/{stage_file(self.number)}"
-        loaded = file_transfer.download(name, partial(read_tensors, source=name), self._pulse)
-        put_stage(folder / stage_file(self.number), loaded, num_steps, self.number, module, optimizer)
+
+        def read(number: int) -> Loaded:
+            name = f"{folder.name}/{stage_file(number)}"
+            return file_transfer.download(name, partial(read_tensors, source=name), self._pulse)
+
+        put_stage(folder, read, num_steps, self.number, module, optimizer)
 
     def _pulse(self, num_bytes: int) -> None:
         if not self._goes_on(num_bytes > 0):
