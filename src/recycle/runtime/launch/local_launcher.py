@@ -93,7 +93,7 @@ def launch(job: Job, watch: Watch = lambda event: None, saves_if_stopped: bool =
     begin_us = now_us()
     with scratch() as folder, listen("127.0.0.1", job.options.port) as listener:
         deaths, spec = folder / "deaths", folder / "worker_spec.pickle"
-        _write(spec, pickled(worker_spec(job, _pickle_stages(job.stages, folder), deaths=deaths)))
+        _write(spec, pickled(worker_spec(job, _pickle_stages(job.held_stages, folder), deaths=deaths)))
         endpoint = Endpoint("127.0.0.1", listener.getsockname()[1], new_token(), new_name())
         config = coordinator_config(job, endpoint, begin_us, folder, deaths)
         context = fork_context(_model_modules(job))
