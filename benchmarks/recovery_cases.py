@@ -22,7 +22,7 @@ from recycle.core.events.record import Changed, Event, OpRan, Recovered, Saved, 
 from recycle.models.text import Text
 from recycle.planner.live_planner import Planner
 from recycle.runtime.checkpoint.resume import load
-from recycle.runtime.compute.weight_digest import digest, whole_digest
+from recycle.runtime.compute.state_digests import digest, whole_digest
 from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.launch.local_launcher import Watch, launch

@@ -37,7 +37,7 @@ from sheet import NO, UNJUDGED, YES, Case, Row, Script, Section
 from torch import nn
 
 import recycle
-from recycle.runtime.compute.state_checksum import state_checksum
+from recycle.runtime.compute.state_digests import state_checksum
 from recycle.runtime.launch.local_launcher import launch
 
 ASKED_RATIO, ASKED_DIFFERENCE, ASKED_MEMORY, ASKED_START_S = 1.05, 1e-5, 0.10, 15

@@ -26,7 +26,7 @@ from recycle.core.cluster import Worker
 from recycle.core.events.record import Recovered, Stepped
 from recycle.core.events.record_file import read_record
 from recycle.runtime.checkpoint.resume import load
-from recycle.runtime.compute.weight_digest import digest, whole_digest
+from recycle.runtime.compute.state_digests import digest, whole_digest
 from tests.chaos.external_faults import draw
 from tests.chaos.job_processes import JobProcess, JobSession, hit
 from tests.runtime.jobs import Numbers, adamw, loss

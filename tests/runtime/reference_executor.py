@@ -19,8 +19,8 @@ from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper, judge_step, norm_squared
 from recycle.runtime.compute.stage import Loss, Stage
+from recycle.runtime.compute.state_digests import digest, whole_digest
 from recycle.runtime.compute.tied_parameters import counted_elsewhere, find_ties, gather, scatter
-from recycle.runtime.compute.weight_digest import digest, whole_digest
 from recycle.runtime.execute.executor import Executor
 from recycle.runtime.execute.row_program import compile_row
 from recycle.runtime.transport.specs import TensorMessage

@@ -2,14 +2,18 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
+from torch import nn
 
 import recycle
 from recycle.control.net.handshake import Endpoint
-from recycle.core.errors import DatasetTooSmall, UserError
+from recycle.core.cluster import Shape
+from recycle.core.errors import DatasetTooSmall, ForeignPlan, Uncuttable, UserError
 from recycle.core.events.failure_script import Action, Injection, Script
 from recycle.runtime.compute.microbatches import MicroBatches
 from recycle.runtime.job import Job
@@ -17,7 +21,8 @@ from recycle.runtime.launch.configure import coordinator_config, worker_spec
 from recycle.runtime.options import CheckpointOptions, FailureOptions, TrainOptions
 from recycle.runtime.worker.worker_spec import pickled
 from tests.plans import make_1f1b_plan
-from tests.runtime.jobs import Numbers, adamw, loss, make_stages, tied_stages
+from tests.runtime.jobs import Numbers, adamw, greedy_plan, loss, make_stages, tied_stages
+from tests.runtime.random_cuts import cut_at_random
 
 PAIRS = [(torch.ones(5, 16), torch.ones(5, 16))] * 12
 ENDPOINT = Endpoint("127.0.0.1", 1, "secret", "a1b2")
@@ -101,3 +106,36 @@ def test_a_coordinator_gets_the_run_folder_and_its_own_failures(recorded, tmp_pa
     assert (
         coordinator_config(replace(recorded, out=None), ENDPOINT, 17, tmp_path / "s").journal == tmp_path / "s" / "journal.jsonl"
     )
+
+
+def sequential(*widths):
+    return [nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(each))) for each in widths]
+
+
+@pytest.mark.parametrize(
+    ("stages", "shared", "error", "words"),
+    [
+        (sequential((16, 16, 16), (16, 16, 16)), 1, None, ""),
+        (sequential((16, 8, 16), (16, 16, 16)), 1, Uncuttable, "stage 0 cannot be shared: .*16.* and .*8"),
+        (sequential((16, 16, 16), (16, 8, 16)), 1, Uncuttable, "stage 1 cannot be shared"),
+        (sequential((16, 8, 16, 16), (16, 16, 16)), 1, None, ""),
+        (sequential((16, 16, 16), (16, 16, 16)), 3, Uncuttable, "3 layers cannot be shared: stage 0 has only 2"),
+        ([nn.Linear(16, 16), nn.Linear(16, 16)], 1, Uncuttable, "a stage of type Linear cannot share layers"),
+    ],
+)
+def test_layers_are_shared_only_where_every_cut_passes_on_the_same_kind_of_tensor(stages, shared, error, words):
+    def specs():
+        options = TrainOptions(shared_layers=shared)
+        return Job(Shape(2, 2, 3), stages, Numbers(), loss, adamw, 2, options=options).tensor_specs()
+
+    if error is None:
+        assert specs()[0].shape == (2, 5, 16)
+        return
+    with pytest.raises(error, match=words):
+        specs()
+
+
+def test_a_plan_for_other_layers_is_refused():
+    plan = cut_at_random(greedy_plan((2, 2, 3)), 6, 1, Random(1))
+    with pytest.raises(ForeignPlan, match="the stages have 2, 2 layers, but those of the plan 3, 3"):
+        Job(plan, sequential((16, 16, 16), (16, 16, 16)), Numbers(), loss, adamw, 2)

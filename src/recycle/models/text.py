@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from recycle.core.errors import DatasetTooSmall, FileProblem
-from recycle.runtime.compute.weight_digest import tensor_bytes
+from recycle.runtime.compute.state_digests import tensor_bytes
 from recycle.runtime.options import refuse_count
 
 MOST_BYTES = 2 * 1024 * 1024

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from recycle.core.cluster import Shape
-from recycle.core.errors import ForeignPlan, UserError
+from recycle.core.errors import ForeignPlan, Uncuttable, UserError
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
+from recycle.core.problem import Problem
 from recycle.core.profile import StageProfile
-from recycle.runtime.compute.elastic_stage import elastic_stages
+from recycle.runtime.compute.elastic_stage import elastic_stages, layers_of
 from recycle.runtime.compute.microbatches import Dataset, MicroBatches, MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss, cast, refuse_unusable
@@ -81,6 +82,8 @@ class Job:
                 raise UserError(f"stage {number} is a {type(module).__name__}, but it must be an nn.Module")
         if isinstance(self.plan, Plan) and (problems := check(self.plan)):
             raise ForeignPlan(f"the plan is not legal, {problems[0]}: plan again")
+        if self.shared_layers:
+            _refuse_other_layers(self.plan.problem if isinstance(self.plan, Plan) else None, self.stages, self.shared_layers)
         if self.options.checkpoint.resume and self.out is None:
             raise UserError("resume goes on in a run folder: name it with out")
         _ = self.microbatches  # refuses a dataset that is too small
@@ -114,12 +117,13 @@ class Job:
         return self.shape.num_chains * len(inputs)
 
     @property
+    def shared_layers(self) -> int:
+        return self.plan.problem.shared_layers if isinstance(self.plan, Plan) else self.options.shared_layers
+
+    @property
     def held_stages(self) -> Sequence[nn.Module]:
         """The stages as workers hold them: with the layers that they share with their neighbours, if they share any."""
-        problem = self.plan.problem if isinstance(self.plan, Plan) else None
-        if problem is None or problem.held_layers is None:
-            return self.stages
-        return elastic_stages(self.stages, problem.held_layers.ranges)
+        return elastic_stages(self.stages, self.shared_layers) if self.shared_layers else self.stages
 
     @property
     def ties(self) -> list[Tie]:
@@ -141,12 +145,14 @@ class Job:
         with torch.no_grad(), torch.random.fork_rng(), cast(device, self.options.autocast):
             for number, module in enumerate(self.stages):
                 on_device = module if device.type == "cpu" else copy.deepcopy(module).to(device)
-                output = _pure_forward(number, on_device, output)
+                given, output = output, _pure_forward(number, on_device, output)
+                if self.shared_layers:
+                    _refuse_other_outputs(number, on_device, given, self.shared_layers, number == last)
                 if number == last:
                     output = self.loss(output, targets.to(device))
                 refuse_unusable(output, number, is_loss=number == last)
                 if number < last:
-                    specs[number] = TensorSpec(tuple(output.shape), output.dtype)
+                    specs[number] = _spec_of(output)
         return specs
 
     def fingerprint(self) -> Mapping[str, Any]:
@@ -173,6 +179,35 @@ class Job:
                 for module in self.stages
             ],
         }
+
+
+def _refuse_other_layers(problem: Problem | None, stages: Sequence[nn.Module], shared_layers: int) -> None:
+    """Raise if the stages have other layers than the plan says, or too few to share."""
+    found = [len(layers_of(stage)) for stage in stages]
+    if problem is not None and found != [len(layers) for layers in problem.profile.layers]:
+        planned = ", ".join(str(len(layers)) for layers in problem.profile.layers)
+        raise ForeignPlan(f"the stages have {', '.join(map(str, found))} layers, but those of the plan {planned}: plan again")
+    if shared_layers > min(found):
+        raise Uncuttable(f"{shared_layers} layers cannot be shared: stage {found.index(min(found))} has only {min(found)}")
+
+
+def _refuse_other_outputs(number: int, stage: nn.Module, given: Tensor, shared_layers: int, is_last: bool) -> None:
+    """Raise if a micro-batch cannot be cut beside each of the stage's shared layers: all tensors there must be alike."""
+    passed = [_spec_of(given)]
+    for layer in layers_of(stage):
+        passed.append(_spec_of(given := layer(given)))
+    before = passed[: shared_layers + 1] if number > 0 else []
+    behind = passed[-1 - shared_layers :] if not is_last else []
+    for alike in (before, behind):
+        if len(set(alike)) > 1:
+            raise Uncuttable(
+                f"the layers of stage {number} cannot be shared: what passes between them differs, "
+                f"{' and '.join(sorted(f'{list(spec.shape)} {spec.dtype}' for spec in set(alike)))}"
+            )
+
+
+def _spec_of(tensor: Tensor) -> TensorSpec:
+    return TensorSpec(tuple(tensor.shape), tensor.dtype)
 
 
 def _describe_data(microbatches: MicroBatchSource) -> str:

@@ -103,6 +103,7 @@ class TrainOptions:
         schedule: The factor of the learning rate at each iteration, a pure function.
         sum_dtype: The type in which gradients are summed.
         autocast: The type in which ops compute by autocast; None switches autocast off.
+        shared_layers: How many layers a stage holds of each neighbour, for a job without a plan; else the plan says that.
         device: "cpu" or "cuda".
         transport: What carries tensors: "gloo", "nccl" or "ipc" (CUDA IPC, on one GPU); "auto" is the fastest of them here.
         port: The port of the coordinator on this machine; 0 is any free one.
@@ -121,6 +122,7 @@ class TrainOptions:
     schedule: Schedule = constant
     sum_dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
+    shared_layers: int = 0
     device: str = "cpu"
     transport: str = AUTO
     port: int = 0
@@ -131,6 +133,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         refuse_count("the seed", self.seed, 0)
+        refuse_count("the number of shared layers", self.shared_layers, 0)
         if self.max_norm is not None and not (isinstance(self.max_norm, int | float) and 0 < self.max_norm < math.inf):
             raise UserError(f"max_norm is {self.max_norm!r}, but it must be a finite number above 0, or None")
         refuse_absent_device(self.device)

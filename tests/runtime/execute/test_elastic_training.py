@@ -48,8 +48,8 @@ def trained(fail: str, shared: int, seed: int | None, dropout: float = 0.0, **op
         legal = [(first, last) for first in some for last in some if first >= -1 and last <= 1 and last - first >= -1]
         plan = replace(plan, cuts=make_cuts(zip(*random.choices(legal, k=PIPELINES * MICROBATCHES), strict=True)))
     stages: list[nn.Module] = gpt_stages(replace(CONFIG, dropout=dropout), STAGES, 5, layers=[2, 2, 2])
-    if plan.problem.held_layers is not None:
-        stages = list(elastic_stages(stages, plan.problem.held_layers.ranges))
+    if shared:
+        stages = list(elastic_stages(stages, shared))
     job = ReferenceExecutor(plan, stages, Tokens(), next_byte_loss, adamw, seed=5, is_exact=True, **options)
     for step in range(STEPS):
         job.iterate(step)
@@ -78,9 +78,7 @@ def test_dropout_depends_on_the_layer_and_not_on_the_stage_that_computes_it() ->
 
 def test_guests_have_no_names_of_their_own_stage_and_all_parameters_of_a_boundary_are_one_tie() -> None:
     stages = gpt_stages(CONFIG, STAGES, 5, layers=[2, 2, 2])
-    held = plan_of("", 1).problem.held_layers
-    assert held is not None
-    elastic = elastic_stages(stages, held.ranges)
+    elastic = elastic_stages(stages, 1)
     assert [[*each.guests] for each in elastic] == [["2"], ["1", "4"], ["3"]]
     assert sorted(tie.stages for tie in find_ties(elastic)) == [(0, 1), (0, 2), (1, 2)]
     x = Tokens().get(0, 0, 0)[0]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recycle.runtime.compute.buckets import make_buckets
-from recycle.runtime.compute.weight_digest import digest
+from recycle.runtime.compute.state_digests import digest
 from recycle.runtime.execute import gradient_reduction
 from recycle.runtime.job import Job
 from recycle.runtime.options import TrainOptions

@@ -9,7 +9,7 @@ import torch
 import recycle
 from recycle.core.events.op_columns import OPTIMIZER, REDUCE
 from recycle.core.plans.row_programs import row_programs
-from recycle.runtime.compute.weight_digest import digest
+from recycle.runtime.compute.state_digests import digest
 from recycle.runtime.execute import span_clock
 from recycle.runtime.execute.span_clock import AHEAD, SpanClock
 from recycle.runtime.execute.spans import now_us

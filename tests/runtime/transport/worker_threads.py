@@ -13,7 +13,7 @@ from recycle.control.decide.messages import StoreEntry, StoreRequest
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.row_programs import row_programs
-from recycle.runtime.compute.weight_digest import digest
+from recycle.runtime.compute.state_digests import digest
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.job import Job
 from recycle.runtime.launch.configure import worker_spec

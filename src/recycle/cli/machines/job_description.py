@@ -28,7 +28,7 @@ def describe_job(
     If it `sends_files`, workers send checkpoints to whoever leads, also if they see the run folder of the present leader.
     """
     from recycle.runtime.checkpoint.files import plain
-    from recycle.runtime.compute.weight_digest import digest
+    from recycle.runtime.compute.state_digests import digest
 
     assert job.run_folder is not None
     specs = [[stage, list(spec.shape), str(spec.dtype).removeprefix("torch.")] for stage, spec in job.tensor_specs().items()]
@@ -67,7 +67,7 @@ def spec_from_description(endpoint: Endpoint, folder: Path, file: Path | None, i
 
     from recycle.runtime.checkpoint.files import plain
     from recycle.runtime.checkpoint.resume import differing
-    from recycle.runtime.compute.weight_digest import digest
+    from recycle.runtime.compute.state_digests import digest
     from recycle.runtime.launch.configure import worker_spec
     from recycle.runtime.transport.specs import TensorSpec
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from recycle.core.errors import FileProblem
 from recycle.core.files import replacing
-from recycle.runtime.compute.weight_digest import tensor_bytes
+from recycle.runtime.compute.state_digests import tensor_bytes
 
 METADATA = "__metadata__"
 _BLOCK_BYTES = 1 << 24

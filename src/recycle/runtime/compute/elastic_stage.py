@@ -69,8 +69,8 @@ def layers_of(stage: nn.Module) -> Sequence[nn.Module]:
     return list(split())
 
 
-def elastic_stages(stages: Sequence[nn.Module], held: Sequence[range]) -> list[ElasticStage]:
-    """Return the stages with their guests; stage s holds the layers `held[s]` of the model.
+def elastic_stages(stages: Sequence[nn.Module], num_shared: int) -> list[ElasticStage]:
+    """Return the stages with their guests: so many layers on either side of their own.
 
     Raises:
         Uncuttable: A stage does not say what its layers are.
@@ -81,9 +81,9 @@ def elastic_stages(stages: Sequence[nn.Module], held: Sequence[range]) -> list[E
     # Of several names of a tensor its first one counts, as in an optimizer.
     names = [{id(value): name for name, value in reversed(stage.state_dict(keep_vars=True).items())} for stage in stages]
     made = []
-    for own, (start, stop), holds in zip(stages, pairwise(bounds), held, strict=True):
+    for own, (start, stop) in zip(stages, pairwise(bounds), strict=True):
         guests, names_at_home = {}, {}
-        for number in (number for number in holds if not start <= number < stop):
+        for number in [*range(max(0, start - num_shared), start), *range(stop, min(len(layers), stop + num_shared))]:
             home, guests[number] = layers[number]
             for name, value in guests[number].state_dict(keep_vars=True).items():
                 names_at_home[f"{_GUESTS}{number}.{name}"] = home, names[home][id(value)]

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from recycle.core.cluster import Worker
 from recycle.runtime.checkpoint.state import Snapshot, put_back, take_snapshot
-from recycle.runtime.compute.weight_digest import tensor_bytes
+from recycle.runtime.compute.state_digests import tensor_bytes
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.specs import TransportBroken
 

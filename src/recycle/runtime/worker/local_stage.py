@@ -14,7 +14,7 @@ from recycle.runtime.checkpoint.resume import Loaded, load_stage, put_stage
 from recycle.runtime.checkpoint.tensor_file import read_tensors
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved, StageWriter
 from recycle.runtime.compute.optimizer_step import StepVerdict
-from recycle.runtime.compute.state_checksum import state_checksum
+from recycle.runtime.compute.state_digests import state_checksum
 from recycle.runtime.execute.spans import Span, columns_of
 from recycle.runtime.execute.stage_state import StageState
 from recycle.runtime.transport.gloo_groups import GlooGroups

@@ -30,7 +30,7 @@ from recycle.host.process_title import set_title
 from recycle.host.stop_signals import stop_signals
 from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.elastic_stage import own_module
-from recycle.runtime.compute.weight_digest import digest
+from recycle.runtime.compute.state_digests import digest
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.transport.gpu.nccl import prepare_process

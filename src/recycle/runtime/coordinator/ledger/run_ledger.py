@@ -19,7 +19,7 @@ from recycle.core.profile import StageProfile
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 from recycle.runtime.compute.activation_memory import planned_peak_bytes
 from recycle.runtime.compute.optimizer_step import StepVerdict
-from recycle.runtime.compute.weight_digest import whole_digest
+from recycle.runtime.compute.state_digests import whole_digest
 from recycle.runtime.coordinator.ledger.checkpoint_reports import CheckpointReports
 from recycle.runtime.coordinator.ledger.loss_watch import LossWatch
 from recycle.runtime.coordinator.ledger.lost_work import LostWork

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from recycle.runtime.compute.state_checksum import state_checksum
+from recycle.runtime.compute.state_digests import state_checksum
 
 
 def trained(make, dtype=torch.float32):
