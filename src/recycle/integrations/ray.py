@@ -7,6 +7,7 @@ joins the job, which has gone on meanwhile. Ray is imported when it is used.
 
 import json
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -18,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recycle.control.net.tls import TlsFiles
 from recycle.control.net.wire import new_token
 from recycle.core.errors import FileProblem, Stopped, UserError, WorkerFailed
 from recycle.core.events.record_file import RECORD
@@ -54,6 +56,7 @@ class RayOptions:
         wait_s: How long to wait until the cluster has room for all workers; None waits for ever.
         restarts: How often an hour a worker whose agent fails is started again. Lost machines do not count.
         grace_s: How long workers may take to leave.
+        tls: Use TLS on control connections, with files that are at the same paths on every machine; each may have its own.
     """
 
     address: str = AUTO
@@ -63,6 +66,7 @@ class RayOptions:
     wait_s: float | None = None
     restarts: int = 5
     grace_s: float = 600.0
+    tls: TlsFiles | None = None
 
     def __post_init__(self) -> None:
         if self.cpus_per_worker <= 0:
@@ -138,7 +142,8 @@ class _Driver:
             stack.enter_context(stop_signals(self.ask_to_stop))  # only now, because Ray sets handlers of its own
             folder, host, token = stack.enter_context(scratch()), str(ray.util.get_node_ip_address()), new_token()
             token_file = write_secret(folder / "token", token)
-            commands = JobCommands(file, str(self._out), str(token_file), options.port or _free_port(host), flags)
+            port = options.port or _free_port(host)
+            commands = JobCommands(file, str(self._out), str(token_file), port, flags, tls=options.tls)
             command = (commands.resumed_coordinator if self._resume else commands.coordinator)(host)
             self._start_coordinator = partial(ChildProcess, [*command, "--json"], self._heard, folder / "summary")
             stack.callback(self._end_coordinator)
@@ -213,9 +218,10 @@ class _Driver:
         code, lines = self._coordinator.poll(), self._coordinator.last_lines
         if code == 0:
             return dict(json.loads(path.read_text(encoding="utf-8")))
-        again = f"recycle ray --resume {self._out}"
+        tls = self._options.tls
+        again = shlex.join(["recycle", "ray", "--resume", str(self._out), *(tls.flags() if tls is not None else [])])
         sentence = lines[-1] if lines else "the coordinator ended, and said nothing"
-        sentence = _RESUME.sub(again, sentence.removeprefix(_PREFIX))
+        sentence = _RESUME.sub(lambda _: again, sentence.removeprefix(_PREFIX))
         if self._stopped_by is not None:
             has_reason = bool(lines) and lines[-1].startswith(_PREFIX)
             raise Stopped(sentence if has_reason else "stopped before the first step", self._stopped_by)
