@@ -26,7 +26,9 @@ def test_an_agent_gets_its_address_and_the_number_of_its_workers():
 
 
 def test_coordinator_and_agents_get_the_files_of_tls_and_the_coordinator_alone_the_store():
-    job = replace(JOB, tls=TlsFiles(Path("/c.pem"), Path("/k.pem"), Path("/a.pem")), store="etcd://h:2379/jobs/a")
+    job = replace(
+        JOB, tls=TlsFiles(Path("/c.pem"), Path("/k.pem"), Path("/a.pem")), store_flags=("--store", "etcd://h:2379/jobs/a")
+    )
     coordinators, agent = (job.coordinator("0.0.0.0"), job.resumed_coordinator("0.0.0.0")), job.agent("one", "two")
     for command in (*coordinators, agent):
         args = make_parser().parse_args(command[1:])

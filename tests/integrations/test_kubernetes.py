@@ -45,7 +45,14 @@ SECURE = KubernetesJob("gpt", "gpt", "train.py", 4, TEXT, TOKEN, tls=TlsPems("th
 SEVERAL = KubernetesJob(
     "gpt", "gpt", "train.py", 4, TEXT, TOKEN, tls_secret="mine", store=STORE, num_coordinators=3, storage_class="fast.example"
 )
-SHARED = KubernetesJob("gpt", "gpt", "train.py", 4, TEXT, TOKEN, store=STORE, num_coordinators=2, claim="runs")
+SHARED = KubernetesJob(
+    *("gpt", "gpt", "train.py", 4, TEXT, TOKEN),
+    store=STORE.replace("etcd:", "etcds:"),
+    num_coordinators=2,
+    claim="runs",
+    store_secret="for-etcd",
+    store_user="gpt",
+)
 # From the first version on in which all fields are enabled without a switch.
 VERSIONS = [f"1.{minor}" for minor in range(31, int(kubernetes_validate.latest_version().split(".")[1]) + 1)]
 
@@ -209,7 +216,19 @@ def test_with_a_store_every_coordinator_has_a_name_and_agents_know_all_of_them(j
     assert make_parser().parse_args(container(job, "Job")["command"][1:]).address.split(",") == names
     (command,) = [line.split() for line in container(job, "StatefulSet")["command"][-1].splitlines() if "recycle " in line]
     args = make_parser().parse_args(command[1 : command.index("||")])
-    assert (args.store, args.listen, args.resume) == (STORE, "0.0.0.0:29400", None)
+    assert (args.store, args.listen, args.resume) == (job.store, "0.0.0.0:29400", None)
+
+
+def test_the_secret_for_etcd_is_mounted_in_coordinators_alone():
+    (volume,) = [volume for volume in pod(SHARED, "StatefulSet")["volumes"] if volume["name"] == "store"]
+    (mount,) = [mount for mount in container(SHARED, "StatefulSet")["volumeMounts"] if mount["name"] == "store"]
+    assert volume["secret"] == {"secretName": "for-etcd", "defaultMode": 0o400}
+    (command,) = [line for line in container(SHARED, "StatefulSet")["command"][-1].splitlines() if "recycle " in line]
+    args = make_parser().parse_args(command.split()[1 : command.split().index("||")])
+    keys = {"ca.crt": args.store_ca, "tls.crt": args.store_cert, "tls.key": args.store_key, "password": args.store_password_file}
+    assert {key: str(path) for key, path in keys.items()} == {key: f"{mount['mountPath']}/{key}" for key in keys}
+    assert args.store_user == "gpt"
+    assert "for-etcd" not in yaml.safe_dump(loaded(SHARED)["Job"])
 
 
 def test_with_a_store_every_coordinator_has_a_volume_unless_they_share_a_claim():
@@ -303,6 +322,9 @@ def test_a_job_file_of_any_text_arrives_as_it_is(text):
         ({"tls_secret": "no_secret"}, "'no_secret' is no name of a Secret"),
         ({"tls_secret": "mine", "tls": TlsPems("", "", "")}, "give one of them"),
         ({"num_coordinators": 2}, "name it with --store"),
+        ({"store_user": "gpt"}, "name it with --store"),
+        ({"store": STORE, "num_coordinators": 2, "store_user": "gpt"}, "name the Secret that has it with --store-secret"),
+        ({"store": STORE, "num_coordinators": 2, "store_secret": "mine"}, "write etcds://"),
         ({"store": STORE}, "2 to 5 coordinators, and not 1"),
         ({"store": "http://etcd", "num_coordinators": 2}, "'http://etcd' is no store"),
         ({"store": STORE, "num_coordinators": 2, "name": "a" * 41}, "at most 40 small letters"),

@@ -13,7 +13,7 @@ class JobCommands:
     """The command lines of one job. `flags` override the job's options, and are the coordinator's.
 
     `workers_per_machine`, `grace_s` and `gpus` are those of an agent, which decides itself where they are None. `tls` are
-    files on every machine. `store` is where several coordinators keep the journal and the leader.
+    files on every machine. `store_flags` are those of coordinators that share a store.
     """
 
     file: str
@@ -26,7 +26,7 @@ class JobCommands:
     interface: str = ""
     gpus: str | None = None
     tls: TlsFiles | None = None
-    store: str = ""
+    store_flags: tuple[str, ...] = ()
 
     def coordinator(self, listen: str) -> list[str]:
         """Start the job, or fail if the folder has a run already."""
@@ -54,7 +54,7 @@ class JobCommands:
         return command
 
     def _at(self, listen: str) -> list[str]:
-        return ["--listen", self._address(listen), *self._secrets(), *(["--store", self.store] if self.store else [])]
+        return ["--listen", self._address(listen), *self._secrets(), *self.store_flags]
 
     def _secrets(self) -> list[str]:
         return ["--token-file", self.token_file, *(self.tls.flags() if self.tls is not None else [])]

@@ -23,6 +23,7 @@ from recycle.integrations.kubernetes_job import (
     CERT_KEY,
     JOB_FOLDER,
     PRIVATE_KEY,
+    STORE_FOLDER,
     TLS_FOLDER,
     TOKEN_FOLDER,
     TOKEN_KEY,
@@ -209,7 +210,8 @@ def _coordinator_template(job: KubernetesJob, more: Manifest) -> Manifest:
         scrape = {"scrape": "true", "port": str(job.metrics_port), "path": "/metrics"}
         annotations = {"annotations": {f"prometheus.io/{name}": value for name, value in scrape.items()}}
     # Its memory has no limit: it loads the model, of which nothing is known here.
-    resources, mounts = job.coordinator.to_manifest(limits_memory=False), [{"name": "run", "mountPath": VOLUME}]
+    resources = job.coordinator.to_manifest(limits_memory=False)
+    mounts = [{"name": "run", "mountPath": VOLUME}, *_secret_mount("store", STORE_FOLDER, job.store_secret)]
     container = {
         **_container(job, ["sh", "-c", coordinator_script(job)], resources, mounts),
         "ports": ports,
@@ -219,7 +221,9 @@ def _coordinator_template(job: KubernetesJob, more: Manifest) -> Manifest:
         "readinessProbe": {"tcpSocket": {"port": "control"}, "periodSeconds": 10, "timeoutSeconds": 5},
     }
     lost = [f"node.kubernetes.io/{state}" for state in ("not-ready", "unreachable")]
-    has_claim = bool(job.claim) or not job.store
+    volumes = _secret_volume("store", job.store_secret)
+    if job.claim or not job.store:
+        volumes.append({"name": "run", "persistentVolumeClaim": {"claimName": job.claim_name}})
     pod = {
         # The coordinator ignores SIGTERM, so there is nothing to wait for.
         "terminationGracePeriodSeconds": 1,
@@ -227,7 +231,7 @@ def _coordinator_template(job: KubernetesJob, more: Manifest) -> Manifest:
             {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _UNREACHABLE_S} for key in lost
         ],
         **more,
-        **_pod(job, container, [{"name": "run", "persistentVolumeClaim": {"claimName": job.claim_name}}] if has_claim else []),
+        **_pod(job, container, volumes),
     }
     return {"metadata": {"labels": labels, **annotations}, "spec": pod}
 
@@ -270,8 +274,10 @@ def _agents(job: KubernetesJob) -> Manifest:
 
 def _container(job: KubernetesJob, command: list[str], resources: Manifest, mounts: list[Manifest]) -> Manifest:
     """A container of the job's image, with the token and the job file. `command` outranks the image's entry point."""
-    folders = {name: path for name, (path, _) in _secret_volumes(job).items()}
-    secrets = [{"name": name, "mountPath": path, "readOnly": True} for name, path in folders.items()]
+    secrets = [
+        *_secret_mount("token", TOKEN_FOLDER, job.secret_name),
+        *_secret_mount("tls", TLS_FOLDER, job.tls_secret_name),
+    ]
     # As a file, and not as a folder, in which it would be a link to a path that changes: the run folder keeps the resolved path.
     path = f"{JOB_FOLDER}/{job.file}"
     files = [] if job.file_text is None else [{"name": "job", "mountPath": path, "subPath": job.file, "readOnly": True}]
@@ -285,21 +291,23 @@ def _container(job: KubernetesJob, command: list[str], resources: Manifest, moun
     }
 
 
-def _secret_volumes(job: KubernetesJob) -> dict[str, tuple[str, str]]:
-    """The Secrets that every pod has: the folder and the Secret of each volume. Files in it follow a Secret that is changed."""
-    volumes = {"token": (TOKEN_FOLDER, job.secret_name), "tls": (TLS_FOLDER, job.tls_secret_name)}
-    return {name: each for name, each in volumes.items() if each[1]}
+def _secret_volume(name: str, secret: str) -> list[Manifest]:
+    """The volume of a Secret, if there is one. Files in it follow a Secret that is changed.
+
+    Only its owner may read the token, else `recycle` refuses it. The owner of a Secret's files is root. So the user is root, and
+    there is no fsGroup, which would let a group read them.
+    """
+    return [{"name": name, "secret": {"secretName": secret, "defaultMode": 0o400}}] if secret else []
+
+
+def _secret_mount(name: str, folder: str, secret: str) -> list[Manifest]:
+    return [{"name": name, "mountPath": folder, "readOnly": True}] if secret else []
 
 
 def _pod(job: KubernetesJob, container: Manifest, volumes: list[Manifest]) -> Manifest:
     """What the pods of coordinator and agents share."""
     files = [] if job.file_text is None else [{"name": "job", "configMap": {"name": job.file_map_name}}]
-    # Only its owner may read the token, else `recycle` refuses it. The owner of a Secret's files is root. So the user is root,
-    # and there is no fsGroup, which would let a group read them.
-    secrets = [
-        {"name": name, "secret": {"secretName": secret, "defaultMode": 0o400}}
-        for name, (_, secret) in _secret_volumes(job).items()
-    ]
+    secrets = [*_secret_volume("token", job.secret_name), *_secret_volume("tls", job.tls_secret_name)]
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,

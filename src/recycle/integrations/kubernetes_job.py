@@ -6,13 +6,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from recycle.control.net.tls import TlsFiles
+from recycle.control.store.etcd_access import StoreAccess
 from recycle.control.store.etcd_gateway import StoreAddress
 from recycle.core.errors import UserError
 from recycle.integrations.job_commands import PORT, JobCommands
 
 Manifest = dict[str, Any]
 JOB_FOLDER, TOKEN_FOLDER, TLS_FOLDER, VOLUME = "/recycle/job", "/recycle/token", "/recycle/tls", "/recycle/volume"
-TOKEN_KEY = "token"
+STORE_FOLDER = "/recycle/store"
+TOKEN_KEY, PASSWORD_KEY = "token", "password"
 # The keys of a Secret of type kubernetes.io/tls; the last one is that of cert-manager.
 CERT_KEY, PRIVATE_KEY, CA_KEY = "tls.crt", "tls.key", "ca.crt"
 METRICS_PORT = 29401
@@ -97,7 +99,8 @@ class KubernetesJob:
     `file` is the job file: its name if `file_text` is its text, else its path in the image. The job's secret is a new `token`, or
     in an existing Secret `secret`. The run folder lies on a new volume of `disk`, or on that of an existing `claim`. `flags` are
     the coordinator's. Control connections use TLS with the texts `tls`, or with an existing Secret `tls_secret`. With a `store`,
-    `num_coordinators` coordinators run, each with a volume of its own unless there is a `claim`, and one leads.
+    `num_coordinators` coordinators run, each with a volume of its own unless there is a `claim`, and one leads. An existing
+    Secret `store_secret` has their certificate for etcd, and the password of `store_user` if that is given.
     """
 
     name: str
@@ -121,10 +124,12 @@ class KubernetesJob:
     tls_secret: str = ""
     store: str = ""
     num_coordinators: int = 1
+    store_secret: str = ""
+    store_user: str = ""
 
     def __post_init__(self) -> None:
         _check_name(self.name, self.namespace, _LONGEST_NAME_WITH_STORE if self.store else _LONGEST_NAME)
-        secrets = (("Secret", self.secret), ("Secret", self.tls_secret))
+        secrets = (("Secret", self.secret), ("Secret", self.tls_secret), ("Secret", self.store_secret))
         for what, name in (*secrets, ("claim", self.claim), ("storage class", self.storage_class)):
             if name and (len(name) > 253 or not _SUBDOMAIN.fullmatch(name)):
                 raise UserError(f"{name!r} is no name of a {what}: it has small letters, digits, '-' and '.' only")
@@ -150,10 +155,12 @@ class KubernetesJob:
 
     def _check_store(self) -> None:
         if not self.store:
-            if self.num_coordinators != 1:
+            if self.num_coordinators != 1 or self.store_secret or self.store_user:
                 raise UserError("several coordinators of a job need etcd, which says who leads: name it with --store")
             return
-        StoreAddress.parse(self.store)
+        if self.store_user and not self.store_secret:
+            raise UserError("a user of etcd has a password: name the Secret that has it with --store-secret")
+        StoreAddress.parse(self.store, self._store_access)
         if not 2 <= self.num_coordinators <= _MOST_COORDINATORS:  # one alone comes back with its volume, and needs no store
             raise UserError(f"a job with --store has 2 to {_MOST_COORDINATORS} coordinators, and not {self.num_coordinators}")
 
@@ -167,7 +174,15 @@ class KubernetesJob:
         if self.tls_secret_name:
             tls = TlsFiles(*(Path(TLS_FOLDER, key) for key in (CERT_KEY, PRIVATE_KEY, CA_KEY)))
         paths = file, self.run_folder, token, PORT
-        return JobCommands(*paths, flags, self.workers_per_node, self.grace_s, tls=tls, store=self.store)
+        store = ("--store", self.store, *self._store_access.flags()) if self.store else ()
+        return JobCommands(*paths, flags, self.workers_per_node, self.grace_s, tls=tls, store_flags=store)
+
+    @property
+    def _store_access(self) -> StoreAccess:
+        if not self.store_secret:
+            return StoreAccess()
+        ca, cert, key = (Path(STORE_FOLDER, name) for name in (CA_KEY, CERT_KEY, PRIVATE_KEY))
+        return StoreAccess(ca, cert, key, self.store_user, Path(STORE_FOLDER, PASSWORD_KEY) if self.store_user else None)
 
     @property
     def coordinator_hosts(self) -> list[str]:

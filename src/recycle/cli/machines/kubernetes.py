@@ -71,8 +71,12 @@ def add_kubernetes_parser(subparsers: Subparsers) -> None:
     add_tls_arguments(parser)
     about = "use TLS with an existing Secret, whose keys are tls.crt, tls.key and ca.crt, as those of cert-manager"
     parser.add_argument("--tls-secret", default="", metavar="NAME", help=about)
-    about = "keep the journal and the leader there, as etcd://HOST:PORT[,HOST:PORT...]/PREFIX; one prefix is one job"
+    about = "keep the journal and the leader there, as etcd://HOST:PORT[,HOST:PORT...]/PREFIX; etcds:// uses TLS"
     parser.add_argument("--store", default="", metavar="URL", help=about)
+    about = "an existing Secret with the certificate for etcd: its keys are ca.crt, tls.crt and tls.key"
+    parser.add_argument("--store-secret", default="", metavar="NAME", help=about)
+    about = "a user of etcd, whose password is the key 'password' of that Secret"
+    parser.add_argument("--store-user", default="", metavar="NAME", help=about)
     about = "how many coordinators, of which one leads (2 with --store, else 1)"
     parser.add_argument("--coordinators", type=int, metavar="N", help=about)
     parser.add_argument("--print", action="store_true", help="print the manifests, and apply nothing")
@@ -126,6 +130,8 @@ def _job_of(args: argparse.Namespace) -> KubernetesJob:
         tls=TlsPems.read(tls) if tls is not None else None,
         tls_secret=args.tls_secret,
         store=args.store,
+        store_secret=args.store_secret,
+        store_user=args.store_user,
         num_coordinators=args.coordinators if args.coordinators is not None else 2 if args.store else 1,
     )
 
