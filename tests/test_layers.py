@@ -81,7 +81,7 @@ ORDER = {
     "integrations": [
         "job_commands child_process",
         "kubernetes_job ray_job ray_cluster ray_agent",
-        "ray_workers",
+        "ray_launcher",
         "kubernetes slurm ray",
     ],
     "cli": ["terminal arguments profile_text", "live", "planning simulation", "training", "machines", "demo measuring", "main"],

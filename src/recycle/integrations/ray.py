@@ -31,14 +31,16 @@ from recycle.integrations.job_commands import JobCommands
 from recycle.integrations.ray_agent import AgentSpec
 from recycle.integrations.ray_cluster import AUTO, connected, import_ray, reserve
 from recycle.integrations.ray_job import CoordinatedJob, find_job_file
-from recycle.integrations.ray_workers import RayPlaces, RayWorkers, refuse_hopeless
+from recycle.integrations.ray_launcher import RayLauncher, RayPlaces, refuse_hopeless
 from recycle.runtime.launch.restart_policy import RestartPolicy
+from recycle.runtime.launch.supervisor import Supervisor, WorkerSlot
 
 if TYPE_CHECKING:
     from recycle.runtime.job import Job
 
 _LOOK_S = 0.5
 _KILL_S = 10.0
+_AGAIN = "it comes back when the cluster has room for it, in {} s or later"
 # Lines of the coordinator: what it says when it is ready, the sentence with which it ends, and how it is resumed by itself.
 _READY = re.compile(r"((?:waiting for|found again) \d+ workers): ")
 _PREFIX, _RESUME = "recycle coordinator: ", re.compile(r"recycle coordinator --resume .*")
@@ -169,8 +171,10 @@ class _Driver:
                 return
             places = RayPlaces(ray, num_workers, needs, reserved)
             stack.callback(places.remove)
-            workers = RayWorkers(places, replace(spec, commands=commands), job.read_files(), options.restarts, self._say)
-            stack.callback(workers.end)
+            launcher = RayLauncher(places, replace(spec, commands=commands), job.read_files(), self._say)
+            stack.callback(launcher.end)
+            slots = [WorkerSlot(number) for number in range(num_workers)]
+            workers = Supervisor(launcher, slots, options.restarts, self._say, _AGAIN)
             stack.callback(self._end_coordinator)
             while not self._is_over():
                 workers.step(_LOOK_S)
