@@ -32,6 +32,8 @@ _BLOCK_BYTES = 1 << 20
 # A received file is synced to disk in parts of this size: the last part takes a sender less than `SILENCE_S` to wait for.
 _SYNC_BYTES = 1 << 26
 _RETRY_S = 0.2
+# With other coordinators to try, one whose machine is gone is not waited for longer.
+_CONNECT_S = 2.0
 _MOST_UNPROVED = 3
 _PULSE_S = 1.0
 _CLOSED = "the other side disconnected"
@@ -77,7 +79,12 @@ class FileTransfer:
         for number in itertools.count(self._served_by):
             try:
                 progress.begin_again()
-                session, _ = shake_hands(self.endpoint.at(number), purpose=PURPOSE, on_waiting=lambda: pulse(1))
+                session, _ = shake_hands(
+                    self.endpoint.at(number),
+                    purpose=PURPOSE,
+                    on_waiting=lambda: pulse(1),
+                    connect_s=_CONNECT_S if self.endpoint.others else None,
+                )
                 self._served_by = number
                 with session.stream:
                     return transfer(_Link(session, self.silence_s, progress.add))
