@@ -78,7 +78,12 @@ ORDER = {
     "models": ["gpt text"],
     "report": ["timeline", "record", "render", "figures export"],
     "evaluate": ["hardware", "variant_plans results against_simulation", "cluster_benchmark"],
-    "integrations": ["job_commands child_process", "ray_job ray_cluster ray_agent", "ray_workers", "kubernetes slurm ray"],
+    "integrations": [
+        "job_commands child_process",
+        "kubernetes_job ray_job ray_cluster ray_agent",
+        "ray_launcher",
+        "kubernetes slurm ray",
+    ],
     "cli": ["terminal arguments profile_text", "live", "planning simulation", "training", "machines", "demo measuring", "main"],
 }
 # The only files that may import these.

@@ -10,10 +10,10 @@ from recycle.control.net.tls import TlsFiles
 OURS, FOREIGN = trustme.CA(), trustme.CA()
 
 
-def write_tls(folder: Path, name: str, by: trustme.CA = OURS, **times: datetime.datetime) -> TlsFiles:
-    """The files of one side, whose certificate is of this name or address; both sides trust `OURS`."""
+def write_tls(folder: Path, *names: str, by: trustme.CA = OURS, **times: datetime.datetime) -> TlsFiles:
+    """The files of one side, whose certificate is of these names or addresses; both sides trust `OURS`."""
     folder.mkdir(exist_ok=True)
-    issued = by.issue_cert(name, **times)
+    issued = by.issue_cert(*names, **times)
     files = TlsFiles(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
     files.cert.write_bytes(b"".join(each.bytes() for each in issued.cert_chain_pems))
     files.key.touch(0o600)
@@ -23,4 +23,4 @@ def write_tls(folder: Path, name: str, by: trustme.CA = OURS, **times: datetime.
 
 
 def tls_flags(files: TlsFiles) -> tuple[str, ...]:
-    return ("--tls-cert", str(files.cert), "--tls-key", str(files.key), "--tls-ca", str(files.ca))
+    return tuple(files.flags())

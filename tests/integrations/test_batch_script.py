@@ -100,6 +100,29 @@ def test_a_printed_script_writes_nothing(file, capsys):
     assert not out.exists()
 
 
+def test_the_files_of_tls_go_into_the_script_by_their_paths_and_need_not_be_here(file, capsys):
+    words = [
+        "slurm",
+        str(file),
+        "--nodes",
+        "2",
+        "--out",
+        "run",
+        "--print",
+        "--tls-cert",
+        "/etc/node.pem",
+        "--tls-key",
+        "/etc/node.key",
+    ]
+    assert main(words) == 2
+    assert "give --tls-ca, too" in capsys.readouterr().err
+    assert main([*words, "--tls-ca", "/etc/ca.pem"]) == 0
+    script = capsys.readouterr().out
+    for name in ("start", "resume", "agent"):
+        line = " ".join(variables_in(script, name))
+        assert "--tls-cert /etc/node.pem --tls-key /etc/node.key --tls-ca /etc/ca.pem" in line
+
+
 def test_a_flag_that_the_coordinator_would_refuse_is_refused_before_the_job_is_queued(file, capsys):
     assert main(["slurm", str(file), "--nodes", "2", "--out", "run", "--print", "--", "--stepps", "3"]) == 2
     assert "--stepps" in capsys.readouterr().err

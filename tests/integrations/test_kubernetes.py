@@ -16,7 +16,8 @@ import yaml
 from recycle.cli.machines.endpoint_flags import read_token
 from recycle.cli.main import main, make_parser
 from recycle.core.errors import UserError
-from recycle.integrations.kubernetes import KubernetesJob, Resources, manifests, to_yaml
+from recycle.integrations.kubernetes import manifests, to_yaml
+from recycle.integrations.kubernetes_job import KubernetesJob, Resources, TlsPems
 
 TOKEN = "a-token-that-nobody-else-has"
 TEXT = "import recycle\n\n\ndef job():\n    return recycle.Job(...)\n"
@@ -39,6 +40,19 @@ BARE = KubernetesJob(
     "gpt", "gpt", "/app/train.py", 1, secret="mine", claim="runs", agent=Resources("4"), workers_per_node=4, metrics_port=0
 )
 JOBS = [JOB, FULL, BARE]
+STORE = "etcd://etcd.etcd:2379/jobs/gpt"
+SECURE = KubernetesJob("gpt", "gpt", "train.py", 4, TEXT, TOKEN, tls=TlsPems("the certificate", "the key", "the authority"))
+SEVERAL = KubernetesJob(
+    "gpt", "gpt", "train.py", 4, TEXT, TOKEN, tls_secret="mine", store=STORE, num_coordinators=3, storage_class="fast.example"
+)
+SHARED = KubernetesJob(
+    *("gpt", "gpt", "train.py", 4, TEXT, TOKEN),
+    store=STORE.replace("etcd:", "etcds:"),
+    num_coordinators=2,
+    claim="runs",
+    store_secret="for-etcd",
+    store_user="gpt",
+)
 # From the first version on in which all fields are enabled without a switch.
 VERSIONS = [f"1.{minor}" for minor in range(31, int(kubernetes_validate.latest_version().split(".")[1]) + 1)]
 
@@ -50,7 +64,8 @@ def loaded(job: KubernetesJob) -> dict[str, dict[str, Any]]:
 
 @cache
 def _loaded(job: KubernetesJob) -> dict[str, dict[str, Any]]:
-    return {manifest["kind"]: manifest for manifest in yaml.safe_load_all(to_yaml(manifests(job)))}
+    found = list(yaml.safe_load_all(to_yaml(manifests(job))))
+    return {manifest["kind"] + ("/tls" if manifest.get("type") == "kubernetes.io/tls" else ""): manifest for manifest in found}
 
 
 def pod(job: KubernetesJob, kind: str) -> dict[str, Any]:
@@ -71,7 +86,7 @@ def commands(job: KubernetesJob) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("job", JOBS, ids=["plain", "full", "bare"])
+@pytest.mark.parametrize("job", [*JOBS, SECURE, SEVERAL, SHARED], ids=["plain", "full", "bare", "secure", "several", "shared"])
 def test_every_manifest_is_valid_by_the_schema_of_the_api(job, version):
     for manifest in loaded(job).values():
         kubernetes_validate.validate(manifest, version, strict=True)
@@ -171,6 +186,63 @@ def test_recycle_accepts_the_permissions_of_the_token_file(job, kind, tmp_path):
     assert "fsGroup" not in pod(job, kind)["securityContext"]  # with it, a group could read the file
 
 
+@pytest.mark.parametrize(("job", "secret"), [(SECURE, "gpt-tls"), (SEVERAL, "mine")])
+def test_every_container_gets_the_certificate_at_the_paths_of_its_command(job, secret):
+    for kind in ("StatefulSet" if job.store else "Deployment", "Job"):
+        (volume,) = [volume for volume in pod(job, kind)["volumes"] if volume["name"] == "tls"]
+        (mount,) = [mount for mount in container(job, kind)["volumeMounts"] if mount["name"] == "tls"]
+        assert volume["secret"] == {"secretName": secret, "defaultMode": 0o400}
+        assert "subPath" not in mount  # which would not follow a Secret that is renewed
+        command = " ".join(container(job, kind)["command"])
+        flags = zip(("cert", "key", "ca"), ("tls.crt", "tls.key", "ca.crt"), strict=True)
+        assert " ".join(f"--tls-{name} {mount['mountPath']}/{key}" for name, key in flags) in command
+    assert ("Secret/tls" in loaded(job)) == (job is SECURE)
+    if job is SECURE:
+        texts = {"tls.crt": "the certificate", "tls.key": "the key", "ca.crt": "the authority"}
+        assert loaded(job)["Secret/tls"]["stringData"] == texts
+        others = [manifest for kind, manifest in loaded(job).items() if kind != "Secret/tls"]
+        assert "the key" not in yaml.safe_dump(others)
+
+
+@pytest.mark.parametrize("job", [SEVERAL, SHARED])
+def test_with_a_store_every_coordinator_has_a_name_and_agents_know_all_of_them(job):
+    found = loaded(job)
+    spec, service = found["StatefulSet"]["spec"], found["Service"]
+    assert "Deployment" not in found
+    assert (spec["replicas"], spec["serviceName"]) == (job.num_coordinators, service["metadata"]["name"])
+    assert spec["podManagementPolicy"] == "Parallel"  # a standby never becomes ready
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    names = [f"gpt-coordinator-{number}.gpt-coordinator:29400" for number in range(job.num_coordinators)]
+    assert make_parser().parse_args(container(job, "Job")["command"][1:]).address.split(",") == names
+    (command,) = [line.split() for line in container(job, "StatefulSet")["command"][-1].splitlines() if "recycle " in line]
+    args = make_parser().parse_args(command[1 : command.index("||")])
+    assert (args.store, args.listen, args.resume) == (job.store, "0.0.0.0:29400", None)
+
+
+def test_the_secret_for_etcd_is_mounted_in_coordinators_alone():
+    (volume,) = [volume for volume in pod(SHARED, "StatefulSet")["volumes"] if volume["name"] == "store"]
+    (mount,) = [mount for mount in container(SHARED, "StatefulSet")["volumeMounts"] if mount["name"] == "store"]
+    assert volume["secret"] == {"secretName": "for-etcd", "defaultMode": 0o400}
+    (command,) = [line for line in container(SHARED, "StatefulSet")["command"][-1].splitlines() if "recycle " in line]
+    args = make_parser().parse_args(command.split()[1 : command.split().index("||")])
+    keys = {"ca.crt": args.store_ca, "tls.crt": args.store_cert, "tls.key": args.store_key, "password": args.store_password_file}
+    assert {key: str(path) for key, path in keys.items()} == {key: f"{mount['mountPath']}/{key}" for key in keys}
+    assert args.store_user == "gpt"
+    assert "for-etcd" not in yaml.safe_dump(loaded(SHARED)["Job"])
+
+
+def test_with_a_store_every_coordinator_has_a_volume_unless_they_share_a_claim():
+    (claim,) = loaded(SEVERAL)["StatefulSet"]["spec"]["volumeClaimTemplates"]
+    assert (claim["metadata"]["name"], claim["spec"]["storageClassName"]) == ("run", "fast.example")
+    assert "run" not in [volume["name"] for volume in pod(SEVERAL, "StatefulSet")["volumes"]]
+    assert "volumeClaimTemplates" not in loaded(SHARED)["StatefulSet"]["spec"]
+    (volume,) = [volume for volume in pod(SHARED, "StatefulSet")["volumes"] if volume["name"] == "run"]
+    assert volume["persistentVolumeClaim"] == {"claimName": "runs"}
+    for job in (SEVERAL, SHARED):
+        assert "PersistentVolumeClaim" not in loaded(job)
+        assert {"name": "run", "mountPath": "/recycle/volume"} in container(job, "StatefulSet")["volumeMounts"]
+
+
 @pytest.mark.parametrize("job", JOBS)
 def test_agents_find_the_coordinator_by_the_name_of_its_service(job):
     service, parsed = loaded(job)["Service"], [make_parser().parse_args(words[1:]) for words in commands(job)]
@@ -247,6 +319,15 @@ def test_a_job_file_of_any_text_arrives_as_it_is(text):
         ({"secret": "both"}, "give one of them"),
         ({"claim": "a..b"}, "'a..b' is no name of a claim"),
         ({"storage_class": "-"}, "'-' is no name of a storage class"),
+        ({"tls_secret": "no_secret"}, "'no_secret' is no name of a Secret"),
+        ({"tls_secret": "mine", "tls": TlsPems("", "", "")}, "give one of them"),
+        ({"num_coordinators": 2}, "name it with --store"),
+        ({"store_user": "gpt"}, "name it with --store"),
+        ({"store": STORE, "num_coordinators": 2, "store_user": "gpt"}, "name the Secret that has it with --store-secret"),
+        ({"store": STORE, "num_coordinators": 2, "store_secret": "mine"}, "write etcds://"),
+        ({"store": STORE}, "2 to 5 coordinators, and not 1"),
+        ({"store": "http://etcd", "num_coordinators": 2}, "'http://etcd' is no store"),
+        ({"store": STORE, "num_coordinators": 2, "name": "a" * 41}, "at most 40 small letters"),
         ({"image": "a b"}, "'a b' is no image"),
         ({"image": ""}, "'' is no image"),
         ({"num_nodes": 0}, "0 nodes cannot train"),

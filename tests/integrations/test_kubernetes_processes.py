@@ -7,6 +7,7 @@ link to a file that only its owner may read. No cluster takes part.
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,39 +24,44 @@ import yaml
 
 import recycle
 from recycle.integrations.job_commands import PORT
-from recycle.integrations.kubernetes import (
+from recycle.integrations.kubernetes import STOPPED_CODE, manifests, to_yaml
+from recycle.integrations.kubernetes_job import (
     JOB_FOLDER,
     METRICS_PORT,
-    STOPPED_CODE,
+    TLS_FOLDER,
     TOKEN_FOLDER,
     VOLUME,
     KubernetesJob,
     Resources,
-    manifests,
-    to_yaml,
+    TlsPems,
 )
 from tests.cli.machines.test_agent import FILE
 from tests.cli.machines.test_coordinator import free_port, num_steps, wait_for
+from tests.control.store.etcd_cluster import etcd_cluster
+from tests.control.store.etcd_cluster import missing as etcd_missing
+from tests.tls_files import write_tls
 from tests.warm_processes import WarmProcess
 
 pytestmark = pytest.mark.timeout(280)
 STEPS = 100
 
 
+JOB = KubernetesJob(
+    *("small", "image", "train.py"),
+    num_nodes=2,
+    file_text=FILE,
+    token="the-token-of-this-test",
+    flags=(f"--steps={STEPS}", "--checkpoint.every=10"),
+    workers_per_node=2,
+    agent=Resources(),
+    grace_s=60,
+)
+
+
 class Cluster:
     """The pods of a job as processes. The coordinator's is the shell of its manifest; that of an agent is the agent."""
 
-    def __init__(self, folder: Path) -> None:
-        job = KubernetesJob(
-            *("small", "image", "train.py"),
-            num_nodes=2,
-            file_text=FILE,
-            token="the-token-of-this-test",
-            flags=(f"--steps={STEPS}", "--checkpoint.every=10"),
-            workers_per_node=2,
-            agent=Resources(),
-            grace_s=60,
-        )
+    def __init__(self, folder: Path, job: KubernetesJob = JOB) -> None:
         self.out, self.file = folder / "volume" / "small", folder / "job" / "train.py"
         self.port, self.metrics_port = free_port(), free_port()
         self._replaced = {
@@ -64,22 +71,29 @@ class Cluster:
             VOLUME: str(self.out.parent),
             JOB_FOLDER: str(self.file.parent),
             TOKEN_FOLDER: str(folder / "token"),
+            TLS_FOLDER: str(folder / "tls"),
         }
         self._log, self._programs = folder / "log", folder / "programs"
-        self._found = {each["kind"]: each for each in yaml.safe_load_all(to_yaml(manifests(job)))}
+        found = list(yaml.safe_load_all(to_yaml(manifests(job))))
+        self._found = {each["kind"]: each for each in found if each["kind"] != "Secret"}
+        self._secrets = {
+            "tls" if each["type"].endswith("tls") else "token": each["stringData"] for each in found if each["kind"] == "Secret"
+        }
         self._processes: list[subprocess.Popen[bytes] | WarmProcess] = []
         self._make_volumes(folder)
 
     def _make_volumes(self, folder: Path) -> None:
-        for path in (self.out.parent, self.file.parent, folder / "token" / "..1", self._programs):
+        for path in (self.out.parent, self.file.parent, self._programs):
             path.mkdir(parents=True)
         self.file.write_text(self._found["ConfigMap"]["data"]["train.py"])
-        for name, text in self._found["Secret"]["stringData"].items():
-            secret = folder / "token" / "..1" / name
-            secret.write_text(text)
-            secret.chmod(0o400)
-            (folder / "token" / name).symlink_to(Path("..data") / name)
-        (folder / "token" / "..data").symlink_to("..1")
+        for volume, texts in self._secrets.items():
+            (folder / volume / "..1").mkdir(parents=True)
+            for name, text in texts.items():
+                secret = folder / volume / "..1" / name
+                secret.write_text(text)
+                secret.chmod(0o400)
+                (folder / volume / name).symlink_to(Path("..data") / name)
+            (folder / volume / "..data").symlink_to("..1")
         program = self._programs / "recycle"
         program.write_text(f'#!/bin/sh\nexec {sys.executable} -m recycle "$@"\n')
         program.chmod(0o755)
@@ -95,6 +109,9 @@ class Cluster:
         words = self.command("Deployment")
         for port in (self.port, self.metrics_port) if has_other_ports else ():
             words = [word.replace(str(port), str(free_port())) for word in words]
+        return self._start_shell(words)
+
+    def _start_shell(self, words: list[str]) -> "subprocess.Popen[bytes]":
         paths = {"PATH": f"{self._programs}:{os.environ['PATH']}", "PYTHONPATH": str(Path(recycle.__file__).parents[1])}
         with self._log.open("ab") as log:
             process = subprocess.Popen(
@@ -123,6 +140,30 @@ class Cluster:
     def end(self) -> None:
         for process in self._processes:
             kill(process)
+
+
+class SeveralCoordinators(Cluster):
+    """A cluster whose two coordinators have ports and volumes of their own, as pods of a StatefulSet have."""
+
+    def __init__(self, folder: Path, job: KubernetesJob) -> None:
+        super().__init__(folder, job)
+        self.ports, self._volumes = [free_port(), free_port()], [folder / "run-0", folder / "run-1"]
+        self.outs = [volume / "small" for volume in self._volumes]
+        for number, volume in enumerate(self._volumes):
+            volume.mkdir()
+            name = f"small-coordinator-{number}.small-coordinator:{PORT}"  # it ends with a name that would be replaced, too
+            self._replaced = {name: f"127.0.0.1:{self.ports[number]}", **self._replaced}
+
+    def start_member(self, number: int) -> "subprocess.Popen[bytes]":
+        """Start the pod of a coordinator, on its volume."""
+        changes = {
+            str(self.out.parent): str(self._volumes[number]),
+            f"127.0.0.1:{self.port}": f"127.0.0.1:{self.ports[number]}",
+        }
+        words = self.command("StatefulSet")
+        for old, new in changes.items():
+            words = [word.replace(old, new) for word in words]
+        return self._start_shell(words)
 
 
 def kill(process: "subprocess.Popen[bytes] | WarmProcess") -> None:
@@ -225,3 +266,33 @@ def test_agents_that_are_taken_away_leave_with_a_checkpoint_and_a_cluster_that_l
     result = cluster.result()
     assert [agent.wait(30) for agent in agents] == [0, 0]
     assert (result["steps"], result["weights_sha256"]) == (STEPS, weights)
+
+
+@pytest.mark.skipif(bool(etcd_missing()), reason=etcd_missing())
+def test_another_coordinator_takes_over_from_a_pod_that_is_gone_with_its_volume_and_all_use_tls(tmp_path, weights):
+    tls = TlsPems.read(write_tls(tmp_path / "files", "127.0.0.1"))
+    (tmp_path / "etcd").mkdir()
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(etcd_cluster(tmp_path / "etcd", 1)).address("jobs/small")
+        changes = {"tls": tls, "store": store, "num_coordinators": 2, "flags": (*JOB.flags, "--lease=2"), "metrics_port": 0}
+        cluster = SeveralCoordinators(tmp_path, replace(JOB, **changes))
+        stack.callback(cluster.end)
+        first = cluster.start_member(0)
+        wait_for((cluster.outs[0] / "job.json").exists, 60)
+        second = cluster.start_member(1)
+        wait_for(lambda: "standby: the coordinator at" in cluster.log(), 60)
+        agents = [cluster.start_agent() for _ in range(2)]
+        wait_for(lambda: num_steps(cluster.outs[0]) >= 5, 120)
+        kill(first)
+        shutil.rmtree(cluster.outs[0])
+        wait_for(lambda: "the run is finished" in cluster.log(), 150)
+        result = json.loads((cluster.outs[1] / "summary.json").read_text())
+        assert (result["steps"], result["recoveries"], result["weights_sha256"]) == (STEPS, [], weights)
+        assert [agent.wait(30) for agent in agents] == [0, 0]
+        assert second.poll() is None
+
+        kill(second)
+        cluster.start_member(1)  # it finds its note that the run is finished, and does not ask the store
+        wait_for(lambda: cluster.log().count("the run is finished; its results are in ") == 2)
+        assert cluster.start_member(0).wait(60) == 2  # this one was gone when the run ended
+        assert f"is over (all {STEPS} steps are done)" in cluster.log()

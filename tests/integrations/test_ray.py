@@ -18,6 +18,7 @@ from recycle.core.events.record_file import read_record
 from recycle.integrations.ray_cluster import connected
 from tests.cli.machines.test_coordinator import num_steps, wait_for
 from tests.processes import is_there
+from tests.tls_files import tls_flags, write_tls
 from tests.warm_processes import WarmProcess
 
 pytestmark = pytest.mark.timeout(600)
@@ -236,6 +237,18 @@ def test_an_interrupted_driver_leaves_a_checkpoint_and_nothing_on_the_cluster(no
     assert len(workers) == 2
     assert not [pid for pid in workers if is_there(pid)]
     assert nodes.free_cpus() == nodes.num_cpus()
+
+
+def test_control_connections_of_coordinator_and_agents_use_tls(nodes, tmp_path):
+    flag, out = tmp_path / "go", tmp_path / "run"
+    flag.touch()
+    file, tls = write_job(tmp_path, flag), write_tls(tmp_path / "tls", nodes.address.rpartition(":")[0])
+    words = ("--address", nodes.address, "--steps", "20", "--json", *tls_flags(tls))
+    with driving("ray", file, "--out", out, *words) as (driver, _):
+        printed, words = driver.communicate(timeout=LIMIT_S)
+        assert driver.returncode == 0, words
+    assert json.loads(printed)["steps"] == 20
+    assert recoveries(out) == []
 
 
 def test_a_job_that_cannot_run_is_refused_with_a_reason(nodes, tmp_path, capsys):

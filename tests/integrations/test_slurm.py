@@ -11,6 +11,7 @@ from recycle.cli.main import main
 from recycle.core.events.record import Placed, Recovered, Resumed
 from recycle.core.events.record_file import SUMMARY, read_record
 from tests.integrations.slurm_cluster import SlurmCluster, free_ports, missing
+from tests.tls_files import tls_flags, write_tls
 
 NODES = ("n1", "n2", "n3")
 STEPS, LIMIT_S = 80, 240
@@ -81,10 +82,10 @@ def write_job(folder: Path, flag: Path) -> Path:
 class BatchJob:
     """A job file that runs on the cluster, three nodes with two workers each. It is slow until `hurry`."""
 
-    def __init__(self, cluster, folder):
+    def __init__(self, cluster, folder, *more):
         self._cluster, self.out, self._flag = cluster, folder / "a run", folder / "flag"
         self._words = ["slurm", str(write_job(folder, self._flag)), "--nodes", "3", "--workers-per-node", "2"]
-        self._words += ["--cpus-per-node", "4", "--out", str(self.out), "--port", str(free_ports(1)[0])]
+        self._words += ["--cpus-per-node", "4", "--out", str(self.out), "--port", str(free_ports(1)[0]), *more]
         self.number = ""
 
     def submit(self, monkeypatch, *flags):
@@ -151,6 +152,13 @@ def test_a_job_on_three_nodes_trains_to_the_weights_of_one_machine(cluster, alon
     assert job.finish() == alone
     assert sorted(event.host for event in job.events(Placed)) == sorted(NODES * 2)
     assert (job.out / "token").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_job_whose_control_connections_use_tls_trains_to_the_same_weights(cluster, alone, tmp_path, monkeypatch):
+    job = BatchJob(cluster, tmp_path, *tls_flags(write_tls(tmp_path / "tls", *NODES)))
+    job.hurry()
+    job.submit(monkeypatch)
+    assert job.finish() == alone
 
 
 def test_a_lost_node_does_not_end_the_job_and_a_failed_agent_is_started_again(cluster, alone, tmp_path, monkeypatch):

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from recycle.control.net.tls import TlsFiles
+
 PORT = 29400
 PROGRAM = "recycle"
 
@@ -10,7 +12,8 @@ PROGRAM = "recycle"
 class JobCommands:
     """The command lines of one job. `flags` override the job's options, and are the coordinator's.
 
-    `workers_per_machine`, `grace_s` and `gpus` are those of an agent, which decides itself where they are None.
+    `workers_per_machine`, `grace_s` and `gpus` are those of an agent, which decides itself where they are None. `tls` are
+    files on every machine. `store_flags` are those of coordinators that share a store.
     """
 
     file: str
@@ -22,6 +25,8 @@ class JobCommands:
     grace_s: float | None = None
     interface: str = ""
     gpus: str | None = None
+    tls: TlsFiles | None = None
+    store_flags: tuple[str, ...] = ()
 
     def coordinator(self, listen: str) -> list[str]:
         """Start the job, or fail if the folder has a run already."""
@@ -34,9 +39,10 @@ class JobCommands:
         """
         return [PROGRAM, "coordinator", "--resume", self.out, *self._at(listen), *self.flags]
 
-    def agent(self, host: str) -> list[str]:
-        """Run the workers of one machine: one for each GPU, unless it is told how many."""
-        command = [PROGRAM, "agent", self._address(host), self.file, "--token-file", self.token_file]
+    def agent(self, *hosts: str) -> list[str]:
+        """Run the workers of one machine: one for each GPU, unless it is told how many. A coordinator is on each of the hosts."""
+        addresses = ",".join(self._address(host) for host in hosts)
+        command = [PROGRAM, "agent", addresses, self.file, *self._secrets()]
         if self.workers_per_machine is not None:
             command += ["--workers", str(self.workers_per_machine)]
         if self.grace_s is not None:
@@ -48,7 +54,10 @@ class JobCommands:
         return command
 
     def _at(self, listen: str) -> list[str]:
-        return ["--listen", self._address(listen), "--token-file", self.token_file]
+        return ["--listen", self._address(listen), *self._secrets(), *self.store_flags]
+
+    def _secrets(self) -> list[str]:
+        return ["--token-file", self.token_file, *(self.tls.flags() if self.tls is not None else [])]
 
     def _address(self, host: str) -> str:
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"

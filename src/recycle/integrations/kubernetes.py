@@ -1,29 +1,37 @@
-"""`KubernetesJob`: a job as Kubernetes manifests, one coordinator and an agent on each of several nodes. Nothing here starts it.
+"""A job as Kubernetes manifests: one coordinator or several, and an agent on each of several nodes. Nothing here starts it.
 
 - The **coordinator** is a Deployment: its pod comes back on any node, and stays after the run, so that its results can be read.
   A pod that is taken away is a coordinator that is killed: workers go on training, and the next one takes over.
+- With a **store**, coordinators are a StatefulSet: each has a name of its own, by which workers look for the one that leads, and
+  a volume of its own. A Deployment's pods share one name, and a worker could not leave a pod that hangs for another one.
 - The **agents** are an Indexed Job. A StatefulSet would start agents again when the run is over, and hold their GPUs for ever.
   `backoffLimitPerIndex` counts the failures of each pod by itself. With `backoffLimit`, one pod that fails too often would end
   the whole Job, healthy pods with it.
 """
 
 import math
-import re
 import shlex
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 from recycle.core.errors import UserError
 from recycle.core.events.record_file import JOB
 from recycle.core.release import RELEASE
-from recycle.integrations.job_commands import PORT, JobCommands
+from recycle.integrations.job_commands import PORT
+from recycle.integrations.kubernetes_job import (
+    CA_KEY,
+    CERT_KEY,
+    JOB_FOLDER,
+    PRIVATE_KEY,
+    STORE_FOLDER,
+    TLS_FOLDER,
+    TOKEN_FOLDER,
+    TOKEN_KEY,
+    VOLUME,
+    KubernetesJob,
+    Manifest,
+)
 
-Manifest = dict[str, Any]
-JOB_FOLDER, TOKEN_FOLDER, VOLUME = "/recycle/job", "/recycle/token", "/recycle/volume"
-TOKEN_KEY = "token"
-METRICS_PORT = 29401
 # The exit code of an agent that was asked to stop: with 0, Kubernetes would take its part of the Job for done.
 STOPPED_CODE = 143
 # What an agent needs to end its workers, and itself, after their grace.
@@ -32,155 +40,23 @@ _MARGIN_S = 30
 _MOST_FAILURES = 100
 # A coordinator's pod leaves a node that does not answer after so long. Workers wait 600 s for another coordinator.
 _UNREACHABLE_S = 30
-# The API's limit for a ConfigMap is 1 MiB, with all its metadata.
-_MOST_FILE_BYTES = 1_000_000
-# Longer names would make names of pods that are no DNS labels.
-_LONGEST_NAME = 63 - len("-coordinator")
-_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_QUANTITY = re.compile(r"(?=.*[1-9])[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?")
-
-
-def _check_name(name: str, namespace: str) -> None:
-    if len(name) > _LONGEST_NAME or not _LABEL.fullmatch(name):
-        rule = f"at most {_LONGEST_NAME} small letters, digits and '-', a letter first and no '-' last"
-        raise UserError(f"{name!r} cannot name a job on Kubernetes: give it a --name of {rule}")
-    if namespace and (len(namespace) > 63 or not _LABEL.fullmatch(namespace)):
-        raise UserError(f"{namespace!r} is no namespace: it has at most 63 small letters, digits and '-'")
-
-
-def _check_quantity(text: str, example: str) -> None:
-    if not _QUANTITY.fullmatch(text):
-        raise UserError(f"{text!r} is no quantity: write it as Kubernetes does, such as {example}")
-
-
-def _check_file(file: str, text: str | None) -> None:
-    path = PurePosixPath(file)
-    if path.suffix != ".py" or not path.stem.isidentifier():
-        raise UserError(f"{file} is no job file: name a Python file, of letters, digits and underscores")
-    if text is None and not path.is_absolute():
-        raise UserError(f"{file} is no path in the image: it must begin with /")
-    if text is not None and len(text.encode()) > _MOST_FILE_BYTES:
-        raise UserError(f"{file} is larger than {_MOST_FILE_BYTES} bytes: put it into the image, and say so with --file-in-image")
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What a container asks for, as Kubernetes writes quantities ("4", "500m", "16Gi"); empty is no request."""
-
-    cpus: str = ""
-    memory: str = ""
-    num_gpus: int = 0
-
-    def __post_init__(self) -> None:
-        for value, example in ((self.cpus, "4 or 500m"), (self.memory, "16Gi")):
-            if value:
-                _check_quantity(value, example)
-        if self.num_gpus < 0:
-            raise UserError(f"{self.num_gpus} GPUs are fewer than none: give a number from 0 on")
-
-    def to_manifest(self, limits_memory: bool) -> Manifest:
-        """The resources of a container; empty if there are none. A limit of processor time would slow workers down."""
-        gpus = {"nvidia.com/gpu": self.num_gpus} if self.num_gpus else {}
-        memory = {"memory": self.memory} if self.memory else {}
-        requests = {**({"cpu": self.cpus} if self.cpus else {}), **memory, **gpus}
-        limits = {**(memory if limits_memory else {}), **gpus}
-        return {name: values for name, values in (("requests", requests), ("limits", limits)) if values}
-
-
-@dataclass(frozen=True, slots=True)
-class KubernetesJob:
-    """A job on Kubernetes. Raises UserError, with one sentence, for what the cluster would refuse or could not run.
-
-    `file` is the job file: its name if `file_text` is its text, else its path in the image. The job's secret is a new `token`, or
-    in an existing Secret `secret`. The run folder lies on a new volume of `disk`, or on that of an existing `claim`. `flags` are
-    the coordinator's.
-    """
-
-    name: str
-    image: str
-    file: str
-    num_nodes: int
-    file_text: str | None = None
-    token: str = ""
-    secret: str = ""
-    namespace: str = ""
-    flags: tuple[str, ...] = ()
-    workers_per_node: int | None = None
-    agent: Resources = Resources(num_gpus=1)
-    coordinator: Resources = Resources("1", "2Gi")
-    grace_s: float = 600.0
-    disk: str = "50Gi"
-    storage_class: str = ""
-    claim: str = ""
-    metrics_port: int = METRICS_PORT
-
-    def __post_init__(self) -> None:
-        _check_name(self.name, self.namespace)
-        for what, name in (("Secret", self.secret), ("claim", self.claim), ("storage class", self.storage_class)):
-            if name and (len(name) > 253 or not _SUBDOMAIN.fullmatch(name)):
-                raise UserError(f"{name!r} is no name of a {what}: it has small letters, digits, '-' and '.' only")
-        if bool(self.token) == bool(self.secret):
-            raise UserError("the job's secret is either a new token or in an existing Secret: give one of them")
-        if not self.image or re.search(r"\s", self.image):
-            raise UserError(f"{self.image!r} is no image: write it as docker pull takes it, such as registry.example/train:1")
-        if self.num_nodes < 1:
-            raise UserError(f"{self.num_nodes} nodes cannot train: give at least one")
-        if not self.agent.num_gpus and self.workers_per_node is None:
-            raise UserError("agents without GPUs cannot tell how many workers to run: say so with --workers")
-        if self.workers_per_node is not None and self.workers_per_node < 1:
-            raise UserError(f"{self.workers_per_node} workers of an agent cannot train: give at least one")
-        if not 0 < self.grace_s <= 86400:
-            raise UserError(f"a grace of {self.grace_s:g} s cannot be kept: give more than 0 and at most 86400 s")
-        if self.metrics_port == PORT:
-            raise UserError(f"workers connect to port {PORT}: choose another one with --metrics-port")
-        _check_quantity(self.disk, "50Gi")
-        _check_file(self.file, self.file_text)
-
-    @property
-    def commands(self) -> JobCommands:
-        """The commands in the containers."""
-        metrics = (f"--metrics-port={self.metrics_port}", "--metrics-host=0.0.0.0") if self.metrics_port else ()
-        file = self.file if self.file_text is None else f"{JOB_FOLDER}/{self.file}"
-        token, flags = f"{TOKEN_FOLDER}/{TOKEN_KEY}", (*self.flags, *metrics)
-        return JobCommands(file, self.run_folder, token, PORT, flags, self.workers_per_node, self.grace_s)
-
-    @property
-    def run_folder(self) -> str:
-        """The folder of the run on its volume: below the root, in which some file systems have a folder of their own."""
-        return f"{VOLUME}/{self.name}"
-
-    @property
-    def coordinator_name(self) -> str:
-        return f"{self.name}-coordinator"
-
-    @property
-    def agents_name(self) -> str:
-        return f"{self.name}-agents"
-
-    @property
-    def secret_name(self) -> str:
-        return self.secret or f"{self.name}-token"
-
-    @property
-    def claim_name(self) -> str:
-        return self.claim or f"{self.name}-run"
-
-    @property
-    def file_map_name(self) -> str:
-        return f"{self.name}-job"
 
 
 def manifests(job: KubernetesJob) -> Iterator[tuple[str, Manifest]]:
     """Yield all manifests in the order in which they are needed, each with a sentence about it."""
     if job.token:
         yield "The job's token. It is a secret: keep this file as one.", _secret(job)
+    if job.tls is not None:
+        yield "The certificate of control connections, with its key. It is a secret: keep this file as one.", _tls_secret(job)
     if job.file_text is not None:
         yield "The job file. It cannot change while the run lasts.", _file_map(job)
-    if not job.claim:
+    if not job.claim and not job.store:
         yield "The run folder, with record and checkpoints. Who deletes the claim deletes them.", _claim(job)
     yield "The name by which agents find the coordinator, wherever its pod is.", _service(job)
-    yield "The coordinator, at most one. Its pod starts the run, or goes on with it, or finds it finished.", _deployment(job)
+    if job.store:
+        yield "The coordinators, of which one leads. The others are standbys, and take over.", _stateful_set(job)
+    else:
+        yield "The coordinator, at most one. Its pod starts the run, or goes on with it, or finds it finished.", _deployment(job)
     yield "The agents. The Job is complete when the run is over, and frees their GPUs.", _agents(job)
 
 
@@ -225,28 +101,41 @@ def _secret(job: KubernetesJob) -> Manifest:
     return {**made, "immutable": True, "type": "Opaque", "stringData": {TOKEN_KEY: job.token}}
 
 
+def _tls_secret(job: KubernetesJob) -> Manifest:
+    assert job.tls is not None
+    made = {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(job, job.tls_secret_name, "certificate")}
+    texts = {CERT_KEY: job.tls.cert, PRIVATE_KEY: job.tls.key, CA_KEY: job.tls.ca}
+    # Not immutable: a renewed certificate is used from the next connection on.
+    return {**made, "type": "kubernetes.io/tls", "stringData": texts}
+
+
 def _file_map(job: KubernetesJob) -> Manifest:
     # Immutable: a pod that came later would have another job file, and its workers would be refused.
     made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job, job.file_map_name, "job-file")}
     return {**made, "immutable": True, "data": {job.file: job.file_text}}
 
 
+def _claim_spec(job: KubernetesJob) -> Manifest:
+    spec: Manifest = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": job.disk}}}
+    return {**spec, "storageClassName": job.storage_class} if job.storage_class else spec
+
+
 def _claim(job: KubernetesJob) -> Manifest:
     # One node at a time: a second coordinator on another node does not get the volume. On the same node, the lock of the run
     # folder refuses it. ReadWriteOncePod would refuse it as well, but a pod on a node that is lost would keep the volume.
-    spec: Manifest = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": job.disk}}}
-    if job.storage_class:
-        spec["storageClassName"] = job.storage_class
     metadata = _metadata(job, job.claim_name, "run-folder")
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": _claim_spec(job)}
 
 
 def _service(job: KubernetesJob) -> Manifest:
     # It has an address of its own. The name of a headless Service has no address while no pod is there, and workers that cannot
     # find a name are refused for good. Pods that are not ready are reached as well: being ready is only shown.
+    # With a store it is headless, so that every pod has a name; workers that know several names try them again and again.
     port = {"name": "control", "port": PORT, "targetPort": "control"}
     selector = _labels(job, "coordinator")
-    spec = {"type": "ClusterIP", "publishNotReadyAddresses": True, "selector": selector, "ports": [port]}
+    spec: Manifest = {"type": "ClusterIP", "publishNotReadyAddresses": True, "selector": selector, "ports": [port]}
+    if job.store:
+        spec["clusterIP"] = "None"
     metadata = _metadata(job, job.coordinator_name, "coordinator")
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
@@ -257,8 +146,20 @@ def coordinator_script(job: KubernetesJob) -> str:
     It ignores SIGTERM, and so does the coordinator. SIGTERM would end the run with a checkpoint, and all agents with it. Instead,
     Kubernetes kills the pod that it takes away, workers go on training, and the next pod takes over. `config.toml` is the last
     file that a start writes: without it, nothing has begun. After the run the pod stays, so that the folder can be read.
+    With a store, the same command begins the job, takes it over or stands by. A job that is over is refused there, so a pod that
+    has seen the end keeps a note of it.
     """
     commands, folder = job.commands, job.run_folder
+    if job.store:
+        return f"""\
+trap '' TERM
+if [ ! -e {folder}.finished ]; then
+  {shlex.join(commands.coordinator("0.0.0.0"))} || exit
+  touch {folder}.finished
+fi
+echo 'the run is finished; its results are in {folder} of the coordinator that led at the end'
+exec sleep infinity
+"""
     return f"""\
 trap '' TERM
 if [ -e {folder}/config.toml ]; then
@@ -273,6 +174,35 @@ exec sleep infinity
 
 
 def _deployment(job: KubernetesJob) -> Manifest:
+    spec = {
+        "replicas": 1,
+        # Not a rolling update, which would start a second coordinator before the first one has ended.
+        "strategy": {"type": "Recreate"},
+        "selector": {"matchLabels": _labels(job, "coordinator")},
+        "template": _coordinator_template(job, {}),
+    }
+    metadata = _metadata(job, job.coordinator_name, "coordinator")
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+
+
+def _stateful_set(job: KubernetesJob) -> Manifest:
+    labels = _labels(job, "coordinator")
+    template = {"metadata": {"name": "run", "labels": _labels(job, "run-folder")}, "spec": _claim_spec(job)}
+    spec = {
+        "replicas": job.num_coordinators,
+        "serviceName": job.coordinator_name,
+        # The first one may never become ready, because another one leads.
+        "podManagementPolicy": "Parallel",
+        "selector": {"matchLabels": labels},
+        "template": _coordinator_template(job, {"topologySpreadConstraints": _spread(labels)}),
+        **({} if job.claim else {"volumeClaimTemplates": [template]}),
+    }
+    metadata = _metadata(job, job.coordinator_name, "coordinator")
+    return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": metadata, "spec": spec}
+
+
+def _coordinator_template(job: KubernetesJob, more: Manifest) -> Manifest:
+    """The template of a coordinator's pod, with `more` in its spec."""
     labels, ports = _labels(job, "coordinator"), [{"name": "control", "containerPort": PORT}]
     annotations = {}
     if job.metrics_port:
@@ -280,7 +210,8 @@ def _deployment(job: KubernetesJob) -> Manifest:
         scrape = {"scrape": "true", "port": str(job.metrics_port), "path": "/metrics"}
         annotations = {"annotations": {f"prometheus.io/{name}": value for name, value in scrape.items()}}
     # Its memory has no limit: it loads the model, of which nothing is known here.
-    resources, mounts = job.coordinator.to_manifest(limits_memory=False), [{"name": "run", "mountPath": VOLUME}]
+    resources = job.coordinator.to_manifest(limits_memory=False)
+    mounts = [{"name": "run", "mountPath": VOLUME}, *_secret_mount("store", STORE_FOLDER, job.store_secret)]
     container = {
         **_container(job, ["sh", "-c", coordinator_script(job)], resources, mounts),
         "ports": ports,
@@ -290,42 +221,37 @@ def _deployment(job: KubernetesJob) -> Manifest:
         "readinessProbe": {"tcpSocket": {"port": "control"}, "periodSeconds": 10, "timeoutSeconds": 5},
     }
     lost = [f"node.kubernetes.io/{state}" for state in ("not-ready", "unreachable")]
+    volumes = _secret_volume("store", job.store_secret)
+    if job.claim or not job.store:
+        volumes.append({"name": "run", "persistentVolumeClaim": {"claimName": job.claim_name}})
     pod = {
         # The coordinator ignores SIGTERM, so there is nothing to wait for.
         "terminationGracePeriodSeconds": 1,
         "tolerations": [
             {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _UNREACHABLE_S} for key in lost
         ],
-        **_pod(job, container, [{"name": "run", "persistentVolumeClaim": {"claimName": job.claim_name}}]),
+        **more,
+        **_pod(job, container, volumes),
     }
-    spec = {
-        "replicas": 1,
-        # Not a rolling update, which would start a second coordinator before the first one has ended.
-        "strategy": {"type": "Recreate"},
-        "selector": {"matchLabels": labels},
-        "template": {"metadata": {"labels": labels, **annotations}, "spec": pod},
-    }
-    metadata = _metadata(job, job.coordinator_name, "coordinator")
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+    return {"metadata": {"labels": labels, **annotations}, "spec": pod}
+
+
+def _spread(labels: Manifest) -> list[Manifest]:
+    """Pods with these labels go to nodes of their own, if there are enough."""
+    even = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+    return [{**even, "labelSelector": {"matchLabels": labels}}]
 
 
 def _agents(job: KubernetesJob) -> Manifest:
     labels = _labels(job, "agent")
-    command = [*job.commands.agent(job.coordinator_name), "--stopped-code", str(STOPPED_CODE)]
+    command = [*job.commands.agent(*job.coordinator_hosts), "--stopped-code", str(STOPPED_CODE)]
     mounts = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
     container = _container(job, command, job.agent.to_manifest(limits_memory=True), mounts)
     pod = {
         # The agent starts workers that die again itself. If the agent fails, the Job makes another pod, perhaps on another node.
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": math.ceil(job.grace_s) + _MARGIN_S,
-        "topologySpreadConstraints": [
-            {
-                "maxSkew": 1,
-                "topologyKey": "kubernetes.io/hostname",
-                "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": labels},
-            }
-        ],
+        "topologySpreadConstraints": _spread(labels),
         **({"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]} if job.agent.num_gpus else {}),
         **_pod(job, container, [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]),
     }
@@ -348,7 +274,10 @@ def _agents(job: KubernetesJob) -> Manifest:
 
 def _container(job: KubernetesJob, command: list[str], resources: Manifest, mounts: list[Manifest]) -> Manifest:
     """A container of the job's image, with the token and the job file. `command` outranks the image's entry point."""
-    token = {"name": "token", "mountPath": TOKEN_FOLDER, "readOnly": True}
+    secrets = [
+        *_secret_mount("token", TOKEN_FOLDER, job.secret_name),
+        *_secret_mount("tls", TLS_FOLDER, job.tls_secret_name),
+    ]
     # As a file, and not as a folder, in which it would be a link to a path that changes: the run folder keeps the resolved path.
     path = f"{JOB_FOLDER}/{job.file}"
     files = [] if job.file_text is None else [{"name": "job", "mountPath": path, "subPath": job.file, "readOnly": True}]
@@ -358,20 +287,31 @@ def _container(job: KubernetesJob, command: list[str], resources: Manifest, moun
         "command": command,
         **({"resources": resources} if resources else {}),
         "securityContext": {"allowPrivilegeEscalation": False},
-        "volumeMounts": [token, *files, *mounts],
+        "volumeMounts": [*secrets, *files, *mounts],
     }
+
+
+def _secret_volume(name: str, secret: str) -> list[Manifest]:
+    """The volume of a Secret, if there is one. Files in it follow a Secret that is changed.
+
+    Only its owner may read the token, else `recycle` refuses it. The owner of a Secret's files is root. So the user is root, and
+    there is no fsGroup, which would let a group read them.
+    """
+    return [{"name": name, "secret": {"secretName": secret, "defaultMode": 0o400}}] if secret else []
+
+
+def _secret_mount(name: str, folder: str, secret: str) -> list[Manifest]:
+    return [{"name": name, "mountPath": folder, "readOnly": True}] if secret else []
 
 
 def _pod(job: KubernetesJob, container: Manifest, volumes: list[Manifest]) -> Manifest:
     """What the pods of coordinator and agents share."""
     files = [] if job.file_text is None else [{"name": "job", "configMap": {"name": job.file_map_name}}]
-    # Only its owner may read the token, else `recycle` refuses it. The owner of a Secret's files is root. So the user is root,
-    # and there is no fsGroup, which would let a group read them.
-    token = {"name": "token", "secret": {"secretName": job.secret_name, "defaultMode": 0o400}}
+    secrets = [*_secret_volume("token", job.secret_name), *_secret_volume("tls", job.tls_secret_name)]
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [container],
-        "volumes": [token, *files, *volumes],
+        "volumes": [*secrets, *files, *volumes],
     }

@@ -7,6 +7,7 @@ joins the job, which has gone on meanwhile. Ray is imported when it is used.
 
 import json
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -18,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recycle.control.net.tls import TlsFiles
 from recycle.control.net.wire import new_token
 from recycle.core.errors import FileProblem, Stopped, UserError, WorkerFailed
 from recycle.core.events.record_file import RECORD
@@ -29,14 +31,16 @@ from recycle.integrations.job_commands import JobCommands
 from recycle.integrations.ray_agent import AgentSpec
 from recycle.integrations.ray_cluster import AUTO, connected, import_ray, reserve
 from recycle.integrations.ray_job import CoordinatedJob, find_job_file
-from recycle.integrations.ray_workers import RayPlaces, RayWorkers, refuse_hopeless
+from recycle.integrations.ray_launcher import RayLauncher, RayPlaces, refuse_hopeless
 from recycle.runtime.launch.restart_policy import RestartPolicy
+from recycle.runtime.launch.supervisor import Supervisor, WorkerSlot
 
 if TYPE_CHECKING:
     from recycle.runtime.job import Job
 
 _LOOK_S = 0.5
 _KILL_S = 10.0
+_AGAIN = "it comes back when the cluster has room for it, in {} s or later"
 # Lines of the coordinator: what it says when it is ready, the sentence with which it ends, and how it is resumed by itself.
 _READY = re.compile(r"((?:waiting for|found again) \d+ workers): ")
 _PREFIX, _RESUME = "recycle coordinator: ", re.compile(r"recycle coordinator --resume .*")
@@ -54,6 +58,7 @@ class RayOptions:
         wait_s: How long to wait until the cluster has room for all workers; None waits for ever.
         restarts: How often an hour a worker whose agent fails is started again. Lost machines do not count.
         grace_s: How long workers may take to leave.
+        tls: Use TLS on control connections, with files that are at the same paths on every machine; each may have its own.
     """
 
     address: str = AUTO
@@ -63,6 +68,7 @@ class RayOptions:
     wait_s: float | None = None
     restarts: int = 5
     grace_s: float = 600.0
+    tls: TlsFiles | None = None
 
     def __post_init__(self) -> None:
         if self.cpus_per_worker <= 0:
@@ -138,7 +144,8 @@ class _Driver:
             stack.enter_context(stop_signals(self.ask_to_stop))  # only now, because Ray sets handlers of its own
             folder, host, token = stack.enter_context(scratch()), str(ray.util.get_node_ip_address()), new_token()
             token_file = write_secret(folder / "token", token)
-            commands = JobCommands(file, str(self._out), str(token_file), options.port or _free_port(host), flags)
+            port = options.port or _free_port(host)
+            commands = JobCommands(file, str(self._out), str(token_file), port, flags, tls=options.tls)
             command = (commands.resumed_coordinator if self._resume else commands.coordinator)(host)
             self._start_coordinator = partial(ChildProcess, [*command, "--json"], self._heard, folder / "summary")
             stack.callback(self._end_coordinator)
@@ -164,8 +171,10 @@ class _Driver:
                 return
             places = RayPlaces(ray, num_workers, needs, reserved)
             stack.callback(places.remove)
-            workers = RayWorkers(places, replace(spec, commands=commands), job.read_files(), options.restarts, self._say)
-            stack.callback(workers.end)
+            launcher = RayLauncher(places, replace(spec, commands=commands), job.read_files(), self._say)
+            stack.callback(launcher.end)
+            slots = [WorkerSlot(number) for number in range(num_workers)]
+            workers = Supervisor(launcher, slots, options.restarts, self._say, _AGAIN)
             stack.callback(self._end_coordinator)
             while not self._is_over():
                 workers.step(_LOOK_S)
@@ -213,9 +222,10 @@ class _Driver:
         code, lines = self._coordinator.poll(), self._coordinator.last_lines
         if code == 0:
             return dict(json.loads(path.read_text(encoding="utf-8")))
-        again = f"recycle ray --resume {self._out}"
+        tls = self._options.tls
+        again = shlex.join(["recycle", "ray", "--resume", str(self._out), *(tls.flags() if tls is not None else [])])
         sentence = lines[-1] if lines else "the coordinator ended, and said nothing"
-        sentence = _RESUME.sub(again, sentence.removeprefix(_PREFIX))
+        sentence = _RESUME.sub(lambda _: again, sentence.removeprefix(_PREFIX))
         if self._stopped_by is not None:
             has_reason = bool(lines) and lines[-1].startswith(_PREFIX)
             raise Stopped(sentence if has_reason else "stopped before the first step", self._stopped_by)

@@ -71,6 +71,7 @@ keep = 2
 tensorboard = false
 metrics_port = 0
 metrics_host = "127.0.0.1"
+otlp = ""
 json_lines = false
 [job]
 file = ""

@@ -6,6 +6,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -355,3 +356,34 @@ def test_who_leaves_while_it_waits_keeps_nobody_from_its_turn(
     end_first()
     FileTransfer(harness.endpoint()).upload(own, "a/third")
     assert (kept / "a" / "third").read_bytes() == BYTES
+
+
+class UncertainCoordinator(FileCoordinator):
+    """A coordinator that may not lead any more, and refuses to serve files."""
+
+    num_asked = 0
+
+    def task_for(self, hello: Hello) -> ConnectionTask | Refused:
+        self.num_asked += 1
+        return Refused("it is not certain that this coordinator leads", tries_again=True)
+
+
+def test_a_coordinator_that_may_not_lead_is_passed_over_and_the_one_that_served_is_asked_first(
+    harness: ServerHarness, kept: Path, own: Path, tmp_path: Path
+) -> None:
+    stale = UncertainCoordinator(tmp_path / "stale")
+    other = ServerHarness(0, stale)
+    sender = FileTransfer(replace(other.endpoint(), others=(("127.0.0.1", harness.port),)), timeout_s=PATIENCE_S)
+    sender.upload(own, "a/first")
+    assert sender.download("a/first", read_all) == BYTES
+    assert (kept / "a/first").read_bytes() == BYTES
+    assert stale.num_asked == 1
+    assert not (tmp_path / "stale").exists()
+    other.close()
+
+
+def test_a_coordinator_that_never_becomes_certain_is_given_up(own: Path, tmp_path: Path) -> None:
+    alone = ServerHarness(0, UncertainCoordinator(tmp_path / "stale"))
+    with pytest.raises(FileProblem, match="it is not certain that this coordinator leads"):
+        FileTransfer(alone.endpoint(), timeout_s=0.5).upload(own, "a/file")
+    alone.close()

@@ -1,13 +1,19 @@
 """A worker that knows several coordinators: it tries them in turn, and obeys none of a lower term than it has seen."""
 
+import itertools
+import socket
 import time
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from recycle.control.decide.messages import Hello, Refused, StartEpoch, StoreEntry, Welcome
+from recycle.control.decide.messages import Hello, Refused, RenewLease, StartEpoch, StoreEntry, Welcome
 from recycle.control.net.handshake import Endpoint
+from recycle.control.net.leader_probe import PROBE_PURPOSE, answer_probe
 from recycle.control.net.listener import reserve_address
+from recycle.control.net.server import ConnectionTask
 from tests.control.net.endpoint_harness import LEASE_S, PATIENCE_S, FakeCoordinator, FakeMember, ServerHarness
 
 pytestmark = pytest.mark.timeout(60)
@@ -18,13 +24,22 @@ class TermCoordinator(FakeCoordinator):
 
     def __init__(self, term: int, is_certain: bool = True) -> None:
         super().__init__()
-        self.term, self.is_certain, self.is_frozen = term, is_certain, False
+        self.term, self.is_certain, self.is_frozen, self.num_probes = term, is_certain, False, 0
 
     def admit(self, connection: int, hello: Hello) -> Welcome | Refused:
         answer = super().admit(connection, hello)
         if not self.is_certain:
             return Refused("it is not certain that it leads", tries_again=True)
         return replace(answer, term=self.term) if isinstance(answer, Welcome) else answer
+
+    def task_for(self, hello: Hello) -> ConnectionTask | Refused:
+        assert hello.purpose == PROBE_PURPOSE
+        with self.changed:
+            self.num_probes += 1
+            self.changed.notify_all()
+        if not self.is_certain:
+            return Refused("it is not certain that it leads", tries_again=True)
+        return partial(answer_probe, term=self.term)
 
     def tick(self) -> None:
         while self.is_frozen:
@@ -93,7 +108,7 @@ def test_a_worker_leaves_a_coordinator_that_is_frozen_for_one_that_leads_and_for
     fake = FakeMember(both(first, second))
     fake.client.join(PATIENCE_S)
     frozen.is_frozen = True
-    standby.wait_for(lambda: len(standby.hellos) >= 2)  # it looks for another leader, and goes on with the one that it has
+    standby.wait_for(lambda: standby.num_probes >= 2)  # it looks for another leader, and goes on with the one that it has
     assert fake.client.is_connected
     standby.term, standby.is_certain = 2, True
     standby.wait_for(lambda: fake.client.term == 2)
@@ -102,3 +117,38 @@ def test_a_worker_leaves_a_coordinator_that_is_frozen_for_one_that_leads_and_for
     fake.client.close()
     first.close()
     second.close()
+
+
+def test_a_coordinator_under_two_addresses_is_not_joined_twice() -> None:
+    silent = TermCoordinator(1)  # it answers no heartbeat
+    server = ServerHarness(callbacks=silent)
+    fake = FakeMember(replace(server.endpoint(), others=(("localhost", server.port),)))
+    fake.client.join(PATIENCE_S)
+    silent.wait_for(lambda: silent.num_probes >= 2)
+    assert (len(silent.hellos), silent.num_disconnected) == (1, 0)
+    assert fake.client.is_connected
+    fake.client.close()
+    server.close()
+
+
+def test_heartbeats_go_on_while_addresses_that_do_not_answer_are_asked() -> None:
+    silent = TermCoordinator(1)
+    server = ServerHarness(callbacks=silent)
+    with ExitStack() as stack:
+        dead = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]  # they accept nobody
+        others = tuple(("127.0.0.1", each.getsockname()[1]) for each in dead)
+        fake = FakeMember(replace(server.endpoint(), others=others))
+        fake.client.join(PATIENCE_S)
+        begin_s, times_s = time.monotonic(), [0.0]
+        while times_s[-1] < 3 * LEASE_S:
+            num = num_heartbeats(silent)
+            silent.wait_for(lambda num=num: num_heartbeats(silent) > num)  # type: ignore[misc]
+            times_s.append(time.monotonic() - begin_s)
+        fake.client.close()
+    server.close()
+    pauses_s = [later - earlier for earlier, later in itertools.pairwise(times_s)]
+    assert max(pauses_s) < LEASE_S / 2  # one address alone would take a second to give up
+
+
+def num_heartbeats(coordinator: FakeCoordinator) -> int:
+    return sum(isinstance(message, RenewLease) for message in coordinator.received)

@@ -40,7 +40,7 @@ def make(tmp_path: Path) -> Make:
     """Writes the files of one side: its certificate is for this machine's address, unless another name is given."""
 
     def write(by: trustme.CA = OURS, name: str = "127.0.0.1", folder: str = "", **times: datetime.datetime) -> TlsFiles:
-        return write_tls(tmp_path / (folder or os.urandom(4).hex()), name, by, **times)
+        return write_tls(tmp_path / (folder or os.urandom(4).hex()), name, by=by, **times)
 
     return write
 

@@ -11,6 +11,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from recycle.control.net.tls import TlsFiles
+
 INSTALL = "apt-get install --no-install-recommends etcd-server"
 
 
@@ -28,10 +30,13 @@ def free_ports(num: int) -> list[int]:
 
 
 class EtcdCluster:
-    """An etcd cluster in a folder. `kill` and `stop_all` end members; `start` starts one again with what it has on disk."""
+    """An etcd cluster in a folder. `kill` and `stop_all` end members; `start` starts one again with what it has on disk.
 
-    def __init__(self, folder: Path, num_members: int = 3) -> None:
-        self._folder = folder
+    With `tls`, clients need TLS and a certificate of the same authority.
+    """
+
+    def __init__(self, folder: Path, num_members: int = 3, tls: TlsFiles | None = None) -> None:
+        self._folder, self._tls = folder, tls
         ports = free_ports(2 * num_members)
         self.ports, self._peer_ports = ports[:num_members], ports[num_members:]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -40,18 +45,26 @@ class EtcdCluster:
         self.wait_until_healthy()
 
     def address(self, prefix: str = "jobs/a") -> str:
-        return f"etcd://{','.join(f'127.0.0.1:{port}' for port in self.ports)}/{prefix}"
+        return f"etcd{'s' if self._tls is not None else ''}://{','.join(f'127.0.0.1:{port}' for port in self.ports)}/{prefix}"
 
     def start(self, number: int) -> None:
         peers = ",".join(f"m{index}=http://127.0.0.1:{port}" for index, port in enumerate(self._peer_ports))
-        client, peer = f"http://127.0.0.1:{self.ports[number]}", f"http://127.0.0.1:{self._peer_ports[number]}"
+        client, peer = f"{self._scheme}://127.0.0.1:{self.ports[number]}", f"http://127.0.0.1:{self._peer_ports[number]}"
         words = ["etcd", "--name", f"m{number}", "--data-dir", str(self._folder / f"m{number}"), "--log-level", "error"]
         words += ["--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer]
         words += ["--initial-advertise-peer-urls", peer, "--initial-cluster", peers, "--initial-cluster-state", "new"]
+        if self._tls is not None:
+            words += ["--cert-file", str(self._tls.cert), "--key-file", str(self._tls.key)]
+            words += ["--bcrypt-cost", "4"]  # the least, because checking a password is slow by intention
+            words += ["--client-cert-auth", "--trusted-ca-file", str(self._tls.ca)]
         words += ["--unsafe-no-fsync"] if "unsafe-no-fsync" in _flags() else []
         with (self._folder / f"m{number}.log").open("ab") as log:
             environment = {**os.environ, "ETCD_UNSUPPORTED_ARCH": os.uname().machine.replace("aarch64", "arm64")}
             self._processes[number] = subprocess.Popen(words, stdout=log, stderr=log, env=environment)
+
+    @property
+    def _scheme(self) -> str:
+        return "http" if self._tls is None else "https"
 
     def wait_until_healthy(self, seconds: float = 30.0) -> None:
         end_s = time.monotonic() + seconds
@@ -61,7 +74,9 @@ class EtcdCluster:
 
     def _is_healthy(self, number: int) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[number]}/health", timeout=1) as answer:
+            context = self._tls.client_context() if self._tls is not None else None
+            url = f"{self._scheme}://127.0.0.1:{self.ports[number]}/health"
+            with urllib.request.urlopen(url, timeout=1, context=context) as answer:
                 return b"true" in answer.read()
         except OSError:
             return False
@@ -91,8 +106,8 @@ def _flags() -> str:
 
 
 @contextlib.contextmanager
-def etcd_cluster(folder: Path, num_members: int = 3) -> Iterator[EtcdCluster]:
-    cluster = EtcdCluster(folder, num_members)
+def etcd_cluster(folder: Path, num_members: int = 3, tls: TlsFiles | None = None) -> Iterator[EtcdCluster]:
+    cluster = EtcdCluster(folder, num_members, tls)
     try:
         yield cluster
     finally:

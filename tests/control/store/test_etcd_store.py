@@ -125,6 +125,19 @@ def test_an_entry_larger_than_a_request_of_etcd_is_stored_in_parts_which_the_nex
     assert store.last() == SECOND
 
 
+def test_renewals_make_no_revisions_and_an_entry_makes_one(make: MakeStore) -> None:
+    """So the history of a job in an etcd that never compacts grows with its epochs, and not with time."""
+    store: Any = make()
+    store.campaign()
+    store.append(FIRST)
+    before = store._seen_revision = store._journal_changed
+    for _ in range(10):
+        store.renew()
+    assert store._seen_revision == before
+    store.append(SECOND)
+    assert store._journal_changed == before + 1
+
+
 class LosingGateway(EtcdGateway):
     """A gateway that loses the answers to some requests, which etcd has carried out; or requests, which it has not."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recycle.control.store.file_store import FileStore
-from recycle.core.errors import FileProblem
+from recycle.core.errors import FileProblem, LeadershipLost
 from tests.control.store.contract import FIRST, SECOND, MakeStore, StoreContract
 
 
@@ -112,6 +112,59 @@ def test_a_file_that_cannot_be_written_is_led_all_the_same(path: Path, monkeypat
     monkeypatch.setattr(os, "fsync", full)
     second = led(path)
     assert (second.term, second.last()) == (2, FIRST)
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_file_that_cannot_be_emptied_is_replaced_and_the_lock_is_that_of_the_new_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = led(path)
+    store.append(FIRST)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "truncate", refuse)
+        patch.setattr(os, "fsync", refuse)
+        with pytest.raises(FileProblem, match="cannot write"):
+            store.append(SECOND)
+    assert (store.last(), FileStore(path).last()) == (None, None)
+    assert FileStore(path).campaign() is not None  # a lock on the removed file would keep nobody away
+    store.append(SECOND)
+    store.resign()
+    other = FileStore(path)
+    assert other.campaign() is None
+    assert (other.term, other.last()) == (2, SECOND)
+
+
+def test_another_process_may_have_the_file_that_was_removed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, other = led(path), FileStore(path)
+    unlink = Path.unlink
+
+    def lose(file: Path, missing_ok: bool = False) -> None:
+        unlink(file, missing_ok)
+        assert other.campaign() is None
+
+    monkeypatch.setattr(os, "truncate", refuse)
+    monkeypatch.setattr(Path, "unlink", lose)
+    with pytest.raises(LeadershipLost, match="another process has it now"):
+        store.discard()
+    with pytest.raises(LeadershipLost):
+        store.append(FIRST)
+
+
+def test_an_entry_that_is_over_and_can_be_neither_emptied_nor_removed_is_named_and_kept_from_others(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = led(path)
+    store.append(FIRST)
+    monkeypatch.setattr(os, "truncate", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(FileProblem, match=r"can be neither emptied \(Input/output error\) nor removed: remove it before"):
+        store.discard()
+    assert FileStore(path).campaign() is not None
+    store.append(SECOND)  # the job goes on
+    assert store.last() == SECOND
 
 
 def test_the_term_outlives_an_entry_that_could_not_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

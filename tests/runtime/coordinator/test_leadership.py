@@ -1,5 +1,6 @@
 """What a coordinator does while the store is away, and when another coordinator leads: it waits, says so, or steps down."""
 
+import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -92,6 +93,59 @@ def test_nobody_is_given_up_while_it_is_not_certain_who_leads(harness: Harness) 
     assert harness.warnings[-1] == "the store answers again"
     assert harness.gate.has_waited()
     assert not harness.gate.has_waited()
+
+
+class PausedStore(FakeStore):
+    """A store whose renewals a test holds up, as a machine that is short of time does; it is never away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_renew = threading.Event()
+        self.may_renew.set()
+
+    def renew(self) -> None:
+        assert self.may_renew.wait(20)
+        super().renew()
+
+
+def test_a_loss_is_decided_once_also_if_certainty_lapses_and_returns_within_one_renewal() -> None:
+    harness, done = Harness(PausedStore()), list[str]()
+    store = harness.store
+    assert isinstance(store, PausedStore)
+    harness.serve_until(lambda: harness.gate.is_certain)
+    for name in ("W0_0", "W0_1"):
+        store.may_renew.clear()
+        harness.serve_until(lambda: not harness.gate.is_certain)
+        harness.gate.when_certain(lambda name=name: done.append(name), f"{name} has disconnected")  # type: ignore[misc]
+        store.may_renew.set()  # the renewal succeeds: nobody was told that it was uncertain
+        harness.serve_until(lambda name=name: name in done)  # type: ignore[misc]
+    for _ in range(3):
+        time.sleep(store.lease_s / 4)
+        harness.serve_until(lambda: True)
+    assert done == ["W0_0", "W0_1"]
+    assert not [text for text in harness.warnings if "answers again" in text]
+    harness.gate.close()
+
+
+def test_a_loss_waits_on_if_certainty_lapses_again_before_it_is_decided() -> None:
+    harness, done = Harness(PausedStore()), list[str]()
+    store = harness.store
+    assert isinstance(store, PausedStore)
+    harness.serve_until(lambda: harness.gate.is_certain)
+    store.may_renew.clear()
+    harness.serve_until(lambda: not harness.gate.is_certain)
+    harness.gate.when_certain(lambda: done.append("W0_0"), "W0_0 has disconnected")
+    store.may_renew.set()
+    while harness.calls.empty():  # the call that the leadership is certain again waits, since the serving thread is busy
+        time.sleep(0.01)
+    store.may_renew.clear()
+    while harness.gate.is_certain:
+        time.sleep(0.01)
+    harness.serve_until(lambda: True)
+    assert done == []
+    store.may_renew.set()
+    harness.serve_until(lambda: done == ["W0_0"])
+    harness.gate.close()
 
 
 def test_a_coordinator_steps_down_once_when_another_leads_and_sends_nothing_that_rests_on_a_refused_entry(

@@ -11,8 +11,9 @@ import pytest
 
 from recycle.core.errors import FileProblem, UserError, WorkerFailed
 from recycle.runtime.launch import restart_policy
-from recycle.runtime.launch.agent import Agent, WorkerSlot
+from recycle.runtime.launch.agent import Agent
 from recycle.runtime.launch.forkserver import fork_context
+from recycle.runtime.launch.supervisor import WorkerSlot
 from recycle.runtime.worker.worker import MAY_RETRY, REFUSED
 from tests.processes import is_there
 

@@ -59,9 +59,10 @@ def run_agent(args: argparse.Namespace) -> int:
         raise FileProblem(f"there is no job file {args.file}")
     if args.interface:
         address_of(args.interface)  # an unknown one is refused now
-    from recycle.runtime.launch.agent import Agent, WorkerSlot
+    from recycle.runtime.launch.agent import Agent
     from recycle.runtime.launch.forkserver import fork_context
     from recycle.runtime.launch.gpus import choose_gpus, find_gpus, hold
+    from recycle.runtime.launch.supervisor import WorkerSlot
 
     set_title(f"recycle agent of {args.address}")
     context = fork_context([_Worker.__module__])

@@ -21,6 +21,7 @@ from recycle.cli.machines.endpoint_flags import (
     write_tls_flags,
 )
 from recycle.cli.machines.job_description import describe_job, read_job
+from recycle.cli.machines.store_flags import add_store_arguments, read_store, write_store_flags
 from recycle.cli.machines.store_job import LedJob, describe_end, new_job
 from recycle.cli.training.plan_choice import choose_source
 from recycle.cli.training.train import config_and_folder, describe_run, prepare, refuse_unsaved, watching
@@ -69,8 +70,7 @@ def add_coordinator_parser(subparsers: Subparsers) -> None:
     about = "the job's secret; made if there is no such file"
     parser.add_argument("--token-file", type=Path, required=True, metavar="FILE", help=about)
     add_tls_arguments(parser)
-    about = "keep the journal and the leader there, as etcd://HOST:PORT[,HOST:PORT...]/PREFIX; one prefix is one job (a file)"
-    parser.add_argument("--store", default="", metavar="URL", help=about)
+    add_store_arguments(parser)
     about = "begin a new job at the prefix of --store, in place of one that is over or that nobody leads"
     parser.add_argument("--anew", action="store_true", help=about)
     parser.add_argument("--out", type=output_path, metavar="FOLDER", help="record the run there, with checkpoints")
@@ -84,7 +84,7 @@ def run_coordinator(args: argparse.Namespace) -> None:
         raise UserError("name the folder of the run: a new one with --out, or one to go on with by --resume")
     host, port = read_address(args.listen)
     advertised = read_address(args.advertise) if args.advertise else None
-    token, tls = read_token(args.token_file, makes_one=True), read_tls(args)
+    token, tls, store = read_token(args.token_file, makes_one=True), read_tls(args), read_store(args)
     factory, plan = prepare(config)
     config = factory.config
     from recycle.runtime.coordinator.process import serve_job
@@ -93,10 +93,10 @@ def run_coordinator(args: argparse.Namespace) -> None:
     with reserve_address(host, port) as listener:
         reached_at = advertised or (socket.gethostname() if host in _ALL_ADDRESSES else host, listener.getsockname()[1])
         led = None
-        if args.store:
+        if store is not None:
             lease_s = factory.job(plan, out).options.failures.lease_s
             own = new_job(args.resume is not None, config, factory.code, token)
-            if (led := LedJob.lead(args, write_address(*reached_at), lease_s, own)) is None:
+            if (led := LedJob.lead(store, args.anew, write_address(*reached_at), lease_s, own)) is None:
                 return
         found = _find_led_job(led, out) if led is not None else _find_job(out, config, args.resume is not None)
         if found is None and args.resume is not None and (facts := _finished_run(out, config.training.steps)):
@@ -134,10 +134,8 @@ def _conclude(args: argparse.Namespace, sink: "_NoticeSink", led: LedJob | None,
     if led is not None:
         led.conclude(describe_end(facts, num_steps))
     print(json.dumps(facts) if args.json else describe_run(facts, out))
-    store = f" --store {args.store}" if args.store else ""
-    again = (
-        f"recycle coordinator --resume {out} --listen {args.listen} --token-file {args.token_file}{write_tls_flags(args)}{store}"
-    )
+    flags = f"{write_tls_flags(args)}{write_store_flags(args)}"
+    again = f"recycle coordinator --resume {out} --listen {args.listen} --token-file {args.token_file}{flags}"
     if facts["steps"] < num_steps:
         sentence = f"stopped after step {facts['steps']} of {num_steps}, and all workers with it"
         raise Stopped(f"{sentence}; go on with: {again}", signal.SIGTERM)

@@ -35,16 +35,22 @@ def add_tls_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-ca", type=Path, metavar="FILE", help=about)
 
 
-def read_tls(args: argparse.Namespace) -> TlsFiles | None:
-    """The files of TLS, if it is to be used; raises if one is missing or cannot be used."""
+def read_tls_paths(args: argparse.Namespace) -> TlsFiles | None:
+    """The files of TLS, if it is to be used, which may be on other machines; raises if one of the flags is missing."""
     files = _tls_files(args)
     missing = [flag for flag, path in files.items() if path is None]
     if len(missing) == len(files):
         return None
     if missing:
         raise UserError(f"TLS needs a certificate, its key and an authority: give {' and '.join(missing)}, too")
-    tls = TlsFiles(*(path.absolute() for path in files.values() if path is not None))
     # Links are not followed: who renews a certificate often moves one.
+    return TlsFiles(*(path.absolute() for path in files.values() if path is not None))
+
+
+def read_tls(args: argparse.Namespace) -> TlsFiles | None:
+    """The files of TLS, if it is to be used; raises if one is missing or cannot be used."""
+    if (tls := read_tls_paths(args)) is None:
+        return None
     tls.client_context()  # so that files which cannot be used are refused now
     if tls.key.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise FileProblem(f"the key in {args.tls_key} can be read by others on this machine: chmod 600 {args.tls_key}")

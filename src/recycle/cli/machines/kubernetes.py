@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from recycle.cli.arguments import Subparsers, add_command
+from recycle.cli.machines.endpoint_flags import add_tls_arguments, read_tls
 from recycle.cli.training.train_config import add_config_arguments, read_config
 from recycle.control.net.wire import new_token
 from recycle.core.errors import FileProblem, UserError
-from recycle.integrations.kubernetes import METRICS_PORT, KubernetesJob, Resources, manifests, to_yaml
+from recycle.integrations.kubernetes import manifests, to_yaml
+from recycle.integrations.kubernetes_job import METRICS_PORT, KubernetesJob, Resources, TlsPems
 
 _DESCRIPTION = """\
 Train a job file on a Kubernetes cluster: a coordinator that comes back wherever its pod is started again, and an agent on each of
@@ -28,7 +30,12 @@ examples:
   nodes without GPUs
     recycle kubernetes train.py --image registry.example/train:1 --nodes 2 --gpus 0 --workers 4 --agent-cpus 4 --steps 1000
   a job file of the image, with the modules beside it, and a Secret that the cluster has
-    recycle kubernetes /app/train.py --file-in-image --image registry.example/train:1 --nodes 4 --secret job-token"""
+    recycle kubernetes /app/train.py --file-in-image --image registry.example/train:1 --nodes 4 --secret job-token
+  control connections with TLS, by a Secret that cert-manager keeps, and three coordinators, of which one leads
+    recycle kubernetes train.py --image registry.example/train:1 --nodes 4 --gpus 8 --tls-secret train-certificate \\
+      --coordinators 3 --store etcd://etcd.etcd:2379/jobs/a
+
+With --tls-cert, --tls-key and --tls-ca, which are files of this machine, the manifests have a Secret with them."""
 
 
 def add_kubernetes_parser(subparsers: Subparsers) -> None:
@@ -61,6 +68,17 @@ def add_kubernetes_parser(subparsers: Subparsers) -> None:
         "--storage-class", default="", metavar="NAME", help="storage class of that volume (the cluster's default)"
     )
     parser.add_argument("--claim", default="", metavar="NAME", help="an existing claim for the run folder (a new one)")
+    add_tls_arguments(parser)
+    about = "use TLS with an existing Secret, whose keys are tls.crt, tls.key and ca.crt, as those of cert-manager"
+    parser.add_argument("--tls-secret", default="", metavar="NAME", help=about)
+    about = "keep the journal and the leader there, as etcd://HOST:PORT[,HOST:PORT...]/PREFIX; etcds:// uses TLS"
+    parser.add_argument("--store", default="", metavar="URL", help=about)
+    about = "an existing Secret with the certificate for etcd: its keys are ca.crt, tls.crt and tls.key"
+    parser.add_argument("--store-secret", default="", metavar="NAME", help=about)
+    about = "a user of etcd, whose password is the key 'password' of that Secret"
+    parser.add_argument("--store-user", default="", metavar="NAME", help=about)
+    about = "how many coordinators, of which one leads (2 with --store, else 1)"
+    parser.add_argument("--coordinators", type=int, metavar="N", help=about)
     parser.add_argument("--print", action="store_true", help="print the manifests, and apply nothing")
 
 
@@ -77,7 +95,9 @@ def run_kubernetes(args: argparse.Namespace) -> None:
     if code:
         raise UserError(f"kubectl apply failed with exit code {code}: see above why; 'kubectl delete' removes what it has made")
     place = f" --namespace {job.namespace}" if job.namespace else ""
-    print(f"follow it with: kubectl logs{place} --follow deployment/{job.coordinator_name}", file=sys.stderr)
+    pods = f"--prefix --selector app.kubernetes.io/instance={job.name},app.kubernetes.io/component=coordinator"
+    which = pods if job.store else f"deployment/{job.coordinator_name}"
+    print(f"follow it with: kubectl logs{place} --follow {which}", file=sys.stderr)
 
 
 def _job_of(args: argparse.Namespace) -> KubernetesJob:
@@ -88,6 +108,7 @@ def _job_of(args: argparse.Namespace) -> KubernetesJob:
     given = {name.partition(".")[2]: value for name, value in vars(args).items() if "." in name}
     metrics_port = given.pop("metrics_port", METRICS_PORT)
     path: Path = args.config
+    tls = read_tls(args)
     return KubernetesJob(
         name=args.name or path.stem.lower().replace("_", "-"),
         image=args.image,
@@ -106,6 +127,12 @@ def _job_of(args: argparse.Namespace) -> KubernetesJob:
         storage_class=args.storage_class,
         claim=args.claim,
         metrics_port=metrics_port,
+        tls=TlsPems.read(tls) if tls is not None else None,
+        tls_secret=args.tls_secret,
+        store=args.store,
+        store_secret=args.store_secret,
+        store_user=args.store_user,
+        num_coordinators=args.coordinators if args.coordinators is not None else 2 if args.store else 1,
     )
 
 

@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from recycle.cli.arguments import Subparsers, add_command, output_path
+from recycle.cli.machines.endpoint_flags import add_tls_arguments, read_tls
 from recycle.cli.training.train import describe_run
 from recycle.cli.training.train_config import add_config_arguments, given_flags
 from recycle.core.errors import UserError
@@ -49,6 +50,7 @@ def add_ray_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--wait", type=float, metavar="S", help=about)
     about = "how long workers may take to leave before they are ended, in seconds (%(default)g)"
     parser.add_argument("--grace", type=float, default=600.0, metavar="S", help=about)
+    add_tls_arguments(parser)
     about = "record the run there, with checkpoints (a new folder in runs/)"
     parser.add_argument("--out", type=output_path, metavar="FOLDER", help=about)
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder, from its last checkpoint")
@@ -72,6 +74,7 @@ def run_ray(args: argparse.Namespace) -> None:
         port=args.listen_port,
         wait_s=args.wait,
         grace_s=args.grace,
+        tls=read_tls(args),
     )
     with redirect_stdout(sys.stderr):  # Ray prints what happens on its cluster; standard output has only the result
         facts = train_on_ray(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from recycle.cli.arguments import Subparsers, add_command, output_path
+from recycle.cli.machines.endpoint_flags import add_tls_arguments, read_tls_paths
 from recycle.cli.training.train_config import add_config_arguments, read_config
 from recycle.core.errors import FileProblem, UserError
 from recycle.integrations.job_commands import PORT, PROGRAM, JobCommands
@@ -52,6 +53,7 @@ def add_slurm_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--port", type=_port, default=PORT, metavar="N", help="the coordinator's port (%(default)s)")
     about = "the network interface by which tensors go (the one by which the coordinator is reached)"
     parser.add_argument("--interface", default="", metavar="NAME", help=about)
+    add_tls_arguments(parser)
     about = "a further flag of sbatch, such as --sbatch=--constraint=a100; may be repeated"
     parser.add_argument("--sbatch", action="append", default=[], metavar="FLAG", help=about)
     parser.add_argument("--print", action="store_true", dest="prints", help="print the batch script, and submit nothing")
@@ -71,6 +73,7 @@ def run_slurm(args: argparse.Namespace) -> None:
         tuple(args.job_flags),
         args.workers_per_node,
         interface=args.interface,
+        tls=read_tls_paths(args),
     )
     job = SlurmJob(
         commands,

@@ -1,6 +1,5 @@
 """The job of a store: which job its prefix belongs to, and how one of several coordinators comes to lead it."""
 
-import argparse
 import hashlib
 import hmac
 import json
@@ -164,11 +163,10 @@ class LedJob:
     _renewal: "_Renewal"
 
     @staticmethod
-    def lead(args: argparse.Namespace, address: str, lease_s: float, own: StoredJob) -> "LedJob | None":
-        """Wait until this coordinator leads the job of `--store`; None if the job ended before."""
-        where = StoreAddress.parse(args.store)
+    def lead(where: StoreAddress, is_anew: bool, address: str, lease_s: float, own: StoredJob) -> "LedJob | None":
+        """Wait until this coordinator leads the job of a store; None if the job ended before."""
         store = EtcdStore(where, f"{address}, process {os.getpid()}", lease_s)
-        found = lead_job(store, str(where), own, args.anew, _say)
+        found = lead_job(store, str(where), own, is_anew, _say)
         return LedJob(store, *found, _Renewal(store)) if found is not None else None
 
     def begin_us(self) -> int:

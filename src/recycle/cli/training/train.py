@@ -160,6 +160,10 @@ def watching(
             port = stack.enter_context(serve_metrics(config.log.metrics_port, collector, config.log.metrics_host))
             view.say(f"metrics for Prometheus at {metrics_url(port, config.log.metrics_host)}")
             observers.append(collector.on_event)
+        if config.log.otlp:
+            from recycle.cli.training.otlp import OtlpExporter
+
+            observers.append(stack.enter_context(closing(OtlpExporter(config.log.otlp, view.say))).on_event)
         if config.log.tensorboard:
             from recycle.cli.training.tensorboard import TensorBoardLog
             from recycle.runtime.checkpoint.resume import latest

@@ -199,6 +199,7 @@ class LogSection(_Section):
     tensorboard: bool = _key(False, _SWITCH, "write events for TensorBoard beside the results")
     metrics_port: int = _key(0, _PORT, "answer Prometheus at this port of this machine; 0 is off")
     metrics_host: str = _key("127.0.0.1", _text("ADDRESS"), "the address for Prometheus; 0.0.0.0 is every one of this machine")
+    otlp: str = _key("", _text("URL"), "send metrics, epochs and recoveries to this OpenTelemetry collector, as http://HOST:4318")
     json_lines: bool = _key(False, _SWITCH, "print a line of JSON for every event but ops, instead of the live view")
 
 

@@ -2,7 +2,8 @@
 
 If the coordinator goes away, the worker continues, and the thread reconnects until a coordinator answers. Reports without an
 acknowledgement are sent again then. A job may have several coordinators, of which one leads: the thread tries their addresses in
-turn, obeys none of a lower term than it has seen, and looks for another leader as soon as the present one is silent.
+turn, obeys none of a lower term than it has seen, and looks for another leader as soon as the present one is silent; other
+threads do that, so that heartbeats go on.
 No send ever waits for the coordinator: what the connection does not take stays in a queue, which the thread sends on. The
 coordinator answers every heartbeat, so that a worker notices one that hangs.
 """
@@ -20,6 +21,7 @@ from typing import Any
 from recycle.control.decide.failure_detection import RENEWALS_PER_LEASE
 from recycle.control.decide.messages import Ack, ControlMessage, ProtocolError, Refused, RenewLease, Report, StartEpoch, Welcome
 from recycle.control.net.handshake import CoordinatorUnproved, Endpoint, JoinRefused, shake_hands
+from recycle.control.net.leader_probe import LeaderProbe
 from recycle.control.net.tls import NOT_NOW
 from recycle.control.net.wire import Session
 
@@ -27,7 +29,7 @@ _RECONNECT_S = 0.1
 # A coordinator is called silent after so many leases. After `_GIVE_UP_S` its connection counts as broken: longer than any pause
 # that a job should survive. A worker that finds no coordinator for `_ORPHAN_S` ends.
 _SILENT_LEASES, _GIVE_UP_S, _ORPHAN_S = 3, 120.0, 600.0
-# After so many leases of silence, other coordinators are asked whether they lead, each with this time to answer.
+# After so many leases of silence, other coordinators are asked whether they lead. One of several has this time to connect.
 _LOOK_LEASES, _LOOK_S = 0.75, 1.0
 
 
@@ -66,6 +68,7 @@ class Client:
         self._outbox: deque[memoryview] = deque()
         self._wake = -1
         self._closed = threading.Event()
+        self._probe = LeaderProbe(endpoint, self._wake_up)
 
     def join(self, timeout_s: float) -> Welcome:
         """Connect, and stay connected in a thread. Raises JoinRefused, or OSError if no coordinator answers in time.
@@ -182,12 +185,17 @@ class Client:
         self._on_message(welcome)
         return session, welcome
 
-    def _find_other_leader(self) -> Session | None:
-        """Connect to a coordinator of a higher term, if there is one, and leave the silent one; it may only stand still."""
-        for number in range(self._current + 1, self._current + 1 + len(self._endpoint.others)):
+    def _go_to_other_leader(self) -> Session | None:
+        """Connect to a coordinator of a higher term, if one was found, and leave the silent one; it may only stand still."""
+        if (number := self._probe.take(self.term)) is not None:
             with contextlib.suppress(OSError, CoordinatorUnproved):
                 return self._connect_to(number, self.term + 1, _LOOK_S)[0]
         return None
+
+    def _wake_up(self) -> None:
+        with self._lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def _stay_connected(self, session: Session) -> None:
         try:
@@ -227,6 +235,8 @@ class Client:
         while not self._closed.is_set():
             if self._session is None:
                 return None
+            if (other := self._go_to_other_leader()) is not None:
+                return other
             now_s = time.monotonic()
             if now_s >= next_s:
                 if now_s > next_s + pause_s:  # this process stood still itself: an answer may wait to be read
@@ -236,8 +246,8 @@ class Client:
                     silent_s = _GIVE_UP_S  # say it once
                 if now_s > heard_s + _GIVE_UP_S:
                     raise ConnectionError("the coordinator is silent")
-                if now_s > heard_s + _LOOK_LEASES * self.lease_s and (other := self._find_other_leader()) is not None:
-                    return other
+                if now_s > heard_s + _LOOK_LEASES * self.lease_s:
+                    self._probe.begin(self._current, self.term)
                 next_s = time.monotonic() + pause_s
                 self.send(self._heartbeat())
             if self._wait(session.stream, next_s - time.monotonic()):

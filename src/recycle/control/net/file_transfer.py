@@ -14,7 +14,7 @@ import os
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -32,6 +32,8 @@ _BLOCK_BYTES = 1 << 20
 # A received file is synced to disk in parts of this size: the last part takes a sender less than `SILENCE_S` to wait for.
 _SYNC_BYTES = 1 << 26
 _RETRY_S = 0.2
+# With other coordinators to try, one whose machine is gone is not waited for longer.
+_CONNECT_S = 2.0
 _MOST_UNPROVED = 3
 _PULSE_S = 1.0
 _CLOSED = "the other side disconnected"
@@ -49,13 +51,17 @@ def _no_pulse(num_bytes: int) -> None:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FileTransfer:
-    """The worker's side. A transfer that is cut begins again, until none has come further than the best one for `timeout_s`."""
+    """The worker's side. A transfer that is cut begins again, until none has come further than the best one for `timeout_s`.
+
+    Of several coordinators, the one that served last is tried first; one that may not lead refuses, and the next one is tried.
+    """
 
     endpoint: Endpoint
     timeout_s: float = 300.0
     silence_s: float = SILENCE_S
+    _served_by: int = field(default=0, init=False, compare=False)
 
     def upload(self, path: Path, name: str, pulse: Pulse = _no_pulse) -> None:
         """Store the file at `path` in the run folder under a name. Raises FileProblem if the coordinator cannot store it."""
@@ -70,10 +76,16 @@ class FileTransfer:
 
     def _retry(self, transfer: Callable[["_Link"], Result], failure: str, pulse: Pulse) -> Result:
         progress, num_unproved = _Progress(pulse), 0
-        for number in itertools.count():
+        for number in itertools.count(self._served_by):
             try:
                 progress.begin_again()
-                session, _ = shake_hands(self.endpoint.at(number), purpose=PURPOSE, on_waiting=lambda: pulse(1))
+                session, _ = shake_hands(
+                    self.endpoint.at(number),
+                    purpose=PURPOSE,
+                    on_waiting=lambda: pulse(1),
+                    connect_s=_CONNECT_S if self.endpoint.others else None,
+                )
+                self._served_by = number
                 with session.stream:
                     return transfer(_Link(session, self.silence_s, progress.add))
             except (CoordinatorUnproved, ProtocolError) as problem:  # perhaps by somebody in the middle

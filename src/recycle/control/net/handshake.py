@@ -78,10 +78,12 @@ def shake_hands(
     purpose: str = "",
     on_waiting: Callable[[], object] = lambda: None,
     timeout_s: float | None = None,
+    connect_s: float | None = None,
 ) -> tuple[Session, Welcome]:
     """Connect once. Raises JoinRefused, CoordinatorUnproved, or OSError if no process listens at the endpoint.
 
-    `on_waiting` is called about once a second while others come first; it may raise.
+    `on_waiting` is called about once a second while others come first; it may raise. A machine that is gone does not even refuse:
+    a connection must be there after `connect_s`, and every message after `timeout_s`.
     """
     hello = Hello(
         release=RELEASE,
@@ -95,8 +97,10 @@ def shake_hands(
         epoch=epoch,
         purpose=purpose,
     )
-    stream = socket.create_connection((endpoint.host, endpoint.port), timeout_s or _CONNECT_S)
+    timeout_s = timeout_s or _CONNECT_S
+    stream = socket.create_connection((endpoint.host, endpoint.port), connect_s or timeout_s)
     try:
+        stream.settimeout(timeout_s)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if endpoint.tls is not None:
             stream = endpoint.tls.client_context().wrap_socket(stream, server_hostname=endpoint.host)

@@ -268,7 +268,7 @@ class Server:
         """Serve a connection with a purpose of its own, now or when one of too many others has been served."""
         task = self._callbacks.task_for(hello)
         if isinstance(task, Refused):
-            self._refuse(connection, task.reason)
+            self._refuse(connection, task.reason, task.may_retry, task.tries_again)
             return
         connection.is_waiting, connection.since_s = True, time.monotonic()
         self._handshakes.pop(connection.number, None)

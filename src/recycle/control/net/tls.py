@@ -26,6 +26,10 @@ class TlsFiles:
     key: Path
     ca: Path
 
+    def flags(self) -> list[str]:
+        """The flags by which a command of a job is given these files."""
+        return ["--tls-cert", str(self.cert), "--tls-key", str(self.key), "--tls-ca", str(self.ca)]
+
     def client_context(self) -> ssl.SSLContext:
         """The context of a worker, which also checks that the certificate is one of the coordinator's address.
 

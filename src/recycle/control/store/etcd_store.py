@@ -41,7 +41,7 @@ class EtcdStore:
     def __init__(self, address: StoreAddress, name: str, lease_s: float) -> None:
         self._prefix, self._name = address.prefix, name
         self.lease_s = float(max(2, math.ceil(lease_s)))  # whole seconds, and no fewer than etcd grants
-        self._gateway = EtcdGateway(address.members, max(_SHORTEST_TIMEOUT_S, self.lease_s / _RENEWALS))
+        self._gateway = EtcdGateway(address.members, max(_SHORTEST_TIMEOUT_S, self.lease_s / _RENEWALS), address.access)
         self.term = 0
         self._id = secrets.token_hex(8)
         self._campaigning = threading.RLock()

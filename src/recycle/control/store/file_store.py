@@ -31,21 +31,27 @@ class FileStore:
         self._lock: BinaryIO | None = None
 
     def campaign(self) -> Leader | None:
+        if not self._take_lock():
+            return Leader(self._last_term(), f"the process that holds {self._path}")
+        self.term, self._leads = self._last_term() + 1, True
+        with contextlib.suppress(FileProblem):
+            self._write({"term": self.term})
+        return None
+
+    def _take_lock(self) -> bool:
+        """Lock the file, if it can be opened and its file system has locks; return whether no other process has the lock."""
         with contextlib.suppress(OSError):
             stream = self._path.open("ab")
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 stream.close()
-                return Leader(self._last_term(), f"the process that holds {self._path}")
+                return False
             except OSError:  # a file system without locks
                 stream.close()
             else:
                 self._lock = stream
-        self.term, self._leads = self._last_term() + 1, True
-        with contextlib.suppress(FileProblem):
-            self._write({"term": self.term})
-        return None
+        return True
 
     def renew(self) -> None:
         if not self._leads:
@@ -82,6 +88,9 @@ class FileStore:
 
     def resign(self) -> None:
         self._leads = False
+        self._release_lock()
+
+    def _release_lock(self) -> None:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -97,15 +106,32 @@ class FileStore:
             raise FileProblem(f"cannot write {self._path}: {problem.strerror or problem}") from None
 
     def _forget(self) -> None:
-        """Have no entry: an older one must not be taken for the last one, since its epoch is over. The term stays, if it can."""
+        """Have no entry: an older one must not be taken for the last one, since its epoch is over. The term stays, if it can.
+
+        Raises FileProblem if the file can be neither emptied nor removed, LeadershipLost if another process has it since then.
+        """
         try:
             os.truncate(self._path, 0)
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._path.unlink(missing_ok=True)
-            return
+        except FileNotFoundError:
+            pass
+        except OSError as problem:
+            self._replace(problem)
         with contextlib.suppress(FileProblem):
             self._write({"term": self.term})
+
+    def _replace(self, cause: OSError) -> None:
+        """Remove the file, which cannot be emptied, with the lock on it: that of a file that is gone would keep nobody away."""
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError:  # the lock stays: it is all that keeps others from the old entry
+            raise FileProblem(
+                f"{self._path} holds an entry that is over, and can be neither emptied ({cause.strerror or cause}) nor removed: "
+                "remove it before this coordinator ends, since another one would go on with that entry"
+            ) from None
+        self._release_lock()
+        if not self._take_lock():
+            self._leads = False
+            raise LeadershipLost(f"{self._path} was removed, since it could not be emptied, and another process has it now")
 
     def _last_term(self) -> int:
         terms = (line.get("term") for line in self._last_lines())

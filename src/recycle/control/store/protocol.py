@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from recycle.control.decide.journal import JournalEntry
+from recycle.core.errors import UserError
 
 Result = TypeVar("Result")
 _RETRY_S = 0.5
@@ -17,6 +18,10 @@ _RETRY_S = 0.5
 
 class StoreAway(Exception):
     """The store does not answer now, and why; it may answer later."""
+
+
+class StoreRefused(StoreAway):
+    """The store answers, and does not let this coordinator in: another try alone does not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +65,16 @@ class Store(Protocol):
 
 
 def ask_until_answered(ask: Callable[[], Result], say: Callable[[str], object] = lambda sentence: None) -> Result:
-    """Return the store's answer, however long that takes; `say` gets one sentence about what is waited for."""
+    """Return the store's answer, however long that takes; `say` gets one sentence about what is waited for.
+
+    Raises UserError if the store does not let this coordinator in.
+    """
     is_told = False
     while True:
         try:
             return ask()
+        except StoreRefused as problem:
+            raise UserError(f"the store does not let this coordinator in: {problem}") from None
         except StoreAway as problem:
             if not is_told:
                 is_told = True

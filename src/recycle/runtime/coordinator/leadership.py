@@ -21,7 +21,8 @@ class Leadership:
     Leadership `is_certain` as long as the store's lease cannot have expired. When it is not, because the store is away or this
     process stood still, another coordinator may lead: then nobody is given up, and no process is killed.
     The serving thread calls `away` with a reason when it becomes uncertain, `back` when it is certain again, `lost` when another
-    coordinator leads.
+    coordinator leads. It may be uncertain for so short a time, between two renewals, that `away` is not called: who waits for
+    `back` all the same says so by `expect_back`.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Leadership:
     ) -> None:
         self._store, self._call_soon, self._away, self._back, self._lost = store, call_soon, away, back, lost
         self._closing = threading.Event()
-        self._certain_until_s, self._is_told = 0.0, False
+        self._certain_until_s, self._is_told, self._is_awaited = 0.0, False, False
         self._thread = threading.Thread(target=self._run, name="leadership", daemon=True) if store.lease_s else None
         if self._thread is not None:
             self._thread.start()
@@ -42,6 +43,10 @@ class Leadership:
     @property
     def is_certain(self) -> bool:
         return self._thread is None or _boot_time_s() < self._certain_until_s
+
+    def expect_back(self) -> None:
+        """Have `back` called after the next renewal that succeeds."""
+        self._is_awaited = True
 
     def _run(self) -> None:
         pause_s, problem = 0.0, ""
@@ -56,8 +61,8 @@ class Leadership:
                 return
             else:
                 self._certain_until_s = began_s + self._store.lease_s
-                if self._is_told:
-                    self._is_told = False
+                if self._is_told or self._is_awaited:
+                    self._is_told = self._is_awaited = False  # before the call: who awaits it from now on is called again
                     self._call_soon(self._back)
             if not self.is_certain and not self._is_told:
                 self._is_told = True
@@ -86,8 +91,8 @@ class DecisionGate:
     ) -> None:
         self._server, self._warn, self._step_down = server, warn, step_down
         self._held: list[tuple[int, EncodedMessage]] = []
-        self._deferred: list[Callable[[], None]] = []
-        self._is_over = self._was_away = False
+        self._deferred: list[tuple[Callable[[], None], str]] = []
+        self._is_over = self._was_away = self._is_away_told = False
         call_soon = server.call_soon
         self.journal = BackgroundJournal(store, call_soon, self._journaled, self._late, self._lost)
         self._leadership = Leadership(store, call_soon, self._away, self._back, self._lost)
@@ -115,7 +120,8 @@ class DecisionGate:
             return
         if not self._deferred:
             self._warn(f"{what}, but it is not certain that this coordinator leads: the job waits for the store")
-        self._deferred.append(act)
+        self._deferred.append((act, what))
+        self._leadership.expect_back()
 
     def has_waited(self) -> bool:
         """Whether this coordinator has waited for the store since the last call: it stood still for that reason, and said so."""
@@ -138,15 +144,17 @@ class DecisionGate:
         self._warn(f"the next epoch waits for the store, which does not answer: {problem}")
 
     def _away(self, problem: str) -> None:
-        self._was_away = True
+        self._was_away = self._is_away_told = True
         cause = f"the store does not answer: {problem}" if problem else "this coordinator stood still for longer than its lease"
         self._warn(f"{cause}; training goes on, but the job waits for the store if a worker fails")
 
     def _back(self) -> None:
-        self._warn("the store answers again")
+        if self._is_away_told:
+            self._is_away_told = False
+            self._warn("the store answers again")
         deferred, self._deferred = self._deferred, []
-        for act in deferred:
-            act()
+        for act, what in deferred:
+            self.when_certain(act, what)  # it may have become uncertain again before this call
 
     def _lost(self, problem: LeadershipLost) -> None:
         if not self._is_over:

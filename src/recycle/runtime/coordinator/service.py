@@ -14,7 +14,6 @@ from recycle.control.decide.members import Member, Recovery, Reporters, members_
 from recycle.control.decide.messages import Ack, ControlMessage, Hello, Refused, Report, Welcome
 from recycle.control.decide.new_epoch import NewEpoch
 from recycle.control.decide.phases import CoordinatorPhase
-from recycle.control.net import file_transfer
 from recycle.control.net.handshake import this_host
 from recycle.control.net.server import ConnectionTask, Server
 from recycle.control.planning.planning_process import PlanningProcess
@@ -38,6 +37,7 @@ from recycle.runtime.coordinator.config import (
     WaitingForWorkers,
     WorkerLost,
 )
+from recycle.runtime.coordinator.connection_tasks import NOT_CERTAIN, task_of_purpose
 from recycle.runtime.coordinator.forming_watch import FormingWatch
 from recycle.runtime.coordinator.leadership import DecisionGate
 from recycle.runtime.coordinator.ledger.peer_comparison import PeersDisagree
@@ -133,7 +133,7 @@ class CoordinatorService:
         if hello.job not in ("", self._config.job):
             return Refused(f"this is job {self._config.job}, not {hello.job}")
         if not self._gate.is_certain:
-            return Refused("it is not certain that this coordinator leads: the store is away", tries_again=True)
+            return NOT_CERTAIN
         member = self._coordinator.rejoin(hello.member, connection, hello.host, hello.pid) if hello.member >= 0 else None
         if member is None:
             if hello.epoch >= 0:
@@ -167,9 +167,7 @@ class CoordinatorService:
             self._coordinator.receive(member, message)
 
     def task_for(self, hello: Hello) -> ConnectionTask | Refused:
-        if hello.purpose != file_transfer.PURPOSE or self._run is None or hello.job not in ("", self._config.job):
-            return Refused(f"job {self._config.job} serves no connection for {hello.purpose!r} of job {hello.job or 'any'}")
-        return self._run.transfer_task()
+        return task_of_purpose(hello, self._config.job, self._run, self._gate)
 
     def violated(self, connection: int, reason: str) -> None:
         if (member := self._member(connection)) is not None:

@@ -1,17 +1,14 @@
-"""`RayWorkers`: the actors of a job on a Ray cluster, one for each worker. One that is lost or fails is made again."""
+"""`RayLauncher`: the launcher of a job on a Ray cluster. A worker is an actor, in a placement group of its own."""
 
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from recycle.core.errors import UserError, WorkerFailed
 from recycle.integrations.ray_agent import AgentEnd, AgentSpec, RayAgent
-from recycle.runtime.launch.restart_policy import RestartPolicy
+from recycle.runtime.launch.supervisor import EndKind, Supervisor, WorkerEnd, WorkerSlot
 
-# An agent that ends well before the job is over was asked to leave on its machine; another one takes its place so much later.
-_LEFT_S = 10.0
 # How long an actor has to end by itself when the job is over, to leave when it is asked to, and to be killed.
 _END_S = (10.0, 10.0, 5.0)
 _THREADS = 3  # of an actor: one for each of the calls run, stop and kill
@@ -58,68 +55,48 @@ class RayPlaces:
 class _Actor:
     """The actor of a worker, and the results that its calls will have: `host` when it has a machine, `end` when it is over."""
 
-    number: int
+    slot: WorkerSlot
     handle: Any
     host: Any
     end: Any
     machine: str = ""
 
 
-class RayWorkers:
-    """Keeps an actor for each worker of a job, until `end`. `say` gets what happens to them."""
+class RayLauncher:
+    """A `Launcher` whose workers are actors: each runs an agent with one worker. `say` gets on which machines they are.
 
-    def __init__(
-        self,
-        places: RayPlaces,
-        spec: AgentSpec,
-        files: Mapping[str, bytes],
-        restarts: int,
-        say: Callable[[str], None],
-    ) -> None:
+    A worker whose actor is lost asks the cluster for room anywhere.
+    """
+
+    def __init__(self, places: RayPlaces, spec: AgentSpec, files: Mapping[str, bytes], say: Callable[[str], None]) -> None:
         self._places, self._ray, self._spec, self._say = places, places.ray, spec, say
         self._files = places.ray.put(files)
-        self._failures, self._losses = RestartPolicy[int](restarts), RestartPolicy[int](sys.maxsize)
-        self._actors: dict[int, _Actor] = {}
-        self._due_s: dict[int, float] = {}
-        self._set_aside: dict[int, str] = {}
-        for number in range(places.num):
-            self._start(number)
+        self._actors: dict[WorkerSlot, _Actor] = {}
 
-    @property
-    def num_left(self) -> int:
-        """How many workers run, or will run when there is room for them."""
-        return len(self._actors) + len(self._due_s)
+    def start(self, slot: WorkerSlot) -> None:
+        handle = self._places.make_actor(slot.number, self._spec, self._files)
+        self._actors[slot] = _Actor(slot, handle, handle.host.remote(), handle.run.remote())
 
-    @property
-    def last_failure(self) -> str:
-        return next(reversed(self._set_aside.values()), "no worker has failed")
-
-    def step(self, wait_s: float) -> None:
-        """Wait until something happens to an actor, for `wait_s` at most, and act on it."""
+    def wait(self, timeout_s: float) -> Sequence[WorkerEnd]:
         calls = [each.end for each in self._actors.values()]
         calls += [each.host for each in self._actors.values() if not each.machine]
-        ready = set(self._ray.wait(calls, num_returns=1, timeout=wait_s)[0]) if calls else set()
+        ready = set(self._ray.wait(calls, num_returns=1, timeout=timeout_s)[0]) if calls else set()
         if not calls:
-            time.sleep(wait_s)
-        for actor in list(self._actors.values()):
-            if actor.end in ready:
-                self._ended(actor)
-            elif actor.host in ready:
+            time.sleep(timeout_s)
+        for actor in self._actors.values():
+            if actor.host in ready and actor.end not in ready:
                 self._placed(actor)
-        for number in [number for number, due_s in self._due_s.items() if due_s <= time.monotonic()]:
-            del self._due_s[number]
-            self._start(number)
+        return [self._collect(actor) for actor in list(self._actors.values()) if actor.end in ready]
 
     def end(self) -> None:
         """End every actor: by itself if it does so soon, else it is asked to leave, else it is killed."""
-        self._due_s.clear()
         for call, wait_s in zip((None, "stop", "kill"), _END_S, strict=True):
             placed = [actor for actor in self._actors.values() if self._ray.wait([actor.host], timeout=0)[0]]
             running = [actor for actor in placed if not self._ray.wait([actor.end], timeout=0)[0]]
             if not running:
                 break
             if call is not None:
-                self._say(f"workers {', '.join(str(actor.number) for actor in running)} have not ended: {call}")
+                self._say(f"workers {', '.join(str(actor.slot.number) for actor in running)} have not ended: {call}")
                 for actor in running:
                     getattr(actor.handle, call).remote()
             self._ray.wait([actor.end for actor in running], num_returns=len(running), timeout=wait_s)
@@ -127,50 +104,36 @@ class RayWorkers:
             self._ray.kill(actor.handle)
         self._actors.clear()
 
-    def _start(self, number: int) -> None:
-        handle = self._places.make_actor(number, self._spec, self._files)
-        self._actors[number] = _Actor(number, handle, handle.host.remote(), handle.run.remote())
-
     def _placed(self, actor: _Actor) -> None:
         """Note on which machine an actor is; if there is none, the end of the actor is handled by itself."""
         try:
             actor.machine = self._ray.get(actor.host)
         except self._ray.exceptions.RayError:
             return
-        self._say(f"worker {actor.number} is on {actor.machine}")
+        self._say(f"{actor.slot} is on {actor.machine}")
 
-    def _ended(self, actor: _Actor) -> None:
-        """Note that an actor is over, and decide when it is made again."""
-        errors, now_s = self._ray.exceptions, time.monotonic()
-        del self._actors[actor.number]
+    def _collect(self, actor: _Actor) -> WorkerEnd:
+        """Say how an actor that is over has ended. Raises UserError if Ray can set up no machine at all."""
+        errors, slot = self._ray.exceptions, actor.slot
+        del self._actors[slot]
         try:
             end: AgentEnd = self._ray.get(actor.end)
         except errors.RuntimeEnvSetupError as problem:
             raise UserError(f"Ray cannot set up a machine for a worker: {_last_line(problem)}") from None
         except errors.RayActorError as problem:
-            self._places.renew(actor.number)
+            self._places.renew(slot.number)
             if getattr(problem, "actor_init_failed", False):
-                pause_s, how = self._failures.pause_s(actor.number, now_s), f"could not be started: {_last_line(problem)}"
-            else:
-                where = f" on {actor.machine}" if actor.machine else ""
-                pause_s, how = self._losses.pause_s(actor.number, now_s), f"is lost, with its actor{where}"
+                return WorkerEnd(slot, EndKind.FAILED, f"could not be started: {_last_line(problem)}")
+            where = f" on {actor.machine}" if actor.machine else ""
+            return WorkerEnd(slot, EndKind.LOST, f"is lost, with its actor{where}")
         except errors.RayError as problem:
-            pause_s, how = self._failures.pause_s(actor.number, now_s), f"failed: {_last_line(problem)}"
-        else:
-            self._ray.kill(actor.handle)
-            if end.code == 0:
-                self._due_s[actor.number] = now_s + _LEFT_S
-                return
-            pause_s, how = self._failures.pause_s(actor.number, now_s), f"failed: {end}"
-        if pause_s is None:
-            self._set_aside[actor.number] = f"worker {actor.number} {how}"
-            self._say(f"worker {actor.number} {how}; this was too often within an hour, and the job goes on without it")
-        else:
-            self._due_s[actor.number] = now_s + pause_s
-            self._say(f"worker {actor.number} {how}; it comes back when the cluster has room for it, in {pause_s:g} s or later")
+            return WorkerEnd(slot, EndKind.FAILED, f"failed: {_last_line(problem)}")
+        self._ray.kill(actor.handle)
+        # An agent that ends well before the coordinator does was asked to leave on its machine.
+        return WorkerEnd(slot, EndKind.FAILED, f"failed: {end}") if end.code else WorkerEnd(slot, EndKind.LEFT)
 
 
-def refuse_hopeless(workers: RayWorkers, num_places: int, has_begun: bool) -> None:
+def refuse_hopeless(workers: Supervisor, num_places: int, has_begun: bool) -> None:
     """Raise WorkerFailed if the job cannot begin with the workers that are left, or if none is left."""
     if workers.num_left < (1 if has_begun else num_places):
         raise WorkerFailed(
