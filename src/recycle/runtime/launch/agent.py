@@ -92,8 +92,11 @@ class Agent:
                     self._step()
         finally:
             self._end()
-        if not self._is_over and self._stop_until_s is None:
+        if self.is_asked_to_stop:
+            return
+        if not self._is_over:
             raise WorkerFailed("no worker of this machine takes part any more: see above why")
+        self._say("the job is over")
 
     @property
     def is_asked_to_stop(self) -> bool:
@@ -119,8 +122,8 @@ class Agent:
             with interrupts_held():
                 start_process(process)
                 self._running[slot] = _Running(process, receiver)
-            if self._stop_until_s is not None:  # since then it was asked to stop, and did not know of this worker
-                _ask_to_leave(process)
+            if self._stop_until_s is not None:  # since then it was asked to stop; a new process may still ignore SIGTERM
+                process.kill()
         except OSError as problem:
             receiver.close()
             self._start_later(slot, f"could not be started ({problem.strerror or problem})")
