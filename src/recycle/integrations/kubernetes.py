@@ -34,6 +34,8 @@ _MOST_FAILURES = 100
 _UNREACHABLE_S = 30
 # The API's limit for a ConfigMap is 1 MiB, with all its metadata.
 _MOST_FILE_BYTES = 1_000_000
+# Nodes with GPUs often have this taint, which keeps other pods away.
+_GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists"}
 # Longer names would make names of pods that are no DNS labels.
 _LONGEST_NAME = 63 - len("-coordinator")
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -294,7 +296,8 @@ def _deployment(job: KubernetesJob) -> Manifest:
         # The coordinator ignores SIGTERM, so there is nothing to wait for.
         "terminationGracePeriodSeconds": 1,
         "tolerations": [
-            {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _UNREACHABLE_S} for key in lost
+            *({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _UNREACHABLE_S} for key in lost),
+            *([_GPU_TOLERATION] if job.coordinator.num_gpus else []),
         ],
         **_pod(job, container, [{"name": "run", "persistentVolumeClaim": {"claimName": job.claim_name}}]),
     }
@@ -326,7 +329,7 @@ def _agents(job: KubernetesJob) -> Manifest:
                 "labelSelector": {"matchLabels": labels},
             }
         ],
-        **({"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]} if job.agent.num_gpus else {}),
+        **({"tolerations": [_GPU_TOLERATION]} if job.agent.num_gpus else {}),
         **_pod(job, container, [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]),
     }
     spec = {
