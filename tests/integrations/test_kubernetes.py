@@ -385,6 +385,23 @@ def test_the_command_prints_manifests_with_a_fresh_token(file, capsys):
 
 
 @pytest.mark.parametrize(
+    ("words", "num_gpus"),
+    [
+        ([], 0),
+        (["--device", "cuda"], 1),
+        (["--device", "cuda", "--coordinator-gpus", "0"], 0),
+        (["--coordinator-gpus", "1"], 1),
+    ],
+)
+def test_the_coordinator_of_a_job_on_gpus_has_one_because_it_tries_the_model(words, num_gpus, file, capsys):
+    assert main(["kubernetes", str(file), *WORDS, "--print", *words]) == 0
+    found = {each["kind"]: each for each in yaml.safe_load_all(capsys.readouterr().out)}
+    pod = found["Deployment"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"].get("limits", {}) == ({"nvidia.com/gpu": 1} if num_gpus else {})
+    assert [each["key"] for each in pod["tolerations"]].count("nvidia.com/gpu") == num_gpus
+
+
+@pytest.mark.parametrize(
     ("words", "says"),
     [
         ([], "name a job file"),

@@ -18,8 +18,8 @@ examples:
   recycle train --dead W1_2 --out runs/a          train a small GPT with a dead worker
   recycle report runs/a                           the results of that run
 
-exit codes: 0 done; 1 'check' found an illegal plan; 2 input that cannot be used; 10 to 20 as 'recycle train --help' says;
-130 interrupted."""
+exit codes: 0 done; 1 'check' found an illegal plan; 2 input that cannot be used; 10 to 24 as 'recycle train --help' says;
+25 a coordinator with --store has lost its leadership; 130 interrupted, 143 ended by SIGTERM."""
 _INTERRUPTED = 130
 
 

@@ -40,6 +40,8 @@ _MARGIN_S = 30
 _MOST_FAILURES = 100
 # A coordinator's pod leaves a node that does not answer after so long. Workers wait 600 s for another coordinator.
 _UNREACHABLE_S = 30
+# Nodes with GPUs often have this taint, which keeps other pods away.
+_GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists"}
 
 
 def manifests(job: KubernetesJob) -> Iterator[tuple[str, Manifest]]:
@@ -228,7 +230,8 @@ def _coordinator_template(job: KubernetesJob, more: Manifest) -> Manifest:
         # The coordinator ignores SIGTERM, so there is nothing to wait for.
         "terminationGracePeriodSeconds": 1,
         "tolerations": [
-            {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _UNREACHABLE_S} for key in lost
+            *({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _UNREACHABLE_S} for key in lost),
+            *([_GPU_TOLERATION] if job.coordinator.num_gpus else []),
         ],
         **more,
         **_pod(job, container, volumes),
@@ -252,7 +255,7 @@ def _agents(job: KubernetesJob) -> Manifest:
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": math.ceil(job.grace_s) + _MARGIN_S,
         "topologySpreadConstraints": _spread(labels),
-        **({"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]} if job.agent.num_gpus else {}),
+        **({"tolerations": [_GPU_TOLERATION]} if job.agent.num_gpus else {}),
         **_pod(job, container, [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]),
     }
     spec = {

@@ -17,6 +17,7 @@ from recycle.cli.live.run_state import (
     SUSPECTED,
     RunState,
     describe_change,
+    format_rate,
     initial_state,
     state_after,
 )
@@ -77,6 +78,10 @@ def test_a_step_shows_loss_speed_and_time_beside_the_plan() -> None:
     text = lines(known(*steps(30), Saved(0, 20, "step-20", 5)))
     assert re.fullmatch(r"step 30 of 60 ━{20} +0:01:15, 0:00:09 left", text[0])
     assert text[1] == "loss 5.2100  120 samples/s  iteration 300.00 ms  1.20 of the plan's 250.00 ms  saved at 20"
+
+
+def test_a_rate_is_written_without_an_exponent() -> None:
+    assert [format_rate(rate) for rate in (0.0123, 41.44, 120.0, 2161.39)] == ["0.0123", "41.4", "120", "2161"]
 
 
 def test_a_worker_is_dead_from_when_it_left_and_its_work_is_being_taken_over() -> None:

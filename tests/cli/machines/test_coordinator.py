@@ -188,7 +188,7 @@ def test_a_coordinator_prints_an_address_that_workers_can_use(
     main(["coordinator", *JOB, *words])
     ((config, port),) = served
     printed = capsys.readouterr().err
-    assert f": recycle agent {reached_at.replace('PORT', str(port))}\n" in printed
+    assert f": recycle agent {reached_at.replace('PORT', str(port))} --token-file token\n" in printed
     assert "0.0.0.0" not in printed
     assert config.about["serves_machines"] == is_elsewhere
 
@@ -246,6 +246,7 @@ def test_machines_with_small_disks_of_their_own_lose_a_whole_stage_and_one_that_
         (["worker", "127.0.0.1:1", "--token-file", "empty"], "empty holds no token"),
         (["worker", "127.0.0.1:1", "--token-file", "token", "--seat", "first"], "'first' is not a worker"),
         (["coordinator", *JOB, "--listen", "127.0.0.1:x", "--token-file", "token", "--out", "run"], "is no address"),
+        (["coordinator", *JOB, "--anew", "--token-file", "token", "--out", "run"], "but there is no --store"),
     ],
 )
 def test_wrong_words_get_one_sentence(words, says, tmp_path, monkeypatch, capsys):

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import recycle
+from recycle.cli.training.train import describe_run
 from recycle.core.errors import LossNotFinite
 from recycle.core.events.record import Event, Held, OpRan, Spell, Started, Stepped
 from recycle.core.events.record_file import read_record
@@ -188,6 +189,8 @@ def test_without_json_it_says_the_same_in_words(tmp_path: Path) -> None:
     assert f"weights    sha256 {facts['weights_sha256']}" in ended.out
     assert f"written    {tmp_path}" in ended.out
     assert "step 3 of 3" in ended.err
+    unknown = {**facts, "losses": [None, *facts["losses"][1:]]}  # as with a leader that took over after step 1
+    assert f"loss       {facts['losses'][1]:.4f} at step 2, {facts['losses'][2]:.4f} at step 3" in describe_run(unknown, None)
 
 
 def test_work_that_takes_long_before_the_first_step_is_named_on_the_error_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,6 +191,14 @@ def test_a_worker_gives_up_when_no_coordinator_answers_in_time() -> None:
         FakeMember(endpoint).client.join(0.2)
 
 
+def test_a_worker_that_joins_says_once_that_no_coordinator_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_UNANSWERED_S", 0.1)
+    problems: list[OSError] = []
+    with closed_endpoint() as endpoint, pytest.raises(OSError, match="refused"):
+        FakeMember(endpoint).client.join(0.5, problems.append)
+    assert [problem.strerror for problem in problems] == ["Connection refused"]
+
+
 @pytest.mark.parametrize("token", ["", "another secret"])
 def test_a_worker_without_the_token_is_refused_at_once(token: str, harness: ServerHarness) -> None:
     with pytest.raises(JoinRefused, match="this is not the job's token"):

@@ -13,6 +13,7 @@ from recycle.core.errors import FileProblem, UserError, WorkerFailed
 from recycle.runtime.launch import restart_policy
 from recycle.runtime.launch.agent import Agent
 from recycle.runtime.launch.forkserver import fork_context
+from recycle.runtime.launch.start_process import start_process
 from recycle.runtime.launch.supervisor import WorkerSlot
 from recycle.runtime.worker.worker import MAY_RETRY, REFUSED
 from tests.processes import is_there
@@ -28,11 +29,11 @@ def _quick(monkeypatch):
 def run(take_part, num_workers=1, restarts=3, grace_s=20.0, logs=None):
     """What the agent said; its error if it raised one."""
     said = []
-    agent = Agent(
+    made = Agent(
         fork_context([]), [WorkerSlot(number) for number in range(num_workers)], take_part, restarts, grace_s, said.append, logs
     )
     try:
-        agent.run()
+        made.run()
     except WorkerFailed as problem:
         said.append(str(problem))
     return said
@@ -86,6 +87,7 @@ def test_a_worker_that_dies_is_started_again_until_it_is_there_to_the_end(tmp_pa
         "worker 0 was killed by SIGKILL; it is started again in 0.01 s",
         "worker 0 could not join; it is started again in 0.02 s",
         "worker 0 failed with exit code 3; it is started again in 0.04 s",
+        "the job is over",
     ]
 
 
@@ -108,11 +110,11 @@ def test_one_that_is_refused_is_not_started_again(tmp_path):
 def test_when_the_job_is_over_for_one_nobody_is_started_any_more(tmp_path, monkeypatch):
     monkeypatch.setattr(restart_policy, "_FIRST_S", 30.0)
     said = run(partial(end_with, tmp_path, [1, 0]), num_workers=2)
-    assert said == [f"worker {said[0][7]} failed with exit code 1; it is started again in 30 s"]
+    assert said == [f"worker {said[0][7]} failed with exit code 1; it is started again in 30 s", "the job is over"]
 
 
 def test_what_workers_print_is_shown_and_kept(tmp_path, capsys):
-    assert run(speak, num_workers=2, logs=tmp_path / "logs") == []
+    assert run(speak, num_workers=2, logs=tmp_path / "logs") == ["the job is over"]
     shown = capsys.readouterr().err.splitlines()
     assert sorted(shown) == [f"worker {number} | {line}" for number in range(2) for line in ("it begins", "printed")]
     assert (tmp_path / "logs" / "worker-1.log").read_text() == "it begins\nprinted\n"
@@ -156,6 +158,17 @@ def test_a_signal_lets_all_workers_leave(tmp_path, number):
     assert run(partial(stay, tmp_path), num_workers=2) == [
         f"{number.name}: 2 workers leave after the present step, within 20 s; a second signal ends them at once"
     ]
+    assert none_is_left(tmp_path)
+
+
+def test_a_worker_that_starts_while_the_agent_is_asked_to_stop_is_ended(tmp_path, monkeypatch):
+    def start_and_signal(process):
+        start_process(process)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(process_launcher, "start_process", start_and_signal)
+    said = run(partial(ignore, tmp_path), num_workers=2)
+    assert said == ["SIGTERM: 0 workers leave after the present step, within 20 s; a second signal ends them at once"]
     assert none_is_left(tmp_path)
 
 

@@ -1,5 +1,6 @@
 """The main thread of a worker: what its heartbeats say that it does, from the set-up of an epoch to the end."""
 
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -13,10 +14,25 @@ from recycle.runtime.transport.activity import Doing
 from recycle.runtime.transport.select import TransportChoice
 from recycle.runtime.transport.specs import TransportBroken
 from recycle.runtime.worker import worker
-from recycle.runtime.worker.worker import _WorkerProcess
+from recycle.runtime.worker.worker import MAY_RETRY, _WorkerProcess
 from tests.plans import make_1f1b_plan
 
 pytestmark = pytest.mark.timeout(60)
+
+
+def test_a_worker_that_finds_no_coordinator_names_the_addresses(monkeypatch, capsys):
+    monkeypatch.setattr(worker, "_JOIN_S", 0.1)
+    with socket.socket() as bound:  # it does not listen
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        endpoint = Endpoint("127.0.0.1", port, "", others=(("::1", port),))
+        with pytest.raises(SystemExit) as stop:
+            _WorkerProcess(endpoint, "", lambda about: None, (), lambda sentence: None).run()
+    assert stop.value.code == MAY_RETRY
+    says = f"this worker ends: no coordinator answers at 127.0.0.1:{port}, [::1]:{port} (Connection refused): start"
+    assert capsys.readouterr().err.startswith(says)
+
+
 OWN = Worker(1, 0)
 PROGRAM = row_programs(make_1f1b_plan(2, 2, 2))[OWN].dumps()
 START = StartEpoch(2, str(OWN), (), PROGRAM, 5, sources={"W1_0": "W0_0"})

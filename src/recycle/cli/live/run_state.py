@@ -121,11 +121,16 @@ def format_loss(loss: float | None) -> str:
     return "not finite" if loss is None else f"{loss:.4f}"
 
 
+def format_rate(rate: float) -> str:
+    """A rate with three digits, or with all that stand before the point."""
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
 def describe_step(event: Stepped, spell: Spell | None) -> str:
     """A line on a step: its loss, and if its spell is known, its speed relative to the plan."""
     parts = [f"loss {format_loss(event.loss)}"]
     if spell is not None and spell.length_us > 0:
-        parts.append(f"{spell.samples * 1e6 / spell.length_us:.3g} samples/s")
+        parts.append(f"{format_rate(spell.samples * 1e6 / spell.length_us)} samples/s")
         parts.append(f"iteration {format_us(spell.length_us)}")
         if event.planned_us:
             parts.append(f"{spell.length_us / event.planned_us:.2f} of the plan's")

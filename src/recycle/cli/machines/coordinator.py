@@ -4,6 +4,7 @@ import argparse
 import json
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,8 @@ def run_coordinator(args: argparse.Namespace) -> None:
     config, out = config_and_folder(args)
     if out is None:
         raise UserError("name the folder of the run: a new one with --out, or one to go on with by --resume")
+    if args.anew and not args.store:
+        raise UserError("--anew begins a new job at the prefix of --store, but there is no --store: leave --anew out")
     host, port = read_address(args.listen)
     advertised = read_address(args.advertise) if args.advertise else None
     token, tls, store = read_token(args.token_file, makes_one=True), read_tls(args), read_store(args)
@@ -103,6 +106,7 @@ def run_coordinator(args: argparse.Namespace) -> None:
             if led is not None:
                 led.conclude(describe_end(facts, config.training.steps))
             print(json.dumps(facts) if args.json else describe_run(facts, out))
+            print(f"all {facts['steps']} steps of this run are done: --steps N goes on to step N", file=sys.stderr)
             return
         begun, is_takeover = found or _begin_job(led, args.resume is not None), found is not None
         job = factory.job(plan, out, begun.is_resumed, factory.plan_source or choose_source(plan, config.cluster))
@@ -115,7 +119,7 @@ def run_coordinator(args: argparse.Namespace) -> None:
                 with locked(out, is_required=led is None):
                     begun.write(out, config, len(plan.rows), dict(factory.code))
             file = f" {Path(config.job.file).name}" if config.job.file else ""
-            command = f"recycle agent {write_address(*reached_at)}{file}"
+            command = f"recycle agent {write_address(*reached_at)}{file} --token-file {args.token_file.name}"
             say(f"{'found again' if is_takeover else 'waiting for'} {len(plan.rows)} workers: {command}")
             listener.listen(BACKLOG)
             sink = _NoticeSink(watch)

@@ -24,16 +24,17 @@ output. The image needs ReCycle and everything that the job file imports. Flags 
 _EXAMPLES = """\
 examples:
   four nodes, with eight GPUs each
-    recycle kubernetes train.py --image registry.example/train:1 --nodes 4 --gpus 8
+    recycle kubernetes train.py --image registry.example/train:1 --nodes 4 --gpus 8 --device cuda
   the manifests in a file, to read and change before they are applied; it holds the job's token, a secret
-    recycle kubernetes train.py --image registry.example/train:1 --nodes 4 --gpus 8 --print > job.yaml
+    recycle kubernetes train.py --image registry.example/train:1 --nodes 4 --gpus 8 --device cuda --print > job.yaml
   nodes without GPUs
     recycle kubernetes train.py --image registry.example/train:1 --nodes 2 --gpus 0 --workers 4 --agent-cpus 4 --steps 1000
   a job file of the image, with the modules beside it, and a Secret that the cluster has
-    recycle kubernetes /app/train.py --file-in-image --image registry.example/train:1 --nodes 4 --secret job-token
+    recycle kubernetes /app/train.py --file-in-image --image registry.example/train:1 --nodes 4 --gpus 8 --device cuda \\
+      --secret job-token
   control connections with TLS, by a Secret that cert-manager keeps, and three coordinators, of which one leads
-    recycle kubernetes train.py --image registry.example/train:1 --nodes 4 --gpus 8 --tls-secret train-certificate \\
-      --coordinators 3 --store etcd://etcd.etcd:2379/jobs/a
+    recycle kubernetes train.py --image registry.example/train:1 --nodes 4 --gpus 8 --device cuda \\
+      --tls-secret train-certificate --coordinators 3 --store etcd://etcd.etcd:2379/jobs/a
 
 With --tls-cert, --tls-key and --tls-ca, which are files of this machine, the manifests have a Secret with them."""
 
@@ -41,7 +42,7 @@ With --tls-cert, --tls-key and --tls-ca, which are files of this machine, the ma
 def add_kubernetes_parser(subparsers: Subparsers) -> None:
     summary, usage = "train a job file on a Kubernetes cluster", "recycle kubernetes FILE --image IMAGE --nodes N [options]"
     parser = add_command(subparsers, "kubernetes", run_kubernetes, summary, _DESCRIPTION, _EXAMPLES, usage)
-    add_config_arguments(parser)
+    add_config_arguments(parser, "the job file (.py)")
     about = "the container image of coordinator and agents"
     parser.add_argument("--image", required=True, metavar="IMAGE", help=about)
     parser.add_argument(
@@ -57,6 +58,8 @@ def add_kubernetes_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--coordinator-cpus", default="1", metavar="N", help=about)
     about = "memory of the coordinator, which loads the model once (%(default)s)"
     parser.add_argument("--coordinator-memory", default="2Gi", metavar="SIZE", help=about)
+    about = "GPUs of the coordinator, which tries the model once on the device of the job (1 with --device cuda, else 0)"
+    parser.add_argument("--coordinator-gpus", type=int, metavar="N", help=about)
     parser.add_argument("--name", default="", metavar="NAME", help="the name of the job on the cluster (that of the job file)")
     parser.add_argument("--namespace", default="", metavar="NAME", help="its namespace (the one that kubectl uses)")
     about = "FILE is a path in the image, and not on this machine"
@@ -109,6 +112,7 @@ def _job_of(args: argparse.Namespace) -> KubernetesJob:
     metrics_port = given.pop("metrics_port", METRICS_PORT)
     path: Path = args.config
     tls = read_tls(args)
+    coordinator_gpus = int(given.get("device") == "cuda") if args.coordinator_gpus is None else args.coordinator_gpus
     return KubernetesJob(
         name=args.name or path.stem.lower().replace("_", "-"),
         image=args.image,
@@ -121,7 +125,7 @@ def _job_of(args: argparse.Namespace) -> KubernetesJob:
         flags=tuple(_flag(key, value) for key, value in given.items()),
         workers_per_node=args.workers,
         agent=Resources(args.agent_cpus, args.agent_memory, args.gpus),
-        coordinator=Resources(args.coordinator_cpus, args.coordinator_memory),
+        coordinator=Resources(args.coordinator_cpus, args.coordinator_memory, coordinator_gpus),
         grace_s=args.grace,
         disk=args.disk,
         storage_class=args.storage_class,

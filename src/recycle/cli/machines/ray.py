@@ -35,7 +35,7 @@ examples:
 def add_ray_parser(subparsers: Subparsers) -> None:
     summary, usage = "train a job file on a Ray cluster", "recycle ray FILE [options]"
     parser = add_command(subparsers, "ray", run_ray, summary, _DESCRIPTION, _EXAMPLES, usage)
-    add_config_arguments(parser)
+    add_config_arguments(parser, "a job file (.py), or the TOML file of a run")
     about = "how many workers (one for each place of the job)"
     parser.add_argument("--workers", type=int, metavar="N", help=about)
     about = "where the cluster is: HOST:PORT, or auto for the one of this machine or of RAY_ADDRESS (auto)"

@@ -23,9 +23,9 @@ command must be there on every node, as on a shared file system."""
 _EXAMPLES = """\
 examples:
   32 workers on 4 nodes with 8 GPUs each
-    recycle slurm train.py --nodes 4 --gpus-per-node 8 --partition gpu --time 24:00:00 --out /shared/runs/a
+    recycle slurm train.py --nodes 4 --gpus-per-node 8 --partition gpu --time 24:00:00 --out /shared/runs/a -- --device cuda
   see the batch script, and do not submit it
-    recycle slurm train.py --nodes 4 --gpus-per-node 8 --out /shared/runs/a --print
+    recycle slurm train.py --nodes 4 --gpus-per-node 8 --out /shared/runs/a --print -- --device cuda
   nodes without GPUs, any further flags of sbatch, and other options of the job after --
     recycle slurm train.py --nodes 3 --workers-per-node 2 --cpus-per-node 4 --out /shared/runs/b \\
       --sbatch=--constraint=fast --sbatch=--mem=64G -- --steps 1000 --checkpoint.every 50"""

@@ -22,7 +22,10 @@ free, it waits as a spare. SIGTERM lets it leave after the present step."""
 _EXAMPLES = """\
 examples:
   recycle worker 10.0.0.1:29400 train.py --token-file token
-  recycle worker 10.0.0.1:29400 train.py --token-file token --place W1_2"""
+  recycle worker 10.0.0.1:29400 train.py --token-file token --place W1_2
+
+exit codes: 0 the job is over, or the worker was asked to leave; 1 it failed; 2 input that cannot be used; 74 it cannot use its
+device, or could not load its stage; 75 no coordinator answered, or another try may succeed; 78 it was refused."""
 
 
 def add_worker_parser(subparsers: Subparsers) -> None:

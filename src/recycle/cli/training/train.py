@@ -13,7 +13,7 @@ from typing import Any
 from recycle.cli.arguments import Subparsers, add_command, output_path
 from recycle.cli.live.json_lines import JsonLines
 from recycle.cli.live.live_view import LiveView
-from recycle.cli.live.run_state import format_loss
+from recycle.cli.live.run_state import format_loss, format_rate
 from recycle.cli.profile_text import mismatch_note
 from recycle.cli.training.failure_flags import add_failure_arguments, read_failures
 from recycle.cli.training.job_from_config import CONFIG, TrainingJobFactory, is_free
@@ -185,12 +185,15 @@ def describe_run(facts: dict[str, Any], out: Path | None) -> str:
     dead = f", dead from the start: {', '.join(facts['dead'])}" if facts["dead"] else ""
     lines = [f"workers    {facts['workers']}{dead}"]
     if losses:
-        lines.append(f"loss       {format_loss(losses[0])} at step 1, {format_loss(losses[-1])} at step {facts['steps']}")
+        first = next((number for number, loss in enumerate(losses) if loss is not None), 0)  # a new leader has not all of them
+        lines.append(
+            f"loss       {format_loss(losses[first])} at step {first + 1}, {format_loss(losses[-1])} at step {facts['steps']}"
+        )
     if facts["iteration_us"]:
         ratio = facts["iteration_us"] / max(1, facts["planned_iteration_us"])
         lines.append(
             f"iteration  {format_us(facts['iteration_us'])}, {ratio:.2f} of what the plan says at the speed at which ops ran; "
-            f"{facts['samples_per_s']:g} samples/s; first step after {format_us(facts['start_us'])}"
+            f"{format_rate(facts['samples_per_s'])} samples/s; first step after {format_us(facts['start_us'])}"
         )
     lines += [f"recovery   {_recovery(each)}" for each in facts["recoveries"]]
     lines.append(f"memory     a worker's process held {format_bytes(max(peaks))} at most")

@@ -26,6 +26,7 @@ from recycle.cli.training.train_sections import (
 from recycle.core.errors import FileProblem, UserError
 
 _JOB_SUFFIX = ".py"
+_ABOUT_FILE = "a job file (.py), or the TOML file of a run (default: none, which trains the built-in GPT)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,9 @@ _KEYS: dict[str, dict[str, Any]] = {
 }
 
 
-def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+def add_config_arguments(parser: argparse.ArgumentParser, about_file: str = _ABOUT_FILE) -> None:
     """Add the file, and for every key `--key` and `--section.key`. Only what is given is in the parsed arguments."""
-    about = "a job file (.py), or the TOML file of a run (default: none, which trains the built-in GPT)"
-    parser.add_argument("config", nargs="?", type=Path, metavar="FILE", help=about)
+    parser.add_argument("config", nargs="?", type=Path, metavar="FILE", help=about_file)
     for name, section in _SECTIONS.items():
         group = parser.add_argument_group(f"[{name}]", section.default_factory.__doc__)
         for key in _KEYS[name].values():

@@ -26,6 +26,8 @@ from recycle.control.net.tls import NOT_NOW
 from recycle.control.net.wire import Session
 
 _RECONNECT_S = 0.1
+# A worker that joins says so once if no coordinator has answered for so long.
+_UNANSWERED_S = 5.0
 # A coordinator is called silent after so many leases. After `_GIVE_UP_S` its connection counts as broken: longer than any pause
 # that a job should survive. A worker that finds no coordinator for `_ORPHAN_S` ends.
 _SILENT_LEASES, _GIVE_UP_S, _ORPHAN_S = 3, 120.0, 600.0
@@ -70,12 +72,13 @@ class Client:
         self._closed = threading.Event()
         self._probe = LeaderProbe(endpoint, self._wake_up)
 
-    def join(self, timeout_s: float) -> Welcome:
+    def join(self, timeout_s: float, on_unanswered: Callable[[OSError], None] = lambda problem: None) -> Welcome:
         """Connect, and stay connected in a thread. Raises JoinRefused, or OSError if no coordinator answers in time.
 
-        One that listens but does not answer yet, because it reads the record of a long run, has `_ORPHAN_S`.
+        One that listens but does not answer yet, because it reads the record of a long run, has `_ORPHAN_S`. `on_unanswered` is
+        called once if there is no connection after some seconds.
         """
-        begin_s = time.monotonic()
+        begin_s, is_said = time.monotonic(), False
         while True:
             try:
                 session, welcome = self._connect()
@@ -85,6 +88,9 @@ class Client:
                     _refuse_hopeless(problem, self._endpoint.host)
                 if time.monotonic() > begin_s + (_ORPHAN_S if isinstance(problem, TimeoutError) else timeout_s):
                     raise
+                if not is_said and isinstance(problem, OSError) and time.monotonic() > begin_s + _UNANSWERED_S:
+                    on_unanswered(problem)
+                    is_said = True
                 time.sleep(_RECONNECT_S)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         threading.Thread(target=self._run, args=(session,), name="control", daemon=True).start()

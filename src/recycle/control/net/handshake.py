@@ -63,9 +63,16 @@ class Endpoint:
     tls: TlsFiles | None = None
     others: tuple[tuple[str, int], ...] = ()
 
+    def __str__(self) -> str:
+        return ", ".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self._addresses)
+
+    @property
+    def _addresses(self) -> tuple[tuple[str, int], ...]:
+        return (self.host, self.port), *self.others
+
     def at(self, number: int) -> "Endpoint":
         """The endpoint of the coordinator with this number; numbers go round."""
-        addresses = ((self.host, self.port), *self.others)
+        addresses = self._addresses
         host, port = addresses[number % len(addresses)]
         return replace(self, host=host, port=port, others=())
 

@@ -56,8 +56,11 @@ class Agent:
                     self._end_late()
         finally:
             self._processes.end()
-        if not self._supervisor.is_over and self._stop_until_s is None:
+        if self.is_asked_to_stop:
+            return
+        if not self._supervisor.is_over:
             raise WorkerFailed("no worker of this machine takes part any more: see above why")
+        self._say("the job is over")
 
     @property
     def is_asked_to_stop(self) -> bool:

@@ -55,8 +55,8 @@ class ProcessLauncher:
             with interrupts_held():
                 start_process(process)
                 self._running[slot] = _Running(process, receiver)
-            if self._is_asked_to_leave:  # since then, and this worker was not known
-                _ask_to_leave(process)
+            if self._is_asked_to_leave:  # since then, and this worker was not known; a new process may still ignore SIGTERM
+                process.kill()
         except OSError:
             receiver.close()
             raise

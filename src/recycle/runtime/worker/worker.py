@@ -102,7 +102,7 @@ class _WorkerProcess:
     ) -> None:
         self._preferred_place = Worker.parse(place) if place else None
         self._make_spec, self._injections, self._say, self._job = make_spec, injections, say, ""
-        self._interface, self._shares_gpus = interface, shares_gpus
+        self._endpoint, self._interface, self._shares_gpus = endpoint, interface, shares_gpus
         self._spec: WorkerSpec
         self._injector: FaultInjector
         self._stage: LocalStage | None = None
@@ -119,6 +119,8 @@ class _WorkerProcess:
             set_title(f"recycle worker of {self._job}")
             self._say(f"joined job {self._job}, and loads it")
             self._spec = self._spec_for(welcome)
+            if self._spec.options.device == "cpu" and torch.cuda.device_count():
+                self._say("it computes on the CPU, although it has a GPU: the job's device is cpu; --device cuda changes it")
             if may_use_nccl(self._spec.options, self._shares_gpus):
                 prepare_process(self._interface)
             warm_up(self._spec.options, self._device_number())
@@ -161,10 +163,18 @@ class _WorkerProcess:
 
     def _join(self) -> Welcome:
         try:
-            return self._control.client.join(_JOIN_S)
+            return self._control.client.join(_JOIN_S, self._say_unanswered)
         except OSError as problem:
-            reason = f"nobody answers there ({problem.strerror or problem}): start the coordinator first"
-            raise JoinRefused(reason, may_retry=True) from None
+            if not self._control.is_leaving:
+                what_to_do = "start the coordinator, or correct the address"
+                print(f"this worker ends: {self._describe_silence(problem)}: {what_to_do}", file=sys.stderr, flush=True)
+            raise SystemExit(MAY_RETRY) from None
+
+    def _say_unanswered(self, problem: OSError) -> None:
+        self._say(f"{self._describe_silence(problem)}; this worker asks for {_JOIN_S:g} s")
+
+    def _describe_silence(self, problem: OSError) -> str:
+        return f"no coordinator answers at {self._endpoint} ({problem.strerror or problem})"
 
     def _spec_for(self, welcome: Welcome) -> WorkerSpec:
         try:
@@ -222,7 +232,7 @@ class _WorkerProcess:
         live = Cluster(self._spec.shape, frozenset(map(Worker.parse, start.dead))).live_workers()
         view = GroupView(Worker.parse(start.place), sorted(live), start.epoch)
         set_title(f"recycle worker {view.worker} of {self._job}")
-        self._say(f"{view.worker} in epoch {start.epoch}, of {len(view.workers)} workers, from step {start.iteration}")
+        self._say(f"{view.worker} in epoch {start.epoch}, of {len(view.workers)} workers, from step {start.iteration + 1} on")
         stage.move_to(view, start, self._set_device())
         program = worker_program(RowProgram.parse(start.program), self._spec.shape)
 
