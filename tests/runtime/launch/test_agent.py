@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from recycle.core.errors import FileProblem, UserError, WorkerFailed
-from recycle.runtime.launch import restart_policy
+from recycle.runtime.launch import process_launcher, restart_policy
 from recycle.runtime.launch.agent import Agent
 from recycle.runtime.launch.forkserver import fork_context
 from recycle.runtime.launch.start_process import start_process
