@@ -36,7 +36,7 @@ from recycle.runtime.launch.local_launcher import launch
 from recycle.runtime.options import TrainOptions
 from recycle.runtime.transport.gloo import GlooTransport
 from recycle.runtime.transport.specs import GroupView, TransportSpec
-from recycle.runtime.worker.epoch_setup import make_stage_state, make_trainer, worker_program
+from recycle.runtime.worker.epoch_setup import make_stage_state, make_trainer, partners_of, worker_program
 from recycle.runtime.worker.worker_spec import WorkerSpec
 
 ALL = "adaptive,decoupled,staggered"
@@ -111,10 +111,11 @@ class Ours:
     def __init__(self, member: RaceMember, store: Any) -> None:
         spec, program = member.spec, worker_program(row_programs(member.plan)[member.worker], member.plan.problem.shape)
         transport_spec = TransportSpec(spec.tensor_specs, spec.shape.num_chains, spec.ties, TIMEOUT)
-        transport = GlooTransport(store, member.view, transport_spec)
+        view = replace(member.view, partners=partners_of(member.worker, program, {}))
+        transport = GlooTransport(store, view, transport_spec)
         self._state = make_stage_state(spec, member.worker.stage)
         self._state.stage.meter = ActivationMeter(self._state.stage.module)
-        self._trainer = make_trainer(spec, program, member.view, self._state, transport)
+        self._trainer = make_trainer(spec, program, view, self._state, transport)
 
     def run(self, num_iterations: int) -> None:
         if not self._trainer.train(self._state.num_steps + num_iterations, lambda *report: None):

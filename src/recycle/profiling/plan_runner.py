@@ -22,7 +22,7 @@ from recycle.runtime.options import NCCL
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.gpu.nccl import prepare_process
 from recycle.runtime.transport.specs import GroupView, TransportSpec
-from recycle.runtime.worker.epoch_setup import connect, make_stage_state, make_trainer, worker_program
+from recycle.runtime.worker.epoch_setup import connect, make_stage_state, make_trainer, partners_of, worker_program
 from recycle.runtime.worker.worker_spec import WorkerSpec
 
 _NUM_PINGS = 50
@@ -65,9 +65,12 @@ class PlanRunner:
         workers = [row.worker for row in plan.rows]
         if place not in workers:
             return PlanRun()
-        view, spec = GroupView(place, workers, number), replace(self._spec, shape=plan.problem.shape)
+        spec, program = (
+            replace(self._spec, shape=plan.problem.shape),
+            worker_program(row_programs(plan)[place], plan.problem.shape),
+        )
+        view = GroupView(place, workers, number, partners_of(place, program, {}))
         state = make_stage_state(spec, place.stage, device=self._device)
-        program = worker_program(row_programs(plan)[place], plan.problem.shape)
         transport, _ = connect(spec, program, view, self._context.store, self._device)
         trainer = make_trainer(spec, program, view, state, transport)
         spans: list[Sequence[Span]] = []
@@ -97,8 +100,9 @@ class PlanRunner:
     def ping(self) -> list[float]:
         """The times of the smallest message to the next stage, in µs; workers of every other stage measure them."""
         own, workers, store = self._context
-        groups = GlooGroups(store, GroupView(own, workers, 0), TransportSpec({}, 1, (), TIMEOUT))
         other = Worker(own.pipeline, own.stage + 1 if own.stage % 2 == 0 else own.stage - 1)
+        view = GroupView(own, workers, 0, frozenset({other} & set(workers)))
+        groups = GlooGroups(store, view, TransportSpec({}, 1, (), TIMEOUT))
         times_us: list[float] = []
         body = torch.zeros(1, dtype=torch.uint8)
         for number in range(_NUM_PINGS if other in workers else 0):

@@ -15,6 +15,7 @@ from recycle.core.cluster import Worker
 from recycle.runtime.transport import gloo_groups
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.specs import GroupView, TransportBroken, TransportSpec
+from recycle.runtime.transport.wait_thread import GlooWork
 from tests.warm_processes import warm_context
 
 pytestmark = pytest.mark.timeout(60)
@@ -37,7 +38,7 @@ def test_a_worker_leaves_an_epoch_whose_groups_cannot_be_dropped(monkeypatch: py
     groups = GlooGroups(dist.HashStore(), view, TransportSpec({}, 1, (), timedelta(seconds=5)))
     endless = Endless()
     goes_on, is_dropped = endless.goes_on, endless.is_dropped
-    groups._all = endless
+    groups._all = gloo_groups._Group(endless, ())
     del endless
     groups.close()  # it would wait for 50 s
     assert is_dropped.is_set()
@@ -52,14 +53,12 @@ BOTH, LARGE = [Worker(0, 0), Worker(1, 0)], torch.zeros(100_000_000, dtype=torch
 
 
 def groups_of(worker: Worker, store: Path) -> GlooGroups:
-    groups = GlooGroups(dist.FileStore(str(store), 2), GroupView(worker, BOTH), TransportSpec({}, 1, (), timedelta(seconds=50)))
-    groups.add_sum_groups()
-    return groups
+    return GlooGroups(dist.FileStore(str(store), 2), GroupView(worker, BOTH), TransportSpec({}, 1, (), timedelta(seconds=50)))
 
 
 def begin(groups: GlooGroups, kind: str, other: Worker) -> object:
     if kind == "sum":
-        return groups.begin_all_reduce(LARGE, groups._sums[None])
+        return GlooWork(groups._sums[None].backend.allreduce([LARGE], groups._options), groups._waits)
     return (groups.begin_send if kind == "send" else groups.begin_receive)(LARGE, other, 7)
 
 
@@ -99,15 +98,18 @@ def test_a_wait_for_a_worker_that_died_in_the_middle_of_a_tensor_ends_with_the_e
 
 
 class SlowToAbort:
-    """A group that is closed while another thread aborts it; `dropped_by` is the thread that runs its destructor."""
+    """The connections of a group that is closed while another thread aborts it.
+
+    `dropped_by` is the thread that runs its destructor.
+    """
 
     def __init__(self) -> None:
         self.is_aborting, self.is_closed, self.dropped_by = threading.Event(), threading.Event(), list[str]()
 
-    def size(self) -> int:
+    def __len__(self) -> int:
         self.is_aborting.set()
         self.is_closed.wait(0.3)
-        return 1
+        return 0
 
     def __del__(self) -> None:
         self.dropped_by.append(threading.current_thread().name)
@@ -119,7 +121,7 @@ def test_the_thread_that_aborts_never_runs_a_destructor() -> None:
     groups = GlooGroups(dist.HashStore(), view, TransportSpec({}, 1, (), timedelta(seconds=5)))
     slow = SlowToAbort()
     is_aborting, is_closed, dropped_by = slow.is_aborting, slow.is_closed, slow.dropped_by
-    groups._all = slow
+    groups._all = gloo_groups._Group(None, slow)  # type: ignore[arg-type]
     del slow
     aborting = threading.Thread(target=groups.abort)
     aborting.start()

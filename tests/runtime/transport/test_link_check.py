@@ -18,12 +18,23 @@ def test_only_a_worker_that_has_published_its_port_and_does_not_answer_is_out_of
     reached, gone = LinkCheck("127.0.0.1"), LinkCheck("127.0.0.1")
     stores[0].set(ready_key(OTHERS[0]), reached.address)
     stores[1].set(ready_key(OTHERS[1]), gone.address)
-    assert unreachable(own, OTHERS) == ()
+    assert unreachable(own, OTHERS, OTHERS) == ()
     gone.close()
     for _ in range(200):  # more than connections wait until somebody accepts them
-        assert unreachable(own, OTHERS) == ("W1_0",)
+        assert unreachable(own, OTHERS, OTHERS) == ("W1_0",)
     reached.close()
-    assert unreachable(own, OTHERS) == ("W0_1", "W1_0")
+    assert unreachable(own, OTHERS, OTHERS) == ("W0_1", "W1_0")
+
+
+def test_who_connects_to_some_tries_all_others_only_if_one_of_them_is_out_of_reach():
+    own, *stores = rendezvous_of(4)
+    gone = [LinkCheck("127.0.0.1"), LinkCheck("127.0.0.1")]
+    for store, other, check in zip(stores, OTHERS[1:], gone, strict=False):
+        store.set(ready_key(other), check.address)
+    gone[1].close()
+    assert unreachable(own, OTHERS[:2], OTHERS) == ()
+    gone[0].close()
+    assert unreachable(own, OTHERS[:2], OTHERS) == ("W1_0", "W1_1")
 
 
 def test_a_port_that_is_closed_leaves_no_thread():

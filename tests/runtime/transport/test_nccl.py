@@ -174,8 +174,7 @@ def test_a_worker_that_dies_while_the_others_connect_leaves_nothing_behind(strea
             streams.connect(stores[0], views[0], SPEC, [])
 
     def make_half():
-        host = GlooGroups(stores[1], views[1], SPEC)
-        host.add_sum_groups()  # and then it hangs
+        host = GlooGroups(stores[1], views[1], SPEC)  # and then it hangs
         time.sleep(0.3)
         stores[0].abort()
         host.abort()

@@ -108,7 +108,7 @@ def test_groups_find_each_other_by_it():
         def add(number):
             transports[number].reducer.all_reduce(peers[number])
             host = transports[number].host
-            host.wait(host.begin_all_reduce(every[number]), "all")
+            host.wait(host.begin_vote(every[number]), "all")
 
         at_once(*(lambda number=number: add(number) for number in range(3)))
     assert [value.tolist() for value in peers] == [[11.0, 22.0], [11.0, 22.0], [5.0, 6.0]]

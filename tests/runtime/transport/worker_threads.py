@@ -21,20 +21,25 @@ from recycle.runtime.transport.gloo import GlooTransport
 from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.rendezvous import Rendezvous
 from recycle.runtime.transport.specs import GroupView, MessageLink, TensorSpec, TransportSpec
-from recycle.runtime.worker.epoch_setup import links_of, make_stage_state, make_trainer, worker_program
+from recycle.runtime.worker.epoch_setup import links_of, make_stage_state, make_trainer, partners_of, worker_program
 
 PATIENCE_S = 30
 TIMEOUT = timedelta(seconds=PATIENCE_S)
 
 
-def rendezvous_of(num_workers: int) -> list[Rendezvous]:
-    """The rendezvous of each worker, with the store of a coordinator; a connection is the number of the worker."""
+def rendezvous_of(num_workers: int, requests: list[tuple[int, StoreRequest]] | None = None) -> list[Rendezvous]:
+    """The rendezvous of each worker, with the store of a coordinator; a connection is the number of the worker.
+
+    `requests` gets every request with the number of its worker.
+    """
     made: list[Rendezvous] = []
     store = EpochStore(num_workers, lambda number, entry: made[number].add_entry(entry.key, entry.value))
     lock = threading.Lock()
 
     def take(number: int, message: StoreEntry | StoreRequest) -> None:
         with lock:
+            if requests is not None and isinstance(message, StoreRequest):
+                requests.append((number, message))
             store.take(number, message)
 
     for number in range(num_workers):
@@ -71,7 +76,8 @@ def train_in_threads(
     transport_of = TransportSpec(spec.tensor_specs, spec.shape.num_chains, spec.ties, TIMEOUT)
 
     def train(worker: Worker, store: Rendezvous) -> str:
-        view, program = GroupView(worker, workers, epoch=1), worker_program(row_programs(plan)[worker], plan.problem.shape)
+        program = worker_program(row_programs(plan)[worker], plan.problem.shape)
+        view = GroupView(worker, workers, 1, partners_of(worker, program, {}))
         transport = make_transport(store, view, transport_of, links_of(program))
         try:
             trainer = make_trainer(spec, program, view, make_stage_state(spec, worker.stage), transport)
@@ -86,13 +92,17 @@ def train_in_threads(
 
 
 @contextmanager
-def connected(workers: Sequence[Worker]) -> Iterator[list[GlooTransport]]:
+def connected(
+    workers: Sequence[Worker],
+    partners: Callable[[Worker], frozenset[Worker] | None] = lambda worker: None,
+    requests: list[tuple[int, StoreRequest]] | None = None,
+) -> Iterator[list[GlooTransport]]:
     """The transports of these workers in one epoch, each to be used by a thread of its own."""
 
     def connect(worker: Worker, store: Rendezvous) -> Callable[[], GlooTransport]:
-        return lambda: GlooTransport(store, GroupView(worker, workers, epoch=1), transport_spec())
+        return lambda: GlooTransport(store, GroupView(worker, workers, 1, partners(worker)), transport_spec())
 
-    transports = at_once(*(connect(*pair) for pair in zip(workers, rendezvous_of(len(workers)), strict=True)))
+    transports = at_once(*(connect(*pair) for pair in zip(workers, rendezvous_of(len(workers), requests), strict=True)))
     try:
         yield transports
     finally:

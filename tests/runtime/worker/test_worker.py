@@ -46,7 +46,7 @@ class Steps:
         self.process = _WorkerProcess(Endpoint("127.0.0.1", 1, ""), "W1_0", lambda about: None, (), lambda sentence: None)
         self.control = self.process._control
         self.control.link_address = lambda: "127.0.0.1:1"
-        self.process._spec = SimpleNamespace(num_steps=9, shape=Shape(2, 2, 2), options=SimpleNamespace(device="cpu"))
+        self.process._spec = SimpleNamespace(num_steps=9, shape=Shape(2, 2, 2), ties=(), options=SimpleNamespace(device="cpu"))
         self.process._injector = SimpleNamespace(on_recovery=self.see("recovery"), on_progress=None, on_transfer=self.see("copy"))
         module = nn.Linear(2, 2)
         held = SimpleNamespace(module=module, parameters=module.parameters)

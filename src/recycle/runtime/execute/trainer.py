@@ -31,7 +31,7 @@ _METERED_ITERATIONS = 2
 
 @dataclass(frozen=True, slots=True)
 class _Vote:
-    """A ballot whose all-reduce is `work`: every stage's sum of squares, and how many workers want a pause."""
+    """A ballot whose sum over all workers is `work`: every stage's sum of squares, and how many workers want a pause."""
 
     iteration: int
     values: Tensor
@@ -154,7 +154,7 @@ class Trainer:
         if self._view.is_first_peer:
             values[self._view.worker.stage] = self.state.norm_squared()
         values[-1] = float(self.wants_pause)
-        self._vote = _Vote(iteration, values, self._transport.host.begin_all_reduce(values))
+        self._vote = _Vote(iteration, values, self._transport.host.begin_vote(values))
 
     def _end_vote(self) -> tuple[Ballot, bool]:
         """Wait for the whole ballot; return it, and whether any worker wants a pause."""

@@ -20,7 +20,6 @@ class GlooTransport:
 
     def __init__(self, store: Any, view: GroupView, spec: TransportSpec) -> None:
         self.host = GlooGroups(store, view, spec)
-        self.host.add_sum_groups()
         self.messages = MessageQueue(view, spec, self.host, GlooCarrier(self.host, spec))
         self.reducer = Reducer(self._add, self.host, view, spec)
 

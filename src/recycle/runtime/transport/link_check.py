@@ -8,7 +8,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
 from recycle.core.cluster import Worker
@@ -51,8 +51,15 @@ class LinkCheck:
         self._server.close()
 
 
-def unreachable(rendezvous: Rendezvous, others: Sequence[Worker]) -> tuple[str, ...]:
-    """Return those of the other workers that are ready to connect, and cannot be reached."""
+def unreachable(rendezvous: Rendezvous, needed: Collection[Worker], others: Collection[Worker]) -> tuple[str, ...]:
+    """Return the other workers that are ready to connect, and cannot be reached; none if those to which this one connects can.
+
+    The coordinator judges by their number which end of a link is cut off. So all others are tried, if a needed one is missed.
+    """
+    return _out_of_reach(rendezvous, needed) and _out_of_reach(rendezvous, others)
+
+
+def _out_of_reach(rendezvous: Rendezvous, others: Collection[Worker]) -> tuple[str, ...]:
     keys = [ready_key(other) for other in others]
     missing = rendezvous.fetch(keys, _ANSWER_S if rendezvous.ask_for(keys) else 0.0)
     listening = [other for other in others if ready_key(other) not in missing]

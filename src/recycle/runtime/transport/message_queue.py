@@ -45,7 +45,7 @@ class MessageQueue:
         self.round = 0
         self._spec, self._groups, self._carrier = spec, groups, carrier
         # The messages sent to each worker, a heap by the round and the index at which the receiver takes them.
-        self._sent: dict[Worker, list[tuple[tuple[int, int], int, Posted]]] = {other: [] for other in view.workers}
+        self._sent: dict[Worker, list[tuple[tuple[int, int], int, Posted]]] = {other: [] for other in view.linked}
         self._counter = count()
         self._posted: dict[TensorMessage, Posted] = {}
 

@@ -79,13 +79,21 @@ def _shared(devices: Mapping[Worker, WorkerDevice]) -> str:
 
 
 def agree_on_transport(store: Any, view: GroupView, own: WorkerDevice, wanted: str) -> TransportChoice:
-    """The transport of an epoch, which its first worker chooses; all workers of the epoch must call this."""
+    """The transport of an epoch, which its first worker chooses; all workers of the epoch must call this.
+
+    The first worker asks the others only if it matters what they have: gloo connects it to any others if it has no GPU.
+    """
     prefix = dist.PrefixStore(f"e{view.epoch}/transport", store)  # type: ignore[attr-defined]
     prefix.set(str(view.worker), json.dumps([own.host, own.gpu]))
     try:
         if view.worker == view.workers[0]:
-            devices = {other: WorkerDevice(*json.loads(prefix.get(str(other)))) for other in view.workers}
-            prefix.set("choice", json.dumps(astuple(choose_transport(devices, wanted))))
+            if wanted == GLOO or (wanted == AUTO and not own.gpu):
+                choice = TransportChoice(GLOO)
+            else:
+                prefix.wait([str(other) for other in view.workers])
+                devices = {other: WorkerDevice(*json.loads(prefix.get(str(other)))) for other in view.workers}
+                choice = choose_transport(devices, wanted)
+            prefix.set("choice", json.dumps(astuple(choice)))
         return TransportChoice(*json.loads(prefix.get("choice")))
     except RuntimeError as problem:  # the epoch is over, or another worker is late
         raise TransportBroken(str(problem)) from None

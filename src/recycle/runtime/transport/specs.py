@@ -14,6 +14,8 @@ from recycle.runtime.transport.activity import Activity
 
 # Messages of so many rounds may be on their way at once: stages run at most one iteration apart, and may try one twice.
 _NUM_TAG_ROUNDS = 8
+# Of the tree along which all workers vote. Four: a dozen workers are two links from its root, and 2,048 are six.
+_NUM_CHILDREN = 4
 
 
 class TransportBroken(Exception):
@@ -67,11 +69,20 @@ class MessageLink(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A worker's view of the live workers of one epoch. `workers` have the same order in every view of the epoch."""
+    """A worker's view of the live workers of one epoch. `workers` have the same order in every view of the epoch.
+
+    `partners` are those with which the worker exchanges messages or state in this epoch, and each of them has this worker among
+    its own; None stands for all others.
+    """
 
     worker: Worker
     workers: Sequence[Worker]
     epoch: int = 0
+    partners: frozenset[Worker] | None = None
+
+    @property
+    def others(self) -> list[Worker]:
+        return [other for other in self.workers if other != self.worker]
 
     @property
     def peers(self) -> list[Worker]:
@@ -83,6 +94,26 @@ class GroupView:
         """Whether the worker represents its stage where only one of the peers must contribute."""
         return self.worker == self.peers[0]
 
+    @property
+    def parent(self) -> Worker | None:
+        """The worker before this one in the tree along which all workers vote; None at its root."""
+        rank = self.workers.index(self.worker)
+        return self.workers[(rank - 1) // _NUM_CHILDREN] if rank else None
+
+    @property
+    def children(self) -> Sequence[Worker]:
+        """The workers after this one in that tree."""
+        first = self.workers.index(self.worker) * _NUM_CHILDREN + 1
+        return self.workers[first : first + _NUM_CHILDREN]
+
+    @property
+    def linked(self) -> list[Worker]:
+        """The workers to which this one connects, beside those with which it sums: its partners, its parent and its children."""
+        if self.partners is None:
+            return self.others
+        wanted = {*self.partners, *self.children, self.parent}
+        return [other for other in self.others if other in wanted]
+
     def sum_groups(self, ties: Sequence[Tie]) -> dict[Tie | None, tuple[str, list[Worker]]]:
         """Name and members of the groups that sum gradients: of the peers (key None), and of each tie that the stage is in."""
         groups: dict[Tie | None, tuple[str, list[Worker]]] = {None: (f"stage{self.worker.stage}", self.peers)}
@@ -90,6 +121,17 @@ class GroupView:
             if self.worker.stage in tie.stages:
                 groups[tie] = f"tie{number}", [other for other in self.workers if other.stage in tie.stages]
         return groups
+
+    def connected(self, ties: Sequence[Tie]) -> set[Worker]:
+        """All workers to which this one connects. In each group that sums, they are the one before it and the one after it."""
+        rings = [self.beside(members) for _, members in self.sum_groups(ties).values()]
+        return {*self.linked, *(other for ring in rings for other in ring)}
+
+    def beside(self, members: Sequence[Worker]) -> list[Worker]:
+        """The members of a group that this worker has beside itself in the ring of all of them."""
+        place = members.index(self.worker)
+        ring = {members[place - 1], members[(place + 1) % len(members)]}
+        return [other for other in members if other in ring - {self.worker}]
 
     def others_in_sum(self, tie: Tie | None) -> str:
         """The names of the other workers that sum with this one."""

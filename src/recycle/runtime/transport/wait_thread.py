@@ -37,10 +37,18 @@ class WaitThread:
 
     def wait(self, work: Any, timeout: timedelta) -> None:
         """Wait for an operation; raise `RuntimeError` if it failed, timed out, or was aborted."""
+        self.begin(work, timeout)
+        self.end()
+
+    def begin(self, work: Any, timeout: timedelta) -> None:
+        """Let the thread wait for an operation; `end` is to be called once for each."""
         if not self._has_thread:  # not before: an epoch may end while its groups are made
             self._has_thread = True
             threading.Thread(target=self._run, name="transport wait", daemon=True).start()
         self._works.put((work, timeout))
+
+    def end(self) -> None:
+        """Wait until the thread has waited; raise as `wait` does."""
         match self._ends.get():
             case RuntimeError() as problem:
                 raise problem
@@ -64,3 +72,13 @@ class GlooWork(NamedTuple):
 
     def wait(self, timeout: timedelta) -> None:
         self.thread.wait(self.operation, timeout)
+
+
+class GlooVote(NamedTuple):
+    """A vote that was begun; its thread runs it, and does nothing else meanwhile."""
+
+    thread: WaitThread
+
+    def wait(self, timeout: timedelta) -> None:
+        """Wait for the vote, for as long as its steps may take."""
+        self.thread.end()

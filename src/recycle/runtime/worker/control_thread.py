@@ -6,7 +6,7 @@ other messages for the main thread.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 from recycle.control.decide.messages import (
@@ -27,6 +27,7 @@ from recycle.control.decide.messages import (
 from recycle.control.net.client import Client
 from recycle.control.net.handshake import Endpoint, JoinRefused
 from recycle.host.interfaces import address_of
+from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.transport.activity import Activity, Doing
 from recycle.runtime.transport.link_check import LinkCheck, unreachable
@@ -163,15 +164,15 @@ class ControlThread:
         self.is_leaving = True
         self.client.send(Leaving())
 
-    def connect(self, view: GroupView, make: Callable[[Rendezvous], Transport]) -> Transport:
+    def connect(self, view: GroupView, ties: Sequence[Tie], make: Callable[[Rendezvous], Transport]) -> Transport:
         """Make the transport of an epoch; raises TransportBroken if the epoch ends before, or a link is cut."""
         with self._lock:
             self._refuse_stopped(view.epoch)
             rendezvous = self._rendezvous
         assert rendezvous is not None
         self.activity.wait_for("all")
-        others = [other for other in view.workers if other != view.worker]
-        transport = make_unless_over(lambda: make(rendezvous), rendezvous, lambda: unreachable(rendezvous, others))
+        needed, others = view.connected(ties), view.others
+        transport = make_unless_over(lambda: make(rendezvous), rendezvous, lambda: unreachable(rendezvous, needed, others))
         self.activity.go_on()
         with self._lock:
             self._transport = transport

@@ -1,13 +1,13 @@
 """Set-up of a worker for an epoch: its program of the plan, the state of its stage, its transport and its trainer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 
-from recycle.core.cluster import Shape
+from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.row_programs import RowProgram
 from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.optimizer_step import Stepper
@@ -67,6 +67,15 @@ def links_of(program: WorkerProgram) -> set[MessageLink]:
     """The links by which a worker sends and receives messages."""
     messages = [message for each in program.instructions for message in (each.receives, each.sends) if message is not None]
     return {MessageLink(message.kind, message.sender, message.receiver) for message in messages}
+
+
+def partners_of(worker: Worker, program: WorkerProgram, sources: Mapping[str, str]) -> frozenset[Worker]:
+    """The workers with which a worker exchanges messages, or the state of its stage. `sources` are the senders by receiver."""
+    ends = {end for link in links_of(program) for end in (link.sender, link.receiver)}
+    for pair in sources.items():
+        if str(worker) in pair:
+            ends.update(map(Worker.parse, pair))
+    return frozenset(ends - {worker})
 
 
 def make_trainer(

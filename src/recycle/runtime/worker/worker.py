@@ -39,7 +39,7 @@ from recycle.runtime.transport.rendezvous import Rendezvous, meet
 from recycle.runtime.transport.specs import GroupView, TransportBroken
 from recycle.runtime.worker.control_thread import ControlThread
 from recycle.runtime.worker.device import may_use_nccl, select_device, warm_up
-from recycle.runtime.worker.epoch_setup import connect, make_trainer, worker_program
+from recycle.runtime.worker.epoch_setup import connect, make_trainer, partners_of, worker_program
 from recycle.runtime.worker.fault_injection import FaultInjector
 from recycle.runtime.worker.local_stage import CannotLoad, LocalStage
 from recycle.runtime.worker.worker_reports import WorkerCrashed, WorkerFinished, WorkerWarned
@@ -230,11 +230,11 @@ class _WorkerProcess:
     def _set_up(self, start: StartEpoch, stage: LocalStage) -> Trainer:
         """Take this worker's place in the epoch, connect to the other workers, and copy the stage's state where it is needed."""
         live = Cluster(self._spec.shape, frozenset(map(Worker.parse, start.dead))).live_workers()
-        view = GroupView(Worker.parse(start.place), sorted(live), start.epoch)
+        place, program = Worker.parse(start.place), worker_program(RowProgram.parse(start.program), self._spec.shape)
+        view = GroupView(place, sorted(live), start.epoch, partners_of(place, program, start.sources))
         set_title(f"recycle worker {view.worker} of {self._job}")
         self._say(f"{view.worker} in epoch {start.epoch}, of {len(view.workers)} workers, from step {start.iteration + 1} on")
         stage.move_to(view, start, self._set_device())
-        program = worker_program(RowProgram.parse(start.program), self._spec.shape)
 
         def make_transport(store: Rendezvous) -> Transport:
             meet(store, view, self._control.link_address())
@@ -244,7 +244,7 @@ class _WorkerProcess:
                 self._control.report(WorkerWarned(view.worker, choice.warning))
             return transport
 
-        transport = self._control.connect(view, make_transport)
+        transport = self._control.connect(view, self._spec.ties, make_transport)
         self._injector.instructions, self._injector.parameters = program.instructions, list(stage.state.stage.parameters())
         activity, on_progress = self._control.activity, self._injector.on_progress
         trainer = make_trainer(self._spec, program, view, stage.state, transport, on_progress, activity)

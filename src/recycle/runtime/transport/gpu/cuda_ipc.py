@@ -134,7 +134,6 @@ class CudaIpcTransport:
 
     def __init__(self, store: Any, view: GroupView, spec: TransportSpec, memory: SharedMemory) -> None:
         self.host = GlooGroups(store, view, spec)
-        self.host.add_sum_groups()
         self._view, self._memory = view, memory
         self.reducer = Reducer(self._add, self.host, view, spec)
         self._carrier = CudaIpcCarrier(self.host, view, spec, memory, self.reducer)

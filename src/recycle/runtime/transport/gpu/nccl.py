@@ -94,7 +94,6 @@ class NcclTransport:
         if isinstance(store, Rendezvous):
             store.on_abort(self.abort)  # a worker may die while the others make their communicators
         try:
-            self.host.add_sum_groups()
             for tie, (name, members) in sorted(view.sum_groups(spec.ties).items(), key=lambda item: item[1][0]):
                 if len(members) > 1:
                     self._sums[tie] = self._make(name, members)
