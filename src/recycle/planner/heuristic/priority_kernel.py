@@ -23,6 +23,7 @@ from recycle.planner.heuristic.list_scheduling_kernel import (
     compiled,
     empty_state,
     finish,
+    first_chain,
     follower_there,
     heap_pop,
     heap_push,
@@ -31,7 +32,7 @@ from recycle.planner.heuristic.list_scheduling_kernel import (
     touch,
     uncounted,
 )
-from recycle.planner.model.schedule import Ints
+from recycle.planner.model.assignment import Ints
 
 # Columns of the state beside those of both kernels: when the most urgent op that is on its way arrives, and its priority.
 _NEXT_US, _NEXT_PRIORITY, _NUM_STATE = range(NUM_SHARED, NUM_SHARED + 3)
@@ -53,36 +54,40 @@ def _offer(state: Ints, queues: Ints, priority: Ints, worker: int, op: int) -> N
 
 
 @uncounted
-def _take(costs: Ints, state: Ints, queues: Ints, worker: int, stage: int, now: int, patience_us: int, backwards: bool) -> int:
+def _take(
+    work: Ints, costs: Ints, state: Ints, queues: Ints, worker: int, stage: int, now: int, patience_us: int, backwards: bool
+) -> int:
     """Take the op that an idle worker starts now off its queue: the most urgent, or none if a more urgent one arrives soon."""
     best, least = _NONE, np.int64(1 << 62)
     takes_memory = W if backwards else F
     for kind in range(3):
         if state[worker, kind] == 0:
             continue
-        if kind == takes_memory and state[worker, HELD] + costs[stage, TAKEN] > costs[stage, CAPACITY]:
+        key = queues[kind * (queues.size // 3) + state[worker, FIRST]]
+        if kind == takes_memory and state[worker, HELD] + work[TAKEN, stage, key % work.shape[2]] > costs[stage, CAPACITY]:
             continue
-        first = queues[kind * (queues.size // 3) + state[worker, FIRST]] // queues.size
+        first = key // queues.size
         if first < least:
             best, least = kind, first
     if best == _NONE:
         return _NONE
     wait = state[worker, _NEXT_US] - now
-    if 0 < wait <= patience_us and wait < costs[stage, best] and state[worker, _NEXT_PRIORITY] < least:
+    chain = first_chain(work, state, queues, worker, best)
+    if 0 < wait <= patience_us and wait < work[best, stage, chain] and state[worker, _NEXT_PRIORITY] < least:
         return _NONE
     if best == takes_memory:
-        state[worker, HELD] += costs[stage, TAKEN]
+        state[worker, HELD] += work[TAKEN, stage, chain]
     return int(take(state, queues, worker, best) % queues.size)
 
 
 @uncounted
-def _finish(costs: Ints, state: Ints, worker: int, stage: int, kind: int, backwards: bool) -> None:
+def _finish(work: Ints, state: Ints, worker: int, stage: int, chain: int, kind: int, backwards: bool) -> None:
     if not backwards:
-        finish(costs, state, worker, stage, kind)
+        finish(work, state, worker, stage, chain, kind)
         return
     # The memory that I frees was taken with W already, so that no I ever waits for memory.
     state[worker, BUSY] = 0
-    state[worker, HELD] -= costs[stage, TAKEN] if kind == F else 0
+    state[worker, HELD] -= work[TAKEN, stage, chain] if kind == F else 0
 
 
 @compiled
@@ -109,7 +114,7 @@ def _offer_first(pipeline: Ints, state: Ints, queues: Ints, priority: Ints, miss
 
 @uncounted
 def _settle(
-    costs: Ints,
+    work: Ints,
     state: Ints,
     queues: Ints,
     priority: Ints,
@@ -125,7 +130,7 @@ def _settle(
     ready, there = code - 3 * num_each, _NONE
     if ready < 0:
         kind, stage = code // num_each, code // num_chains % num_stages
-        _finish(costs, state, worker, stage, kind, backwards)
+        _finish(work, state, worker, stage, code % num_chains, kind, backwards)
         ready = _follower_here(code, kind, stage == num_stages - 1, num_each, backwards)
         there = follower_there(code, kind, stage, num_stages, num_chains, backwards)
     if ready >= 0:
@@ -145,7 +150,14 @@ def _announce(state: Ints, priority: Ints, worker: int, op: int, arrival: int, n
 
 @compiled
 def priority_schedule(
-    pipeline: Ints, costs: Ints, priority: Ints, release_us: Ints, patience_us: Ints, num_pipelines: int, backwards: bool
+    pipeline: Ints,
+    work: Ints,
+    costs: Ints,
+    priority: Ints,
+    release_us: Ints,
+    patience_us: Ints,
+    num_pipelines: int,
+    backwards: bool,
 ) -> tuple[Ints, Ints]:
     """Return the start of each op, and the ops that could be placed by start: the lowest `priority` of a worker goes first.
 
@@ -178,7 +190,7 @@ def priority_schedule(
             num_events -= 1
             stage = code // num_chains % num_stages
             worker = stage * num_pipelines + pipeline[stage, code % num_chains]
-            there = _settle(costs, state, queues, priority, missing, pipeline.shape, worker, code, backwards)
+            there = _settle(work, state, queues, priority, missing, pipeline.shape, worker, code, backwards)
             if there >= 0:
                 arrival = now + costs[min(stage, there // num_chains % num_stages), COMM_US]
                 heap_push(events, 0, num_events, arrival * base + 3 * num_each + there)
@@ -190,12 +202,12 @@ def priority_schedule(
             stage = worker // num_pipelines
             if state[worker, BUSY] or now < release_us[stage]:
                 continue
-            op = _take(costs, state, queues, worker, stage, now, patience_us[stage], backwards)
+            op = _take(work, costs, state, queues, worker, stage, now, patience_us[stage], backwards)
             if op < 0:
                 continue
             out[op], order[num_placed] = now, op
             num_placed += 1
-            end = now + costs[stage, op // num_each]
+            end = now + work[op // num_each, stage, op % num_chains]
             heap_push(events, 0, num_events, end * base + op)
             num_events += 1
             there = follower_there(op, op // num_each, stage, num_stages, num_chains, backwards)
