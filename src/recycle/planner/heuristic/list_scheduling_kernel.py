@@ -229,20 +229,13 @@ def _announce(
 
 @compiled
 def list_schedule(
-    pipeline: Ints,
-    rank: Ints,
-    work: Ints,
-    costs: Ints,
-    parameters: Ints,
-    is_urgent: Bools,
-    num_pipelines: int,
-    out: Ints,
-    order: Ints,
+    pipeline: Ints, rank: Ints, work: Ints, costs: Ints, rule: Ints, is_urgent: Bools, num_pipelines: int, out: Ints, order: Ints
 ) -> int:
     """Fill `out` with the starts of a schedule that respects order, workers and memory, and `order` with its ops by start.
 
-    `pipeline[stage, chain]` is the pipeline that runs a chain, `rank[chain]` the order of chains where several wait, and
-    `is_urgent[kind, stage, chain]` marks the F's and I's that a patient worker waits for. Returns the number of ops.
+    `pipeline[stage, chain]` is the pipeline that runs a chain, `rank[chain]` the order of chains where several wait, `rule` the
+    parameters by stage. `is_urgent[kind, stage, chain]` marks the F's and I's that a patient worker waits for. Returns the number
+    of ops.
     """
     num_stages, num_chains = pipeline.shape
     state = empty_state(pipeline, num_pipelines, _NUM_STATE)
@@ -264,7 +257,7 @@ def list_schedule(
             if state[worker, BUSY]:
                 continue
             stage = worker // num_pipelines
-            kind = _choose(work, costs, parameters, state, queues, worker, stage, now)
+            kind = _choose(work, costs, rule, state, queues, worker, stage, now)
             if kind == _NONE:
                 continue
             chain = _begin(work, state, queues, worker, stage, kind)

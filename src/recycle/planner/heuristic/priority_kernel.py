@@ -150,38 +150,31 @@ def _announce(state: Ints, priority: Ints, worker: int, op: int, arrival: int, n
 
 @compiled
 def priority_schedule(
-    pipeline: Ints,
-    work: Ints,
-    costs: Ints,
-    priority: Ints,
-    release_us: Ints,
-    patience_us: Ints,
-    num_pipelines: int,
-    backwards: bool,
+    pipeline: Ints, work: Ints, costs: Ints, priority: Ints, opens_us: Ints, patience_us: Ints, num_pipelines: int, is_back: bool
 ) -> tuple[Ints, Ints]:
     """Return the start of each op, and the ops that could be placed by start: the lowest `priority` of a worker goes first.
 
-    No op of a stage starts before `release_us`. A worker waits up to `patience_us` of its stage for an op with a lower value that
+    No op of a stage starts before `opens_us`. A worker waits up to `patience_us` of its stage for an op with a lower value that
     is known to arrive. In a backward pass, priorities that contradict each other can block memory: then some ops are not placed.
     """
     num_stages, num_chains = pipeline.shape
     num_workers, num_each = num_stages * num_pipelines, num_stages * num_chains
     out, order = np.empty(3 * num_each, np.int64), np.empty(3 * num_each, np.int64)
-    missing = _missing(num_stages, num_chains, backwards)
+    missing = _missing(num_stages, num_chains, is_back)
     state, queues = empty_state(pipeline, num_pipelines, _NUM_STATE), np.empty(3 * num_each, np.int64)
     _offer_first(pipeline, state, queues, priority, missing, num_pipelines)
     # An event is time * base + code: the op that ends, or 3 * S * N more than the F or I that arrives.
     base = np.int64(5) * num_each
     events = np.empty(2 * num_each + num_workers, np.int64)
     touched, is_touched = np.empty(num_workers, np.int64), np.zeros(num_workers, np.bool_)
-    by_release = np.argsort(release_us)
+    by_release = np.argsort(opens_us)
     num_events, num_released, num_placed = 0, 0, 0
     while num_events > 0 or num_released < num_stages:
         num_touched = 0
-        now = events[0] // base if num_events > 0 else release_us[by_release[num_released]]
+        now = events[0] // base if num_events > 0 else opens_us[by_release[num_released]]
         if num_released < num_stages:
-            now = min(now, release_us[by_release[num_released]])
-        while num_released < num_stages and release_us[by_release[num_released]] == now:
+            now = min(now, opens_us[by_release[num_released]])
+        while num_released < num_stages and opens_us[by_release[num_released]] == now:
             for worker in range(by_release[num_released] * num_pipelines, (by_release[num_released] + 1) * num_pipelines):
                 num_touched = touch(touched, is_touched, num_touched, worker)
             num_released += 1
@@ -190,7 +183,7 @@ def priority_schedule(
             num_events -= 1
             stage = code // num_chains % num_stages
             worker = stage * num_pipelines + pipeline[stage, code % num_chains]
-            there = _settle(work, state, queues, priority, missing, pipeline.shape, worker, code, backwards)
+            there = _settle(work, state, queues, priority, missing, pipeline.shape, worker, code, is_back)
             if there >= 0:
                 arrival = now + costs[min(stage, there // num_chains % num_stages), COMM_US]
                 heap_push(events, 0, num_events, arrival * base + 3 * num_each + there)
@@ -200,9 +193,9 @@ def priority_schedule(
             worker = touched[index]
             is_touched[worker] = False
             stage = worker // num_pipelines
-            if state[worker, BUSY] or now < release_us[stage]:
+            if state[worker, BUSY] or now < opens_us[stage]:
                 continue
-            op = _take(work, costs, state, queues, worker, stage, now, patience_us[stage], backwards)
+            op = _take(work, costs, state, queues, worker, stage, now, patience_us[stage], is_back)
             if op < 0:
                 continue
             out[op], order[num_placed] = now, op
@@ -210,7 +203,7 @@ def priority_schedule(
             end = now + work[op // num_each, stage, op % num_chains]
             heap_push(events, 0, num_events, end * base + op)
             num_events += 1
-            there = follower_there(op, op // num_each, stage, num_stages, num_chains, backwards)
+            there = follower_there(op, op // num_each, stage, num_stages, num_chains, is_back)
             if there >= 0 and missing[there] == 1:
                 goes_to = there // num_chains % num_stages
                 taker = goes_to * num_pipelines + pipeline[goes_to, there % num_chains]

@@ -108,10 +108,14 @@ def _spread(problem: Problem, share: float, is_end: Bools) -> Ints:
 def _balance(problem: Problem, line: WorkLine, positions: Ints, pipeline: Ints, is_end: Bools) -> None:
     shape, held = problem.shape, problem.held_layers
     assert held is not None
-    is_bytes = problem.memory.unit == "bytes"
-    activations = np.array(held.sums.sums["activation_bytes"], dtype=np.int64) * is_bytes
+    activations = np.arange(held.sums.num_layers + 1, dtype=np.int64)
+    if problem.memory.unit == "bytes":
+        activations = np.array(held.sums.sums["activation_bytes"], dtype=np.int64)
     capacities = [problem.capacity(stage) for stage in range(shape.num_stages)]
-    capacity = np.array([_UNLIMITED if each is None or not is_bytes else each for each in capacities], dtype=np.int64)
+    capacity = np.array([_UNLIMITED if each is None else each for each in capacities], dtype=np.int64)
+    # A micro-batch of which one stage could not hold its part is cut at the base boundaries, where it fits.
+    is_too_large = (np.diff(activations[positions], axis=0) > capacity[:, None]).any(axis=0)
+    positions[:, is_too_large] = np.array(held.sums.bounds, dtype=np.int64)[:, None]
     index = np.arange(shape.num_chains) % shape.num_microbatches
     order = np.lexsort((np.arange(shape.num_chains), _scattered(index)))
     balance(
