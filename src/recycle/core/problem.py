@@ -214,19 +214,28 @@ class Problem:
         return self.profile.stages[stage].static_bytes
 
     def capacity(self, stage: int) -> int | None:
-        """The memory for activations on a worker of `stage`, in the unit of the limit; None if unlimited."""
+        """The memory for activations on a worker of `stage`, in the unit of the limit; None if unlimited.
+
+        With shared layers, a limit in micro-batches counts layers: so many times the layers of the stage. A micro-batch of which
+        fewer layers are computed there takes less.
+        """
         if self.memory.unit == "unlimited":
             return None
-        static = self.static_bytes(stage) if self.memory.unit == "bytes" else 0
-        return self.memory.limits[stage] - static
+        if self.memory.unit == "microbatches":
+            return self.memory.limits[stage] * self._num_counted(stage)
+        return self.memory.limits[stage] - self.static_bytes(stage)
+
+    def _num_counted(self, stage: int) -> int:
+        """How much a whole micro-batch counts in a limit in micro-batches: 1, or with shared layers the layers of the stage."""
+        return 1 if self.held_layers is None else len(self.profile.layers[stage])
 
     def held_by_forward(self, stage: int) -> int:
-        """The memory that F takes, in the unit of the limit."""
-        return self.profile.stages[stage].activation_bytes if self.memory.unit == "bytes" else 1
+        """The memory that F takes on the layers of the stage, in the unit of the limit."""
+        return self.profile.stages[stage].activation_bytes if self.memory.unit == "bytes" else self._num_counted(stage)
 
     def held_for_weight(self, stage: int) -> int:
         """The part of it that remains between I and W."""
-        return self.profile.stages[stage].weight_held_bytes if self.memory.unit == "bytes" else 1
+        return self.profile.stages[stage].weight_held_bytes if self.memory.unit == "bytes" else self._num_counted(stage)
 
     def memory_delta(self, stage: int, kind: Kind) -> int:
         """How an op changes the memory held: F when it starts, the others when they end."""

@@ -1,14 +1,18 @@
 """Failure Normalization: where a given number of failures costs least, and whether moving workers there pays."""
 
 import heapq
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import UserError
+from recycle.core.plans.library import without_failures
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile
 from recycle.core.units import format_us
+from recycle.planner.model.assignment import speeds_of
+from recycle.planner.model.load_split import layer_work
 from recycle.planner.model.lower_bound import Bounds
 
 Distribution = tuple[int, ...]
@@ -74,21 +78,36 @@ def distributions(problem: Problem, num_failures: int) -> Iterator[Distribution]
 
 def least_bound(problem: Problem, num_failures: int) -> int:
     """A lower bound of the period with `num_failures`, for every distribution of them over the stages."""
+    if problem.shared_layers or problem.speeds:
+        return _least_shared_bound(problem, num_failures)
     return _least_worst(_costs_us(problem, num_failures)[0], num_failures)[0][num_failures]
+
+
+def _least_shared_bound(problem: Problem, num_failures: int) -> int:
+    """The whole work over the speed of the fastest workers that may be left: cuts may move work to any stage."""
+    _refuse_too_many(problem.shape, num_failures)
+    num_layers = problem.held_layers.sums.num_layers if problem.held_layers else problem.shape.num_stages
+    speeds = sorted(speeds_of(without_failures(problem)).ravel().tolist(), reverse=True)
+    left = sum(speeds[: len(speeds) - num_failures])
+    return math.ceil(problem.shape.num_chains * layer_work(problem, num_layers)[-1] / left - 1e-6)
 
 
 def _costs_us(problem: Problem, num_failures: int) -> tuple[_Costs, _Costs]:
     """For each stage and number of failures there, the period that it enforces: proven, and in practice."""
     bounds, shape = Bounds(problem), problem.shape
+    _refuse_too_many(shape, num_failures)
+    most = min(num_failures, shape.num_pipelines - 1)
+    live, stages = range(shape.num_pipelines, shape.num_pipelines - most - 1, -1), range(shape.num_stages)
+    proven = [[max(bounds.stage_terms(stage, num_live)) for num_live in live] for stage in stages]
+    return proven, [[bounds.estimate_us(stage, num_live) for num_live in live] for stage in stages]
+
+
+def _refuse_too_many(shape: Shape, num_failures: int) -> None:
     if not 0 <= num_failures <= most_failures(shape):
         raise UserError(
             f"{num_failures} failures cannot be planned for: between 0 and {most_failures(shape)} workers of this cluster can "
             "fail while every stage keeps a live one"
         )
-    most = min(num_failures, shape.num_pipelines - 1)
-    live, stages = range(shape.num_pipelines, shape.num_pipelines - most - 1, -1), range(shape.num_stages)
-    proven = [[max(bounds.stage_terms(stage, num_live)) for num_live in live] for stage in stages]
-    return proven, [[bounds.estimate_us(stage, num_live) for num_live in live] for stage in stages]
 
 
 def _least_worst(costs_us: _Costs, num_failures: int) -> list[list[int]]:

@@ -161,6 +161,8 @@ def _fitting(stored: Plan | None, cluster: Cluster) -> Plan | None:
     """The stored plan if it has as many dead at each stage as `cluster`; with the same dead if renaming pipelines allows it."""
     if stored is None or stored.problem.cluster.num_failed != cluster.num_failed:
         return None
+    if stored.problem.speeds:  # peers are not alike
+        return stored if stored.problem.cluster == cluster else None
     return renamed(stored, cluster) or stored
 
 
@@ -201,7 +203,11 @@ def renamed(plan: Plan, cluster: Cluster) -> Plan | None:
         worker = Worker(order[row.worker.pipeline], row.worker.stage)
         rows[worker] = Row(worker, row.kinds, array("q", map(chains.__getitem__, row.chains)), row.starts_us)
     problem = replace(plan.problem, cluster=cluster)
-    return replace(plan, problem=problem, rows=tuple(rows[worker] for worker in cluster.live_workers()))
+    cuts = tuple(array("b", [0]) * len(chains) for _ in plan.cuts)
+    for offsets, before in zip(cuts, plan.cuts, strict=True):
+        for chain, offset in zip(chains, before, strict=True):
+            offsets[chain] = offset
+    return replace(plan, problem=problem, rows=tuple(rows[worker] for worker in cluster.live_workers()), cuts=cuts)
 
 
 def _order(planned: Cluster, real: Cluster) -> list[int] | None:

@@ -1,6 +1,6 @@
 """problem(): make a Problem from the texts of the command line, such as costs "10,13,9" and memory "80GiB"."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from recycle.core.cluster import Cluster, Shape, Worker
@@ -22,6 +22,9 @@ def problem(
     profile: Profile | str | Path | None = None,
     memory: str | int | Iterable[int] | None = None,
     techniques: str | Techniques = ALL,
+    layers: int | None = None,
+    shared_layers: int = 0,
+    speeds: str | Mapping[str, float] = "",
 ) -> Problem:
     """Return the problem that these values describe, which are those of `recycle plan`; give either `costs` or `profile`.
 
@@ -36,6 +39,9 @@ def problem(
         memory: Micro-batches in flight for all stages (6) or one number for each ("4,3,2,1"), bytes ("80GiB"), or "unlimited".
             By default it is the device memory of the profile, or unlimited.
         techniques: The techniques that a plan may use, such as "adaptive,decoupled", or "none".
+        layers: The number of equal layers of the model, as many in each stage; a profile may know its layers itself.
+        shared_layers: How many layers on either side of a boundary both stages hold, so that micro-batches may be cut there.
+        speeds: The workers that are slower or faster than the costs say, such as "W0_3=0.6".
 
     Returns:
         The problem, to be given to `solve` or `build`.
@@ -62,7 +68,31 @@ def problem(
     names = [name for name in fail.split(",") if name.strip()] if isinstance(fail, str) else list(fail)
     cluster = Cluster.of(shape, map(Worker.parse, names))
     chosen = Techniques.parse(techniques) if isinstance(techniques, str) else techniques
-    return Problem(cluster, profile, parse_memory(memory, stages, profile), chosen)
+    if layers is not None:
+        profile = _with_layers(profile, layers)
+    named = parse_speeds(speeds) if isinstance(speeds, str) else [(Worker.parse(name), speed) for name, speed in speeds.items()]
+    return Problem(cluster, profile, parse_memory(memory, stages, profile), chosen, tuple(named), shared_layers)
+
+
+def _with_layers(profile: Profile, num_layers: int) -> Profile:
+    known = sum(map(len, profile.layers))
+    if profile.layers and known != num_layers:
+        raise UserError(f"the profile has {known} layers, but --layers is {num_layers}: leave --layers out")
+    return profile if profile.layers else profile.with_equal_layers(num_layers)
+
+
+def parse_speeds(text: str) -> list[tuple[Worker, float]]:
+    """Read `W0_3=0.6,W1_2=0.8`."""
+    found = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, sign, speed = part.partition("=")
+        try:
+            found.append((Worker.parse(name), float(speed)))
+        except ValueError:
+            sign = ""
+        if not sign:
+            raise UserError(f"the speed {part!r} cannot be read: write <worker>=<speed>, such as W0_3=0.6")
+    return found
 
 
 def parse_costs(costs: str | tuple[int, ...]) -> tuple[int, int, int]:

@@ -46,7 +46,8 @@ class _Result:
         schedule = self.schedule.from_zero()
         status = "optimal" if self.period_us == self.bound_us else "feasible"
         quality = Quality(self.bound_us, status, self.method, round(time.monotonic() - began, 3))
-        plan = Plan(self.problem, schedule.rows(self.problem), self.period_us, quality)
+        rows, cuts = schedule.rows(self.problem), schedule.assignment.cuts
+        plan = Plan(self.problem, rows, self.period_us, quality, cuts)
         violations = check(plan)
         assert not violations, f"{self.method} made an illegal plan: {violations[0]}"
         return plan
@@ -109,8 +110,10 @@ def _exact_method(
     problem: Problem, schedule: Schedule, bound: int, method: str
 ) -> Callable[[Problem, float, Schedule, int], Exact] | None:
     """Return the exact method to run, if any: the chosen one, or for `auto` CP-SAT where a shorter plan is possible."""
-    if method == "greedy":
+    if method == "greedy" or (method == "auto" and (problem.shared_layers or problem.speeds)):
         return None
+    if problem.shared_layers or problem.speeds:
+        raise UserError(f"{method} knows neither shared layers nor speeds of workers: choose the method greedy or auto")
     if method == "milp":
         from recycle.planner.exact import milp
 

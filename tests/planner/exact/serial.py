@@ -5,13 +5,14 @@ from recycle.core.plans.plan import microbatch_of
 from recycle.core.plans.rules import lag_us, needs
 from recycle.core.problem import Problem
 from recycle.planner.exact.exact_model import Fusing, fusing, kinds_of, lengths_us, routes_of
+from recycle.planner.model.chain_cuts import assign
 from recycle.planner.model.schedule import Schedule
 
 
 def serial(problem: Problem) -> Schedule:
     """The schedule that runs one op at a time, chain after chain: legal with any memory, so a first upper bound."""
     shape = problem.shape
-    schedule = Schedule.zeros(problem)
+    schedule = Schedule.zeros(problem, assign(problem))
     for stage in range(shape.num_stages):
         schedule.is_fused[stage] = fusing(problem, stage) is Fusing.ALWAYS
     now, stages = 0, range(shape.num_stages)

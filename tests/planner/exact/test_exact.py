@@ -138,8 +138,9 @@ def shuffle_chains(problem: Problem, schedule: Schedule, random: Random) -> Sche
     """Rename the micro-batches of each home at random."""
     size = problem.shape.num_microbatches
     order = [home * size + at for home in range(problem.shape.num_pipelines) for at in random.sample(range(size), size)]
-    columns = schedule.pipeline, schedule.forward_us, schedule.input_us, schedule.weight_us, schedule.is_fused
-    return Schedule(*(column[:, order] for column in columns))
+    columns = schedule.forward_us, schedule.input_us, schedule.weight_us, schedule.is_fused
+    routes = schedule.assignment.routed(problem, schedule.pipeline[:, order])
+    return Schedule(routes, *(column[:, order] for column in columns))
 
 
 @QUICK

@@ -12,6 +12,7 @@ from recycle.planner.failure_normalization import normalized_problem
 from recycle.planner.heuristic.forward_backward import ForwardBackwardSchedule, forward_backward, splits_all_backwards
 from recycle.planner.heuristic.known_settings import portfolio
 from recycle.planner.heuristic.search import Search
+from recycle.planner.model.chain_cuts import assign
 from recycle.planner.model.lower_bound import lower_bound
 from tests.planner.strategies import problems
 
@@ -20,7 +21,7 @@ MANY = settings(max_examples=100, deadline=None, derandomize=True, suppress_heal
 
 def first_of(problem: Problem) -> tuple[Search, ForwardBackwardSchedule]:
     """The schedule of the strongest setting, before any pass."""
-    search = Search.of(problem, lower_bound(problem))
+    search = Search.of(problem, lower_bound(problem), assign(problem))
     return search, ForwardBackwardSchedule.of(search, search.run(next(portfolio(problem))))
 
 
@@ -45,7 +46,7 @@ def test_a_schedule_stays_legal_after_every_pass(problem: Problem, seed: int) ->
 @MANY
 @given(problems())
 def test_whole_backward_passes_are_not_improved_backward(problem: Problem) -> None:
-    assert splits_all_backwards(Search.of(problem, lower_bound(problem))) == problem.techniques.decoupled
+    assert splits_all_backwards(Search.of(problem, lower_bound(problem), assign(problem))) == problem.techniques.decoupled
 
 
 def test_the_same_seed_gives_the_same_schedule() -> None:

@@ -23,8 +23,10 @@ from recycle.core.problem import Problem, Techniques
 from recycle.core.units import format_us, parse_share_or_count
 from recycle.planner.build_library import DEFAULT_TIME_LIMIT_S, Built, build
 from recycle.planner.failure_normalization import Distribution, least_bound, most_failures
+from recycle.planner.kept_throughput import KeptThroughput, kept_throughput
 from recycle.planner.problem_from_text import problem as describe
 from recycle.planner.solve import METHODS, solve, solve_normalized
+from recycle.report.timeline.plan_timeline import cut_share
 
 _EXAMPLES = """\
 examples:
@@ -37,6 +39,9 @@ examples:
   the best plan for any 12 failures, from an estimated profile, as JSON
     recycle estimate --model gpt3-6.7b --gpu a100-80 --stages 8 --out profile.json
     recycle plan --pipelines 4 --stages 8 --microbatches 32 --profile profile.json --failures 12 --json
+  micro-batches cut at layers that neighbouring stages share, with a slow worker; "kept" is the share of the fault-free throughput
+    recycle plan --pipelines 4 --stages 8 --microbatches 32 --layers 32 --shared-layers 2 --costs 10,13,9 --fail W1_2 \\
+      --speed W0_3=0.6 --json
   a plan for every number of failures up to a quarter of the workers; run it again to go on where it was stopped
     recycle plan --pipelines 16 --stages 16 --microbatches 64 --costs 10,13,9 --comm 1 --memory 32 \\
       --library --max-failures 25% --out plans/"""
@@ -58,6 +63,13 @@ def add_plan_parser(subparsers: Subparsers) -> None:
     costs.add_argument("--profile", metavar="FILE", help="a profile instead of --costs")
     about = "micro-batches in flight (6, or one number a stage: 4,3,2,1), bytes with a profile (80GiB), or unlimited"
     costs.add_argument("--memory", metavar="LIMIT", help=f"{about} (default: the profile's device memory, or unlimited)")
+    layers = parser.add_argument_group("layers and speeds")
+    about = "equal layers of the model, as many in each stage; --costs stay those of a whole stage"
+    layers.add_argument("--layers", type=int, metavar="N", help=about)
+    about = "layers on either side of a boundary that both stages hold: there, micro-batches may be cut (default: 0)"
+    layers.add_argument("--shared-layers", type=int, default=0, metavar="K", help=about)
+    about = "workers that are slower or faster than the costs say: 0.6 is 60 %% of the speed"
+    layers.add_argument("--speed", default="", metavar="W0_3=0.6,...", help=about)
     search = parser.add_argument_group("search")
     about = "which of adaptive,decoupled,staggered to use, or none (default: all)"
     search.add_argument("--techniques", default=",".join(Techniques.NAMES), metavar="LIST", help=about)
@@ -84,6 +96,9 @@ def run_plan(args: argparse.Namespace) -> None:
         profile=args.profile,
         memory=args.memory,
         techniques=args.techniques,
+        layers=args.layers,
+        shared_layers=args.shared_layers,
+        speeds=args.speed,
     )
     if note := mismatch_note(problem.profile.taken, problem.shape.num_pipelines):
         print(note, file=sys.stderr)
@@ -96,9 +111,12 @@ def run_plan(args: argparse.Namespace) -> None:
             plan, distribution = solve(problem, args.method, _time_limit_s(args)), None
         else:
             plan, distribution = solve_normalized(problem, args.failures, args.method, _time_limit_s(args))
+        # Without these options a plan is made as ever, and no second one is needed to compare it with.
+        is_compared = problem.shared_layers or problem.speeds
+        kept = kept_throughput(plan, args.method, _time_limit_s(args)) if is_compared else None
     if args.out:
         plan.save(args.out)
-    print(json.dumps(_facts(plan, distribution)) if args.json else _summary(plan, distribution, args.out))
+    print(json.dumps(_facts(plan, distribution, kept)) if args.json else _summary(plan, distribution, kept, args.out))
 
 
 def _time_limit_s(args: argparse.Namespace) -> float:
@@ -107,7 +125,7 @@ def _time_limit_s(args: argparse.Namespace) -> float:
     return DEFAULT_TIME_LIMIT_S if args.library else 60.0
 
 
-def _facts(plan: Plan, distribution: Distribution | None) -> dict[str, Any]:
+def _facts(plan: Plan, distribution: Distribution | None, kept: KeptThroughput | None) -> dict[str, Any]:
     """The fields of --json; times in µs."""
     facts: dict[str, Any] = {
         "period": plan.period_us,
@@ -119,6 +137,9 @@ def _facts(plan: Plan, distribution: Distribution | None) -> dict[str, Any]:
         "num_ops": plan.num_ops,
         "peak_in_flight": peak_in_flight(plan),
     }
+    if kept is not None:
+        facts["kept"], facts["live_share"] = round(kept.kept, 4), round(kept.live_share, 4)
+        facts["fault_free_period"] = kept.fault_free_us
     if distribution is not None:
         facts["failed"] = [str(worker) for worker in sorted(plan.problem.cluster.failed)]
         facts["distribution"] = list(distribution)
@@ -131,7 +152,7 @@ def _least_bound(plan: Plan, distribution: Distribution) -> int:
     return least_bound(without_failures(plan.problem), sum(distribution))
 
 
-def _summary(plan: Plan, distribution: Distribution | None, out: Path | None) -> str:
+def _summary(plan: Plan, distribution: Distribution | None, kept: KeptThroughput | None, out: Path | None) -> str:
     shape, quality = plan.problem.shape, plan.quality
     failed = [str(worker) for worker in sorted(plan.problem.cluster.failed)]
     named = ", ".join(failed[:8]) + (f" and {len(failed) - 8} more" if len(failed) > 8 else "")
@@ -148,11 +169,21 @@ def _summary(plan: Plan, distribution: Distribution | None, out: Path | None) ->
         f"in flight {_ranges(peak_in_flight(plan))} micro-batches by stage",
         f"made by   {quality.method} in {quality.seconds:.2f} s, {plan.num_ops:,} ops",
     ]
+    if kept is not None:
+        lines.insert(2, _kept_line(plan, kept))
     if distribution is not None:
         lines.insert(1, f"failures  {_ranges(list(distribution))} by stage")
     if out:
         lines.append(f"written   {out}  (recycle show {out})")
     return "\n".join(lines)
+
+
+def _kept_line(plan: Plan, kept: KeptThroughput) -> str:
+    cuts = f"; {cut_share(plan):.0%} of cuts lie elsewhere than at the base" if plan.cuts else ""
+    return (
+        f"kept      {kept.kept:.1%} of the fault-free throughput (period {format_us(kept.fault_free_us)}); "
+        f"{kept.live_share:.1%} of the workers' speed is alive{cuts}"
+    )
 
 
 def _ranges(values: list[int]) -> str:

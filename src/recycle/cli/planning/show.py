@@ -17,13 +17,16 @@ from recycle.report.export.perfetto import draw_trace
 from recycle.report.export.torch_csv import draw_torch_csv
 from recycle.report.render.svg import draw_svg
 from recycle.report.render.terminal_chart import draw_chart
+from recycle.report.timeline.plan_cuts import draw_cuts
 from recycle.report.timeline.plan_timeline import plan_timeline
 
 _DESCRIPTION = """\
 Draw a plan: one line for each worker, with its ops to scale.
 
 F forward, B whole backward, I gradient of the input, W gradient of the weights; lower case where the
-micro-batch belongs to another pipeline and was re-routed; dots are bubbles, bars the ends of an iteration."""
+micro-batch belongs to another pipeline and was re-routed; dots are bubbles, bars the ends of an iteration.
+If micro-batches are cut at shared layers, +1 is an op with one layer more than its stage's own, and a table
+below the chart has the layers of every micro-batch at every stage."""
 _EXAMPLES = """\
 examples:
   recycle show plan.json                          a chart as wide as the terminal
@@ -52,6 +55,8 @@ def run_show(args: argparse.Namespace) -> None:
     plan = Plan.load(args.plan)
     written = _write_files(plan, args)
     print_lines(draw_chart(plan_timeline(plan), width, args.rows == "all"), console)
+    if plan.cuts:
+        print("", *draw_cuts(plan, width, args.rows == "all"), sep="\n")
     for path in written:
         print(f"wrote {path}")
     if broken := check(plan):

@@ -118,7 +118,8 @@ def _time_lines(shares: list[TimeShares]) -> list[str]:
 def _memory_lines(result: ReplayResult) -> list[str]:
     unit, peaks = peak_memory(result)
     texts = [format_bytes(peak) for peak in peaks] if unit == "bytes" else [str(peak) for peak in peaks]
-    what = "bytes of the fullest worker" if unit == "bytes" else "micro-batches in the fullest worker"
+    names = {"bytes": "bytes of the fullest worker", "layers": "layers of micro-batches in the fullest worker"}
+    what = names.get(unit, "micro-batches in the fullest worker")
     if len(peaks) > _MOST_CURVES:
         return [f"memory    at most {texts[peaks.index(max(peaks))]} (stage {peaks.index(max(peaks))}), {what} of a stage"]
     width = max(map(len, texts))

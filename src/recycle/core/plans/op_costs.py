@@ -86,7 +86,7 @@ class OpCosts:
     def _memory_delta(self, kind: Kind, layers: range) -> int:
         held = self.problem.held_layers
         if held is None or self.problem.memory.unit != "bytes":
-            whole = rest = 1  # a limit in micro-batches counts each one, however many of its layers are computed here
+            whole = rest = len(layers)  # see `Problem.capacity`
         else:
             whole = held.sums.total("activation_bytes", layers)
             rest = min(whole, held.sums.total("weight_held_bytes", layers))

@@ -272,7 +272,7 @@ def _check_memory(plan: Plan, row: Row, costs: OpCosts) -> Iterator[Violation]:
     if held and max(held) > capacity:
         at = next(index for index, value in enumerate(held) if value > capacity)
         slot = list(plan.slots(row))[at]
-        unit = problem.memory.unit
+        unit = "layers of micro-batches" if problem.held_layers and problem.memory.unit != "bytes" else problem.memory.unit
         yield Violation(
             "memory", f"{row.worker} holds {held[at]} {unit} when {slot.op} starts at {slot.start_us} µs, but may hold {capacity}"
         )

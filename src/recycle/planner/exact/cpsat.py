@@ -12,6 +12,7 @@ from recycle.core.plans.plan import chain_of
 from recycle.core.problem import Problem
 from recycle.planner.exact import exact_model as exact
 from recycle.planner.exact.exact_model import Exact, Fusing
+from recycle.planner.model.chain_cuts import assign
 from recycle.planner.model.schedule import Schedule
 
 MAX_OPS = 20_000
@@ -196,13 +197,13 @@ class _Model:
                 self.cp.add_hint(literal, bool(start.pipeline[at[op]] == pipeline))
         for (forward, last), length in self.held.items():
             self.cp.add_hint(length, end_us[last] - start_us[forward])
-        for variables, values in zip(self.window, start.windows(self.problem), strict=True):
+        for variables, values in zip(self.window, start.windows(), strict=True):
             for variable, value in zip(variables, values, strict=True):
                 self.cp.add_hint(variable, value)
         self.cp.add_hint(self.period, start.period_us(self.problem))
 
     def schedule(self, solver: cp_model.CpSolver) -> Schedule:
-        schedule = Schedule.zeros(self.problem)
+        schedule = Schedule.zeros(self.problem, assign(self.problem))
         for op, start in self.start.items():
             at = op.stage, chain_of(self.problem.shape, op.microbatch)
             schedule.starts_us(op.kind)[at] = solver.value(start)

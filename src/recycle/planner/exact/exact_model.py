@@ -190,7 +190,8 @@ def _split(problem: Problem, schedule: Schedule) -> Schedule:
         if fusing(problem, stage) is Fusing.NEVER:
             weight[stage] = np.where(is_fused[stage], schedule.input_us[stage] + costs.input_us, weight[stage])
             is_fused[stage] = False
-    return replace(schedule, pipeline=schedule.pipeline.copy(), weight_us=weight, is_fused=is_fused).from_zero()
+    routes = schedule.assignment.routed(problem, schedule.pipeline.copy())
+    return replace(schedule, assignment=routes, weight_us=weight, is_fused=is_fused).from_zero()
 
 
 def _sort_all(made: Schedule, chains: slice) -> None:

@@ -22,7 +22,9 @@ from recycle.core.problem import Problem
 from recycle.planner.exact import exact_model as exact
 from recycle.planner.exact.exact_model import Exact, Fusing
 from recycle.planner.exact.op_times import OpTimes, limits_of, whole_times
-from recycle.planner.model.schedule import Bools, Ints, Schedule
+from recycle.planner.model.assignment import Bools, Ints
+from recycle.planner.model.chain_cuts import assign
+from recycle.planner.model.schedule import Schedule
 
 MAX_ORDER_BITS = 2_000
 """Pairs of ops whose order is open. HiGHS proves little beyond some hundred; beyond this it is not run."""
@@ -276,7 +278,7 @@ class _Program:
         def value(line: _Linear) -> float:
             return line.constant + sum(factor * float(values[variable]) for variable, factor in line.factors.items())
 
-        schedule, at = Schedule.zeros(self.problem), self.timing.indices
+        schedule, at = Schedule.zeros(self.problem, assign(self.problem)), self.timing.indices
         for op, bits in self.routes.items():
             schedule.pipeline[at[op]] = max(bits, key=lambda where: value(bits[where]))
         for op, bit in self.fused.items():

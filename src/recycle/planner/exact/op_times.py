@@ -7,7 +7,8 @@ import numpy as np
 from recycle.core.plans.plan import chain_of
 from recycle.core.problem import Problem
 from recycle.planner.exact.exact_model import Arc, arcs, finish_us, kinds_of, lengths_us, ops_of
-from recycle.planner.model.schedule import Ints, Schedule
+from recycle.planner.model.assignment import Ints
+from recycle.planner.model.schedule import Schedule
 
 
 class OpTimes:

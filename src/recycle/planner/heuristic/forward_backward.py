@@ -11,7 +11,7 @@ import numpy as np
 from recycle.planner.heuristic import list_scheduling_kernel as kernel
 from recycle.planner.heuristic.priority_kernel import priority_schedule
 from recycle.planner.heuristic.search import ListSchedule, Search
-from recycle.planner.model.schedule import Ints
+from recycle.planner.model.assignment import Ints
 
 # The largest shift of priorities, in lengths of the longest op.
 _FARTHEST_SHIFT = 5
@@ -32,7 +32,7 @@ class ForwardBackwardSchedule:
 
 
 def splits_all_backwards(search: Search) -> bool:
-    return bool((search.costs[:, kernel.WEIGHT_US] > 0).all())
+    return bool((search.work[kernel.WEIGHT_US] > 0).all())
 
 
 def forward_backward(
@@ -58,13 +58,15 @@ def forward_backward(
 
 def _backward_pass(search: Search, starts: Ints, first: Ints, patience: Ints) -> Ints | None:
     """The starts after scheduling from the end, the op that ended last first; None if memory was blocked."""
-    lengths = search.costs[:, : kernel.WEIGHT_US + 1].T[:, :, None]
+    lengths = search.work[: kernel.WEIGHT_US + 1]
     ends = starts + lengths
     # Staggered, the windows of all stages have the same length; else they end together. Reductions come after.
     closes = (first if search.problem.techniques.staggered else 0) - search.finish_us
     priority, release_us = (ends.max() - ends).reshape(-1), closes.max() - closes
     num_pipelines = search.problem.shape.num_pipelines
-    out, order = priority_schedule(search.pipeline, search.costs, priority, release_us, patience, num_pipelines, True)
+    out, order = priority_schedule(
+        search.pipeline, search.work, search.costs, priority, release_us, patience, num_pipelines, True
+    )
     back: Ints = -(out.reshape(starts.shape) + lengths)
     return back if order.size == starts.size else None
 
@@ -73,9 +75,11 @@ def _forward_pass(search: Search, priorities: Ints, patience: Ints) -> ForwardBa
     """The justified schedule in which the lowest priority value goes first."""
     priority, release_us = (priorities - priorities.min()).reshape(-1), np.zeros(len(patience), np.int64)
     num_pipelines = search.problem.shape.num_pipelines
-    out, order = priority_schedule(search.pipeline, search.costs, priority, release_us, patience, num_pipelines, False)
+    out, order = priority_schedule(
+        search.pipeline, search.work, search.costs, priority, release_us, patience, num_pipelines, False
+    )
     starts = out.reshape(priorities.shape)
-    kernel.justify(search.pipeline, search.costs, search.is_fused, num_pipelines, order, starts)
+    kernel.justify(search.pipeline, search.work, search.costs, search.is_fused, num_pipelines, order, starts)
     return ForwardBackwardSchedule(starts, search.score(starts), patience)
 
 
@@ -107,4 +111,4 @@ def _some_stages(rng: np.random.Generator, num_stages: int) -> slice:
 
 
 def _longest_us(search: Search) -> int:
-    return int(search.costs[:, : kernel.WEIGHT_US + 1].max())
+    return search.longest_us

@@ -7,8 +7,9 @@ import numpy as np
 from recycle.core.op import Kind
 from recycle.core.problem import Problem
 from recycle.planner.heuristic import list_scheduling_kernel as kernel
-from recycle.planner.heuristic.search import cost_table
-from recycle.planner.model.schedule import Bools, Ints, Schedule, comms_of, costs_of
+from recycle.planner.heuristic.search import cost_table, work_table
+from recycle.planner.model.assignment import Bools, Ints
+from recycle.planner.model.schedule import Schedule, comms_of
 
 
 def fuse(problem: Problem, schedule: Schedule) -> Schedule:
@@ -16,14 +17,14 @@ def fuse(problem: Problem, schedule: Schedule) -> Schedule:
     if not problem.techniques.decoupled:
         return schedule
     candidate = replace(schedule, is_fused=schedule.is_fused | _may_fuse(problem, schedule))
-    if (costs_of(problem, Kind.B) < costs_of(problem, Kind.I) + costs_of(problem, Kind.W)).any():
+    if (schedule.length_us(Kind.B) < schedule.length_us(Kind.I) + schedule.length_us(Kind.W)).any():
         candidate = retime(problem, candidate)
     return candidate if candidate.period_us(problem) <= schedule.period_us(problem) else schedule
 
 
 def split_where_cheaper(problem: Problem, schedule: Schedule) -> Schedule:
     """Return the schedule with I and its W in place of every B that costs more than the two."""
-    split_us, weight_us, fused_us = (costs_of(problem, kind)[:, None] for kind in (Kind.I, Kind.W, Kind.B))
+    split_us, weight_us, fused_us = (schedule.length_us(kind) for kind in (Kind.I, Kind.W, Kind.B))
     is_dear = schedule.is_fused & (fused_us > split_us + weight_us)
     if not is_dear.any():
         return schedule
@@ -32,7 +33,7 @@ def split_where_cheaper(problem: Problem, schedule: Schedule) -> Schedule:
 
 
 def _may_fuse(problem: Problem, schedule: Schedule) -> Bools:
-    split_us, weight_us, fused_us = (costs_of(problem, kind)[:, None] for kind in (Kind.I, Kind.W, Kind.B))
+    split_us, weight_us, fused_us = (schedule.length_us(kind) for kind in (Kind.I, Kind.W, Kind.B))
     follows = schedule.weight_us == schedule.input_us + split_us
     is_cheap = fused_us <= split_us + weight_us
     arrives = (schedule.input_us + split_us + weight_us)[1:] + comms_of(problem)[:, None]
@@ -46,7 +47,8 @@ def retime(problem: Problem, schedule: Schedule) -> Schedule:
     """Keep the routes and the order of every row, and compute the times again."""
     starts = np.stack([schedule.forward_us, schedule.input_us, schedule.weight_us])
     order = _in_order(schedule, starts)
-    kernel.justify(schedule.pipeline, cost_table(problem), schedule.is_fused, problem.shape.num_pipelines, order, starts)
+    work, costs = work_table(problem, schedule.assignment), cost_table(problem)
+    kernel.justify(schedule.pipeline, work, costs, schedule.is_fused, problem.shape.num_pipelines, order, starts)
     return replace(schedule, forward_us=starts[kernel.F], input_us=starts[kernel.I], weight_us=starts[kernel.W])
 
 

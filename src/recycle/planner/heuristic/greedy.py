@@ -15,6 +15,7 @@ from recycle.core.profile import Profile
 from recycle.planner.heuristic.forward_backward import ForwardBackwardSchedule, forward_backward, splits_all_backwards
 from recycle.planner.heuristic.known_settings import portfolio
 from recycle.planner.heuristic.search import ListSchedule, Search, neighbour
+from recycle.planner.model.chain_cuts import assignments
 from recycle.planner.model.schedule import Schedule
 
 DEFAULT_EFFORT = 60_000_000
@@ -25,6 +26,8 @@ _MOST_RUNS, _LARGE_OPS = 2000, 400_000
 # The portfolio gets this share of the runs at most. The best _NUM_PASSED of its schedules get two passes forward and backward
 # each, and _NUM_STARTS are improved step by step, because a single one often ends in a local optimum.
 _PORTFOLIO_SHARE, _NUM_PASSED, _NUM_STARTS = 0.5, 8, 4
+# All assignments together are tried with this share of the runs, before the best of them is searched.
+_ASSIGNMENT_SHARE = 0.3
 # A search of this many runs calls every kernel.
 _RUNS_OF_ALL = 100
 
@@ -42,11 +45,12 @@ def solve_greedy(
 
     After the first share of the effort, the search also stops close to `least_us`, or without it close to the bound.
     """
-    search = Search.of(problem, bound_us)
-    num_runs = min(_MOST_RUNS, max(1, effort // search.num_ops))
+    num_ops = _num_ops(problem)
+    num_runs = min(_MOST_RUNS, max(1, effort // num_ops))
     first_runs = max(1, round(num_runs * _FIRST_SHARE))
-    if search.num_ops > _LARGE_OPS:
+    if num_ops > _LARGE_OPS:
         num_runs = first_runs
+    search = _most_promising(problem, bound_us, num_runs)
     best: _Scheduled | None = None
     for number, found in _schedules(search, num_runs):
         best = found if best is None else min(best, found, key=lambda one: one.score)
@@ -55,6 +59,19 @@ def solve_greedy(
             break
     assert best is not None
     return search.schedule(best.starts)
+
+
+def _num_ops(problem: Problem) -> int:
+    return problem.shape.num_stages * problem.shape.num_chains * (3 if problem.techniques.decoupled else 2)
+
+
+def _most_promising(problem: Problem, bound_us: int, num_runs: int) -> Search:
+    """The search over the assignment whose first few schedules are best; there is one only, unless micro-batches may be cut."""
+    searches = [Search.of(problem, bound_us, one) for one in assignments(problem)]
+    if len(searches) == 1:
+        return searches[0]
+    num_tried = max(1, round(num_runs * _ASSIGNMENT_SHARE / len(searches)))
+    return min(searches, key=lambda search: min(found.score for _, found in _schedules(search, num_tried)))
 
 
 @cache
@@ -66,7 +83,7 @@ def compile_kernels() -> None:
     for is_decoupled in (True, False):
         small = Problem(Cluster(Shape(2, 2, 2)), Profile.uniform(2, 1, 1, 1), techniques=Techniques(decoupled=is_decoupled))
         # A bound that no schedule reaches, so that everything is tried.
-        solve_greedy(small, bound_us=0, effort=_RUNS_OF_ALL * Search.of(small, 0).num_ops)
+        solve_greedy(small, bound_us=0, effort=_RUNS_OF_ALL * _num_ops(small))
 
 
 def _schedules(search: Search, num_runs: int) -> Iterator[tuple[int, _Scheduled]]:

@@ -8,7 +8,7 @@ import numpy as np
 from recycle.core.problem import Problem
 from recycle.planner.heuristic import list_scheduling_kernel as kernel
 from recycle.planner.heuristic.search import UNLIMITED, Setting
-from recycle.planner.model.schedule import Bools, Ints
+from recycle.planner.model.assignment import Bools, Ints
 
 
 class _Entry(NamedTuple):

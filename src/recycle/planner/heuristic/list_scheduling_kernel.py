@@ -12,15 +12,18 @@ from typing import Any
 import numba
 import numpy as np
 
-from recycle.planner.model.schedule import Bools, Ints
+from recycle.planner.model.assignment import Bools, Ints
 
 # Kinds as the kernel counts them; a start is out[kind, stage, chain].
 F, I, W = 0, 1, 2  # noqa: E741
 _NONE = -1
 
-# Columns of `costs`, a row a stage; F, I and W are the numbers of the first three. For the list scheduler a stage with a
-# WEIGHT_US of 0 runs its backward pass fused, in INPUT_US. COMM_US is the time to the next stage.
-FORWARD_US, INPUT_US, WEIGHT_US, FUSED_US, COMM_US, CAPACITY, TAKEN, KEPT, NUM_COSTS = range(9)
+# First index of `work`, which is by stage and chain: lengths, where F, I and W are the numbers of the first three, and memory.
+# For the list scheduler a chain with a WEIGHT_US of 0 runs its backward pass fused, in INPUT_US.
+FORWARD_US, INPUT_US, WEIGHT_US, FUSED_US, TAKEN, KEPT, NUM_WORK = range(7)
+
+# Columns of `costs`, a row a stage. COMM_US is the time to the next stage.
+COMM_US, CAPACITY, NUM_COSTS = range(3)
 
 # Columns of `parameters` of the priority rule, a row a stage. A worker prefers F to I while fewer than PUSH of its micro-batches
 # are between F and I; it prefers W to F once more than STASH weight gradients wait, but not for its last HOLD micro-batches: it
@@ -77,11 +80,13 @@ def heap_pop(heap: Ints, first: int, size: int) -> int:
 
 
 @uncounted
-def _choose(costs: Ints, parameters: Ints, state: Ints, worker: int, stage: int, now: int) -> int:
+def _choose(work: Ints, costs: Ints, parameters: Ints, state: Ints, queues: Ints, worker: int, stage: int, now: int) -> int:
     """Return the kind that an idle worker starts now."""
     waiting, pending = state[worker, F] > 0, state[worker, W]
     active = state[worker, _STARTED] - state[worker, _SEEN]
-    fits = state[worker, HELD] + costs[stage, TAKEN] <= costs[stage, CAPACITY] and active < parameters[stage, WINDOW]
+    # Where no F waits, the question is whether the next one will fit: any chain stands for it.
+    chain = first_chain(work, state, queues, worker, F) if waiting else 0
+    fits = state[worker, HELD] + work[TAKEN, stage, chain] <= costs[stage, CAPACITY] and active < parameters[stage, WINDOW]
     pushes = active < parameters[stage, PUSH] and waiting
     kind = _NONE
     if pushes and fits:
@@ -96,15 +101,19 @@ def _choose(costs: Ints, parameters: Ints, state: Ints, worker: int, stage: int,
         kind = F
     elif pending > 0:
         kind = W
-    if kind == _NONE or _better_waits(costs, parameters, state, worker, stage, kind, fits, now):
+    if kind == _NONE or _better_waits(work, parameters, state, queues, worker, stage, kind, fits, now):
         return _NONE
     return kind
 
 
 @uncounted
-def _better_waits(costs: Ints, parameters: Ints, state: Ints, worker: int, stage: int, kind: int, fits: bool, now: int) -> bool:
+def _better_waits(
+    work: Ints, parameters: Ints, state: Ints, queues: Ints, worker: int, stage: int, kind: int, fits: bool, now: int
+) -> bool:
     """Say whether an urgent op arrives so soon that `kind` would delay it."""
-    soon = min(parameters[stage, PATIENCE_US], costs[stage, kind] - 1)
+    if parameters[stage, PATIENCE_US] == 0:
+        return False
+    soon = min(parameters[stage, PATIENCE_US], work[kind, stage, first_chain(work, state, queues, worker, kind)] - 1)
     waits_for_input = 0 < state[worker, _NEXT_INPUT] - now <= soon
     waits_for_forward = kind == W and fits and 0 < state[worker, _NEXT_FORWARD] - now <= soon
     return bool(waits_for_input or waits_for_forward)
@@ -130,6 +139,12 @@ def offer(state: Ints, queues: Ints, worker: int, kind: int, key: int) -> None:
 
 
 @uncounted
+def first_chain(work: Ints, state: Ints, queues: Ints, worker: int, kind: int) -> int:
+    """The chain of the least key in the worker's queue of `kind`, which is not empty."""
+    return int(queues[queues.size // 3 * kind + state[worker, FIRST]] % work.shape[2])
+
+
+@uncounted
 def take(state: Ints, queues: Ints, worker: int, kind: int) -> int:
     """Take the least key off the worker's queue of `kind`, and let the worker be busy."""
     key = heap_pop(queues, queues.size // 3 * kind + state[worker, FIRST], state[worker, kind])
@@ -139,13 +154,14 @@ def take(state: Ints, queues: Ints, worker: int, kind: int) -> int:
 
 
 @uncounted
-def finish(costs: Ints, state: Ints, worker: int, stage: int, kind: int) -> None:
+def finish(work: Ints, state: Ints, worker: int, stage: int, chain: int, kind: int) -> None:
     """Free the worker, and the memory that its op held: all of it after a fused backward, which has no W."""
     state[worker, BUSY] = 0
     if kind == I:
-        state[worker, HELD] -= costs[stage, TAKEN] - (costs[stage, KEPT] if costs[stage, WEIGHT_US] > 0 else 0)
+        kept = work[KEPT, stage, chain] if work[WEIGHT_US, stage, chain] > 0 else 0
+        state[worker, HELD] -= work[TAKEN, stage, chain] - kept
     elif kind == W:
-        state[worker, HELD] -= costs[stage, KEPT]
+        state[worker, HELD] -= work[KEPT, stage, chain]
 
 
 @uncounted
@@ -170,16 +186,17 @@ def follower_there(op: int, kind: int, stage: int, num_stages: int, num_chains: 
 
 
 @uncounted
-def _begin(costs: Ints, state: Ints, queues: Ints, num_chains: int, worker: int, stage: int, kind: int) -> int:
+def _begin(work: Ints, state: Ints, queues: Ints, worker: int, stage: int, kind: int) -> int:
     """Begin the next op of `kind` on a worker; return its chain. W's keep the order in which they were offered."""
+    chain = int(take(state, queues, worker, kind) % work.shape[2])
     if kind == F:
-        state[worker, HELD] += costs[stage, TAKEN]
+        state[worker, HELD] += work[TAKEN, stage, chain]
         state[worker, _STARTED] += 1
-    return int(take(state, queues, worker, kind) % num_chains)
+    return chain
 
 
 @uncounted
-def _settle(rank: Ints, costs: Ints, state: Ints, queues: Ints, worker: int, stage: int, code: int, num_stages: int) -> int:
+def _settle(rank: Ints, work: Ints, state: Ints, queues: Ints, worker: int, stage: int, code: int, num_stages: int) -> int:
     """Account for the end of an op or an arrival; return the op at a neighbouring stage that it leads to, or -1."""
     num_chains = rank.size
     chain, what = code % num_chains, code // num_chains // num_stages
@@ -187,9 +204,9 @@ def _settle(rank: Ints, costs: Ints, state: Ints, queues: Ints, worker: int, sta
     if what > W:
         offer(state, queues, worker, what - 3, key)
         return _NONE
-    finish(costs, state, worker, stage, what)
+    finish(work, state, worker, stage, chain, what)
     if what == I:
-        if costs[stage, WEIGHT_US] > 0:
+        if work[WEIGHT_US, stage, chain] > 0:
             offer(state, queues, worker, W, state[worker, _SEEN] * num_chains + chain)
         state[worker, _SEEN] += 1
     elif what == F and stage == num_stages - 1:
@@ -198,11 +215,13 @@ def _settle(rank: Ints, costs: Ints, state: Ints, queues: Ints, worker: int, sta
 
 
 @uncounted
-def _announce(pipeline: Ints, costs: Ints, state: Ints, num_pipelines: int, stage: int, chain: int, kind: int, now: int) -> None:
-    """Let the worker that needs the result of an op, started now, know when it will arrive."""
+def _announce(
+    pipeline: Ints, costs: Ints, state: Ints, num_pipelines: int, stage: int, chain: int, kind: int, end: int, now: int
+) -> None:
+    """Let the worker that needs the result of an op, which ends at `end`, know when it will arrive."""
     goes_to = stage + 1 if kind == F else stage - 1
     worker = goes_to * num_pipelines + pipeline[goes_to, chain]
-    arrival = now + costs[stage, kind] + costs[min(stage, goes_to), COMM_US]
+    arrival = end + costs[min(stage, goes_to), COMM_US]
     column = _NEXT_FORWARD if kind == F else _NEXT_INPUT
     if state[worker, column] <= now or arrival < state[worker, column]:
         state[worker, column] = arrival
@@ -210,12 +229,13 @@ def _announce(pipeline: Ints, costs: Ints, state: Ints, num_pipelines: int, stag
 
 @compiled
 def list_schedule(
-    pipeline: Ints, rank: Ints, costs: Ints, parameters: Ints, is_urgent: Bools, num_pipelines: int, out: Ints, order: Ints
+    pipeline: Ints, rank: Ints, work: Ints, costs: Ints, rule: Ints, is_urgent: Bools, num_pipelines: int, out: Ints, order: Ints
 ) -> int:
     """Fill `out` with the starts of a schedule that respects order, workers and memory, and `order` with its ops by start.
 
-    `pipeline[stage, chain]` is the pipeline that runs a chain, `rank[chain]` the order of chains where several wait, and
-    `is_urgent[kind, stage, chain]` marks the F's and I's that a patient worker waits for. Returns the number of ops.
+    `pipeline[stage, chain]` is the pipeline that runs a chain, `rank[chain]` the order of chains where several wait, `rule` the
+    parameters by stage. `is_urgent[kind, stage, chain]` marks the F's and I's that a patient worker waits for. Returns the number
+    of ops.
     """
     num_stages, num_chains = pipeline.shape
     state = empty_state(pipeline, num_pipelines, _NUM_STATE)
@@ -237,20 +257,20 @@ def list_schedule(
             if state[worker, BUSY]:
                 continue
             stage = worker // num_pipelines
-            kind = _choose(costs, parameters, state, worker, stage, now)
+            kind = _choose(work, costs, rule, state, queues, worker, stage, now)
             if kind == _NONE:
                 continue
-            chain = _begin(costs, state, queues, num_chains, worker, stage, kind)
+            chain = _begin(work, state, queues, worker, stage, kind)
             out[kind, stage, chain] = now
             code = (kind * num_stages + stage) * num_chains + chain
             order[num_ops] = code
             num_ops += 1
-            end = now + costs[stage, kind]
+            end = now + work[kind, stage, chain]
             heap_push(events, 0, num_events, end * base + code)
             num_events += 1
             goes_to = stage + 1 if kind == F else stage - 1
             if kind != W and 0 <= goes_to < num_stages and is_urgent[kind, goes_to, chain]:
-                _announce(pipeline, costs, state, num_pipelines, stage, chain, kind, now)
+                _announce(pipeline, costs, state, num_pipelines, stage, chain, kind, end, now)
         if num_events == 0:
             return num_ops
         num_touched = 0
@@ -260,7 +280,7 @@ def list_schedule(
             num_events -= 1
             stage = code // num_chains % num_stages
             worker = stage * num_pipelines + pipeline[stage, code % num_chains]
-            there = _settle(rank, costs, state, queues, worker, stage, code, num_stages)
+            there = _settle(rank, work, state, queues, worker, stage, code, num_stages)
             if there >= 0:
                 arrival = now + costs[min(stage, there // num_chains % num_stages), COMM_US]
                 heap_push(events, 0, num_events, arrival * base + 3 * num_stages * num_chains + there)
@@ -269,20 +289,21 @@ def list_schedule(
 
 
 @compiled
-def last_ends(costs: Ints, is_fused: Bools, out: Ints) -> Ints:
+def last_ends(work: Ints, is_fused: Bools, out: Ints) -> Ints:
     """When the last W or B of each stage ends."""
     num_stages, num_chains = is_fused.shape
     last = np.zeros(num_stages, np.int64)
     for stage in range(num_stages):
         for chain in range(num_chains):
-            fused = is_fused[stage, chain]
-            end = out[I, stage, chain] + costs[stage, FUSED_US] if fused else out[W, stage, chain] + costs[stage, WEIGHT_US]
-            last[stage] = max(last[stage], end)
+            what, start = (FUSED_US, out[I, stage, chain]) if is_fused[stage, chain] else (WEIGHT_US, out[W, stage, chain])
+            last[stage] = max(last[stage], start + work[what, stage, chain])
     return last
 
 
 @compiled
-def right_shift(pipeline: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, order: Ints, last: Ints, out: Ints) -> None:
+def right_shift(
+    pipeline: Ints, work: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, order: Ints, last: Ints, out: Ints
+) -> None:
     """Start every op as late as the `last` end of its stage and the ops that wait for it allow, keeping the order of rows."""
     num_stages, num_chains = pipeline.shape
     free = np.empty(num_stages * num_pipelines, np.int64)
@@ -300,13 +321,13 @@ def right_shift(pipeline: Ints, costs: Ints, is_fused: Bools, num_pipelines: int
             end = min(end, out[F, stage + 1, chain] - costs[stage, COMM_US])
         elif kind == I and stage > 0:
             end = min(end, out[I, stage - 1, chain] - costs[stage - 1, COMM_US])
-        start = end - (costs[stage, FUSED_US] if kind == I and fused else costs[stage, kind])
+        start = end - work[FUSED_US if kind == I and fused else kind, stage, chain]
         out[kind, stage, chain] = start
         free[worker] = start
 
 
 @compiled
-def _left_shift(pipeline: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, order: Ints, out: Ints) -> None:
+def _left_shift(pipeline: Ints, work: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, order: Ints, out: Ints) -> None:
     """Start every op as early as its row and its needs allow, but no stage earlier than it starts now."""
     num_stages, num_chains = pipeline.shape
     free = np.empty(num_stages * num_pipelines, np.int64)
@@ -317,25 +338,25 @@ def _left_shift(pipeline: Ints, costs: Ints, is_fused: Bools, num_pipelines: int
         worker = stage * num_pipelines + pipeline[stage, chain]
         start = free[worker]
         if kind == F and stage > 0:
-            start = max(start, out[F, stage - 1, chain] + costs[stage - 1, FORWARD_US] + costs[stage - 1, COMM_US])
+            start = max(start, out[F, stage - 1, chain] + work[FORWARD_US, stage - 1, chain] + costs[stage - 1, COMM_US])
         elif kind == I:
-            start = max(start, out[F, stage, chain] + costs[stage, FORWARD_US])
+            start = max(start, out[F, stage, chain] + work[FORWARD_US, stage, chain])
             if stage < num_stages - 1:
-                length = costs[stage + 1, FUSED_US] if is_fused[stage + 1, chain] else costs[stage + 1, INPUT_US]
+                length = work[FUSED_US if is_fused[stage + 1, chain] else INPUT_US, stage + 1, chain]
                 start = max(start, out[I, stage + 1, chain] + length + costs[stage, COMM_US])
         elif kind == W:
-            start = max(start, out[I, stage, chain] + costs[stage, INPUT_US])
+            start = max(start, out[I, stage, chain] + work[INPUT_US, stage, chain])
         out[kind, stage, chain] = start
-        free[worker] = start + (costs[stage, FUSED_US] if kind == I and is_fused[stage, chain] else costs[stage, kind])
+        free[worker] = start + work[FUSED_US if kind == I and is_fused[stage, chain] else kind, stage, chain]
 
 
 @compiled
-def justify(pipeline: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, order: Ints, out: Ints) -> None:
+def justify(pipeline: Ints, work: Ints, costs: Ints, is_fused: Bools, num_pipelines: int, order: Ints, out: Ints) -> None:
     """Shift the ops of each stage right as far as its last end allows, then left as far as its first start allows.
 
     No span grows, most shrink. `order` lists the ops as (kind * S + stage) * N + chain, each after the ops that it needs; a fused
     backward is its I. Memory depends on the order in a row alone, which does not change.
     """
-    _left_shift(pipeline, costs, is_fused, num_pipelines, order, out)
-    right_shift(pipeline, costs, is_fused, num_pipelines, order, last_ends(costs, is_fused, out), out)
-    _left_shift(pipeline, costs, is_fused, num_pipelines, order, out)
+    _left_shift(pipeline, work, costs, is_fused, num_pipelines, order, out)
+    right_shift(pipeline, work, costs, is_fused, num_pipelines, order, last_ends(work, is_fused, out), out)
+    _left_shift(pipeline, work, costs, is_fused, num_pipelines, order, out)

@@ -23,6 +23,7 @@ from recycle.planner.heuristic.list_scheduling_kernel import (
     compiled,
     empty_state,
     finish,
+    first_chain,
     follower_there,
     heap_pop,
     heap_push,
@@ -31,7 +32,7 @@ from recycle.planner.heuristic.list_scheduling_kernel import (
     touch,
     uncounted,
 )
-from recycle.planner.model.schedule import Ints
+from recycle.planner.model.assignment import Ints
 
 # Columns of the state beside those of both kernels: when the most urgent op that is on its way arrives, and its priority.
 _NEXT_US, _NEXT_PRIORITY, _NUM_STATE = range(NUM_SHARED, NUM_SHARED + 3)
@@ -53,36 +54,40 @@ def _offer(state: Ints, queues: Ints, priority: Ints, worker: int, op: int) -> N
 
 
 @uncounted
-def _take(costs: Ints, state: Ints, queues: Ints, worker: int, stage: int, now: int, patience_us: int, backwards: bool) -> int:
+def _take(
+    work: Ints, costs: Ints, state: Ints, queues: Ints, worker: int, stage: int, now: int, patience_us: int, backwards: bool
+) -> int:
     """Take the op that an idle worker starts now off its queue: the most urgent, or none if a more urgent one arrives soon."""
     best, least = _NONE, np.int64(1 << 62)
     takes_memory = W if backwards else F
     for kind in range(3):
         if state[worker, kind] == 0:
             continue
-        if kind == takes_memory and state[worker, HELD] + costs[stage, TAKEN] > costs[stage, CAPACITY]:
+        key = queues[kind * (queues.size // 3) + state[worker, FIRST]]
+        if kind == takes_memory and state[worker, HELD] + work[TAKEN, stage, key % work.shape[2]] > costs[stage, CAPACITY]:
             continue
-        first = queues[kind * (queues.size // 3) + state[worker, FIRST]] // queues.size
+        first = key // queues.size
         if first < least:
             best, least = kind, first
     if best == _NONE:
         return _NONE
     wait = state[worker, _NEXT_US] - now
-    if 0 < wait <= patience_us and wait < costs[stage, best] and state[worker, _NEXT_PRIORITY] < least:
+    chain = first_chain(work, state, queues, worker, best)
+    if 0 < wait <= patience_us and wait < work[best, stage, chain] and state[worker, _NEXT_PRIORITY] < least:
         return _NONE
     if best == takes_memory:
-        state[worker, HELD] += costs[stage, TAKEN]
+        state[worker, HELD] += work[TAKEN, stage, chain]
     return int(take(state, queues, worker, best) % queues.size)
 
 
 @uncounted
-def _finish(costs: Ints, state: Ints, worker: int, stage: int, kind: int, backwards: bool) -> None:
+def _finish(work: Ints, state: Ints, worker: int, stage: int, chain: int, kind: int, backwards: bool) -> None:
     if not backwards:
-        finish(costs, state, worker, stage, kind)
+        finish(work, state, worker, stage, chain, kind)
         return
     # The memory that I frees was taken with W already, so that no I ever waits for memory.
     state[worker, BUSY] = 0
-    state[worker, HELD] -= costs[stage, TAKEN] if kind == F else 0
+    state[worker, HELD] -= work[TAKEN, stage, chain] if kind == F else 0
 
 
 @compiled
@@ -109,7 +114,7 @@ def _offer_first(pipeline: Ints, state: Ints, queues: Ints, priority: Ints, miss
 
 @uncounted
 def _settle(
-    costs: Ints,
+    work: Ints,
     state: Ints,
     queues: Ints,
     priority: Ints,
@@ -125,7 +130,7 @@ def _settle(
     ready, there = code - 3 * num_each, _NONE
     if ready < 0:
         kind, stage = code // num_each, code // num_chains % num_stages
-        _finish(costs, state, worker, stage, kind, backwards)
+        _finish(work, state, worker, stage, code % num_chains, kind, backwards)
         ready = _follower_here(code, kind, stage == num_stages - 1, num_each, backwards)
         there = follower_there(code, kind, stage, num_stages, num_chains, backwards)
     if ready >= 0:
@@ -145,31 +150,31 @@ def _announce(state: Ints, priority: Ints, worker: int, op: int, arrival: int, n
 
 @compiled
 def priority_schedule(
-    pipeline: Ints, costs: Ints, priority: Ints, release_us: Ints, patience_us: Ints, num_pipelines: int, backwards: bool
+    pipeline: Ints, work: Ints, costs: Ints, priority: Ints, opens_us: Ints, patience_us: Ints, num_pipelines: int, is_back: bool
 ) -> tuple[Ints, Ints]:
     """Return the start of each op, and the ops that could be placed by start: the lowest `priority` of a worker goes first.
 
-    No op of a stage starts before `release_us`. A worker waits up to `patience_us` of its stage for an op with a lower value that
+    No op of a stage starts before `opens_us`. A worker waits up to `patience_us` of its stage for an op with a lower value that
     is known to arrive. In a backward pass, priorities that contradict each other can block memory: then some ops are not placed.
     """
     num_stages, num_chains = pipeline.shape
     num_workers, num_each = num_stages * num_pipelines, num_stages * num_chains
     out, order = np.empty(3 * num_each, np.int64), np.empty(3 * num_each, np.int64)
-    missing = _missing(num_stages, num_chains, backwards)
+    missing = _missing(num_stages, num_chains, is_back)
     state, queues = empty_state(pipeline, num_pipelines, _NUM_STATE), np.empty(3 * num_each, np.int64)
     _offer_first(pipeline, state, queues, priority, missing, num_pipelines)
     # An event is time * base + code: the op that ends, or 3 * S * N more than the F or I that arrives.
     base = np.int64(5) * num_each
     events = np.empty(2 * num_each + num_workers, np.int64)
     touched, is_touched = np.empty(num_workers, np.int64), np.zeros(num_workers, np.bool_)
-    by_release = np.argsort(release_us)
+    by_release = np.argsort(opens_us)
     num_events, num_released, num_placed = 0, 0, 0
     while num_events > 0 or num_released < num_stages:
         num_touched = 0
-        now = events[0] // base if num_events > 0 else release_us[by_release[num_released]]
+        now = events[0] // base if num_events > 0 else opens_us[by_release[num_released]]
         if num_released < num_stages:
-            now = min(now, release_us[by_release[num_released]])
-        while num_released < num_stages and release_us[by_release[num_released]] == now:
+            now = min(now, opens_us[by_release[num_released]])
+        while num_released < num_stages and opens_us[by_release[num_released]] == now:
             for worker in range(by_release[num_released] * num_pipelines, (by_release[num_released] + 1) * num_pipelines):
                 num_touched = touch(touched, is_touched, num_touched, worker)
             num_released += 1
@@ -178,7 +183,7 @@ def priority_schedule(
             num_events -= 1
             stage = code // num_chains % num_stages
             worker = stage * num_pipelines + pipeline[stage, code % num_chains]
-            there = _settle(costs, state, queues, priority, missing, pipeline.shape, worker, code, backwards)
+            there = _settle(work, state, queues, priority, missing, pipeline.shape, worker, code, is_back)
             if there >= 0:
                 arrival = now + costs[min(stage, there // num_chains % num_stages), COMM_US]
                 heap_push(events, 0, num_events, arrival * base + 3 * num_each + there)
@@ -188,17 +193,17 @@ def priority_schedule(
             worker = touched[index]
             is_touched[worker] = False
             stage = worker // num_pipelines
-            if state[worker, BUSY] or now < release_us[stage]:
+            if state[worker, BUSY] or now < opens_us[stage]:
                 continue
-            op = _take(costs, state, queues, worker, stage, now, patience_us[stage], backwards)
+            op = _take(work, costs, state, queues, worker, stage, now, patience_us[stage], is_back)
             if op < 0:
                 continue
             out[op], order[num_placed] = now, op
             num_placed += 1
-            end = now + costs[stage, op // num_each]
+            end = now + work[op // num_each, stage, op % num_chains]
             heap_push(events, 0, num_events, end * base + op)
             num_events += 1
-            there = follower_there(op, op // num_each, stage, num_stages, num_chains, backwards)
+            there = follower_there(op, op // num_each, stage, num_stages, num_chains, is_back)
             if there >= 0 and missing[there] == 1:
                 goes_to = there // num_chains % num_stages
                 taker = goes_to * num_pipelines + pipeline[goes_to, there % num_chains]

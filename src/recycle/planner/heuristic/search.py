@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from recycle.core.errors import UserError
-from recycle.core.op import Kind
 from recycle.core.problem import Problem
 from recycle.planner.heuristic import list_scheduling_kernel as kernel
-from recycle.planner.model.routing import balanced_routes, ranks
-from recycle.planner.model.schedule import Bools, Ints, Schedule, comms_of, costs_of
+from recycle.planner.model.assignment import Assignment, Bools, Ints
+from recycle.planner.model.routing import ranks
+from recycle.planner.model.schedule import Schedule, comms_of
 
 UNLIMITED = 1 << 40
 
@@ -34,41 +34,45 @@ class ListSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A problem with its routing, as arrays for the compiled kernels."""
+    """A problem with its assignment, as arrays for the compiled kernels."""
 
     problem: Problem
     bound_us: int
-    pipeline: Ints
+    assignment: Assignment
     rank: Ints
+    work: Ints
     costs: Ints
     is_fused: Bools
     finish_us: Ints = field(repr=False)
+    longest_us: int
 
     @staticmethod
-    def of(problem: Problem, bound_us: int) -> "Search":
+    def of(problem: Problem, bound_us: int, assignment: Assignment) -> "Search":
         _refuse_endless(problem)
         size = (problem.shape.num_stages, problem.shape.num_chains)
         is_fused = np.full(size, not problem.techniques.decoupled)
         finish = np.array([problem.finish_us(stage) for stage in range(size[0])], dtype=np.int64)
-        return Search(problem, bound_us, balanced_routes(problem), ranks(problem), cost_table(problem), is_fused, finish)
+        work = work_table(problem, assignment)
+        longest = int(work[: kernel.WEIGHT_US + 1].max())
+        return Search(problem, bound_us, assignment, ranks(problem), work, cost_table(problem), is_fused, finish, longest)
 
     @property
-    def num_ops(self) -> int:
-        return self.pipeline.size * (3 if self.problem.techniques.decoupled else 2)
+    def pipeline(self) -> Ints:
+        return self.assignment.pipeline
 
     def run(self, setting: Setting) -> ListSchedule:
         num_pipelines = self.problem.shape.num_pipelines
         starts = np.zeros((3, *self.pipeline.shape), np.int64)
         order = np.empty(starts.size, np.int64)
         num_ops = kernel.list_schedule(
-            self.pipeline, self.rank, self.costs, setting.parameters, setting.is_urgent, num_pipelines, starts, order
+            self.pipeline, self.rank, self.work, self.costs, setting.parameters, setting.is_urgent, num_pipelines, starts, order
         )
-        kernel.justify(self.pipeline, self.costs, self.is_fused, num_pipelines, order[:num_ops], starts)
+        kernel.justify(self.pipeline, self.work, self.costs, self.is_fused, num_pipelines, order[:num_ops], starts)
         return ListSchedule(setting, starts, order[:num_ops], self.score(starts))
 
     def spans(self, starts: Ints) -> Ints:
         """The span of each stage, with its reduction and step."""
-        spans: Ints = kernel.last_ends(self.costs, self.is_fused, starts) - starts[kernel.F].min(axis=1) + self.finish_us
+        spans: Ints = kernel.last_ends(self.work, self.is_fused, starts) - starts[kernel.F].min(axis=1) + self.finish_us
         return spans
 
     def score(self, starts: Ints) -> tuple[int, int]:
@@ -79,12 +83,13 @@ class Search:
         """How much later each op could start with no span longer than the bound; negative if it is late already."""
         late = found.starts.copy()
         last = found.starts[kernel.F].min(axis=1) + self.bound_us - self.finish_us
-        kernel.right_shift(self.pipeline, self.costs, self.is_fused, self.problem.shape.num_pipelines, found.order, last, late)
+        num_pipelines = self.problem.shape.num_pipelines
+        kernel.right_shift(self.pipeline, self.work, self.costs, self.is_fused, num_pipelines, found.order, last, late)
         slack: Ints = late - found.starts
         return slack
 
     def schedule(self, starts: Ints) -> Schedule:
-        return Schedule(self.pipeline, starts[kernel.F], starts[kernel.I], starts[kernel.W], self.is_fused)
+        return Schedule(self.assignment, starts[kernel.F], starts[kernel.I], starts[kernel.W], self.is_fused)
 
 
 def _refuse_endless(problem: Problem) -> None:
@@ -92,27 +97,33 @@ def _refuse_endless(problem: Problem) -> None:
     shape, profile = problem.shape, problem.profile
     comm_us = sum(profile.comm_us(stage) for stage in range(shape.num_stages - 1))
     work_us = sum(s.forward_us + max(s.input_us + s.weight_us, s.fused_us) for s in profile.stages)
+    work_us = round(work_us / min([1.0, *(speed for _, speed in problem.speeds)]))
     one_by_one = shape.num_chains * (work_us + 2 * comm_us)
     if one_by_one * 5 * shape.num_stages * shape.num_chains >= 1 << 62:
         raise UserError(f"an iteration could take {one_by_one} µs, more than the planner can count: give costs in a coarser unit")
 
 
+def work_table(problem: Problem, assignment: Assignment) -> Ints:
+    """Return the kernel's lengths and memory of ops; without Decoupled BackProp every backward pass is one fused op."""
+    table = np.empty((kernel.NUM_WORK, *assignment.pipeline.shape), np.int64)
+    forward, split, weight, fused = assignment.lengths_us
+    splits = problem.techniques.decoupled
+    table[kernel.FORWARD_US] = forward
+    table[kernel.INPUT_US] = split if splits else fused
+    table[kernel.WEIGHT_US] = weight if splits else 0
+    table[kernel.FUSED_US] = fused
+    table[kernel.TAKEN], table[kernel.KEPT] = assignment.taken, assignment.kept
+    return table
+
+
 def cost_table(problem: Problem) -> Ints:
-    """Return the kernel's cost columns; without Decoupled BackProp every backward pass is one fused op."""
+    """Return the kernel's costs by stage."""
     num_stages = problem.shape.num_stages
     table = np.zeros((num_stages, kernel.NUM_COSTS), np.int64)
-    fused = costs_of(problem, Kind.B)
-    splits = problem.techniques.decoupled
-    table[:, kernel.FORWARD_US] = costs_of(problem, Kind.F)
-    table[:, kernel.INPUT_US] = costs_of(problem, Kind.I) if splits else fused
-    table[:, kernel.WEIGHT_US] = costs_of(problem, Kind.W) if splits else 0
-    table[:, kernel.FUSED_US] = fused
     table[:-1, kernel.COMM_US] = comms_of(problem)
     for stage in range(num_stages):
         capacity = problem.capacity(stage)
         table[stage, kernel.CAPACITY] = UNLIMITED if capacity is None else capacity
-        table[stage, kernel.TAKEN] = problem.held_by_forward(stage)
-        table[stage, kernel.KEPT] = problem.held_for_weight(stage)
     return table
 
 
@@ -138,7 +149,7 @@ def _changed_parameter(rng: np.random.Generator, parameters: Ints) -> Ints:
 def _urgent_by_slack(rng: np.random.Generator, search: Search, found: ListSchedule) -> Bools:
     """Return as urgent the critical F's and I's of a schedule: those with the least slack."""
     slack = search.slack(found)
-    is_urgent = slack <= int(rng.integers(0, 1 + int(search.costs[:, : kernel.WEIGHT_US + 1].sum(axis=1).max())))
+    is_urgent = slack <= int(rng.integers(0, 1 + int(search.work[: kernel.WEIGHT_US + 1].sum(axis=0).max())))
     is_urgent[kernel.W] = False
     result: Bools = is_urgent
     return result

@@ -6,6 +6,7 @@ The proof of every term, and what its letters stand for, is in docs/planner.md.
 from itertools import accumulate
 
 from recycle.core.problem import Problem
+from recycle.planner.model.load_bound import LoadBound
 
 
 class Bounds:
@@ -76,6 +77,11 @@ class Bounds:
         )
         return by_itself, to_input + max(tails, default=0)
 
+    def lost_us(self, stage: int, num_live: int) -> int:
+        """The time in a period that a worker of `stage` cannot work in, by these terms, if no micro-batch is cut elsewhere."""
+        busy_us = self._load(num_live) * (self._forward[stage] + self._back[stage] + self._after[stage])
+        return max(0, max(self.stage_terms(stage, num_live)) - busy_us)
+
     def _load(self, num_live: int) -> int:
         """Micro-batches that the busiest of a stage's live workers runs at least."""
         return -(-self._problem.shape.num_chains // num_live)
@@ -97,5 +103,7 @@ class Bounds:
 
 def lower_bound(problem: Problem) -> int:
     """Return a lower bound of the period of every legal plan of `problem`."""
+    if problem.shared_layers or problem.speeds:
+        return LoadBound(problem).period_us()
     bounds, cluster = Bounds(problem), problem.cluster
     return max(max(bounds.stage_terms(stage, cluster.num_live(stage))) for stage in range(problem.shape.num_stages))

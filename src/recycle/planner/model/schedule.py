@@ -4,54 +4,73 @@ from array import array
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
 from recycle.core.plans.plan import Row
 from recycle.core.plans.rules import period_from
 from recycle.core.problem import Problem
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from recycle.planner.model.assignment import KIND_NUMBERS, Assignment, Bools, Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """All arrays are [stage, chain]: the pipeline that runs it, the three starts, and whether I and W run as one B.
+    """An assignment of chains to workers with the three starts of each, by stage and chain, and whether I and W run as one B.
 
     Where `is_fused`, `input_us` is the start of B and `weight_us` means nothing.
     """
 
-    pipeline: Ints
+    assignment: Assignment
     forward_us: Ints
     input_us: Ints
     weight_us: Ints
     is_fused: Bools
 
     @staticmethod
-    def zeros(problem: Problem) -> "Schedule":
-        """A schedule of the right size, to be filled in."""
-        size = problem.shape.num_stages, problem.shape.num_chains
-        pipeline, forward, split, weight = (np.zeros(size, dtype=np.int64) for _ in range(4))
-        return Schedule(pipeline, forward, split, weight, np.zeros(size, dtype=np.bool_))
+    def zeros(problem: Problem, assignment: Assignment) -> "Schedule":
+        """A schedule of the right size, to be filled in, routes included."""
+        size = assignment.pipeline.shape
+        forward, split, weight = (np.zeros(size, dtype=np.int64) for _ in range(3))
+        routes = assignment.routed(problem, assignment.pipeline.copy())
+        return Schedule(routes, forward, split, weight, np.zeros(size, dtype=np.bool_))
+
+    @property
+    def pipeline(self) -> Ints:
+        return self.assignment.pipeline
+
+    def length_us(self, kind: Kind) -> Ints:
+        """The lengths of the ops of a kind."""
+        lengths: Ints = self.assignment.lengths_us[KIND_NUMBERS[kind]]
+        return lengths
 
     def starts_us(self, kind: Kind) -> Ints:
         """The starts of F, I or W; those of B are those of I."""
         return {Kind.F: self.forward_us, Kind.I: self.input_us, Kind.B: self.input_us, Kind.W: self.weight_us}[kind]
 
-    def ends_us(self, problem: Problem) -> Ints:
+    def ends_us(self) -> Ints:
         """When each stage is done with each chain: the end of its W or B."""
-        fused, weight = costs_of(problem, Kind.B), costs_of(problem, Kind.W)
-        return np.where(self.is_fused, self.input_us + fused[:, None], self.weight_us + weight[:, None])
+        return np.where(self.is_fused, self.input_us + self.length_us(Kind.B), self.weight_us + self.length_us(Kind.W))
 
-    def windows(self, problem: Problem) -> list[tuple[int, int]]:
+    def windows(self) -> list[tuple[int, int]]:
         """First start and last end of each stage."""
-        firsts, lasts = self.forward_us.min(axis=1), self.ends_us(problem).max(axis=1)
+        firsts, lasts = self.forward_us.min(axis=1), self.ends_us().max(axis=1)
         return [(int(first), int(last)) for first, last in zip(firsts, lasts, strict=True)]
 
+    def layer_windows(self, problem: Problem) -> dict[int, tuple[int, int]]:
+        """First start and last end of the ops that use a layer, for each layer that is computed at several stages."""
+        held, offsets = problem.held_layers, self.assignment.offsets
+        if held is None or not problem.techniques.staggered or not offsets.any():
+            return {}
+        ends, chains, windows = self.ends_us(), np.arange(offsets.shape[1]), {}
+        for layer in held.shared:
+            first, *others = held.holders[layer]
+            stage = first + sum((held.sums.bounds[other] + offsets[other] <= layer).astype(np.int64) for other in others)
+            if stage.min() < stage.max():
+                windows[layer] = int(self.forward_us[stage, chains].min()), int(ends[stage, chains].max())
+        return windows
+
     def period_us(self, problem: Problem) -> int:
-        return period_from(problem, self.windows(problem))
+        return period_from(problem, self.windows(), self.layer_windows(problem))
 
     def from_zero(self) -> "Schedule":
         """The same schedule, shifted so that its first op starts at 0."""
@@ -84,10 +103,6 @@ class Schedule:
             columns = array("q", chain[part].tobytes()), array("q", starts[part].tobytes())
             rows[worker] = Row(worker, kinds[part].tobytes().decode("ascii"), *columns)
         return rows
-
-
-def costs_of(problem: Problem, kind: Kind) -> Ints:
-    return np.array([stage.duration_us(kind) for stage in problem.profile.stages], dtype=np.int64)
 
 
 def comms_of(problem: Problem) -> Ints:

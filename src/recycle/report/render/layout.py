@@ -15,7 +15,9 @@ from recycle.report.timeline.timeline import Block, Lane, Span, Timeline, axis_t
 MOST_SLOTS = 20_000
 MOST_RUNS = 200_000
 MOST_LANES_PX = 40_000.0  # matplotlib refuses pictures of 65,536 pixels
-BUBBLE, WINDOW, BESIDE = "bubble", "window", "beside"
+BUBBLE, WINDOW, BESIDE, MORE, FEWER = "bubble", "window", "beside", "more", "fewer"
+# The height of the bar on an op that computes more or fewer layers than its stage has.
+MARK_PX = 4.0
 FONT_PX = 11.0
 LETTER_PX = 0.66 * FONT_PX
 
@@ -32,7 +34,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """A legend entry at (x, y): a look of the palette, or BUBBLE, WINDOW, BESIDE, and its meaning."""
+    """A legend entry at (x, y): a look of the palette, or BUBBLE, WINDOW, BESIDE, MORE, FEWER, and its meaning."""
 
     look: str
     is_rerouted: bool
@@ -107,6 +109,12 @@ class Picture:
             top = self.top_px + number * self.lane_px + number // num_stages * self.gap_px
             yield Band(lane, blocks, beside, top)
 
+    def mark(self, block: Block) -> str:
+        """MORE or FEWER if the op computes more or fewer layers than its stage's own, else nothing."""
+        if self.is_merged or not block.more_layers:
+            return ""
+        return MORE if block.more_layers > 0 else FEWER
+
     def label(self, block: Block) -> str:
         """The longest label that fits into the block, of kind, micro-batch and (if re-routed) home pipeline."""
         if self.is_merged or self.lane_px < FONT_PX + 2:
@@ -135,6 +143,9 @@ class Picture:
                 yield look, False, f"{paint.letter} {paint.meaning}"
         if self.timeline.has_rerouted:
             yield min(looks & set("FIBW"), key="FIBW".index), True, "re-routed from another pipeline"
+        if self.timeline.has_cuts and not self.is_merged:
+            yield MORE, False, "more layers than the stage's own"
+            yield FEWER, False, "fewer"
         yield BUBBLE, False, "bubble"
         yield WINDOW, False, "next iteration starts"
         if len(set(self.timeline.windows)) > 1:

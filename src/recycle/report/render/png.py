@@ -8,13 +8,14 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
 from recycle.report.render import palette
-from recycle.report.render.layout import BESIDE, BUBBLE, WINDOW, Band, Picture
+from recycle.report.render.layout import BESIDE, BUBBLE, FEWER, MARK_PX, MORE, WINDOW, Band, Picture
 from recycle.report.render.matplotlib_figure import new_figure, png_bytes
 from recycle.report.render.palette import PAINTS
 from recycle.report.timeline.timeline import Timeline
 
 _POINTS = 72 / 100  # a layout pixel is 1/100 inch, whatever the resolution
 _FONT = 10 * _POINTS
+_MARKS = {MORE: palette.MORE, FEWER: palette.FEWER}
 Box = tuple[tuple[float, float], tuple[float, float], tuple[float, float], tuple[float, float]]
 
 
@@ -52,6 +53,7 @@ def _draw_axis(axes: Axes, picture: Picture) -> None:
 def _draw_lanes(axes: Axes, picture: Picture) -> None:
     height = picture.slot_px
     boxes: dict[tuple[str, bool, bool], list[Box]] = {}
+    marks: dict[str, list[Box]] = {}
     bubbles: list[Box] = []
     bars: list[list[tuple[float, float]]] = []
     for band in picture.bands():
@@ -66,6 +68,9 @@ def _draw_lanes(axes: Axes, picture: Picture) -> None:
             for block in blocks:
                 box = _box(picture.x_px(block.start_us), picture.x_px(block.end_us), band.top_px, height)
                 boxes.setdefault((block.look, block.is_rerouted, is_beside), []).append(box)
+                if not is_beside and (mark := picture.mark(block)):
+                    top = band.top_px + height - MARK_PX
+                    marks.setdefault(mark, []).append(_box(box[0][0], box[1][0], top, MARK_PX))
         _draw_texts(axes, picture, band, height)
     axes.add_collection(PolyCollection(bubbles, facecolors=palette.BUBBLE, edgecolors="none", zorder=1))
     for (look, is_rerouted, is_beside), group in boxes.items():
@@ -73,6 +78,8 @@ def _draw_lanes(axes: Axes, picture: Picture) -> None:
             axes.add_artist(_one_path(axes, group, look, is_rerouted, is_beside))
         else:
             axes.add_collection(_collection(group, look, is_rerouted, is_beside))
+    for mark, group in marks.items():
+        axes.add_collection(PolyCollection(group, facecolors=_MARKS[mark], edgecolors="none", zorder=2.5))
     axes.add_collection(LineCollection(bars, colors=palette.WINDOW, linewidths=1.4 if height > 8 else 0.6, zorder=4))
 
 
@@ -140,6 +147,10 @@ def _draw_legend(axes: Axes, picture: Picture) -> None:
             axes.add_collection(LineCollection([[(x + 9, y - 11), (x + 9, y + 4)]], colors=palette.WINDOW, linewidths=1.4))
         elif entry.look == BUBBLE:
             axes.add_collection(PolyCollection([box], facecolors=palette.BUBBLE, edgecolors="none"))
+        elif entry.look in _MARKS:
+            axes.add_collection(_collection([box], "F", False, is_beside=False))
+            mark = _box(x, x + 18, y + 3 - MARK_PX, MARK_PX)
+            axes.add_collection(PolyCollection([mark], facecolors=_MARKS[entry.look], edgecolors="none", zorder=2.5))
         elif entry.look == BESIDE:
             axes.add_collection(_collection([box], "F", False, is_beside=True))
         else:

@@ -5,7 +5,7 @@ from xml.sax.saxutils import escape
 
 from recycle.core.units import format_us
 from recycle.report.render import palette
-from recycle.report.render.layout import BESIDE, FONT_PX, LETTER_PX, WINDOW, Band, Picture
+from recycle.report.render.layout import BESIDE, FEWER, FONT_PX, LETTER_PX, MARK_PX, MORE, WINDOW, Band, Picture
 from recycle.report.render.palette import PAINTS
 from recycle.report.timeline.timeline import Block, Timeline
 
@@ -20,7 +20,8 @@ text {{ fill: {palette.INK} }} .faint {{ fill: {palette.FAINT_INK} }}
 def draw_svg(timeline: Timeline) -> str:
     """Return the whole picture as SVG text."""
     picture = Picture(timeline)
-    start = *head(round(picture.width_px), round(picture.height_px)), *titles(picture.title, picture.subtitle)
+    marks = f"\n.{MORE} {{ fill: {palette.MORE} }} .{FEWER} {{ fill: {palette.FEWER} }}\n" if timeline.has_cuts else ""
+    start = *head(round(picture.width_px), round(picture.height_px), marks), *titles(picture.title, picture.subtitle)
     return "\n".join([*start, *_axis(picture), *_lanes(picture), *_legend(picture), "</svg>", ""])
 
 
@@ -116,7 +117,11 @@ def _slots(picture: Picture, band: Band) -> Iterator[str]:
         name = block.op or PAINTS[block.look].meaning
         tip = f"{name} on {band.lane.worker}, {format_us(block.start_us)} to {format_us(block.end_us)}"
         look = f"slot {block.look}-rerouted" if block.is_rerouted else f"slot {block.look}"
+        if block.more_layers:
+            tip += f", {abs(block.more_layers)} {'more' if block.more_layers > 0 else 'fewer'} layers than the stage's own"
         yield with_tip(rect(look, x, band.top_px, end - x, picture.slot_px), tip)
+        if mark := picture.mark(block):
+            yield rect(mark, x, band.top_px + picture.slot_px - MARK_PX, end - x, MARK_PX)
         if label := picture.label(block):
             yield from _label(block, (x + end) / 2, band.top_px + picture.slot_px / 2, label)
 
@@ -147,6 +152,9 @@ def _legend(picture: Picture) -> Iterator[str]:
         x, y = entry.x_px, entry.y_px
         if entry.look == WINDOW:
             yield f'<path class="window" d="M{x + 9:.0f} {y - 11:.0f}v15"/>'
+        elif entry.look in (MORE, FEWER):
+            yield rect("F", x, y - 10, 18, 13)
+            yield rect(entry.look, x, y + 3 - MARK_PX, 18, MARK_PX)
         else:
             look = "F beside" if entry.look == BESIDE else f"{entry.look}-rerouted" if entry.is_rerouted else entry.look
             yield rect(look, x, y - 10, 18, 13)

@@ -30,6 +30,7 @@ def plan_timeline(plan: Plan) -> Timeline:
         num_ops=plan.num_ops,
         shortest_us=min(source.durations_us, default=plan.period_us),
         source=source,
+        has_cuts=bool(plan.cuts),
     )
 
 
@@ -99,8 +100,10 @@ def _bare_blocks(plan: Plan, row: Row) -> Iterator[Block]:
 
 
 def _op_blocks(plan: Plan, row: Row) -> Iterator[Block]:
-    for slot in plan.slots(row):
-        yield Block(slot.start_us, slot.end_us, slot.op.kind.value, slot.is_rerouted, slot.op)
+    costs = plan.costs
+    for slot, chain in zip(plan.slots(row), row.chains, strict=True):
+        before, after = costs.offsets(row.worker.stage, chain)
+        yield Block(slot.start_us, slot.end_us, slot.op.kind.value, slot.is_rerouted, slot.op, after - before)
 
 
 def idle_share(plan: Plan) -> float:
@@ -108,6 +111,11 @@ def idle_share(plan: Plan) -> float:
     busy_us = sum(plan.busy_us(row) for row in plan.rows)
     num_live = plan.problem.shape.num_workers - len(plan.problem.cluster.failed)
     return 1 - busy_us / (num_live * plan.period_us)
+
+
+def cut_share(plan: Plan) -> float:
+    """The share of cuts between two stages that lie elsewhere than at the base boundary."""
+    return sum(len(offsets) - list(offsets).count(0) for offsets in plan.cuts) / sum(map(len, plan.cuts)) if plan.cuts else 0.0
 
 
 def headline(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -120,6 +128,7 @@ def headline(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
         f"workers idle {idle_share(plan):.0%}",
         " + ".join(techniques.names) or "no techniques",
         quality.method,
+        *([f"{cut_share(plan):.0%} of cuts elsewhere"] if plan.cuts else []),
     )
     return about(plan.problem), rating
 

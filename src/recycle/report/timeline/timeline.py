@@ -21,13 +21,17 @@ _IDLE: Look = ("", False)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A span of time with one look on a worker. `op` is None for reductions, steps and merged ops."""
+    """A span of time with one look on a worker. `op` is None for reductions, steps and merged ops.
+
+    `more_layers` is how many layers more than its stage's own an op computes; fewer, if it is negative.
+    """
 
     start_us: int
     end_us: int
     look: str
     is_rerouted: bool = False
     op: Op | None = None
+    more_layers: int = 0
 
     def shifted(self, by_us: int) -> "Block":
         return replace(self, start_us=self.start_us + by_us, end_us=self.end_us + by_us)
@@ -36,11 +40,12 @@ class Block:
         return replace(self, start_us=max(self.start_us, first_us), end_us=min(self.end_us, last_us))
 
     def labels(self, letter: str) -> list[str]:
-        """The letter with the micro-batch and, if re-routed, with the home pipeline, the longest first; none without an op."""
+        """The letter with the micro-batch, the home pipeline if re-routed, and the layers more or fewer, by how much they say."""
         if self.op is None:
             return []
         short = f"{letter}{self.op.microbatch.index}"
-        return [f"{short}@{self.op.microbatch.pipeline}", short] if self.is_rerouted else [short]
+        names = [f"{short}@{self.op.microbatch.pipeline}", short] if self.is_rerouted else [short]
+        return [f"{name}{self.more_layers:+d}" for name in names] + names if self.more_layers else names
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class Timeline:
     num_ops: int
     shortest_us: int  # of the ops
     source: Source
+    has_cuts: bool = False
 
     @property
     def extent(self) -> Span:

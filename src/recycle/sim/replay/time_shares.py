@@ -76,7 +76,7 @@ def peak_memory(result: ReplayResult) -> tuple[str, list[int]]:
     for number, row in enumerate(result.plan.rows):
         if row.kinds:
             peaks[row.worker.stage] = max(peaks[row.worker.stage], int(memory_held(result, number, 0)[1].max()))
-    return "bytes" if problem.memory.unit == "bytes" else "microbatches", peaks
+    return "bytes" if problem.memory.unit == "bytes" else "layers" if problem.held_layers else "microbatches", peaks
 
 
 def memory_curve(result: ReplayResult, stage: int, iteration: int, num_columns: int) -> list[int]:

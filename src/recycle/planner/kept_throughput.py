@@ -1,0 +1,33 @@
+"""How much of the fault-free throughput a plan keeps, and how much of the workers' speed is alive."""
+
+from dataclasses import dataclass, replace
+
+from recycle.core.cluster import Cluster
+from recycle.core.plans.plan import Plan
+from recycle.core.problem import Problem
+from recycle.planner.model.assignment import speeds_of
+from recycle.planner.solve import solve
+
+
+@dataclass(frozen=True, slots=True)
+class KeptThroughput:
+    """The throughput of a plan over that of the fault-free plan, and the speed of the live workers over that of all.
+
+    `fault_free_us` is the period of the fault-free plan of the same shape and options, in which no worker is slow either.
+    """
+
+    kept: float
+    live_share: float
+    fault_free_us: int
+
+
+def kept_throughput(plan: Plan, method: str, time_limit_s: float) -> KeptThroughput:
+    """Make the fault-free plan of the same problem, and compare."""
+    whole = replace(plan.problem, cluster=Cluster(plan.problem.shape), speeds=())
+    fault_free_us = plan.period_us if whole == plan.problem else solve(whole, method, time_limit_s).period_us
+    return KeptThroughput(fault_free_us / plan.period_us, live_share(plan.problem), fault_free_us)
+
+
+def live_share(problem: Problem) -> float:
+    """The sum of the live workers' speeds over the number of workers."""
+    return float(speeds_of(problem).sum()) / problem.shape.num_workers
