@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import median
@@ -191,7 +191,11 @@ class Profile:
                 f"{num_layers} layers cannot be divided equally over {len(self.stages)} stages: give a multiple of "
                 f"{len(self.stages)}, or a profile that lists the layers of each stage"
             )
-        return replace(self, layers=((EQUAL,) * each,) * len(self.stages))
+        return self.with_layers([each] * len(self.stages))
+
+    def with_layers(self, num_layers: Sequence[int]) -> "Profile":
+        """The profile with so many equal layers in each stage."""
+        return replace(self, layers=tuple((EQUAL,) * each for each in num_layers))
 
     def held_up(self, num_others: int) -> float:
         """The duration of an op while `num_others` compute, over its cost; beyond the most that were measured, as with those."""

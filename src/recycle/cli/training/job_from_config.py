@@ -32,7 +32,10 @@ _BUILT_IN = ("model.", "data.text", *(f"training.{key}" for key in _OF_TRAINING)
 # Keys by which a plan is made: with any of them, a plan in the job file does not count.
 _PLANNING = (
     *_SHAPE,
-    *(f"cluster.{key}" for key in ("dead", "techniques", "costs", "memory", "plan", "library", "profile", "measure")),
+    *(
+        f"cluster.{key}"
+        for key in ("dead", "techniques", "costs", "memory", "shared_layers", "plan", "library", "profile", "measure")
+    ),
 )
 
 
@@ -70,6 +73,12 @@ class TrainingJobFactory:
     def out(self) -> Path | None:
         """The run folder of the job file, if it names one."""
         return self._base.run_folder
+
+    def num_layers(self) -> list[int]:
+        """The number of layers of each stage. Raises if a stage does not say what its layers are."""
+        from recycle.runtime.compute.elastic_stage import layers_of
+
+        return [len(layers_of(stage)) for stage in self._base.stages]
 
     def measure_profile(self) -> "Profile":
         """Measure a profile of the stages on this machine, in this process."""
@@ -129,7 +138,8 @@ def _load(config: TrainConfig) -> LoadedJob:
 
 def _options_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a job that the keys change which were given."""
-    found = _renamed(given, "training", seed="", exact="is_exact", device="") | _renamed(given, "cluster", port="", transport="")
+    found = _renamed(given, "training", seed="", exact="is_exact", device="")
+    found |= _renamed(given, "cluster", port="", transport="", shared_layers="")
     if "training.max_norm" in given:
         found["max_norm"] = given["training.max_norm"] or None
     if "training.precision" in given:
@@ -154,7 +164,7 @@ def _with_values_of(job: "Job", config: TrainConfig) -> TrainConfig:
     sizes = {"pipelines": shape.num_pipelines, "stages": shape.num_stages, "microbatches": shape.num_microbatches}
     return replace(
         config,
-        cluster=keep(config.cluster, "cluster", sizes),
+        cluster=keep(config.cluster, "cluster", {**sizes, "shared_layers": job.shared_layers}),
         training=keep(config.training, "training", {"steps": job.steps, "device": job.options.device}),
         data=keep(config.data, "data", {"samples": job.samples}),
     )

@@ -1,5 +1,6 @@
 """The choice of the plan of a training run: from a file, from a library, or made by the planner."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from recycle.cli.training.train_sections import ClusterSection
@@ -10,14 +11,18 @@ from recycle.core.plans.plan import Plan
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile
 from recycle.planner.live_planner import Planner
+from recycle.planner.problem_from_text import parse_costs
 from recycle.planner.problem_from_text import problem as describe_problem
 from recycle.planner.solve import solve
 
 _PLAN_S = 10.0
 
 
-def choose_plan(cluster: ClusterSection, measured: Profile | None = None) -> Plan:
-    """The plan that the configuration asks for; `measured` is the profile of `cluster.measure`."""
+def choose_plan(cluster: ClusterSection, measured: Profile | None = None, num_layers: Sequence[int] = ()) -> Plan:
+    """The plan that the configuration asks for; `measured` is the profile of `cluster.measure`.
+
+    `num_layers` are those of each stage, if stages share layers.
+    """
     if cluster.plan:
         plan = Plan.load(cluster.plan)
         _refuse_other(plan.problem, cluster, f"the plan {cluster.plan}")
@@ -27,6 +32,8 @@ def choose_plan(cluster: ClusterSection, measured: Profile | None = None) -> Pla
         _refuse_other(library.problem, cluster, f"the library {cluster.library}")
         return library.get(len(_checked(library.problem.shape, cluster.dead_workers)))
     profile = measured or (Profile.load(Path(cluster.profile)) if cluster.profile else None)
+    if cluster.shared_layers and not (profile and profile.layers):
+        profile = (profile or Profile.uniform(cluster.stages, *parse_costs(cluster.costs))).with_layers(num_layers)
     problem = describe_problem(
         cluster.pipelines,
         cluster.stages,
@@ -36,6 +43,7 @@ def choose_plan(cluster: ClusterSection, measured: Profile | None = None) -> Pla
         profile=profile,
         memory=cluster.memory or None,
         techniques=cluster.techniques,
+        shared_layers=cluster.shared_layers,
     )
     # The greedy method is near the bound in a moment; a few per cent of a plan are not worth a wait before training begins.
     return solve(problem, "greedy", _PLAN_S)

@@ -99,7 +99,7 @@ def prepare(config: TrainConfig) -> tuple[TrainingJobFactory, Plan]:
             profile = factory.measure_profile()
     sentence = "planning (the first plan on a machine compiles the scheduler, which takes some seconds)"
     with say_if_slow(sentence, config.log.json_lines):
-        return factory, choose_plan(config.cluster, profile)
+        return factory, choose_plan(config.cluster, profile, factory.num_layers() if config.cluster.shared_layers else ())
 
 
 @contextmanager

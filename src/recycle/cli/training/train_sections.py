@@ -99,6 +99,7 @@ class ClusterSection(_Section):
     techniques: str = _key(str(Techniques()), _text("LIST"), "techniques of the plan, or none")
     costs: str = _key("10,13,9", _text("F,I,W"), "what the plan takes ops to cost, in µs")
     memory: str = _key("", _text("LIMIT"), "micro-batches in flight (6, or 4,3,2,1), bytes (80GiB) or unlimited")
+    shared_layers: int = _key(0, _COUNT_OR_NONE, "layers that a stage holds of each neighbour, so that load can move")
     plan: str = _key("", _text("FILE"), "train by this plan, which says itself who is dead")
     library: str = _key("", _text("FOLDER"), "take the plan from this library")
     profile: str = _key("", _text("FILE"), "make the plan from this profile, or see that a given one was")
