@@ -65,6 +65,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/runtime.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/control.py
+	$(BIN)/python benchmarks/elastic.py
 
 bench-gpu: $(READY)
 	PYTHONPATH=. $(BIN)/python benchmarks/nccl.py

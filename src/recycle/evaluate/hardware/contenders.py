@@ -53,7 +53,7 @@ class Contender:
     def __init__(self, setup: Setup, tensor_specs: dict[int, TensorSpec], context: MemberContext) -> None:
         self._setup, self._tensor_specs, self._context = setup, tensor_specs, context
         self._make_stage = partial(copied_stage, setup.modules())
-        self._specs: dict[Shape, WorkerSpec] = {}
+        self._specs: dict[tuple[Shape, int], WorkerSpec] = {}
         self._torch: TorchContender | None = None
         prefix = dist.PrefixStore("race", context.store)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=prefix, rank=context.rank, world_size=len(context.workers))
@@ -71,7 +71,8 @@ class Contender:
         return TurnResult([spans[-1].end_us for spans in run.spans], run.losses, run)
 
     def _spec(self, plan: Plan) -> WorkerSpec:
-        shape = plan.problem.shape
-        if shape not in self._specs:
-            self._specs[shape] = worker_spec(self._setup.job(plan), self._make_stage, self._tensor_specs)
-        return self._specs[shape]
+        key = plan.problem.shape, plan.problem.shared_layers
+        if key not in self._specs:
+            make_stage = None if plan.problem.shared_layers else self._make_stage
+            self._specs[key] = worker_spec(self._setup.job(plan), make_stage, self._tensor_specs)
+        return self._specs[key]

@@ -83,7 +83,7 @@ def run_race(
                 turn = ContenderTurn(
                     next(numbers), step.name, WARM_UP + num_iterations, plans.get(step.name), step.pipelines(setup)
                 )
-                trial, results = _run_trial(pool, turn, number)
+                trial, results = run_trial(pool, turn, number)
                 if number == num_rounds - 1:
                     _keep_spans(folder / SPANS / f"{step.name}.json.gz", results)
                 _append(folder / MEASURED, trial)
@@ -127,7 +127,7 @@ def _missing(folder: Path, variants: Sequence[Variant], num_rounds: int, is_rehe
     }
 
 
-def _run_trial(pool: WorkerPool, turn: ContenderTurn, number: int) -> tuple[Trial, Mapping[Worker, TurnResult]]:
+def run_trial(pool: WorkerPool, turn: ContenderTurn, number: int) -> tuple[Trial, Mapping[Worker, TurnResult]]:
     results = {worker: result for worker, result in pool.ask(turn).items() if result.ends_us}
     ends_us = [max(result.ends_us[iteration] for result in results.values()) for iteration in range(turn.num_iterations)]
     losses = [results[worker].losses for worker in sorted(results) if results[worker].losses]
