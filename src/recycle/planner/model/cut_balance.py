@@ -16,7 +16,7 @@ from recycle.planner.model.assignment import Ints
 
 Floats = npt.NDArray[np.float64]
 # Longer runs find little that shorter ones do not, and with many stages they take seconds.
-_MOST_PASSES, _LONGEST_RUN = 10, 8
+_MOST_PASSES, _LONGEST_RUN = 6, 8
 
 
 def _compiled(function: Any) -> Any:
