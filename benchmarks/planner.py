@@ -58,6 +58,8 @@ UNIT, REAL = ("1,1,1", 0), ("10,13,9", 1)
 # Micro-batches in flight, as a multiple of the number of stages -> the most that a period may be above its proven bound.
 ASKED_RATIO = {2: 1.005, 1: 1.05}
 ASKED_PLAN_S, ASKED_PLAN_GIB, ASKED_LIBRARY_S = 10, 4, 60
+# With cuts: equal layers of a stage, layers shared on either side, and the most that a period may be above its bound.
+LAYERS_OF_A_STAGE, SHARED_LAYERS, ASKED_CUT_RATIO = 4, 2, 1.03
 
 # Zero Bubble Pipeline Parallelism (ICLR 2024): stages, micro-batches -> longest stage span of 1F1B, with S and with 2S in flight.
 ZERO_BUBBLE = {(4, 8): (33, 27, 24), (8, 16): (69, 55, 48), (16, 64): (237, 207, 192)}
@@ -108,6 +110,39 @@ def _quality(shape: tuple[int, int, int, int], depth: int, costs: tuple[str, int
     times = (str(plan.period_us), str(plan.quality.bound_us), f"{plan.gap:.4f}", str(least), f"{plan.period_us / least:.4f}")
     quality = (plan.quality.status, plan.quality.method, f"{seconds:.2f}")
     return (*given, *times, *quality, _judged(plan.gap <= ASKED_RATIO[depth]))
+
+
+def cuts(quick: bool) -> Section:
+    limit_s = 5.0 if quick else 60.0
+    cases = tuple(
+        Case(f"{_shape(shape)}, {shape[3]} dead, memory {memory}", partial(_cuts, shape, memory, limit_s))
+        for shape, memory in product(SHAPES[:2] if quick else SHAPES, ("2S", "unlimited"))
+    )
+    about = (
+        f"The same shapes with costs {REAL[0]} and communication {REAL[1]}, {LAYERS_OF_A_STAGE} equal layers a stage, of which "
+        f"{SHARED_LAYERS} on either side of a boundary are shared. Kept is the throughput over that of the fault-free plan with "
+        "the same options; beside it, what re-routing alone keeps of the fault-free plan without shared layers, and the share of "
+        f"workers that live. The target is a period over its bound of at most {ASKED_CUT_RATIO}."
+    )
+    header = ("D × S, M", "dead", "memory", "period µs", "bound µs", "ratio", "kept", "re-routing", "live", "seconds", "met")
+    return Section("cuts", "Plans with cuts", about, header, cases)
+
+
+def _cuts(shape: tuple[int, int, int, int], memory: str, limit_s: float) -> Row:
+    pipelines, stages, _, dead = shape
+    limit = 2 * stages if memory == "2S" else memory
+    more = {"costs": REAL[0], "comm": REAL[1], "memory": limit, "layers": LAYERS_OF_A_STAGE * stages}
+    plain, cut = (recycle.problem(*shape[:3], **more, shared_layers=num) for num in (0, SHARED_LAYERS))
+    began = time.perf_counter()
+    plan, _ = recycle.solve_normalized(cut, dead, "greedy", limit_s)
+    seconds = time.perf_counter() - began
+    kept = recycle.solve(cut, "greedy", limit_s).period_us / plan.period_us
+    routed = (
+        recycle.solve(plain, "greedy", limit_s).period_us / recycle.solve_normalized(plain, dead, "greedy", limit_s)[0].period_us
+    )
+    given = (_shape(shape), str(dead), memory, str(plan.period_us), str(plan.quality.bound_us), f"{plan.gap:.4f}")
+    shares = (f"{kept:.3f}", f"{routed:.3f}", f"{1 - dead / (pipelines * stages):.3f}")
+    return (*given, *shares, f"{seconds:.2f}", _judged(plan.gap <= ASKED_CUT_RATIO))
 
 
 def least_bound_us(problem: recycle.Problem, num_failures: int) -> int:
@@ -207,7 +242,7 @@ def _library(shape: tuple[int, int, int], depth: int, quick: bool) -> Row:
     return (_shape(shape), _depth(depth), *found, f"{run.peak_bytes / GIB:.2f} GiB", met)
 
 
-SECTIONS = {"quality": quality, "zero-bubble": zero_bubble, "example": example, "speed": speed, "library": library}
+SECTIONS = {"quality": quality, "cuts": cuts, "zero-bubble": zero_bubble, "example": example, "speed": speed, "library": library}
 
 
 @dataclass(frozen=True, slots=True)

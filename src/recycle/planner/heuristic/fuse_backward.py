@@ -47,7 +47,7 @@ def retime(problem: Problem, schedule: Schedule) -> Schedule:
     """Keep the routes and the order of every row, and compute the times again."""
     starts = np.stack([schedule.forward_us, schedule.input_us, schedule.weight_us])
     order = _in_order(schedule, starts)
-    work, costs = work_table(problem, schedule.assignment), cost_table(problem)
+    work, costs = work_table(problem, schedule.assignment), cost_table(problem, schedule.assignment)
     kernel.justify(schedule.pipeline, work, costs, schedule.is_fused, problem.shape.num_pipelines, order, starts)
     return replace(schedule, forward_us=starts[kernel.F], input_us=starts[kernel.I], weight_us=starts[kernel.W])
 

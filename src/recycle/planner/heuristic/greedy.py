@@ -67,7 +67,8 @@ def _num_ops(problem: Problem) -> int:
 
 def _most_promising(problem: Problem, bound_us: int, num_runs: int) -> Search:
     """The search over the assignment whose first few schedules are best; there is one only, unless micro-batches may be cut."""
-    searches = [Search.of(problem, bound_us, one) for one in assignments(problem)]
+    num_assignments = 1 if _num_ops(problem) > _LARGE_OPS else None
+    searches = [Search.of(problem, bound_us, one) for one in islice(assignments(problem), num_assignments)]
     if len(searches) == 1:
         return searches[0]
     num_tried = max(1, round(num_runs * _ASSIGNMENT_SHARE / len(searches)))

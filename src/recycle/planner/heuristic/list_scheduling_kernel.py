@@ -22,8 +22,8 @@ _NONE = -1
 # For the list scheduler a chain with a WEIGHT_US of 0 runs its backward pass fused, in INPUT_US.
 FORWARD_US, INPUT_US, WEIGHT_US, FUSED_US, TAKEN, KEPT, NUM_WORK = range(7)
 
-# Columns of `costs`, a row a stage. COMM_US is the time to the next stage.
-COMM_US, CAPACITY, NUM_COSTS = range(3)
+# Columns of `costs`, a row a stage. COMM_US is the time to the next stage, LEAST and MOST the memory that any chain takes there.
+COMM_US, CAPACITY, LEAST, MOST, NUM_COSTS = range(5)
 
 # Columns of `parameters` of the priority rule, a row a stage. A worker prefers F to I while fewer than PUSH of its micro-batches
 # are between F and I; it prefers W to F once more than STASH weight gradients wait, but not for its last HOLD micro-batches: it
@@ -45,6 +45,12 @@ def compiled(function: Any) -> Any:
 def uncounted(function: Any) -> Any:
     """Compile a function that allocates nothing; without reference counts on the arrays passed in it is much faster."""
     return numba.njit(cache=True, error_model="numpy", _nrt=False)(function)  # type: ignore[call-overload]
+
+
+@uncounted
+def cost(work: Ints, what: int, stage: int, chain: int) -> int:
+    """The length or the memory of a chain's op at a stage; where all chains are alike, `work` has one for all of them."""
+    return int(work[what, stage, min(chain, work.shape[2] - 1)])
 
 
 @uncounted
@@ -84,9 +90,7 @@ def _choose(work: Ints, costs: Ints, parameters: Ints, state: Ints, queues: Ints
     """Return the kind that an idle worker starts now."""
     waiting, pending = state[worker, F] > 0, state[worker, W]
     active = state[worker, _STARTED] - state[worker, _SEEN]
-    # Where no F waits, the question is whether the next one will fit: any chain stands for it.
-    chain = first_chain(work, state, queues, worker, F) if waiting else 0
-    fits = state[worker, HELD] + work[TAKEN, stage, chain] <= costs[stage, CAPACITY] and active < parameters[stage, WINDOW]
+    fits = active < parameters[stage, WINDOW] and forward_fits(work, costs, state, queues, worker, stage, F)
     pushes = active < parameters[stage, PUSH] and waiting
     kind = _NONE
     if pushes and fits:
@@ -111,12 +115,17 @@ def _better_waits(
     work: Ints, parameters: Ints, state: Ints, queues: Ints, worker: int, stage: int, kind: int, fits: bool, now: int
 ) -> bool:
     """Say whether an urgent op arrives so soon that `kind` would delay it."""
-    if parameters[stage, PATIENCE_US] == 0:
+    patience, to_input, to_forward = (
+        parameters[stage, PATIENCE_US],
+        state[worker, _NEXT_INPUT] - now,
+        state[worker, _NEXT_FORWARD] - now,
+    )
+    waits_for_input = 0 < to_input <= patience
+    waits_for_forward = kind == W and fits and 0 < to_forward <= patience
+    if not waits_for_input and not waits_for_forward:
         return False
-    soon = min(parameters[stage, PATIENCE_US], work[kind, stage, first_chain(work, state, queues, worker, kind)] - 1)
-    waits_for_input = 0 < state[worker, _NEXT_INPUT] - now <= soon
-    waits_for_forward = kind == W and fits and 0 < state[worker, _NEXT_FORWARD] - now <= soon
-    return bool(waits_for_input or waits_for_forward)
+    length = cost(work, kind, stage, first_chain(work, state, queues, worker, kind))
+    return bool((waits_for_input and to_input < length) or (waits_for_forward and to_forward < length))
 
 
 @compiled
@@ -141,7 +150,18 @@ def offer(state: Ints, queues: Ints, worker: int, kind: int, key: int) -> None:
 @uncounted
 def first_chain(work: Ints, state: Ints, queues: Ints, worker: int, kind: int) -> int:
     """The chain of the least key in the worker's queue of `kind`, which is not empty."""
-    return int(queues[queues.size // 3 * kind + state[worker, FIRST]] % work.shape[2])
+    num_chains = queues.size // (3 * work.shape[1])
+    return int(queues[queues.size // 3 * kind + state[worker, FIRST]] % num_chains)
+
+
+@uncounted
+def forward_fits(work: Ints, costs: Ints, state: Ints, queues: Ints, worker: int, stage: int, kind: int) -> bool:
+    """Whether the first op of the worker's queue of `kind`, which takes memory, fits; in an empty queue, whether any would."""
+    room = costs[stage, CAPACITY] - state[worker, HELD]
+    # Most questions are answered without looking for the chain, which is slow.
+    if room >= costs[stage, MOST] or room < costs[stage, LEAST] or state[worker, kind] == 0:
+        return bool(room >= costs[stage, LEAST])
+    return bool(cost(work, TAKEN, stage, first_chain(work, state, queues, worker, kind)) <= room)
 
 
 @uncounted
@@ -158,10 +178,10 @@ def finish(work: Ints, state: Ints, worker: int, stage: int, chain: int, kind: i
     """Free the worker, and the memory that its op held: all of it after a fused backward, which has no W."""
     state[worker, BUSY] = 0
     if kind == I:
-        kept = work[KEPT, stage, chain] if work[WEIGHT_US, stage, chain] > 0 else 0
-        state[worker, HELD] -= work[TAKEN, stage, chain] - kept
+        kept = cost(work, KEPT, stage, chain) if cost(work, WEIGHT_US, stage, chain) > 0 else 0
+        state[worker, HELD] -= cost(work, TAKEN, stage, chain) - kept
     elif kind == W:
-        state[worker, HELD] -= work[KEPT, stage, chain]
+        state[worker, HELD] -= cost(work, KEPT, stage, chain)
 
 
 @uncounted
@@ -186,11 +206,11 @@ def follower_there(op: int, kind: int, stage: int, num_stages: int, num_chains: 
 
 
 @uncounted
-def _begin(work: Ints, state: Ints, queues: Ints, worker: int, stage: int, kind: int) -> int:
+def _begin(work: Ints, state: Ints, queues: Ints, num_chains: int, worker: int, stage: int, kind: int) -> int:
     """Begin the next op of `kind` on a worker; return its chain. W's keep the order in which they were offered."""
-    chain = int(take(state, queues, worker, kind) % work.shape[2])
+    chain = int(take(state, queues, worker, kind) % num_chains)
     if kind == F:
-        state[worker, HELD] += work[TAKEN, stage, chain]
+        state[worker, HELD] += cost(work, TAKEN, stage, chain)
         state[worker, _STARTED] += 1
     return chain
 
@@ -206,7 +226,7 @@ def _settle(rank: Ints, work: Ints, state: Ints, queues: Ints, worker: int, stag
         return _NONE
     finish(work, state, worker, stage, chain, what)
     if what == I:
-        if work[WEIGHT_US, stage, chain] > 0:
+        if cost(work, WEIGHT_US, stage, chain) > 0:
             offer(state, queues, worker, W, state[worker, _SEEN] * num_chains + chain)
         state[worker, _SEEN] += 1
     elif what == F and stage == num_stages - 1:
@@ -260,12 +280,12 @@ def list_schedule(
             kind = _choose(work, costs, rule, state, queues, worker, stage, now)
             if kind == _NONE:
                 continue
-            chain = _begin(work, state, queues, worker, stage, kind)
+            chain = _begin(work, state, queues, num_chains, worker, stage, kind)
             out[kind, stage, chain] = now
             code = (kind * num_stages + stage) * num_chains + chain
             order[num_ops] = code
             num_ops += 1
-            end = now + work[kind, stage, chain]
+            end = now + cost(work, kind, stage, chain)
             heap_push(events, 0, num_events, end * base + code)
             num_events += 1
             goes_to = stage + 1 if kind == F else stage - 1
@@ -296,7 +316,7 @@ def last_ends(work: Ints, is_fused: Bools, out: Ints) -> Ints:
     for stage in range(num_stages):
         for chain in range(num_chains):
             what, start = (FUSED_US, out[I, stage, chain]) if is_fused[stage, chain] else (WEIGHT_US, out[W, stage, chain])
-            last[stage] = max(last[stage], start + work[what, stage, chain])
+            last[stage] = max(last[stage], start + cost(work, what, stage, chain))
     return last
 
 
@@ -321,7 +341,7 @@ def right_shift(
             end = min(end, out[F, stage + 1, chain] - costs[stage, COMM_US])
         elif kind == I and stage > 0:
             end = min(end, out[I, stage - 1, chain] - costs[stage - 1, COMM_US])
-        start = end - work[FUSED_US if kind == I and fused else kind, stage, chain]
+        start = end - cost(work, FUSED_US if kind == I and fused else kind, stage, chain)
         out[kind, stage, chain] = start
         free[worker] = start
 
@@ -338,16 +358,16 @@ def _left_shift(pipeline: Ints, work: Ints, costs: Ints, is_fused: Bools, num_pi
         worker = stage * num_pipelines + pipeline[stage, chain]
         start = free[worker]
         if kind == F and stage > 0:
-            start = max(start, out[F, stage - 1, chain] + work[FORWARD_US, stage - 1, chain] + costs[stage - 1, COMM_US])
+            start = max(start, out[F, stage - 1, chain] + cost(work, FORWARD_US, stage - 1, chain) + costs[stage - 1, COMM_US])
         elif kind == I:
-            start = max(start, out[F, stage, chain] + work[FORWARD_US, stage, chain])
+            start = max(start, out[F, stage, chain] + cost(work, FORWARD_US, stage, chain))
             if stage < num_stages - 1:
-                length = work[FUSED_US if is_fused[stage + 1, chain] else INPUT_US, stage + 1, chain]
+                length = cost(work, FUSED_US if is_fused[stage + 1, chain] else INPUT_US, stage + 1, chain)
                 start = max(start, out[I, stage + 1, chain] + length + costs[stage, COMM_US])
         elif kind == W:
-            start = max(start, out[I, stage, chain] + work[INPUT_US, stage, chain])
+            start = max(start, out[I, stage, chain] + cost(work, INPUT_US, stage, chain))
         out[kind, stage, chain] = start
-        free[worker] = start + work[FUSED_US if kind == I and is_fused[stage, chain] else kind, stage, chain]
+        free[worker] = start + cost(work, FUSED_US if kind == I and is_fused[stage, chain] else kind, stage, chain)
 
 
 @compiled

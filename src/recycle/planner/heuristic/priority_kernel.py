@@ -11,7 +11,6 @@ import numpy as np
 
 from recycle.planner.heuristic.list_scheduling_kernel import (
     BUSY,
-    CAPACITY,
     COMM_US,
     FIRST,
     HELD,
@@ -21,10 +20,12 @@ from recycle.planner.heuristic.list_scheduling_kernel import (
     I,
     W,
     compiled,
+    cost,
     empty_state,
     finish,
     first_chain,
     follower_there,
+    forward_fits,
     heap_pop,
     heap_push,
     offer,
@@ -63,21 +64,21 @@ def _take(
     for kind in range(3):
         if state[worker, kind] == 0:
             continue
-        key = queues[kind * (queues.size // 3) + state[worker, FIRST]]
-        if kind == takes_memory and state[worker, HELD] + work[TAKEN, stage, key % work.shape[2]] > costs[stage, CAPACITY]:
+        if kind == takes_memory and not forward_fits(work, costs, state, queues, worker, stage, kind):
             continue
-        first = key // queues.size
+        first = queues[kind * (queues.size // 3) + state[worker, FIRST]] // queues.size
         if first < least:
             best, least = kind, first
     if best == _NONE:
         return _NONE
     wait = state[worker, _NEXT_US] - now
-    chain = first_chain(work, state, queues, worker, best)
-    if 0 < wait <= patience_us and wait < work[best, stage, chain] and state[worker, _NEXT_PRIORITY] < least:
+    is_due = 0 < wait <= patience_us and state[worker, _NEXT_PRIORITY] < least
+    if is_due and wait < cost(work, best, stage, first_chain(work, state, queues, worker, best)):
         return _NONE
+    op = int(take(state, queues, worker, best) % queues.size)
     if best == takes_memory:
-        state[worker, HELD] += work[TAKEN, stage, chain]
-    return int(take(state, queues, worker, best) % queues.size)
+        state[worker, HELD] += cost(work, TAKEN, stage, op % (queues.size // (3 * work.shape[1])))
+    return op
 
 
 @uncounted
@@ -87,7 +88,7 @@ def _finish(work: Ints, state: Ints, worker: int, stage: int, chain: int, kind: 
         return
     # The memory that I frees was taken with W already, so that no I ever waits for memory.
     state[worker, BUSY] = 0
-    state[worker, HELD] -= work[TAKEN, stage, chain] if kind == F else 0
+    state[worker, HELD] -= cost(work, TAKEN, stage, chain) if kind == F else 0
 
 
 @compiled
@@ -200,7 +201,7 @@ def priority_schedule(
                 continue
             out[op], order[num_placed] = now, op
             num_placed += 1
-            end = now + work[op // num_each, stage, op % num_chains]
+            end = now + cost(work, op // num_each, stage, op % num_chains)
             heap_push(events, 0, num_events, end * base + op)
             num_events += 1
             there = follower_there(op, op // num_each, stage, num_stages, num_chains, is_back)

@@ -54,7 +54,8 @@ class Search:
         finish = np.array([problem.finish_us(stage) for stage in range(size[0])], dtype=np.int64)
         work = work_table(problem, assignment)
         longest = int(work[: kernel.WEIGHT_US + 1].max())
-        return Search(problem, bound_us, assignment, ranks(problem), work, cost_table(problem), is_fused, finish, longest)
+        costs = cost_table(problem, assignment)
+        return Search(problem, bound_us, assignment, ranks(problem), work, costs, is_fused, finish, longest)
 
     @property
     def pipeline(self) -> Ints:
@@ -105,18 +106,21 @@ def _refuse_endless(problem: Problem) -> None:
 
 def work_table(problem: Problem, assignment: Assignment) -> Ints:
     """Return the kernel's lengths and memory of ops; without Decoupled BackProp every backward pass is one fused op."""
-    table = np.empty((kernel.NUM_WORK, *assignment.pipeline.shape), np.int64)
-    forward, split, weight, fused = assignment.lengths_us
+    # Where all chains are alike, one column stands for all of them: the kernels are faster if they need less memory.
+    is_alike = not problem.speeds and not assignment.offsets.any()
+    num_columns = 1 if is_alike else assignment.pipeline.shape[1]
+    table = np.empty((kernel.NUM_WORK, len(assignment.pipeline), num_columns), np.int64)
+    forward, split, weight, fused = assignment.lengths_us[:, :, :num_columns]
     splits = problem.techniques.decoupled
     table[kernel.FORWARD_US] = forward
     table[kernel.INPUT_US] = split if splits else fused
     table[kernel.WEIGHT_US] = weight if splits else 0
     table[kernel.FUSED_US] = fused
-    table[kernel.TAKEN], table[kernel.KEPT] = assignment.taken, assignment.kept
+    table[kernel.TAKEN], table[kernel.KEPT] = assignment.taken[:, :num_columns], assignment.kept[:, :num_columns]
     return table
 
 
-def cost_table(problem: Problem) -> Ints:
+def cost_table(problem: Problem, assignment: Assignment) -> Ints:
     """Return the kernel's costs by stage."""
     num_stages = problem.shape.num_stages
     table = np.zeros((num_stages, kernel.NUM_COSTS), np.int64)
@@ -124,6 +128,7 @@ def cost_table(problem: Problem) -> Ints:
     for stage in range(num_stages):
         capacity = problem.capacity(stage)
         table[stage, kernel.CAPACITY] = UNLIMITED if capacity is None else capacity
+    table[:, kernel.LEAST], table[:, kernel.MOST] = assignment.taken.min(axis=1), assignment.taken.max(axis=1)
     return table
 
 

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from recycle.planner.model.assignment import Ints
 
 Floats = npt.NDArray[np.float64]
-_MOST_PASSES = 30
+# Longer runs find little that shorter ones do not, and with many stages they take seconds.
+_MOST_PASSES, _LONGEST_RUN = 6, 8
 
 
 def _compiled(function: Any) -> Any:
@@ -40,7 +41,7 @@ def _best_run(
     """The best run of boundaries from `first + 1` on to shift by `step`: the change of the sum of squares, and where it ends."""
     num_stages = pipeline.shape[0]
     best, best_last, sum_before = -1e-9, -1, 0.0
-    for last in range(first + 1, num_stages):
+    for last in range(first + 1, min(num_stages, first + 1 + _LONGEST_RUN)):
         at = positions[last, chain]
         if not lows[last] <= at + step <= highs[last]:
             break

@@ -1,0 +1,71 @@
+"""`recycle plan` and `recycle show` with shared layers and speeds."""
+
+from pathlib import Path
+
+import pytest
+
+from recycle.core.plans.plan import Plan
+from tests.cli.commands import output_of, refusal, run
+
+SMALL = "--pipelines 3 --stages 4 --microbatches 6 --costs 40,52,36 --method greedy --time-limit 5"
+CUT = f"{SMALL} --layers 16 --shared-layers 2 --fail W1_2"
+
+
+def test_json_says_what_is_kept_and_what_is_alive() -> None:
+    facts = run(f"plan {CUT} --json").facts
+    assert facts["kept"] == round(facts["fault_free_period"] / facts["period"], 4)
+    assert 0.8 < facts["kept"] <= 1
+    assert facts["live_share"] == round(11 / 12, 4)
+
+
+def test_a_slow_worker_lowers_the_live_share() -> None:
+    facts = run(f"plan {SMALL} --speed W1_2=0.6 --json").facts
+    assert facts["live_share"] == round(11.6 / 12, 4)
+
+
+def test_without_the_options_the_object_is_as_before() -> None:
+    facts = run(f"plan {SMALL} --fail W1_2 --json").facts
+    assert not {"kept", "live_share", "fault_free_period"} & set(facts)
+
+
+def test_the_summary_and_the_chart_show_the_cuts(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    summary = output_of(f"plan {CUT} --out {path}")
+    assert "of the fault-free throughput" in summary
+    assert "91.7% of the workers' speed is alive" in summary
+    plan = Plan.load(path)
+    assert plan.cuts
+    shown = output_of(f"show {path} --width 120 --svg {tmp_path}/plan.svg --png {tmp_path}/plan.png")
+    assert "layers of each micro-batch at each stage" in shown
+    table = [line for line in shown.splitlines() if line.startswith("stage ")]
+    assert len(table) == 4
+    assert table[2].startswith("stage 2 (4)")
+    assert "3" in table[2]  # the stage that lost a worker has fewer layers
+    assert 'class="fewer"' in (tmp_path / "plan.svg").read_text()
+    assert "legal" in output_of(f"check {path}")
+    assert "exactly as planned" in output_of(f"replay {path}")
+
+
+def test_a_plan_with_cuts_has_no_csv_form(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    output_of(f"plan {SMALL} --layers 16 --shared-layers 2 --speed W0_1=0.5,W1_1=0.5,W2_1=0.5 --out {path}")
+    assert Plan.load(path).cuts
+    assert "--shared-layers 0" in refusal(f"show {path} --csv x.csv")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--shared-layers 2", "give --layers"),
+        ("--layers 15 --shared-layers 1", "15 layers cannot be divided equally over 4 stages"),
+        ("--layers 8 --shared-layers 3", "stage 0 has only 2"),
+        ("--layers 8 --shared-layers -1", "whole number from 0"),
+        ("--speed W0_3", "write <worker>=<speed>"),
+        ("--speed W0_3=fast", "write <worker>=<speed>"),
+        ("--speed W0_3=0", "the speed of W0_3 is 0.0"),
+        ("--speed W9_3=0.5", "W9_3 has a speed, but is not a worker"),
+        ("--layers 8 --shared-layers 1 --method cpsat", "cpsat knows neither shared layers nor speeds"),
+    ],
+)
+def test_wrong_input_gets_one_sentence(options: str, sentence: str) -> None:
+    assert sentence in refusal(f"plan {SMALL} {options}")
