@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -131,8 +131,8 @@ def cuts(quick: bool) -> Section:
 def _cuts(shape: tuple[int, int, int, int], memory: str, limit_s: float) -> Row:
     pipelines, stages, _, dead = shape
     limit = 2 * stages if memory == "2S" else memory
-    more = {"costs": REAL[0], "comm": REAL[1], "memory": limit, "layers": LAYERS_OF_A_STAGE * stages}
-    plain, cut = (recycle.problem(*shape[:3], **more, shared_layers=num) for num in (0, SHARED_LAYERS))
+    plain = recycle.problem(*shape[:3], costs=REAL[0], comm=REAL[1], memory=limit, layers=LAYERS_OF_A_STAGE * stages)
+    cut = replace(plain, shared_layers=SHARED_LAYERS)
     began = time.perf_counter()
     plan, _ = recycle.solve_normalized(cut, dead, "greedy", limit_s)
     seconds = time.perf_counter() - began
