@@ -4,6 +4,7 @@ The failure is drawn from the record `failure.jsonl`; without that file, a new r
 """
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from failure_picture import draw_failure
@@ -39,6 +40,9 @@ def main() -> None:
         draw(name, recycle.solve(recycle.problem(3, 4, 6, fail=dead, costs="1,1,1", memory=memory, techniques=techniques)))
     for name, memory in (("fault-free-memory-s", "4"), ("fault-free-memory-2s", "8")):
         draw(name, recycle.solve(recycle.problem(1, 4, 8, costs="1,1,1", memory=memory)))
+    twelve = recycle.problem(3, 4, 6, fail="W1_2", costs="10,13,9", memory=8, layers=16)
+    draw("cuts-rerouted", recycle.solve(twelve))
+    draw("cuts", recycle.solve(replace(twelve, shared_layers=2)))
     normalized, _ = recycle.solve_normalized(recycle.problem(4, 4, 8, costs="2,3,2", comm=1, memory=8), num_failures=3)
     draw("normalized", normalized)
     draw_kill("failure")

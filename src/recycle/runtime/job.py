@@ -196,8 +196,9 @@ def _refuse_other_outputs(number: int, stage: nn.Module, given: Tensor, shared_l
     passed = [_spec_of(given)]
     for layer in layers_of(stage):
         passed.append(_spec_of(given := layer(given)))
-    before = passed[: shared_layers + 1] if number > 0 else []
-    behind = passed[-1 - shared_layers :] if not is_last else []
+    # Every stage computes a layer at least: no micro-batch is cut before the first layer of the model, or behind the last one.
+    before = (passed[:-1] if is_last else passed)[: shared_layers + 1] if number > 0 else []
+    behind = (passed if number > 0 else passed[1:])[-1 - shared_layers :] if not is_last else []
     for alike in (before, behind):
         if len(set(alike)) > 1:
             raise Uncuttable(
