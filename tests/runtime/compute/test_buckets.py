@@ -50,6 +50,22 @@ def test_buckets_cover_the_sums_once_from_the_end_on(sizes, bucket_bytes, is_exa
     assert sums.flat.sum() == len(parameters) + 2 * sum(sizes)
 
 
+@given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=8), st.integers(1, 500), st.booleans())
+def test_parameters_that_are_apart_are_in_no_bucket_but_all_others_and_all_marks_are(sizes, bucket_bytes, is_exact):
+    parameters = [torch.zeros(size, requires_grad=True) for size, _ in sizes]
+    sums = make_sums(parameters, 4, is_exact)
+    apart = {id(parameter) for parameter, (_, is_apart) in zip(parameters, sizes, strict=True) if is_apart}
+    buckets = make_buckets(sums, bucket_bytes, apart)
+    for bucket in buckets:
+        bucket.part.add_(1)
+    assert bool((sums.used == 1).all())
+    for parameter in parameters:
+        total, _ = sums.of(parameter)
+        assert bool((total == (0 if id(parameter) in apart else 1)).all())
+    assert frozenset().union(*(bucket.parameters for bucket in buckets)) == {*map(id, parameters)} - apart
+    assert all(bucket.parameters for bucket in buckets[:-1])
+
+
 def _numbers(bucket, sums):
     """The places of a bucket in the sums."""
     begin = (bucket.part.data_ptr() - sums.flat.data_ptr()) // sums.flat.itemsize if bucket.part.numel() else 0

@@ -6,6 +6,7 @@ all peers, whatever rows they play. The last bucket also has the marks, which ar
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from torch import Tensor
@@ -27,15 +28,24 @@ class Bucket(NamedTuple):
     parameters: frozenset[int]
 
 
-def make_buckets(sums: Sums, bucket_bytes: int = BUCKET_BYTES) -> list[Bucket]:
-    """Cut the sums into buckets of whole parameters, each of at least so many bytes but the last."""
+def make_buckets(sums: Sums, bucket_bytes: int = BUCKET_BYTES, apart: AbstractSet[int] = frozenset()) -> list[Bucket]:
+    """Cut the sums into buckets of whole parameters, each of at least so many bytes but the last.
+
+    Parameters `apart`, by their ids, are in no bucket, except for their marks; before each of them a bucket may be smaller.
+    """
     buckets: list[Bucket] = []
-    end, own = sums.flat.numel(), set[int]()
+    begin = end = sums.flat.numel()
+    own = set[int]()
     for start, parameter in reversed(list(zip(sums.starts, sums.parameters, strict=True))):
-        own.add(id(parameter))
-        if (end - start) * sums.flat.itemsize >= bucket_bytes:
-            buckets.append(Bucket(sums.flat[start:end], frozenset(own)))
-            end, own = start, set()
+        is_apart = id(parameter) in apart
+        if not is_apart:
+            own.add(id(parameter))
+            begin = start
+        if own and (is_apart or (end - start) * sums.flat.itemsize >= bucket_bytes):
+            buckets.append(Bucket(sums.flat[begin:end], frozenset(own)))
+            own = set()
+        if not own:
+            end = start
     return [*buckets, Bucket(sums.flat[:end], frozenset(own))]
 
 

@@ -45,7 +45,13 @@ def find_ties(stages: Sequence[nn.Module]) -> list[Tie]:
         numbers, names = zip(*found, strict=True)
         if len(numbers) > 1:
             of_stages.setdefault(numbers, []).append(names)
-    return [Tie(tuple(zip(numbers, zip(*names, strict=True), strict=True))) for numbers, names in sorted(of_stages.items())]
+    ties = [Tie(tuple(zip(numbers, zip(*names, strict=True), strict=True))) for numbers, names in of_stages.items()]
+    return sorted(ties, key=_turn)
+
+
+def _turn(tie: Tie) -> tuple[int, int, tuple[int, ...]]:
+    """The order in which all workers sum ties. Neighbours come in two turns: those of one turn do not wait for each other."""
+    return len(tie.stages), tie.stages[0] % 2, tie.stages
 
 
 def counted_elsewhere(ties: Sequence[Tie], stage: int, module: nn.Module) -> set[int]:

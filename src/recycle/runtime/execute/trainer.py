@@ -16,7 +16,7 @@ from torch import Tensor
 from recycle.control.decide.messages import Ballot
 from recycle.core.cluster import Shape
 from recycle.core.events.op_columns import OPTIMIZER, REDUCE
-from recycle.runtime.compute.tied_parameters import Tie, gather, scatter
+from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.execute.executor import Executor
 from recycle.runtime.execute.gradient_reduction import GradientReduction
 from recycle.runtime.execute.spans import Span, now_us
@@ -59,13 +59,11 @@ class Trainer:
         self.wants_pause = False
         self.spans: list[Span] = []
         self._transport, self._view, self._shape = transport, view, shape
-        number, module = view.worker.stage, executor.stage.module
-        self._ties = [(tie, tie.parameters(number, module)) for tie in ties if number in tie.stages]
         self._warm_up, self._is_staggered, self._was_scaled = warm_up, is_staggered, False
         self._pauses_next = False
         self._vote: _Vote | None = None
         self.activation_bytes = 0
-        self._reduction = GradientReduction(executor.stage.sums, transport.reducer)
+        self._reduction = GradientReduction(executor.stage, ties, transport.reducer, view.is_first_peer)
         executor.play_last = self._reduction.play_last
 
     def train(self, num_steps: int, on_applied: OnApplied) -> bool:
@@ -112,17 +110,11 @@ class Trainer:
 
     def _finish(self, iteration: int, spans: list[Span], on_applied: OnApplied) -> bool:
         """Reduce and step; return whether all pause now. A staggered worker learns that later, with the verdict."""
-        start, sums = now_us(), self.executor.stage.sums
+        start = now_us()
         self.executor.activity.begin(REDUCE)
         self.executor.on_progress(iteration, REDUCE)
         self._reduction.finish()
         losses = self._shared_losses()
-        for tie, parameters in self._ties:
-            gathered = gather(sums, parameters)
-            if not self._view.is_first_peer:
-                gathered.zero_()  # all peers hold the sum of the stage: it counts once
-            self._transport.reducer.all_reduce(gathered, tie)
-            scatter(gathered, sums, parameters)
         self.state.hold(iteration, losses, spans)
         self.spans = []  # from now on they belong to the gradient that is held
         spans.append(Span(REDUCE, start, now_us()))
