@@ -57,7 +57,8 @@ def test_the_tie_of_gpt2_is_found_and_llama_has_none(hugging_face):
     stages = hugging_face.make_stages(gpt2)
     (tie,) = find_ties(stages)
     assert tie.stages == (0, 2)
-    assert tie.parameter(0, stages[0]) is tie.parameter(2, stages[2]) is gpt2.transformer.wte.weight
+    (first,), (last,) = tie.parameters(0, stages[0]), tie.parameters(2, stages[2])
+    assert first is last is gpt2.transformer.wte.weight
     assert find_ties(hugging_face.make_stages(hugging_face.make_llama())) == []
 
 

@@ -175,7 +175,7 @@ def test_dropout_reaches_embedding_attention_and_layers():
 def test_tied_embeddings_are_one_parameter_wherever_its_two_uses_are(num_stages):
     stages = gpt_stages(replace(SMALL, ties_embeddings=True), num_stages, seed=1)
     assert stages[0].embedding.tokens.weight is stages[-1].head.weight
-    names = ((0, "embedding.tokens.weight"), (num_stages - 1, "head.weight"))
+    names = ((0, ("embedding.tokens.weight",)), (num_stages - 1, ("head.weight",)))
     assert find_ties(stages) == ([Tie(names)] if num_stages > 1 else [])
 
 

@@ -68,8 +68,10 @@ def test_kills_and_a_return_change_nothing() -> None:
 
 def test_a_stage_that_is_lost_entirely_comes_back_from_a_checkpoint_with_its_guests(tmp_path: Path) -> None:
     lines = [f"kill W{pipeline}_1@5" for pipeline in range(3)]
-    weights, _ = run(*lines, shared=1, out=tmp_path)
+    weights, recoveries = run(*lines, shared=1, out=tmp_path)
     assert weights == undisturbed()
+    assert sorted(worker for each in recoveries for worker in each.workers) == ["W0_1", "W1_1", "W2_1"]
+    assert min(each.iteration for each in recoveries) == 4  # of the checkpoint, and not the fifth
 
 
 def test_a_run_resumes_with_more_or_fewer_shared_layers(tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ from recycle.runtime.compute.tied_parameters import Tie, find_ties
 from recycle.runtime.options import TrainOptions, refuse_count
 from recycle.runtime.transport.specs import TensorSpec
 
+# Of the trial with one micro-batch: a stage and its layers one after the other draw the same numbers.
+_TRIAL_SEED = 0
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -145,9 +148,11 @@ class Job:
         with torch.no_grad(), torch.random.fork_rng(), cast(device, self.options.autocast):
             for number, module in enumerate(self.stages):
                 on_device = module if device.type == "cpu" else copy.deepcopy(module).to(device)
+                torch.manual_seed(_TRIAL_SEED)
                 given, output = output, _pure_forward(number, on_device, output)
                 if self.shared_layers:
-                    _refuse_other_outputs(number, on_device, given, self.shared_layers, number == last)
+                    torch.manual_seed(_TRIAL_SEED)
+                    _refuse_unsharable(number, on_device, given, output, self.shared_layers, number == last)
                 if number == last:
                     output = self.loss(output, targets.to(device))
                 refuse_unusable(output, number, is_loss=number == last)
@@ -168,7 +173,7 @@ class Job:
             "sums": str(options.sum_dtype).removeprefix("torch."),
             "autocast": str(options.autocast).removeprefix("torch."),
             "data": _describe_data(self.microbatches),
-            "ties": [list(map(list, each)) for tie in find_ties(self.stages) for each in tie.by_parameter()],
+            "ties": _describe_ties(self.stages),
             "about": dict(options.checkpoint.about),
             "model": [
                 {
@@ -191,24 +196,48 @@ def _refuse_other_layers(problem: Problem | None, stages: Sequence[nn.Module], s
         raise Uncuttable(f"{shared_layers} layers cannot be shared: stage {found.index(min(found))} has only {min(found)}")
 
 
-def _refuse_other_outputs(number: int, stage: nn.Module, given: Tensor, shared_layers: int, is_last: bool) -> None:
-    """Raise if a micro-batch cannot be cut beside each of the stage's shared layers: all tensors there must be alike."""
-    passed = [_spec_of(given)]
-    for layer in layers_of(stage):
-        passed.append(_spec_of(given := layer(given)))
+def _refuse_unsharable(number: int, stage: nn.Module, given: Tensor, output: Any, shared_layers: int, is_last: bool) -> None:
+    """Raise if a micro-batch cannot be cut beside each of the stage's shared layers.
+
+    All tensors that pass there must be alike, no layer there may change its input in place, and the layers, one after the other,
+    must compute what the stage does.
+    """
+    layers, passed, changing = layers_of(stage), [_spec_of(given)], list[int]()
+    for index, layer in enumerate(layers):
+        version, before = given._version, given
+        given = layer(given)
+        passed.append(_spec_of(given))
+        if before._version != version:
+            changing.append(index)
+    if not torch.allclose(given.float(), output.float(), rtol=1e-3, equal_nan=True):
+        raise Uncuttable(f"the layers of stage {number}, one after the other, do not compute what the stage does")
     # Every stage computes a layer at least: no micro-batch is cut before the first layer of the model, or behind the last one.
-    before = (passed[:-1] if is_last else passed)[: shared_layers + 1] if number > 0 else []
-    behind = (passed if number > 0 else passed[1:])[-1 - shared_layers :] if not is_last else []
-    for alike in (before, behind):
-        if len(set(alike)) > 1:
+    last = len(layers) - 1 if is_last else len(layers)
+    early = range(min(shared_layers, last) + 1) if number > 0 else range(0)
+    late = range(max(len(layers) - shared_layers, 0 if number > 0 else 1), len(layers) + 1) if not is_last else range(0)
+    for places in (early, late):
+        if len(found := {passed[place] for place in places}) > 1:
             raise Uncuttable(
                 f"the layers of stage {number} cannot be shared: what passes between them differs, "
-                f"{' and '.join(sorted(f'{list(spec.shape)} {spec.dtype}' for spec in set(alike)))}"
+                f"{' and '.join(sorted(f'{list(spec.shape)} {spec.dtype}' for spec in found))}"
+            )
+        if first := [index for index in changing if index in places]:
+            raise Uncuttable(
+                f"layer {first[0]} of stage {number} cannot be shared, because it changes its input in place: let it make a new "
+                "tensor (inplace=False), or make it part of the layer before it"
             )
 
 
 def _spec_of(tensor: Tensor) -> TensorSpec:
     return TensorSpec(tuple(tensor.shape), tensor.dtype)
+
+
+def _describe_ties(stages: Sequence[nn.Module]) -> list[list[list[int | str]]]:
+    """Every tied parameter by its stages and its names there, in the order of the parameters of the model."""
+    names = [(number, name) for number, module in enumerate(stages) for name, _ in module.named_parameters()]
+    places = {name: place for place, name in enumerate(names)}
+    tied = [each for tie in find_ties(stages) for each in tie.by_parameter()]
+    return [[[stage, name] for stage, name in each] for each in sorted(tied, key=lambda each: places[each[0]])]
 
 
 def _describe_data(microbatches: MicroBatchSource) -> str:

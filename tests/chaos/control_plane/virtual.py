@@ -62,13 +62,16 @@ class VirtualLeadership:
 
     def __init__(self, store: Any, call_soon: Any, away: Callable[[str], None], back: Callable[[], None], lost: Any) -> None:
         self._store, self._call_soon, self._away, self._back, self._lost = store, call_soon, away, back, lost
-        self._certain_until_us, self._is_told = 0, False
+        self._certain_until_us, self._is_told, self._is_awaited = 0, False, False
         call_soon.__self__.leadership = self
         self.renew()
 
     @property
     def is_certain(self) -> bool:
         return not self._store.lease_s or CLOCK.now_us < self._certain_until_us
+
+    def expect_back(self) -> None:
+        self._is_awaited = True
 
     def renew(self) -> None:
         if not self._store.lease_s:
@@ -83,8 +86,8 @@ class VirtualLeadership:
             self._call_soon(partial(self._lost, problem))
         else:
             self._certain_until_us = CLOCK.now_us + round(self._store.lease_s * 1e6)
-            if self._is_told:
-                self._is_told = False
+            if self._is_told or self._is_awaited:
+                self._is_told = self._is_awaited = False
                 self._call_soon(self._back)
 
     def close(self) -> None:
@@ -94,7 +97,8 @@ class VirtualLeadership:
 class VirtualBackground:
     """A background thread whose next job runs when the scheduler says so."""
 
-    def __init__(self, name: str, call_soon: Any) -> None:
+    def __init__(self, name: str, call_soon: Any, gathers: bool = False) -> None:
+        """Whether it `gathers` or not: what the jobs of one turn do is done in order either way, at any time."""
         self._server: VirtualServer = call_soon.__self__
         self._server.backgrounds.append(self)
         self.jobs: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
@@ -118,7 +122,9 @@ class VirtualBackground:
 class VirtualPlans:
     """Plans that come when the scheduler says so."""
 
-    def __init__(self, source: "CoordinatorProcess", shape: Shape, deliver: Callable[..., None], planning: None) -> None:
+    def __init__(
+        self, source: "CoordinatorProcess", shape: Shape, deliver: Callable[..., None], planning: None, shared_layers: int
+    ) -> None:
         self._plane, self._deliver = source.plane, deliver
         self.requests: deque[frozenset[Worker]] = deque()
         source.plans = self

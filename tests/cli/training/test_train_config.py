@@ -31,6 +31,7 @@ dead = ""
 techniques = "adaptive,decoupled,staggered"
 costs = "10,13,9"
 memory = ""
+shared_layers = 0
 plan = ""
 library = ""
 profile = ""

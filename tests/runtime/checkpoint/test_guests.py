@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recycle.core.errors import ForeignRun
+from recycle.models.gpt import GptConfig, gpt_stages
 from recycle.runtime.checkpoint.guests import with_guests, without_guests
 from recycle.runtime.checkpoint.state import Snapshot, put_back, take_snapshot
 from recycle.runtime.compute.elastic_stage import elastic_stages
@@ -62,6 +63,22 @@ def test_files_are_those_of_stages_without_guests_and_give_every_holder_the_same
         fresh, again = stepped(copied_stage(held, number), make_optimizer, 0)
         put_back(with_guests(dict(enumerate(plain)), number, fresh), fresh, again)
         found, wanted = take_snapshot(fresh, again), take_snapshot(module, optimizer)
+        assert json.loads(found.optimizer) == json.loads(wanted.optimizer)
+        assert all(torch.equal(found.tensors[each], wanted.tensors[each]) for each in wanted.tensors)
+
+
+def test_a_parameter_that_a_stage_has_both_as_its_own_and_in_a_guest_is_loaded_once() -> None:
+    torch.manual_seed(1)
+    config = GptConfig(vocabulary=8, context=4, width=4, num_heads=1, num_layers=4, ties_embeddings=True)
+    stages = gpt_stages(config, 2, 1, layers=[2, 2])
+    held = elastic_stages(stages, 2)
+    make_optimizer = OPTIMIZERS["AdamW"]
+    plain = [take_snapshot(*stepped(copied_stage(stages, number), make_optimizer)) for number in range(2)]
+    for number in range(2):
+        wanted = take_snapshot(*stepped(copied_stage(held, number), make_optimizer))
+        fresh, again = stepped(copied_stage(held, number), make_optimizer, 0)
+        put_back(with_guests(dict(enumerate(plain)), number, fresh), fresh, again)
+        found = take_snapshot(fresh, again)
         assert json.loads(found.optimizer) == json.loads(wanted.optimizer)
         assert all(torch.equal(found.tensors[each], wanted.tensors[each]) for each in wanted.tensors)
 

@@ -3,6 +3,7 @@
 It sends what Prometheus would read, as JSON over HTTP (OTLP/HTTP), with the standard library: the encoding is small and stable.
 """
 
+import http.client
 import json
 import math
 import secrets
@@ -86,7 +87,7 @@ class OtlpExporter:
                 self._post("/v1/metrics", {"resourceMetrics": [{**_RESOURCE, "scopeMetrics": [{**_SCOPE, "metrics": metrics}]}]})
                 if spans:
                     self._post("/v1/traces", {"resourceSpans": [{**_RESOURCE, "scopeSpans": [{**_SCOPE, "spans": spans}]}]})
-            except (OSError, ValueError) as problem:
+            except (OSError, ValueError, http.client.HTTPException) as problem:
                 if not self._is_told:
                     reason = getattr(problem, "reason", None) or problem
                     self._say(f"cannot send metrics to {self._url} ({reason}); it is tried again every {self._every_s:g} s")

@@ -81,6 +81,11 @@ def _refuse_other(found: Problem, cluster: ClusterSection, what: str) -> None:
             f"{found.shape.num_pipelines} --stages {found.shape.num_stages} --microbatches {found.shape.num_microbatches}, "
             "or plan again"
         )
+    if cluster.shared_layers and cluster.shared_layers != found.shared_layers:
+        raise ForeignPlan(
+            f"{what} is for stages that share {found.shared_layers} layers, and not {cluster.shared_layers}: leave "
+            "cluster.shared_layers out, or plan again"
+        )
     if cluster.profile and Profile.load(Path(cluster.profile)) != found.profile:
         raise ForeignPlan(f"{what} was made from another profile ({found.profile.name}) than {cluster.profile}: plan again")
 

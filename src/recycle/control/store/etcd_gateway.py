@@ -113,29 +113,24 @@ class EtcdGateway:
         """Ask with a token, if there is a user; with another token, if etcd does not take this one."""
         if self._access is None or not self._access.user:
             return self._ask(number, path, body)
-        if self._token:
+        if token := self._token:  # which another thread may replace
             try:
-                return self._ask(number, path, body)
+                return self._ask(number, path, body, token)
             except _EtcdError as problem:
                 if not problem.is_old_token:
                     raise
-        self._token = ""
         login = {"name": self._access.user, "password": self._access.read_password()}
-        self._token = str(self._ask(number, "/v3/auth/authenticate", login).get("token", ""))
-        return self._ask(number, path, body)
+        self._token = token = str(self._ask(number, "/v3/auth/authenticate", login).get("token", ""))
+        return self._ask(number, path, body, token)
 
-    def _ask(self, number: int, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, number: int, path: str, body: Mapping[str, Any], token: str = "") -> dict[str, Any]:
         with contextlib.closing(self._connection(number, self._timeout_s)) as connection:
-            connection.request("POST", path, json.dumps(body), self._headers())
+            connection.request("POST", path, json.dumps(body), _headers(token))
             response = connection.getresponse()
             text = response.read(_MOST_BYTES + 1)
         if len(text) > _MOST_BYTES:
             raise ValueError("its answer is too long")
         return self._checked(text, response.status)
-
-    def _headers(self) -> dict[str, str]:
-        token = self._token  # which another thread may change
-        return {"Content-Type": "application/json", **({"Authorization": token} if token else {})}
 
     def _connection(self, number: int, timeout_s: float) -> http.client.HTTPConnection:
         """A connection that is not open yet. Files of TLS that have changed are read again. Raises FileProblem."""
@@ -180,7 +175,7 @@ class EtcdGateway:
     def _wait_for_event(self, connection: http.client.HTTPConnection, body: str, end_s: float) -> None:
         """Return after an event of a watch, or at `end_s`; raises if the connection breaks."""
         with contextlib.closing(connection):
-            connection.request("POST", "/v3/watch", body, self._headers())
+            connection.request("POST", "/v3/watch", body, _headers(self._token))
             response = connection.getresponse()
             while (left_s := end_s - time.monotonic()) > 0:
                 if connection.sock is not None:
@@ -189,6 +184,10 @@ class EtcdGateway:
                     raise ConnectionError("etcd has ended the watch")
                 if json.loads(line).get("result", {}).get("events"):
                     return
+
+
+def _headers(token: str) -> dict[str, str]:
+    return {"Content-Type": "application/json", **({"Authorization": token} if token else {})}
 
 
 def _describe(problem: Exception) -> str:

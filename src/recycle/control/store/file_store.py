@@ -50,6 +50,9 @@ class FileStore:
             except OSError:  # a file system without locks
                 stream.close()
             else:
+                if not os.path.samestat(os.fstat(stream.fileno()), self._path.stat()):  # another process has just replaced it
+                    stream.close()
+                    return False
                 self._lock = stream
         return True
 

@@ -36,7 +36,17 @@ def unpack_plan(text: str) -> Plan:
     """Return the plan of a text of `pack_plan`. Raises FileProblem for anything else."""
     try:
         return _unpack(base64.b64decode(text, validate=True))
-    except (binascii.Error, zlib.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, UserError) as problem:
+    except (
+        binascii.Error,
+        zlib.error,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+        UserError,
+    ) as problem:
         raise FileProblem(f"this is no packed plan: {type(problem).__name__} {problem}") from None
 
 

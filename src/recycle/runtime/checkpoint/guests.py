@@ -4,7 +4,7 @@ So a checkpoint is the same whatever layers are shared, and a run can resume wit
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -13,37 +13,50 @@ from recycle.core.errors import ForeignRun
 from recycle.runtime.checkpoint.state import OPTIMIZER_PREFIX, Snapshot
 from recycle.runtime.compute.elastic_stage import OWN, ElasticStage
 
+_Names = Mapping[str, Sequence[str]]
+"""New names by the old one: a tensor of another stage may be held under several."""
+
 
 def without_guests(snapshot: Snapshot, module: nn.Module) -> Snapshot:
     """The part of a stage's snapshot that its file has, with the names of the user's module."""
     if not isinstance(module, ElasticStage):
         return snapshot
-    return _renamed(snapshot, {f"{OWN}{name}": name for name in module.own.state_dict()})
+    return _renamed(snapshot, {f"{OWN}{name}": [name] for name in module.own.state_dict()}, _order(module.own))
 
 
 def with_guests(snapshots: Mapping[int, Snapshot], stage: int, module: nn.Module) -> Snapshot:
     """The snapshot of a stage with its guests, from those of the files of its own stage and of `module.homes`."""
     if not isinstance(module, ElasticStage):
         return snapshots[stage]
-    parts = [_renamed(snapshots[stage], {name: f"{OWN}{name}" for name in module.own.state_dict()})]
+    order = _order(module)
+    parts = [_renamed(snapshots[stage], {name: [f"{OWN}{name}"] for name in module.own.state_dict()}, order)]
     for home in module.homes:
-        names = {there: name for name, (number, there) in module.names_at_home.items() if number == home}
-        parts.append(_renamed(snapshots[home], names))
-    order = {name: number for number, (name, _) in enumerate(module.named_parameters())}
+        names: dict[str, list[str]] = {}
+        for name, (number, there) in module.names_at_home.items():
+            if number == home:
+                names.setdefault(there, []).append(name)
+        parts.append(_renamed(snapshots[home], names, order))
     return _joined(parts, order)
 
 
-def _renamed(snapshot: Snapshot, names: Mapping[str, str]) -> Snapshot:
-    """What a snapshot says of these tensors, under their new names."""
+def _order(module: nn.Module) -> dict[str, int]:
+    """The place of every parameter by its name; a parameter with several names has its first one, as in an optimizer."""
+    return {name: number for number, (name, _) in enumerate(module.named_parameters())}
+
+
+def _renamed(snapshot: Snapshot, names: _Names, order: Mapping[str, int]) -> Snapshot:
+    """What a snapshot says of these tensors under their new names, and of the optimizer for those in `order`."""
     text = json.loads(snapshot.optimizer)
-    tensors = {new: snapshot.tensors[old] for old, new in names.items() if old in snapshot.tensors}
+    tensors = {new: snapshot.tensors[old] for old, several in names.items() for new in several if old in snapshot.tensors}
     state = {}
     for old, values in text["state"].items():
-        if old in names:
-            state[names[old]] = _with_tensors(
-                values, f"{OPTIMIZER_PREFIX}{old}", f"{OPTIMIZER_PREFIX}{names[old]}", snapshot, tensors
-            )
-    groups = [_with_params(group, [names[old] for old in _params(group) if old in names]) for group in text["groups"]]
+        for new in (new for new in names.get(old, ()) if new in order):
+            prefixes = f"{OPTIMIZER_PREFIX}{old}", f"{OPTIMIZER_PREFIX}{new}"
+            state[new] = _with_tensors(values, *prefixes, snapshot, tensors)
+    groups = [
+        _with_params(group, [new for old in _params(group) for new in names.get(old, ()) if new in order])
+        for group in text["groups"]
+    ]
     for number, group in enumerate(groups):
         prefix = f"{OPTIMIZER_PREFIX}group {number}"
         _with_tensors(group, prefix, prefix, snapshot, tensors)

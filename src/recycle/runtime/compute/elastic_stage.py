@@ -58,7 +58,7 @@ def layers_of(stage: nn.Module) -> Sequence[nn.Module]:
     Raises:
         Uncuttable: The stage does not say what its layers are.
     """
-    if isinstance(stage, nn.Sequential):
+    if isinstance(stage, nn.Sequential) and type(stage).forward is nn.Sequential.forward:
         return list(stage)
     split = getattr(stage, "split_into_layers", None)
     if split is None:
@@ -79,16 +79,21 @@ def elastic_stages(stages: Sequence[nn.Module], num_shared: int) -> list[Elastic
     bounds = [0, *accumulate(map(len, of_stages))]
     layers = [(stage, layer) for stage, own in enumerate(of_stages) for layer in own]
     # Of several names of a tensor its first one counts, as in an optimizer.
-    names = [{id(value): name for name, value in reversed(stage.state_dict(keep_vars=True).items())} for stage in stages]
+    names = [{id(value): name for name, value in reversed(_tensors(stage))} for stage in stages]
     made = []
     for own, (start, stop) in zip(stages, pairwise(bounds), strict=True):
         guests, names_at_home = {}, {}
         for number in [*range(max(0, start - num_shared), start), *range(stop, min(len(layers), stop + num_shared))]:
             home, guests[number] = layers[number]
-            for name, value in guests[number].state_dict(keep_vars=True).items():
+            for name, value in _tensors(guests[number]):
                 names_at_home[f"{_GUESTS}{number}.{name}"] = home, names[home][id(value)]
         made.append(ElasticStage(own, range(start, stop), guests, names_at_home))
     return made
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The tensors of a module's state with their names. What else it keeps there belongs to no optimizer and to no checkpoint."""
+    return [(name, value) for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)]
 
 
 def is_of_guest(name: str) -> bool:

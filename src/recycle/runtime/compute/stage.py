@@ -86,6 +86,7 @@ class Stage:
         its own.
         """
         assert chain not in self._flights, f"micro-batch {chain} is in flight already"
+        assert layers is None or self.is_elastic, "this stage holds no other layers than its own"
         leaf = self._here(given).detach()
         if self.number > 0:  # the gradient of the data is not needed
             leaf.requires_grad_(True)

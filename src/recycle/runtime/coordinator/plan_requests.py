@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from recycle.control.planning.plan_prefetch import PlanPrefetch
 from recycle.control.planning.planning_process import PlanningProcess
 from recycle.core.cluster import Shape, Worker
-from recycle.core.errors import PlannerFailed, UserError
+from recycle.core.errors import ForeignPlan, PlannerFailed, UserError
 from recycle.core.plans.plan_source import NoWorkerLeft, PlanAssignment, PlanSource
 from recycle.runtime.execute.spans import now_us
 
@@ -18,7 +18,8 @@ PlanOutcome = PlanAssignment | str | UserError
 class PlanRequests:
     """Answers requests for plans without making the coordinator wait: a plan may take long. Without a source, it answers none.
 
-    `deliver` is called with each requested set of dead workers and its outcome, by the thread that made the plan.
+    `deliver` is called with each requested set of dead workers and its outcome, by the thread that made the plan. All plans must
+    be for as many `shared_layers` as the first one.
     """
 
     def __init__(
@@ -27,9 +28,10 @@ class PlanRequests:
         shape: Shape,
         deliver: Callable[[frozenset[Worker], PlanOutcome], None],
         planning: PlanningProcess | None = None,
+        shared_layers: int = 0,
     ) -> None:
         self._prefetch = PlanPrefetch(source, planning) if source is not None else None
-        self._shape, self._deliver = shape, deliver
+        self._shape, self._deliver, self._shared_layers = shape, deliver, shared_layers
         self._ready_us = 0
 
     def request(self, failed: frozenset[Worker]) -> None:
@@ -57,7 +59,14 @@ class PlanRequests:
 
     def _done(self, failed: frozenset[Worker], future: Future[PlanAssignment]) -> None:
         if not future.cancelled():
-            self._deliver(failed, _outcome(future))
+            self._deliver(failed, self._checked(_outcome(future)))
+
+    def _checked(self, outcome: PlanOutcome) -> PlanOutcome:
+        """The outcome, or an error if the plan needs other layers than workers hold: they would compute something else."""
+        if isinstance(outcome, PlanAssignment) and (shared := outcome.plan.problem.shared_layers) != self._shared_layers:
+            held = f"the workers of this job share {self._shared_layers}"
+            return ForeignPlan(f"the plan after a failure is for stages that share {shared} layers, but {held}: plan again")
+        return outcome
 
 
 def _outcome(future: Future[PlanAssignment]) -> PlanOutcome:

@@ -101,7 +101,7 @@ class CoordinatorService:
         self._numbers, self._epochs, self._crashed_at = dict[int, int](), dict[int, int](), set[int]()
         self._finished, self._is_over, self._is_ending = dict[Worker, WorkerFinished](), False, False
         shape = plan.problem.shape
-        self._plans = PlanRequests(config.source, shape, self._plan_made, planning)
+        self._plans = PlanRequests(config.source, shape, self._plan_made, planning, plan.problem.shared_layers)
         self._plans.prefetch(plan.problem.cluster.failed)  # now, because workers take a while to join
         saved = run.resumed.num_steps if run is not None and run.resumed is not None else -1
         options = config.lease_s, saved, config.run_folder.ops_every
@@ -192,7 +192,8 @@ class CoordinatorService:
             self._forming.tick(now_us() / 1e6, self._coordinator.members.values())
         if self._gate.is_certain and not self._is_over:
             self._coordinator.tick()
-        if self._coordinator.phase not in (CoordinatorPhase.STOPPING, CoordinatorPhase.PLANNING):  # then all wait for an epoch
+        is_recovery = self._coordinator.phase in (CoordinatorPhase.STOPPING, CoordinatorPhase.PLANNING)  # all wait for an epoch
+        if not is_recovery or any(member.has_left for member in self._coordinator.members.values()):
             self._acks.send_due()
         if self._coordinator.members.are_connected:
             self._output.keep_late_plan()

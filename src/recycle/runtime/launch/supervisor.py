@@ -99,6 +99,8 @@ class Supervisor:
     def step(self, wait_s: float) -> None:
         """Start the workers whose time has come, wait until something happens, for `wait_s` at most, and act on it."""
         self._start_due()
+        if self._is_stopped or self.is_over:  # nothing is started any more
+            self._due_s.clear()
         soonest_s = min(self._due_s.values(), default=float("inf")) - time.monotonic()
         for end in self._launcher.wait(max(0.0, min(wait_s, soonest_s))):
             self._running.discard(end.slot)

@@ -11,6 +11,7 @@ a group that is about to connect two workers.
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -220,20 +221,25 @@ class _TreeSum(NamedTuple):
     children: Sequence[int]
 
     def wait(self, timeout: timedelta) -> None:
-        """Take this worker's part in it; each step may take `timeout`."""
+        """Take this worker's part in it, within `timeout` from now on."""
+        end_s = time.monotonic() + timeout.total_seconds()
+
+        def left() -> timedelta:
+            return timedelta(seconds=max(_AT_ONCE.total_seconds(), end_s - time.monotonic()))
+
         backend, values, result = self.backend, self.values, torch.empty_like(self.values)
         parts = [torch.empty_like(values) for _ in self.children]
         arriving = [backend.recv([part], child, _VOTE_TAG) for part, child in zip(parts, self.children, strict=True)]
         returning = backend.recv([result], self.parent, _RESULT_TAG) if self.parent is not None else None
         for work, part in zip(arriving, parts, strict=True):
-            work.wait(timeout)
+            work.wait(left())
             values += part
         if returning is not None:
-            backend.send([values], self.parent, _VOTE_TAG).wait(timeout)
-            returning.wait(timeout)
+            backend.send([values], self.parent, _VOTE_TAG).wait(left())
+            returning.wait(left())
             values.copy_(result)
         for work in [backend.send([values], child, _RESULT_TAG) for child in self.children]:
-            work.wait(timeout)
+            work.wait(left())
 
 
 def _close_connections(backend: Any, connected: Sequence[int]) -> None:

@@ -80,5 +80,5 @@ class GlooVote(NamedTuple):
     thread: WaitThread
 
     def wait(self, timeout: timedelta) -> None:
-        """Wait for the vote, for as long as its steps may take."""
+        """Wait for the vote, whose thread has the deadline."""
         self.thread.end()

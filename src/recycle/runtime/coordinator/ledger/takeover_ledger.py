@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 from recycle.control.decide.journal import JournalEntry
 from recycle.control.decide.members import members_at
 from recycle.core.cluster import Worker
+from recycle.core.errors import FileProblem
 from recycle.core.plans.packed_plan import unpack_plan
 from recycle.core.plans.plan import Plan
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
@@ -26,7 +27,13 @@ class TakeoverLedger(RunLedger):
 
         If it `has_gap`, steps may be missing: that coordinator's record is perhaps not here.
         """
-        self._may_have_gap, plan = has_gap, unpack_plan(entry.plan)
+        try:
+            self._may_have_gap, plan = has_gap, unpack_plan(entry.plan)
+        except FileProblem as problem:
+            advice = "go on from the last checkpoint, with --resume"
+            raise FileProblem(
+                f"the plan in the journal cannot be read ({problem}); another release may have written it: {advice}"
+            ) from None
         self.resume_epoch(plan, entry.epoch, entry.iteration, members_at(entry.places), entry.reporters)
         for place, (host, pid, _) in entry.processes.items():  # the coordinator may have been killed before it wrote that
             self.processes.place(place, host, pid)
