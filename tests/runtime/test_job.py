@@ -108,6 +108,26 @@ def test_a_coordinator_gets_the_run_folder_and_its_own_failures(recorded, tmp_pa
     )
 
 
+class Residual(nn.Sequential):
+    """A Sequential with a forward of its own, which its modules alone do not compute."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(16, 16), nn.Linear(16, 16))
+
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+class Forgetful(Residual):
+    def split_into_layers(self):
+        return list(self)
+
+
+def in_place(num_behind):
+    """A stage whose second layer works in place, with so many layers from there on."""
+    return nn.Sequential(nn.Linear(16, 16), nn.ReLU(inplace=True), *(nn.Linear(16, 16) for _ in range(num_behind)))
+
+
 def sequential(*widths):
     return [nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(each))) for each in widths]
 
@@ -122,6 +142,11 @@ def sequential(*widths):
         (sequential((16, 16, 16), (16, 16, 8)), 2, None, ""),
         (sequential((16, 16, 16), (16, 16, 16)), 3, Uncuttable, "3 layers cannot be shared: stage 0 has only 2"),
         ([nn.Linear(16, 16), nn.Linear(16, 16)], 1, Uncuttable, "a stage of type Linear cannot share layers"),
+        ([Residual(), Residual()], 1, Uncuttable, "a stage of type Residual cannot share layers"),
+        ([Forgetful(), Forgetful()], 1, Uncuttable, "stage 0, one after the other, do not compute what the stage does"),
+        ([in_place(0), in_place(0)], 1, Uncuttable, "layer 1 of stage 0 .* changes its input in place"),
+        ([in_place(1), in_place(1)], 1, Uncuttable, "layer 1 of stage 1 .* changes its input in place"),
+        ([in_place(1), sequential((16, 16, 16))[0]], 1, None, ""),
     ],
 )
 def test_layers_are_shared_only_where_every_cut_passes_on_the_same_kind_of_tensor(stages, shared, error, words):

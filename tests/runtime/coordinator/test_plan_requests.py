@@ -6,7 +6,7 @@ from queue import SimpleQueue
 import pytest
 
 from recycle.core.cluster import Worker
-from recycle.core.errors import PlannerFailed, UserError
+from recycle.core.errors import ForeignPlan, PlannerFailed, UserError
 from recycle.core.plans.plan_source import PlanAssignment, num_live_at
 from recycle.runtime.coordinator import plan_requests
 from recycle.runtime.coordinator.plan_requests import PlanRequests
@@ -87,3 +87,16 @@ def test_a_request_that_is_still_open_when_it_closes_is_not_answered(delivered):
     made.close()
     made.request(dead("W0_1"))
     assert delivered.empty()
+
+
+def test_a_plan_for_other_shared_layers_than_workers_hold_is_an_error(delivered):
+    requests = PlanRequests(HandMade(), SHAPE, lambda *outcome: delivered.put(outcome), shared_layers=2)
+    try:
+        requests.request(dead("W0_0"))
+        _, outcome = delivered.get(timeout=PATIENCE_S)
+    finally:
+        requests.close()
+    assert type(outcome) is ForeignPlan
+    assert str(outcome) == (
+        "the plan after a failure is for stages that share 0 layers, but the workers of this job share 2: plan again"
+    )

@@ -17,6 +17,7 @@ class ScriptedLauncher:
     def __init__(self) -> None:
         self.started: list[WorkerSlot] = []
         self.cannot_start: set[WorkerSlot] = set()
+        self.waits_s: list[float] = []
         self._ends: list[WorkerEnd] = []
 
     def start(self, slot: WorkerSlot) -> None:
@@ -26,6 +27,7 @@ class ScriptedLauncher:
 
     def wait(self, timeout_s: float) -> Sequence[WorkerEnd]:
         assert timeout_s >= 0
+        self.waits_s.append(timeout_s)
         ends, self._ends = self._ends, []
         return ends
 
@@ -121,3 +123,21 @@ def test_nobody_comes_back_after_a_stop(harness: Harness) -> None:
     harness.end(SLOTS[1], *LOST)
     assert (harness.launcher.started, harness.said) == (SLOTS, [])
     assert harness.supervisor.is_done
+
+
+@pytest.mark.parametrize("how", ["stopped", "over"])
+def test_a_worker_that_was_due_when_nothing_is_started_any_more_keeps_nobody_awake(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(restart_policy, "_FIRST_S", 0.0)
+    harness = Harness()
+    harness.launcher.ends(SLOTS[0], *FAILED)
+    if how == "over":
+        harness.launcher.ends(SLOTS[1], EndKind.OVER)
+    else:
+        harness.supervisor.stop_restarts()
+    harness.step()
+    harness.launcher.waits_s.clear()
+    harness.supervisor.step(5.0)
+    assert harness.launcher.waits_s == [5.0]
+    assert harness.launcher.started == SLOTS
