@@ -123,6 +123,16 @@ class Forgetful(Residual):
         return list(self)
 
 
+class First(nn.Module):
+    def forward(self, pair):
+        return pair[0]
+
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return x, x
+
+
 def in_place(num_behind):
     """A stage whose second layer works in place, with so many layers from there on."""
     return nn.Sequential(nn.Linear(16, 16), nn.ReLU(inplace=True), *(nn.Linear(16, 16) for _ in range(num_behind)))
@@ -147,12 +157,21 @@ def sequential(*widths):
         ([in_place(0), in_place(0)], 1, Uncuttable, "layer 1 of stage 0 .* changes its input in place"),
         ([in_place(1), in_place(1)], 1, Uncuttable, "layer 1 of stage 1 .* changes its input in place"),
         ([in_place(1), sequential((16, 16, 16))[0]], 1, None, ""),
+        (
+            [nn.Sequential(Pair(), First()), sequential((16, 16, 16))[0]],
+            1,
+            Uncuttable,
+            "layer 0 .* returns tuple, not a tensor",
+        ),
+        ([*sequential((16, 16, 16)), nn.Sequential(nn.Linear(16, 16), Pair())], 1, None, ""),
     ],
 )
 def test_layers_are_shared_only_where_every_cut_passes_on_the_same_kind_of_tensor(stages, shared, error, words):
     def specs():
         options = TrainOptions(shared_layers=shared)
-        return Job(Shape(2, 2, 3), stages, Numbers(), lambda made, targets: made.mean(), adamw, 2, options=options).tensor_specs()
+        return Job(
+            Shape(2, 2, 3), stages, Numbers(), lambda made, targets: made[0].mean(), adamw, 2, options=options
+        ).tensor_specs()
 
     if error is None:
         assert specs()[0].shape == (2, 5, 16)

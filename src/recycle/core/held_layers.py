@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from recycle.core.errors import UserError
 from recycle.core.layer_sums import LayerSums
+from recycle.core.layers import held_ranges
 from recycle.core.profile import Profile
 
 
@@ -20,10 +21,7 @@ class HeldLayers:
         self.sums = sums = LayerSums(profile)
         self.num_shared = num_shared
         inner = range(len(profile.stages))
-        self.ranges = tuple(
-            range(max(0, sums.bounds[stage] - num_shared), min(sums.num_layers, sums.bounds[stage + 1] + num_shared))
-            for stage in inner
-        )
+        self.ranges = tuple(held_ranges(sums.bounds, num_shared))
         holders = [tuple(stage for stage in inner if layer in self.ranges[stage]) for layer in range(sums.num_layers)]
         self.holders = tuple(holders)
         self.shared = tuple(layer for layer, stages in enumerate(holders) if len(stages) > 1)

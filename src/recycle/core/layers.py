@@ -1,7 +1,8 @@
-"""split_layers(): cut a model of equal layers into stages, for estimates and for training."""
+"""split_layers(): cut a model of equal layers into stages; held_ranges(): which layers stages hold that share some."""
 
 from collections.abc import Sequence
 from heapq import heapify, heapreplace
+from itertools import pairwise
 
 
 def split_layers(num_layers: int, layer_cost: float, extra_costs: Sequence[float]) -> tuple[int, ...]:
@@ -21,3 +22,8 @@ def split_layers(num_layers: int, layer_cost: float, extra_costs: Sequence[float
         layers[stage] += 1
         heapreplace(loads, (extra_costs[stage] + (layers[stage] + 1) * layer_cost, negative))
     return tuple(layers)
+
+
+def held_ranges(bounds: Sequence[int], num_shared: int) -> list[range]:
+    """Return the layers that each stage holds: its own, which begin at `bounds`, and so many on either side of them."""
+    return [range(max(0, start - num_shared), min(bounds[-1], stop + num_shared)) for start, stop in pairwise(bounds)]

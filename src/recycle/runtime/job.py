@@ -203,13 +203,19 @@ def _refuse_unsharable(number: int, stage: nn.Module, given: Tensor, output: Any
     must compute what the stage does.
     """
     layers, passed, changing = layers_of(stage), [_spec_of(given)], list[int]()
+    made: Any = given
     for index, layer in enumerate(layers):
-        version, before = given._version, given
-        given = layer(given)
-        passed.append(_spec_of(given))
+        if not isinstance(made, Tensor):
+            raise Uncuttable(
+                f"layer {index - 1} of stage {number} cannot be shared: it returns {type(made).__name__}, not a tensor"
+            )
+        before, version = made, made._version
+        made = layer(made)
         if before._version != version:
             changing.append(index)
-    if not torch.allclose(given.float(), output.float(), rtol=1e-3, equal_nan=True):
+        if isinstance(made, Tensor):  # the last one of the model may return anything that the loss takes
+            passed.append(_spec_of(made))
+    if isinstance(made, Tensor) and not torch.allclose(made.float(), output.float(), rtol=1e-3, equal_nan=True):
         raise Uncuttable(f"the layers of stage {number}, one after the other, do not compute what the stage does")
     # Every stage computes a layer at least: no micro-batch is cut before the first layer of the model, or behind the last one.
     last = len(layers) - 1 if is_last else len(layers)

@@ -15,8 +15,8 @@ _MOST_OPS_UNPACKED = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class PackedPlan:
-    """A plan as compressed bytes: few, and quick to send and to keep."""
+class CompressedAssignment:
+    """A plan with its places and texts as compressed bytes: few, and quick to send and to keep."""
 
     content: bytes
 
@@ -27,13 +27,13 @@ class PackedPlan:
         return assignment
 
 
-def pack_if_large(assignment: PlanAssignment) -> PlanAssignment | PackedPlan:
+def pack_if_large(assignment: PlanAssignment) -> PlanAssignment | CompressedAssignment:
     if assignment.plan.num_ops <= _MOST_OPS_UNPACKED:
         return assignment
-    return PackedPlan(zlib.compress(pickle.dumps(assignment, pickle.HIGHEST_PROTOCOL), 1))
+    return CompressedAssignment(zlib.compress(pickle.dumps(assignment, pickle.HIGHEST_PROTOCOL), 1))
 
 
-class KeptPlans(dict[Failed, PlanAssignment | PackedPlan]):
+class KeptPlans(dict[Failed, PlanAssignment | CompressedAssignment]):
     """Plans by the set of dead workers that they answer."""
 
     def alike(self, failed: Failed) -> Failed | None:

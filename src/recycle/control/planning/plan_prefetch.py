@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from multiprocessing import get_context
 
-from recycle.control.planning.kept_plans import Failed, KeptPlans, PackedPlan, for_others, num_dead_at
+from recycle.control.planning.kept_plans import CompressedAssignment, Failed, KeptPlans, for_others, num_dead_at
 from recycle.control.planning.planning_process import PlanningProcess, plan_or_error
 from recycle.core.cluster import Shape
 from recycle.core.plans.plan_source import PlanAssignment, PlanSource
@@ -147,7 +147,7 @@ class PlanPrefetch:
                 self._changed.wait()
             return None
 
-    def _outcome(self, failed: Failed) -> PlanAssignment | PackedPlan | Exception | None:
+    def _outcome(self, failed: Failed) -> PlanAssignment | CompressedAssignment | Exception | None:
         """Plan in the planning process; in this process if the request is urgent and ends planning processes; else None."""
         for _ in range(_MOST_PROCESSES):
             try:
@@ -179,7 +179,7 @@ class PlanPrefetch:
             if process is not None:
                 process.end()
 
-    def _deliver(self, failed: Failed, outcome: PlanAssignment | PackedPlan | Exception | None) -> None:
+    def _deliver(self, failed: Failed, outcome: PlanAssignment | CompressedAssignment | Exception | None) -> None:
         """Keep a plan, and hand it to the thread that waits for it. Errors are not kept: the next try may succeed."""
         self.is_loaded = True
         if outcome is None:
@@ -197,7 +197,7 @@ class PlanPrefetch:
             future.set_result(outcome if isinstance(outcome, PlanAssignment) else outcome.unpack())
 
 
-def _unpack_into(plan: PackedPlan, failed: Failed | None, future: Future[PlanAssignment]) -> None:
+def _unpack_into(plan: CompressedAssignment, failed: Failed | None, future: Future[PlanAssignment]) -> None:
     """Unpack a plan, and hand it over; with `failed`, for these dead workers instead of those it was made for."""
     try:
         assignment = plan.unpack()

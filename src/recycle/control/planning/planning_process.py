@@ -6,7 +6,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkContext, SpawnContext
 from typing import Any
 
-from recycle.control.planning.kept_plans import PackedPlan, pack_if_large
+from recycle.control.planning.kept_plans import CompressedAssignment, pack_if_large
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan_source import PlanAssignment, PlanSource
 from recycle.host.process_lifetime import children_uninterrupted, close_inherited_files, end_with_parent
@@ -34,11 +34,11 @@ class PlanningProcess:
     def send_source(self, source: PlanSource) -> None:
         self._pipe.send(source)
 
-    def plan(self, failed: frozenset[Worker]) -> PlanAssignment | PackedPlan | Exception:
+    def plan(self, failed: frozenset[Worker]) -> PlanAssignment | CompressedAssignment | Exception:
         """Return the plan, or the error of the source; raises EOFError or OSError if the process is dead."""
         self._pipe.send(failed)
         outcome = self._pipe.recv()
-        assert isinstance(outcome, PlanAssignment | PackedPlan | Exception)
+        assert isinstance(outcome, PlanAssignment | CompressedAssignment | Exception)
         return outcome
 
     def kill(self) -> None:
@@ -77,5 +77,5 @@ def plan_or_error(source: PlanSource, failed: frozenset[Worker]) -> PlanAssignme
         return problem
 
 
-def _packed(outcome: PlanAssignment | Exception) -> PlanAssignment | PackedPlan | Exception:
+def _packed(outcome: PlanAssignment | Exception) -> PlanAssignment | CompressedAssignment | Exception:
     return outcome if isinstance(outcome, Exception) else pack_if_large(outcome)

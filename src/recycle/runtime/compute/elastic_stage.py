@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 from torch import Tensor, nn
 
 from recycle.core.errors import Uncuttable
+from recycle.core.layers import held_ranges
 
 OWN, _GUESTS = "own.", "guests."
 """The beginnings of the names of parameters and buffers."""
@@ -81,9 +82,9 @@ def elastic_stages(stages: Sequence[nn.Module], num_shared: int) -> list[Elastic
     # Of several names of a tensor its first one counts, as in an optimizer.
     names = [{id(value): name for name, value in reversed(_tensors(stage))} for stage in stages]
     made = []
-    for own, (start, stop) in zip(stages, pairwise(bounds), strict=True):
+    for own, (start, stop), held in zip(stages, pairwise(bounds), held_ranges(bounds, num_shared), strict=True):
         guests, names_at_home = {}, {}
-        for number in [*range(max(0, start - num_shared), start), *range(stop, min(len(layers), stop + num_shared))]:
+        for number in (number for number in held if not start <= number < stop):
             home, guests[number] = layers[number]
             for name, value in _tensors(guests[number]):
                 names_at_home[f"{_GUESTS}{number}.{name}"] = home, names[home][id(value)]

@@ -37,16 +37,15 @@ class GradientReduction:
 
     def finish(self) -> None:
         """Begin what is left, which is all of it for a worker that has played no tape, and wait for the sums."""
-        # Before the last bucket, which has their marks.
-        gathered = [gather(self._sums, tied) for _, tied in self._ties] if self._is_elastic else []
+        # Gathered before the last bucket is begun, which has the marks of all parameters.
+        ties = [(tie, tied, gather(self._sums, tied)) for tie, tied in self._ties] if self._is_elastic else []
         for bucket in self._buckets[len(self._begun) :]:
             self._begin(bucket.part)
-        summed = [self._reducer.begin(each, tie) for each, (tie, _) in zip(gathered, self._ties, strict=False)]
-        for reduction in [*self._begun, *summed]:
+        for reduction in [*self._begun, *[self._reducer.begin(gathered, tie) for tie, _, gathered in ties]]:
             self._reducer.wait(reduction)
         self._begun.clear()
-        for each, (_, tied) in zip(gathered, self._ties, strict=False):
-            scatter(each, self._sums, tied)
+        for _, tied, gathered in ties:
+            scatter(gathered, self._sums, tied)
         if not self._is_elastic:
             self._add_ties()
 
