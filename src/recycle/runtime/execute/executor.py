@@ -26,10 +26,15 @@ OnProgress = Callable[[int, str], None]
 """Called when a worker is about to run something in an iteration: an op by its text, or REDUCE or OPTIMIZER."""
 
 
+def _nothing(op: object) -> None:
+    """Nothing is to be done before an op, or after it."""
+
+
 class Executor:
     """A worker with its stage and its instructions. `losses` are those of the iteration, by chain, at the last stage.
 
     `activity` says what it is doing, and `clock` measures its ops. `play_last` plays the last tape of an iteration, if it is set.
+    `after` is called with the index of each instruction that has run.
     """
 
     def __init__(
@@ -50,13 +55,24 @@ class Executor:
         self.activity.on_gpu = self.clock.running
         self.losses: dict[int, Tensor] = {}
         self.play_last: Play | None = None
+        self.after: Callable[[int], None] = _nothing
         self.warm_up_error: Exception | None = None
         self._is_first, self._is_last = worker.stage == 0, worker.stage == num_stages - 1
         self._messages, self._samples, self._seed = messages, samples, seed
         self._split = {each.chain for each in instructions if each.kind is Kind.I}
 
-    def play(self, iteration: int, first: int, stop: int, spans: list[Span], is_tentative: bool = False) -> None:
+    def play(
+        self,
+        iteration: int,
+        first: int,
+        stop: int,
+        spans: list[Span],
+        is_tentative: bool = False,
+        before: Callable[[Instruction], None] = _nothing,
+    ) -> None:
         """Play the instructions from `first` to before `stop`; `spans` gets their spans. No receive behind them is posted.
+
+        `before` is called with each instruction before it runs.
 
         While the weights are tentative, an op may fail because of them alone. The error is kept as `warm_up_error`, and from then
         on receivers get zeros: they wait for a message, and nobody will use it if the weights were wrong.
@@ -66,6 +82,7 @@ class Executor:
         for index in range(first, stop):
             if index + _AHEAD < stop:
                 self._post_receive(index + _AHEAD)
+            before(self.instructions[index])
             self.run(iteration, index, spans, is_tentative)
 
     def run(self, iteration: int, index: int, spans: list[Span], is_tentative: bool = False) -> None:
@@ -82,6 +99,7 @@ class Executor:
         if instruction.sends is not None:
             assert made is not None
             self._messages.send(instruction.sends, made)
+        self.after(index)
 
     def settle(self, most: int = 0) -> None:
         """Wait until the GPU has at most so many ops left."""
