@@ -56,10 +56,10 @@ class PlanRunner:
     def answer(self, request: Callable[["PlanRunner"], Any]) -> Any:
         return request(self)
 
-    def run(self, number: int, plan: Plan, num_iterations: int, place: Worker | None = None) -> PlanRun:
+    def run(self, number: int, plan: Plan, num_iterations: int, place: Worker | None = None, speed: float = 1.0) -> PlanRun:
         """Run a plan at a place of it, by default the worker's own; a worker without a place does nothing.
 
-        `number` is that of the run, the same for all workers that take part.
+        `number` is that of the run, the same for all workers that take part. Ops are slowed down to `speed`.
         """
         place = place or self._context.worker
         workers = [row.worker for row in plan.rows]
