@@ -117,6 +117,9 @@ class TrainingJobFactory:
         return replace(self._base, plan=plan, out=out, options=options)
 
 
+_FAILURES = "compare_every", "restarts", "follow_speeds"
+
+
 def _load(config: TrainConfig) -> LoadedJob:
     """The job of a job file, with the changes of the keys that were given."""
     path = Path(config.job.file)
@@ -129,7 +132,7 @@ def _load(config: TrainConfig) -> LoadedJob:
         job.options,
         **_options_of(given),
         checkpoint=replace(job.options.checkpoint, **checkpoint),
-        failures=replace(job.options.failures, **_renamed(given, "cluster", lease="lease_s", compare_every="", restarts="")),
+        failures=replace(job.options.failures, **_renamed(given, "cluster", lease="lease_s", **dict.fromkeys(_FAILURES, ""))),
     )
     changes = _renamed(given, "training", steps="") | _renamed(given, "data", samples="")
     shape = job.shape if given.keys().isdisjoint(_SHAPE) else _with_values_of(job, config).cluster.shape

@@ -24,6 +24,8 @@ _AHEAD = 3
 
 OnProgress = Callable[[int, str], None]
 """Called when a worker is about to run something in an iteration: an op by its text, or REDUCE or OPTIMIZER."""
+SpeedIn = Callable[[int], float]
+"""Returns the speed to which ops of an iteration are slowed on purpose; 1 is their own."""
 
 
 def _nothing(op: object) -> None:
@@ -48,6 +50,7 @@ class Executor:
         seed: int,
         on_progress: OnProgress = lambda iteration, label: None,
         activity: Activity | None = None,
+        speed_in: SpeedIn = lambda iteration: 1.0,
     ) -> None:
         self.activity = activity or Activity()
         self.worker, self.instructions, self.stage, self.on_progress = worker, instructions, stage, on_progress
@@ -58,7 +61,7 @@ class Executor:
         self.after: Callable[[int], None] = _nothing
         self.warm_up_error: Exception | None = None
         self._is_first, self._is_last = worker.stage == 0, worker.stage == num_stages - 1
-        self._messages, self._samples, self._seed = messages, samples, seed
+        self._messages, self._samples, self._seed, self._speed_in = messages, samples, seed, speed_in
         self._split = {each.chain for each in instructions if each.kind is Kind.I}
 
     def play(
@@ -95,6 +98,8 @@ class Executor:
         self.on_progress(iteration, instruction.label)
         compute = self._compute_tentatively if is_tentative else self._compute
         made = compute(iteration, instruction, received)
+        if (speed := self._speed_in(iteration)) < 1:
+            self.clock.slow_down(start, speed)
         self.clock.stop(instruction.label, start, spans, asked_us)
         if instruction.sends is not None:
             assert made is not None

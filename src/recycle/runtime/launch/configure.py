@@ -73,4 +73,5 @@ def coordinator_config(
         deaths=deaths,
         injections=options.failures.script.for_coordinator(),
         about=about or {},
+        follows_speeds=options.failures.follow_speeds,
     )

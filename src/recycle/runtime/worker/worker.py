@@ -245,9 +245,10 @@ class _WorkerProcess:
             return transport
 
         transport = self._control.connect(view, self._spec.ties, make_transport)
+        stage.set_program(program.instructions)
         self._injector.instructions, self._injector.parameters = program.instructions, list(stage.state.stage.parameters())
         activity, on_progress = self._control.activity, self._injector.on_progress
-        trainer = make_trainer(self._spec, program, view, stage.state, transport, on_progress, activity)
+        trainer = make_trainer(self._spec, program, view, stage.state, transport, on_progress, activity, self._injector.speed_in)
         regrouped_us = now_us()
         if str(view.worker) in {*start.sources, *start.sources.values()}:
             self._injector.on_transfer(start.iteration)
