@@ -66,6 +66,12 @@ class Stepper:
         # The tensor that each tensor is copied to before a step: reused, because fresh memory is slower to fill.
         self._copies: dict[Tensor, Tensor] = {}
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of parameters and optimizer state, and of their copies: everything is there twice after the second step."""
+        states = (value for own in self.optimizer.state.values() for value in own.values() if isinstance(value, Tensor))
+        return sum(tensor.nbytes for tensor in (*self._parameters, *states, *self._copies.values()))
+
     def step(self, iteration: int, gradients: Sequence[Tensor | None], scale: float | None) -> None:
         """Apply gradients times `scale`; a scale of None changes nothing, but counts as a step that can be taken back."""
         self._before = self._copied()
