@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from recycle.core.errors import UserError
 from recycle.core.op import Kind
 from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.gradients import make_sums
@@ -113,6 +114,20 @@ def measure_bytes(
     """Measure what every stage holds and sends, with one micro-batch and without a clock."""
     with random_state_kept():
         return StageCopies(stages, samples, loss, 1, autocast=autocast, device=device).measure_bytes()
+
+
+def measure_layer_activations(
+    layers: Sequence[nn.Module],
+    samples: MicroBatchSource,
+    loss: Loss,
+    autocast: torch.dtype | None = None,
+    device: str | None = None,
+) -> list[int]:
+    """The bytes of activations that each layer of a model adds to its stage; equal ones if layers do not run by themselves."""
+    try:
+        return layer_activations(measure_bytes(layers, samples, loss, autocast, device))
+    except (UserError, RuntimeError):
+        return [1] * len(layers)
 
 
 def layer_activations(sizes: Sequence[StageBytes]) -> list[int]:
