@@ -82,18 +82,12 @@ class TrainingJobFactory:
 
     def measure_profile(self) -> "Profile":
         """Measure a profile of the stages on this machine, in this process."""
-        import torch
-
+        from recycle.profiling.machine import one_thread
         from recycle.profiling.rehearsal import rehearsal_plan
         from recycle.profiling.stage_times import measure_stages
 
-        job = self.job(rehearsal_plan(self.config.cluster.shape, is_split=True))
-        num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # as in a worker
-        try:
-            return measure_stages(job)
-        finally:
-            torch.set_num_threads(num_threads)
+        with one_thread():
+            return measure_stages(self.job(rehearsal_plan(self.config.cluster.shape, is_split=True)))
 
     def job(
         self,

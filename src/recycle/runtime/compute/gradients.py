@@ -67,6 +67,11 @@ class Sums(ABC):
         """The views of `flat` for one parameter: its sum, and a mark that is not 0 if it got any contribution."""
         return self._views[id(parameter)]
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that the parts of all parameters take as long as the sums live. The marks, a few bytes, do not count."""
+        return (self.flat.numel() - self.starts[0]) * self.flat.itemsize if self.parameters else 0
+
     def _sum_of(self, parameter: Tensor) -> Tensor:
         """The sum of a parameter, to be added to; the parameter counts as used from now on."""
         total, mark = self._views[id(parameter)]
@@ -111,6 +116,11 @@ class FloatSums(Sums):
         # Allocated and cut into parameters once: there are many small ones.
         self._mean = torch.empty_like(self.flat)
         self._means = self._parts(self._mean)
+
+    @property
+    def held_bytes(self) -> int:
+        """Those of the sums and of the means, which are as large."""
+        return 2 * super().held_bytes
 
     def add(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         if parameters:  # in one go, because there are many small ones

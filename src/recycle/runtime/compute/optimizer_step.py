@@ -67,6 +67,12 @@ class Stepper:
         self._copies: dict[Tensor, Tensor] = {}
 
     @property
+    def held_bytes(self) -> int:
+        """The bytes of parameters and optimizer state, and of their copies: everything is there twice after the second step."""
+        states = (value for own in self.optimizer.state.values() for value in own.values() if isinstance(value, Tensor))
+        return sum(tensor.nbytes for tensor in (*self._parameters, *states, *self._copies.values()))
+
+    @property
     def can_step_in_parts(self) -> bool:
         """Whether the optimizer steps every parameter on its own, as all of torch's do; others may count their steps."""
         return type(self.optimizer).__module__.startswith("torch.optim.")

@@ -14,6 +14,7 @@ from recycle.control.decide.messages import Ballot, ProgressReport
 from recycle.core.cluster import Shape
 from recycle.runtime.compute.optimizer_step import Stepper, StepVerdict, judge_step, norm_squared
 from recycle.runtime.compute.stage import Stage
+from recycle.runtime.compute.stage_bytes import held_state_bytes
 from recycle.runtime.compute.tied_parameters import Tie, counted_elsewhere
 from recycle.runtime.execute.spans import Span
 
@@ -79,6 +80,11 @@ class StageState:
         assert iteration == self.num_steps, f"iteration {iteration} is to be applied after {self.num_steps} steps"
         norm = self._ahead.norm if self._ahead is not None else None
         self._unconfirmed = _Unconfirmed(iteration, None, dict(losses), spans, norm)
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of parameters, optimizer state and gradients."""
+        return held_state_bytes(self.stage, self.stepper)
 
     @property
     def held_spans(self) -> list[Span]:

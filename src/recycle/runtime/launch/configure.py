@@ -63,7 +63,7 @@ def coordinator_config(
         source=options.failures.plan_source,
         num_steps=job.steps,
         num_samples=job.samples_per_step,
-        profiles=job.profiles(),
+        memory_profile=job.memory_profile(),
         fingerprint=job.fingerprint(),
         begin_us=begin_us,
         journal=(job.run_folder or journal_folder) / JOURNAL,

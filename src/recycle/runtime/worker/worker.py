@@ -280,7 +280,8 @@ class _WorkerProcess:
         stage.finish_checkpoints(start)
         sha256, peak_bytes = digest(own_module(trainer.executor.stage.module)), _peak_bytes(self._spec.options.device)
         self._control.activity.end()
-        self._control.report_finished(WorkerFinished(stage.place, sha256, peak_bytes, trainer.activation_bytes, start.epoch))
+        sizes = peak_bytes, trainer.activation_bytes, start.epoch, trainer.state.held_bytes
+        self._control.report_finished(WorkerFinished(stage.place, sha256, *sizes))
 
 
 def _peak_bytes(device: str) -> int:
