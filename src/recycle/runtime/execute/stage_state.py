@@ -6,13 +6,14 @@ it confirms the gradient that it holds, or takes back its last step, so that all
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from torch import Tensor
 
 from recycle.control.decide.agreement import ABSENT
 from recycle.control.decide.messages import Ballot, ProgressReport
 from recycle.core.cluster import Shape
-from recycle.runtime.compute.optimizer_step import Stepper, StepVerdict, judge_step, norm_squared
+from recycle.runtime.compute.optimizer_step import NORM_PARTS, Stepper, StepVerdict, judge_step, norm_squared
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.compute.tied_parameters import Tie, counted_elsewhere
 from recycle.runtime.execute.spans import Span
@@ -66,7 +67,7 @@ class StageState:
             held.means = self.stage.sums.means(self._shape.num_chains)
         return held.means
 
-    def norm_squared(self) -> float:
+    def norm_squared(self) -> tuple[float, ...]:
         assert self._unconfirmed is not None
         means = self._means(self._unconfirmed)
         return norm_squared(mean for mean, counts in zip(means, self._counts, strict=True) if counts)
@@ -102,9 +103,9 @@ class StageState:
         """The progress of the worker; in the ballot that it holds, the norms of other stages are absent."""
         own = None
         if self._unconfirmed is not None:
-            norms = [ABSENT] * self._shape.num_stages
-            norms[self.stage.number] = self.norm_squared()
-            own = Ballot(self._unconfirmed.iteration, tuple(norms))
+            parts = [(ABSENT,) * NORM_PARTS] * self._shape.num_stages
+            parts[self.stage.number] = self.norm_squared()
+            own = Ballot(self._unconfirmed.iteration, tuple(chain.from_iterable(parts)))
         return ProgressReport(self.num_steps, own, self._last_ballot)
 
     def resume_at(self, iteration: int, ballot: Ballot | None, on_applied: OnApplied) -> Sequence[Span]:
