@@ -72,7 +72,7 @@ class PlanRunner:
         view = GroupView(place, workers, number, partners_of(place, program, {}))
         state = make_stage_state(spec, place.stage, device=self._device)
         transport, _ = connect(spec, program, view, self._context.store, self._device)
-        trainer = make_trainer(spec, program, view, state, transport)
+        trainer = make_trainer(spec, program, view, state, transport, speed_in=lambda iteration: speed)
         spans: list[Sequence[Span]] = []
         losses: list[float] = []
 

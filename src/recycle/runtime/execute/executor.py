@@ -152,9 +152,7 @@ class Executor:
             inputs, targets = self._samples.get(iteration, pipeline, index)
             received = inputs if self._is_first else received
         assert received is not None
-        # An elastic stage seeds every layer by its number: whichever stage runs a layer, it draws the same numbers.
-        place = () if self.stage.is_elastic else (self.worker.stage,)
-        seed = seed_of(self._seed, iteration, pipeline, index, *place)
+        seed = seed_of(self._seed, iteration, chain)
         targets, is_split = targets if self._is_last else None, chain in self._split
         made = self.stage.forward(chain, received, seed, targets, is_split, instruction.layers)
         if self._is_last:

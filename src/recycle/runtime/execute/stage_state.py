@@ -6,13 +6,14 @@ it confirms the gradient that it holds, or takes back its last step, so that all
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from torch import Tensor
 
 from recycle.control.decide.agreement import ABSENT
 from recycle.control.decide.messages import Ballot, ProgressReport
 from recycle.core.cluster import Shape
-from recycle.runtime.compute.optimizer_step import Stepper, StepVerdict, judge_step, norm_squared
+from recycle.runtime.compute.optimizer_step import NORM_PARTS, Stepper, StepVerdict, judge_step, norm_squared
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.compute.stage_bytes import held_state_bytes
 from recycle.runtime.compute.tied_parameters import Tie, counted_elsewhere
@@ -33,7 +34,7 @@ class _Unconfirmed:
     means: Sequence[Tensor | None] | None
     losses: Mapping[int, float]
     spans: list[Span]
-    norm: float | None = None
+    norm: tuple[float, ...] | None = None
     is_applied: bool = False
     scale: float | None = None
 
@@ -43,7 +44,7 @@ class _StepAhead:
     """The step of the first `num_parameters`, with a guessed scale of 1, and the norm of the gradient of the stage."""
 
     num_parameters: int
-    norm: float
+    norm: tuple[float, ...]
 
 
 class StageState:
@@ -97,14 +98,14 @@ class StageState:
             held.means = self.stage.sums.means(self._shape.num_chains)
         return held.means
 
-    def norm_squared(self) -> float:
+    def norm_squared(self) -> tuple[float, ...]:
         held = self._unconfirmed
         assert held is not None
         if held.norm is None:
             held.norm = self._norm_squared(self._means(held))
         return held.norm
 
-    def _norm_squared(self, means: Sequence[Tensor | None]) -> float:
+    def _norm_squared(self, means: Sequence[Tensor | None]) -> tuple[float, ...]:
         return norm_squared(mean for mean, counts in zip(means, self._counts, strict=True) if counts)
 
     def apply(self, scale: float | None) -> None:
@@ -145,9 +146,9 @@ class StageState:
         own = None
         self._take_back_ahead()
         if self._unconfirmed is not None:
-            norms = [ABSENT] * self._shape.num_stages
-            norms[self.stage.number] = self.norm_squared()
-            own = Ballot(self._unconfirmed.iteration, tuple(norms))
+            parts = [(ABSENT,) * NORM_PARTS] * self._shape.num_stages
+            parts[self.stage.number] = self.norm_squared()
+            own = Ballot(self._unconfirmed.iteration, tuple(chain.from_iterable(parts)))
         return ProgressReport(self.num_steps, own, self._last_ballot)
 
     def resume_at(self, iteration: int, ballot: Ballot | None, on_applied: OnApplied) -> Sequence[Span]:

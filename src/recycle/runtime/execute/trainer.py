@@ -20,6 +20,7 @@ from torch import Tensor
 from recycle.control.decide.messages import Ballot
 from recycle.core.cluster import Shape
 from recycle.core.events.op_columns import OPTIMIZER, REDUCE
+from recycle.runtime.compute.optimizer_step import NORM_PARTS
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.execute.executor import Executor
 from recycle.runtime.execute.gradient_reduction import GradientReduction
@@ -188,9 +189,10 @@ class Trainer:
 
     def _begin_vote(self, iteration: int) -> None:
         """Put in this worker's part of the ballot; the first live peer of a stage puts in the norm of the stage."""
-        values = torch.zeros(self._shape.num_stages + 1, dtype=torch.float64)
+        values = torch.zeros(NORM_PARTS * self._shape.num_stages + 1, dtype=torch.float64)
         if self._view.is_first_peer:
-            values[self._view.worker.stage] = self.state.norm_squared()
+            first = NORM_PARTS * self._view.worker.stage
+            values[first : first + NORM_PARTS] = torch.tensor(self.state.norm_squared(), dtype=torch.float64)
         values[-1] = float(self.wants_pause)
         self._vote = _Vote(iteration, values, self._transport.host.begin_vote(values))
 
