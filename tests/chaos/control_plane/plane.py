@@ -55,7 +55,7 @@ class CoordinatorProcess:
             source=self,  # type: ignore[arg-type]
             num_steps=NUM_STEPS,
             num_samples=4,
-            profiles=initial.plan.problem.profile.stages,
+            memory_profile=initial.plan.problem.profile,
             fingerprint={},
             begin_us=1_000_000,
             journal=folder / "journal.jsonl",

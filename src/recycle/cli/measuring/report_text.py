@@ -141,8 +141,10 @@ def _memory(summary: Summary) -> list[str]:
     if len(held) > _MOST_WORKERS:
         note = [f"of each stage the fullest of {len(held)} workers"]
         held = fullest_by_stage(summary.run.held)
-    head = ["worker", "process", "activations", "planned", "of planned"]
-    return [*note, *aligned([head, *map(_memory_row, held)]).splitlines()]
+    table = [["worker", "process", "activations", "planned", "of planned"], *map(_memory_row, held)]
+    if any(one.static_bytes for one in held):
+        table = [row + state for row, state in zip(table, [["state", "planned"], *map(_state_cells, held)], strict=True)]
+    return [*note, *aligned(table).splitlines()]
 
 
 def _memory_row(held: Held) -> list[str]:
@@ -150,6 +152,11 @@ def _memory_row(held: Held) -> list[str]:
     planned = format_bytes(held.planned_bytes) if held.planned_bytes else "-"
     measured = (format_bytes(held.peak_bytes), format_bytes(held.activation_bytes))
     return [held.worker, *measured, planned, "-" if ratio is None else f"{ratio:.0%}"]
+
+
+def _state_cells(held: Held) -> list[str]:
+    """The memory of parameters, optimizer state and gradients, guests included, and what the plan says of it if it does."""
+    return [format_bytes(held.static_bytes), format_bytes(held.planned_static_bytes) if held.planned_static_bytes else "-"]
 
 
 def _saved(summary: Summary) -> list[str]:

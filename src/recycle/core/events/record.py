@@ -91,13 +91,19 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A worker's peak memory: of its process, of activations as measured, and of activations by the plan's memory model."""
+    """A worker's peak memory: of its process, of activations as measured, and of activations by the plan's memory model.
+
+    `static_bytes` are those of its parameters, optimizer state and gradients, guests included, as measured;
+    `planned_static_bytes` are those by the profile of the plan, 0 if it does not know them.
+    """
 
     EVENT: ClassVar[str] = "memory"
     worker: str
     peak_bytes: int
     activation_bytes: int
     planned_bytes: int
+    static_bytes: int = 0
+    planned_static_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from recycle.core.errors import UserError
 from recycle.core.events.failure_script import Injection
 from recycle.core.events.record import Event
 from recycle.core.plans.plan_source import PlanAssignment, PlanSource
-from recycle.core.profile import StageProfile
+from recycle.core.profile import Profile
 from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.options import CheckpointOptions, RunFolderOptions
 
@@ -35,7 +35,7 @@ class CoordinatorConfig:
     source: PlanSource | None
     num_steps: int
     num_samples: int
-    profiles: Sequence[StageProfile]
+    memory_profile: Profile
     fingerprint: Mapping[str, Any]
     begin_us: int
     journal: Path

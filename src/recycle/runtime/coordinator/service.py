@@ -79,7 +79,7 @@ class CoordinatorService:
         self._ledger = TakeoverLedger(
             plan,
             config.num_samples,
-            config.profiles,
+            config.memory_profile,
             lambda events: self._output.publish(events, lambda written: self._ledger.written(written)),
             self._save,
             config.begin_us,

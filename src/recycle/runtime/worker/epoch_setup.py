@@ -42,7 +42,8 @@ def make_stage_state(spec: WorkerSpec, stage: int, num_steps: int = 0, device: t
     module = spec.make_stage(stage).to(device)
     sums = make_sums(module.parameters(), spec.shape.num_chains, options.is_exact, options.sum_dtype, device)
     loss = spec.loss if stage == spec.shape.num_stages - 1 else None
-    made = Stage(module, sums, stage, loss, autocast=options.autocast, device=device)
+    own_layers = spec.layers.ranges[stage] if spec.layers is not None else None
+    made = Stage(module, sums, stage, loss, options.autocast, device, own_layers)
     stepper = Stepper(made.parameters(), spec.make_optimizer, options.schedule)
     return StageState(made, stepper, spec.shape, spec.ties, options.max_norm, num_steps)
 

@@ -29,8 +29,7 @@ from recycle.host.process_lifetime import end_with_parent
 from recycle.host.process_title import set_title
 from recycle.host.stop_signals import stop_signals
 from recycle.runtime.compute.activation_memory import ActivationMeter
-from recycle.runtime.compute.elastic_stage import own_module
-from recycle.runtime.compute.state_digests import digest
+from recycle.runtime.compute.state_digests import stage_digest
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.transport.gpu.nccl import prepare_process
@@ -278,9 +277,13 @@ class _WorkerProcess:
         assert stage.place is not None
         self._control.activity.begin(FINISH)
         stage.finish_checkpoints(start)
-        sha256, peak_bytes = digest(own_module(trainer.executor.stage.module)), _peak_bytes(self._spec.options.device)
+        sha256, peak_bytes = (
+            stage_digest(trainer.executor.stage.module, self._spec.layers is not None),
+            _peak_bytes(self._spec.options.device),
+        )
         self._control.activity.end()
-        self._control.report_finished(WorkerFinished(stage.place, sha256, peak_bytes, trainer.activation_bytes, start.epoch))
+        sizes = peak_bytes, trainer.activation_bytes, start.epoch, trainer.state.held_bytes
+        self._control.report_finished(WorkerFinished(stage.place, sha256, *sizes))
 
 
 def _peak_bytes(device: str) -> int:

@@ -42,13 +42,14 @@ class StepUndone:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFinished:
-    """A worker has done all its steps in an epoch: the digest of its weights, and its peak memory."""
+    """A worker has done all its steps in an epoch: the digest of its weights, its peak memory, and the memory of its state."""
 
     worker: Worker
     digest: str
     peak_bytes: int
     activation_bytes: int
     epoch: int
+    static_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
