@@ -113,13 +113,14 @@ def run(
     out: Path | None = None,
     act: Callable[[Event, dict[str, int]], None] = lambda event, pids: None,
     follows: bool = True,
+    restarts: int = 0,
 ) -> Watched:
     """A run by a script, whose weights must be those of the undisturbed one."""
     wanted = problem(shared)
     source = recycle.Planner(wanted, may_move=False)
     injections = [Injection.parse(Action(line.split()[0]), line.split()[1]) for line in lines]
     script = Script.of(injections, wanted.shape, steps)
-    failures = FailureOptions(source, script, restarts=0, follow_speeds=follows)
+    failures = FailureOptions(source, script, restarts=restarts, follow_speeds=follows)
     options = TrainOptions(SEED, True, failures=failures)
     watched = Watched(act)
     job = Job(source.answer(frozenset()).plan, stages(), Numbers(), loss, adamw, steps, out=out, options=options)
@@ -192,8 +193,8 @@ def test_another_coordinator_knows_the_speeds_of_the_plan_in_its_journal(tmp_pat
     assert speeds_of(last_plan(tmp_path))[SLOW] == pytest.approx(0.3, abs=0.06)
 
 
-def test_a_worker_that_is_far_too_slow_is_left_out() -> None:
-    seen = run(f"slow {SLOW}@3:x0.03")
+def test_a_worker_that_is_far_too_slow_is_left_out_and_not_started_again() -> None:
+    seen = run(f"slow {SLOW}@3:x0.03", restarts=3)
     assert [(event.node, event.joins) for event in seen.of(Changed)] == [(SLOW, False)]
     (left,) = [event for event in seen.of(Recovered) if event.workers]
     assert left.workers == (SLOW,)

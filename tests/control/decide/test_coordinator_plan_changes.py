@@ -1,6 +1,6 @@
 """A change of plans without a change of members: all pause at an iteration boundary, and go on in a new epoch."""
 
-from recycle.control.decide.messages import PauseAtBoundary, StopEpoch
+from recycle.control.decide.messages import JobEnded, PauseAtBoundary, StopEpoch
 from recycle.control.decide.phases import CoordinatorPhase
 from tests.builders import dead
 from tests.control.decide.coordinator_harness import CoordinatorHarness, with_a_place_free
@@ -71,6 +71,8 @@ def test_a_member_that_is_left_out_leaves_at_a_boundary_for_its_own_reason() -> 
     harness.coordinator.update_membership()
     assert harness.phase is CoordinatorPhase.PAUSING
     harness.stop_all(7)
+    assert member.connection is not None
+    assert harness.effects.sent[member.connection][-1] == JobEnded("it is left out: too slow", is_left_out=True)
     harness.answer()
     harness.begin()
     assert harness.effects.logged("left") == [("left", "W1_1", "it is left out: too slow")]

@@ -14,7 +14,7 @@ from recycle.control.decide.effects import CoordinatorEffects
 from recycle.control.decide.epoch_store import EpochStore
 from recycle.control.decide.failure_detection import StallWatch
 from recycle.control.decide.journal import Journal, JournalEntry
-from recycle.control.decide.leaving import JOINS, dismiss, release_leaving
+from recycle.control.decide.leaving import JOINS, dismiss, farewell, release_leaving
 from recycle.control.decide.members import LEAVES, Member, MemberTable, Recovery
 from recycle.control.decide.messages import (
     ALIVE,
@@ -138,7 +138,7 @@ class Coordinator:
         """Continue with a member that reconnected in `epoch`: it may have missed messages."""
         assert member.connection is not None
         if member.has_left:
-            self._effects.send(member.connection, JobEnded(LEAVES))
+            self._effects.send(member.connection, farewell(member))
         if member.place is None:
             return
         if self.phase in (CoordinatorPhase.RUNNING, CoordinatorPhase.PAUSING) and epoch != self.epoch:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from recycle.control.decide.effects import CoordinatorEffects
-from recycle.control.decide.members import Member, MemberTable, Recovery
+from recycle.control.decide.members import LEAVES, Member, MemberTable, Recovery
 from recycle.control.decide.messages import JobEnded
 from recycle.core.cluster import Shape
 
@@ -15,6 +15,11 @@ def take_state_along(members: MemberTable, num_stages: int) -> bool:
     """Return whether some stage's state is held by nobody but members that leave."""
     kept = {member.place.stage for member in members.placed if member.place and member.has_state and not member.is_leaving}
     return bool(members.leaving) and len(kept) < num_stages
+
+
+def farewell(member: Member) -> JobEnded:
+    """The last message to a member that leaves."""
+    return JobEnded(member.leaves_because, is_left_out=member.leaves_because != LEAVES)
 
 
 def release_leaving(
@@ -40,4 +45,4 @@ def dismiss(leaving: Iterable[Member], effects: CoordinatorEffects, recovery: Re
             if recovery is not None:
                 recovery.add_leave(str(before.place))
         if member.connection is not None:
-            effects.send(member.connection, JobEnded(member.leaves_because))
+            effects.send(member.connection, farewell(member))

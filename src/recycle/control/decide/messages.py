@@ -264,9 +264,10 @@ class FileContent:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job is over, or is over for this worker, which asked to leave: the worker process ends."""
+    """The job is over, or is over for this worker, which asked to leave or `is_left_out`: the worker process ends."""
 
     reason: str
+    is_left_out: bool = False
 
 
 _Handshake = Challenge | Hello | Welcome | Refused | Waiting

@@ -228,8 +228,8 @@ class Script:
         return tuple(one for one in mine if one.action is not Action.REJOIN)
 
     def targets(self) -> frozenset[Worker]:
-        """The workers to which something happens."""
-        return frozenset(one.target for one in self.injections if one.target is not None)
+        """The workers to which something happens that may end them: one that only has another speed goes on."""
+        return frozenset(one.target for one in self.injections if one.target is not None and not one.speed)
 
     def for_coordinator(self) -> tuple[Injection, ...]:
         return tuple(one for one in self.injections if one.target is None)

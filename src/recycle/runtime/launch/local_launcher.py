@@ -51,7 +51,7 @@ from recycle.runtime.launch.forkserver import fork_context
 from recycle.runtime.launch.restart_policy import RestartPolicy
 from recycle.runtime.launch.start_process import start_process
 from recycle.runtime.options import FailureOptions
-from recycle.runtime.worker.worker import CANNOT_LOAD, run_worker_process
+from recycle.runtime.worker.worker import CANNOT_LOAD, REFUSED, run_worker_process
 from recycle.runtime.worker.worker_spec import MakeStage, pickled
 
 _MOST_COORDINATORS = 100
@@ -240,7 +240,7 @@ class _Launcher:
         for process in [each for each in self._workers if each.exitcode is not None]:
             place = Worker.parse(process.name)
             is_injected = self._failures.trace is not None or place in self._failures.script.targets()
-            if process.exitcode and not is_injected and self._stopped_by is None:
+            if process.exitcode not in (0, REFUSED) and not is_injected and self._stopped_by is None:
                 pause_s = self._restarts.pause_s(place, time.monotonic())
                 if pause_s is not None:
                     self._due_us[place] = now_us() + round(pause_s * 1e6)

@@ -205,6 +205,8 @@ class _WorkerProcess:
                     self._leave_epoch(epoch, stage, "it was asked to")
                 case JobEnded():
                     self._control.client.wait_until_acknowledged(_LAST_REPORT_S)
+                    if message.is_left_out:  # whoever started it must not start it again
+                        raise JoinRefused(message.reason)
                     return
                 case JoinRefused():
                     raise message
