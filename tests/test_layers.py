@@ -72,7 +72,7 @@ ORDER = {
         "build_library live_planner kept_throughput shared_layers_choice",
     ],
     "sim": ["job policy iteration_times failure_traces one_f_one_b replay", "systems", "campaign", "reproduce"],
-    "control": ["planning", "decide", "store", "net"],
+    "control": ["planning drift", "decide", "store", "net"],
     "runtime": ["compute", "checkpoint options", "transport", "execute job", "worker", "coordinator", "launch", "train"],
     "profiling": [
         "machine worker_pool contention stopwatch",

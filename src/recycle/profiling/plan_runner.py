@@ -56,10 +56,10 @@ class PlanRunner:
     def answer(self, request: Callable[["PlanRunner"], Any]) -> Any:
         return request(self)
 
-    def run(self, number: int, plan: Plan, num_iterations: int, place: Worker | None = None) -> PlanRun:
+    def run(self, number: int, plan: Plan, num_iterations: int, place: Worker | None = None, speed: float = 1.0) -> PlanRun:
         """Run a plan at a place of it, by default the worker's own; a worker without a place does nothing.
 
-        `number` is that of the run, the same for all workers that take part.
+        `number` is that of the run, the same for all workers that take part. Ops are slowed down to `speed`.
         """
         place = place or self._context.worker
         workers = [row.worker for row in plan.rows]
@@ -72,7 +72,7 @@ class PlanRunner:
         view = GroupView(place, workers, number, partners_of(place, program, {}))
         state = make_stage_state(spec, place.stage, device=self._device)
         transport, _ = connect(spec, program, view, self._context.store, self._device)
-        trainer = make_trainer(spec, program, view, state, transport)
+        trainer = make_trainer(spec, program, view, state, transport, speed_in=lambda iteration: speed)
         spans: list[Sequence[Span]] = []
         losses: list[float] = []
 

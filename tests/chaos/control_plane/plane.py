@@ -240,6 +240,11 @@ class ControlPlane(Workers):
         if (worker := self._pick(lambda worker: worker.is_hung)) is not None:
             worker.is_hung = False
 
+    def slow(self) -> None:
+        """A worker becomes slower or faster: the coordinator may change the plan, or leave the worker out."""
+        if (worker := self._pick()) is not None:
+            worker.speed = self.random.choice([0.2, 0.6, 1.0])
+
     def disconnect(self) -> None:
         """A connection breaks, and loses what is on its way."""
         if (worker := self._pick(lambda worker: worker.connection is not None)) is not None:

@@ -10,7 +10,7 @@ from recycle.cli.live.run_state import format_loss
 from recycle.core.cluster import Worker
 from recycle.core.events.record import Held
 from recycle.core.units import format_bytes, format_duration, format_us
-from recycle.report.record.recovery_text import format_ms, recovery_lines
+from recycle.report.record.recovery_text import describe_speed, format_ms, recovery_lines
 from recycle.report.record.run_summary import Summary, fullest_by_stage, memory_ratio
 from recycle.report.record.tables import aligned
 
@@ -18,6 +18,7 @@ _MOST_WORKERS = 16
 _MOST_WARNINGS = 8
 _MOST_SAVED = 4
 _MOST_RECOVERIES = 12
+_MOST_SPEEDS = 8
 _CURVE_ROWS = 7
 _MARGIN = 11
 # The bits of a braille character's dots: four rows of two.
@@ -36,6 +37,7 @@ def report_lines(summary: Summary, state: str, width: int) -> list[str]:
         "plan": _plan(summary),
         "bubbles": _bubbles(summary),
         "time": _time(summary),
+        "speeds": _speeds(summary),
         "recoveries": _recoveries(summary),
         "workers": _workers(summary),
         "memory": _memory(summary),
@@ -103,6 +105,12 @@ def _time(summary: Summary) -> list[str]:
     parts |= {cause or "a pause": time for cause, time in {**metrics.pauses_us, **metrics.downs_us}.items()}
     shares = ", ".join(f"{name} {time / metrics.total_us:.1%}" for name, time in parts.items() if time)
     return [f"{format_duration(metrics.total_us)} in all: {shares}"]
+
+
+def _speeds(summary: Summary) -> list[str]:
+    """Who was slower or faster than its peers, from which step on."""
+    known = summary.run.speeds
+    return [*map(describe_speed, known[:_MOST_SPEEDS]), *_more(len(known) - _MOST_SPEEDS)]
 
 
 def _recoveries(summary: Summary) -> list[str]:

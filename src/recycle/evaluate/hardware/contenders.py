@@ -22,8 +22,8 @@ from recycle.runtime.worker.worker_spec import WorkerSpec, copied_stage
 class ContenderTurn:
     """The request to train for some iterations: by a plan, or without one by torch's schedule of that name.
 
-    The first pipeline of the plan is run by the first of `pipelines`, and so on. `layers` are those of each stage of torch's
-    schedule; by default they are balanced by FLOPs.
+    The first pipeline of the plan is run by the first of `pipelines`, and so on. `speeds` are those of workers that are slowed.
+    `layers` are those of each stage of torch's schedule; by default they are balanced by FLOPs.
     """
 
     number: int
@@ -31,6 +31,7 @@ class ContenderTurn:
     num_iterations: int
     plan: Plan | None = None
     pipelines: Sequence[int] = ()
+    speeds: tuple[tuple[Worker, float], ...] = ()
     layers: tuple[int, ...] = ()
 
     def place(self, worker: Worker) -> Worker | None:
@@ -70,7 +71,8 @@ class Contender:
         if turn.plan is None:
             self._torch = self._torch or TorchContender(self._setup, self._tensor_specs, self._context)
             return TurnResult(*self._torch.run(turn.number, turn.variant, turn.num_iterations, turn.layers))
-        run = PlanRunner(self._spec(turn.plan), self._context).run(turn.number, turn.plan, turn.num_iterations, place)
+        runner, speed = PlanRunner(self._spec(turn.plan), self._context), dict(turn.speeds).get(place, 1.0)
+        run = runner.run(turn.number, turn.plan, turn.num_iterations, place, speed)
         return TurnResult([spans[-1].end_us for spans in run.spans], run.losses, run)
 
     def _spec(self, plan: Plan) -> WorkerSpec:

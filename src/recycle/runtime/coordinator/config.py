@@ -24,7 +24,8 @@ class CoordinatorConfig:
 
     `folder` is the run folder, if there is one. `deaths` is the file into which injected kills write their time, `injections` say
     when the coordinator kills itself. `about` describes the job to every worker that joins. `stops_early` says that
-    the job was asked to stop before this coordinator replaced another.
+    the job was asked to stop before this coordinator replaced another. If it `follows_speeds`, plans change with those of its
+    workers.
     """
 
     job: str
@@ -45,6 +46,7 @@ class CoordinatorConfig:
     injections: Sequence[Injection] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     stops_early: bool = False
+    follows_speeds: bool = True
     tls: TlsFiles | None = None
 
 

@@ -37,6 +37,7 @@ def worker_spec(
         num_steps=job.steps,
         # Without the plan source: a worker must not load a planner.
         options=replace(job.options, failures=FailureOptions(compare_every=job.options.failures.compare_every)),
+        layers=job.layers,
         checkpoint_folder=None if folder is None else folder / CHECKPOINTS,
         file_transfer=file_transfer,
         deaths=deaths,
@@ -73,4 +74,5 @@ def coordinator_config(
         deaths=deaths,
         injections=options.failures.script.for_coordinator(),
         about=about or {},
+        follows_speeds=options.failures.follow_speeds,
     )

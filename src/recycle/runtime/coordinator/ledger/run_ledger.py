@@ -31,6 +31,8 @@ from recycle.runtime.coordinator.ledger.worker_processes import WorkerProcesses
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerFinished, WorkerReport, WorkerWarned
 
+_RECENT = 4
+
 
 class RunLedger:
     """Takes worker reports, and publishes events. An iteration is written once, when all its workers have reported it.
@@ -174,6 +176,11 @@ class RunLedger:
         for event in events:
             if isinstance(event, Stepped):
                 self._unwritten.pop(event, None)
+
+    @property
+    def recent_us(self) -> int:
+        """The median time of the last iterations."""
+        return usual_us(self._times_us[-_RECENT:])
 
     @property
     def num_steps(self) -> int:
