@@ -141,7 +141,7 @@ def uneven_section(name: str, is_quick: bool) -> Section:
     races = (
         [Race(12, 6, num_rounds=1, num_iterations=3, is_quick=True)]
         if is_quick
-        else [Race(layers, 12, num_rounds=6, num_iterations=4, is_quick=False) for layers in (12, 16)]
+        else [Race(layers, 24, num_rounds=4, num_iterations=4, is_quick=False) for layers in (12, 16)]
     )
     cases = tuple(
         Case(f"{race.layers} layers, {TORCH.get(contest, contest)}", partial(row, contest, race))
