@@ -69,7 +69,7 @@ ORDER = {
         "profiles model problem_from_text",
         "exact heuristic failure_normalization",
         "solve",
-        "build_library live_planner kept_throughput",
+        "build_library live_planner kept_throughput shared_layers_choice",
     ],
     "sim": ["job policy iteration_times failure_traces one_f_one_b replay", "systems", "campaign", "reproduce"],
     "control": ["planning drift", "decide", "store", "net"],
