@@ -17,6 +17,7 @@ from recycle.runtime.checkpoint.files import (
     StageFile,
     find_checkpoints,
     read_checkpoint,
+    refuse_other_size,
     stage_file,
     stage_metadata,
 )
@@ -91,6 +92,7 @@ def load_stage(
     """
 
     def read(number: int) -> Loaded:
+        refuse_other_size(checkpoint.folder, checkpoint.files[number])
         _refuse_other_bytes(checkpoint.folder, checkpoint.files[number], pulse)
         return load_tensors(checkpoint.folder / stage_file(number))
 
