@@ -11,17 +11,18 @@ from torch import Tensor, nn
 
 from recycle.core.cluster import Shape
 from recycle.core.errors import ForeignPlan, Uncuttable, UserError
+from recycle.core.layer_shares import LayerShare
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
-from recycle.core.profile import StageProfile
+from recycle.core.profile import Profile, StageProfile
 from recycle.runtime.checkpoint.compatibility import BY_PIPELINE, LAYERS, MICROBATCHES, PIPELINES, STAGES
 from recycle.runtime.checkpoint.layer_names import LayerNames, find_layer_names
 from recycle.runtime.compute.elastic_stage import elastic_stages, layers_of
 from recycle.runtime.compute.microbatches import Dataset, MicroBatches, MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss, cast, refuse_unusable
-from recycle.runtime.compute.stage_bytes import measure_bytes
+from recycle.runtime.compute.stage_bytes import measure_bytes, measure_layer_activations
 from recycle.runtime.compute.tied_parameters import Tie, find_ties
 from recycle.runtime.options import TrainOptions, refuse_count
 from recycle.runtime.transport.specs import TensorSpec
@@ -145,10 +146,23 @@ class Job:
     def ties(self) -> list[Tie]:
         return find_ties(self.held_stages)
 
-    def profiles(self) -> list[StageProfile]:
-        """The bytes that a micro-batch holds at each stage, measured on one micro-batch; times are not measured."""
-        costs = measure_bytes(self.stages, self.microbatches, self.loss, self.options.autocast, self.options.device)
-        return [StageProfile(1, 1, 1, 2, activation_bytes=activation, weight_held_bytes=held) for activation, held, _ in costs]
+    def memory_profile(self) -> Profile:
+        """The bytes that a micro-batch holds at each stage, measured on one micro-batch, and if layers are shared, at each layer.
+
+        Times are not measured.
+        """
+        how = (self.microbatches, self.loss, self.options.autocast, self.options.device)
+        stages = tuple(
+            StageProfile(1, 1, 1, 2, activation_bytes=activation, weight_held_bytes=held)
+            for activation, held, _ in measure_bytes(self.stages, *how)
+        )
+        if not self.shared_layers:
+            return Profile(stages)
+        of_stages = [list(layers_of(stage)) for stage in self.stages]
+        sizes = iter(measure_layer_activations([layer for own in of_stages for layer in own], *how))
+        # Every layer has some share, so that a stage whose layers keep nothing is no exception.
+        layers = tuple(tuple(LayerShare(activation=max(1, next(sizes))) for _ in own) for own in of_stages)
+        return Profile(stages, layers=layers)
 
     def tensor_specs(self) -> dict[int, TensorSpec]:
         """The output of each stage but the last, found with one micro-batch; the modules are left as they were."""

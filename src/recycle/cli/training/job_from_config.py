@@ -83,18 +83,12 @@ class TrainingJobFactory:
 
     def measure_profile(self) -> "Profile":
         """Measure a profile of the stages on this machine, in this process."""
-        import torch
-
+        from recycle.profiling.machine import one_thread
         from recycle.profiling.rehearsal import rehearsal_plan
         from recycle.profiling.stage_times import measure_stages
 
-        job = self.job(rehearsal_plan(self.config.cluster.shape, is_split=True))
-        num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # as in a worker
-        try:
-            return measure_stages(job)
-        finally:
-            torch.set_num_threads(num_threads)
+        with one_thread():
+            return measure_stages(self.job(rehearsal_plan(self.config.cluster.shape, is_split=True)))
 
     def job(
         self,
@@ -118,6 +112,9 @@ class TrainingJobFactory:
         return replace(self._base, plan=plan, out=out, options=options)
 
 
+_FAILURES = "compare_every", "restarts", "follow_speeds"
+
+
 def _load(config: TrainConfig) -> LoadedJob:
     """The job of a job file, with the changes of the keys that were given."""
     path = Path(config.job.file)
@@ -130,7 +127,7 @@ def _load(config: TrainConfig) -> LoadedJob:
         job.options,
         **_options_of(given),
         checkpoint=replace(job.options.checkpoint, **checkpoint),
-        failures=replace(job.options.failures, **_renamed(given, "cluster", lease="lease_s", compare_every="", restarts="")),
+        failures=replace(job.options.failures, **_renamed(given, "cluster", lease="lease_s", **dict.fromkeys(_FAILURES, ""))),
     )
     changes = _renamed(given, "training", steps="") | _renamed(given, "data", samples="")
     shape = job.shape if given.keys().isdisjoint(SHAPE_KEYS) else _with_values_of(job, config).cluster.shape

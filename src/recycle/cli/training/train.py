@@ -206,6 +206,6 @@ def refuse_unsaved(facts: dict[str, Any], resume: str) -> None:
 
 
 def _recovery(facts: dict[str, Any]) -> str:
-    what = "joined" if facts["joins"] else "lost"
+    what = f"{'joined' if facts['joins'] else 'lost'} {facts['worker']}" if facts["worker"] else "another plan"
     parts = [f"{part} {format_us(facts[f'{part}_us'])}" for part in PARTS if facts[f"{part}_us"]]
-    return f"step {facts['step']}: {what} {facts['worker']} ({facts['cause']}); {', '.join(parts)}"
+    return f"step {facts['step']}: {what} ({facts['cause']}); {', '.join(parts)}"

@@ -98,6 +98,11 @@ def is_of_guest(name: str) -> bool:
     return name.startswith(_GUESTS)
 
 
+def guest_number(name: str) -> int:
+    """The number of the layer that a parameter of a guest, by its name, belongs to."""
+    return int(name.removeprefix(_GUESTS).partition(".")[0])
+
+
 def own_module(module: nn.Module) -> nn.Module:
     """The module of the stage without its guests: what the user gave, what checkpoints have and what digests are made of."""
     return module.own if isinstance(module, ElasticStage) else module

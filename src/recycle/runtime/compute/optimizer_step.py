@@ -75,9 +75,24 @@ class Stepper:
         # The tensor that each tensor is copied to before a step: reused, because fresh memory is slower to fill.
         self._copies: dict[Tensor, Tensor] = {}
 
-    def step(self, iteration: int, gradients: Sequence[Tensor | None], scale: float | None) -> None:
-        """Apply gradients times `scale`; a scale of None changes nothing, but counts as a step that can be taken back."""
-        self._before = self._copied()
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of parameters and optimizer state, and of their copies: everything is there twice after the second step."""
+        states = (value for own in self.optimizer.state.values() for value in own.values() if isinstance(value, Tensor))
+        return sum(tensor.nbytes for tensor in (*self._parameters, *states, *self._copies.values()))
+
+    @property
+    def can_step_in_parts(self) -> bool:
+        """Whether the optimizer steps every parameter on its own, as all of torch's do; others may count their steps."""
+        return type(self.optimizer).__module__.startswith("torch.optim.")
+
+    def step(self, iteration: int, gradients: Sequence[Tensor | None], scale: float | None, goes_on: bool = False) -> None:
+        """Apply gradients times `scale`; a scale of None changes nothing, but counts as a step that can be taken back.
+
+        A step that `goes_on` is the rest of the one before, with the gradients of other parameters.
+        """
+        if not goes_on:
+            self._before = self._copied()
         if scale is None:
             return
         factor = self._schedule(iteration)

@@ -12,7 +12,7 @@ from recycle.core.plans.row_programs import RowProgram
 from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.optimizer_step import Stepper
 from recycle.runtime.compute.stage import Stage
-from recycle.runtime.execute.executor import Executor, OnProgress
+from recycle.runtime.execute.executor import Executor, OnProgress, SpeedIn
 from recycle.runtime.execute.row_program import Instruction, compile_row
 from recycle.runtime.execute.stage_state import StageState
 from recycle.runtime.execute.trainer import Trainer
@@ -87,6 +87,7 @@ def make_trainer(
     transport: Transport,
     on_progress: OnProgress = lambda iteration, label: None,
     activity: Activity | None = None,
+    speed_in: SpeedIn = lambda iteration: 1.0,
 ) -> Trainer:
     """The trainer of a worker in one epoch, on the state of its stage."""
     num_stages, seed = spec.shape.num_stages, spec.options.seed
@@ -100,5 +101,6 @@ def make_trainer(
         seed,
         on_progress,
         activity,
+        speed_in,
     )
     return Trainer(executor, transport, state, view, spec.shape, spec.ties, program.warm_up, program.is_staggered)

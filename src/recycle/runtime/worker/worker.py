@@ -244,9 +244,10 @@ class _WorkerProcess:
             return transport
 
         transport = self._control.connect(view, self._spec.ties, make_transport)
+        stage.set_program(program.instructions)
         self._injector.instructions, self._injector.parameters = program.instructions, list(stage.state.stage.parameters())
         activity, on_progress = self._control.activity, self._injector.on_progress
-        trainer = make_trainer(self._spec, program, view, stage.state, transport, on_progress, activity)
+        trainer = make_trainer(self._spec, program, view, stage.state, transport, on_progress, activity, self._injector.speed_in)
         regrouped_us = now_us()
         if str(view.worker) in {*start.sources, *start.sources.values()}:
             self._injector.on_transfer(start.iteration)
@@ -281,7 +282,8 @@ class _WorkerProcess:
             _peak_bytes(self._spec.options.device),
         )
         self._control.activity.end()
-        self._control.report_finished(WorkerFinished(stage.place, sha256, peak_bytes, trainer.activation_bytes, start.epoch))
+        sizes = peak_bytes, trainer.activation_bytes, start.epoch, trainer.state.held_bytes
+        self._control.report_finished(WorkerFinished(stage.place, sha256, *sizes))
 
 
 def _peak_bytes(device: str) -> int:
