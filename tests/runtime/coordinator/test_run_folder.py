@@ -346,6 +346,11 @@ def test_a_stages_file_that_is_sent_to_a_worker_must_have_the_digest_of_the_mani
         refuse(name, hashlib.sha256((run.checkpoint_folder / name).read_bytes()).hexdigest())
         with pytest.raises(FileProblem, match="does not have the bytes that were written"):
             refuse(name, hashlib.sha256(b"something else").hexdigest())
+        refuse("step-00000001/manifest.json", "a digest of which the manifest has none")
+        manifest = run.checkpoint_folder / "step-00000001" / "manifest.json"
+        manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 1'))
+        with pytest.raises(FileProblem, match="does not have the text that was written"):
+            refuse("step-00000001/manifest.json", "a digest of which the manifest has none")
 
 
 # What a coordinator that takes over keeps.
