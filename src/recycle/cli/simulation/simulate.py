@@ -48,6 +48,8 @@ def add_simulate_parser(subparsers: arguments.Subparsers) -> None:
     job.add_argument("--gpu", required=True, help="a GPU by name or by its numbers")
     arguments.add_shape_options(job)
     job.add_argument("--tensor-parallel", type=int, default=1, metavar="T", help="GPUs of a worker (default: 1)")
+    shared = "layers that neighbouring stages of ReCycle share, for elastic cuts (default: auto, the best of 0 to 2)"
+    job.add_argument("--shared-layers", default="auto", metavar="K", help=shared)
     parser.add_argument("--systems", default="all", metavar="LIST", help="which systems, separated by commas (default: all)")
     changes = parser.add_argument_group("failures")
     changes.add_argument("--interval", metavar="TIME", help="one worker at random fails every so often: 30m, 2h")
@@ -98,7 +100,7 @@ def make_context(args: argparse.Namespace) -> SystemContext:
     constants = Constants.for_model(job.model.num_parameters)
     if args.constants:
         constants = constants.with_file(args.constants)
-    context = SystemContext(job, constants.with_values(args.set), cache_folder(args))
+    context = SystemContext(job, constants.with_values(args.set), cache_folder(args), shared_layers=_shared_layers(args, job))
     wanted = args.fault_free
     if wanted is None:
         return context
@@ -110,6 +112,16 @@ def make_context(args: argparse.Namespace) -> SystemContext:
     if estimated / wanted > 1e6 or abs(fault_free_throughput(scaled) / wanted - 1) > 0.01:
         raise UserError(f"--fault-free is {wanted:g}, but the estimate is {estimated:.4g} samples a second: that cannot be meant")
     return scaled
+
+
+def _shared_layers(args: argparse.Namespace, job: SimulatedJob) -> int | None:
+    text = args.shared_layers.strip()
+    if text == "auto":
+        return None
+    if not text.isdecimal() or len(text) > 9:
+        raise UserError(f"--shared-layers is {text!r}, but it is a whole number of layers from 0 on, or auto")
+    job.problem(shared_layers=int(text))  # refuses more layers than a stage has, or than fit in the memory
+    return int(text)
 
 
 def fault_free_throughput(context: SystemContext) -> float:
