@@ -11,7 +11,7 @@ shared layers already. Their parameters and optimizer state count in memory, in 
 
 A worker that becomes slower or faster is known after `notice_steps`. Until then every step waits for it. Then a plan for the new
 speeds is taken at the end of an iteration, or workers with slow links are left out as if they were dead, if that shortens the
-step by `LEAST_GAIN` at least. The plan is made while training goes on.
+step by `LEAST_GAIN` at least and wins more than it costs within `SLOW_TIME_US`. The plan is made while training goes on.
 """
 
 from collections.abc import Iterable
@@ -23,11 +23,23 @@ from recycle.core.profile import Profile
 from recycle.planner.failure_normalization import move_time_us
 from recycle.sim.iteration_times import IterationTime, IterationTimes, SlowPeers
 from recycle.sim.job import SimulatedJob
-from recycle.sim.policy import DOWN, ChangeKind, Loss, Members, MembershipChange, PolicyDecision, Speeds, SteadyState, pauses
+from recycle.sim.policy import (
+    DOWN,
+    ChangeKind,
+    Loss,
+    Members,
+    MembershipChange,
+    Pause,
+    PolicyDecision,
+    Speeds,
+    SteadyState,
+    pauses,
+)
 from recycle.sim.systems.constants import RecycleConstants
-from recycle.sim.systems.slow_steps import stretched
+from recycle.sim.systems.slow_steps import link_delay_us, stretched
 
 LEAST_GAIN = 0.01
+SLOW_TIME_US = 600_000_000  # ten minutes, as slow workers were found to last (FALCON, GREYHOUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +124,9 @@ class Recycle:
         as_is = stretched(self.job, holders.steady_state, _taking_part(members, holders), dict(holders.speeds))
         slow_links = frozenset(worker for worker, _ in members.slow_links)
         best: tuple[int, PolicyDecision, SteadyState] | None = None
-        for left_out in {frozenset[Worker](), slow_links}:
+        # Without them, the others have their work: only a link that costs more than that is worth it.
+        costs_more = link_delay_us(self.job, members) * len(holders.stage_of) > len(slow_links) * as_is.step_us
+        for left_out in {frozenset[Worker](), slow_links if costs_more else frozenset[Worker]()}:
             # A worker that comes back has old weights.
             back = [worker for worker in holders.left_out if worker not in left_out and worker in holders.stage_of]
             costs = self._switch if left_out != holders.left_out else (("plan", self.costs.plan_us),)
@@ -124,10 +138,17 @@ class Recycle:
             steady = stretched(self.job, decision.steady_state, _taking_part(members, planned), dict(members.slow))
             if best is None or steady.step_us < best[0]:
                 best = steady.step_us, decision, steady
-        if best is None or (best[0] > as_is.step_us * (1 - LEAST_GAIN) and not as_is.is_down):
+        if best is None or not self._pays(as_is, best[1].pauses, best[0]):
             reason = "no plan for these speeds is faster"
             return PolicyDecision(as_is, reason=reason, state=holders, keeps_unfinished=True)
         return replace(best[1], steady_state=best[2])
+
+    def _pays(self, as_is: SteadyState, wait: tuple[Pause, ...], step_us: int) -> bool:
+        """Whether a shorter step wins more than its pauses cost, if speeds stay as they are for `SLOW_TIME_US`."""
+        if as_is.is_down:
+            return True
+        gain = 1 - step_us / as_is.step_us
+        return gain >= LEAST_GAIN and gain * SLOW_TIME_US > sum(pause.time_us for pause in wait)
 
     def _stage_for(self, worker: Worker, holders: _Holders) -> int:
         if not self.costs.moves:

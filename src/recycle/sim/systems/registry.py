@@ -88,7 +88,7 @@ SYSTEMS: dict[str, Callable[[SystemContext], System]] = {
         lambda context: Recycle(context.job, context.timings, context.constants.recycle, name="recycle-rerouting")
     ),
     "elaswave": waiting(lambda context: ElasWave(context.job, context.constants.elaswave)),
-    "resihp": lambda context: ResiHP(context.job, context.constants.resihp, context.folder),
+    "resihp": lambda context: ResiHP(context.job, context.constants.resihp),
     "odyssey": waiting(_odyssey),
     "odyssey-rerouting": waiting(lambda context: OdysseyRerouting(context.job, context.constants.odyssey)),
     "oobleck": waiting(

@@ -5,8 +5,8 @@ are repartitioned over the stages by their speed; micro-batches migrate to peers
 25 % longer than predicted from its sequence lengths.
 
 Assumptions, in favour of ResiHP:
-- Its schedules are those of our planner for the new layers, with split backward and staggered step: what it loses is what whole
-  layers and whole micro-batches cost, and not its schedule.
+- A step takes the lower bound that our planner proves for the new layers, with split backward and staggered step: no schedule at
+  all is faster. So ResiHP loses what whole layers and whole micro-batches cost, and nothing by its schedule.
 - The split is the best of all whole layers that fit in memory. No stage is ever lost: its layers go to other stages.
 - Nodes of a trace are whole workers, so that nothing is left of a tensor-parallel group. With `gpu_failures` a node that leaves
   has lost one GPU, and its worker goes on at half of its speed.
@@ -16,11 +16,12 @@ Assumptions, in favour of ResiHP:
 """
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from recycle.core.cluster import Shape, Worker
-from recycle.sim.iteration_times import IterationTime, IterationTimes, SlowPeers
+from recycle.core.cluster import Cluster, Shape, Worker
+from recycle.planner.model.load_split import layer_work
+from recycle.planner.model.lower_bound import lower_bound
+from recycle.sim.iteration_times import IterationTime
 from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import DOWN, ChangeKind, Loss, Members, MembershipChange, PolicyDecision, Speeds, SteadyState, pauses
 from recycle.sim.systems.constants import ResiHPConstants
@@ -43,7 +44,6 @@ class ResiHP:
 
     job: SimulatedJob
     costs: ResiHPConstants
-    folder: Path | None = None
     name: str = "resihp"
 
     def begin(self, members: Members) -> PolicyDecision:
@@ -126,15 +126,18 @@ class ResiHP:
         return best_split(self.job, room, self.job.base_layers)
 
     def timing(self, split: Split, speeds: tuple[tuple[float, ...], ...]) -> IterationTime:
-        """The planned iteration with these layers and workers; stages without a worker are left out."""
+        """The least iteration with these layers and workers; stages without a worker are left out."""
         layers = tuple(num for num in split if num)
         stages = [each for each, num in zip(speeds, split, strict=True) if num]
         shape = Shape(self.job.shape.num_pipelines, len(layers), self.job.shape.num_microbatches)
         job = replace(self.job, shape=shape)
-        timings = IterationTimes(job.problem_of(job.profile_of(layers)), self.folder)
-        dead = tuple(shape.num_pipelines - len(each) for each in stages)
-        slow: SlowPeers = tuple(tuple(speed for speed in each if speed < 1) for each in stages)
-        return timings.for_distribution(dead, slow)
+        dead = frozenset(
+            Worker(pipeline, stage) for stage, own in enumerate(stages) for pipeline in range(len(own), shape.num_pipelines)
+        )
+        slow = tuple((Worker(pipeline, stage), one) for stage, own in enumerate(stages) for pipeline, one in enumerate(own))
+        problem = replace(job.problem_of(job.profile_of(layers)), cluster=Cluster(shape, dead), speeds=slow)
+        period_us, work_us = lower_bound(problem), shape.num_chains * layer_work(problem, len(layers))[-1]
+        return IterationTime(period_us, period_us, work_us, problem.cluster.num_failed)
 
 
 def _all_speeds(members: Members, known: Speeds) -> Speeds:
