@@ -70,12 +70,13 @@ class WaitsForSlowest:
         return self.system.name
 
     def begin(self, members: Members) -> PolicyDecision:
-        return self._stretch(self.system.begin(members), members)
+        return self._stretch(self.system.begin(_as_usual(members)), members)
 
     def change(self, event: MembershipChange, state: Any) -> PolicyDecision:
         assert isinstance(state, _Kept)
         if event.kind is ChangeKind.MEMBERS:
-            return self._stretch(self.system.change(event, state.state), event.members)
+            unaware = replace(event, members=_as_usual(event.members))
+            return self._stretch(self.system.change(unaware, state.state), event.members)
         kept = PolicyDecision(
             state.steady_state, reason="every step waits for the slowest", state=state.state, keeps_unfinished=True
         )
@@ -84,6 +85,11 @@ class WaitsForSlowest:
     def _stretch(self, decision: PolicyDecision, members: Members) -> PolicyDecision:
         kept = _Kept(decision.state, decision.steady_state)
         return replace(decision, steady_state=stretched(self.job, decision.steady_state, members), state=kept)
+
+
+def _as_usual(members: Members) -> Members:
+    """The members as a system sees them that does not look at speeds."""
+    return replace(members, slow=(), slow_links=())
 
 
 def waiting(make: Callable[[Any], System]) -> Callable[[Any], System]:
