@@ -8,7 +8,7 @@ from recycle.core.errors import UserError
 from recycle.core.profile import Profile
 from recycle.evaluate.hardware.evaluation_folder import PROFILE, Say, begin_evaluation, hardware, measure_part
 from recycle.evaluate.hardware.measurement_size import MeasurementSize
-from recycle.evaluate.hardware.setup import Setup
+from recycle.evaluate.hardware.setup import ELASTIC, Setup
 from recycle.evaluate.hardware.variants import variants
 from recycle.evaluate.results.cluster_page import PICTURE, RESULTS, write_results
 from recycle.evaluate.variant_plans import make_plans
@@ -21,6 +21,8 @@ def run_cluster_benchmark(folder: Path, setup: Setup, parts: Collection[str], si
     if "profile" not in parts and {"plan", "report"} & set(parts) and not (folder / PROFILE).exists():
         raise UserError(f"there is no profile in {folder} to plan from or to report on: run the part profile first")
     begin_evaluation(folder, setup)
+    if setup.study == ELASTIC:  # it compares steady throughput
+        parts = [part for part in parts if part != "deaths"]
     measured = {"profile", "race", "deaths"} & set(parts)
     with hardware(setup) if measured else nullcontext():
         if "race" in parts and not setup.is_gpu and (note := oversubscription_note(setup.num_workers, num_cores())):

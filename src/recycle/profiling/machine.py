@@ -1,8 +1,9 @@
-"""The machine that a profile is measured on: its name and its number of cores."""
+"""The machine that a profile is measured on: its name, its number of cores, and one thread to measure with."""
 
 import contextlib
 import os
 import platform
+from collections.abc import Iterator
 
 import torch
 
@@ -17,6 +18,17 @@ def machine_name(device: str) -> str:
 def num_cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread, as in a worker."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _processor() -> str:

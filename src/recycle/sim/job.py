@@ -9,7 +9,7 @@ from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Profile
 from recycle.planner.profiles.catalog import GpuSpec, ModelSpec, parse_gpu, parse_model
 from recycle.planner.profiles.estimate import LayerCost, estimate, layer_costs
-from recycle.sim.model_layers import base_layers, spread_layers, with_model_layers
+from recycle.sim.model_layers import spread_layers
 
 COPIED_BYTES_PER_PARAMETER = 14  # bf16 weight, fp32 master weight and Adam's two moments; gradients are not copied
 BYTES_PER_PARAMETER = 18  # bf16 weight, fp32 gradient, fp32 master weight and Adam's two moments
@@ -47,7 +47,7 @@ class SimulatedJob:
     @property
     def base_layers(self) -> tuple[int, ...]:
         """The number of transformer layers of each stage."""
-        return base_layers(self.model, self.gpu, self.shape.num_stages, self.tensor_parallel)
+        return tuple(map(len, self.profile().layers))
 
     @property
     def layer_state_bytes(self) -> int:
@@ -62,8 +62,7 @@ class SimulatedJob:
         if not shared_layers:
             return self.problem_of(self.profile(), techniques)
         layers = spread_layers(self.model, self.gpu, self.shape.num_stages, self.tensor_parallel)
-        profile = with_model_layers(self.profile_of(layers), layers, self.model, self.gpu, self.tensor_parallel)
-        return self.problem_of(profile, techniques, shared_layers)
+        return self.problem_of(self.profile_of(layers), techniques, shared_layers)
 
     def problem_of(self, profile: Profile, techniques: Techniques | None = None, shared_layers: int = 0) -> Problem:
         """The same with another profile of the model."""

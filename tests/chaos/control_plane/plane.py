@@ -55,7 +55,7 @@ class CoordinatorProcess:
             source=self,  # type: ignore[arg-type]
             num_steps=NUM_STEPS,
             num_samples=4,
-            profiles=initial.plan.problem.profile.stages,
+            memory_profile=initial.plan.problem.profile,
             fingerprint={},
             begin_us=1_000_000,
             journal=folder / "journal.jsonl",
@@ -239,6 +239,11 @@ class ControlPlane(Workers):
     def wake(self) -> None:
         if (worker := self._pick(lambda worker: worker.is_hung)) is not None:
             worker.is_hung = False
+
+    def slow(self) -> None:
+        """A worker becomes slower or faster: the coordinator may change the plan, or leave the worker out."""
+        if (worker := self._pick()) is not None:
+            worker.speed = self.random.choice([0.2, 0.6, 1.0])
 
     def disconnect(self) -> None:
         """A connection breaks, and loses what is on its way."""

@@ -319,7 +319,7 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path):
         def save(report):
             ledger.checkpoints.decide(run.checkpoints.add_report(report))
 
-        ledger = RunLedger(plan, 2, (), lambda events: run.write(*events), save, begin_us=0)
+        ledger = RunLedger(plan, 2, plan.problem.profile, lambda events: run.write(*events), save, begin_us=0)
         ledger.start_epoch(plan, 0, {1: Worker(0, 0), 2: Worker(1, 0)}, {1, 2})
 
         def applied(worker, chain):
@@ -442,7 +442,7 @@ def test_a_run_goes_on_from_a_checkpoint_whose_last_steps_had_no_room_in_the_rec
     with begin(tmp_path, resume=True) as again:
         assert [again.losses[0], len(again.losses)] == [5.0, 3]
         assert all(map(math.isnan, again.losses[1:]))
-    ledger = RunLedger(PLAN, 12, (), lambda events: None, None, begin_us=0)
+    ledger = RunLedger(PLAN, 12, PLAN.problem.profile, lambda events: None, None, begin_us=0)
     ledger.restore(read_record(tmp_path / "record.jsonl"))  # as another coordinator does
     assert ledger.num_steps == 3
     ledger.restore([*read_record(tmp_path / "record.jsonl"), *iteration(3, 40, 50)])

@@ -62,7 +62,10 @@ class Steps:
             finish_checkpoints=self.see("finish"),
         )
         executor = SimpleNamespace(stage=held, reset=lambda: None, clock=SimpleNamespace(collect=lambda: None))
-        trainer = SimpleNamespace(executor=executor, train=self.see("train", is_trained), activation_bytes=0, spans=[])
+        state = SimpleNamespace(held_bytes=0)
+        trainer = SimpleNamespace(
+            executor=executor, state=state, train=self.see("train", is_trained), activation_bytes=0, spans=[]
+        )
         transport = SimpleNamespace(host=None, abort=lambda: None, close=lambda: None)
         for name, fake in {
             "set_title": lambda title: None,

@@ -16,10 +16,11 @@ from recycle.cli.live.live_view import LiveView
 from recycle.cli.live.run_state import format_loss, format_rate
 from recycle.cli.profile_text import mismatch_note
 from recycle.cli.training.failure_flags import add_failure_arguments, read_failures
-from recycle.cli.training.job_from_config import CONFIG, TrainingJobFactory, is_free
+from recycle.cli.training.job_from_config import TrainingJobFactory
 from recycle.cli.training.plan_choice import choose_plan, choose_source, describe_moves
-from recycle.cli.training.train_config import TrainConfig, add_config_arguments, changes, load_config, read_config
-from recycle.core.errors import FileProblem, ForeignRun, NotSaved, UserError
+from recycle.cli.training.resumed_config import resumed_config
+from recycle.cli.training.train_config import TrainConfig, add_config_arguments, read_config
+from recycle.core.errors import NotSaved, UserError
 from recycle.core.events.record import PARTS, Event
 from recycle.core.events.record_file import CHECKPOINTS, SUMMARY
 from recycle.core.files import refuse_unwritable
@@ -43,6 +44,8 @@ examples:
     recycle train --pipelines 3 --stages 4 --microbatches 6 --steps 20 --exact --dead W1_2 --json
   go on to step 40, with another worker dead
     recycle train --resume runs/a --steps 40 --dead W0_0
+  go on to step 60 with four workers instead of twelve: the same batches, and with --exact the same weights
+    recycle train --resume runs/a --steps 60 --pipelines 2 --stages 2
   one worker is killed in step 5, another hangs in step 8, and the first comes back: the same weights again
     recycle train --steps 20 --exact --kill W1_2@5 --hang W0_1@8 --rejoin W1_2@12 --json
   your own model, data and optimizer, with some changes
@@ -121,18 +124,7 @@ def config_and_folder(args: argparse.Namespace) -> tuple[TrainConfig, Path | Non
         return read_config(args), args.out
     if args.config is not None or args.out is not None:
         raise UserError("--resume goes on with what is in its folder: leave FILE and --out out")
-    path = args.resume / CONFIG
-    if not path.is_file():
-        wanted = "give a folder that 'recycle train --out' wrote"
-        raise FileProblem(f"{args.resume} is no run that can be resumed: it has no {CONFIG}; {wanted}")
-    args.config = path
-    config = read_config(args)
-    for name, (before, now) in changes(load_config(path), config).items():
-        if not is_free(name):
-            raise ForeignRun(
-                f"the run in {args.resume} has {name} = {before}, not {now}: what it computes cannot change when it goes on"
-            )
-    return config, args.resume
+    return resumed_config(args), args.resume
 
 
 @contextmanager
@@ -214,6 +206,6 @@ def refuse_unsaved(facts: dict[str, Any], resume: str) -> None:
 
 
 def _recovery(facts: dict[str, Any]) -> str:
-    what = "joined" if facts["joins"] else "lost"
+    what = f"{'joined' if facts['joins'] else 'lost'} {facts['worker']}" if facts["worker"] else "another plan"
     parts = [f"{part} {format_us(facts[f'{part}_us'])}" for part in PARTS if facts[f"{part}_us"]]
-    return f"step {facts['step']}: {what} {facts['worker']} ({facts['cause']}); {', '.join(parts)}"
+    return f"step {facts['step']}: {what} ({facts['cause']}); {', '.join(parts)}"

@@ -109,6 +109,9 @@ class ClusterSection(_Section):
     lease: float = _key(DEFAULT_LEASE_S, _LEASE, "seconds of silence after which a worker counts as dead")
     compare_every: int = _key(10, _COUNT_OR_NONE, "steps between two comparisons of peers; 0 is only before checkpoints")
     restarts: int = _key(3, _COUNT_OR_NONE, "how often an hour a worker that died is started again; 0 is never")
+    follow_speeds: bool = _key(
+        True, _SWITCH, "change the plan when a worker becomes slow, and leave it out if it is far too slow"
+    )
 
     @property
     def shape(self) -> Shape:

@@ -21,7 +21,7 @@ from recycle.runtime.worker.worker_spec import WorkerSpec, copied_stage
 class ContenderTurn:
     """The request to train for some iterations: by a plan, or without one by torch's schedule of that name.
 
-    The first pipeline of the plan is run by the first of `pipelines`, and so on.
+    The first pipeline of the plan is run by the first of `pipelines`, and so on. `speeds` are those of workers that are slowed.
     """
 
     number: int
@@ -29,6 +29,7 @@ class ContenderTurn:
     num_iterations: int
     plan: Plan | None = None
     pipelines: Sequence[int] = ()
+    speeds: tuple[tuple[Worker, float], ...] = ()
 
     def place(self, worker: Worker) -> Worker | None:
         """The place of a worker of the pool in the plan, if it takes part."""
@@ -53,7 +54,7 @@ class Contender:
     def __init__(self, setup: Setup, tensor_specs: dict[int, TensorSpec], context: MemberContext) -> None:
         self._setup, self._tensor_specs, self._context = setup, tensor_specs, context
         self._make_stage = partial(copied_stage, setup.modules())
-        self._specs: dict[tuple[Shape, int], WorkerSpec] = {}
+        self._specs: dict[tuple[Shape, int, tuple[int, ...]], WorkerSpec] = {}
         self._torch: TorchContender | None = None
         prefix = dist.PrefixStore("race", context.store)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=prefix, rank=context.rank, world_size=len(context.workers))
@@ -67,12 +68,14 @@ class Contender:
         if turn.plan is None:
             self._torch = self._torch or TorchContender(self._setup, self._tensor_specs, self._context)
             return TurnResult(*self._torch.run(turn.number, turn.variant, turn.num_iterations))
-        run = PlanRunner(self._spec(turn.plan), self._context).run(turn.number, turn.plan, turn.num_iterations, place)
+        runner, speed = PlanRunner(self._spec(turn.plan), self._context), dict(turn.speeds).get(place, 1.0)
+        run = runner.run(turn.number, turn.plan, turn.num_iterations, place, speed)
         return TurnResult([spans[-1].end_us for spans in run.spans], run.losses, run)
 
     def _spec(self, plan: Plan) -> WorkerSpec:
-        key = plan.problem.shape, plan.problem.shared_layers
+        layers = tuple(map(len, plan.problem.profile.layers))
+        key = plan.problem.shape, plan.problem.shared_layers, layers
         if key not in self._specs:
-            make_stage = None if plan.problem.shared_layers else self._make_stage
+            make_stage = None if layers else self._make_stage
             self._specs[key] = worker_spec(self._setup.job(plan), make_stage, self._tensor_specs)
         return self._specs[key]

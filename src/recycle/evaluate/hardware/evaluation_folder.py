@@ -25,7 +25,7 @@ from recycle.evaluate.hardware.gpu_slices import slices
 from recycle.evaluate.hardware.kills import DEATHS, measure_recoveries
 from recycle.evaluate.hardware.measurement_size import MeasurementSize
 from recycle.evaluate.hardware.race import Trial, run_race
-from recycle.evaluate.hardware.setup import CPU_CORES, Setup
+from recycle.evaluate.hardware.setup import CPU_CORES, TECHNIQUES, Setup
 from recycle.evaluate.hardware.variants import variants
 from recycle.profiling.rehearsal import rehearsal_plan, rehearse
 from recycle.runtime.options import refuse_absent_device
@@ -38,11 +38,20 @@ _USUAL_WORKERS = 12
 Say = Callable[[str], None]
 
 
-def choose_setup(folder: Path, backend: str | None, num_workers: int | None, is_small: bool) -> Setup:
+def choose_setup(
+    folder: Path,
+    backend: str | None,
+    num_workers: int | None,
+    is_small: bool,
+    study: str | None = None,
+    microbatches: int | None = None,
+) -> Setup:
     """Return the setup with these options; without any option, that of the folder if it has one."""
-    if backend is None and num_workers is None and not is_small and (folder / SETUP).exists():
+    is_any = is_small or any(option is not None for option in (backend, num_workers, study, microbatches))
+    if not is_any and (folder / SETUP).exists():
         return read_setup(folder)
-    return Setup.usual(backend or CPU_CORES, _USUAL_WORKERS if num_workers is None else num_workers, is_small)
+    workers = _USUAL_WORKERS if num_workers is None else num_workers
+    return Setup.usual(backend or CPU_CORES, workers, is_small, study or TECHNIQUES, microbatches)
 
 
 def begin_evaluation(folder: Path, setup: Setup) -> None:

@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from recycle.control.drift.plan_change import PlanPeriods
 from recycle.control.planning.plan_prefetch import PlanPrefetch
 from recycle.control.planning.planning_process import PlanningProcess
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import ForeignPlan, PlannerFailed, UserError
-from recycle.core.plans.plan_source import NoWorkerLeft, PlanAssignment, PlanSource
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.plan_source import NoWorkerLeft, PlanAssignment, PlanSource, SpeedAwareSource
+from recycle.core.plans.steady_period import Speeds, with_speeds
 from recycle.runtime.execute.spans import now_us
 
 _MOST_WAIT_US = 5_000_000
@@ -19,7 +22,7 @@ class PlanRequests:
     """Answers requests for plans without making the coordinator wait: a plan may take long. Without a source, it answers none.
 
     `deliver` is called with each requested set of dead workers and its outcome, by the thread that made the plan. All plans must
-    be for as many `shared_layers` as the first one.
+    be for as many `shared_layers` as the first one. `knows_speeds` says whether plans are made for speeds of workers.
     """
 
     def __init__(
@@ -32,21 +35,48 @@ class PlanRequests:
     ) -> None:
         self._prefetch = PlanPrefetch(source, planning) if source is not None else None
         self._shape, self._deliver, self._shared_layers = shape, deliver, shared_layers
-        self._ready_us = 0
+        self._ready_us, self.knows_speeds = 0, isinstance(source, SpeedAwareSource)
 
-    def request(self, failed: frozenset[Worker]) -> None:
+    def request(self, failed: frozenset[Worker], speeds: Speeds | None = None) -> None:
         if self._prefetch is not None:  # without a source, the death has ended the job
-            self._prefetch.request(failed).add_done_callback(lambda future: self._done(failed, future))
+            self._prefetch.request(failed, speeds).add_done_callback(lambda future: self._done(failed, future))
 
-    def expect(self, failed: frozenset[Worker]) -> None:
+    def expect(self, failed: frozenset[Worker], speeds: Speeds | None = None) -> None:
         """Have the plan at hand that is probably requested next, if it was made ahead."""
         if self._prefetch is not None:
-            self._prefetch.expect(failed)
+            self._prefetch.expect(failed, speeds)
 
-    def prefetch(self, failed: frozenset[Worker]) -> None:
+    def prefetch(self, failed: frozenset[Worker], speeds: Speeds | None = None) -> None:
         """Prepare plans for the changes of membership that may follow `failed`."""
         if self._prefetch is not None:
-            self._prefetch.prepare(failed, self._shape)
+            self._prefetch.prepare(failed, self._shape, speeds)
+
+    def compare(
+        self, present: Plan, speeds: Speeds, without: Worker | None, deliver: Callable[[PlanPeriods | None], None]
+    ) -> None:
+        """Plan for these speeds, and once more without a worker if one is named; then compare both with the present plan.
+
+        `deliver` is called with the periods, by the thread that has computed them; with None if there is no such plan.
+        """
+        if self._prefetch is None:
+            return
+        failed, prefetch = present.problem.cluster.failed, self._prefetch
+        sets = [failed] if without is None else [failed, failed | {without}]
+        made = [prefetch.request(each, speeds) for each in sets]
+
+        def compare(done: int) -> None:
+            if done < len(made):
+                made[done].add_done_callback(lambda future: compare(done + 1))
+                return
+            plans = [None if future.cancelled() or future.exception() is not None else future.result().plan for future in made]
+            if (new := plans[0]) is None:
+                deliver(None)
+                return
+            others = [plan for plan in plans[1:] if plan is not None]
+            compared = prefetch.compare([with_speeds(present, speeds), new, *others])
+            compared.add_done_callback(lambda future: deliver(None if future.cancelled() else PlanPeriods(*future.result())))
+
+        compare(0)
 
     def is_ready(self) -> bool:
         """Whether the planner is loaded, so that a first failure is answered soon; true after a few seconds in any case."""
