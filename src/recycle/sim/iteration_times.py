@@ -77,11 +77,11 @@ class IterationTimes:
         """The same for several cases, planned in parallel."""
         return self._get([_stages_key(*case) for case in cases])
 
-    def prepare(self, most: int) -> None:
-        """Make the plans that `normalized` needs for 0 to `most` failures, in parallel."""
-        self._plan_normalized(range(most + 1))
+    def prepare(self, counts: Iterable[int]) -> None:
+        """Make the plans that `normalized` needs for these numbers of failures, in parallel."""
+        self._plan_normalized(list(counts))
 
-    def _plan_normalized(self, counts: Iterable[int]) -> list[IterationTime]:
+    def _plan_normalized(self, counts: Sequence[int]) -> list[IterationTime]:
         while True:
             answers = [self._bisect(count) for count in counts]
             missing = {count for answer in answers if not isinstance(answer, IterationTime) for count in answer}

@@ -114,7 +114,7 @@ def _prepare(cases: Sequence[Case]) -> None:
             fewest = min(count for _, count in live_counts(case.trace))
             num_stages = case.context.job.shape.num_stages
             most_failures = min(num_nodes - min(fewest, num_nodes), num_nodes - num_stages)
-            TIMINGS_OF[case.system](case.context).prepare(most_failures)
+            TIMINGS_OF[case.system](case.context).prepare(range(most_failures + 1))
 
 
 def _simulate_case(case: Case) -> list[Event]:

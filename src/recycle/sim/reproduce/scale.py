@@ -141,8 +141,8 @@ def _steady(model: str, shape: Shape, folder: Path | None) -> tuple[int, dict[st
     context = scale_context(f"{model},microbatch={MICROBATCH}", GPU, shape, folder)
     fault_free = context.job.samples_per_step * 1e6 / context.baseline.period_us
     counts = [-(-round(share * 1000) * shape.num_workers // 1000) for share in SHARES]
-    context.timings.prepare(max(counts))
-    context.cut_timings.prepare(max(counts))
+    context.timings.prepare(counts)
+    context.cut_timings.prepare(counts)
     constants = context.constants
     partly = replace(context, constants=replace(constants, resihp=replace(constants.resihp, gpu_failures=True)))
     systems = {name: SYSTEMS[name](context) for name in STEADY} | {ONE_GPU_LOST: SYSTEMS["resihp"](partly)}
