@@ -59,7 +59,7 @@ def profile_of(variant: Variant, setup: Setup, profile: Profile) -> Profile:
         return profile
     own = [setup.layers // setup.stages] * setup.stages
     if not variant.layers:
-        return profile.with_layers(own)
+        return profile if profile.layers else profile.with_layers(own)
     stages = [
         _scaled(stage, Fraction(num, before)) for stage, num, before in zip(profile.stages, variant.layers, own, strict=True)
     ]

@@ -42,6 +42,7 @@ def add_bench_parser(subparsers: Subparsers) -> None:
         metavar="techniques|elastic",
         help="compare the techniques with each other and with torch (default), or re-routing with cuts and with moved layers",
     )
+    parser.add_argument("--variants", metavar="LIST", help="plan, race and report only some variants, by their names in plans/")
     parser.add_argument("--microbatches", type=int, metavar="N", help="micro-batches of each pipeline (default: 6)")
     about = f"the folder of measurements and results, new or to resume (default: {DEFAULT_OUT})"
     parser.add_argument("--out", type=output_path, metavar="FOLDER", help=about)
@@ -54,6 +55,7 @@ def run_bench(args: argparse.Namespace) -> None:
     try:
         from recycle.evaluate.cluster_benchmark import run_cluster_benchmark
         from recycle.evaluate.hardware.evaluation_folder import choose_setup
+        from recycle.evaluate.hardware.variants import chosen_variants
     except ImportError as problem:
         raise UserError(
             f"measuring needs torch ({problem}): install it with pip install -e '.[train]' in a clone of ReCycle"
@@ -65,7 +67,7 @@ def run_bench(args: argparse.Namespace) -> None:
     setup = choose_setup(folder, args.backend, args.workers, args.small, args.study, args.microbatches)
     if args.out is None:
         _say(f"--out is not given: measurements and results are in {folder}")
-    page = run_cluster_benchmark(folder, setup, parts, size, _say)
+    page = run_cluster_benchmark(folder, setup, parts, size, _say, chosen_variants(setup, args.variants))
     if page is not None:
         print(page)
 

@@ -14,6 +14,7 @@ from recycle.core.errors import UserError
 from recycle.evaluate.hardware.evaluation_folder import begin_evaluation, hardware, measure_part, read_setup
 from recycle.evaluate.hardware.measurement_size import MeasurementSize, add_size_arguments
 from recycle.evaluate.hardware.setup import BACKENDS, STUDIES, TECHNIQUES, Setup
+from recycle.evaluate.hardware.variants import chosen_variants
 
 _NAME = "python -m recycle.evaluate.hardware"
 
@@ -42,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--small", action="store_true", help="a small model, for a new folder")
     parser.add_argument("--study", choices=STUDIES, default=TECHNIQUES, help="of a new folder")
     parser.add_argument("--microbatches", type=int, help="of each pipeline, for a new folder")
+    parser.add_argument("--variants", metavar="LIST", help="race only some variants, by their names in plans/")
     add_size_arguments(parser)
     return parser
 
@@ -53,7 +55,7 @@ def _measure(args: argparse.Namespace) -> None:
         begin_evaluation(args.folder, usual)
     setup = read_setup(args.folder)
     with hardware(setup):
-        measure_part(args.part, args.folder, setup, size, print)
+        measure_part(args.part, args.folder, setup, size, print, chosen_variants(setup, args.variants))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from recycle.core.cluster import Shape, Worker
+from recycle.core.errors import UserError
 from recycle.evaluate.hardware.setup import ELASTIC, Setup
 from recycle.evaluate.hardware.torch_contender import TORCH_1F1B, TORCH_ZBV, TORCH_ZERO_BUBBLE
 
@@ -67,6 +68,23 @@ class Variant:
 def variants(setup: Setup) -> list[Variant]:
     """Return all variants of the study."""
     return elastic_variants(setup) if setup.study == ELASTIC else technique_variants(setup)
+
+
+def chosen_variants(setup: Setup, names: str | None) -> list[Variant]:
+    """Return the variants of the study with these names, separated by commas, or all; the baseline is always among them."""
+    known = variants(setup)
+    if names is None:
+        return known
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if unknown := [name for name in wanted if name not in {variant.name for variant in known}]:
+        possible = ", ".join(variant.name for variant in known)
+        raise UserError(f"{unknown[0]!r} is no variant of the study {setup.study}: the variants are {possible}")
+    return [variant for variant in known if variant.name in (baseline_name(setup), *wanted)]
+
+
+def baseline_name(setup: Setup) -> str:
+    """The name of the variant that all others are compared with."""
+    return FAULT_FREE if setup.study == ELASTIC else ONE_F_ONE_B
 
 
 def elastic_variants(setup: Setup) -> list[Variant]:

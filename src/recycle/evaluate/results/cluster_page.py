@@ -20,7 +20,7 @@ from recycle.evaluate.hardware.race import SPANS, Trial, plan_path, read_trials
 from recycle.evaluate.hardware.round_profiles import round_profiles
 from recycle.evaluate.hardware.setup import ELASTIC, Setup
 from recycle.evaluate.hardware.torch_contender import TORCH_1F1B
-from recycle.evaluate.hardware.variants import ADAPTIVE, DECOUPLED, FAULT_FREE, ONE_F_ONE_B, STAGGERED, Variant
+from recycle.evaluate.hardware.variants import ADAPTIVE, CUT, DECOUPLED, FAULT_FREE, STAGGERED, Variant, baseline_name
 from recycle.evaluate.results.cluster_tables import (
     Requirement,
     VariantResult,
@@ -102,11 +102,6 @@ def read_results(folder: Path, setup: Setup, variants: Sequence[Variant]) -> Clu
         (title,) = (variant.title for variant in variants if variant.name == baseline_name(setup))
         raise FileProblem(f"{folder} has no measurement of {title}, the baseline of all other variants: run the part race first")
     return ClusterResults(setup, Profile.load(folder / PROFILE), results, read_recoveries(folder))
-
-
-def baseline_name(setup: Setup) -> str:
-    """The variant that all others are compared with."""
-    return FAULT_FREE if setup.study == ELASTIC else ONE_F_ONE_B
 
 
 def complete_rounds(trials: Sequence[Trial]) -> list[Trial]:
@@ -264,7 +259,7 @@ def _times_us(recoveries: Sequence[MeasuredRecovery]) -> dict[str, list[int]]:
 
 def _timeline(folder: Path, variants: Sequence[Variant]) -> str | None:
     """Draw a measured iteration of all techniques with a dead worker; None if its spans were not kept."""
-    variant = next(one for one in variants if one.name == STAGGERED)
+    variant = next(one for one in variants if one.name in (STAGGERED, CUT))
     path = folder / SPANS / f"{variant.name}.json.gz"
     if not path.exists():
         return None
