@@ -8,19 +8,29 @@ Unlike a new list schedule, such a step leaves nearly everything as it was, so t
 An op is a number: (kind * S + stage) * N + chain, for S stages and N chains.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from recycle.planner.heuristic.list_scheduling_kernel import F, I, compiled, uncounted
+from recycle.planner.heuristic.row_times import (
+    CHAIN,
+    KIND,
+    NEED_HERE,
+    NEED_THERE,
+    NEED_US,
+    STAGE,
+    WORKER,
+    make_links,
+    make_rows,
+    measure_times,
+    retime_rows,
+)
 from recycle.planner.model.assignment import Ints
 
 Floats = npt.NDArray[np.float64]
 _NONE = -1
-# Columns of `links`, a row an op: the ops that it waits for and the ops that wait for it, besides its neighbours in the row, at
-# its own stage (HERE) and at a neighbouring one (THERE), the time of the message between these, and what it belongs to.
-_NEED_HERE, _NEED_THERE, _NEED_US, _NEXT_HERE, _NEXT_THERE, _NEXT_US, _STAGE, _CHAIN, _WORKER, _KIND, _NUM_LINKS = range(11)
-# Norm in which the excess of workers over the bound is measured: high, so that the worst ones count most.
-_NORM = 8
 # Shares of the steps that shift a layer, and that change an end of a block; the others swap two ops.
 _CUT_SHARE, _BLOCK_SHARE = 0.4, 0.3
 _LONGEST_RUN = 8
@@ -28,126 +38,59 @@ _LONGEST_RUN = 8
 _NEARLY_US = 4
 
 
-@compiled
-def _links(pipeline: Ints, comm: Ints, num_pipelines: int) -> Ints:
-    num_stages, num_chains = pipeline.shape
-    num_each = num_stages * num_chains
-    links = np.full((3 * num_each, _NUM_LINKS), _NONE)
-    for op in range(3 * num_each):
-        kind, stage, chain = op // num_each, op // num_chains % num_stages, op % num_chains
-        links[op, _STAGE], links[op, _CHAIN], links[op, _KIND] = stage, chain, kind
-        links[op, _WORKER] = stage * num_pipelines + pipeline[stage, chain]
-        if kind != F:
-            links[op, _NEED_HERE] = op - num_each
-            links[op - num_each, _NEXT_HERE] = op
-        neighbour = stage - 1 if kind == F else stage + 1
-        if kind <= I and 0 <= neighbour < num_stages:
-            there = op + (neighbour - stage) * num_chains
-            links[op, _NEED_THERE], links[op, _NEED_US] = there, comm[min(stage, neighbour)]
-            links[there, _NEXT_THERE], links[there, _NEXT_US] = op, comm[min(stage, neighbour)]
-    return links
+class CutTables(NamedTuple):
+    """A problem with shared layers and the routes of its chains, as the kernel takes them.
+
+    `times` and `sizes` are sums over the layers: of the times of F, I and W, and of the memory that F takes and that stays until
+    W. `layer_finish` is -1 for layers of one stage. `lows` and `highs` are the first and last layer at which a boundary may lie.
+    """
+
+    pipeline: Ints
+    comm: Ints
+    finish: Ints
+    layer_finish: Ints
+    capacity: Ints
+    times: Ints
+    sizes: Ints
+    thousandths: Ints
+    lows: Ints
+    highs: Ints
+    is_staggered: bool
+    bound: int
+
+
+class _State(NamedTuple):
+    """What a step changes: rows, cuts, and the costs of ops that follow from the cuts."""
+
+    links: Ints
+    lengths: Ints
+    held: Ints
+    positions: Ints
+    heads: Ints
+    before: Ints
+    after: Ints
 
 
 @uncounted
-def _sort(links: Ints, before: Ints, after: Ints, missing: Ints, sequence: Ints) -> bool:
-    """Fill `sequence` with all ops, each after those that it waits for; False if rows contradict the needs."""
-    num_ops, size = before.size, 0
-    for op in range(num_ops):
-        missing[op] = (before[op] >= 0) + (links[op, _NEED_HERE] >= 0) + (links[op, _NEED_THERE] >= 0)
-        if missing[op] == 0:
-            sequence[size] = op
-            size += 1
-    at = 0
-    while at < size:
-        op = sequence[at]
-        at += 1
-        for follower in (after[op], links[op, _NEXT_HERE], links[op, _NEXT_THERE]):
-            if follower >= 0:
-                missing[follower] -= 1
-                if missing[follower] == 0:
-                    sequence[size] = follower
-                    size += 1
-    return size == num_ops
-
-
-@uncounted
-def _shift_left(links: Ints, lengths: Ints, before: Ints, sequence: Ints, opens: Ints, starts: Ints) -> None:
-    for op in sequence:
-        start = opens[links[op, _STAGE]]
-        row, here, there = before[op], links[op, _NEED_HERE], links[op, _NEED_THERE]
-        if row >= 0:
-            start = max(start, starts[row] + lengths[row])
-        if here >= 0:
-            start = max(start, starts[here] + lengths[here])
-        if there >= 0:
-            start = max(start, starts[there] + lengths[there] + links[op, _NEED_US])
-        starts[op] = start
-
-
-@uncounted
-def _shift_right(links: Ints, lengths: Ints, after: Ints, sequence: Ints, closes: Ints, starts: Ints) -> None:
-    for index in range(sequence.size - 1, -1, -1):
-        op = sequence[index]
-        end = closes[links[op, _STAGE]]
-        row, here, there = after[op], links[op, _NEXT_HERE], links[op, _NEXT_THERE]
-        if row >= 0:
-            end = min(end, starts[row])
-        if here >= 0:
-            end = min(end, starts[here])
-        if there >= 0:
-            end = min(end, starts[there] - links[op, _NEXT_US])
-        starts[op] = end - lengths[op]
-
-
-@compiled
-def _retime(
-    links: Ints, lengths: Ints, before: Ints, after: Ints, missing: Ints, sequence: Ints, opens: Ints, starts: Ints
-) -> bool:
-    """Compute the starts that follow from the rows; False if there are none. `opens` becomes the first start of each stage."""
-    if not _sort(links, before, after, missing, sequence):
-        return False
-    num_ops = before.size
-    opens[:] = 0
-    _shift_left(links, lengths, before, sequence, opens, starts)
-    closes = np.zeros(opens.size, np.int64)
-    for op in range(num_ops // 3 * 2, num_ops):
-        closes[links[op, _STAGE]] = max(closes[links[op, _STAGE]], starts[op] + lengths[op])
-    _shift_right(links, lengths, after, sequence, closes, starts)
-    opens[:] = 1 << 60
-    for op in range(num_ops // 3):
-        opens[links[op, _STAGE]] = min(opens[links[op, _STAGE]], starts[op])
-    _shift_left(links, lengths, before, sequence, opens, starts)
-    return True
-
-
-@uncounted
-def _set_costs(
-    times: Ints,
-    sizes: Ints,
-    thousandths: Ints,
-    pipeline: Ints,
-    positions: Ints,
-    stage: int,
-    chain: int,
-    lengths: Ints,
-    held: Ints,
-) -> None:
+def _set_costs(tables: CutTables, state: _State, stage: int, chain: int) -> None:
     """Write the lengths and the memory of a chain's ops at a stage, as its cuts have them."""
-    num_stages, num_chains = pipeline.shape
-    first, end, speed = positions[stage, chain], positions[stage + 1, chain], thousandths[stage, pipeline[stage, chain]]
+    num_stages, num_chains = tables.pipeline.shape
+    first, end = state.positions[stage, chain], state.positions[stage + 1, chain]
+    speed = tables.thousandths[stage, tables.pipeline[stage, chain]]
     for kind in range(3):
-        whole = max(1, times[kind, end] - times[kind, first])
-        lengths[(kind * num_stages + stage) * num_chains + chain] = whole if speed == 1000 else -(-whole * 1000 // speed)
-    held[0, stage, chain] = sizes[0, end] - sizes[0, first]
-    held[1, stage, chain] = min(held[0, stage, chain], sizes[1, end] - sizes[1, first])
+        whole = max(1, tables.times[kind, end] - tables.times[kind, first])
+        state.lengths[(kind * num_stages + stage) * num_chains + chain] = whole if speed == 1000 else -(-whole * 1000 // speed)
+    state.held[0, stage, chain] = tables.sizes[0, end] - tables.sizes[0, first]
+    state.held[1, stage, chain] = min(state.held[0, stage, chain], tables.sizes[1, end] - tables.sizes[1, first])
 
 
 @uncounted
-def _fits(links: Ints, capacity: int, head: int, after: Ints, held: Ints) -> bool:
-    """Whether the row that begins with `head` never holds more than its worker's memory."""
-    op, now = head, 0
+def _fits(tables: CutTables, state: _State, worker: int) -> bool:
+    """Whether the row of a worker never holds more than its memory."""
+    op, now, links, held = state.heads[worker], 0, state.links, state.held
+    capacity = tables.capacity[worker // tables.thousandths.shape[1]]
     while op >= 0:
-        kind, stage, chain = links[op, _KIND], links[op, _STAGE], links[op, _CHAIN]
+        kind, stage, chain = links[op, KIND], links[op, STAGE], links[op, CHAIN]
         if kind == F:
             now += held[0, stage, chain]
             if now > capacity:
@@ -156,13 +99,41 @@ def _fits(links: Ints, capacity: int, head: int, after: Ints, held: Ints) -> boo
             now -= held[0, stage, chain] - held[1, stage, chain]
         else:
             now -= held[1, stage, chain]
-        op = after[op]
+        op = state.after[op]
     return True
 
 
 @uncounted
-def _move(heads: Ints, before: Ints, after: Ints, worker: int, op: int, to: int) -> None:
+def _shift_cuts(tables: CutTables, state: _State, chain: int, first: int, last: int, shift: int) -> None:
+    for boundary in range(first, last + 1):
+        state.positions[boundary, chain] += shift
+    for stage in range(first - 1, last + 1):
+        _set_costs(tables, state, stage, chain)
+
+
+@uncounted
+def _try_cuts(tables: CutTables, state: _State, chain: int, first: int, last: int, shift: int) -> bool:
+    """Shift the cuts of a chain at a run of boundaries, and say so; or leave them, if that is not legal."""
+    at = state.positions
+    if first < 1 or last > tables.pipeline.shape[0] - 1:
+        return False
+    for boundary in range(first, last + 1):
+        if not tables.lows[boundary] <= at[boundary, chain] + shift <= tables.highs[boundary]:
+            return False
+    if at[first, chain] + shift <= at[first - 1, chain] or at[last + 1, chain] <= at[last, chain] + shift:
+        return False
+    _shift_cuts(tables, state, chain, first, last, shift)
+    for stage in range(first - 1, last + 1):
+        if not _fits(tables, state, stage * tables.thousandths.shape[1] + tables.pipeline[stage, chain]):
+            _shift_cuts(tables, state, chain, first, last, -shift)
+            return False
+    return True
+
+
+@uncounted
+def _move(state: _State, op: int, to: int) -> None:
     """Take an op out of its row and put it back directly after `to`, or at the head of the row."""
+    heads, before, after, worker = state.heads, state.before, state.after, state.links[op, WORKER]
     first, last = before[op], after[op]
     if first >= 0:
         after[first] = last
@@ -181,14 +152,29 @@ def _move(heads: Ints, before: Ints, after: Ints, worker: int, op: int, to: int)
 
 
 @uncounted
-def _path(links: Ints, lengths: Ints, before: Ints, starts: Ints, op: int, choice: float, path: Ints) -> int:
-    """Fill `path` with the ops that the end of `op` waits for, each directly for the next; return how many."""
-    size = 0
+def _try_move(tables: CutTables, state: _State, op: int, to: int) -> bool:
+    """Move an op in its row, and say so; or leave it, if memory does not allow that."""
+    if op < 0 or to == op or to == state.before[op]:
+        return False
+    was_after = state.before[op]
+    _move(state, op, to)
+    if _fits(tables, state, state.links[op, WORKER]):
+        return True
+    _move(state, op, was_after)
+    return False
+
+
+@uncounted
+def _path(state: _State, starts: Ints, worker: int, choice: float, path: Ints) -> int:
+    """Fill `path` with the ops that the end of a row waits for, the last first, each directly for the next; return how many."""
+    links, lengths, size, op = state.links, state.lengths, 0, state.heads[worker]
+    while state.after[op] >= 0:
+        op = state.after[op]
     while op >= 0:
         path[size] = op
         size += 1
-        row, here, there, found = before[op], links[op, _NEED_HERE], links[op, _NEED_THERE], _NONE
-        if there >= 0 and starts[there] + lengths[there] + links[op, _NEED_US] == starts[op]:
+        row, here, there, found = state.before[op], links[op, NEED_HERE], links[op, NEED_THERE], _NONE
+        if there >= 0 and starts[there] + lengths[there] + links[op, NEED_US] == starts[op]:
             found = there
         if here >= 0 and starts[here] + lengths[here] == starts[op]:
             found = here
@@ -201,12 +187,12 @@ def _path(links: Ints, lengths: Ints, before: Ints, starts: Ints, op: int, choic
 
 
 @uncounted
-def _place(before: Ints, after: Ints, path: Ints, size: int, at: int, how: float) -> tuple[int, int]:
+def _place(state: _State, path: Ints, size: int, at: int, how: float) -> tuple[int, int]:
     """Choose an op of the block of `path[at]`, and after which op it goes: the first two or the last two swap, or one goes far.
 
     A block is a part of the path in one row. Only what changes an end of it can make the path shorter at once.
     """
-    end, begin = at, at
+    before, after, end, begin = state.before, state.after, at, at
     while end > 0 and after[path[end]] == path[end - 1]:
         end -= 1
     while begin + 1 < size and before[path[begin]] == path[begin + 1]:
@@ -220,43 +206,6 @@ def _place(before: Ints, after: Ints, path: Ints, size: int, at: int, how: float
     if how < 0.75:
         return path[at], path[end]
     return path[at], before[path[begin]]
-
-
-@compiled
-def _measure(
-    links: Ints,
-    positions: Ints,
-    finish: Ints,
-    layer_finish: Ints,
-    is_staggered: bool,
-    bound: int,
-    lengths: Ints,
-    starts: Ints,
-    opens: Ints,
-    spans: Ints,
-) -> tuple[int, float]:
-    """Fill `spans`; return the period, and how far workers and shared layers exceed the bound, the worst most of all."""
-    num_each = starts.size // 3
-    first, period, total = opens.min(), np.int64(0), 0.0
-    firsts, lasts = np.full(layer_finish.size, np.int64(1) << 60), np.full(layer_finish.size, -(np.int64(1) << 60))
-    spans[:] = 0
-    for op in range(num_each):
-        stage, chain, worker = links[op, _STAGE], links[op, _CHAIN], links[op, _WORKER]
-        end = starts[op + 2 * num_each] + lengths[op + 2 * num_each]
-        spans[worker] = max(spans[worker], end - (opens[stage] if is_staggered else first) + finish[stage])
-        if layer_finish.size:
-            for layer in range(positions[stage, chain], positions[stage + 1, chain]):
-                firsts[layer] = min(firsts[layer], starts[op])
-                lasts[layer] = max(lasts[layer], end)
-    for span in spans:
-        period = max(period, span)
-        total += max(0.0, float(span - bound)) ** _NORM
-    for layer in range(layer_finish.size):
-        if layer_finish[layer] >= 0:
-            span = lasts[layer] - firsts[layer] + layer_finish[layer]
-            period = max(period, span)
-            total += max(0.0, float(span - bound)) ** _NORM
-    return int(period), float((total / spans.size) ** (1 / _NORM))
 
 
 @uncounted
@@ -277,99 +226,54 @@ def _a_late_worker(spans: Ints, nearly: float, choice: float) -> int:
     return 0
 
 
+@uncounted
+def _boundaries(stage: int, num_stages: int, how: float, far: float) -> tuple[int, int, int]:
+    """The boundaries that shift, first and last, and by how much, if a layer goes from `stage` to one before or after it."""
+    if how < 0.5:
+        return stage - int(far * min(_LONGEST_RUN, stage)), stage, 1
+    return stage + 1, stage + 1 + int(far * min(_LONGEST_RUN, num_stages - 1 - stage)), -1
+
+
 @compiled
-def improve_orders(
-    pipeline: Ints,
-    comm: Ints,
-    finish: Ints,
-    layer_finish: Ints,
-    capacity: Ints,
-    times: Ints,
-    sizes: Ints,
-    thousandths: Ints,
-    lows: Ints,
-    highs: Ints,
-    is_staggered: bool,
-    bound: int,
-    warmth: float,
-    randoms: Floats,
-    positions: Ints,
-    starts: Ints,
-) -> int:
+def improve_orders(tables: CutTables, warmth: float, randoms: Floats, positions: Ints, starts: Ints) -> int:
     """Improve a schedule by one step for each row of `randoms`; fill `positions` and `starts` with the best, return its period.
 
-    `positions` are the layers at which chains are cut, by boundary and chain; `lows` and `highs` limit them. `times` and `sizes`
-    are sums over the layers of the times of F, I and W, and of the memory that F takes and that stays until W. `layer_finish` is
-    -1 for layers of one stage. A step that makes the schedule worse is taken with a probability that `warmth` sets.
+    `positions` are the layers at which chains are cut, by boundary and chain. A step that makes the schedule worse is taken with
+    a probability that `warmth` sets.
     """
-    num_pipelines = thousandths.shape[1]
-    num_stages, num_chains = pipeline.shape
-    num_ops, num_workers = 3 * num_stages * num_chains, num_stages * num_pipelines
-    links = _links(pipeline, comm, num_pipelines)
+    num_stages, num_chains = tables.pipeline.shape
+    num_ops, num_workers = 3 * num_stages * num_chains, tables.thousandths.size
+    links = make_links(tables.pipeline, tables.comm, tables.thousandths.shape[1])
     lengths, held = np.zeros(num_ops, np.int64), np.zeros((2, num_stages, num_chains), np.int64)
-    for stage in range(num_stages):
-        for chain in range(num_chains):
-            _set_costs(times, sizes, thousandths, pipeline, positions, stage, chain, lengths, held)
-    heads, tails = np.full(num_workers, _NONE), np.full(num_workers, _NONE)
-    before, after = np.full(num_ops, _NONE), np.full(num_ops, _NONE)
-    for op in np.argsort(starts.reshape(-1)):  # every op takes time, so that no two of a row start at once
-        worker = links[op, _WORKER]
-        before[op] = tails[worker]
-        if tails[worker] >= 0:
-            after[tails[worker]] = op
-        else:
-            heads[worker] = op
-        tails[worker] = op
+    heads, before, after = make_rows(links, starts, num_workers)
+    state = _State(links, lengths, held, positions, heads, before, after)
+    for chain in range(num_chains):
+        _shift_cuts(tables, state, chain, 1, num_stages - 1, 0)
     missing, sequence, path = np.zeros(num_ops, np.int64), np.zeros(num_ops, np.int64), np.zeros(num_ops, np.int64)
     opens, spans, trial_spans = np.zeros(num_stages, np.int64), np.zeros(num_workers, np.int64), np.zeros(num_workers, np.int64)
     now, trial = np.zeros(num_ops, np.int64), np.zeros(num_ops, np.int64)
-    _retime(links, lengths, before, after, missing, sequence, opens, now)
-    period, energy = _measure(links, positions, finish, layer_finish, is_staggered, bound, lengths, now, opens, spans)
+    finish, layer_finish, is_staggered, bound = tables.finish, tables.layer_finish, tables.is_staggered, tables.bound
+    retime_rows(links, lengths, before, after, missing, sequence, opens, now)
+    period, energy = measure_times(links, positions, finish, layer_finish, is_staggered, bound, lengths, now, opens, spans)
     best, best_energy, best_starts, best_positions = period, energy, now.copy(), positions.copy()
     for step in range(randoms.shape[0]):
         which, pick, how, far, accept, choice = randoms[step]
-        op = heads[_a_late_worker(spans, how, choice)]
-        while after[op] >= 0:
-            op = after[op]
-        size = _path(links, lengths, before, now, op, choice, path)
+        size = _path(state, now, _a_late_worker(spans, how, choice), choice, path)
         at = int(pick * size)
-        op = path[at]
-        stage, chain = links[op, _STAGE], links[op, _CHAIN]
-        is_cut, is_legal = which < _CUT_SHARE, True
-        first, last, shift, was_after = 0, 0, 0, before[op]
-        if is_cut:
-            # The layer goes from `stage` to a stage before or after it: all boundaries between them shift.
-            reach = 1 + int(far * min(_LONGEST_RUN, stage if how < 0.5 else num_stages - 1 - stage))
-            first, last, shift = (stage - reach + 1, stage, 1) if how < 0.5 else (stage + 1, stage + reach, -1)
-            if first < 1 or last > num_stages - 1:
-                continue
-            for boundary in range(first, last + 1):
-                positions[boundary, chain] += shift
-                is_legal &= lows[boundary] <= positions[boundary, chain] <= highs[boundary]
-            for each in range(first - 1, last + 1):
-                is_legal &= positions[each + 1, chain] > positions[each, chain]
-            if is_legal:
-                for each in range(first - 1, last + 1):
-                    _set_costs(times, sizes, thousandths, pipeline, positions, each, chain, lengths, held)
-                    row = heads[each * num_pipelines + pipeline[each, chain]]
-                    is_legal = is_legal and _fits(links, capacity[each], row, after, held)
-        else:
-            to = after[op]
-            if which < _CUT_SHARE + _BLOCK_SHARE:
-                op, to = _place(before, after, path, size, at, how)
-            if op < 0 or to == op or to == before[op] or (to < 0 and before[op] < 0):
-                continue
-            if to < 0 and after[op] < 0:
-                continue
-            was_after = before[op]
-            _move(heads, before, after, links[op, _WORKER], op, to)
-            is_legal = _fits(links, capacity[links[op, _STAGE]], heads[links[op, _WORKER]], after, held)
-        if is_legal and _retime(links, lengths, before, after, missing, sequence, opens, trial):
-            trial_period, trial_energy = _measure(
+        op, to, chain = path[at], after[path[at]], links[path[at], CHAIN]
+        first, last, shift = _boundaries(links[op, STAGE], num_stages, how, far)
+        is_cut = which < _CUT_SHARE
+        if not is_cut and which < _CUT_SHARE + _BLOCK_SHARE:
+            op, to = _place(state, path, size, at, how)
+        was_after = before[op]
+        if not (_try_cuts(tables, state, chain, first, last, shift) if is_cut else _try_move(tables, state, op, to)):
+            continue
+        if retime_rows(links, lengths, before, after, missing, sequence, opens, trial):
+            period, trial_energy = measure_times(
                 links, positions, finish, layer_finish, is_staggered, bound, lengths, trial, opens, trial_spans
             )
             if trial_energy <= energy - warmth * np.log(max(accept, 1e-12)):
-                period, energy = trial_period, trial_energy
+                energy = trial_energy
                 now, trial, spans, trial_spans = trial, now, trial_spans, spans
                 if period < best or (period == best and energy < best_energy):
                     best, best_energy = period, energy
@@ -377,12 +281,9 @@ def improve_orders(
                     best_positions[:] = positions
                 continue
         if is_cut:
-            for boundary in range(first, last + 1):
-                positions[boundary, chain] -= shift
-            for each in range(first - 1, last + 1):
-                _set_costs(times, sizes, thousandths, pipeline, positions, each, chain, lengths, held)
+            _shift_cuts(tables, state, chain, first, last, -shift)
         else:
-            _move(heads, before, after, links[op, _WORKER], op, was_after)
+            _move(state, op, was_after)
     starts[:] = best_starts.reshape(starts.shape)
     positions[:] = best_positions
     return int(best)
