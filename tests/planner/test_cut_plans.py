@@ -2,13 +2,11 @@
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import recycle
 from recycle.core.cluster import Cluster, Worker
-from recycle.core.errors import UserError
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.row_programs import row_programs
 from recycle.core.problem import Problem
@@ -142,12 +140,6 @@ def test_a_running_job_is_answered_with_cuts() -> None:
     answer = Planner(problem).answer(frozenset({Worker(1, 2)}))
     assert answer.plan.cuts
     assert recycle.check(answer.plan) == []
-
-
-def test_the_exact_methods_refuse_cuts() -> None:
-    problem = recycle.problem(2, 2, 2, costs="10,13,9", layers=4, shared_layers=1)
-    with pytest.raises(UserError, match="cpsat knows neither shared layers nor speeds"):
-        recycle.solve(problem, "cpsat")
 
 
 def test_neighbouring_bounds_do_not_fall_with_fewer_shared_layers() -> None:
