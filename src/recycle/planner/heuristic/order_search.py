@@ -16,7 +16,7 @@ from recycle.planner.model.schedule import Schedule, comms_of
 # Steps go in so many parts, each from the best schedule so far, and each with less warmth than the one before.
 _NUM_PARTS = 20
 # With few steps for each op only those that help are taken; with more, worse ones help to leave a local optimum.
-_MOST_WARMTH, _WARMTH_OF_A_STEP = 0.3, 0.01
+_MOST_WARMTH, _WARMTH_OF_A_STEP = 0.3, 0.007
 
 
 def improve(
