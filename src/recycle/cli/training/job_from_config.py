@@ -75,11 +75,22 @@ class TrainingJobFactory:
         """The run folder of the job file, if it names one."""
         return self._base.run_folder
 
+    def settle_shared_layers(self, num: int) -> None:
+        """Replace `auto` by the number that was chosen: the run folder and other machines must have the same."""
+        cluster = replace(self.config.cluster, shared_layers=num)
+        self.config = replace(self.config, cluster=cluster)
+
     def num_layers(self) -> list[int]:
         """The number of layers of each stage. Raises if a stage does not say what its layers are."""
         from recycle.runtime.compute.elastic_stage import layers_of
 
         return [len(layers_of(stage)) for stage in self._base.stages]
+
+    def worker_memory_bytes(self) -> int:
+        """The memory of a worker if all of them run on this machine."""
+        from recycle.profiling.machine import worker_memory_bytes
+
+        return worker_memory_bytes(self.config.training.device, self.config.cluster.shape.num_workers)
 
     def measure_profile(self) -> "Profile":
         """Measure a profile of the stages on this machine, in this process."""
@@ -141,7 +152,9 @@ def _load(config: TrainConfig) -> LoadedJob:
 def _options_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a job that the keys change which were given."""
     found = _renamed(given, "training", seed="", exact="is_exact", device="")
-    found |= _renamed(given, "cluster", port="", transport="", shared_layers="")
+    found |= _renamed(given, "cluster", port="", transport="")
+    if isinstance(shared := given.get("cluster.shared_layers"), int):  # else the plan will say it
+        found["shared_layers"] = shared
     if "training.max_norm" in given:
         found["max_norm"] = given["training.max_norm"] or None
     if "training.precision" in given:

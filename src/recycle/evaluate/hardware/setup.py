@@ -49,6 +49,7 @@ class Setup:
     heads: int = 4
     context: int = 224
     samples: int = 3
+    vocabulary: int = 256
     study: str = TECHNIQUES
 
     def __post_init__(self) -> None:
@@ -64,6 +65,8 @@ class Setup:
             raise UserError(f"{self.layers} layers are too few for torch's zero bubble in a V: give at least {2 * self.stages}")
         if self.width % self.heads:
             raise UserError(f"{self.heads} heads do not share a width of {self.width}: choose a width that they divide")
+        if self.vocabulary < 256:
+            raise UserError(f"a vocabulary of {self.vocabulary} is too small for the bytes of a text: give at least 256")
         if self.pipelines < 2:
             raise UserError(f"{self.pipelines} pipeline has no peers that could take over: give at least 2")
 
@@ -117,8 +120,8 @@ class Setup:
         return f"GPT of width {self.width}, {self.layers} layers, context {self.context}, {precision}"
 
     def modules(self, num_stages: int | None = None, layers: Sequence[int] | None = None) -> list[nn.Module]:
-        """The model in its stages, or in another number of them, or with other numbers of layers in them."""
-        config = GptConfig(context=self.context, width=self.width, num_heads=self.heads, num_layers=self.layers)
+        """The model in its stages, or in another number of them; `layers` are those of each stage, by default balanced ones."""
+        config = GptConfig(self.vocabulary, self.context, self.width, self.heads, self.layers)
         made = gpt_stages(config, num_stages or self.stages, SEED, layers)
         return [module.to(torch.bfloat16) for module in made] if self.is_gpu else made
 
@@ -126,9 +129,12 @@ class Setup:
         return Text(self.context)
 
     def job(self, plan: Plan, steps: int = _ENDLESS, failures: FailureOptions = _NO_FAILURES) -> Job:
-        """The training job, by a plan of any shape; the stages have the layers that the profile of the plan gives them."""
-        layers = list(map(len, plan.problem.profile.layers)) or None
+        """The training job, by a plan of any shape; if the plan knows its layers, its stages have as many."""
         options = TrainOptions(SEED, device=self.device, failures=failures)
-        return Job(
-            plan, self.modules(layers=layers), self.text(), next_byte_loss, make_optimizer, steps, self.samples, options=options
-        )
+        modules = self.modules(layers=layers_of_stages(plan))
+        return Job(plan, modules, self.text(), next_byte_loss, make_optimizer, steps, self.samples, options=options)
+
+
+def layers_of_stages(plan: Plan) -> tuple[int, ...] | None:
+    """The number of layers of each stage of a plan, if it knows them."""
+    return tuple(map(len, plan.problem.profile.layers)) or None

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from recycle.core.errors import UserError
-from recycle.core.layer_shares import LayerShare
+from recycle.core.layer_shares import LayerShare, StageShares
 from recycle.core.layers import split_layers
 from recycle.core.op import Kind
 from recycle.core.profile import Profile, StageProfile
@@ -156,10 +156,7 @@ def estimate(
     )
     degree = f" t={setting.tensor_parallel}" if setting.tensor_parallel > 1 else ""
     name = f"estimate {model.name} b={model.microbatch}{degree} on {gpu.name}"
-    works = [[layer] * number for number in layers]
-    works[0][0] = works[0][0].plus(embedding)
-    works[-1][-1] = works[-1][-1].plus(head)
-    shares = tuple(tuple(_share(work, layer) for work in own) for own in works)
+    shares = _shares(layer, embedding, head, layers)
     return Profile(stages, gpu.inter_node, gpu.inter_node, gpu.memory_bytes, name, layers=shares)
 
 
@@ -184,6 +181,14 @@ def layer_costs(model: ModelSpec, gpu: GpuSpec, tensor_parallel: int = 1) -> tup
 def _layer_cost(work: _Work) -> LayerCost:
     forward, split, weight = (work.seconds[kind] * 1e6 for kind in _SPLIT)
     return LayerCost(forward, split + weight, work.num_parameters, work.activation_bytes)
+
+
+def _shares(layer: _Work, embedding: _Work, head: _Work, numbers: Sequence[int]) -> tuple[StageShares, ...]:
+    """The shares of the layers of each stage."""
+    works = [[layer] * number for number in numbers]
+    works[0][0] = works[0][0].plus(embedding)
+    works[-1][-1] = works[-1][-1].plus(head)
+    return tuple(tuple(_share(work, layer) for work in own) for own in works)
 
 
 def _share(work: _Work, plain: _Work) -> LayerShare:

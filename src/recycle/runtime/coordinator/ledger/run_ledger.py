@@ -14,13 +14,13 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.events.op_columns import OpColumns, unpack_ops
 from recycle.core.events.record import Changed, Event, Held, OpsRan, Placed, Recovered, Resumed, Saved, Spell, Stepped, Warned
-from recycle.core.plans.memory_use import memory_use_of
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import Profile
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.state_digests import whole_digest
 from recycle.runtime.coordinator.ledger.checkpoint_reports import CheckpointReports
+from recycle.runtime.coordinator.ledger.held_memory import held_memory
 from recycle.runtime.coordinator.ledger.loss_watch import LossWatch
 from recycle.runtime.coordinator.ledger.lost_work import LostWork
 from recycle.runtime.coordinator.ledger.peer_comparison import PeersDisagree, compare_peers
@@ -285,17 +285,7 @@ class RunLedger:
         self.write(Changed(self.now_us(), worker, joins, num_live))
 
     def _held(self, report: WorkerFinished) -> Held:
-        """The memory of a worker, measured and planned: activations by this job's own bytes, its state by those of the plan."""
-        plan, worker = self._plan, report.worker
-        planned = memory_use_of(worker, plan, self._memory_profile)
-        return Held(
-            str(worker),
-            report.peak_bytes,
-            report.activation_bytes,
-            planned.activation_bytes if planned is not None else 0,
-            report.static_bytes,
-            plan.problem.static_bytes(worker.stage) if planned is not None else 0,
-        )
+        return held_memory(report, self._plan, self._memory_profile)
 
     def warn(self, text: str) -> None:
         self._warnings.append(text)
