@@ -168,3 +168,9 @@ def test_the_help_names_every_flag_in_a_group_of_its_own():
     text = parser().format_help().partition("failures while it runs:")[2]
     assert all(f"--{action} " in text for action in Action)
     assert "--trace FILE" in text
+
+
+def test_slow_nodes_of_a_trace_are_refused_with_the_flag_that_slows_a_worker(tmp_path):
+    path = trace_file(tmp_path, EVERYBODY + "400,slow,W1_1,0.6,900\n# end 2000\n")
+    with pytest.raises(UserError, match=r"has slow nodes, .* with --slow, such as W1_2@5-20:x0\.6$"):
+        read("--trace", path)

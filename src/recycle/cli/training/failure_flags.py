@@ -54,6 +54,11 @@ def _read_trace(path: Path, shape: Shape, dead: frozenset[Worker]) -> Trace:
     """Load a trace; its nodes must be workers of this shape, and those live at its start the live workers of the run."""
     trace = Trace.load(path)
     if trace.slowdowns:
+        raise UserError(
+            f"the trace {path} has slow nodes, which a real run does not play by the clock: leave them out, and give them by "
+            "step with --slow, such as W1_2@5-20:x0.6"
+        )
+    if trace.slowdowns:
         raise UserError(f"the trace {path} has slow nodes, which only 'recycle simulate' plays: leave its slow lines out")
     workers = {str(worker): worker for worker in shape.workers()}
     for change in trace.changes:
