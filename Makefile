@@ -65,7 +65,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/runtime.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/control.py
-	$(BIN)/python benchmarks/elastic.py
+	$(BIN)/python benchmarks/uneven.py
 
 bench-gpu: $(READY)
 	PYTHONPATH=. $(BIN)/python benchmarks/nccl.py

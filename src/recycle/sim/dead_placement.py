@@ -10,7 +10,7 @@ from dataclasses import replace
 from recycle.core.plans.library import without_failures
 from recycle.core.problem import Problem
 from recycle.planner.failure_normalization import Distribution
-from recycle.planner.model.load_split import WorkLine, least_time_us, work_line
+from recycle.planner.model.load_split import WorkLine, work_line
 
 _MOST_STAGES = 16  # with more of them, dead workers are far apart anyway, and each exchange takes longer to look at
 
@@ -38,10 +38,25 @@ def _improve(dead: list[int], most: int, line: WorkLine) -> None:
         for source, target in pairs:
             if dead[source] and dead[target] < most:
                 moved = _with_one(_with_one(line, source, 1), target, -1)
-                if least_time_us(moved) < least_time_us(line) * (1 - 1e-9):
+                if _least_time_us(moved) < _least_time_us(line) * (1 - 1e-9):
                     dead[source] -= 1
                     dead[target] += 1
                     line, is_better = moved, True
+
+
+def _least_time_us(line: WorkLine) -> float:
+    """The least time in which all stages can do their work, however it is split.
+
+    For a run of stages, the work that cannot be moved to other stages, over their speed: the highest value over all runs.
+    """
+    best, num_stages = 0.0, len(line.speeds)
+    for first in range(num_stages):
+        speed = 0.0
+        for last in range(first, num_stages):
+            speed += line.speeds[last]
+            stuck = line.work_us[line.lows[last + 1]] - line.work_us[line.highs[first]]
+            best = max(best, stuck / speed)
+    return best
 
 
 def _with_one(line: WorkLine, stage: int, change: int) -> WorkLine:
@@ -51,7 +66,7 @@ def _with_one(line: WorkLine, stage: int, change: int) -> WorkLine:
 
 def _time_with_us(line: WorkLine, stage: int) -> int:
     """The least time if one more worker of `stage` is dead."""
-    return round(least_time_us(_with_one(line, stage, -1)))
+    return round(_least_time_us(_with_one(line, stage, -1)))
 
 
 def _distance(dead: list[int], stage: int) -> int:

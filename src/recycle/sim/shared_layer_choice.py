@@ -1,4 +1,4 @@
-"""choose_shared_layers(): how many layers neighbouring stages of a simulated job should share.
+"""shared_layers_of_job(): how many layers neighbouring stages of a simulated job should share.
 
 Shared layers cost memory, a longer reduction and a longer optimizer step, and pay when workers are dead or stages uneven. So the
 plans for a few dead workers decide.
@@ -18,7 +18,7 @@ EXPECTED_DEAD = (0.05, 0.10)
 
 
 @lru_cache(maxsize=64)
-def choose_shared_layers(job: SimulatedJob, folder: Path | None) -> int:
+def shared_layers_of_job(job: SimulatedJob, folder: Path | None) -> int:
     """The number up to `MOST_SHARED` that fits in memory, and has the shortest iterations with `EXPECTED_DEAD` workers dead."""
     counts = [min(math.ceil(share * job.num_nodes), most_failures(job.shape)) for share in EXPECTED_DEAD]
     periods = {}

@@ -10,9 +10,9 @@ from recycle.core.errors import UserError
 from recycle.core.profile import Profile, StageProfile
 from recycle.evaluate.hardware.race import read_trials, run_race
 from recycle.evaluate.hardware.setup import ELASTIC, Setup
-from recycle.evaluate.hardware.variants import chosen_variants, layers_by_capacity, variants
+from recycle.evaluate.hardware.variants import chosen_variants, layers_by_capacity, profile_of, variants
 from recycle.evaluate.results.cluster_page import read_results
-from recycle.evaluate.variant_plans import make_plans, profile_of
+from recycle.evaluate.variant_plans import make_plans
 from tests.evaluate.hardware.tiny_setup import TINY
 
 TINY_ELASTIC = replace(TINY, pipelines=2, layers=8, study=ELASTIC)

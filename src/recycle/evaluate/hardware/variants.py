@@ -1,11 +1,13 @@
 """The variants that `recycle bench cluster` compares: schedules with and without dead workers, each as data."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from functools import partial
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
+from recycle.core.profile import Profile, StageProfile
 from recycle.evaluate.hardware.setup import ELASTIC, Setup
 from recycle.evaluate.hardware.torch_contender import TORCH_1F1B, TORCH_ZBV, TORCH_ZERO_BUBBLE
 
@@ -142,3 +144,23 @@ def technique_variants(setup: Setup) -> list[Variant]:
         Variant("two-dead", "two dead", "adaptive,decoupled,staggered", two),
         Variant("every-stage", "one dead in every stage", "adaptive,decoupled,staggered", every),
     ]
+
+
+def profile_of(variant: Variant, setup: Setup, profile: Profile) -> Profile:
+    """The profile of a variant, from one of the model as the setup cuts it: with equal layers, or with moved ones."""
+    if setup.study != ELASTIC:
+        return profile
+    own = [setup.layers // setup.stages] * setup.stages
+    if not variant.layers:
+        return profile if profile.layers else profile.with_layers(own)
+    stages = [
+        _scaled(stage, Fraction(num, before)) for stage, num, before in zip(profile.stages, variant.layers, own, strict=True)
+    ]
+    return replace(profile, stages=tuple(stages)).with_layers(variant.layers)
+
+
+def _scaled(stage: StageProfile, share: Fraction) -> StageProfile:
+    """The costs of a stage with so many times its layers. What it sends stays as large as it was."""
+    kept = ("output_bytes", "spread")
+    names = [field.name for field in fields(stage) if field.name not in kept]
+    return replace(stage, **{name: round(getattr(stage, name) * share) for name in names})

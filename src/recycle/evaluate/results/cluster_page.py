@@ -20,7 +20,7 @@ from recycle.evaluate.hardware.race import SPANS, Trial, plan_path, read_trials
 from recycle.evaluate.hardware.round_profiles import round_profiles
 from recycle.evaluate.hardware.setup import ELASTIC, Setup
 from recycle.evaluate.hardware.torch_contender import TORCH_1F1B
-from recycle.evaluate.hardware.variants import ADAPTIVE, CUT, DECOUPLED, FAULT_FREE, STAGGERED, Variant, baseline_name
+from recycle.evaluate.hardware.variants import ADAPTIVE, CUT, DECOUPLED, FAULT_FREE, STAGGERED, Variant, baseline_name, profile_of
 from recycle.evaluate.results.cluster_tables import (
     Requirement,
     VariantResult,
@@ -34,7 +34,6 @@ from recycle.evaluate.results.cluster_tables import (
     times_table,
 )
 from recycle.evaluate.results.elastic_requirements import elastic_requirements, without_contention
-from recycle.evaluate.variant_plans import profile_of
 from recycle.report.record.contention_text import contention_text
 from recycle.report.record.executed_iterations import Executed
 from recycle.report.record.run_columns import read_run_record

@@ -8,7 +8,7 @@ from recycle.core.errors import UserError
 from recycle.sim.iteration_times import IterationTime, IterationTimes, one_f_one_b_time
 from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import System
-from recycle.sim.shared_layer_choice import choose_shared_layers
+from recycle.sim.shared_layer_choice import shared_layers_of_job
 from recycle.sim.systems.bamboo import Bamboo
 from recycle.sim.systems.baselines import FaultScaled, Ideal
 from recycle.sim.systems.checkpoint_restart import CheckpointRestart
@@ -52,7 +52,7 @@ class SystemContext:
     @property
     def num_shared(self) -> int:
         """The given or chosen number of shared layers."""
-        return choose_shared_layers(self.job, self.folder) if self.shared_layers is None else self.shared_layers
+        return shared_layers_of_job(self.job, self.folder) if self.shared_layers is None else self.shared_layers
 
     @property
     def cut_timings(self) -> IterationTimes:

@@ -1,16 +1,22 @@
-"""The race of uneven stages, a table of `elastic.py`: cuts by micro-batch against torch's schedules at their best static cut.
+"""The benchmark of uneven stages: cuts by micro-batch against torch's schedules at their best static cut, with nobody dead.
+
+make bench                                    the table, printed
+python benchmarks/uneven.py --quick           a small model, one round: for machines on which workers share cores
+python benchmarks/uneven.py --save            also writes docs/benchmarks/<date>-uneven.md
 
 The head makes the last stage heavier, and whole layers cannot level that. The workers train the same GPT in turn: by our plan
 with cuts, by our plan without any, and by each schedule of torch.distributed.pipelining. Torch's stages have the layers of the
 best of all static cuts, by the measured costs of layers; ours begin at the same boundaries.
 """
 
+import sys
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import count
 from statistics import median
+from typing import Any
 
-from sheet import NO, UNJUDGED, YES, Case, Row, Section
+from sheet import NO, UNJUDGED, YES, Case, Row, Script, Section
 
 import recycle
 from recycle.core.plans.plan import Plan
@@ -44,8 +50,8 @@ class Race:
     @property
     def setup(self) -> Setup:
         """A GPT whose head costs about as much as two and a half layers."""
-        small = {"width": 64, "context": 64, "samples": 2, "vocabulary": 2048}
-        usual = {"width": 256, "context": 128, "samples": 1, "vocabulary": 8192}
+        small: dict[str, Any] = {"width": 64, "context": 64, "samples": 2, "vocabulary": 2048}
+        usual: dict[str, Any] = {"width": 256, "context": 128, "samples": 1, "vocabulary": 8192}
         return Setup(CPU_CORES, PIPELINES, STAGES, self.microbatches, layers=self.layers, **(small if self.is_quick else usual))
 
 
@@ -105,7 +111,7 @@ def measure(race: Race) -> dict[str, tuple[Contest, list[Trial]]]:
         for round_ in range(race.num_rounds):
             for name, contest in contests.items():
                 length = WARM_UP + race.num_iterations
-                turn = ContenderTurn(next(numbers), name, length, contest.plan, range(PIPELINES), contest.layers)
+                turn = ContenderTurn(next(numbers), name, length, contest.plan, range(PIPELINES), layers=contest.layers)
                 trials[name].append(run_trial(pool, turn, round_)[0])
     for losses in zip(*(trial.losses for own in trials.values() for trial in own), strict=True):
         assert max(losses) - min(losses) < _SAME_LOSS, f"the contests came to different losses: {losses}"
@@ -137,7 +143,7 @@ def row(name: str, race: Race) -> Row:
     )
 
 
-def uneven_section(name: str, is_quick: bool) -> Section:
+def _sections(name: str, is_quick: bool) -> list[Section]:
     races = (
         [Race(12, 6, num_rounds=1, num_iterations=3, is_quick=True)]
         if is_quick
@@ -156,4 +162,18 @@ def uneven_section(name: str, is_quick: bool) -> Section:
         '"Worst load" is the work of the slowest worker over the mean, "over torch" the speed over the fastest of torch\'s.'
     )
     header = ("layers", "contest", "by stage", "worst load", "iteration", "over torch", "planned", "asked", "met")
-    return Section(name, "Uneven stages, nobody dead", about, header, cases)
+    return [Section(name, "Uneven stages, nobody dead", about, header, cases)]
+
+
+SCRIPT = Script(
+    "uneven",
+    "Let cuts race against torch's best static cut of a model with a heavy head.",
+    ("uneven",),
+    quick="a small model and one round, for machines on which workers share cores",
+    libraries=("torch",),
+    width=150,
+)
+
+
+if __name__ == "__main__":
+    sys.exit(SCRIPT.run(_sections))
