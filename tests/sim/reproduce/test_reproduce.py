@@ -1,7 +1,12 @@
 """The paper's evaluation: how near ours is to what was published, and what every experiment gives."""
 
+from dataclasses import replace
+
 import pytest
 
+from recycle.core.cluster import Cluster, Shape, Worker
+from recycle.planner.solve import solve
+from recycle.sim import iteration_times as timings
 from recycle.sim.reproduce import ablation, fail_slow, scale
 from recycle.sim.reproduce import planning_time as planner
 from recycle.sim.reproduce import throughput_table as table
@@ -195,3 +200,21 @@ def test_an_experiment_gives_the_same_again_with_and_without_what_is_kept(name, 
     assert make(None) == first
     assert first.name == name
     assert first.assumptions
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.slow
+def test_where_the_bound_of_resihp_is_above_our_plans_its_own_plans_are_not(tmp_path):
+    """On 24 x 8 workers memory is short, and schedules stay behind the bound that ResiHP is given in the table."""
+    cluster = scale.CLUSTERS[3]
+    shape = Shape(24, 8, cluster.batch // 24 // scale.MICROBATCH)
+    context = scale.scale_context(f"{cluster.model},microbatch={scale.MICROBATCH}", scale.GPU, shape, tmp_path)
+    context = replace(context, shared_layers=0)
+    resihp, (members,) = SYSTEMS["resihp"](context), scale._draws(shape, 2, 1)
+    speeds = resihp._speeds(members, ())
+    split = resihp.split(speeds)
+    dead = frozenset(Worker(pipeline, stage) for stage, own in enumerate(speeds) for pipeline in range(len(own), 24))
+    problem = replace(context.job.problem_of(context.job.profile_of(split)), cluster=Cluster(shape, dead))
+    plan = solve(problem, "greedy", 60, timings.EFFORT)
+    ours = SYSTEMS["recycle"](context).begin(members).steady_state
+    assert resihp.timing(split, speeds).period_us < ours.step_us < plan.period_us * 1.01

@@ -17,6 +17,7 @@ _SYSTEM_LINES: dict[str, LineStyle] = {
     "recycle-rerouting": ("#4C9BD6", (0, (10, 1))),
     "elaswave": ("#E69F00", (0, (5, 1, 1, 1))),
     "resihp": ("#B2182B", (0, (3, 1, 1, 1))),
+    "resihp, 1 GPU lost": ("#F4A6A6", (0, (1, 3))),
     "odyssey": ("#1B7837", (0, (7, 1, 2, 1))),
     "odyssey-rerouting": ("#A6A6D8", (0, (1, 1.5))),
     "oobleck": ("#D55E00", (0, (6, 1.5))),
