@@ -183,7 +183,8 @@ def _kept(dead: int, num_sets: int, asked: float, quick: bool) -> Row:
     found = (f"{min(shares):.3f}", f"{median:.3f}", str(asked), f"{1 - dead / (pipelines * stages):.3f}")
     worst = f"{max(plan.gap for plan in plans):.4f}"
     seconds = f"{time.perf_counter() - began:.1f}"
-    return (_shape(KEPT_SHAPE), str(dead), str(num_sets), *found, worst, seconds, _judged(median >= asked))
+    met = UNJUDGED if quick else _judged(median >= asked)
+    return (_shape(KEPT_SHAPE), str(dead), str(num_sets), *found, worst, seconds, met)
 
 
 def _random_dead(pipelines: int, stages: int, num: int, seed: int) -> list[recycle.Worker]:
