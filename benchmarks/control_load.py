@@ -105,7 +105,7 @@ class Coordinator:
             source=source,
             num_steps=_NUM_STEPS,
             num_samples=self.shape.num_chains,
-            profiles=initial.plan.problem.profile.stages,
+            memory_profile=initial.plan.problem.profile,
             fingerprint={},
             begin_us=now_us(),
             journal=self.folder / "journal.jsonl",

@@ -1,4 +1,4 @@
-"""The benchmark of elastic cuts: what twelve workers keep of their throughput when one of them is dead.
+"""The benchmark of elastic cuts: what twelve workers keep of their throughput when one is dead, and how cuts level uneven stages.
 
 make bench                                    the tables, printed
 python benchmarks/elastic.py --quick          a small model, one round: for machines on which workers share cores
@@ -13,6 +13,7 @@ from statistics import median
 
 import torch
 from sheet import NO, UNJUDGED, YES, Case, Row, Script, Section
+from uneven_race import uneven_section
 
 import recycle
 from recycle.core.plans.plan import Plan
@@ -109,6 +110,8 @@ def row(contest: Contest, microbatches: int, num_rounds: int, num_iterations: in
 
 
 def _sections(name: str, is_quick: bool) -> list[Section]:
+    if name == "uneven":
+        return [uneven_section(name, is_quick)]
     sizes = (1, 3) if is_quick else (4, 4)
     cases = tuple(
         Case(f"{microbatches} micro-batches, {contest.name}", partial(row, contest, microbatches, *sizes, is_quick))
@@ -126,8 +129,8 @@ def _sections(name: str, is_quick: bool) -> list[Section]:
 
 SCRIPT = Script(
     "elastic",
-    "Measure what twelve workers keep of their throughput when one of them is dead.",
-    ("dead",),
+    "Measure what twelve workers keep of their throughput when one is dead, and how cuts level uneven stages.",
+    ("dead", "uneven"),
     quick="a small model and one round, for machines on which workers share cores",
     libraries=("torch",),
     width=150,

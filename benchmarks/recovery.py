@@ -56,6 +56,7 @@ WHOLE = Effort(SETTINGS, num_kills=30, num_hangs=3, num_soak_kills=100, soak_s=9
 QUICK = Effort((CLIPPED_STAGGERED,), num_kills=3, num_hangs=1, num_soak_kills=5, soak_s=60, is_judged=False)
 
 TINY = Sizes(3, 4, 4, 32, 4, context=16)
+CUT = Sizes(3, 4, 4, 32, 8, context=16, shared_layers=2)
 # Processes load for some seconds. These steps are no shorter than a sixth of one on any machine.
 LONG, PACE_S = 44, 0.02
 
@@ -95,6 +96,36 @@ def exact(effort: Effort) -> list[Section]:
     )
     header = ("failure", "script", "steps", "runs", "recoveries", "clipped", "as the script says", "different weights", "met")
     return [Section("exact", "Exactness: the same weights bit for bit, whatever fails", about, header, cases)]
+
+
+def elastic(effort: Effort) -> list[Section]:
+    cases = tuple(Case(failure.name, partial(_elastic, failure)) for failure in failures())
+    about = (
+        f"The same failures, {_shape(CUT)}, with {CUT.shared_layers} shared layers, so that every failure shifts the cuts: the "
+        "number of different `weights_sha256` over the run with this failure, the run without any, and the run without shared "
+        f"layers; staggered, clipped to {CLIPPING_NORM:g}. Moved are the micro-batches that the plan for the first dead worker "
+        "cuts elsewhere than at the boundaries. The target is 1."
+    )
+    header = ("failure", "script", "recoveries", "moved", "as the script says", "different weights", "met")
+    return [Section("elastic", "Exactness with elastic cuts", about, header, cases)]
+
+
+def _elastic(failure: Failure) -> Row:
+    techniques, max_norm = CLIPPED_STAGGERED
+    outcome = run_with_failures(CUT, failure, techniques, max_norm, RUN_LIMIT_S)
+    found = {
+        outcome.weights_sha256,
+        *(
+            run_without_failures(sizes, failure.num_steps, techniques, max_norm, RUN_LIMIT_S).weights_sha256
+            for sizes in (CUT, replace(CUT, shared_layers=0))
+        ),
+    }
+    dead = next((word.partition("@")[0] for line in failure.lines for word in line.split()[1:2] if word.startswith("W")), "")
+    cuts = CUT.plan(dead).cuts
+    num_moved = sum(any(offsets) for offsets in zip(*cuts, strict=True)) if cuts else 0
+    met = len(found) == 1 and not outcome.problem
+    shown = (str(outcome.num_recoveries), f"{num_moved} of {CUT.pipelines * CUT.microbatches}", outcome.problem or "all")
+    return (failure.name, ", ".join(failure.lines), *shown, str(len(found)), _judged(met))
 
 
 def _exact(effort: Effort, failure: Failure) -> Row:
@@ -309,7 +340,7 @@ def _growth(effort: Effort, run: Callable[[], Soak], who: str, what: str, number
     return (who, what, str(len(numbers)), f"{first:.0f}", f"{last:.0f}", f"≤ {most:.0f}", effort.judged(last <= most))
 
 
-SECTIONS = {"exact": exact, "latency": latency, "soak": soak}
+SECTIONS = {"exact": exact, "elastic": elastic, "latency": latency, "soak": soak}
 
 
 def _shown(sizes: Sizes) -> str:

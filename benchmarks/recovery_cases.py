@@ -22,7 +22,7 @@ from recycle.core.events.record import Changed, Event, OpRan, Recovered, Saved, 
 from recycle.models.text import Text
 from recycle.planner.live_planner import Planner
 from recycle.runtime.checkpoint.resume import load
-from recycle.runtime.compute.state_digests import digest, whole_digest
+from recycle.runtime.compute.state_digests import stage_digest, whole_digest
 from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.launch.local_launcher import Watch, launch
@@ -175,7 +175,9 @@ def saved_weights(sizes: Sizes, folder: Path) -> tuple[int, str]:
     """The steps of the newest checkpoint of a run, and what its `weights_sha256` would be if it had ended there."""
     stages = sizes.gpt()
     num_steps = load(stages, folder)
-    return num_steps, whole_digest({Worker(0, number): digest(module) for number, module in enumerate(stages)})
+    return num_steps, whole_digest(
+        {Worker(0, number): stage_digest(module, is_by_layer=True) for number, module in enumerate(stages)}
+    )
 
 
 @dataclass(frozen=True, slots=True)

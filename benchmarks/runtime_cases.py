@@ -59,10 +59,20 @@ class Sizes:
     width: int
     layers: int
     context: int = 128
+    shared_layers: int = 0
 
     def plan(self, dead: str = "", techniques: str = ALL, memory: str | int | None = None) -> recycle.Plan:
         shape = self.pipelines, self.stages, self.microbatches
-        return recycle.solve(recycle.problem(*shape, fail=dead, costs=COSTS, memory=memory, techniques=techniques), "greedy")
+        problem = recycle.problem(
+            *shape,
+            fail=dead,
+            costs=COSTS,
+            memory=memory,
+            techniques=techniques,
+            layers=self.layers if self.shared_layers else None,
+            shared_layers=self.shared_layers,
+        )
+        return recycle.solve(problem, "greedy")
 
     def one_f_one_b(self) -> recycle.Plan:
         return self.plan(techniques="none", memory=",".join(map(str, range(self.stages, 0, -1))))

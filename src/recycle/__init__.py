@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from recycle.planner.profiles.estimate import estimate
     from recycle.planner.solve import solve, solve_normalized
     from recycle.report.record.metrics import measure
+    from recycle.runtime.checkpoint.export import export_model
     from recycle.runtime.checkpoint.resume import load
     from recycle.runtime.job import Job
     from recycle.runtime.options import CheckpointOptions, FailureOptions, TrainOptions
-    from recycle.runtime.train import cut, train
+    from recycle.runtime.train import cut, recut, train
     from recycle.sim.campaign.campaign import simulate
     from recycle.sim.job import simulated_job
     from recycle.sim.replay.replay import Conditions, replay
@@ -48,12 +49,14 @@ _FOUND_IN = {
     "measure": "report.record.metrics",
     "simulate": "sim.campaign.campaign",
     "simulated_job": "sim.job",
+    "export_model": "runtime.checkpoint.export",
     "load": "runtime.checkpoint.resume",
     "CheckpointOptions": "runtime.options",
     "Conditions": "sim.replay.replay",
     "FailureOptions": "runtime.options",
     "Job": "runtime.job",
     "Planner": "planner.live_planner",
+    "recut": "runtime.train",
     "replay": "sim.replay.replay",
     "train": "runtime.train",
     "TrainOptions": "runtime.options",
@@ -82,9 +85,11 @@ __all__ = [
     "check",
     "cut",
     "estimate",
+    "export_model",
     "load",
     "measure",
     "problem",
+    "recut",
     "replay",
     "simulate",
     "simulated_job",

@@ -26,7 +26,7 @@ from recycle.core.cluster import Worker
 from recycle.core.events.record import Recovered, Stepped
 from recycle.core.events.record_file import read_record
 from recycle.runtime.checkpoint.resume import load
-from recycle.runtime.compute.state_digests import digest, whole_digest
+from recycle.runtime.compute.state_digests import stage_digest, whole_digest
 from tests.chaos.external_faults import draw
 from tests.chaos.job_processes import JobProcess, JobSession, hit
 from tests.runtime.jobs import Numbers, adamw, loss
@@ -122,7 +122,7 @@ def twin_differs(folder: Path) -> tuple[int, str]:
     reference = ReferenceExecutor(plan, unhurried_stages(SHAPE[1], 0), Numbers(), loss, adamw, seed=SEED, is_exact=True)
     for step in range(num_steps):
         reference.iterate(step)
-    found = whole_digest({Worker(0, number): digest(stage) for number, stage in enumerate(stages)})
+    found = whole_digest({Worker(0, number): stage_digest(stage, is_by_layer=True) for number, stage in enumerate(stages)})
     return num_steps, "" if found == reference.weights_sha256() else "other weights than the twin"
 
 

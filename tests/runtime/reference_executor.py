@@ -12,18 +12,27 @@ import torch
 from torch import Tensor, nn
 
 from recycle.core.cluster import Worker
+from recycle.core.errors import Uncuttable
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.row_programs import row_programs
+from recycle.runtime.checkpoint.layer_names import LayerNames, find_layer_names
 from recycle.runtime.compute.elastic_stage import own_module
 from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper, judge_step, norm_squared
 from recycle.runtime.compute.stage import Loss, Stage
-from recycle.runtime.compute.state_digests import digest, whole_digest
+from recycle.runtime.compute.state_digests import stage_digest, whole_digest
 from recycle.runtime.compute.tied_parameters import counted_elsewhere, find_ties, gather, scatter
 from recycle.runtime.execute.executor import Executor
 from recycle.runtime.execute.row_program import compile_row
 from recycle.runtime.transport.specs import TensorMessage
+
+
+def layers_or_none(stages: Sequence[nn.Module]) -> LayerNames | None:
+    try:
+        return find_layer_names(stages)
+    except Uncuttable:
+        return None
 
 
 class Mailbox:
@@ -63,6 +72,7 @@ class ReferenceExecutor:
     ) -> None:
         self.plan = plan
         self._max_norm, self._ties = max_norm, find_ties(stages)
+        self._layers = layers_or_none([own_module(stage) for stage in stages])
         mailbox, shape = Mailbox(), plan.problem.shape
         instructions = {worker: compile_row(program, shape) for worker, program in row_programs(plan).items()}
         self.workers: dict[Worker, Executor] = {}
@@ -71,7 +81,8 @@ class ReferenceExecutor:
             module = copy.deepcopy(stages[worker.stage])
             sums = make_sums(module.parameters(), shape.num_chains, is_exact)
             is_last = worker.stage == shape.num_stages - 1
-            stage = Stage(module, sums, worker.stage, loss if is_last else None, autocast=autocast)
+            own_layers = self._layers.ranges[worker.stage] if self._layers is not None else None
+            stage = Stage(module, sums, worker.stage, loss if is_last else None, autocast, own_layers=own_layers)
             self.workers[worker] = Executor(worker, instructions[worker], shape.num_stages, stage, mailbox, samples, seed)
             self._steppers[worker] = Stepper(stage.parameters(), make_optimizer)
 
@@ -96,7 +107,8 @@ class ReferenceExecutor:
         firsts = [self._reduced(stage) for stage in range(shape.num_stages)]
         self._tie(firsts)
         means = [first.stage.sums.means(shape.num_chains) for first in firsts]
-        verdict = judge_step([self._norm(first, own) for first, own in zip(firsts, means, strict=True)], self._max_norm)
+        parts = [part for first, own in zip(firsts, means, strict=True) for part in self._norm(first, own)]
+        verdict = judge_step(parts, self._max_norm)
         for worker, stepper in self._steppers.items():
             stepper.step(iteration, means[worker.stage], verdict.scale)
             self.workers[worker].stage.sums.clear()
@@ -117,14 +129,15 @@ class ReferenceExecutor:
             for each in held:
                 scatter(total, *each)
 
-    def _norm(self, first: Executor, means: Sequence[Tensor | None]) -> float:
+    def _norm(self, first: Executor, means: Sequence[Tensor | None]) -> tuple[float, ...]:
         stage = first.stage
         elsewhere = counted_elsewhere(self._ties, stage.number, stage.module)
         return norm_squared(mean for mean, of in zip(means, stage.parameters(), strict=True) if id(of) not in elsewhere)
 
     def weights_sha256(self) -> str:
         """The hash of every stage's parameters, which must be the same on all its peers."""
-        digests = {worker: digest(own_module(executor.stage.module)) for worker, executor in self.workers.items()}
+        is_by_layer = self._layers is not None
+        digests = {worker: stage_digest(executor.stage.module, is_by_layer) for worker, executor in self.workers.items()}
         stages = {worker.stage for worker in digests}
         assert len({(worker.stage, found) for worker, found in digests.items()}) == len(stages), "peers hold different weights"
         return whole_digest(digests)

@@ -35,7 +35,10 @@ def make_job(dataset=PAIRS, stages=None, **others):
 def test_a_checkpoint_says_the_same_of_its_job_in_every_release():
     options = TrainOptions(7, True, 0.5, autocast=torch.bfloat16, checkpoint=CheckpointOptions(about={"model.layers": 2}))
     known = dict(make_job(stages=tied_stages(2), options=options).fingerprint())
-    model = known.pop("model")
+    model, layers = known.pop("model"), known.pop("layers")
+    assert known.pop("data_by_pipeline") is False
+    assert [[len(names) for names in of_stage] for of_stage in layers["names"]] == [[12, 2], [12, 2]]
+    assert layers["ties"] == [[(1, "weight"), (3, "weight")]]
     assert json.dumps(known) == (
         '{"pipelines": 2, "stages": 2, "microbatches": 3, "seed": 7, "exact": true, "max_norm": 0.5, "sums": "float32", '
         '"autocast": "bfloat16", "data": "micro-batches of 2 out of 12 samples, seed 7", '

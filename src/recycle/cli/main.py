@@ -53,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
     from recycle.cli.measuring import bench, profile, report
     from recycle.cli.planning import check, estimate, plan, show
     from recycle.cli.simulation import replay, reproduce, simulate, trace
-    from recycle.cli.training import train
+    from recycle.cli.training import export, train
 
     parser: argparse.ArgumentParser = _Parser(
         prog="recycle",
@@ -74,6 +74,7 @@ def make_parser() -> argparse.ArgumentParser:
         simulate.add_simulate_parser,
         reproduce.add_reproduce_parser,
         train.add_train_parser,
+        export.add_export_parser,
         coordinator.add_coordinator_parser,
         agent.add_agent_parser,
         worker.add_worker_parser,

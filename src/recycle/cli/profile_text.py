@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from recycle.core.cluster import Shape
+from recycle.core.layer_sums import LayerSums
+from recycle.core.op import Kind
 from recycle.core.profile import FREE_LINK, Link, Profile, Taken
 from recycle.core.units import count_text, format_bytes, format_us
 from recycle.report.record.contention_text import contention_text
@@ -12,6 +15,7 @@ from recycle.report.record.contention_text import contention_text
 if TYPE_CHECKING:
     from recycle.profiling.rehearsal import Patience, Rehearsed
 
+_SPLIT = (Kind.F, Kind.I, Kind.W)
 _HEAD = ("stage", "F", "I", "W", "B", "after F", "after I", "static", "gradients", "send", "reduce", "step")
 
 
@@ -36,6 +40,7 @@ def describe_profile(found: "Rehearsed", patience: "Patience", shape: Shape, out
             f"links       to other stages {stages}; to peers {peers}",
             f"contention  {contention_text(profile)}",
             f"workers     {unevenness_text(profile)}",
+            f"layers      {layers_text(profile)}",
             *([f"machine     {_machine_text(profile.taken)}"] if profile.taken else []),
             f"stability   {stability_text(found, patience)}",
             f"written     {out}  (recycle plan --profile {out} {flags})",
@@ -78,6 +83,17 @@ def unevenness_text(profile: Profile) -> str:
         return varied
     fast, slow = min(profile.factors), max(profile.factors)
     return f"the slowest took {slow:.2f} times as long as the median, the fastest {fast:.2f}; {varied}"
+
+
+def layers_text(profile: Profile) -> str:
+    """Say how many layers stages have, and which of them takes longest beside a usual one."""
+    if not profile.layers:
+        return "not known: a stage that is an nn.Sequential, or has a method split_into_layers(), says what its layers are"
+    sums = LayerSums(profile)
+    took_us = [sum(sums.duration_us(kind, range(layer, layer + 1)) for kind in _SPLIT) for layer in range(sums.num_layers)]
+    slowest = max(range(sums.num_layers), key=took_us.__getitem__)
+    by_stage = ",".join(str(len(own)) for own in profile.layers)
+    return f"{by_stage} by stage; the slowest is layer {slowest}, with {took_us[slowest] / median(took_us):.2f} times the median"
 
 
 def _machine_text(taken: Taken) -> str:

@@ -15,6 +15,7 @@ from recycle.core.plans.library import Library, without_failures
 from recycle.core.plans.plan import Plan, Row
 from recycle.core.plans.plan_source import PlanAssignment, num_live_at, places_for
 from recycle.core.plans.rules import check
+from recycle.core.plans.steady_period import Speeds
 from recycle.core.problem import Problem
 from recycle.planner.failure_normalization import Distribution, MoveDecision, best_distribution, decide_move, move_time_us
 from recycle.planner.heuristic.greedy import compile_kernels
@@ -70,6 +71,12 @@ class Planner:
         if self.given is not None and without_failures(self.given.problem) != self.problem:
             raise ForeignPlan("the plan was made for another shape, profile, memory or techniques than this job has: plan again")
 
+    def at_speeds(self, speeds: Speeds) -> "Planner":
+        """The planner for workers of other speeds. A library and a given plan are for the speeds that they were made for."""
+        problem = replace(self.problem, speeds=speeds)
+        is_same = problem == self.problem
+        return replace(self, problem=problem, library=self.library if is_same else None, given=self.given if is_same else None)
+
     def answer(self, failed: frozenset[Worker]) -> PlanAssignment:
         compile_kernels()  # before the run, in the first call, rather than during a recovery
         num_live = num_live_at(self.problem.shape, failed)
@@ -98,7 +105,7 @@ class Planner:
         """Let spare workers take over the stages that have no live worker; no other worker moves."""
         cluster = nearest(self.problem.shape, failed, _filled(self.problem, num_live))
         found = _fitting(stored, cluster)
-        plan = found or self._plan(cluster)
+        plan = found or self._plan(cluster, failed)
         places = places_for(plan.problem.cluster, failed)
         movers = ", ".join(f"{now} takes over stage {place.stage}" for place, now in _stage_changes(places))
         lost = " and ".join(f"stage {stage}" for stage, num in enumerate(num_live) if num == 0)
@@ -107,7 +114,7 @@ class Planner:
 
     def _weigh(self, cluster: Cluster, stored: Plan | None) -> PlanAssignment:
         """Plan for the failures as they are, and let workers change stage if that pays."""
-        as_is = self._plan(cluster)
+        as_is = self._plan(cluster, cluster.failed)
         if not cluster.failed:
             return _staying(as_is, "nobody is dead")
         if not self.may_move:
@@ -118,10 +125,10 @@ class Planner:
         there = nearest(self.problem.shape, cluster.failed, spread)
         found = _fitting(stored, there)
         if found is None:
-            at_best = self._decide(as_is, lower_bound(replace(self.problem, cluster=there)), places_for(there, cluster.failed))
+            at_best = self._decide(as_is, lower_bound(self._problem_of(there, cluster.failed)), places_for(there, cluster.failed))
             if not at_best.moves:
                 return _staying(as_is, f"at best, {at_best.reason}")
-        plan = found or self._plan(there)
+        plan = found or self._plan(there, cluster.failed)
         places = places_for(plan.problem.cluster, cluster.failed)
         decision = self._decide(as_is, plan.period_us, places)
         if not decision.moves:
@@ -133,10 +140,16 @@ class Planner:
         move_us = move_time_us(self.problem.profile, stages, as_is.problem.cluster.num_live)
         return decide_move(as_is.period_us, other_us, move_us, self.expected_iterations)
 
-    def _plan(self, cluster: Cluster) -> Plan:
+    def _problem_of(self, cluster: Cluster, failed: frozenset[Worker]) -> Problem:
+        """The problem of a cluster in which live workers have taken the places of `failed`: each takes its speed along."""
+        speeds = dict(self.problem.speeds)
+        moved = {place: speeds[now] for place, now in places_for(cluster, failed).items() if now in speeds}
+        return replace(self.problem, cluster=cluster, speeds=tuple(moved.items()))
+
+    def _plan(self, cluster: Cluster, failed: frozenset[Worker]) -> Plan:
         num_ops = 3 * self.problem.shape.num_stages * self.problem.shape.num_chains
         effort = min(_MOST_PLACED, _MOST_RUNS * num_ops)
-        return solve(replace(self.problem, cluster=cluster), "greedy", _NO_TIME_LIMIT_S, effort)
+        return solve(self._problem_of(cluster, failed), "greedy", _NO_TIME_LIMIT_S, effort)
 
 
 def _answer(plan: Plan, failed: frozenset[Worker], reason: str) -> PlanAssignment:

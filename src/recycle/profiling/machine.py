@@ -1,8 +1,9 @@
-"""The machine that a profile is measured on: its name and its number of cores."""
+"""The machine that a profile is measured on: its name, its cores and memory, and one thread to measure with."""
 
 import contextlib
 import os
 import platform
+from collections.abc import Iterator
 
 import torch
 
@@ -17,6 +18,34 @@ def machine_name(device: str) -> str:
 def num_cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def worker_memory_bytes(device: str, num_workers: int) -> int:
+    """The memory of a worker if so many share this machine: of its GPU, or its part of the memory that is available."""
+    if device.startswith("cuda"):
+        total: int = torch.cuda.get_device_properties(0).total_memory
+        return total * torch.cuda.device_count() // max(num_workers, torch.cuda.device_count())
+    return _available_bytes() // num_workers
+
+
+def _available_bytes() -> int:
+    """The memory of this machine that is not in use, where the system says it, or else all of it."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/meminfo", encoding="utf-8") as stream:
+        for line in stream:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread, as in a worker."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _processor() -> str:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import WorkerFailed
@@ -17,6 +16,7 @@ from recycle.core.plans.plan import Plan
 from recycle.core.plans.row_programs import row_programs
 from recycle.profiling.worker_pool import TIMEOUT, MemberContext
 from recycle.runtime.compute.optimizer_step import StepVerdict
+from recycle.runtime.compute.stage_bytes import state_bytes
 from recycle.runtime.execute.spans import Span, now_us
 from recycle.runtime.options import NCCL
 from recycle.runtime.transport.gloo_groups import GlooGroups
@@ -56,10 +56,10 @@ class PlanRunner:
     def answer(self, request: Callable[["PlanRunner"], Any]) -> Any:
         return request(self)
 
-    def run(self, number: int, plan: Plan, num_iterations: int, place: Worker | None = None) -> PlanRun:
+    def run(self, number: int, plan: Plan, num_iterations: int, place: Worker | None = None, speed: float = 1.0) -> PlanRun:
         """Run a plan at a place of it, by default the worker's own; a worker without a place does nothing.
 
-        `number` is that of the run, the same for all workers that take part.
+        `number` is that of the run, the same for all workers that take part. Ops are slowed down to `speed`.
         """
         place = place or self._context.worker
         workers = [row.worker for row in plan.rows]
@@ -72,7 +72,7 @@ class PlanRunner:
         view = GroupView(place, workers, number, partners_of(place, program, {}))
         state = make_stage_state(spec, place.stage, device=self._device)
         transport, _ = connect(spec, program, view, self._context.store, self._device)
-        trainer = make_trainer(spec, program, view, state, transport)
+        trainer = make_trainer(spec, program, view, state, transport, speed_in=lambda iteration: speed)
         spans: list[Sequence[Span]] = []
         losses: list[float] = []
 
@@ -87,15 +87,9 @@ class PlanRunner:
         return PlanRun(spans, losses)
 
     def state_bytes(self) -> StateBytes:
-        """The size of the state of the worker's stage; all but the sums is there twice, because a step can be taken back."""
+        """The size of the state of the worker's stage."""
         state = make_stage_state(self._spec, self._context.worker.stage, device=self._device)
-        parameters = list(state.stage.parameters())
-        state.stepper.step(0, [torch.zeros_like(parameter) for parameter in parameters], 1.0)
-        entries = state.stepper.optimizer.state.values()
-        optimizer_bytes = sum(value.nbytes for own in entries for value in own.values() if isinstance(value, Tensor))
-        gradient_bytes = state.stage.sums.flat.nbytes
-        parameter_bytes = sum(parameter.nbytes for parameter in parameters)
-        return StateBytes(2 * (parameter_bytes + optimizer_bytes) + gradient_bytes, gradient_bytes)
+        return StateBytes(state_bytes(state.stage, self._spec.make_optimizer), state.stage.sums.flat.nbytes)
 
     def ping(self) -> list[float]:
         """The times of the smallest message to the next stage, in µs; workers of every other stage measure them."""

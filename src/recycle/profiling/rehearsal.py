@@ -19,7 +19,8 @@ from recycle.core.plans.plan import Plan, Quality, Row, make_row, microbatch_of
 from recycle.core.plans.rules import needs, period_us
 from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Profile, StageProfile, Taken
-from recycle.profiling.machine import machine_name
+from recycle.profiling.layer_times import measure_layers
+from recycle.profiling.machine import machine_name, one_thread
 from recycle.profiling.plan_runner import PlanRun, PlanRunner, StateBytes
 from recycle.profiling.profile_fit import ProfileFit
 from recycle.profiling.worker_pool import worker_pool
@@ -151,5 +152,7 @@ def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Pro
     taken = Taken(
         job.options.device, machine_name(job.options.device), torch.__version__, shape.num_pipelines, len(inputs), model
     )
-    profile = fits.profile(sizes, states, median(pings_us) if pings_us else 0.0, taken)
+    with one_thread():
+        layers = measure_layers(job)
+    profile = replace(fits.profile(sizes, states, median(pings_us) if pings_us else 0.0, taken), layers=layers)
     return Rehearsed(profile, number + 1, change, change <= patience.share)

@@ -11,15 +11,18 @@ from torch import Tensor, nn
 
 from recycle.core.cluster import Shape
 from recycle.core.errors import ForeignPlan, Uncuttable, UserError
+from recycle.core.layer_shares import LayerShare
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
-from recycle.core.profile import StageProfile
+from recycle.core.profile import Profile, StageProfile
+from recycle.runtime.checkpoint.compatibility import BY_PIPELINE, LAYERS, MICROBATCHES, PIPELINES, STAGES
+from recycle.runtime.checkpoint.layer_names import LayerNames, find_layer_names
 from recycle.runtime.compute.elastic_stage import elastic_stages, layers_of
 from recycle.runtime.compute.microbatches import Dataset, MicroBatches, MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss, cast, refuse_unusable
-from recycle.runtime.compute.stage_bytes import measure_bytes
+from recycle.runtime.compute.stage_bytes import measure_bytes, measure_layer_activations
 from recycle.runtime.compute.tied_parameters import Tie, find_ties
 from recycle.runtime.options import TrainOptions, refuse_count
 from recycle.runtime.transport.specs import TensorSpec
@@ -110,9 +113,12 @@ class Job:
     def microbatches(self) -> MicroBatchSource:
         """The micro-batches by their address: those of the dataset in the order that the seed selects, or a source as it is."""
         data: Any = self.dataset
-        if hasattr(data, "get") and not hasattr(data, "__getitem__"):
-            return data  # type: ignore[no-any-return]
-        return MicroBatches(data, self.shape, self.samples, self.options.seed)
+        return data if self._is_source else MicroBatches(data, self.shape, self.samples, self.options.seed)
+
+    @property
+    def _is_source(self) -> bool:
+        """Whether the data are micro-batches by pipeline and index, and no dataset."""
+        return hasattr(self.dataset, "get") and not hasattr(self.dataset, "__getitem__")
 
     @property
     def samples_per_step(self) -> int:
@@ -124,6 +130,14 @@ class Job:
         return self.plan.problem.shared_layers if isinstance(self.plan, Plan) else self.options.shared_layers
 
     @property
+    def layers(self) -> LayerNames | None:
+        """The layers of all stages, by which the run can be resumed with other stages; None if a stage does not name them."""
+        try:
+            return find_layer_names(self.stages)
+        except Uncuttable:
+            return None
+
+    @property
     def held_stages(self) -> Sequence[nn.Module]:
         """The stages as workers hold them: with the layers that they share with their neighbours, if they share any."""
         return elastic_stages(self.stages, self.shared_layers) if self.shared_layers else self.stages
@@ -132,10 +146,23 @@ class Job:
     def ties(self) -> list[Tie]:
         return find_ties(self.held_stages)
 
-    def profiles(self) -> list[StageProfile]:
-        """The bytes that a micro-batch holds at each stage, measured on one micro-batch; times are not measured."""
-        costs = measure_bytes(self.stages, self.microbatches, self.loss, self.options.autocast, self.options.device)
-        return [StageProfile(1, 1, 1, 2, activation_bytes=activation, weight_held_bytes=held) for activation, held, _ in costs]
+    def memory_profile(self) -> Profile:
+        """The bytes that a micro-batch holds at each stage, measured on one micro-batch, and if layers are shared, at each layer.
+
+        Times are not measured.
+        """
+        how = (self.microbatches, self.loss, self.options.autocast, self.options.device)
+        stages = tuple(
+            StageProfile(1, 1, 1, 2, activation_bytes=activation, weight_held_bytes=held)
+            for activation, held, _ in measure_bytes(self.stages, *how)
+        )
+        if not self.shared_layers:
+            return Profile(stages)
+        of_stages = [list(layers_of(stage)) for stage in self.stages]
+        sizes = iter(measure_layer_activations([layer for own in of_stages for layer in own], *how))
+        # Every layer has some share, so that a stage whose layers keep nothing is no exception.
+        layers = tuple(tuple(LayerShare(activation=max(1, next(sizes))) for _ in own) for own in of_stages)
+        return Profile(stages, layers=layers)
 
     def tensor_specs(self) -> dict[int, TensorSpec]:
         """The output of each stage but the last, found with one micro-batch; the modules are left as they were."""
@@ -143,7 +170,7 @@ class Job:
         inputs, targets = self.microbatches.get(0, 0, 0)
         device = torch.device(self.options.device)
         output: Tensor = inputs.to(device)
-        last = len(self.stages) - 1
+        last, has_layers = len(self.stages) - 1, self.layers is not None
         # On the device, since devices cast differently; one stage at a time, since all stages may not fit.
         with torch.no_grad(), torch.random.fork_rng(), cast(device, self.options.autocast):
             for number, module in enumerate(self.stages):
@@ -153,6 +180,9 @@ class Job:
                 if self.shared_layers:
                     torch.manual_seed(_TRIAL_SEED)
                     _refuse_unsharable(number, on_device, given, output, self.shared_layers, number == last)
+                elif has_layers:
+                    torch.manual_seed(_TRIAL_SEED)
+                    _refuse_wrong_layers(number, on_device, given, output)
                 if number == last:
                     output = self.loss(output, targets.to(device))
                 refuse_unusable(output, number, is_loss=number == last)
@@ -161,12 +191,12 @@ class Job:
         return specs
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """The description of this job in its checkpoints: a job that resumes from one must have the same."""
+        """The description of this job in its checkpoints: a job that resumes from one must have the same, but for its shape."""
         shape, options = self.shape, self.options
         return {
-            "pipelines": shape.num_pipelines,
-            "stages": shape.num_stages,
-            "microbatches": shape.num_microbatches,
+            PIPELINES: shape.num_pipelines,
+            STAGES: shape.num_stages,
+            MICROBATCHES: shape.num_microbatches,
             "seed": options.seed,
             "exact": options.is_exact,
             "max_norm": options.max_norm,
@@ -174,6 +204,8 @@ class Job:
             "autocast": str(options.autocast).removeprefix("torch."),
             "data": _describe_data(self.microbatches),
             "ties": _describe_ties(self.stages),
+            LAYERS: None if (layers := self.layers) is None else layers.to_json(),
+            BY_PIPELINE: self._is_source,
             "about": dict(options.checkpoint.about),
             "model": [
                 {
@@ -188,7 +220,7 @@ class Job:
 
 def _refuse_other_layers(problem: Problem | None, stages: Sequence[nn.Module], shared_layers: int) -> None:
     """Raise if the stages have other layers than the plan says, or too few to share."""
-    found = [len(layers_of(stage)) for stage in stages]
+    found = [len(layers) for layers in find_layer_names(stages).stages]
     if problem is not None and found != [len(layers) for layers in problem.profile.layers]:
         planned = ", ".join(str(len(layers)) for layers in problem.profile.layers)
         raise ForeignPlan(f"the stages have {', '.join(map(str, found))} layers, but those of the plan {planned}: plan again")
@@ -215,8 +247,8 @@ def _refuse_unsharable(number: int, stage: nn.Module, given: Tensor, output: Any
             changing.append(index)
         if isinstance(made, Tensor):  # the last one of the model may return anything that the loss takes
             passed.append(_spec_of(made))
-    if isinstance(made, Tensor) and not torch.allclose(made.float(), output.float(), rtol=1e-3, equal_nan=True):
-        raise Uncuttable(f"the layers of stage {number}, one after the other, do not compute what the stage does")
+    if isinstance(made, Tensor):
+        _refuse_other_output(number, made, output)
     # Every stage computes a layer at least: no micro-batch is cut before the first layer of the model, or behind the last one.
     last = len(layers) - 1 if is_last else len(layers)
     early = range(min(shared_layers, last) + 1) if number > 0 else range(0)
@@ -232,6 +264,21 @@ def _refuse_unsharable(number: int, stage: nn.Module, given: Tensor, output: Any
                 f"layer {first[0]} of stage {number} cannot be shared, because it changes its input in place: let it make a new "
                 "tensor (inplace=False), or make it part of the layer before it"
             )
+
+
+def _refuse_wrong_layers(number: int, stage: nn.Module, given: Tensor, output: Any) -> None:
+    """Raise if the layers that a stage names do not compute what the stage does; those of an `nn.Sequential` always do."""
+    if isinstance(stage, nn.Sequential):
+        return
+    for layer in layers_of(stage):
+        given = layer(given)
+    if isinstance(given, Tensor):
+        _refuse_other_output(number, given, output)
+
+
+def _refuse_other_output(number: int, made: Tensor, output: Any) -> None:
+    if not torch.allclose(made.float(), output.float(), rtol=1e-3, equal_nan=True):
+        raise Uncuttable(f"the layers of stage {number}, one after the other, do not compute what the stage does")
 
 
 def _spec_of(tensor: Tensor) -> TensorSpec:

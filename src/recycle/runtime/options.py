@@ -73,6 +73,8 @@ class FailureOptions:
         compare_every: Peers of a stage compare their weights after so many steps, and before each checkpoint; 0 is only then.
         restarts: How often an hour the worker of a place is started again on this machine after it died. Deaths that the script
             or the trace of the run injects are final.
+        follow_speeds: Whether a plan for the measured speeds of workers replaces the present one where that pays, and a worker
+            that is far too slow is left out. Slow workers are named in any case.
     """
 
     plan_source: PlanSource | None = None
@@ -81,6 +83,7 @@ class FailureOptions:
     lease_s: float = DEFAULT_LEASE_S
     compare_every: int = 10
     restarts: int = 3
+    follow_speeds: bool = True
 
     def __post_init__(self) -> None:
         refuse_lease(self.lease_s)

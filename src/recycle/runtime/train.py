@@ -1,13 +1,17 @@
 """`recycle.train`, which trains a model on this machine by a plan, and `recycle.cut`, which cuts a model into stages."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from torch import nn
 
 from recycle.core.errors import Uncuttable
+from recycle.core.layers import split_layers
 from recycle.core.plans.plan import Plan
+from recycle.runtime.checkpoint.layer_names import find_layer_names
+from recycle.runtime.compute.elastic_stage import layers_of
 from recycle.runtime.compute.microbatches import Dataset
 from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss
@@ -46,6 +50,37 @@ def cut(model: nn.Sequential, cuts: Sequence[int]) -> list[nn.Module]:
             f"from 1 to {len(model) - 1}"
         )
     return [model[start:stop] for start, stop in pairwise(bounds)]
+
+
+def recut(stages: Sequence[nn.Module], num_stages: int) -> list[nn.Module]:
+    """Distribute the layers of a model over another number of stages.
+
+    Args:
+        stages: The stages of the model. Each is an `nn.Sequential`, or has a method `split_into_layers()`.
+        num_stages: The number of stages to make.
+
+    Returns:
+        The stages, with about as many layers each. They share the layers of the given ones.
+
+    Raises:
+        Uncuttable: A stage does not say what its layers are, or there are fewer layers than stages.
+
+    Example:
+        >>> stages = cut(nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)), [2])
+        >>> [len(stage) for stage in recut(stages, 3)]
+        [1, 1, 1]
+    """
+    find_layer_names(stages)  # refuses stages that their layers do not make up
+    layers = [layer for stage in stages for layer in layers_of(stage)]
+    if not 1 <= num_stages <= len(layers):
+        raise Uncuttable(f"{num_stages} stages cannot be made of {len(layers)} layers: every stage needs a layer")
+    names = [str(number) for number in range(len(layers))]
+    if all(isinstance(stage, nn.Sequential) for stage in stages):
+        own = [name for stage in stages for name in stage._modules]
+        names = own if len(set(own)) == len(layers) else names
+    stops = list(accumulate(split_layers(len(layers), 1, [0] * num_stages), initial=0))
+    named = list(zip(names, layers, strict=True))
+    return [nn.Sequential(OrderedDict(named[start:stop])) for start, stop in pairwise(stops)]
 
 
 def train(

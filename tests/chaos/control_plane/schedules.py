@@ -23,6 +23,7 @@ EVENTS = {
     "wait": 3,
     "stall": 2,
     "corrupt": 1,
+    "slow": 3,
     "freeze": 2,
     "thaw": 2,
     "lose_store": 1,

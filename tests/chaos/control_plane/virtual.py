@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from recycle.control.decide.messages import ControlMessage
+from recycle.control.drift import speed_watch
+from recycle.control.drift.plan_change import PlanPeriods, decide_change
 from recycle.control.store.protocol import StoreAway
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import LeadershipLost
-from recycle.runtime.coordinator import background, fencing, leadership, run_output, service
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.steady_period import Speeds
+from recycle.runtime.coordinator import background, fencing, leadership, run_output, service, speed_planning
 from recycle.runtime.coordinator.ledger import recovered_event, run_ledger
 from recycle.runtime.coordinator.service import CoordinatorService
 from tests.control.decide.coordinator_harness import answer_for, evened
@@ -126,20 +130,27 @@ class VirtualPlans:
         self, source: "CoordinatorProcess", shape: Shape, deliver: Callable[..., None], planning: None, shared_layers: int
     ) -> None:
         self._plane, self._deliver = source.plane, deliver
-        self.requests: deque[frozenset[Worker]] = deque()
+        self.requests: deque[Callable[[], None]] = deque()
+        self.knows_speeds = True
         source.plans = self
 
-    def request(self, failed: frozenset[Worker]) -> None:
-        self.requests.append(failed)
+    def request(self, failed: frozenset[Worker], speeds: Speeds | None) -> None:
+        shape = self._plane.shape
+        planned = evened(shape, failed) if self._plane.is_moving else None
+        self.requests.append(lambda: self._deliver(failed, answer_for(shape, failed, planned)))
+
+    def compare(self, present: Plan, speeds: Speeds, without: Worker | None, deliver: Callable[..., None]) -> None:
+        new_us = self._plane.random.choice([500, 1000])
+        without_us = self._plane.random.choice([400, 1000]) if without is not None else None
+        self.requests.append(lambda: deliver(PlanPeriods(1000, new_us, without_us)))
 
     def make_next(self) -> None:
-        failed, shape = self.requests.popleft(), self._plane.shape
-        self._deliver(failed, answer_for(shape, failed, evened(shape, failed) if self._plane.is_moving else None))
+        self.requests.popleft()()
 
-    def prefetch(self, failed: frozenset[Worker]) -> None:
+    def prefetch(self, failed: frozenset[Worker], speeds: Speeds | None) -> None:
         pass
 
-    def expect(self, failed: frozenset[Worker]) -> None:
+    def expect(self, failed: frozenset[Worker], speeds: Speeds | None) -> None:
         pass
 
     def is_ready(self) -> bool:
@@ -165,6 +176,9 @@ def virtual() -> Iterator[None]:
         patch.object(fencing, "identify", lambda member: None),
         patch.object(run_ledger, "now_us", now_us),
         patch.object(recovered_event, "now_us", now_us),
+        # A job has few iterations here, which take no time: speeds change at once, and every gain is worth a pause.
+        patch.object(speed_watch, "HOLD", 1),
+        patch.object(speed_planning, "decide_change", lambda periods, *others: decide_change(periods, 1.0, 1000, 0.0)),
         patch.object(background, "Background", VirtualBackground),
         patch.object(run_output, "Background", VirtualBackground),
     ):

@@ -69,6 +69,7 @@ class SimulatedWorker:
     must_stop: bool = False
     is_hung: bool = False
     is_corrupt: bool = False
+    speed: float = 1.0
     is_writer: bool = False
     is_ready: bool = False
     is_leaving: bool = False
@@ -290,7 +291,8 @@ class Workers:
             checksum = "" if not is_due else f"wrong {worker.pid}" if worker.is_corrupt else "right"
             losses = {place.pipeline: float(iteration)} if place.stage == self.shape.num_stages - 1 else {}
             ran = columns_of([Span("0F0@0", CLOCK.now_us - 2000, CLOCK.now_us - 1000)])
-            worker.report(IterationApplied(place, iteration, losses, ran, StepVerdict(1.0, 1.0), checksum))
+            pace = {"F": (2, round(1000 / worker.speed))}
+            worker.report(IterationApplied(place, iteration, losses, ran, StepVerdict(1.0, 1.0), checksum, pace))
             if is_due and worker.is_writer:
                 worker.saves.append((iteration + 1, worker.epoch))
         worker.num_reported = state.num_settled

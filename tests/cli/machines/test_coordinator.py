@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from recycle.cli.machines.coordinator import _settled
 from recycle.cli.machines.job_description import describe_job, spec_from_description
 from recycle.cli.main import main
 from recycle.cli.training.job_from_config import TrainingJobFactory
 from recycle.cli.training.plan_choice import choose_plan
-from recycle.cli.training.train_config import parse_config
+from recycle.cli.training.train_config import TrainConfig, parse_config
+from recycle.cli.training.train_sections import ClusterSection
 from recycle.control.net.file_transfer import FileTransfer
 from recycle.control.net.handshake import Endpoint
 from recycle.core.errors import NotSaved, UserError
@@ -310,3 +312,15 @@ def test_a_worker_that_others_could_not_reach_is_told_so(about, tmp_path):
     about["serves_machines"] = True
     with pytest.raises(UserError, match="reach this one by the address at which it joins, and not at 127"):
         spec_from_description(ENDPOINT, tmp_path, None, "", about)
+
+
+def test_coordinators_of_one_folder_share_as_many_layers_as_the_first_one_chose(tmp_path: Path) -> None:
+    auto = TrainConfig(ClusterSection(shared_layers="auto"))
+    assert _settled(auto, tmp_path, has_store=False) == auto  # the first one is to choose
+    chosen = TrainConfig(ClusterSection(shared_layers=2))
+    (tmp_path / "job.json").write_text(json.dumps({"job": "x", "config": chosen.to_toml()}))
+    assert _settled(auto, tmp_path, has_store=False) == chosen
+    other = TrainConfig(ClusterSection(shared_layers=1))
+    assert _settled(other, tmp_path, has_store=False) == other
+    with pytest.raises(UserError, match="shared_layers is auto, which coordinators of one store may choose differently"):
+        _settled(auto, tmp_path, has_store=True)

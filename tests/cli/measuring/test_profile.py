@@ -12,6 +12,7 @@ from recycle.cli.measuring.profile import showing_rounds, without_clipping
 from recycle.cli.profile_text import describe_profile, mismatch_note, stability_text, stage_table, unevenness_text
 from recycle.cli.training.train_config import TrainConfig, parse_config
 from recycle.core.cluster import Shape
+from recycle.core.layer_shares import LayerShare
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import Link, Profile, Spread, StageProfile, Taken
 from recycle.profiling.rehearsal import Patience, Rehearsed
@@ -143,6 +144,7 @@ MEASURED = Profile(
     taken=TAKEN,
     factors=(0.95, 1.0, 1.12),
     contention=(0.95, 0.95, 0.96, 1.0, 1.0, 1.045),
+    layers=((LayerShare(),) * 3, (LayerShare(), LayerShare(2, 2, 2))),
 )
 PATIENCE = Patience(0.02, 3, 8)
 
@@ -174,6 +176,8 @@ def test_links_contention_and_the_machine_are_described_below_the_table() -> Non
         "links       to other stages 20 µs and 95.4 MiB/s; to peers 10 µs and 47.7 MiB/s",
         "contention  alone, ops take 0.950 of their cost, 0.950 with 1 other, 1.000 with 3 others, 1.045 with all 5",
         "workers     the slowest took 1.12 times as long as the median, the fastest 0.95; durations of one worker vary by 1.4%",
+        # A third of a stage is usual, and the last layer takes two thirds of one.
+        "layers      3,2 by stage; the slowest is layer 4, with 2.00 times the median",
         f"machine     NVIDIA H200 (cuda), torch 2.11: 3 pipelines of 2 samples a micro-batch; {TAKEN.model}",
         "stability   medians moved by 1.2% in the last of 4 rounds",
         "written     p.json  (recycle plan --profile p.json --pipelines 3 --stages 2 --microbatches 6)",
@@ -181,7 +185,7 @@ def test_links_contention_and_the_machine_are_described_below_the_table() -> Non
 
 
 def test_missing_measurements_have_no_number() -> None:
-    alone = replace(MEASURED, stages=(STAGE,), factors=(), contention=())
+    alone = replace(MEASURED, stages=(STAGE,), factors=(), contention=(), layers=())
     text = describe_profile(Rehearsed(alone, 3, 0.0, True), PATIENCE, Shape(1, 1, 6), Path("p.json"))
     assert "links       to other stages none; to peers none" in text
     assert "contention  none: no other worker computed" in text

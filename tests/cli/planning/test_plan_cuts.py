@@ -69,3 +69,33 @@ def test_a_plan_with_cuts_has_no_csv_form(tmp_path: Path) -> None:
 )
 def test_wrong_input_gets_one_sentence(options: str, sentence: str) -> None:
     assert sentence in refusal(f"plan {SMALL} {options}")
+
+
+def test_auto_chooses_a_number_and_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    options = f"{SMALL} --layers 16 --shared-layers auto --fail W1_2"
+    facts = run(f"plan {options} --json --out {path}").facts
+    assert facts["shared_layers"] == Plan.load(path).problem.shared_layers > 0
+    assert facts["shared_layers_because"].startswith(f"neighbouring stages share {facts['shared_layers']} layer")
+    summary = output_of(f"plan {options}").splitlines()
+    assert [line for line in summary if line.startswith("layers    neighbouring stages share ")]
+
+
+def test_an_estimate_has_layers_and_memory(tmp_path: Path) -> None:
+    """The bytes of shared layers are those of the state that a worker holds more than it would without any."""
+    profile = tmp_path / "profile.json"
+    output_of(f"estimate --model gpt3-medium --gpu a100-80 --stages 4 --out {profile}")
+    command = f"plan --pipelines 2 --stages 4 --microbatches 8 --profile {profile} --time-limit 5"
+    facts, alone = (run(f"{command} --shared-layers {shared} --json").facts for shared in (1, 0))
+    layer_bytes = 18 * (12 * 1024**2 + 13 * 1024)
+    assert facts["memory"]["shared"][1:3] == pytest.approx([2 * layer_bytes] * 2, rel=1e-6)
+    assert facts["memory"]["shared"][0] == facts["memory"]["shared"][3] == pytest.approx(layer_bytes, rel=1e-6)
+    assert all(size > 0 for size in facts["memory"]["activations"])
+    assert "memory" not in alone
+    summary = output_of(f"{command} --shared-layers 1")
+    assert "more for shared layers" in summary
+
+
+def test_auto_needs_layers() -> None:
+    assert "nothing says how many layers a stage has" in refusal(f"plan {SMALL} --shared-layers auto")
+    assert "'some' is no number of layers: give a whole number, or auto" in refusal(f"plan {SMALL} --shared-layers some")

@@ -256,7 +256,6 @@ def test_a_folder_whose_configuration_says_something_else_is_refused(key: str, v
     [
         ("--seed 5", "training.seed"),
         ("--width 16", "model.width"),
-        ("--pipelines 3", "cluster.pipelines"),
         ("--rate 1", "training.rate"),
         ("--no-exact", "training.exact"),
         ("--no-tied", "model.tied"),

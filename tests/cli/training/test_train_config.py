@@ -29,7 +29,7 @@ stages = 4
 microbatches = 6
 dead = ""
 techniques = "adaptive,decoupled,staggered"
-costs = "10,13,9"
+costs = ""
 memory = ""
 shared_layers = 0
 plan = ""
@@ -41,6 +41,7 @@ transport = "auto"
 lease = 2.0
 compare_every = 10
 restarts = 3
+follow_speeds = true
 [model]
 layers = 8
 width = 64
@@ -78,7 +79,7 @@ json_lines = false
 file = ""
 """
 KEYS = [(section, key) for section, table in tomllib.loads(DEFAULTS).items() for key in table]
-SWITCHES = [(section, key) for section, key in KEYS if tomllib.loads(DEFAULTS)[section][key] is False]
+SWITCHES = [(section, key) for section, key in KEYS if type(tomllib.loads(DEFAULTS)[section][key]) is bool]
 NUMBERS = [(section, key) for section, key in KEYS if type(tomllib.loads(DEFAULTS)[section][key]) is int]
 
 counts = st.integers(1, 10**9)
@@ -178,7 +179,8 @@ def test_every_key_has_a_short_and_a_dotted_flag(section: str, key: str) -> None
     given |= {"precision": "bfloat16", "sums": "float64", "device": "cuda", "transport": "gloo", "memory": "4", "dropout": "0.5"}
     extra = {"momentum": ["--optimizer", "sgd"]}.get(key, [])
     words = [] if (section, key) in SWITCHES else [given.get(key, "0.5" if key == "momentum" else "11")]
-    short, dotted = (config_of(*extra, f"--{name}", *words) for name in (dashed, f"{section}.{dashed}"))
+    no = "no-" if value_of(TrainConfig(), section, key) is True else ""
+    short, dotted = (config_of(*extra, f"--{no}{name}", *words) for name in (dashed, f"{section}.{dashed}"))
     assert short == dotted
     assert f"{section}.{key}" in changes(TrainConfig(), short)
 
@@ -200,7 +202,9 @@ def test_the_help_names_every_key_with_its_default_by_section() -> None:
     text = " ".join(parser().format_help().split())
     for section, key in KEYS:
         default = tomllib.loads(DEFAULTS)[section][key]
-        written = {"": "none", "False": "no"}.get(str(default), f"{default:g}" if isinstance(default, float) else str(default))
+        written = {"": "none", "False": "no", "True": "yes"}.get(
+            str(default), f"{default:g}" if isinstance(default, float) else str(default)
+        )
         dotted = re.escape(f"--{section}.{key.replace('_', '-')}")
         assert re.search(rf"{dotted}(?: |, --no)[^[]*? \(default: {re.escape(written)}\)", text), key
     assert re.findall(r"\[(\w+)\]: [A-Z]", text) == list(tomllib.loads(DEFAULTS))

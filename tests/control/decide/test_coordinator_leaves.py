@@ -2,8 +2,7 @@
 
 import pytest
 
-from recycle.control.decide.leaving import LEAVES
-from recycle.control.decide.members import Member
+from recycle.control.decide.members import LEAVES, Member
 from recycle.control.decide.messages import JobEnded, Leaving, PauseAtBoundary, StopEpoch
 from recycle.control.decide.phases import CoordinatorPhase
 from tests.builders import dead

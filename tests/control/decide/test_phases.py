@@ -73,6 +73,7 @@ SCENARIOS: list[Scenario] = [
     *STARTS.values(),
     after(running, lambda harness: harness.coordinator.stop_early()),
     after(running, lambda harness: harness.leave("W1_1")),
+    after(running, lambda harness: harness.coordinator.change_plan("a worker is slow")),
     after(pausing, lambda harness: harness.stop_all()),
     after(pausing, lambda harness: harness.die("W1_0")),
     after(planning, lambda harness: harness.answer()),

@@ -40,6 +40,9 @@ def injections(draw: st.DrawFn) -> Injection:
     worker = Worker(draw(numbers), draw(numbers))
     op = Op(worker.stage, draw(st.sampled_from(Kind)), MicroBatch(draw(numbers), draw(numbers)))
     at = MIDDLE if action in (Action.REJOIN, Action.CORRUPT) else draw(st.sampled_from([*WORDS, str(op)]))
+    if action is Action.SLOW and draw(st.booleans()):
+        until = draw(st.just(-1) | st.integers(iteration, 9999))
+        return Injection(action, worker, iteration, speed=draw(st.integers(10, 999)) / 1000, until=until)
     least = {Action.HANG: st.just(0.0) | lengths, Action.SLOW: lengths}
     return Injection(action, worker, iteration, at, draw(least.get(action, st.just(0.0))))
 
@@ -93,6 +96,8 @@ def test_a_text_with_a_slip_is_read_or_refused_but_never_more(injection, slip, s
         ("kill", "coordinator@6", Injection(Action.KILL, None, 5)),
         ("kill", "coordinator@6:recovery", Injection(Action.KILL, None, 5, RECOVERY)),
         ("rejoin", "W1_2@12", Injection(Action.REJOIN, W1_2, 11)),
+        ("slow", "W1_2@5:x0.6", Injection(Action.SLOW, W1_2, 4, speed=0.6)),
+        ("slow", "W1_2@5-20:x0.25", Injection(Action.SLOW, W1_2, 4, speed=0.25, until=19)),
     ],
 )
 def test_steps_count_from_one_in_the_text_and_from_zero_in_the_data(action, text, injection):
@@ -110,6 +115,18 @@ def test_an_op_is_kept_as_it_prints_itself_however_it_was_written():
 def test_a_time_may_have_another_unit_and_spaces_around_a_place_do_not_matter():
     assert Injection.parse(Action.SLOW, " W0_1@8:first+500ms ") == Injection(Action.SLOW, Worker(0, 1), 7, FIRST, 0.5)
     assert str(Injection.parse(Action.HANG, "W0_1@8+2m")) == "W0_1@8+120s"
+
+
+def test_a_slow_worker_is_so_from_its_first_step_to_its_last_one():
+    slow = Injection.parse(Action.SLOW, "W1_2@5-7:x0.6")
+    assert [iteration for iteration in range(12) if slow.is_slow_in(iteration)] == [4, 5, 6]
+    for_ever = Injection.parse(Action.SLOW, "W1_2@5:x0.6")
+    assert [iteration for iteration in range(12) if for_ever.is_slow_in(iteration)] == list(range(4, 12))
+
+
+def test_a_worker_that_comes_back_to_a_slow_place_is_slow_again():
+    made = script("slow W1_2@3:x0.6", "slow W1_2@2-4:x0.3", "kill W1_2@5", "rejoin W1_2@9")
+    assert [str(one) for one in made.for_worker(W1_2, since=8)] == ["W1_2@3:x0.6"]
 
 
 def test_who_is_killed_fails_or_hangs_for_ever_is_gone_and_who_wakes_up_or_is_slow_may_not_be():
@@ -150,7 +167,15 @@ NO_INJECTION = {
     "a kill with a time": ("kill", "W1_2@5+3s", r"^kill W1_2@5\+3s gives a time, but only hang and slow have one: leave it out"),
     "an exit with a time": ("fail", "W1_2@5+3s", r"^fail W1_2@5\+3s gives a time"),
     "a re-join with a time": ("rejoin", "W1_2@5+3s", r"^rejoin W1_2@5\+3s gives a time"),
-    "slow by nothing": ("slow", "W1_2@5:first", r"^slow W1_2@5:first does not say by how much: add it, such as W1_2@5:first\+3s"),
+    "slow by nothing": ("slow", "W1_2@5:first", r"^slow W1_2@5:first does not say by how much: add a time or a speed, such as"),
+    "a speed for a kill": ("kill", "W1_2@5:x0.6", r"^kill W1_2@5:x0.6 mixes two forms: only slow has a speed"),
+    "a speed and a time": ("slow", "W1_2@5:x0.6+3s", r"mixes two forms: .*: write slow W1_2@5:x0.6$"),
+    "a last step without a speed": ("slow", "W1_2@5-8+3s", r"mixes two forms"),
+    "no speed at all": ("slow", "W1_2@5:x0", r"stops the worker: write hang, or a speed from 0.01 on"),
+    "a speed too low": ("slow", "W1_2@5:x0.001", r"has the speed 0.001: give one from 0.01 to below 1"),
+    "a speed above 1": ("slow", "W1_2@5:x1.5", r"has the speed 1.5: give one from 0.01 to below 1"),
+    "a last step before the first": ("slow", "W1_2@5-4:x0.6", r"ends before it begins"),
+    "a slow coordinator": ("slow", "coordinator@5:x0.6", r"the coordinator can only be killed"),
     "a re-join inside a step": ("rejoin", "W1_2@5:reduce", r"a worker comes back before one begins: leave reduce out"),
     "a coordinator that hangs": (
         "hang",

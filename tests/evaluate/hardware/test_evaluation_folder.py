@@ -10,6 +10,7 @@ from recycle.core.errors import FileProblem, UserError
 from recycle.evaluate.hardware.evaluation_folder import begin_evaluation, choose_setup, hardware, measure_part, read_setup
 from recycle.evaluate.hardware.measurement_size import MeasurementSize
 from recycle.evaluate.hardware.setup import Setup
+from recycle.evaluate.hardware.variants import variants
 from tests.evaluate.hardware.tiny_setup import TINY
 
 SIZE = MeasurementSize(1, 1, 1)
@@ -82,18 +83,18 @@ def test_without_options_the_setup_is_that_of_the_folder_if_it_has_one(tmp_path)
 
 def test_a_profile_that_is_there_is_not_measured_again(tmp_path):
     (tmp_path / "profile.json").write_text("measured before")
-    measure_part("profile", tmp_path, TINY, SIZE, silent)
+    measure_part("profile", tmp_path, TINY, SIZE, silent, variants(TINY))
     assert (tmp_path / "profile.json").read_text() == "measured before"
 
 
 def test_a_comparison_without_plans_says_how_to_make_them(tmp_path):
     with pytest.raises(FileProblem, match=r"^there is no plan .*1f1b\.json: make the plans first, with recycle bench cluster"):
-        measure_part("race", tmp_path, TINY, SIZE, silent)
+        measure_part("race", tmp_path, TINY, SIZE, silent, variants(TINY))
 
 
 def test_kills_without_plans_name_the_folder_of_their_plans(tmp_path):
     with pytest.raises(FileProblem, match=f"^{tmp_path / 'deaths'} has no plan for none dead"):
-        measure_part("deaths", tmp_path, TINY, SIZE, silent)
+        measure_part("deaths", tmp_path, TINY, SIZE, silent, variants(TINY))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")

@@ -3,6 +3,7 @@
 import gzip
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -15,9 +16,10 @@ from recycle.core.errors import FileProblem
 from recycle.core.events.op_columns import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
 from recycle.core.plans.plan import Plan
-from recycle.evaluate.hardware.race import Trial, interleaved, plan_path, read_trials, run_race
+from recycle.evaluate.hardware.contenders import Contender, ContenderTurn
+from recycle.evaluate.hardware.race import Trial, interleaved, plan_path, read_trials, run_race, run_trial
 from recycle.evaluate.hardware.setup import SEED
-from recycle.evaluate.hardware.torch_contender import TORCH, TorchContender
+from recycle.evaluate.hardware.torch_contender import TORCH, TORCH_1F1B, TORCH_ZBV, TORCH_ZERO_BUBBLE, TorchContender
 from recycle.evaluate.hardware.variants import variants
 from recycle.models.gpt import next_byte_loss
 from recycle.profiling.worker_pool import worker_pool
@@ -77,9 +79,9 @@ def test_every_variant_has_its_turn_and_is_reported(raced):
     assert progress == [(name, number, len(names)) for number, name in enumerate(names, 1)]
 
 
-def plain_losses(num_iterations):
+def plain_losses(num_iterations, setup=TINY):
     """The losses of the whole model in this process, by plain torch, with the gradients of all micro-batches in every step."""
-    batches, model = MicroBatches(TINY.text(), TINY.shape, TINY.samples, SEED), nn.Sequential(*TINY.modules())
+    batches, model = MicroBatches(setup.text(), setup.shape, setup.samples, SEED), nn.Sequential(*setup.modules())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     losses = []
     for iteration in range(num_iterations):
@@ -195,6 +197,27 @@ def test_a_plan_that_is_missing_is_named_before_anything_runs(raced, tmp_path):
 
 def test_nothing_was_measured_in_a_folder_that_is_new(tmp_path):
     assert list(read_trials(tmp_path)) == []
+
+
+def test_torchs_stages_have_the_layers_of_their_turn_and_ours_those_of_the_plan():
+    """Wherever the model is cut, all train the same; a larger vocabulary makes the last layer heavier."""
+    setup = replace(TINY, layers=5, vocabulary=300)
+    layers = {TORCH_1F1B: (4, 1), TORCH_ZERO_BUBBLE: (1, 4), TORCH_ZBV: (2, 1, 1, 1)}
+    plan = make_plan(setup.shape, "", "adaptive,decoupled,staggered")
+    profile = plan.problem.profile
+    ours = {
+        "as given": plan,
+        "other stages": replace(plan, problem=replace(plan.problem, profile=profile.with_layers([4, 1]))),
+        "shared": replace(plan, problem=replace(plan.problem, profile=profile.with_layers([2, 3]), shared_layers=2)),
+    }
+    turns = [ContenderTurn(0, name, 3, None, range(2), own) for name, own in layers.items()]
+    turns += [ContenderTurn(0, name, 3, own, range(2)) for name, own in ours.items()]
+    make = partial(Contender, setup, setup.job(plan).tensor_specs())
+    expected = plain_losses(3, setup)
+    with worker_pool(list(setup.shape.workers()), make, ["torch.distributed.pipelining"]) as pool:
+        for number, turn in enumerate(turns):
+            trial, _ = run_trial(pool, replace(turn, number=number), 0)
+            assert trial.losses == pytest.approx(expected, abs=TOLERANCE), turn.variant
 
 
 class OverTransport:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from recycle.core.cluster import Cluster, Shape
 from recycle.core.errors import MemoryTooSmall, UserError
+from recycle.core.layer_sums import LayerSums
 from recycle.core.layers import split_layers
 from recycle.core.op import Kind
 from recycle.core.problem import Memory, Problem
@@ -203,6 +204,29 @@ def test_no_cost_is_rounded_to_nothing():
     model = ModelSpec("dust", 2, 1, 1, sequence=1, vocabulary=1)
     stage = estimate(model, GPUS["h200"], 2).stages[0]
     assert (stage.forward_us, stage.input_us, stage.weight_us, stage.optimizer_us) == (1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"tensor_parallel": 4}, {"flash": False, "gradient_bytes": 2}])
+def test_the_layers_of_an_estimate_add_up_to_the_estimate_of_any_other_split(options):
+    model = ModelSpec("small", 8, 512, 8, sequence=256, vocabulary=30_000)
+    sums = LayerSums(estimate(model, H200, 3, layers=(3, 3, 2), **options))
+    assert sums.bounds == (0, 3, 6, 8)
+    for split in ((1, 4, 3), (4, 3, 1), (2, 2, 4), (5, 2, 1)):
+        start = 0
+        for number, stage in zip(split, estimate(model, H200, 3, layers=split, **options).stages, strict=True):
+            for name in ("forward_us", "input_us", "weight_us", "fused_us", "optimizer_us"):
+                assert sums.total(name, range(start, start + number)) == pytest.approx(getattr(stage, name), abs=3)
+            for name in ("activation_bytes", "static_bytes", "gradient_bytes"):
+                assert sums.total(name, range(start, start + number)) == pytest.approx(getattr(stage, name), rel=1e-6, abs=3)
+            start += number
+
+
+def test_a_model_in_one_stage_has_embedding_and_head_in_its_outer_layers():
+    (layers,) = estimate("gpt3-medium", H200, 1).layers
+    assert len(layers) == 24
+    assert layers[0].parameters > 1.1
+    assert layers[-1].forward > 1.1
+    assert len(set(layers[1:-1])) == 1
 
 
 def test_a_model_that_is_too_large_for_its_gpus_is_refused_by_the_problem():

@@ -261,6 +261,8 @@ def test_the_facts_say_all_of_it() -> None:
         "peak_bytes": 200,
         "activation_bytes": 80,
         "planned_bytes": 40,
+        "static_bytes": 0,
+        "planned_static_bytes": 0,
         "ratio": 2.0,
     }
     assert facts["checkpoints"] == [{"at_us": 1270, "steps": 3, "folder": "step-3", "size_bytes": 77}]

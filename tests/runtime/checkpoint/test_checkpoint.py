@@ -339,6 +339,10 @@ TEARS = {
         lambda folder: edit(folder / "manifest.json", files=[1]),
         "does not say name, size and digest",
     ),
+    "the manifest has another text": (
+        lambda folder: edit(folder / "manifest.json", fingerprint={**FINGERPRINT, "layers": None}),
+        "does not have the text that was written: its SHA-256 is",
+    ),
     "the manifest has nothing": (lambda folder: edit(folder / "manifest.json", files=None), "does not say what belongs to"),
 }
 
@@ -402,4 +406,4 @@ def test_a_file_of_another_stage_is_not_loaded(tmp_path):
     with pytest.raises(FileProblem, match=r"stage-1\.safetensors does not have the bytes that were written"):
         load_stage(checkpoint, 1, *small_stage(3))
     with pytest.raises(FileProblem, match=r"stage-1\.safetensors does not hold stage 1 after 5 steps"):
-        put_stage(path.parent, lambda number: load_tensors(path), 5, 1, *small_stage(3))
+        put_stage(checkpoint, lambda number: load_tensors(path), 1, *small_stage(3))

@@ -1,7 +1,6 @@
 """The meter counts what is live: held against every storage that torch makes, from its making to its death."""
 
 import weakref
-from array import array
 
 import pytest
 import torch
@@ -10,11 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from recycle.core.cluster import Worker
-from recycle.core.plans.plan import Row
-from recycle.core.profile import StageProfile
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
-from recycle.runtime.compute.activation_memory import ActivationMeter, planned_peak_bytes
+from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.split_backward import Tape
 from recycle.runtime.compute.stage import Stage
@@ -284,25 +280,3 @@ def test_after_input_a_micro_batch_holds_its_tape_alone():
     meter.after_input(0, Tape())
     assert meter.held_bytes == 40
     assert meter.peak_bytes == 440
-
-
-def row(kinds):
-    numbers = range(len(kinds))
-    return Row(Worker(0, 0), kinds, array("q", numbers), array("q", numbers))
-
-
-@pytest.mark.parametrize(
-    ("kinds", "peak_bytes"),
-    [
-        ("", 0),
-        ("FB", 100),
-        ("FFBB", 200),
-        ("FBFB", 100),
-        ("FFIIWW", 200),
-        ("FIFIFIFWWWW", 100 + 3 * 30),
-        ("FFIFBIWWB", 230),
-    ],
-)
-def test_the_planned_peak_is_that_of_the_memory_model(kinds, peak_bytes):
-    profile = StageProfile(1, 1, 1, 2, activation_bytes=100, weight_held_bytes=30, static_bytes=10**6)
-    assert planned_peak_bytes(row(kinds), profile) == peak_bytes

@@ -5,10 +5,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from recycle.core.profile import StageProfile
+from recycle.core.plans.memory_use import memory_use
+from recycle.core.profile import Profile, StageProfile
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
-from recycle.runtime.compute.activation_memory import ActivationMeter, planned_peak_bytes
+from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.microbatches import MicroBatches
 from recycle.runtime.compute.stage_bytes import measure_bytes
 from tests.runtime.jobs import BATCH, WIDTH, Numbers, adamw, greedy_plan, loss, make_stages
@@ -93,10 +94,12 @@ def peaks(made, stages, samples, own_loss):
         executor.stage.meter = ActivationMeter(executor.stage.module)
     job.iterate(0)
     sizes = measure_bytes(stages, samples, own_loss)
-    profiles = [StageProfile(1, 1, 1, 2, activation_bytes=whole, weight_held_bytes=rest) for whole, rest, _ in sizes]
-    planned = {row.worker: planned_peak_bytes(row, profiles[row.worker.stage]) for row in made.rows}
+    profiles = (StageProfile(1, 1, 1, 2, activation_bytes=whole, weight_held_bytes=rest) for whole, rest, _ in sizes)
+    planned = memory_use(made, Profile(tuple(profiles)))
     assert all(executor.stage.meter.held_bytes == 0 for executor in job.workers.values())
-    return {worker: (executor.stage.meter.peak_bytes, planned[worker]) for worker, executor in job.workers.items()}
+    return {
+        worker: (executor.stage.meter.peak_bytes, planned[worker].activation_bytes) for worker, executor in job.workers.items()
+    }
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -22,7 +22,7 @@ def plan(fail=""):
 def open_ledger(**options):
     """The ledger of a run of four workers that began at 0, and the events that it writes."""
     written = []
-    ledger = RunLedger(plan(), SAMPLES, (), options.pop("publish", written.extend), begin_us=0, **options)
+    ledger = RunLedger(plan(), SAMPLES, plan().problem.profile, options.pop("publish", written.extend), begin_us=0, **options)
     ledger.start_epoch(plan(), ledger.num_steps, MEMBERS, MEMBERS.keys())
     return ledger, written
 

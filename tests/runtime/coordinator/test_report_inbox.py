@@ -19,7 +19,7 @@ class Inbox:
     def __init__(self):
         self.published, self.acks = [], []
         plan = recycle.solve(recycle.problem(2, 2, 2, costs=(1, 1, 1)), "greedy")
-        self.ledger = RunLedger(plan, 8, (), lambda events: self.published.append(list(events)), begin_us=0)
+        self.ledger = RunLedger(plan, 8, plan.problem.profile, lambda events: self.published.append(list(events)), begin_us=0)
         self.ledger.start_epoch(plan, 0, {number: Worker.parse(name) for number, name in enumerate(NAMES, 1)}, {1, 2, 3, 4})
         self.inbox = ReportInbox(self.ledger, lambda member, ack: self.acks.append((member, ack.number)))
 

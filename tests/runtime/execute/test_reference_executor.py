@@ -1,6 +1,8 @@
 """The mathematics does not change: whoever is dead, whatever the schedule, the weights come out the same."""
 
 import copy
+import fractions
+import itertools
 import math
 from functools import cache
 
@@ -202,8 +204,21 @@ def test_a_verdict_follows_from_the_stages_norms():
     assert judge_step([9.0, 16.0], 1.0) == StepVerdict(5.0, 0.2)
     assert judge_step([9.0, float("inf")], 1.0).scale is None
     assert judge_step([float("nan"), 1.0], None).scale is None
-    assert norm_squared([torch.tensor([3.0, 4.0]), None]) == 25.0
-    assert not math.isfinite(norm_squared([torch.tensor([float("inf")]), torch.tensor([float("nan")])]))
+    assert norm_squared([torch.tensor([3.0, 4.0]), None]) == (25.0, 0.0, 0.0)
+    assert norm_squared([]) == (0.0, 0.0, 0.0)
+    assert not math.isfinite(norm_squared([torch.tensor([float("inf")]), torch.tensor([float("nan")])])[0])
+    assert judge_step(norm_squared([torch.tensor([float("inf")])]), 1.0).scale is None
+
+
+def test_the_norm_of_all_stages_does_not_depend_on_which_gradients_are_in_one_stage():
+    generator = torch.Generator().manual_seed(1)
+    gradients = [torch.randn(7, generator=generator) * 10.0**power for power in (-9, 3, -4, 8, 0, -1, 5, -7)]
+    squares = [fractions.Fraction(value) for (value, *_) in (norm_squared([gradient]) for gradient in gradients)]
+    exact = float(sum(squares))
+    for bounds in itertools.chain.from_iterable(itertools.combinations(range(1, 8), count) for count in range(8)):
+        stages = [gradients[start:stop] for start, stop in itertools.pairwise([0, *bounds, 8])]
+        parts = [part for stage in stages for part in norm_squared(stage)]
+        assert judge_step(parts, None).norm == math.sqrt(exact)
 
 
 def test_taking_back_restores_the_optimizers_state_too():

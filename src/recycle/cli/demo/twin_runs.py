@@ -185,7 +185,8 @@ def make_demo_job(setting: DemoSettings) -> "Job":
         ) from None
     shape = setting.shape
     config = TrainConfig(
-        ClusterSection(shape.num_pipelines, shape.num_stages, shape.num_microbatches, lease=setting.lease_s),
+        # It shows failures alone: a busy machine, on which workers differ, must not change the plan in between.
+        ClusterSection(shape.num_pipelines, shape.num_stages, shape.num_microbatches, lease=setting.lease_s, follow_speeds=False),
         ModelSection(setting.num_layers, setting.width, context=setting.context),
         DataSection(samples=1),
         TrainingSection(setting.num_steps, seed=0, exact=True),

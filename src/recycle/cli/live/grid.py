@@ -27,7 +27,7 @@ _PLACES = {
     STARTING: ("F", "○", ".", "starts"),
     SUSPECTED: ("I", "?", "?", "hangs"),
 }
-_MOST_PIPELINES = 12
+_MOST_PIPELINES, _MOST_SLOW = 12, 4
 _CELL, _MARGIN = 13, 12
 _COLUMNS = {"detect": 8, "abort": 8, "plan": 8, "regroup": 9, "transfer": 10, "redo": 8, "lost": 9}
 _LONGEST_BAR, _SHORTEST_BAR = 30, 8
@@ -94,7 +94,8 @@ def _grid(state: RunState, width: int, is_ascii: bool) -> RenderableType:
     shown = _shown_pipelines(state)
     for pipeline in shown:
         names = [str(Worker(pipeline, stage)) for stage in range(state.shape.num_stages)]
-        cells = [_cell(name, state.places[name], is_wide, is_ascii) for name in names]
+        speeds = state.facts.speeds
+        cells = [_cell(name, state.places[name], speeds.get(name, 1.0), is_wide, is_ascii) for name in names]
         grid.add_row(Text(f"pipeline {pipeline}", _FAINT), *(cells if is_wide else [Text().join(cells)]))
     if num_hidden := state.shape.num_pipelines - len(shown):
         grid.add_row(Text(f"{num_hidden} more", _FAINT))
@@ -102,24 +103,29 @@ def _grid(state: RunState, width: int, is_ascii: bool) -> RenderableType:
 
 
 def _shown_pipelines(state: RunState) -> list[int]:
-    """All pipelines; of many, those with a worker that is not alive, and as many others as fit."""
+    """All pipelines; of many, those with a worker that is slow or not alive, and as many others as fit."""
     assert state.shape is not None
     troubled = {Worker.parse(name).pipeline for name, how in state.places.items() if how not in (ALIVE, STARTING)}
+    troubled |= {Worker.parse(name).pipeline for name, speed in state.facts.speeds.items() if speed < 1}
     chosen = sorted(range(state.shape.num_pipelines), key=lambda pipeline: (pipeline not in troubled, pipeline))
     return sorted(chosen[:_MOST_PIPELINES])
 
 
-def _cell(name: str, how: str, is_wide: bool, is_ascii: bool) -> Text:
+def _cell(name: str, how: str, speed: float, is_wide: bool, is_ascii: bool) -> Text:
     look, sign, plain, word = _PLACES[how]
+    if how == ALIVE and speed != 1:
+        look, word = "I" if speed < 1 else look, f"x{speed:g}"
     sign = plain if is_ascii else sign
     return Text(f" {sign} {name} {word}".ljust(_CELL) if is_wide else sign, STYLES[look], no_wrap=True)
 
 
 def _worker_counts(state: RunState) -> Text:
-    """The number of workers in each state, and the workers whose work is being taken over."""
+    """The number of workers in each state, those that are slow, and the workers whose work is being taken over."""
     counts = {how: sum(one == how for one in state.places.values()) for how in _PLACES}
     text = f"{counts.pop(ALIVE)} of {len(state.places)} workers alive"
     text += "".join(f", {count} {how}" for how, count in counts.items() if count)
+    if slow := [f"{name} x{speed:g}" for name, speed in sorted(state.facts.speeds.items()) if speed < 1]:
+        text += f"; slow: {', '.join(slow[:_MOST_SLOW])}{' and more' if len(slow) > _MOST_SLOW else ''}"
     made = Text(" " * _MARGIN + text)
     if state.gone:
         made.append(f"   recovering: {', '.join(state.gone)} left", Style(bold=True, color=PAINTS["B"].fill))

@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from recycle.cli.machines.store_flags import add_store_arguments, read_store, wr
 from recycle.cli.machines.store_job import LedJob, describe_end, new_job
 from recycle.cli.training.plan_choice import choose_source
 from recycle.cli.training.train import config_and_folder, describe_run, prepare, refuse_unsaved, watching
-from recycle.cli.training.train_config import TrainConfig, add_config_arguments
+from recycle.cli.training.train_config import TrainConfig, add_config_arguments, parse_config
 from recycle.control.net.handshake import Endpoint
 from recycle.control.net.listener import BACKLOG, reserve_address
 from recycle.control.net.wire import new_name
@@ -35,6 +35,7 @@ from recycle.core.events.record import Event
 from recycle.core.events.record_file import JOB, SUMMARY
 from recycle.core.files import write_text
 from recycle.host.folder_lock import locked
+from recycle.planner.shared_layers_choice import AUTO
 
 _DESCRIPTION = """\
 Coordinate a job whose workers are started elsewhere, by 'recycle agent' on every machine. It waits until every place of the plan
@@ -88,7 +89,7 @@ def run_coordinator(args: argparse.Namespace) -> None:
     host, port = read_address(args.listen)
     advertised = read_address(args.advertise) if args.advertise else None
     token, tls, store = read_token(args.token_file, makes_one=True), read_tls(args), read_store(args)
-    factory, plan = prepare(config)
+    factory, plan = prepare(_settled(config, out, has_store=store is not None), is_local=False)
     config = factory.config
     from recycle.runtime.coordinator.process import serve_job
     from recycle.runtime.launch.configure import coordinator_config
@@ -125,6 +126,22 @@ def run_coordinator(args: argparse.Namespace) -> None:
             sink = _NoticeSink(watch)
             serve_job(coordinator, listener, sink, () if is_takeover else None, store=led.store if led is not None else None)
     _conclude(args, sink, led, out, config.training.steps)
+
+
+def _settled(config: TrainConfig, out: Path, has_store: bool) -> TrainConfig:
+    """The configuration with as many shared layers as the job in this folder has, if it says `auto`.
+
+    All coordinators of a job must come to the same number, and what one measures another may not.
+    """
+    if config.cluster.shared_layers != AUTO:
+        return config
+    if has_store:
+        raise UserError("cluster.shared_layers is auto, which coordinators of one store may choose differently: give a number")
+    found = read_job(out).get("config")
+    if not isinstance(found, str):
+        return config
+    known = parse_config(found).cluster.shared_layers
+    return replace(config, cluster=replace(config.cluster, shared_layers=known))
 
 
 def _conclude(args: argparse.Namespace, sink: "_NoticeSink", led: LedJob | None, out: Path, num_steps: int) -> None:

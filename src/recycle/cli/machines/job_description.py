@@ -65,8 +65,8 @@ def spec_from_description(endpoint: Endpoint, folder: Path, file: Path | None, i
     """
     import torch
 
+    from recycle.runtime.checkpoint.compatibility import differing
     from recycle.runtime.checkpoint.files import plain
-    from recycle.runtime.checkpoint.resume import differing
     from recycle.runtime.compute.state_digests import digest
     from recycle.runtime.launch.configure import worker_spec
     from recycle.runtime.transport.specs import TensorSpec

@@ -22,6 +22,7 @@ examples:
   recycle bench cluster --small --rounds 4                                        on two cores in ten minutes, into {DEFAULT_OUT}
   recycle bench cluster --workers 12 --backend cpu-cores --out build/cores
   recycle bench cluster --workers 12 --backend gpu-slices --out build/slices      one NVIDIA GPU, shared by all
+  recycle bench cluster --study elastic --microbatches 24 --out build/elastic     cuts beside re-routing; nobody is killed
   recycle bench cluster --out build/cores --only report                           the report again, from the measurements
 
 On a machine that has only torch installed, PYTHONPATH=src python -m recycle.evaluate.hardware
@@ -36,6 +37,13 @@ def add_bench_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="workers, a multiple of 4 (default: 12)")
     parser.add_argument("--backend", metavar="cpu-cores|gpu-slices", help="the hardware of a worker (default: cpu-cores)")
     parser.add_argument("--small", action="store_true", help="a GPT that is small enough for workers that share cores")
+    parser.add_argument(
+        "--study",
+        metavar="techniques|elastic",
+        help="compare the techniques with each other and with torch (default), or re-routing with cuts and with moved layers",
+    )
+    parser.add_argument("--variants", metavar="LIST", help="plan, race and report only some variants, by their names in plans/")
+    parser.add_argument("--microbatches", type=int, metavar="N", help="micro-batches of each pipeline (default: 6)")
     about = f"the folder of measurements and results, new or to resume (default: {DEFAULT_OUT})"
     parser.add_argument("--out", type=output_path, metavar="FOLDER", help=about)
     parser.add_argument("--only", default=",".join(_PARTS), metavar="LIST", help=f"some of {','.join(_PARTS)} (default: all)")
@@ -47,6 +55,7 @@ def run_bench(args: argparse.Namespace) -> None:
     try:
         from recycle.evaluate.cluster_benchmark import run_cluster_benchmark
         from recycle.evaluate.hardware.evaluation_folder import choose_setup
+        from recycle.evaluate.hardware.variants import chosen_variants
     except ImportError as problem:
         raise UserError(
             f"measuring needs torch ({problem}): install it with pip install -e '.[train]' in a clone of ReCycle"
@@ -55,10 +64,10 @@ def run_bench(args: argparse.Namespace) -> None:
     if unknown := [part for part in parts if part not in _PARTS]:
         raise UserError(f"--only names {unknown[0]!r}, but the parts are {', '.join(_PARTS)}")
     size, folder = MeasurementSize.from_arguments(args), args.out or DEFAULT_OUT
-    setup = choose_setup(folder, args.backend, args.workers, args.small)
+    setup = choose_setup(folder, args.backend, args.workers, args.small, args.study, args.microbatches)
     if args.out is None:
         _say(f"--out is not given: measurements and results are in {folder}")
-    page = run_cluster_benchmark(folder, setup, parts, size, _say)
+    page = run_cluster_benchmark(folder, setup, parts, size, _say, chosen_variants(setup, args.variants))
     if page is not None:
         print(page)
 

@@ -10,7 +10,7 @@ from recycle.cli.live.run_state import format_loss
 from recycle.core.cluster import Worker
 from recycle.core.events.record import Held
 from recycle.core.units import format_bytes, format_duration, format_us
-from recycle.report.record.recovery_text import format_ms, recovery_lines
+from recycle.report.record.recovery_text import describe_speed, format_ms, recovery_lines
 from recycle.report.record.run_summary import Summary, fullest_by_stage, memory_ratio
 from recycle.report.record.tables import aligned
 
@@ -18,6 +18,7 @@ _MOST_WORKERS = 16
 _MOST_WARNINGS = 8
 _MOST_SAVED = 4
 _MOST_RECOVERIES = 12
+_MOST_SPEEDS = 8
 _CURVE_ROWS = 7
 _MARGIN = 11
 # The bits of a braille character's dots: four rows of two.
@@ -36,6 +37,7 @@ def report_lines(summary: Summary, state: str, width: int) -> list[str]:
         "plan": _plan(summary),
         "bubbles": _bubbles(summary),
         "time": _time(summary),
+        "speeds": _speeds(summary),
         "recoveries": _recoveries(summary),
         "workers": _workers(summary),
         "memory": _memory(summary),
@@ -105,6 +107,12 @@ def _time(summary: Summary) -> list[str]:
     return [f"{format_duration(metrics.total_us)} in all: {shares}"]
 
 
+def _speeds(summary: Summary) -> list[str]:
+    """Who was slower or faster than its peers, from which step on."""
+    known = summary.run.speeds
+    return [*map(describe_speed, known[:_MOST_SPEEDS]), *_more(len(known) - _MOST_SPEEDS)]
+
+
 def _recoveries(summary: Summary) -> list[str]:
     known = summary.run.recoveries
     if not known:
@@ -133,8 +141,10 @@ def _memory(summary: Summary) -> list[str]:
     if len(held) > _MOST_WORKERS:
         note = [f"of each stage the fullest of {len(held)} workers"]
         held = fullest_by_stage(summary.run.held)
-    head = ["worker", "process", "activations", "planned", "of planned"]
-    return [*note, *aligned([head, *map(_memory_row, held)]).splitlines()]
+    table = [["worker", "process", "activations", "planned", "of planned"], *map(_memory_row, held)]
+    if any(one.static_bytes for one in held):
+        table = [row + state for row, state in zip(table, [["state", "planned"], *map(_state_cells, held)], strict=True)]
+    return [*note, *aligned(table).splitlines()]
 
 
 def _memory_row(held: Held) -> list[str]:
@@ -142,6 +152,11 @@ def _memory_row(held: Held) -> list[str]:
     planned = format_bytes(held.planned_bytes) if held.planned_bytes else "-"
     measured = (format_bytes(held.peak_bytes), format_bytes(held.activation_bytes))
     return [held.worker, *measured, planned, "-" if ratio is None else f"{ratio:.0%}"]
+
+
+def _state_cells(held: Held) -> list[str]:
+    """The memory of parameters, optimizer state and gradients, guests included, and what the plan says of it if it does."""
+    return [format_bytes(held.static_bytes), format_bytes(held.planned_static_bytes) if held.planned_static_bytes else "-"]
 
 
 def _saved(summary: Summary) -> list[str]:

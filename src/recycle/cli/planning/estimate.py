@@ -43,12 +43,15 @@ def run_estimate(args: argparse.Namespace) -> None:
 
 
 def _table(profile: Profile) -> str:
-    lines = [profile.name, f"{'stage':>5} {'F':>10} {'I':>10} {'W':>10} {'step':>10} {'activation':>12} {'states':>12}"]
+    lines = [
+        profile.name,
+        f"{'stage':>5} {'layers':>6} {'F':>10} {'I':>10} {'W':>10} {'step':>10} {'activation':>12} {'states':>12}",
+    ]
     for number, stage in enumerate(profile.stages):
         times = (stage.forward_us, stage.input_us, stage.weight_us, stage.optimizer_us)
         sizes = (stage.activation_bytes, stage.static_bytes)
         cells = [f"{format_us(value):>10}" for value in times] + [f"{format_bytes(value):>12}" for value in sizes]
-        lines.append(f"{number:>5} {' '.join(cells)}")
+        lines.append(f"{number:>5} {len(profile.layers[number]):>6} {' '.join(cells)}")
     memory = format_bytes(profile.device_bytes) if profile.device_bytes else "unknown"
     lines.append(f"a micro-batch takes {format_us(profile.comm_us(0))} between stages; a device has {memory}")
     return "\n".join(lines)

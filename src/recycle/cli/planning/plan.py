@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,16 @@ from recycle.cli.terminal import progress_bar
 from recycle.core.errors import UserError
 from recycle.core.files import refuse_unwritable
 from recycle.core.plans.library import without_failures
+from recycle.core.plans.memory_use import MemoryUse, memory_use
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import makespan_us, peak_in_flight
 from recycle.core.problem import Problem, Techniques
-from recycle.core.units import format_us, parse_share_or_count
+from recycle.core.units import format_bytes, format_us, parse_share_or_count
 from recycle.planner.build_library import DEFAULT_TIME_LIMIT_S, Built, build
 from recycle.planner.failure_normalization import Distribution, least_bound, most_failures
 from recycle.planner.kept_throughput import KeptThroughput, kept_throughput
 from recycle.planner.problem_from_text import problem as describe
+from recycle.planner.shared_layers_choice import AUTO, SharedLayersChoice, choose_shared_layers
 from recycle.planner.solve import METHODS, solve, solve_normalized
 from recycle.report.timeline.plan_timeline import cut_share
 
@@ -42,6 +45,8 @@ examples:
   micro-batches cut at layers that neighbouring stages share, with a slow worker; "kept" is the share of the fault-free throughput
     recycle plan --pipelines 4 --stages 8 --microbatches 32 --layers 32 --shared-layers 2 --costs 10,13,9 --fail W1_2 \\
       --speed W0_3=0.6 --json
+  stages that an embedding and a head make uneven: cuts level them with nobody dead, and auto says how many layers that takes
+    recycle plan --pipelines 4 --stages 8 --microbatches 32 --profile profile.json --shared-layers auto
   a plan for every number of failures up to a quarter of the workers; run it again to go on where it was stopped
     recycle plan --pipelines 16 --stages 16 --microbatches 64 --costs 10,13,9 --comm 1 --memory 32 \\
       --library --max-failures 25% --out plans/"""
@@ -67,7 +72,8 @@ def add_plan_parser(subparsers: Subparsers) -> None:
     about = "equal layers of the model, as many in each stage; --costs stay those of a whole stage"
     layers.add_argument("--layers", type=int, metavar="N", help=about)
     about = "layers on either side of a boundary that both stages hold: there, micro-batches may be cut (default: 0)"
-    layers.add_argument("--shared-layers", type=int, default=0, metavar="K", help=about)
+    about += "; auto chooses by memory and by what one dead worker leaves"
+    layers.add_argument("--shared-layers", type=_shared_layers, default=0, metavar="K|auto", help=about)
     about = "workers that are slower or faster than the costs say: 0.6 is 60 %% of the speed"
     layers.add_argument("--speed", default="", metavar="W0_3=0.6,...", help=about)
     search = parser.add_argument_group("search")
@@ -85,7 +91,15 @@ def add_plan_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a summary")
 
 
+def _shared_layers(text: str) -> int | str:
+    try:
+        return text if text == AUTO else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of layers: give a whole number, or {AUTO}") from None
+
+
 def run_plan(args: argparse.Namespace) -> None:
+    is_auto, choice = args.shared_layers == AUTO, None
     problem = describe(
         args.pipelines,
         args.stages,
@@ -97,15 +111,21 @@ def run_plan(args: argparse.Namespace) -> None:
         memory=args.memory,
         techniques=args.techniques,
         layers=args.layers,
-        shared_layers=args.shared_layers,
+        shared_layers=0 if is_auto else args.shared_layers,
         speeds=args.speed,
     )
     if note := mismatch_note(problem.profile.taken, problem.shape.num_pipelines):
         print(note, file=sys.stderr)
+    refuse_unwritable(args.out / "library.json" if args.library and args.out else args.out)
+    if is_auto:
+        with Console(stderr=True).status("choosing how many layers to share"):
+            choice = choose_shared_layers(problem)
+        problem = replace(problem, shared_layers=choice.num)
     if args.library:
+        if choice is not None:
+            print(choice.sentence(), file=sys.stderr)
         _run_library(args, problem)
         return
-    refuse_unwritable(args.out)
     with Console(stderr=True).status(f"planning by {args.method}, at most {_time_limit_s(args):g} s"):
         if args.failures is None:
             plan, distribution = solve(problem, args.method, _time_limit_s(args)), None
@@ -116,7 +136,10 @@ def run_plan(args: argparse.Namespace) -> None:
         kept = kept_throughput(plan, args.method, _time_limit_s(args)) if is_compared else None
     if args.out:
         plan.save(args.out)
-    print(json.dumps(_facts(plan, distribution, kept)) if args.json else _summary(plan, distribution, kept, args.out))
+    if args.json:
+        print(json.dumps(_facts(plan, distribution, kept) | _layer_facts(plan, choice)))
+    else:
+        print(_summary(plan, distribution, kept, choice, args.out))
 
 
 def _time_limit_s(args: argparse.Namespace) -> float:
@@ -147,12 +170,43 @@ def _facts(plan: Plan, distribution: Distribution | None, kept: KeptThroughput |
     return facts
 
 
+def _layer_facts(plan: Plan, choice: SharedLayersChoice | None) -> dict[str, Any]:
+    """The fields of --json about shared layers: their number, why it was chosen, and the memory of a worker of each stage."""
+    facts: dict[str, Any] = {}
+    if plan.problem.shared_layers or choice is not None:
+        facts["shared_layers"] = plan.problem.shared_layers
+    if choice is not None:
+        facts["shared_layers_because"] = choice.sentence()
+    if plan.problem.shared_layers and (fullest := _fullest(plan)):
+        facts["memory"] = {
+            "static": [used.static_bytes for used in fullest],
+            "shared": [used.guest_bytes for used in fullest],
+            "activations": [used.activation_bytes for used in fullest],
+        }
+    return facts
+
+
+def _fullest(plan: Plan) -> list[MemoryUse]:
+    """Of each stage the memory of the worker that needs most; empty if the profile knows no bytes."""
+    used = memory_use(plan)
+    if not any(one.total_bytes for one in used.values()):
+        return []
+    of_stages = [[one for worker, one in used.items() if worker.stage == stage] for stage in range(plan.problem.shape.num_stages)]
+    return [max(own, key=lambda one: one.total_bytes) for own in of_stages]
+
+
 def _least_bound(plan: Plan, distribution: Distribution) -> int:
     """The least bound of any distribution of as many failures."""
     return least_bound(without_failures(plan.problem), sum(distribution))
 
 
-def _summary(plan: Plan, distribution: Distribution | None, kept: KeptThroughput | None, out: Path | None) -> str:
+def _summary(
+    plan: Plan,
+    distribution: Distribution | None,
+    kept: KeptThroughput | None,
+    choice: SharedLayersChoice | None,
+    out: Path | None,
+) -> str:
     shape, quality = plan.problem.shape, plan.quality
     failed = [str(worker) for worker in sorted(plan.problem.cluster.failed)]
     named = ", ".join(failed[:8]) + (f" and {len(failed) - 8} more" if len(failed) > 8 else "")
@@ -169,8 +223,12 @@ def _summary(plan: Plan, distribution: Distribution | None, kept: KeptThroughput
         f"in flight {_ranges(peak_in_flight(plan))} micro-batches by stage",
         f"made by   {quality.method} in {quality.seconds:.2f} s, {plan.num_ops:,} ops",
     ]
+    if plan.problem.shared_layers:
+        lines.insert(4, f"memory    {_memory_text(plan)}")
     if kept is not None:
         lines.insert(2, _kept_line(plan, kept))
+    if choice is not None:
+        lines.insert(1, f"layers    {choice.sentence()}")
     if distribution is not None:
         lines.insert(1, f"failures  {_ranges(list(distribution))} by stage")
     if out:
@@ -184,6 +242,24 @@ def _kept_line(plan: Plan, kept: KeptThroughput) -> str:
         f"kept      {kept.kept:.1%} of the fault-free throughput (period {format_us(kept.fault_free_us)}); "
         f"{kept.live_share:.1%} of the workers' speed is alive{cuts}"
     )
+
+
+def _memory_text(plan: Plan) -> str:
+    """Say how many layers workers hold, and what that takes if the profile knows bytes."""
+    held = plan.problem.held_layers
+    assert held is not None
+    text = f"workers hold {_ranges(list(map(len, held.ranges)))} layers by stage, {_ranges(_num_own(plan))} of them their own"
+    if not (fullest := _fullest(plan)):
+        return text
+    stage, most = max(enumerate(fullest), key=lambda item: item[1].total_bytes)
+    return (
+        f"{text}; stage {stage} needs most, {format_bytes(most.total_bytes)} a worker: {format_bytes(most.own_bytes)} of state, "
+        f"{format_bytes(most.guest_bytes)} more for shared layers, {format_bytes(most.activation_bytes)} of activations"
+    )
+
+
+def _num_own(plan: Plan) -> list[int]:
+    return [len(layers) for layers in plan.problem.profile.layers]
 
 
 def _ranges(values: list[int]) -> str:

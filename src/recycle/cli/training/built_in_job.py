@@ -42,7 +42,12 @@ def job(config: TrainConfig) -> "Job":
         port=cluster.port,
         checkpoint=CheckpointOptions(config.checkpoint.every, config.checkpoint.keep),
         run_folder=RunFolderOptions(f"{model.layers}-layer GPT"),
-        failures=FailureOptions(lease_s=cluster.lease, compare_every=cluster.compare_every, restarts=cluster.restarts),
+        failures=FailureOptions(
+            lease_s=cluster.lease,
+            compare_every=cluster.compare_every,
+            restarts=cluster.restarts,
+            follow_speeds=cluster.follow_speeds,
+        ),
     )
     stages, text = gpt_stages(gpt, cluster.stages, training.seed), Text(model.context, config.data.text or None)
     return Job(

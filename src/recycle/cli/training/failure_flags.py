@@ -16,12 +16,16 @@ from recycle.core.events.trace import Trace
 _DESCRIPTION = """\
 A PLACE is W1_2@5 (worker, step; before the middle op of its row), W1_2@5:first or W1_2@5:last, W1_2@5:2F0@1 (before that op),
 W1_2@5:reduce, W1_2@5:step, W1_2@5:checkpoint, W1_2@5:recovery (in the recovery from another failure of that step), or
-W1_2@5:transfer (when it next sends or receives the state of a stage, because a worker has come back). Several
+W1_2@5:transfer (when it next sends or receives the state of a stage, because a worker has come back). A slow worker may also
+have a speed: W1_2@5:x0.6 lets all its ops take 1/0.6 of their time from step 5 on, W1_2@5-20:x0.6 up to and with step 20. Several
 are separated by commas, and every flag may be repeated."""
 _FLAGS = {
     Action.KILL: ("PLACE,...", "kill these with SIGKILL; coordinator@6 kills the coordinator"),
     Action.HANG: ("PLACE,...", "stop these with SIGSTOP, for ever or for a time, such as W0_1@8+3s"),
-    Action.SLOW: ("PLACE+TIME,...", "let these take longer by a time, such as W0_1@8:first+500ms"),
+    Action.SLOW: (
+        "PLACE,...",
+        "let these take longer by a time, such as W0_1@8:first+500ms, or run at a speed, such as W1_2@5:x0.6 or W1_2@5-20:x0.6",
+    ),
     Action.FAIL: ("PLACE,...", "let these exit with an error"),
     Action.CORRUPT: ("WORKER@STEP,...", "flip a bit of these workers' weights after that step"),
     Action.REJOIN: ("WORKER@STEP,...", "let these workers come back before that step"),
@@ -49,6 +53,8 @@ def read_failures(args: argparse.Namespace, shape: Shape, num_steps: int, dead: 
 def _read_trace(path: Path, shape: Shape, dead: frozenset[Worker]) -> Trace:
     """Load a trace; its nodes must be workers of this shape, and those live at its start the live workers of the run."""
     trace = Trace.load(path)
+    if trace.slowdowns:
+        raise UserError(f"the trace {path} has slow nodes, which only 'recycle simulate' plays: leave its slow lines out")
     workers = {str(worker): worker for worker in shape.workers()}
     for change in trace.changes:
         if change.node not in workers:

@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from recycle.runtime.job import Job
 
 CONFIG = "config.toml"
-# Keys that a resumed run may change: where and for how long it computes, but not what.
+# Keys that a resumed run may change: where and for how long it computes, but not what. Its checkpoint says whether another shape
+# computes the same.
 _FREE = ("job.", "cluster.", "checkpoint.", "log.", "training.steps", "training.device")
-_SHAPE = ("cluster.pipelines", "cluster.stages", "cluster.microbatches")
+SHAPE_KEYS = ("cluster.pipelines", "cluster.stages", "cluster.microbatches")
 # Keys of the built-in GPT alone: a job file says itself what is trained.
 _OF_TRAINING = ("optimizer", "rate", "weight_decay", "momentum", "schedule", "warmup")
 _BUILT_IN = ("model.", "data.text", *(f"training.{key}" for key in _OF_TRAINING))
 # Keys by which a plan is made: with any of them, a plan in the job file does not count.
 _PLANNING = (
-    *_SHAPE,
+    *SHAPE_KEYS,
     *(
         f"cluster.{key}"
         for key in ("dead", "techniques", "costs", "memory", "shared_layers", "plan", "library", "profile", "measure")
@@ -41,7 +42,7 @@ _PLANNING = (
 
 def is_free(name: str) -> bool:
     """Whether a resumed run may change this key of the configuration."""
-    return name.startswith(_FREE) and name not in _SHAPE
+    return name.startswith(_FREE)
 
 
 class TrainingJobFactory:
@@ -74,26 +75,31 @@ class TrainingJobFactory:
         """The run folder of the job file, if it names one."""
         return self._base.run_folder
 
+    def settle_shared_layers(self, num: int) -> None:
+        """Replace `auto` by the number that was chosen: the run folder and other machines must have the same."""
+        cluster = replace(self.config.cluster, shared_layers=num)
+        self.config = replace(self.config, cluster=cluster)
+
     def num_layers(self) -> list[int]:
         """The number of layers of each stage. Raises if a stage does not say what its layers are."""
         from recycle.runtime.compute.elastic_stage import layers_of
 
         return [len(layers_of(stage)) for stage in self._base.stages]
 
+    def worker_memory_bytes(self) -> int:
+        """The memory of a worker if all of them run on this machine."""
+        from recycle.profiling.machine import worker_memory_bytes
+
+        return worker_memory_bytes(self.config.training.device, self.config.cluster.shape.num_workers)
+
     def measure_profile(self) -> "Profile":
         """Measure a profile of the stages on this machine, in this process."""
-        import torch
-
+        from recycle.profiling.machine import one_thread
         from recycle.profiling.rehearsal import rehearsal_plan
         from recycle.profiling.stage_times import measure_stages
 
-        job = self.job(rehearsal_plan(self.config.cluster.shape, is_split=True))
-        num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # as in a worker
-        try:
-            return measure_stages(job)
-        finally:
-            torch.set_num_threads(num_threads)
+        with one_thread():
+            return measure_stages(self.job(rehearsal_plan(self.config.cluster.shape, is_split=True)))
 
     def job(
         self,
@@ -117,6 +123,9 @@ class TrainingJobFactory:
         return replace(self._base, plan=plan, out=out, options=options)
 
 
+_FAILURES = "compare_every", "restarts", "follow_speeds"
+
+
 def _load(config: TrainConfig) -> LoadedJob:
     """The job of a job file, with the changes of the keys that were given."""
     path = Path(config.job.file)
@@ -129,17 +138,23 @@ def _load(config: TrainConfig) -> LoadedJob:
         job.options,
         **_options_of(given),
         checkpoint=replace(job.options.checkpoint, **checkpoint),
-        failures=replace(job.options.failures, **_renamed(given, "cluster", lease="lease_s", compare_every="", restarts="")),
+        failures=replace(job.options.failures, **_renamed(given, "cluster", lease="lease_s", **dict.fromkeys(_FAILURES, ""))),
     )
     changes = _renamed(given, "training", steps="") | _renamed(given, "data", samples="")
-    shape = job.shape if given.keys().isdisjoint(_SHAPE) else _with_values_of(job, config).cluster.shape
+    shape = job.shape if given.keys().isdisjoint(SHAPE_KEYS) else _with_values_of(job, config).cluster.shape
+    if shape.num_stages != job.shape.num_stages:
+        from recycle.runtime.train import recut
+
+        changes["stages"] = recut(job.stages, shape.num_stages)
     return replace(loaded, job=replace(job, plan=shape if shape != job.shape else job.plan, options=options, **changes))
 
 
 def _options_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a job that the keys change which were given."""
     found = _renamed(given, "training", seed="", exact="is_exact", device="")
-    found |= _renamed(given, "cluster", port="", transport="", shared_layers="")
+    found |= _renamed(given, "cluster", port="", transport="")
+    if isinstance(shared := given.get("cluster.shared_layers"), int):  # else the plan will say it
+        found["shared_layers"] = shared
     if "training.max_norm" in given:
         found["max_norm"] = given["training.max_norm"] or None
     if "training.precision" in given:

@@ -101,6 +101,7 @@ def _metrics(facts: RunFacts) -> Iterator[Metric]:
     yield _gauge("iteration_seconds", "Time between the ends of the last two steps, pauses included.", took_s)
     yield _gauge("live_workers", "Workers that are alive.", facts.num_live)
     yield _of_workers("up", "Whether a worker is alive.", facts, {name: float(is_up) for name, is_up in facts.is_up.items()})
+    yield _of_workers("speed", "Speed of a worker whose ops are slower or faster than its peers' were.", facts, facts.speeds)
     yield _counter("recoveries", "Times that training went on after workers left or joined.", facts.num_recoveries)
     yield _seconds_by("part", "lost_seconds", "Time lost to recoveries, by what it was lost to.", facts.lost_us)
     yield _counter("skipped_steps", "Steps that changed nothing, because their gradient was not finite.", facts.num_skipped)

@@ -1,6 +1,7 @@
 """The choice of the plan of a training run: from a file, from a library, or made by the planner."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from recycle.cli.training.train_sections import ClusterSection
@@ -13,6 +14,7 @@ from recycle.core.profile import Profile
 from recycle.planner.live_planner import Planner
 from recycle.planner.problem_from_text import parse_costs
 from recycle.planner.problem_from_text import problem as describe_problem
+from recycle.planner.shared_layers_choice import AUTO, SharedLayersChoice, choose_shared_layers
 from recycle.planner.solve import solve
 
 _PLAN_S = 10.0
@@ -21,7 +23,8 @@ _PLAN_S = 10.0
 def choose_plan(cluster: ClusterSection, measured: Profile | None = None, num_layers: Sequence[int] = ()) -> Plan:
     """The plan that the configuration asks for; `measured` is the profile of `cluster.measure`.
 
-    `num_layers` are those of each stage, if stages share layers.
+    `num_layers` are those of each stage, if stages share layers. `cluster.shared_layers` is a number, unless a plan or a library
+    says how many.
     """
     if cluster.plan:
         plan = Plan.load(cluster.plan)
@@ -31,22 +34,34 @@ def choose_plan(cluster: ClusterSection, measured: Profile | None = None, num_la
         library = Library.open(cluster.library)
         _refuse_other(library.problem, cluster, f"the library {cluster.library}")
         return library.get(len(_checked(library.problem.shape, cluster.dead_workers)))
+    # The greedy method is near the bound in a moment; a few per cent of a plan are not worth a wait before training begins.
+    return solve(_problem(cluster, measured, num_layers), "greedy", _PLAN_S)
+
+
+def choose_layers(
+    cluster: ClusterSection, measured: Profile | None, num_layers: Sequence[int], limit_bytes: int | None
+) -> SharedLayersChoice | None:
+    """The choice of `auto`: how many layers to share; None if nothing is to be chosen, because a plan or library says it."""
+    if cluster.shared_layers != AUTO or cluster.plan or cluster.library:
+        return None
+    return choose_shared_layers(_problem(replace(cluster, dead=""), measured, num_layers), limit_bytes)
+
+
+def _problem(cluster: ClusterSection, measured: Profile | None, num_layers: Sequence[int]) -> Problem:
     profile = measured or (Profile.load(Path(cluster.profile)) if cluster.profile else None)
     if cluster.shared_layers and not (profile and profile.layers):
-        profile = (profile or Profile.uniform(cluster.stages, *parse_costs(cluster.costs))).with_layers(num_layers)
-    problem = describe_problem(
+        profile = (profile or Profile.uniform(cluster.stages, *parse_costs(cluster.op_costs))).with_layers(num_layers)
+    return describe_problem(
         cluster.pipelines,
         cluster.stages,
         cluster.microbatches,
         fail=cluster.dead,
-        costs=None if profile else cluster.costs,
+        costs=None if profile else cluster.op_costs,
         profile=profile,
         memory=cluster.memory or None,
         techniques=cluster.techniques,
-        shared_layers=cluster.shared_layers,
+        shared_layers=cluster.shared_layers if isinstance(cluster.shared_layers, int) else 0,
     )
-    # The greedy method is near the bound in a moment; a few per cent of a plan are not worth a wait before training begins.
-    return solve(problem, "greedy", _PLAN_S)
 
 
 def choose_source(plan: Plan, cluster: ClusterSection) -> Planner:
@@ -81,7 +96,7 @@ def _refuse_other(found: Problem, cluster: ClusterSection, what: str) -> None:
             f"{found.shape.num_pipelines} --stages {found.shape.num_stages} --microbatches {found.shape.num_microbatches}, "
             "or plan again"
         )
-    if cluster.shared_layers and cluster.shared_layers != found.shared_layers:
+    if cluster.shared_layers not in (0, AUTO, found.shared_layers):
         raise ForeignPlan(
             f"{what} is for stages that share {found.shared_layers} layers, and not {cluster.shared_layers}: leave "
             "cluster.shared_layers out, or plan again"

@@ -16,10 +16,11 @@ from recycle.cli.live.live_view import LiveView
 from recycle.cli.live.run_state import format_loss, format_rate
 from recycle.cli.profile_text import mismatch_note
 from recycle.cli.training.failure_flags import add_failure_arguments, read_failures
-from recycle.cli.training.job_from_config import CONFIG, TrainingJobFactory, is_free
-from recycle.cli.training.plan_choice import choose_plan, choose_source, describe_moves
-from recycle.cli.training.train_config import TrainConfig, add_config_arguments, changes, load_config, read_config
-from recycle.core.errors import FileProblem, ForeignRun, NotSaved, UserError
+from recycle.cli.training.job_from_config import TrainingJobFactory
+from recycle.cli.training.plan_choice import choose_layers, choose_plan, choose_source, describe_moves
+from recycle.cli.training.resumed_config import resumed_config
+from recycle.cli.training.train_config import TrainConfig, add_config_arguments, read_config
+from recycle.core.errors import NotSaved, UserError
 from recycle.core.events.record import PARTS, Event
 from recycle.core.events.record_file import CHECKPOINTS, SUMMARY
 from recycle.core.files import refuse_unwritable
@@ -43,10 +44,14 @@ examples:
     recycle train --pipelines 3 --stages 4 --microbatches 6 --steps 20 --exact --dead W1_2 --json
   go on to step 40, with another worker dead
     recycle train --resume runs/a --steps 40 --dead W0_0
+  go on to step 60 with four workers instead of twelve: the same batches, and with --exact the same weights
+    recycle train --resume runs/a --steps 60 --pipelines 2 --stages 2
   one worker is killed in step 5, another hangs in step 8, and the first comes back: the same weights again
     recycle train --steps 20 --exact --kill W1_2@5 --hang W0_1@8 --rejoin W1_2@12 --json
   your own model, data and optimizer, with some changes
     recycle train train.py --steps 100 --kill W1_1@5 --out runs/mine
+  neighbouring stages share layers, as many as memory allows and one dead worker needs: a death shifts the cuts
+    recycle train --pipelines 3 --stages 4 --layers 16 --steps 20 --exact --shared-layers auto --kill W1_2@8
   a file, and what differs from it
     recycle train runs/a/config.toml --model.width 128 --out runs/b
 
@@ -88,25 +93,37 @@ def run_train(args: argparse.Namespace) -> None:
         refuse_unsaved(facts, f"recycle train --resume {out}")
 
 
-def prepare(config: TrainConfig) -> tuple[TrainingJobFactory, Plan]:
-    """Make the job factory and the plan; a line on the error stream says what takes long."""
+def prepare(config: TrainConfig, is_local: bool = True) -> tuple[TrainingJobFactory, Plan]:
+    """Make the job factory and the plan; a line on the error stream says what takes long, and what was chosen.
+
+    Unless it `is_local`, nothing is known of the memory of the machines on which workers will run.
+    """
     factory, profile = TrainingJobFactory(config), None
     if factory.plan is not None:
         return factory, factory.plan
     config = factory.config
-    if config.cluster.measure:
+    if config.cluster.measure or (is_local and config.cluster.shares_at_unknown_costs):
         with say_if_slow("measuring a profile of the model on this machine", config.log.json_lines):
             profile = factory.measure_profile()
+    num_layers = factory.num_layers() if config.cluster.shared_layers else ()
     sentence = "planning (the first plan on a machine compiles the scheduler, which takes some seconds)"
     with say_if_slow(sentence, config.log.json_lines):
-        return factory, choose_plan(config.cluster, profile, factory.num_layers() if config.cluster.shared_layers else ())
+        limit_bytes = factory.worker_memory_bytes() if is_local else None
+        if (choice := choose_layers(config.cluster, profile, num_layers, limit_bytes)) is not None:
+            sayer(config.log.json_lines)(choice.sentence())
+            factory.settle_shared_layers(choice.num)
+        return factory, choose_plan(factory.config.cluster, profile, num_layers)
+
+
+def sayer(as_json: bool) -> Callable[[str], None]:
+    """What prints a sentence on the error stream, before there is a live view."""
+    return JsonLines(sys.stderr).say if as_json else partial(print, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def say_if_slow(sentence: str, as_json: bool) -> Iterator[None]:
     """Print the sentence on the error stream if the block takes longer than a moment."""
-    say = JsonLines(sys.stderr).say if as_json else partial(print, file=sys.stderr, flush=True)
-    timer = Timer(_MOMENT_S, say, (sentence,))
+    timer = Timer(_MOMENT_S, sayer(as_json), (sentence,))
     timer.daemon = True
     timer.start()
     try:
@@ -121,18 +138,7 @@ def config_and_folder(args: argparse.Namespace) -> tuple[TrainConfig, Path | Non
         return read_config(args), args.out
     if args.config is not None or args.out is not None:
         raise UserError("--resume goes on with what is in its folder: leave FILE and --out out")
-    path = args.resume / CONFIG
-    if not path.is_file():
-        wanted = "give a folder that 'recycle train --out' wrote"
-        raise FileProblem(f"{args.resume} is no run that can be resumed: it has no {CONFIG}; {wanted}")
-    args.config = path
-    config = read_config(args)
-    for name, (before, now) in changes(load_config(path), config).items():
-        if not is_free(name):
-            raise ForeignRun(
-                f"the run in {args.resume} has {name} = {before}, not {now}: what it computes cannot change when it goes on"
-            )
-    return config, args.resume
+    return resumed_config(args), args.resume
 
 
 @contextmanager
@@ -214,6 +220,6 @@ def refuse_unsaved(facts: dict[str, Any], resume: str) -> None:
 
 
 def _recovery(facts: dict[str, Any]) -> str:
-    what = "joined" if facts["joins"] else "lost"
+    what = f"{'joined' if facts['joins'] else 'lost'} {facts['worker']}" if facts["worker"] else "another plan"
     parts = [f"{part} {format_us(facts[f'{part}_us'])}" for part in PARTS if facts[f"{part}_us"]]
-    return f"step {facts['step']}: {what} {facts['worker']} ({facts['cause']}); {', '.join(parts)}"
+    return f"step {facts['step']}: {what} ({facts['cause']}); {', '.join(parts)}"

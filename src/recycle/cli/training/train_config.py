@@ -6,7 +6,7 @@ Without a job file it describes the built-in GPT; with one, only the keys that a
 import argparse
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -89,12 +89,25 @@ def add_config_arguments(parser: argparse.ArgumentParser, about_file: str = _ABO
 def _add_key(group: "argparse._ArgumentGroup", section: str, key: Any) -> None:
     dashed = key.name.replace("_", "-")
     rule: Rule = key.metadata["rule"]
-    options: dict[str, Any] = {"type": type(key.default), "metavar": rule.metavar}
+    options: dict[str, Any] = {"type": _reader(key), "metavar": rule.metavar}
     if isinstance(key.default, bool):
         options = {"action": argparse.BooleanOptionalAction}
     text = f"{key.metadata['help']} (default: {_default_text(key.default)})".replace("%", "%%")
     names = (f"--{dashed}", f"--{section}.{dashed}")
     group.add_argument(*names, dest=f"{section}.{key.name}", default=argparse.SUPPRESS, help=text, **options)
+
+
+def _reader(key: Any) -> Callable[[str], Any]:
+    """What reads the value of a key from the command line."""
+    kind, rule = type(key.default), key.metadata["rule"]
+
+    def number_or_word(text: str) -> Any:
+        try:
+            return text if rule.is_word(text) else kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{shown(text)} is not {rule.text}") from None
+
+    return number_or_word if rule.words else kind
 
 
 def given_flags(args: argparse.Namespace) -> list[str]:

@@ -15,19 +15,28 @@ from recycle.core.problem import Techniques
 from recycle.core.profile import Profile
 from recycle.core.units import is_bytes, parse_bytes
 from recycle.planner.problem_from_text import parse_costs, parse_memory
+from recycle.planner.shared_layers_choice import AUTO
 
 _MOST = 10**9
+_USUAL_COSTS = "10,13,9"
 _MOST_BITS = 128  # of a number that a message shows digit by digit
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The values that a key may have: in words, as a metavar in the help, and as a test of values of the right type."""
+    """The values that a key may have: in words, as a metavar in the help, and as a test of values of the right type.
+
+    A key that is a number may have one of `words` instead.
+    """
 
     text: str
     metavar: str
     holds: Callable[[Any], bool]
+    words: tuple[str, ...] = ()
+
+    def is_word(self, value: Any) -> bool:
+        return isinstance(value, str) and value in self.words
 
 
 def _whole(least: int, most: int = _MOST) -> Rule:
@@ -51,6 +60,7 @@ _COUNT, _COUNT_OR_NONE, _PORT, _SEED = _whole(1), _whole(0), _whole(0, 65535), _
 _SWITCH = Rule("true or false", "", lambda value: True)
 _ABOVE_ZERO = Rule("a finite number above 0", "X", lambda value: 0 < value < math.inf)
 _NOT_BELOW_ZERO = Rule("a finite number of at least 0", "X", lambda value: 0 <= value < math.inf)
+_COUNT_OR_AUTO = Rule(f"{_COUNT_OR_NONE.text}, or {AUTO}", f"N|{AUTO}", _COUNT_OR_NONE.holds, (AUTO,))
 _LEASE = Rule(f"a number from {SHORTEST_S:g} to {LONGEST_S:g}", "S", lambda value: SHORTEST_S <= value <= LONGEST_S)
 _BELOW_ONE = Rule("a number from 0 to below 1", "P", lambda value: 0 <= value < 1)
 
@@ -70,8 +80,8 @@ class _Section:
         """Refuse a value of a wrong type or against its rule; a whole number is fine for a key that is a number."""
         for key in fields(self):  # type: ignore[arg-type]
             value, rule = getattr(self, key.name), key.metadata["rule"]
-            kept = _of_type(value, type(key.default))
-            if kept is None or not rule.holds(kept):
+            kept = value if rule.is_word(value) else _of_type(value, type(key.default))
+            if kept is None or not (rule.is_word(kept) or rule.holds(kept)):
                 section = type(self).__name__.removesuffix("Section").lower()
                 raise UserError(f"{section}.{key.name} is {shown(value)}, but it must be {rule.text}")
             object.__setattr__(self, key.name, kept)
@@ -97,9 +107,11 @@ class ClusterSection(_Section):
     microbatches: int = _key(6, _COUNT, "micro-batches of each pipeline in a step")
     dead: str = _key("", _text("W1_2,..."), "workers that are dead from the start")
     techniques: str = _key(str(Techniques()), _text("LIST"), "techniques of the plan, or none")
-    costs: str = _key("10,13,9", _text("F,I,W"), "what the plan takes ops to cost, in µs")
+    costs: str = _key("", _text("F,I,W"), f"what the plan takes ops to cost, in µs; empty is {_USUAL_COSTS}, or as measured")
     memory: str = _key("", _text("LIMIT"), "micro-batches in flight (6, or 4,3,2,1), bytes (80GiB) or unlimited")
-    shared_layers: int = _key(0, _COUNT_OR_NONE, "layers that a stage holds of each neighbour, so that load can move")
+    shared_layers: int | str = _key(
+        0, _COUNT_OR_AUTO, "layers that a stage holds of each neighbour, so that load can move; auto chooses by memory"
+    )
     plan: str = _key("", _text("FILE"), "train by this plan, which says itself who is dead")
     library: str = _key("", _text("FOLDER"), "take the plan from this library")
     profile: str = _key("", _text("FILE"), "make the plan from this profile, or see that a given one was")
@@ -109,10 +121,23 @@ class ClusterSection(_Section):
     lease: float = _key(DEFAULT_LEASE_S, _LEASE, "seconds of silence after which a worker counts as dead")
     compare_every: int = _key(10, _COUNT_OR_NONE, "steps between two comparisons of peers; 0 is only before checkpoints")
     restarts: int = _key(3, _COUNT_OR_NONE, "how often an hour a worker that died is started again; 0 is never")
+    follow_speeds: bool = _key(
+        True, _SWITCH, "change the plan when a worker becomes slow, and leave it out if it is far too slow"
+    )
 
     @property
     def shape(self) -> Shape:
         return Shape(self.pipelines, self.stages, self.microbatches)
+
+    @property
+    def op_costs(self) -> str:
+        """The costs of ops if no profile says them."""
+        return self.costs or _USUAL_COSTS
+
+    @property
+    def shares_at_unknown_costs(self) -> bool:
+        """Whether layers are shared though nothing says what they cost: then it is better to measure that first."""
+        return bool(self.shared_layers) and not (self.costs or self.profile or self.plan or self.library)
 
     @property
     def dead_workers(self) -> list[Worker]:
@@ -128,7 +153,7 @@ class ClusterSection(_Section):
                 f"cluster.dead is {shown(self.dead)}, but cluster.plan says itself who is dead: leave one of them out"
             )
         Techniques.parse(self.techniques)
-        parse_costs(self.costs)
+        parse_costs(self.op_costs)
         shape, dead = self.shape, self.dead_workers
         if not self.library:  # which says itself how many dead workers it has plans for
             Cluster.of(shape, dead)

@@ -8,14 +8,14 @@ coordinator request another plan. `Coordinator` has no socket, process or clock:
 from collections.abc import Sequence
 from dataclasses import replace
 
-from recycle.control.decide.agreement import Resume, agree_if_possible
+from recycle.control.decide.agreement import Resume
 from recycle.control.decide.deadlines import CHECKPOINT_S, PLAN_S, late_members, suspected_members, unreachable_members
 from recycle.control.decide.effects import CoordinatorEffects
 from recycle.control.decide.epoch_store import EpochStore
 from recycle.control.decide.failure_detection import StallWatch
 from recycle.control.decide.journal import Journal, JournalEntry
-from recycle.control.decide.leaving import LEAVES, dismiss, take_state_along
-from recycle.control.decide.members import Member, MemberTable, Recovery
+from recycle.control.decide.leaving import JOINS, dismiss, release_leaving
+from recycle.control.decide.members import LEAVES, Member, MemberTable, Recovery
 from recycle.control.decide.messages import (
     ALIVE,
     ControlMessage,
@@ -32,7 +32,7 @@ from recycle.control.decide.messages import (
 )
 from recycle.control.decide.new_epoch import NewEpoch, default_ops_every, journal_entry
 from recycle.control.decide.phases import CoordinatorPhase, PhaseTrigger, next_phase
-from recycle.control.decide.place_assignment import keep_holders, keeps_state, place_refusal, state_sources
+from recycle.control.decide.place_assignment import keep_holders, place_refusal, state_sources
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan_source import PlanAssignment
 
@@ -102,8 +102,7 @@ class Coordinator:
             case CoordinatorPhase.FORMING:
                 dismiss(self.members.leaving, self._effects, None)
                 self._form()
-            # During a recovery they wait until all have begun the epoch and the recovery is reported.
-            case CoordinatorPhase.RUNNING if not self._is_ending and not self._only_saves and self._recovery is None:
+            case CoordinatorPhase.RUNNING if self._may_pause:
                 self._pause_for_changes()
             case CoordinatorPhase.WAITING:
                 dismiss(self.members.leaving, self._effects, self._recovery)
@@ -114,10 +113,26 @@ class Coordinator:
         if leaving or new_places:
             for member, place in new_places:
                 self._effects.member_joining(member, place)
-            cause, now_us = LEAVES if leaving else "it asked to join", self._effects.now_us()
-            self._recovery = Recovery(now_us, cause, at_boundary=True, noticed_us=now_us)
-            self._enter(PhaseTrigger.MEMBER_LEAVES if leaving else PhaseTrigger.MEMBER_JOINED)
-            self._send_to_placed(PauseAtBoundary(self.epoch))
+            left = (leaving[0].leaves_because, PhaseTrigger.MEMBER_LEAVES) if leaving else None
+            self._pause(*(left or (JOINS, PhaseTrigger.MEMBER_JOINED)))
+
+    def _pause(self, cause: str, trigger: PhaseTrigger) -> None:
+        now_us = self._effects.now_us()
+        self._recovery = Recovery(now_us, cause, at_boundary=True, noticed_us=now_us)
+        self._enter(trigger)
+        self._send_to_placed(PauseAtBoundary(self.epoch))
+
+    @property
+    def _may_pause(self) -> bool:
+        """Whether all may be asked to pause: not during a recovery, before all have begun the epoch and it is reported."""
+        is_ending = self._is_ending or self._only_saves
+        return self.phase is CoordinatorPhase.RUNNING and not is_ending and self._recovery is None
+
+    def change_plan(self, cause: str) -> bool:
+        """Let all pause at an iteration boundary, and go on with the plan that is answered then; return whether they can now."""
+        if may := self._may_pause:
+            self._pause(cause, PhaseTrigger.PLAN_CHANGES)
+        return may
 
     def resume_member(self, member: Member, epoch: int) -> None:
         """Continue with a member that reconnected in `epoch`: it may have missed messages."""
@@ -293,18 +308,10 @@ class Coordinator:
         is_stopping = self.phase in (CoordinatorPhase.STOPPING, CoordinatorPhase.PAUSING)
         if is_stopping and not self.members.has_unstopped:
             if self.phase is CoordinatorPhase.PAUSING and not self._is_ending:
-                self._release_leaving()
+                self._saves_next, self._recovery = release_leaving(self.members, self._shape, self._effects, self._recovery)
             if self._recovery is not None:
                 self._recovery.stopped_us = self._effects.now_us()
             self._request_plan(PhaseTrigger.ALL_STOPPED)
-
-    def _release_leaving(self) -> None:
-        """Let members go that asked to leave; but if only they hold a stage's state, all save it first, in an epoch for that."""
-        self._saves_next = take_state_along(self.members, self._shape.num_stages)
-        if not self._saves_next:
-            dismiss(self.members.leaving, self._effects, self._recovery)
-        elif not self.members.new_places(self._shape):
-            self._recovery = None  # nobody leaves yet
 
     def _request_plan(self, trigger: PhaseTrigger) -> None:
         """Give new members a place, and request a plan for all members."""
@@ -334,7 +341,7 @@ class Coordinator:
         if self._recovery is not None:
             self._recovery.planned_us = self._effects.now_us()
         assignment = keep_holders(answer.with_texts(), self.members.holders)
-        resume = self._agreed(assignment)
+        resume = self.members.resume_with(assignment)
         if resume is not None and not self._must_go_back:
             self._start_epoch(assignment, resume, -1)
         else:
@@ -347,25 +354,16 @@ class Coordinator:
         if assignment is None:
             return  # the members have changed: it is looked for again if another plan needs it
         # Without a checkpoint, members that hold their state continue even after a wrong gradient: to begin again costs more.
-        resume = self._agreed(assignment) if num_steps == 0 else None
+        resume = self.members.resume_with(assignment) if num_steps == 0 else None
         if num_steps == 0:
             self._effects.no_checkpoint(begins_again=resume is None)
         self._start_epoch(assignment, resume or Resume(num_steps), -1 if resume is not None else num_steps)
-
-    def _agreed(self, assignment: PlanAssignment) -> Resume | None:
-        """Return where all can resume without a checkpoint, None if they cannot."""
-        stages = {place.stage for place in keeps_state(assignment, self.members.holders)}
-        progress = [member.progress for member in self.members.values() if member.progress is not None]
-        return agree_if_possible(progress) if len(stages) == self._shape.num_stages else None
 
     def _start_epoch(self, assignment: PlanAssignment, resume: Resume, checkpoint: int) -> None:
         """Move every member to its place of the assignment, and start the epoch."""
         copies_state = checkpoint < 0 and self.epoch > 0
         sources = state_sources(assignment, self.members.holders) if copies_state else {}
-        by_place = {member.place: member for member in self.members.values()}
-        members = {place: by_place[now] for place, now in sorted(assignment.places.items())}
-        for place, member in members.items():
-            member.start(place)
+        members = self.members.take_places(assignment)
         self.epoch += 1
         self.origin = self.origin if copies_state else self.epoch
         places = {str(place): member.number for place, member in members.items()}

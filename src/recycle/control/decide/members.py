@@ -4,14 +4,16 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from recycle.control.decide.agreement import Resume, agree_if_possible
 from recycle.control.decide.journal import JournalEntry
 from recycle.control.decide.messages import EpochStopped, ProgressReport, RenewLease
-from recycle.control.decide.place_assignment import first_places, free_places
+from recycle.control.decide.place_assignment import first_places, free_places, keeps_state
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan_source import PlanAssignment
 
 # With more members, nothing is done for each of them whenever one comes.
 _LARGE_JOB = 256
+LEAVES = "it was asked to leave"
 Reporters = Mapping[int, AbstractSet[int]]
 """For each earlier iteration that is not in the record yet, the members that must still report it: see `JournalEntry`."""
 
@@ -22,8 +24,8 @@ class Member:
 
     `clock_offset_us` is how far its clock is behind the coordinator's: each machine has its own clock. `started` tells its
     process from a later one with the same id, if it is on the coordinator's machine. One that `is_ready` has loaded the
-    job, and can take a place. One that `is_leaving` has asked to leave. One that `has_left` has no place any more; it is a member
-    until its last reports are acknowledged, and it disconnects.
+    job, and can take a place. One that `is_leaving` has asked to leave, or is left out, and why. One that `has_left` has no place
+    any more; it is a member until its last reports are acknowledged, and it disconnects.
     """
 
     number: int
@@ -43,6 +45,7 @@ class Member:
     has_finished: bool = False
     is_ready: bool = False
     is_leaving: bool = False
+    leaves_because: str = LEAVES
     has_left: bool = False
     clock_offset_us: int = 0
     started: str = ""
@@ -118,6 +121,20 @@ class MemberTable(dict[int, Member]):
         for member, place in zip(members, places, strict=True):
             member.place = place
         return rows <= set(places)
+
+    def take_places(self, assignment: PlanAssignment) -> dict[Worker, Member]:
+        """Move every member to its place of the assignment, and return the members by place, in order."""
+        by_place = {member.place: member for member in self.values()}
+        members = {place: by_place[now] for place, now in sorted(assignment.places.items())}
+        for place, member in members.items():
+            member.start(place)
+        return members
+
+    def resume_with(self, assignment: PlanAssignment) -> Resume | None:
+        """Return where all can resume without a checkpoint, None if they cannot."""
+        stages = {place.stage for place in keeps_state(assignment, self.holders)}
+        progress = [member.progress for member in self.values() if member.progress is not None]
+        return agree_if_possible(progress) if len(stages) == assignment.plan.problem.shape.num_stages else None
 
     def new_places(self, shape: Shape) -> list[tuple[Member, Worker]]:
         """Return the free place that each member gets that waits for one, as long as there are any."""

@@ -81,7 +81,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """The sum of squares of every stage's reduced gradient: the input of the verdict on a step."""
+    """The sum of squares of every stage's reduced gradient, in parts: the input of the verdict on a step."""
 
     iteration: int
     norms: tuple[float, ...]

@@ -20,6 +20,7 @@ class PhaseTrigger(StrEnum):
     EPOCH_STARTED = "epoch started"
     MEMBER_JOINED = "member joined"
     MEMBER_LEAVES = "member leaves"
+    PLAN_CHANGES = "plan changes"
     STOP_REQUESTED = "stop requested"
     EPOCH_BROKEN = "epoch broken"
     ALL_STOPPED = "all stopped"
@@ -46,6 +47,7 @@ TRANSITIONS: Mapping[CoordinatorPhase, Mapping[PhaseTrigger, Transition]] = {
     _P.RUNNING: {
         _T.MEMBER_JOINED: Transition(_P.PAUSING, "a new member needs a place: all pause at an iteration boundary"),
         _T.MEMBER_LEAVES: Transition(_P.PAUSING, "a member was asked to leave: all pause at an iteration boundary"),
+        _T.PLAN_CHANGES: Transition(_P.PAUSING, "another plan is better: all pause at an iteration boundary"),
         _T.STOP_REQUESTED: Transition(_P.PAUSING, "the job is to stop: all pause at an iteration boundary, to save it"),
         _T.EPOCH_BROKEN: _BROKEN,
         _T.JOB_ENDED: _ENDED,

@@ -1,17 +1,26 @@
-"""`KeptPlans`: plans that were made ahead, by their dead workers. Large ones are kept packed."""
+"""`KeptPlans`: plans that were made ahead, by dead workers and the speeds of the others. Large ones are kept packed."""
 
 import pickle
 import zlib
 from collections import Counter
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan_source import PlanAssignment, places_for
+from recycle.core.plans.steady_period import Speeds
 
 Failed = frozenset[Worker]
 # A plan of more ops is kept packed: it would take tens of megabytes of memory with its texts, and takes a sixth of that packed.
 _MOST_OPS_UNPACKED = 50_000
+
+
+class PlanRequest(NamedTuple):
+    """Who is dead, and the speeds of the others where they are known; without, the source's own."""
+
+    failed: Failed
+    speeds: Speeds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +42,25 @@ def pack_if_large(assignment: PlanAssignment) -> PlanAssignment | CompressedAssi
     return CompressedAssignment(zlib.compress(pickle.dumps(assignment, pickle.HIGHEST_PROTOCOL), 1))
 
 
-class KeptPlans(dict[Failed, PlanAssignment | CompressedAssignment]):
-    """Plans by the set of dead workers that they answer."""
+class KeptPlans(dict[PlanRequest, PlanAssignment | CompressedAssignment]):
+    """Plans by the request that they answer."""
 
-    def alike(self, failed: Failed) -> Failed | None:
-        """Return the dead workers of a plan that has as many dead at every stage: peers can exchange their places for it."""
-        wanted = num_dead_at(failed)
-        return next((each for each in self if len(each) == len(failed) and num_dead_at(each) == wanted), None)
+    def alike(self, request: PlanRequest) -> PlanRequest | None:
+        """Return the request of a plan that has as many dead at every stage: peers can exchange their places for it.
 
-    def remove_others(self, wanted: AbstractSet[Failed], most: int) -> None:
+        Peers of different speeds cannot.
+        """
+        failed, wanted = request.failed, num_dead_at(request.failed)
+        if request.speeds:
+            return None
+        alike = (each for each in self if each.speeds == request.speeds and len(each.failed) == len(failed))
+        return next((each for each in alike if num_dead_at(each.failed) == wanted), None)
+
+    def remove_others(self, wanted: AbstractSet[PlanRequest], most: int) -> None:
         """Remove the oldest plans above `most` that are not wanted."""
-        unwanted = [failed for failed in self if failed not in wanted]
-        for failed in unwanted[: max(0, len(self) - most)]:
-            del self[failed]
+        unwanted = [request for request in self if request not in wanted]
+        for request in unwanted[: max(0, len(self) - most)]:
+            del self[request]
 
 
 def num_dead_at(failed: Failed) -> Counter[int]:

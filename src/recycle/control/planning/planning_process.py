@@ -1,14 +1,16 @@
 """`PlanningProcess`, which makes plans beside the coordinator, and the texts that workers and the journal need of them."""
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkContext, SpawnContext
 from typing import Any
 
-from recycle.control.planning.kept_plans import CompressedAssignment, pack_if_large
-from recycle.core.cluster import Worker
-from recycle.core.plans.plan_source import PlanAssignment, PlanSource
+from recycle.control.planning.kept_plans import CompressedAssignment, PlanRequest, pack_if_large
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.plan_source import PlanAssignment, PlanSource, SpeedAwareSource
+from recycle.core.plans.steady_period import steady_period_us
 from recycle.host.process_lifetime import children_uninterrupted, close_inherited_files, end_with_parent
 from recycle.host.process_title import set_title
 
@@ -34,12 +36,18 @@ class PlanningProcess:
     def send_source(self, source: PlanSource) -> None:
         self._pipe.send(source)
 
-    def plan(self, failed: frozenset[Worker]) -> PlanAssignment | CompressedAssignment | Exception:
+    def plan(self, request: PlanRequest) -> PlanAssignment | CompressedAssignment | Exception:
         """Return the plan, or the error of the source; raises EOFError or OSError if the process is dead."""
-        self._pipe.send(failed)
+        self._pipe.send(request)
         outcome = self._pipe.recv()
         assert isinstance(outcome, PlanAssignment | CompressedAssignment | Exception)
         return outcome
+
+    def periods_us(self, plans: Sequence[Plan]) -> list[int]:
+        """Return the steady period of each plan; raises EOFError or OSError if the process is dead."""
+        self._pipe.send(list(plans))
+        periods_us: list[int] = self._pipe.recv()
+        return periods_us
 
     def kill(self) -> None:
         self._process.kill()
@@ -64,15 +72,24 @@ def _serve(pipe: "Connection[Any, Any]") -> None:
     with suppress(EOFError, OSError):
         # Not an argument of the process: those are unpickled, and planners imported, before it watches its parent.
         source = pipe.recv()
-        pipe.send(_packed(plan_or_error(source, pipe.recv())))
+        pipe.send(_answer(source, pipe.recv()))
         os.nice(19)
         while True:
-            pipe.send(_packed(plan_or_error(source, pipe.recv())))
+            pipe.send(_answer(source, pipe.recv()))
 
 
-def plan_or_error(source: PlanSource, failed: frozenset[Worker]) -> PlanAssignment | Exception:
+def _answer(source: PlanSource, asked: PlanRequest | list[Plan]) -> Any:
+    if isinstance(asked, PlanRequest):
+        return _packed(plan_or_error(source, asked))
+    return [steady_period_us(plan) for plan in asked]
+
+
+def plan_or_error(source: PlanSource, request: PlanRequest) -> PlanAssignment | Exception:
+    """The plan for a request, with its texts. A source that knows no speeds plans as if all were equal."""
     try:
-        return source.answer(failed).with_texts()
+        if request.speeds is not None and isinstance(source, SpeedAwareSource):
+            source = source.at_speeds(request.speeds)
+        return source.answer(request.failed).with_texts()
     except Exception as problem:
         return problem
 

@@ -8,6 +8,7 @@ an injection is its place; steps count from 1:
     W1_2@5:first       before the first op of its row; `last` likewise
     W1_2@5:2F0@1       before that op
     W0_1@8:reduce+3s   inside the gradient reduction of step 8, for three seconds
+    W1_2@5-20:x0.6     from step 5 to step 20, all ops of the worker at 0.6 of its speed; W1_2@5:x0.6 to the end
     coordinator@6      the coordinator, when step 6 begins
 """
 
@@ -27,14 +28,16 @@ MIDDLE, FIRST, LAST, REDUCE, STEP, CHECKPOINT, RECOVERY = "", "first", "last", "
 TRANSFER = "transfer"
 _WORDS = (MIDDLE, FIRST, LAST, REDUCE, STEP, CHECKPOINT, RECOVERY, TRANSFER)
 _COORDINATOR = "coordinator"
-_PLACE = re.compile(r"([^@]+)@(\d+)(?::([^+]+))?(?:\+(.+))?", re.ASCII)
+_PLACE = re.compile(r"([^@]+)@(\d+)(?:-(\d+))?(?::([^+]+))?(?:\+(.+))?", re.ASCII)
+_SPEED = re.compile(r"x(\d*\.?\d+)", re.ASCII)
 _LONGEST_TEXT = 100
 # Python writes floats in this range without an exponent, which the text form has not.
 _SHORTEST_S, _LONGEST_S = 0.001, 86400.0
+_LOWEST_SPEED = 0.01
 
 
 class Action(StrEnum):
-    """What happens: SIGKILL, SIGSTOP, an op that takes longer, an exit with an error, a flipped bit, or a new process."""
+    """What happens: SIGKILL, SIGSTOP, ops that take longer, an exit with an error, a flipped bit, or a new process."""
 
     KILL = "kill"
     HANG = "hang"
@@ -47,6 +50,9 @@ class Action(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Injection:
     """An event that happens once, when `target` first reaches `at` in `iteration`; the target None is the coordinator.
+
+    A slow worker is an exception if it has a `speed`: from `iteration` on, up to and with the iteration `until` if that is not
+    -1, all its ops take 1 / `speed` of their time.
 
     `at` is one of the words of this module or an op as it prints itself:
 
@@ -67,6 +73,8 @@ class Injection:
     iteration: int
     at: str = MIDDLE
     seconds: float = 0.0
+    speed: float = 0.0
+    until: int = -1
 
     def __post_init__(self) -> None:
         if self.iteration < 0:
@@ -81,7 +89,10 @@ class Injection:
             )
         if self.action is Action.CORRUPT and self.at not in (MIDDLE, STEP):
             raise UserError(f"{self._text} names a place in a step, but weights are corrupted after it: leave {self.at} out")
-        self._check_seconds()
+        if self.speed or self.until >= 0:
+            self._check_speed()
+        else:
+            self._check_seconds()
 
     @property
     def step(self) -> int:
@@ -106,23 +117,34 @@ class Injection:
         name = _COORDINATOR if self.target is None else str(self.target)
         place = f":{self.at}" if self.at else ""
         length = f"+{repr(self.seconds).removesuffix('.0')}s" if self.seconds else ""
-        return f"{name}@{self.step}{place}{length}"
+        until = f"-{self.until + 1}" if self.until >= 0 else ""
+        speed = f":x{self.speed:g}" if self.speed else ""
+        return f"{name}@{self.step}{until}{speed}{place}{length}"
 
     @staticmethod
     def parse(action: Action, text: str) -> "Injection":
-        """Read a place such as `W1_2@5:2F0@1` or `W0_1@8:reduce+3s`; an op of the worker's own pipeline may be `2F0`."""
+        """Read a place such as `W1_2@5:2F0@1`, `W0_1@8:reduce+3s` or `W1_2@5-20:x0.6`.
+
+        An op of the worker's own pipeline may be `2F0`.
+        """
         match = _PLACE.fullmatch(text.strip())
         if not match or len(text) > _LONGEST_TEXT or not text.strip().isprintable():
             raise UserError(
                 f"{action} {shortened(text)} names no place in a run: write WORKER@STEP, WORKER@STEP:PLACE or "
                 "WORKER@STEP:PLACE+SECONDS, such as W1_2@5, W1_2@5:2F0@1 or W1_2@5:reduce+3s"
             )
-        seconds = parse_duration_us(match[4]) / 1e6 if match[4] else 0.0
-        if match[4] and not seconds:
+        target, step, until, at, length = match.groups()
+        seconds = parse_duration_us(length) / 1e6 if length else 0.0
+        if length and not seconds:
             raise UserError(
-                f"{action} {text.strip()} lasts no time at all: give at least {_SHORTEST_S:g} s, or leave +{match[4]} out"
+                f"{action} {text.strip()} lasts no time at all: give at least {_SHORTEST_S:g} s, or leave +{length} out"
             )
-        return Injection(action, _read_target(action, match[1]), int(match[2]) - 1, match[3] or MIDDLE, seconds)
+        speed = float(found[1]) if (found := _SPEED.fullmatch(at or "")) else 0.0
+        if found and not speed:
+            raise UserError(f"{action} {text.strip()} stops the worker: write hang, or a speed from {_LOWEST_SPEED:g} on")
+        at = MIDDLE if found else at or MIDDLE
+        last = int(until) - 1 if until else -1
+        return Injection(action, _read_target(action, target), int(step) - 1, at, seconds, speed, last)
 
     def _check_coordinator(self) -> None:
         if self.action is not Action.KILL:
@@ -145,10 +167,26 @@ class Injection:
             raise UserError(f"{self._text} names an op of stage {op.stage}, but {target} runs those of stage {target.stage} only")
         return op
 
+    def _check_speed(self) -> None:
+        if self.action is not Action.SLOW or self.at != MIDDLE or self.seconds or not self.speed:
+            raise UserError(
+                f"{self._text} mixes two forms: only slow has a speed, and with it no place and no time: write "
+                f"slow {self.target or 'W1_2'}@{self.step}:x0.6"
+            )
+        if not _LOWEST_SPEED <= self.speed < 1:  # also true of NaN
+            raise UserError(f"{self._text} has the speed {self.speed:g}: give one from {_LOWEST_SPEED:g} to below 1")
+        if self.until != -1 and self.until < self.iteration:
+            raise UserError(f"{self._text} ends before it begins: name the first step and then the last, such as @5-20")
+        object.__setattr__(self, "speed", round(self.speed, 3))
+
+    def is_slow_in(self, iteration: int) -> bool:
+        """Whether the target has the injection's speed in this iteration."""
+        return self.speed > 0 and self.iteration <= iteration and (self.until == -1 or iteration <= self.until)
+
     def _check_seconds(self) -> None:
         if self.seconds == 0:
             if self.action is Action.SLOW:
-                raise UserError(f"{self._text} does not say by how much: add it, such as {self}+3s")
+                raise UserError(f"{self._text} does not say by how much: add a time or a speed, such as {self}+3s or :x0.6")
             return
         if self.action not in (Action.HANG, Action.SLOW):
             raise UserError(f"{self._text} gives a time, but only hang and slow have one: leave it out")
@@ -186,7 +224,7 @@ class Script:
 
     def for_worker(self, worker: Worker, since: int = 0) -> tuple[Injection, ...]:
         """The injections that a process at the place `worker` carries out from iteration `since` on: all but its rejoins."""
-        mine = (one for one in self.injections if one.target == worker and one.iteration >= since)
+        mine = (one for one in self.injections if one.target == worker and (one.iteration >= since or one.is_slow_in(since)))
         return tuple(one for one in mine if one.action is not Action.REJOIN)
 
     def targets(self) -> frozenset[Worker]:
@@ -247,7 +285,7 @@ def _refuse_elsewhere(injection: Injection, shape: Shape, num_steps: int) -> Non
 
 def _causes_recovery(cause: Injection, injection: Injection) -> bool:
     """Whether a recovery may follow `cause` in which `injection` happens; a lost coordinator causes none."""
-    is_failure = cause.target is not None and cause.action is not Action.REJOIN and cause.at != RECOVERY
+    is_failure = cause.target is not None and cause.action is not Action.REJOIN and cause.at != RECOVERY and not cause.speed
     return is_failure and cause.iteration == injection.iteration and cause.target != injection.target
 
 

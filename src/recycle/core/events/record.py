@@ -91,13 +91,19 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A worker's peak memory: of its process, of activations as measured, and of activations by the plan's memory model."""
+    """A worker's peak memory: of its process, of activations as measured, and of activations by the plan's memory model.
+
+    `static_bytes` are those of its parameters, optimizer state and gradients, guests included, as measured;
+    `planned_static_bytes` are those by the profile of the plan, 0 if it does not know them.
+    """
 
     EVENT: ClassVar[str] = "memory"
     worker: str
     peak_bytes: int
     activation_bytes: int
     planned_bytes: int
+    static_bytes: int = 0
+    planned_static_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +168,21 @@ class Suspected:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeedChanged:
+    """A worker has run its ops at another speed since `iteration`: at 0.6 they take 1 / 0.6 of the time of its peers' ops."""
+
+    EVENT: ClassVar[str] = "speed"
+    at_us: int
+    node: str
+    speed: float
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
 class Recovered:
     """A new epoch began because workers left or joined: `at_us` is when they left or asked to, `end_us` its first op's start.
+
+    If it names no workers, they are the same ones with another plan.
 
     Every lost microsecond is in one of six parts. Five lie between the two times. `redo_us` is lost work before them: the time
     since the first of `redone_ops` ops began, as far as the remaining workers reported them; ops that began after a failure
@@ -270,6 +289,7 @@ Event = (
     | Placed
     | Joining
     | Suspected
+    | SpeedChanged
     | Recovered
     | Spell
 )

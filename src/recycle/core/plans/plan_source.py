@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem, ForeignPlan, UserError
@@ -18,6 +18,7 @@ from recycle.core.plans.packed_plan import pack_plan
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.row_programs import row_programs
 from recycle.core.plans.rules import check
+from recycle.core.plans.steady_period import Speeds
 
 _PLAN_FILE = re.compile(r"plan-(none|W\d+_\d+(?:\+W\d+_\d+)*)\.json")
 
@@ -77,6 +78,14 @@ class PlanSource(Protocol):
 
         Raises `NoWorkerLeft` if the live workers cannot hold every stage.
         """
+
+
+@runtime_checkable
+class SpeedAwareSource(PlanSource, Protocol):
+    """A source that can plan for workers of different speeds."""
+
+    def at_speeds(self, speeds: Speeds) -> PlanSource:
+        """Return the source of plans for these speeds of workers at their present places; the speed of all others is 1."""
 
 
 class NoWorkerLeft(UserError):

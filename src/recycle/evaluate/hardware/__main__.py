@@ -13,7 +13,8 @@ from pathlib import Path
 from recycle.core.errors import UserError
 from recycle.evaluate.hardware.evaluation_folder import begin_evaluation, hardware, measure_part, read_setup
 from recycle.evaluate.hardware.measurement_size import MeasurementSize, add_size_arguments
-from recycle.evaluate.hardware.setup import BACKENDS, Setup
+from recycle.evaluate.hardware.setup import BACKENDS, STUDIES, TECHNIQUES, Setup
+from recycle.evaluate.hardware.variants import chosen_variants
 
 _NAME = "python -m recycle.evaluate.hardware"
 
@@ -40,6 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backend", choices=BACKENDS, help="of a new folder")
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--small", action="store_true", help="a small model, for a new folder")
+    parser.add_argument("--study", choices=STUDIES, default=TECHNIQUES, help="of a new folder")
+    parser.add_argument("--microbatches", type=int, help="of each pipeline, for a new folder")
+    parser.add_argument("--variants", metavar="LIST", help="race only some variants, by their names in plans/")
     add_size_arguments(parser)
     return parser
 
@@ -47,10 +51,11 @@ def _parser() -> argparse.ArgumentParser:
 def _measure(args: argparse.Namespace) -> None:
     size = MeasurementSize.from_arguments(args)
     if args.backend:
-        begin_evaluation(args.folder, Setup.usual(args.backend, args.workers, args.small))
+        usual = Setup.usual(args.backend, args.workers, args.small, args.study, args.microbatches)
+        begin_evaluation(args.folder, usual)
     setup = read_setup(args.folder)
     with hardware(setup):
-        measure_part(args.part, args.folder, setup, size, print)
+        measure_part(args.part, args.folder, setup, size, print, chosen_variants(setup, args.variants))
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch.distributed as dist
+from torch import nn
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan import Plan
-from recycle.evaluate.hardware.setup import Setup
+from recycle.evaluate.hardware.setup import Setup, layers_of_stages
 from recycle.evaluate.hardware.torch_contender import TorchContender
 from recycle.profiling.plan_runner import PlanRun, PlanRunner
 from recycle.profiling.worker_pool import MemberContext
@@ -21,7 +22,8 @@ from recycle.runtime.worker.worker_spec import WorkerSpec, copied_stage
 class ContenderTurn:
     """The request to train for some iterations: by a plan, or without one by torch's schedule of that name.
 
-    The first pipeline of the plan is run by the first of `pipelines`, and so on.
+    The first pipeline of the plan is run by the first of `pipelines`, and so on. `speeds` are those of workers that are slowed.
+    `layers` are those of each stage of torch's schedule; by default they are balanced by FLOPs.
     """
 
     number: int
@@ -29,6 +31,8 @@ class ContenderTurn:
     num_iterations: int
     plan: Plan | None = None
     pipelines: Sequence[int] = ()
+    speeds: tuple[tuple[Worker, float], ...] = ()
+    layers: tuple[int, ...] = ()
 
     def place(self, worker: Worker) -> Worker | None:
         """The place of a worker of the pool in the plan, if it takes part."""
@@ -52,8 +56,8 @@ class Contender:
 
     def __init__(self, setup: Setup, tensor_specs: dict[int, TensorSpec], context: MemberContext) -> None:
         self._setup, self._tensor_specs, self._context = setup, tensor_specs, context
-        self._make_stage = partial(copied_stage, setup.modules())
-        self._specs: dict[tuple[Shape, int], WorkerSpec] = {}
+        self._modules: dict[tuple[int, ...] | None, list[nn.Module]] = {}
+        self._specs: dict[tuple[Shape, int, tuple[int, ...] | None], WorkerSpec] = {}
         self._torch: TorchContender | None = None
         prefix = dist.PrefixStore("race", context.store)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=prefix, rank=context.rank, world_size=len(context.workers))
@@ -66,13 +70,21 @@ class Contender:
             return TurnResult()
         if turn.plan is None:
             self._torch = self._torch or TorchContender(self._setup, self._tensor_specs, self._context)
-            return TurnResult(*self._torch.run(turn.number, turn.variant, turn.num_iterations))
-        run = PlanRunner(self._spec(turn.plan), self._context).run(turn.number, turn.plan, turn.num_iterations, place)
+            return TurnResult(*self._torch.run(turn.number, turn.variant, turn.num_iterations, turn.layers))
+        runner, speed = PlanRunner(self._spec(turn.plan), self._context), dict(turn.speeds).get(place, 1.0)
+        run = runner.run(turn.number, turn.plan, turn.num_iterations, place, speed)
         return TurnResult([spans[-1].end_us for spans in run.spans], run.losses, run)
 
     def _spec(self, plan: Plan) -> WorkerSpec:
-        key = plan.problem.shape, plan.problem.shared_layers
+        layers = layers_of_stages(plan)
+        key = plan.problem.shape, plan.problem.shared_layers, layers
         if key not in self._specs:
-            make_stage = None if plan.problem.shared_layers else self._make_stage
+            make_stage = None if plan.problem.shared_layers else partial(self._copy, layers)
             self._specs[key] = worker_spec(self._setup.job(plan), make_stage, self._tensor_specs)
         return self._specs[key]
+
+    def _copy(self, layers: tuple[int, ...] | None, number: int) -> nn.Module:
+        """A copy of a stage; plans of all shapes share the originals."""
+        if layers not in self._modules:
+            self._modules[layers] = self._setup.modules(layers=layers)
+        return copied_stage(self._modules[layers], number)

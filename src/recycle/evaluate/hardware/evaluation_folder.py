@@ -11,7 +11,7 @@ recoveries.json the duration of each recovery from a kill and of each rejoin
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -25,8 +25,8 @@ from recycle.evaluate.hardware.gpu_slices import slices
 from recycle.evaluate.hardware.kills import DEATHS, measure_recoveries
 from recycle.evaluate.hardware.measurement_size import MeasurementSize
 from recycle.evaluate.hardware.race import Trial, run_race
-from recycle.evaluate.hardware.setup import CPU_CORES, Setup
-from recycle.evaluate.hardware.variants import variants
+from recycle.evaluate.hardware.setup import CPU_CORES, TECHNIQUES, Setup
+from recycle.evaluate.hardware.variants import Variant
 from recycle.profiling.rehearsal import rehearsal_plan, rehearse
 from recycle.runtime.options import refuse_absent_device
 
@@ -38,11 +38,20 @@ _USUAL_WORKERS = 12
 Say = Callable[[str], None]
 
 
-def choose_setup(folder: Path, backend: str | None, num_workers: int | None, is_small: bool) -> Setup:
+def choose_setup(
+    folder: Path,
+    backend: str | None,
+    num_workers: int | None,
+    is_small: bool,
+    study: str | None = None,
+    microbatches: int | None = None,
+) -> Setup:
     """Return the setup with these options; without any option, that of the folder if it has one."""
-    if backend is None and num_workers is None and not is_small and (folder / SETUP).exists():
+    is_any = is_small or any(option is not None for option in (backend, num_workers, study, microbatches))
+    if not is_any and (folder / SETUP).exists():
         return read_setup(folder)
-    return Setup.usual(backend or CPU_CORES, _USUAL_WORKERS if num_workers is None else num_workers, is_small)
+    workers = _USUAL_WORKERS if num_workers is None else num_workers
+    return Setup.usual(backend or CPU_CORES, workers, is_small, study or TECHNIQUES, microbatches)
 
 
 def begin_evaluation(folder: Path, setup: Setup) -> None:
@@ -74,12 +83,12 @@ def hardware(setup: Setup) -> Iterator[None]:
         yield
 
 
-def measure_part(part: str, folder: Path, setup: Setup, size: MeasurementSize, say: Say) -> None:
+def measure_part(part: str, folder: Path, setup: Setup, size: MeasurementSize, say: Say, variants: Sequence[Variant]) -> None:
     """Measure the part `profile`, `race` or `deaths`, or the rest of it; a part that is done is not measured again."""
     if part == "profile":
         _measure_profile(folder, setup, say)
     elif part == "race":
-        _measure_variants(folder, setup, size, say)
+        _measure_variants(folder, setup, size, say, variants)
     else:
         period_us = PlanFolder(folder / DEATHS).answer(frozenset()).plan.period_us
         measure_recoveries(folder, setup, size.kills, max(2, round(_CYCLE_S * 1e6 / period_us)), say)
@@ -96,10 +105,10 @@ def _measure_profile(folder: Path, setup: Setup, say: Say) -> None:
     write_text(folder / PROFILE, json.dumps(found.profile.to_json(), indent=1) + "\n")
 
 
-def _measure_variants(folder: Path, setup: Setup, size: MeasurementSize, say: Say) -> None:
+def _measure_variants(folder: Path, setup: Setup, size: MeasurementSize, say: Say, variants: Sequence[Variant]) -> None:
     def progress(trial: Trial, num_done: int, num_trials: int) -> None:
         took = f"{trial.iteration_us / 1e3:.1f} ms, last loss {trial.losses[-1]:.4f}"
         say(f"trial {num_done} of {num_trials}: {trial.variant} {took}")
 
     profile = Profile.load(folder / PROFILE) if (folder / PROFILE).exists() else None
-    run_race(folder, setup, variants(setup), size.rounds, size.iterations, progress, profile)
+    run_race(folder, setup, variants, size.rounds, size.iterations, progress, profile)

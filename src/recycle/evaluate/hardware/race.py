@@ -81,7 +81,7 @@ def run_race(
                     rehearsal.do(step, pool, next(numbers))
                     continue
                 turn = ContenderTurn(
-                    next(numbers), step.name, WARM_UP + num_iterations, plans.get(step.name), step.pipelines(setup)
+                    next(numbers), step.name, WARM_UP + num_iterations, plans.get(step.name), step.pipelines(setup), step.speeds
                 )
                 trial, results = run_trial(pool, turn, number)
                 if number == num_rounds - 1:

@@ -4,6 +4,7 @@ So a slow hour of the machine is not mistaken for a slow plan, and a slow minute
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from recycle.core.files import write_text
@@ -44,7 +45,7 @@ class Rehearsal:
         assert known.taken is not None, "a measured profile says on what it was measured"
         sizes = [StageBytes(one.activation_bytes, one.weight_held_bytes, one.output_bytes) for one in known.stages]
         states = {stage: StateBytes(one.static_bytes, one.gradient_bytes) for stage, one in enumerate(known.stages)}
-        made = self._fits.profile(sizes, states, known.stage_link.latency_us, known.taken)
+        made = replace(self._fits.profile(sizes, states, known.stage_link.latency_us, known.taken), layers=known.layers)
         write_text(self._path, json.dumps(made.to_json(), indent=1) + "\n")
 
 

@@ -1,5 +1,6 @@
 """What a cluster is measured with: how many workers, what computes, and the GPT that they train."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 
@@ -16,9 +17,15 @@ from recycle.runtime.options import FailureOptions, TrainOptions
 
 CPU_CORES, GPU_SLICES = "cpu-cores", "gpu-slices"
 BACKENDS = (CPU_CORES, GPU_SLICES)
+TECHNIQUES, ELASTIC = "techniques", "elastic"
+STUDIES = (TECHNIQUES, ELASTIC)
+"""What is compared: each technique beside torch's schedules; or re-routing beside cuts and moved layers."""
 # What is not as it is by default.
 _USUAL: dict[str, dict[str, int]] = {CPU_CORES: {}, GPU_SLICES: {"width": 1024, "heads": 8, "context": 2048}}
 _SMALL = {CPU_CORES: {"width": 64, "context": 64, "samples": 2}, GPU_SLICES: {"width": 256, "heads": 8, "context": 512}}
+# Layers enough to move some of them, and so small that two dozen micro-batches take seconds.
+_ELASTIC = {CPU_CORES: {"context": 128, "samples": 1}, GPU_SLICES: {"context": 1024, "samples": 2}}
+ELASTIC_LAYERS = 24
 SEED = 1
 # Low enough that rounding does not grow within a few steps: all variants must come to the same losses.
 _RATE = 1e-4
@@ -42,11 +49,15 @@ class Setup:
     heads: int = 4
     context: int = 224
     samples: int = 3
+    vocabulary: int = 256
+    study: str = TECHNIQUES
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise UserError(f"the backend is {self.backend!r}, but it must be one of {', '.join(BACKENDS)}")
-        for field in fields(self)[1:]:
+        if self.study not in STUDIES:
+            raise UserError(f"the study is {self.study!r}, but it must be one of {', '.join(STUDIES)}")
+        for field in fields(self)[1:-1]:
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UserError(f"{field.name} is {value!r}, but it must be a whole number of at least 1")
@@ -54,11 +65,19 @@ class Setup:
             raise UserError(f"{self.layers} layers are too few for torch's zero bubble in a V: give at least {2 * self.stages}")
         if self.width % self.heads:
             raise UserError(f"{self.heads} heads do not share a width of {self.width}: choose a width that they divide")
+        if self.vocabulary < 256:
+            raise UserError(f"a vocabulary of {self.vocabulary} is too small for the bytes of a text: give at least 256")
         if self.pipelines < 2:
             raise UserError(f"{self.pipelines} pipeline has no peers that could take over: give at least 2")
 
     @staticmethod
-    def usual(backend: str, num_workers: int = 12, is_small: bool = False) -> "Setup":
+    def usual(
+        backend: str,
+        num_workers: int = 12,
+        is_small: bool = False,
+        study: str = TECHNIQUES,
+        microbatches: int | None = None,
+    ) -> "Setup":
         """The sizes at which computing dominates: ops of 20 to 60 ms on a core, of 5 to 30 ms on a twelfth of an H200.
 
         Small ones are for machines on which workers share cores, or a GPU that is not an H200.
@@ -66,7 +85,14 @@ class Setup:
         stages = 4
         if num_workers % stages or num_workers < 2 * stages:
             raise UserError(f"{num_workers} workers are no pipelines of {stages} stages: give a multiple of {stages}, at least 8")
-        return Setup(backend, num_workers // stages, **(_SMALL if is_small else _USUAL).get(backend, {}))
+        sizes = dict(_USUAL.get(backend, {}))
+        if study == ELASTIC:
+            sizes |= {**_ELASTIC.get(backend, {}), "layers": ELASTIC_LAYERS}
+        if is_small:
+            sizes |= _SMALL.get(backend, {})
+        if microbatches is not None:
+            sizes["microbatches"] = microbatches
+        return Setup(backend, num_workers // stages, study=study, **sizes)
 
     @property
     def is_small(self) -> bool:
@@ -93,16 +119,22 @@ class Setup:
         precision = "bfloat16" if self.is_gpu else "float32"
         return f"GPT of width {self.width}, {self.layers} layers, context {self.context}, {precision}"
 
-    def modules(self, num_stages: int | None = None) -> list[nn.Module]:
-        """The model in its stages, or in another number of them."""
-        config = GptConfig(context=self.context, width=self.width, num_heads=self.heads, num_layers=self.layers)
-        made = gpt_stages(config, num_stages or self.stages, SEED)
+    def modules(self, num_stages: int | None = None, layers: Sequence[int] | None = None) -> list[nn.Module]:
+        """The model in its stages, or in another number of them; `layers` are those of each stage, by default balanced ones."""
+        config = GptConfig(self.vocabulary, self.context, self.width, self.heads, self.layers)
+        made = gpt_stages(config, num_stages or self.stages, SEED, layers)
         return [module.to(torch.bfloat16) for module in made] if self.is_gpu else made
 
     def text(self) -> Text:
         return Text(self.context)
 
     def job(self, plan: Plan, steps: int = _ENDLESS, failures: FailureOptions = _NO_FAILURES) -> Job:
-        """The training job, by a plan of any shape."""
+        """The training job, by a plan of any shape; if the plan knows its layers, its stages have as many."""
         options = TrainOptions(SEED, device=self.device, failures=failures)
-        return Job(plan, self.modules(), self.text(), next_byte_loss, make_optimizer, steps, self.samples, options=options)
+        modules = self.modules(layers=layers_of_stages(plan))
+        return Job(plan, modules, self.text(), next_byte_loss, make_optimizer, steps, self.samples, options=options)
+
+
+def layers_of_stages(plan: Plan) -> tuple[int, ...] | None:
+    """The number of layers of each stage of a plan, if it knows them."""
+    return tuple(map(len, plan.problem.profile.layers)) or None

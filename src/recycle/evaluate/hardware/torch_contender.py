@@ -27,7 +27,6 @@ from recycle.runtime.worker.worker_spec import copied_stage
 
 TORCH_1F1B, TORCH_ZERO_BUBBLE, TORCH_ZBV = "torch-1f1b", "torch-zero-bubble", "torch-zbv"
 TORCH = (TORCH_1F1B, TORCH_ZERO_BUBBLE, TORCH_ZBV)
-_VOCABULARY = 256
 
 
 class TorchContender:
@@ -43,19 +42,22 @@ class TorchContender:
         # Wherever the model is cut, the tensor between two stages has the same spec.
         self._setup, self._tensor_spec, self._context = setup, tensor_specs[0], context
         self._uses_transport = setup.is_gpu if uses_transport is None else uses_transport
-        self._stages: dict[int, Sequence[nn.Module]] = {}
+        self._stages: dict[tuple[int, tuple[int, ...]], Sequence[nn.Module]] = {}
         shape = setup.shape
         ranks = [[p * shape.num_stages + s for s in range(shape.num_stages)] for p in range(shape.num_pipelines)]
         self._pipeline = [dist.new_group(own) for own in ranks][context.worker.pipeline]
         self._peers = [dist.new_group(list(own)) for own in zip(*ranks, strict=True)][context.worker.stage]
         self._device = torch.device("cuda", 0) if setup.is_gpu else torch.device("cpu")
 
-    def run(self, number: int, variant: str, num_iterations: int) -> tuple[list[int], list[float]]:
-        """Train; return the end of each iteration, and the mean losses of the worker's pipeline if it has the last stage."""
+    def run(self, number: int, variant: str, num_iterations: int, layers: tuple[int, ...] = ()) -> tuple[list[int], list[float]]:
+        """Train; return the end of each iteration, and the mean losses of the worker's pipeline if it has the last stage.
+
+        `layers` are those of each stage, of which a V has twice as many; by default they are balanced by FLOPs.
+        """
         setup, shape, worker = self._setup, self._setup.shape, self._context.worker
         batches = MicroBatches(setup.text(), shape, setup.samples, SEED)
         transport = self._make_transport(number) if self._uses_transport else None
-        schedule, modules = self._schedule(variant, transport)
+        schedule, modules = self._schedule(variant, transport, layers)
         parameters = [parameter for module in modules for parameter in module.parameters()]
         optimizer = make_optimizer(parameters)
         has_last = worker.stage == 0 if variant == TORCH_ZBV else worker.stage == shape.num_stages - 1
@@ -93,14 +95,14 @@ class TorchContender:
             return CudaIpcTransport(store, view, spec, SharedMemory(store, view, self._device))
         return GlooTransport(store, view, spec)
 
-    def _schedule(self, variant: str, transport: Transport | None) -> tuple[Any, list[nn.Module]]:
+    def _schedule(self, variant: str, transport: Transport | None, layers: tuple[int, ...]) -> tuple[Any, list[nn.Module]]:
         # Here, because nobody else needs them, and they take a second to load.
         from torch.distributed.pipelining import schedules
 
         shape, stage = self._setup.shape, self._context.worker.stage
         num_stages = shape.num_stages * (2 if variant == TORCH_ZBV else 1)
         numbers = [stage, num_stages - 1 - stage] if variant == TORCH_ZBV else [stage]
-        modules = [self._module(num_stages, number) for number in numbers]
+        modules = [self._module(num_stages, number, layers) for number in numbers]
         make = _stage_class(transport.messages if transport is not None else None, shape, self._context.worker.pipeline)
         examples = [self._examples(number, num_stages) if transport is not None else {} for number in numbers]
         stages = [
@@ -118,15 +120,16 @@ class TorchContender:
         spec, setup = self._tensor_spec, self._setup
         between = torch.empty(spec.shape, dtype=spec.dtype, device=self._device, requires_grad=True)
         ids = torch.zeros(setup.samples, setup.context, dtype=torch.int64, device=self._device)
-        size = setup.samples, setup.context, _VOCABULARY
+        size = setup.samples, setup.context, setup.vocabulary
         logits = torch.empty(size, dtype=spec.dtype, device=self._device, requires_grad=True)
         return {"input_args": ids if number == 0 else between, "output_args": logits if number == num_stages - 1 else between}
 
-    def _module(self, num_stages: int, number: int) -> nn.Module:
+    def _module(self, num_stages: int, number: int, layers: tuple[int, ...]) -> nn.Module:
         """A stage as it is before the first step, on its device."""
-        if num_stages not in self._stages:
-            self._stages[num_stages] = self._setup.modules(num_stages)
-        return copied_stage(self._stages[num_stages], number).to(self._device)
+        key = num_stages, layers
+        if key not in self._stages:
+            self._stages[key] = self._setup.modules(num_stages, layers or None)
+        return copied_stage(self._stages[key], number).to(self._device)
 
     def _reduce(self, parameters: Sequence[Tensor], transport: Transport | None) -> None:
         """Replace gradients by their mean over the peers, in one all-reduce."""

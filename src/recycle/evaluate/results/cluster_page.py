@@ -18,9 +18,9 @@ from recycle.evaluate.hardware.evaluation_folder import PROFILE
 from recycle.evaluate.hardware.kills import PARTS, MeasuredRecovery, read_recoveries
 from recycle.evaluate.hardware.race import SPANS, Trial, plan_path, read_trials
 from recycle.evaluate.hardware.round_profiles import round_profiles
-from recycle.evaluate.hardware.setup import Setup
+from recycle.evaluate.hardware.setup import ELASTIC, Setup
 from recycle.evaluate.hardware.torch_contender import TORCH_1F1B
-from recycle.evaluate.hardware.variants import ADAPTIVE, DECOUPLED, FAULT_FREE, ONE_F_ONE_B, STAGGERED, Variant
+from recycle.evaluate.hardware.variants import ADAPTIVE, CUT, DECOUPLED, FAULT_FREE, STAGGERED, Variant, baseline_name
 from recycle.evaluate.results.cluster_tables import (
     Requirement,
     VariantResult,
@@ -33,6 +33,8 @@ from recycle.evaluate.results.cluster_tables import (
     throughput_table,
     times_table,
 )
+from recycle.evaluate.results.elastic_requirements import elastic_requirements, without_contention
+from recycle.evaluate.variant_plans import profile_of
 from recycle.report.record.contention_text import contention_text
 from recycle.report.record.executed_iterations import Executed
 from recycle.report.record.run_columns import read_run_record
@@ -58,7 +60,7 @@ class ClusterResults:
 
     @property
     def baseline(self) -> VariantResult:
-        return next(result for result in self.variants if result.name == ONE_F_ONE_B)
+        return next(result for result in self.variants if result.name == baseline_name(self.setup))
 
     @property
     def machine(self) -> str:
@@ -89,12 +91,16 @@ def read_results(folder: Path, setup: Setup, variants: Sequence[Variant]) -> Clu
         result = VariantResult(variant.name, variant.title, variant.dead, times_us, variant.num_samples(setup), losses)
         if not variant.is_torch:
             plan = Plan.load(plan_path(folder, variant))
+            if variant.speeds and not variant.knows_speeds:
+                plan = replace(plan, problem=replace(plan.problem, speeds=variant.speeds))
             first = plan.problem.profile
-            predictions = {number: _predict(plan, profiles.get(number, first)) for number in times_us}
+            known = {number: profile_of(variant, setup, profiles[number]) for number in times_us if number in profiles}
+            predictions = {number: _predict(plan, known.get(number, first)) for number in times_us}
             result = replace(result, predictions=predictions, beforehand=_predict(plan, first))
         results.append(result)
-    if ONE_F_ONE_B not in {result.name for result in results}:
-        raise FileProblem(f"{folder} has no measurement of 1F1B, the baseline of all other variants: run the part race first")
+    if baseline_name(setup) not in {result.name for result in results}:
+        (title,) = (variant.title for variant in variants if variant.name == baseline_name(setup))
+        raise FileProblem(f"{folder} has no measurement of {title}, the baseline of all other variants: run the part race first")
     return ClusterResults(setup, Profile.load(folder / PROFILE), results, read_recoveries(folder))
 
 
@@ -129,10 +135,11 @@ def write_results(folder: Path, setup: Setup, variants: Sequence[Variant]) -> st
 def check_requirements(results: Sequence[VariantResult], setup: Setup) -> list[Requirement]:
     """Check every requirement on a measured cluster for which its variants were measured."""
     by_name = {result.name: result for result in results}
-    baseline = by_name[ONE_F_ONE_B]
+    baseline = by_name[baseline_name(setup)]
+    is_elastic = setup.study == ELASTIC
     return [
-        *_degraded_requirements(by_name, baseline),
-        *_fault_free_requirements(by_name, baseline),
+        *(elastic_requirements(by_name, setup) if is_elastic else _degraded_requirements(by_name, baseline)),
+        *(() if is_elastic else _fault_free_requirements(by_name, baseline)),
         *error_requirements(results, _MEDIAN_ERROR, _WORST_ERROR),
         _same_losses(results, setup),
     ]
@@ -180,6 +187,8 @@ def _page(results: ClusterResults) -> Iterator[str]:
     torch = f"torch {profile.taken.torch}" if profile.taken else ""
     yield f"# {results.title}\n"
     command = f"recycle bench cluster --workers {setup.num_workers} --backend {setup.backend}{' --small' * setup.is_small}"
+    if setup.study == ELASTIC:
+        command += f" --study {ELASTIC} --microbatches {setup.microbatches}"
     options = f"--rounds {num_rounds} --iterations {len(variants[0].iterations_us) // num_rounds} --out FOLDER"
     yield f"Made by `{command} {options}`, {torch}.\n"
     shape = f"{setup.pipelines} pipelines of {setup.stages} stages, {setup.microbatches} micro-batches each of {setup.samples}"
@@ -194,6 +203,11 @@ def _page(results: ClusterResults) -> Iterator[str]:
     yield f"![{results.title}]({PICTURE})\n"
     yield f"## Iteration times\n\n{markdown(throughput_table(variants, results.baseline))}\n"
     yield f"## Requirements\n\n{markdown(requirement_table(check_requirements(variants, setup)))}\n"
+    if setup.study == ELASTIC:
+        yield "## Contention told apart\n"
+        yield "Workers that share a machine slow each other down. A dead worker leaves room for others, and so does a worker that"
+        yield "waits. The last column is the prediction for workers with machines of their own.\n"
+        yield f"{markdown(without_contention({result.name: result for result in variants}))}\n"
     yield f"## Prediction step by step\n\n{markdown(prediction_table(variants))}\n"
     yield (
         "A prediction is the median over rounds; its error is relative to the iteration time over all rounds. Round by round, "
@@ -245,7 +259,7 @@ def _times_us(recoveries: Sequence[MeasuredRecovery]) -> dict[str, list[int]]:
 
 def _timeline(folder: Path, variants: Sequence[Variant]) -> str | None:
     """Draw a measured iteration of all techniques with a dead worker; None if its spans were not kept."""
-    variant = next(one for one in variants if one.name == STAGGERED)
+    variant = next(one for one in variants if one.name in (STAGGERED, CUT))
     path = folder / SPANS / f"{variant.name}.json.gz"
     if not path.exists():
         return None

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from recycle.core.errors import UserError
+from recycle.core.layer_shares import LayerShare, StageShares
 from recycle.core.layers import split_layers
 from recycle.core.op import Kind
 from recycle.core.profile import Profile, StageProfile
@@ -124,7 +125,8 @@ def estimate(
             stage, where the head is, fewer layers than the others.
 
     Returns:
-        A profile with times, bytes, links and device memory.
+        A profile with times, bytes, links and device memory, and the layers of each stage with their shares of its costs. The
+        embedding belongs to the first layer, the head to the last one.
 
     Raises:
         UserError: A text cannot be read, or the layers or heads cannot be divided so.
@@ -140,11 +142,11 @@ def estimate(
     setting = _Setting(tensor_parallel, flash, sequence_parallel, gradient_bytes, split_overhead)
     _refuse_misfit(model, num_stages, setting)
     layer, embedding, head = (make(model, gpu, setting) for make in (_layer_work, _embedding_work, _head_work))
+    if num_stages > 1:  # the head has its own copy of the embedding matrix unless one worker holds both
+        head = head.plus(_Work(num_parameters=model.vocabulary * model.hidden / setting.tensor_parallel))
     extra = [_Work()] * num_stages
     extra[0] = extra[0].plus(embedding)
     extra[-1] = extra[-1].plus(head)
-    if num_stages > 1:  # the head has its own copy of the embedding matrix unless one worker holds both
-        extra[-1] = extra[-1].plus(_Work(num_parameters=model.vocabulary * model.hidden / setting.tensor_parallel))
     if layers is None:
         layers = split_layers(model.num_layers, layer.total_seconds, [work.total_seconds for work in extra])
     _refuse_split(model, num_stages, layers)
@@ -154,7 +156,8 @@ def estimate(
     )
     degree = f" t={setting.tensor_parallel}" if setting.tensor_parallel > 1 else ""
     name = f"estimate {model.name} b={model.microbatch}{degree} on {gpu.name}"
-    return Profile(stages, gpu.inter_node, gpu.inter_node, gpu.memory_bytes, name)
+    shares = _shares(layer, embedding, head, layers)
+    return Profile(stages, gpu.inter_node, gpu.inter_node, gpu.memory_bytes, name, layers=shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +181,22 @@ def layer_costs(model: ModelSpec, gpu: GpuSpec, tensor_parallel: int = 1) -> tup
 def _layer_cost(work: _Work) -> LayerCost:
     forward, split, weight = (work.seconds[kind] * 1e6 for kind in _SPLIT)
     return LayerCost(forward, split + weight, work.num_parameters, work.activation_bytes)
+
+
+def _shares(layer: _Work, embedding: _Work, head: _Work, numbers: Sequence[int]) -> tuple[StageShares, ...]:
+    """The shares of the layers of each stage."""
+    works = [[layer] * number for number in numbers]
+    works[0][0] = works[0][0].plus(embedding)
+    works[-1][-1] = works[-1][-1].plus(head)
+    return tuple(tuple(_share(work, layer) for work in own) for own in works)
+
+
+def _share(work: _Work, plain: _Work) -> LayerShare:
+    """What a layer costs beside a plain one."""
+    forward, split, weight = (work.seconds[kind] / plain.seconds[kind] for kind in _SPLIT)
+    return LayerShare(
+        forward, split, weight, work.activation_bytes / plain.activation_bytes, work.num_parameters / plain.num_parameters
+    )
 
 
 def _refuse_misfit(model: ModelSpec, num_stages: int, setting: _Setting) -> None:

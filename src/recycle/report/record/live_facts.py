@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from recycle.core.events.record import PARTS, Changed, Event, Held, Placed, Recovered, Saved, Spell, Stepped, Warned
+from recycle.core.events.record import PARTS, Changed, Event, Held, Placed, Recovered, Saved, SpeedChanged, Spell, Stepped, Warned
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +12,7 @@ class RunFacts:
 
     `num_done` steps are done. After a rollback to a checkpoint, the next `num_again` steps are done for the second time; their
     samples were counted the first time and are not counted again, so that no counter ever falls. `hosts` has the machine of each
-    worker, and `is_up` whether it is alive.
+    worker, and `is_up` whether it is alive. `speeds` are those of workers that are not as fast as their peers.
     """
 
     step: Stepped | None = None
@@ -32,6 +32,7 @@ class RunFacts:
     held: Mapping[str, Held] = field(default_factory=dict)
     hosts: Mapping[str, str] = field(default_factory=dict)
     is_up: Mapping[str, bool] = field(default_factory=dict)
+    speeds: Mapping[str, float] = field(default_factory=dict)
 
 
 def facts_after(facts: RunFacts, event: Event) -> RunFacts:
@@ -42,7 +43,10 @@ def facts_after(facts: RunFacts, event: Event) -> RunFacts:
         case Spell():
             return _after_spell(facts, event)
         case Changed():
-            return replace(facts, num_live=event.num_live, is_up={**facts.is_up, event.node: event.joins})
+            speeds = {node: speed for node, speed in facts.speeds.items() if node != event.node}
+            return replace(facts, num_live=event.num_live, is_up={**facts.is_up, event.node: event.joins}, speeds=speeds)
+        case SpeedChanged():
+            return replace(facts, speeds={**facts.speeds, event.node: event.speed})
         case Placed():
             # One that joins later is up when the epoch with it begins.
             is_up = facts.is_up if facts.num_recoveries else {**facts.is_up, event.node: True}

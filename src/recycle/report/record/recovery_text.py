@@ -1,8 +1,8 @@
-"""Recoveries as text: the workers that left or joined, the cause, and the time of each part."""
+"""Recoveries as text: the workers that left or joined, the cause, and the time of each part; and the speeds of slow workers."""
 
 from collections.abc import Sequence
 
-from recycle.core.events.record import PARTS, Recovered
+from recycle.core.events.record import PARTS, Recovered, SpeedChanged
 from recycle.report.record.tables import aligned
 
 # By part: its look of the palette, and its letter where there is no colour.
@@ -12,7 +12,9 @@ _MOST_NAMED = 4
 
 
 def who(recovered: Recovered) -> str:
-    """Name the workers that joined or left; of many only their number."""
+    """Name the workers that joined or left; of many only their number. If nobody did, the plan is another one."""
+    if not recovered.workers:
+        return "another plan"
     names, verb = recovered.workers, "joined" if recovered.joins else "left"
     return f"{', '.join(names)} {verb}" if len(names) <= _MOST_NAMED else f"{len(names)} workers {verb}"
 
@@ -40,6 +42,14 @@ def _moves(moves: Sequence[str]) -> str:
     if len(moves) > _MOST_NAMED:
         return f"{len(moves)} workers moved"
     return "moved " + ", ".join(move.replace(">", " to ") for move in moves)
+
+
+def describe_speed(event: SpeedChanged) -> str:
+    """Say how fast a worker is beside its peers, and since which step."""
+    since = f"since step {event.iteration + 1}"
+    if event.speed == 1:
+        return f"{event.node} runs at its peers' speed again, {since}"
+    return f"{event.node} {'is slow' if event.speed < 1 else 'is fast'}: {event.speed:g} of its peers' speed, {since}"
 
 
 def recovery_lines(recoveries: Sequence[Recovered]) -> list[str]:

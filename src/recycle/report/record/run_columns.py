@@ -11,7 +11,20 @@ from numpy.typing import NDArray
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.events.op_columns import OPTIMIZER, REDUCE
-from recycle.core.events.record import Changed, Event, Held, OpRan, Placed, Recovered, Saved, Spell, Started, Stepped, Warned
+from recycle.core.events.record import (
+    Changed,
+    Event,
+    Held,
+    OpRan,
+    Placed,
+    Recovered,
+    Saved,
+    SpeedChanged,
+    Spell,
+    Started,
+    Stepped,
+    Warned,
+)
 from recycle.core.op import Op
 from recycle.report.record.hindsight import in_hindsight
 from recycle.report.record.metrics import Metrics, measure
@@ -94,6 +107,7 @@ class RunRecord:
     held: tuple[Held, ...]
     saved: tuple[Saved, ...]
     warned: tuple[Warned, ...]
+    speeds: tuple[SpeedChanged, ...] = ()
 
     @property
     def train_spells(self) -> list[Spell]:
@@ -190,6 +204,7 @@ def read_run_record(events: Iterable[Event]) -> RunRecord:
         held=tuple(sorted(held.values(), key=lambda one: Worker.parse(one.worker))),
         saved=tuple(known.get(Saved, [])),
         warned=tuple(known.get(Warned, [])),
+        speeds=tuple(known.get(SpeedChanged, [])),
     )
 
 

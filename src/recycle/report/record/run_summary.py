@@ -150,6 +150,9 @@ class Summary:
                 {"at_us": one.at_us, "steps": one.num_steps, "folder": one.folder, "size_bytes": one.size_bytes}
                 for one in run.saved
             ],
+            "speeds": [
+                {"worker": one.node, "speed": one.speed, "step": one.iteration + 1, "at_us": one.at_us} for one in run.speeds
+            ],
             "warnings": [asdict(one) for one in run.warned],
             "iterations": {
                 "first": executed.whole[0],

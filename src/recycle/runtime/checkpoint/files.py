@@ -4,10 +4,12 @@
                               stage-1.safetensors
                               manifest.json
 
-A checkpoint is whole if it has a manifest, and its files have the sizes and digests in the manifest. Until then its folder is
+A checkpoint is whole if it has a manifest, and its files have the sizes and digests in the manifest. The manifest also says which
+layers of the model each stage has, by which a run resumes with other stages, and has a digest of itself. Until then its folder is
 called `step-00000020.partial`, and every attempt to save a stage writes a file of its own there: `stage-0.1a2b3c4d.safetensors`.
 """
 
+import hashlib
 import json
 import re
 import secrets
@@ -18,13 +20,14 @@ from typing import Any
 
 from recycle.core.errors import FileProblem
 from recycle.core.files import read_json, write_text
+from recycle.runtime.checkpoint.layer_names import LayerNames
 
 FORMAT, VERSION = "recycle-checkpoint", 1
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
 _STEP = re.compile(r"step-(\d{8,})", re.ASCII)
 _IN_PARTIAL = re.compile(r"step-\d{8,}\.partial/stage-\d{1,6}\.[0-9a-f]{8}\.safetensors", re.ASCII)
-_IN_WHOLE = re.compile(r"step-\d{8,}/stage-\d{1,6}\.safetensors", re.ASCII)
+_IN_WHOLE = re.compile(r"step-\d{8,}/(stage-\d{1,6}\.safetensors|manifest\.json)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,11 @@ class Checkpoint:
     files: tuple[StageFile, ...]
     fingerprint: Mapping[str, Any]
 
+    @property
+    def layers(self) -> LayerNames | None:
+        """The layers that each stage has; None if the job did not know them, or the checkpoint is of an earlier release."""
+        return LayerNames.parse(self.fingerprint.get("layers"))
+
 
 def step_folder(num_steps: int) -> str:
     return f"step-{num_steps:08d}"
@@ -70,7 +78,7 @@ def is_to_be_written(name: str) -> bool:
 
 
 def is_to_be_read(name: str) -> bool:
-    """Whether `name`, relative to the folder of checkpoints, is a stage's file of a whole checkpoint."""
+    """Whether `name`, relative to the folder of checkpoints, is a file of a whole checkpoint."""
     return bool(_IN_WHOLE.fullmatch(name))
 
 
@@ -95,8 +103,14 @@ def write_manifest(checkpoint: Checkpoint) -> Path:
         "files": [asdict(file) for file in checkpoint.files],
     }
     path = checkpoint.folder / MANIFEST
+    manifest["sha256"] = _digest(manifest)
     write_text(path, json.dumps(manifest, indent=1) + "\n")
     return path
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def find_checkpoints(folder: Path, suffix: str = "") -> dict[int, Path]:
@@ -111,12 +125,26 @@ def find_checkpoints(folder: Path, suffix: str = "") -> dict[int, Path]:
     return dict(sorted(found.items(), reverse=True))
 
 
-def read_checkpoint(folder: Path, stage: int | None = None) -> Checkpoint:
-    """Read the checkpoint in `folder`; raise if its manifest is invalid, or a file has another size than in the manifest.
+def read_checkpoint(folder: Path, checks_sizes: bool = True) -> Checkpoint:
+    """Read the checkpoint in `folder`; raise if its manifest is invalid, or a file has another size than in the manifest."""
+    checkpoint = _checkpoint_of(folder, read_json(folder / MANIFEST, FORMAT, VERSION))
+    for file in checkpoint.files if checks_sizes else ():
+        refuse_other_size(folder, file)
+    return checkpoint
 
-    With `stage`, only that stage's file is required.
-    """
-    match read_json(folder / MANIFEST, FORMAT, VERSION):
+
+def parse_checkpoint(folder: Path, manifest: bytes) -> Checkpoint:
+    """The checkpoint in `folder`, of which another machine has sent the manifest."""
+    try:
+        parsed = json.loads(manifest)
+    except (ValueError, RecursionError) as problem:
+        raise FileProblem(f"{folder / MANIFEST} is not JSON ({problem}): it is corrupt") from None
+    return _checkpoint_of(folder, parsed)
+
+
+def _checkpoint_of(folder: Path, manifest: Mapping[str, Any]) -> Checkpoint:
+    """The checkpoint in `folder` by its manifest; raise if the manifest is invalid."""
+    match manifest:
         case {"num_steps": int(num_steps), "fingerprint": dict(fingerprint), "files": [*entries]}:
             files = tuple(_stage_file(folder, entry) for entry in entries)
         case _:
@@ -125,8 +153,9 @@ def read_checkpoint(folder: Path, stage: int | None = None) -> Checkpoint:
         raise FileProblem(f"{folder / MANIFEST} is of another checkpoint, after {num_steps} steps")
     if not files or [file.name for file in files] != [stage_file(stage) for stage in range(len(files))]:
         raise FileProblem(f"{folder / MANIFEST} does not name one file a stage: it is corrupt")
-    for file in files if stage is None else files[stage : stage + 1]:
-        refuse_other_size(folder, file)
+    # Those of earlier releases have none. A changed name of a tensor would be found nowhere else.
+    if manifest.get("sha256", digest := _digest(manifest)) != digest:
+        raise FileProblem(f"{folder / MANIFEST} does not have the text that was written: its SHA-256 is {digest}")
     return Checkpoint(num_steps, folder, files, fingerprint)
 
 

@@ -39,23 +39,27 @@ def take_snapshot(module: nn.Module, optimizer: Optimizer) -> Snapshot:
                 f"{name} of the module cannot be saved under names that begin with {OPTIMIZER_PREFIX}: call it otherwise"
             )
         tensors[name] = _copied(value)
-    names = _names(module, optimizer)
+    names = optimizer_names(module, optimizer)
     held = optimizer.state_dict()
-    groups = [
-        {key: value for key, value in group.items() if key != "params"}
-        | {"params": [names[number] for number in group["params"]]}
-        for group in held["param_groups"]
-    ]
     for number in held["state"]:
         if not isinstance(number, int):
             raise UserError(f"the optimizer holds state for {number!r}, which is no parameter and cannot be saved")
     state = {names[number]: values for number, values in held["state"].items()}
     text = {
         "kind": type(optimizer).__qualname__,
-        "groups": [_text_form(group, f"{OPTIMIZER_PREFIX}group {number}", tensors) for number, group in enumerate(groups)],
+        "groups": [
+            text_of_group(group, [names[each] for each in group["params"]], number, tensors)
+            for number, group in enumerate(held["param_groups"])
+        ],
         "state": {name: _text_form(values, f"{OPTIMIZER_PREFIX}{name}", tensors) for name, values in state.items()},
     }
     return Snapshot(tensors, json.dumps(text))
+
+
+def text_of_group(group: Mapping[str, Any], params: list[str], number: int, tensors: dict[str, Tensor]) -> Any:
+    """A parameter group as JSON, with the names of its parameters; tensors of its options are copied into `tensors`."""
+    options = {key: value for key, value in group.items() if key != "params"}
+    return _text_form(options | {"params": params}, f"{OPTIMIZER_PREFIX}group {number}", tensors)
 
 
 def put_weights(tensors: Mapping[str, Tensor], module: nn.Module) -> None:
@@ -69,7 +73,7 @@ def put_back(snapshot: Snapshot, module: nn.Module, optimizer: Optimizer) -> Non
     text = json.loads(snapshot.optimizer)
     groups = [_value(group, snapshot.tensors) for group in text["groups"]]
     state = {name: _value(values, snapshot.tensors) for name, values in text["state"].items()}
-    names = _names(module, optimizer)
+    names = optimizer_names(module, optimizer)
     _refuse_other_optimizer(text["kind"], [group["params"] for group in groups], names, optimizer)
     module.load_state_dict(weights)
     _load_optimizer(optimizer, groups, state, names)
@@ -90,7 +94,7 @@ def _copied(value: Tensor) -> Tensor:
     return value.detach().to("cpu", copy=True, memory_format=memory_format)
 
 
-def _names(module: nn.Module, optimizer: Optimizer) -> list[str]:
+def optimizer_names(module: nn.Module, optimizer: Optimizer) -> list[str]:
     """The names of the optimizer's parameters, in its order."""
     known = {id(parameter): name for name, parameter in module.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from recycle.core.errors import UserError
 from recycle.runtime.checkpoint.files import PARTIAL, attempt_file, stage_metadata, step_folder
-from recycle.runtime.checkpoint.guests import without_guests
+from recycle.runtime.checkpoint.layer_state import without_guests
 from recycle.runtime.checkpoint.state import Snapshot, take_snapshot
 from recycle.runtime.checkpoint.tensor_file import save_tensors
 

@@ -1,4 +1,4 @@
-"""`ActivationMeter`: the bytes of activations that a worker holds, measured; `planned_peak_bytes`: the same by the plan.
+"""`ActivationMeter`: the bytes of activations that a worker holds, measured; `core/plans/memory_use.py` has them by the plan.
 
 A plan's memory model has op boundaries only: F takes `activation_bytes`, I frees all but `weight_held_bytes`, W the rest, and B
 all at once. An `ActivationMeter` measures at the same moments what a micro-batch keeps alive: every tensor that autograd saved
@@ -11,20 +11,12 @@ buffers do not count.
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from recycle.core.cluster import Cluster, Shape
-from recycle.core.op import Kind
-from recycle.core.plans.plan import Row
-from recycle.core.problem import Memory, Problem
-from recycle.core.profile import Profile, StageProfile
 from recycle.runtime.compute.split_backward import Tape
-
-_PLENTY_BYTES = 10**15
 
 _Saved = tuple[Tensor, int]
 """A saved tensor, and its version at that time."""
@@ -92,14 +84,6 @@ class ActivationMeter:
         sizes = {id(storage): storage.nbytes() for storage in storages if id(storage) not in self._static_ids}
         self._held.setdefault(chain, {}).update(sizes)
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
-
-
-def planned_peak_bytes(row: Row, profile: StageProfile) -> int:
-    """The peak bytes of activations of a worker that runs `row`, by the plan's memory model."""
-    # `Problem` defines the memory model: ask it with this stage alone and memory counted in bytes.
-    alone = Problem(Cluster.of(Shape(1, 1, 1), ()), Profile((profile,)), Memory.bytes((_PLENTY_BYTES,)))
-    delta = {kind.value: alone.memory_delta(0, kind) for kind in Kind}
-    return max(accumulate(map(delta.__getitem__, row.kinds)), default=0)
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:

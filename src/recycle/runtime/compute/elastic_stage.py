@@ -4,7 +4,7 @@ A layer that a stage holds for a neighbour is a guest there. Its parameters are 
 holders' gradients. So it makes no difference to the weights which stage computes a layer of a micro-batch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 from torch import Tensor, nn
@@ -20,30 +20,19 @@ class ElasticStage(nn.Module):
     """A stage `own`, whose layers are `own_layers` of the model, and guests by their number in the model.
 
     The guests are the very modules of the neighbours, until the stage is copied: so their parameters are found as tied.
-    `names_at_home` has, for each parameter or buffer of a guest, the stage that has it as its own, and its name there.
     """
 
-    def __init__(
-        self, own: nn.Module, own_layers: range, guests: Mapping[int, nn.Module], names_at_home: Mapping[str, tuple[int, str]]
-    ) -> None:
+    def __init__(self, own: nn.Module, own_layers: range, guests: Mapping[int, nn.Module]) -> None:
         super().__init__()
-        self.own, self.own_layers, self.names_at_home = own, own_layers, dict(names_at_home)
+        self.own, self.own_layers = own, own_layers
         self.guests = nn.ModuleDict({str(number): module for number, module in guests.items()})
         # A tuple, so that the layers of `own` are not registered a second time.
         self._layers = tuple(layers_of(own))
         assert len(self._layers) == len(own_layers)
 
-    def forward(self, x: Tensor, layers: range | None = None, before: Callable[[int], None] = lambda number: None) -> Tensor:
-        """Run `layers`, all of its own by default; `before` is called with the number of each layer before it runs."""
-        for number in self.own_layers if layers is None else layers:
-            before(number)
-            x = self.layer(number)(x)
-        return x
-
-    @property
-    def homes(self) -> list[int]:
-        """The stages that have the guests as their own."""
-        return sorted({stage for stage, _ in self.names_at_home.values()})
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.own(x)
+        return made
 
     def layer(self, number: int) -> nn.Module:
         if number in self.own_layers:
@@ -70,6 +59,19 @@ def layers_of(stage: nn.Module) -> Sequence[nn.Module]:
     return list(split())
 
 
+def held_layers(stage: nn.Module, own_layers: range | None) -> dict[int, nn.Module]:
+    """The layers that a stage holds, guests included, by their numbers in the model; none if nobody knows its own layers."""
+    if isinstance(stage, ElasticStage):
+        return {number: stage.layer(number) for number in sorted([*stage.own_layers, *map(int, stage.guests)])}
+    return dict(zip(own_layers, layers_of(stage), strict=True)) if own_layers is not None else {}
+
+
+def shares_parameters(layers: Iterable[nn.Module]) -> bool:
+    """Whether a parameter is in two of the layers."""
+    found = [{id(parameter) for parameter in layer.parameters()} for layer in layers]
+    return sum(map(len, found)) > len(set().union(*found))
+
+
 def elastic_stages(stages: Sequence[nn.Module], num_shared: int) -> list[ElasticStage]:
     """Return the stages with their guests: so many layers on either side of their own.
 
@@ -78,21 +80,15 @@ def elastic_stages(stages: Sequence[nn.Module], num_shared: int) -> list[Elastic
     """
     of_stages = [layers_of(stage) for stage in stages]
     bounds = [0, *accumulate(map(len, of_stages))]
-    layers = [(stage, layer) for stage, own in enumerate(of_stages) for layer in own]
-    # Of several names of a tensor its first one counts, as in an optimizer.
-    names = [{id(value): name for name, value in reversed(_tensors(stage))} for stage in stages]
+    layers = [layer for own in of_stages for layer in own]
     made = []
     for own, (start, stop), held in zip(stages, pairwise(bounds), held_ranges(bounds, num_shared), strict=True):
-        guests, names_at_home = {}, {}
-        for number in (number for number in held if not start <= number < stop):
-            home, guests[number] = layers[number]
-            for name, value in _tensors(guests[number]):
-                names_at_home[f"{_GUESTS}{number}.{name}"] = home, names[home][id(value)]
-        made.append(ElasticStage(own, range(start, stop), guests, names_at_home))
+        guests = {number: layers[number] for number in held if not start <= number < stop}
+        made.append(ElasticStage(own, range(start, stop), guests))
     return made
 
 
-def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     """The tensors of a module's state with their names. What else it keeps there belongs to no optimizer and to no checkpoint."""
     return [(name, value) for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)]
 
@@ -100,6 +96,11 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 def is_of_guest(name: str) -> bool:
     """Whether a parameter of an elastic stage, by its name, is one of a guest."""
     return name.startswith(_GUESTS)
+
+
+def guest_number(name: str) -> int:
+    """The number of the layer that a parameter of a guest, by its name, belongs to."""
+    return int(name.removeprefix(_GUESTS).partition(".")[0])
 
 
 def own_module(module: nn.Module) -> nn.Module:

@@ -57,12 +57,20 @@ class Sums(ABC):
         """Add the contribution `left` @ `right`, which may be a row for a vector."""
 
     @abstractmethod
-    def means(self, num_microbatches: int) -> list[Tensor | None]:
-        """The mean gradient of every parameter over so many micro-batches; None for a parameter without any contribution."""
+    def means(self, num_microbatches: int, first: int = 0, end: int | None = None) -> list[Tensor | None]:
+        """The mean gradient of every parameter over so many micro-batches; None for a parameter without any contribution.
+
+        Parameters before number `first`, and from `end` on, have none.
+        """
 
     def of(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
         """The views of `flat` for one parameter: its sum, and a mark that is not 0 if it got any contribution."""
         return self._views[id(parameter)]
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that the parts of all parameters take as long as the sums live. The marks, a few bytes, do not count."""
+        return (self.flat.numel() - self.starts[0]) * self.flat.itemsize if self.parameters else 0
 
     def _sum_of(self, parameter: Tensor) -> Tensor:
         """The sum of a parameter, to be added to; the parameter counts as used from now on."""
@@ -77,10 +85,19 @@ class Sums(ABC):
         known = zip(self.starts, self.parameters, strict=True)
         return [flat[start : start + of.numel()].view(of.shape) for start, of in known]
 
-    def _in_own_dtype(self, parts: Sequence[Tensor]) -> list[Tensor | None]:
-        """Each parameter's part in the parameter's dtype; None for a parameter that was not used."""
+    def _range(self, first: int, end: int | None) -> slice:
+        """The part of `flat` that these parameters have."""
+        starts = [*self.starts, self.flat.numel()]
+        return slice(starts[first], starts[len(self.parameters) if end is None else end])
+
+    def _in_own_dtype(self, parts: Sequence[Tensor], first: int, end: int | None) -> list[Tensor | None]:
+        """Each parameter's part in the parameter's dtype; None for a parameter that was not used, or is not asked for."""
         known = zip(parts, self.parameters, self.used.tolist(), strict=True)
-        return [(part if part.dtype == of.dtype else part.to(of.dtype)) if used else None for part, of, used in known]
+        wanted = range(*slice(first, end).indices(len(self.parameters)))
+        return [
+            (part if part.dtype == of.dtype else part.to(of.dtype)) if used and number in wanted else None
+            for number, (part, of, used) in enumerate(known)
+        ]
 
     def clear(self) -> None:
         self.flat.zero_()
@@ -100,6 +117,11 @@ class FloatSums(Sums):
         self._mean = torch.empty_like(self.flat)
         self._means = self._parts(self._mean)
 
+    @property
+    def held_bytes(self) -> int:
+        """Those of the sums and of the means, which are as large."""
+        return 2 * super().held_bytes
+
     def add(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         if parameters:  # in one go, because there are many small ones
             torch._foreach_add_([self._sum_of(parameter) for parameter in parameters], list(gradients))
@@ -114,10 +136,11 @@ class FloatSums(Sums):
         else:
             total += left @ right
 
-    def means(self, num_microbatches: int) -> list[Tensor | None]:
+    def means(self, num_microbatches: int, first: int = 0, end: int | None = None) -> list[Tensor | None]:
         """The means are valid until the next call, which reuses their memory."""
-        torch.div(self.flat, num_microbatches, out=self._mean)
-        return self._in_own_dtype(self._means)
+        wanted = self._range(first, end)
+        torch.div(self.flat[wanted], num_microbatches, out=self._mean[wanted])
+        return self._in_own_dtype(self._means, first, end)
 
 
 class ExactSums(Sums):
@@ -148,11 +171,13 @@ class ExactSums(Sums):
     def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
         self._add(parameter, (left @ right).view(parameter.shape))
 
-    def means(self, num_microbatches: int) -> list[Tensor | None]:
+    def means(self, num_microbatches: int, first: int = 0, end: int | None = None) -> list[Tensor | None]:
         """The means; all are Inf if a contribution did not fit, so that the step is skipped as for any overflow."""
         fill = float("inf") if int(self.more) else 0.0
-        means = self._parts(self.flat.to(torch.float64).mul_(1.0 / (self._scale * num_microbatches)).add_(fill))
-        return self._in_own_dtype(means)
+        wanted = self._range(first, end)
+        mean = torch.empty_like(self.flat, dtype=torch.float64)
+        mean[wanted].copy_(self.flat[wanted]).mul_(1.0 / (self._scale * num_microbatches)).add_(fill)
+        return self._in_own_dtype(self._parts(mean), first, end)
 
 
 def below(numbers: Tensor, most: float) -> tuple[Tensor, Tensor]:

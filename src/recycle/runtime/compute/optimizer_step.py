@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 MakeOptimizer = Callable[[list[Tensor]], Optimizer]
 Schedule = Callable[[int], float]
 """From the number of an iteration to the factor of the learning rates in its step."""
+NORM_PARTS = 3
 
 
 def constant(iteration: int) -> float:
@@ -36,7 +37,7 @@ class StepVerdict:
 
 
 def judge_step(norms_squared: Sequence[float], max_norm: float | None) -> StepVerdict:
-    """The verdict on a step, from the sums of squares of all stages in order."""
+    """The verdict on a step, from the parts of the sums of squares of all stages."""
     if not all(map(math.isfinite, norms_squared)):
         return StepVerdict(math.inf, None)
     norm = math.sqrt(math.fsum(norms_squared))
@@ -45,13 +46,21 @@ def judge_step(norms_squared: Sequence[float], max_norm: float | None) -> StepVe
     return StepVerdict(norm, 1.0 if max_norm is None or norm <= max_norm else max_norm / norm)
 
 
-def norm_squared(gradients: Iterable[Tensor | None]) -> float:
-    """The sum of squares of a stage's gradients, in double precision; not finite if any of them is not."""
+def norm_squared(gradients: Iterable[Tensor | None]) -> tuple[float, ...]:
+    """The sum of squares of a stage's gradients in `NORM_PARTS` parts; the first is not finite if a gradient is not.
+
+    The parts together have three times the digits of one number. The sum over all stages is rounded once, at the end: so it does
+    not depend on which parameters are in one stage.
+    """
     given = [gradient for gradient in gradients if gradient is not None]
-    if not given:
-        return 0.0
     # `_foreach_norm` needs no copy of all gradients in double precision, which would take longer than the step.
-    return float(torch.stack(torch._foreach_norm(given, 2, dtype=torch.float64)).square().sum())
+    squares = torch.stack(torch._foreach_norm(given, 2, dtype=torch.float64)).square().tolist() if given else []
+    if not math.isfinite(total := sum(squares)):
+        return total, *[0.0] * (NORM_PARTS - 1)
+    parts: list[float] = []
+    for _ in range(NORM_PARTS):
+        parts.append(math.fsum([*squares, *(-part for part in parts)]))
+    return tuple(parts)
 
 
 class Stepper:
@@ -66,9 +75,24 @@ class Stepper:
         # The tensor that each tensor is copied to before a step: reused, because fresh memory is slower to fill.
         self._copies: dict[Tensor, Tensor] = {}
 
-    def step(self, iteration: int, gradients: Sequence[Tensor | None], scale: float | None) -> None:
-        """Apply gradients times `scale`; a scale of None changes nothing, but counts as a step that can be taken back."""
-        self._before = self._copied()
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of parameters and optimizer state, and of their copies: everything is there twice after the second step."""
+        states = (value for own in self.optimizer.state.values() for value in own.values() if isinstance(value, Tensor))
+        return sum(tensor.nbytes for tensor in (*self._parameters, *states, *self._copies.values()))
+
+    @property
+    def can_step_in_parts(self) -> bool:
+        """Whether the optimizer steps every parameter on its own, as all of torch's do; others may count their steps."""
+        return type(self.optimizer).__module__.startswith("torch.optim.")
+
+    def step(self, iteration: int, gradients: Sequence[Tensor | None], scale: float | None, goes_on: bool = False) -> None:
+        """Apply gradients times `scale`; a scale of None changes nothing, but counts as a step that can be taken back.
+
+        A step that `goes_on` is the rest of the one before, with the gradients of other parameters.
+        """
+        if not goes_on:
+            self._before = self._copied()
         if scale is None:
             return
         factor = self._schedule(iteration)

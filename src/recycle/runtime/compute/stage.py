@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from recycle.core.errors import LossNotScalar, Unsendable, UserError
 from recycle.runtime.compute.activation_memory import ActivationMeter
-from recycle.runtime.compute.elastic_stage import ElasticStage
+from recycle.runtime.compute.elastic_stage import ElasticStage, held_layers, shares_parameters
 from recycle.runtime.compute.gradients import Sums
 from recycle.runtime.compute.seeds import seed_of
 from recycle.runtime.compute.split_backward import Tape, defer_weights
@@ -25,10 +25,12 @@ Play = Callable[[Tape, Sums], None]
 
 @dataclass(slots=True)
 class _Flight:
-    """A micro-batch between its F and its W: the graph until I, the tape from then on."""
+    """A micro-batch between its F and its W: the graph until I, the tape from then on.
 
-    given: Tensor | None
-    made: Tensor | None
+    The graph is in parts, the first one first: each is what it was given and what it made. Mostly there is one part.
+    """
+
+    parts: list[tuple[Tensor, Any]]
     is_deferred: bool
     tape: Tape = field(default_factory=Tape)
 
@@ -37,6 +39,8 @@ class Stage:
     """One stage's module, and its micro-batches in flight by chain. The last stage also computes the loss.
 
     With `meter`, it measures the bytes that micro-batches hold; with `autocast`, forward passes run under autocast to that dtype.
+    `own_layers` are the numbers of its layers in the model, if it says what they are: then random numbers are seeded by layer, so
+    that they do not depend on the stage that has the layer.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Stage:
         loss: Loss | None = None,
         autocast: torch.dtype | None = None,
         device: torch.device | None = None,
+        own_layers: range | None = None,
     ) -> None:
         self.module = module
         self.sums = sums
@@ -62,6 +67,10 @@ class Stage:
         # is used twice before it returns them. Under autocast torch keeps a copy of every weight for each micro-batch. And on a
         # GPU a split pass is faster than a whole one, because products are added to the sums in place.
         self._always_defers = sums.is_exact or autocast is not None or self.device.type == "cuda"
+        self._layers = held_layers(module, own_layers)
+        self._own_layers = module.own_layers if isinstance(module, ElasticStage) else own_layers
+        # For the same reason: whether two layers that share a parameter are in one stage must make no difference.
+        self._cuts_graph = sums.is_exact and shares_parameters(self._layers.values())
 
     @property
     def is_elastic(self) -> bool:
@@ -92,14 +101,16 @@ class Stage:
             leaf.requires_grad_(True)
         is_deferred = is_split or self._always_defers
         with torch.enable_grad(), self._metered(chain), cast(self.device, self._autocast), self._deferral.use(None, is_deferred):
-            made = self._run(leaf, seed, layers)
+            parts = self._run(leaf, seed, layers)
+            given, made = parts.pop()
             if self._loss is not None:
                 assert targets is not None
                 made = self._loss(made, self._here(targets))
+            parts.append((given, made))
         refuse_unusable(made, self.number, is_loss=self._loss is not None)
-        self._flights[chain] = _Flight(leaf, made, is_deferred)
+        self._flights[chain] = _Flight(parts, is_deferred)
         if self.meter is not None:
-            self.meter.hold(chain, leaf, made)
+            self.meter.hold(chain, *(tensor for part in parts for tensor in part))
         passed_on: Tensor = made.detach()
         return passed_on
 
@@ -109,12 +120,22 @@ class Stage:
             return tensor.pin_memory().to(self.device, non_blocking=True)
         return tensor.to(self.device)
 
-    def _run(self, leaf: Tensor, seed: int, layers: range | None) -> Any:
+    def _run(self, leaf: Tensor, seed: int, layers: range | None) -> list[tuple[Tensor, Any]]:
+        """Run the layers, or the whole module; return the parts of the graph."""
+        parts: list[tuple[Tensor, Any]] = []
+        numbers = self._own_layers if layers is None else layers
         try:
-            if self.is_elastic:
-                return self.module(leaf, layers, lambda number: self._seed(seed_of(seed, number)))
-            self._seed(seed)
-            return self.module(leaf)
+            if numbers is None:
+                self._seed(seed_of(seed, self.number))
+                return [(leaf, self.module(leaf))]
+            given, made = leaf, leaf
+            for number in numbers:
+                if self._cuts_graph and number > numbers.start:
+                    parts.append((given, made))
+                    given = made = made.detach().requires_grad_(True)
+                self._seed(seed_of(seed, number))
+                made = self._layers[number](made)
+            return [*parts, (given, made)]
         except RuntimeError as problem:
             if "a leaf Variable that requires grad" in str(problem):
                 raise UserError(
@@ -132,25 +153,24 @@ class Stage:
     def backward_input(self, chain: int, gradient: Tensor | None) -> Tensor | None:
         """I: return the gradient of the stage's input, None at the first stage; weight gradients are deferred to the tape."""
         flight = self._flights[chain]
-        assert flight.made is not None, f"micro-batch {chain} has had its I"
-        if flight.made.requires_grad:
-            with self._deferral.use(flight.tape, flight.is_deferred):
-                torch.autograd.backward([flight.made], [self._here(gradient)] if gradient is not None else None)
-        given = flight.given
-        assert given is not None
-        passed = given.grad
-        if passed is None and self.number > 0:
-            passed = torch.zeros_like(given)  # the output does not depend on the input
-        flight.given = flight.made = None
-        self._collect()
+        assert flight.parts, f"micro-batch {chain} has had its I"
+        while flight.parts:
+            given, made = flight.parts.pop()
+            if made.requires_grad:
+                with self._deferral.use(flight.tape, flight.is_deferred):
+                    torch.autograd.backward([made], [self._here(gradient)] if gradient is not None else None)
+            gradient = given.grad
+            if gradient is None and (self.number > 0 or flight.parts):
+                gradient = torch.zeros_like(given)  # the output does not depend on the input
+            self._collect()
         if self.meter is not None:
             self.meter.after_input(chain, flight.tape)
-        return passed
+        return gradient
 
     def backward_weight(self, chain: int, last: Play | None = None) -> None:
         """W: compute the gradients that I deferred, and drop the micro-batch. `last` does so for the last one."""
         flight = self._flights.pop(chain)
-        assert flight.made is None, f"micro-batch {chain} has not had its I"
+        assert not flight.parts, f"micro-batch {chain} has not had its I"
         (last or Tape.play)(flight.tape, self.sums)
         if self.meter is not None:
             self.meter.release(chain)

@@ -1,4 +1,4 @@
-"""measure_bytes: the memory that one micro-batch holds at every stage, and the bytes that the stage sends.
+"""measure_bytes: the memory that one micro-batch holds at every stage, and the bytes that the stage sends; and those of layers.
 
 One micro-batch goes through copies of all stages, forwards and backwards, as workers would run it. Modules, their gradients and
 torch's random state are afterwards as they were before.
@@ -13,10 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from recycle.core.errors import UserError
 from recycle.core.op import Kind
 from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.microbatches import MicroBatchSource
+from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper
 from recycle.runtime.compute.seeds import seed_of
 from recycle.runtime.compute.stage import Loss, Stage
 
@@ -112,6 +114,46 @@ def measure_bytes(
     """Measure what every stage holds and sends, with one micro-batch and without a clock."""
     with random_state_kept():
         return StageCopies(stages, samples, loss, 1, autocast=autocast, device=device).measure_bytes()
+
+
+def measure_layer_activations(
+    layers: Sequence[nn.Module],
+    samples: MicroBatchSource,
+    loss: Loss,
+    autocast: torch.dtype | None = None,
+    device: str | None = None,
+) -> list[int]:
+    """The bytes of activations that each layer of a model adds to its stage; equal ones if layers do not run by themselves."""
+    try:
+        return layer_activations(measure_bytes(layers, samples, loss, autocast, device))
+    except (UserError, RuntimeError):
+        return [1] * len(layers)
+
+
+def layer_activations(sizes: Sequence[StageBytes]) -> list[int]:
+    """The bytes of activations that each layer adds to its stage, from the bytes of layers that ran as stages of their own.
+
+    The output of a layer is the input of the next one, and counts there.
+    """
+    return [max(0, own.activation_bytes - own.output_bytes) for own in sizes]
+
+
+def state_bytes(stage: Stage, make_optimizer: MakeOptimizer) -> int:
+    """The bytes of the state of a stage that has none yet but its weights, as `held_state_bytes` counts them.
+
+    Two steps with gradients of zero give it all the state of a worker, with the copies from which a step is taken back.
+    """
+    parameters = list(stage.parameters())
+    stepper = Stepper(parameters, make_optimizer)
+    for iteration in range(2):
+        stepper.step(iteration, [torch.zeros_like(parameter) for parameter in parameters], 1.0)
+    return held_state_bytes(stage, stepper)
+
+
+def held_state_bytes(stage: Stage, stepper: Stepper) -> int:
+    """The bytes of parameters, optimizer state and gradients that a worker holds, whatever is in flight."""
+    frozen = sum(parameter.nbytes for parameter in stage.module.parameters() if not parameter.requires_grad)
+    return frozen + stepper.held_bytes + stage.sums.held_bytes
 
 
 def random_state_kept() -> AbstractContextManager[None]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recycle.core.cluster import Worker
+from recycle.runtime.compute.elastic_stage import layers_of, own_module
 
 _WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FACTOR = 0x9E3779B97F4A7C15  # odd, and with many bits: sums of different tensors do not cancel each other
@@ -28,7 +29,7 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 
 
 def digest(module: nn.Module) -> str:
-    """The digest of a stage: names and bits of its module's parameters and buffers."""
+    """The digest of a module: names and bits of its parameters and buffers."""
     made = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         if isinstance(value, Tensor):  # a module may keep extra state of its own beside its tensors
@@ -38,8 +39,14 @@ def digest(module: nn.Module) -> str:
     return made.hexdigest()
 
 
+def stage_digest(module: nn.Module, is_by_layer: bool) -> str:
+    """The digests of a stage's own layers one after the other, or one of the whole stage."""
+    own = own_module(module)
+    return "".join(digest(layer) for layer in layers_of(own)) if is_by_layer else digest(own)
+
+
 def whole_digest(digests: Mapping[Worker, str]) -> str:
-    """One digest of all stages in order, each by its first worker."""
+    """One digest of all stages in order, each by its first worker. If theirs are by layer, it is the same for any stages."""
     by_stage = {worker.stage: digests[worker] for worker in sorted(digests, reverse=True)}
     return hashlib.sha256("".join(digest for _, digest in sorted(by_stage.items())).encode()).hexdigest()
 

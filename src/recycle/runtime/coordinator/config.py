@@ -11,7 +11,7 @@ from recycle.core.errors import UserError
 from recycle.core.events.failure_script import Injection
 from recycle.core.events.record import Event
 from recycle.core.plans.plan_source import PlanAssignment, PlanSource
-from recycle.core.profile import StageProfile
+from recycle.core.profile import Profile
 from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.options import CheckpointOptions, RunFolderOptions
 
@@ -24,7 +24,8 @@ class CoordinatorConfig:
 
     `folder` is the run folder, if there is one. `deaths` is the file into which injected kills write their time, `injections` say
     when the coordinator kills itself. `about` describes the job to every worker that joins. `stops_early` says that
-    the job was asked to stop before this coordinator replaced another.
+    the job was asked to stop before this coordinator replaced another. If it `follows_speeds`, plans change with those of its
+    workers.
     """
 
     job: str
@@ -34,7 +35,7 @@ class CoordinatorConfig:
     source: PlanSource | None
     num_steps: int
     num_samples: int
-    profiles: Sequence[StageProfile]
+    memory_profile: Profile
     fingerprint: Mapping[str, Any]
     begin_us: int
     journal: Path
@@ -45,6 +46,7 @@ class CoordinatorConfig:
     injections: Sequence[Injection] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     stops_early: bool = False
+    follows_speeds: bool = True
     tls: TlsFiles | None = None
 
 

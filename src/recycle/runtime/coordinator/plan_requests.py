@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from recycle.control.drift.plan_change import PlanPeriods
 from recycle.control.planning.plan_prefetch import PlanPrefetch
 from recycle.control.planning.planning_process import PlanningProcess
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import ForeignPlan, PlannerFailed, UserError
-from recycle.core.plans.plan_source import NoWorkerLeft, PlanAssignment, PlanSource
+from recycle.core.plans.plan import Plan
+from recycle.core.plans.plan_source import NoWorkerLeft, PlanAssignment, PlanSource, SpeedAwareSource
+from recycle.core.plans.steady_period import Speeds, with_speeds
 from recycle.runtime.execute.spans import now_us
 
 _MOST_WAIT_US = 5_000_000
@@ -19,7 +22,7 @@ class PlanRequests:
     """Answers requests for plans without making the coordinator wait: a plan may take long. Without a source, it answers none.
 
     `deliver` is called with each requested set of dead workers and its outcome, by the thread that made the plan. All plans must
-    be for as many `shared_layers` as the first one.
+    be for as many `shared_layers` as the first one. `knows_speeds` says whether plans are made for speeds of workers.
     """
 
     def __init__(
@@ -32,21 +35,48 @@ class PlanRequests:
     ) -> None:
         self._prefetch = PlanPrefetch(source, planning) if source is not None else None
         self._shape, self._deliver, self._shared_layers = shape, deliver, shared_layers
-        self._ready_us = 0
+        self._ready_us, self.knows_speeds = 0, isinstance(source, SpeedAwareSource)
 
-    def request(self, failed: frozenset[Worker]) -> None:
+    def request(self, failed: frozenset[Worker], speeds: Speeds | None = None) -> None:
         if self._prefetch is not None:  # without a source, the death has ended the job
-            self._prefetch.request(failed).add_done_callback(lambda future: self._done(failed, future))
+            self._prefetch.request(failed, speeds).add_done_callback(lambda future: self._done(failed, future))
 
-    def expect(self, failed: frozenset[Worker]) -> None:
+    def expect(self, failed: frozenset[Worker], speeds: Speeds | None = None) -> None:
         """Have the plan at hand that is probably requested next, if it was made ahead."""
         if self._prefetch is not None:
-            self._prefetch.expect(failed)
+            self._prefetch.expect(failed, speeds)
 
-    def prefetch(self, failed: frozenset[Worker]) -> None:
+    def prefetch(self, failed: frozenset[Worker], speeds: Speeds | None = None) -> None:
         """Prepare plans for the changes of membership that may follow `failed`."""
         if self._prefetch is not None:
-            self._prefetch.prepare(failed, self._shape)
+            self._prefetch.prepare(failed, self._shape, speeds)
+
+    def compare(
+        self, present: Plan, speeds: Speeds, without: Worker | None, deliver: Callable[[PlanPeriods | None], None]
+    ) -> None:
+        """Plan for these speeds, and once more without a worker if one is named; then compare both with the present plan.
+
+        `deliver` is called with the periods, by the thread that has computed them; with None if there is no such plan.
+        """
+        if self._prefetch is None:
+            return
+        failed, prefetch = present.problem.cluster.failed, self._prefetch
+        sets = [failed] if without is None else [failed, failed | {without}]
+        made = [prefetch.request(each, speeds) for each in sets]
+
+        def compare(done: int) -> None:
+            if done < len(made):
+                made[done].add_done_callback(lambda future: compare(done + 1))
+                return
+            found = [None if future.cancelled() or future.exception() is not None else future.result() for future in made]
+            if (new := found[0]) is None:
+                deliver(None)
+                return
+            others = [assignment.plan for assignment in found[1:] if assignment is not None]
+            periods = prefetch.compare([with_speeds(present, speeds), new.plan, *others])
+            periods.add_done_callback(lambda future: deliver(_periods(future, new, without)))
+
+        compare(0)
 
     def is_ready(self) -> bool:
         """Whether the planner is loaded, so that a first failure is answered soon; true after a few seconds in any case."""
@@ -67,6 +97,15 @@ class PlanRequests:
             held = f"the workers of this job share {self._shared_layers}"
             return ForeignPlan(f"the plan after a failure is for stages that share {shared} layers, but {held}: plan again")
         return outcome
+
+
+def _periods(future: Future[list[int]], new: PlanAssignment, slowest: Worker | None) -> PlanPeriods | None:
+    """The periods of the present plan, of the new one, and of one without the slowest worker, if there is such a plan."""
+    if future.cancelled():
+        return None
+    present_us, new_us, *without_us = future.result()
+    rows = [row for row in new.plan.rows if new.places[row.worker] == slowest]
+    return PlanPeriods(present_us, new_us, without_us[0] if without_us else None, not any(row.kinds for row in rows))
 
 
 def _outcome(future: Future[PlanAssignment]) -> PlanOutcome:

@@ -47,6 +47,7 @@ from recycle.runtime.coordinator.ledger.takeover_ledger import TakeoverLedger
 from recycle.runtime.coordinator.plan_requests import PlanOutcome, PlanRequests
 from recycle.runtime.coordinator.report_inbox import ReportInbox
 from recycle.runtime.coordinator.run_output import RunOutput
+from recycle.runtime.coordinator.speed_planning import SpeedPlanning
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.worker.fault_injection import death_us, kill_coordinator
 from recycle.runtime.worker.worker_reports import IterationApplied, WorkerCrashed, WorkerFinished
@@ -78,7 +79,7 @@ class CoordinatorService:
         self._ledger = TakeoverLedger(
             plan,
             config.num_samples,
-            config.profiles,
+            config.memory_profile,
             lambda events: self._output.publish(events, lambda written: self._ledger.written(written)),
             self._save,
             config.begin_us,
@@ -100,12 +101,14 @@ class CoordinatorService:
         self._inbox = ReportInbox(self._ledger, self._acks.add)
         self._numbers, self._epochs, self._crashed_at = dict[int, int](), dict[int, int](), set[int]()
         self._finished, self._is_over, self._is_ending = dict[Worker, WorkerFinished](), False, False
-        shape = plan.problem.shape
-        self._plans = PlanRequests(config.source, shape, self._plan_made, planning, plan.problem.shared_layers)
-        self._plans.prefetch(plan.problem.cluster.failed)  # now, because workers take a while to join
+        shape, shared = plan.problem.shape, plan.problem.shared_layers
+        self._plans = PlanRequests(config.source, shape, self._plan_made, planning, shared)
+        self._speeds = SpeedPlanning(config, self._plans, self._ledger, self._server.call_soon, lambda: self._coordinator)
         saved = run.resumed.num_steps if run is not None and run.resumed is not None else -1
-        options = config.lease_s, saved, config.run_folder.ops_every
-        self._coordinator = Coordinator(shape, config.initial, max(0, saved), self, self._journal, *options)
+        options = self._journal, config.lease_s, saved, config.run_folder.ops_every
+        self._coordinator = Coordinator(shape, config.initial, max(0, saved), self, *options)
+        if entry is not None:
+            self._speeds.start_epoch(epoch_plan, entry.iteration, entry.places)
         fail = (lambda text: self._end(JobFailed(WorkerFailed(text)))) if config.deaths is not None else None
         self._forming = FormingWatch([row.worker for row in plan.rows], now_us() / 1e6, self._ledger.warn, fail)
 
@@ -157,8 +160,7 @@ class CoordinatorService:
             self._coordinator.resume_member(member, epoch)
 
     def receive(self, connection: int, message: ControlMessage) -> None:
-        member = self._member(connection)
-        if member is None:
+        if (member := self._member(connection)) is None:
             return
         if isinstance(message, Report):
             member.last_seen_s = now_us() / 1e6
@@ -229,18 +231,18 @@ class CoordinatorService:
 
     def request_plan(self, failed: frozenset[Worker]) -> None:
         kill_coordinator(self._config.injections, self._ledger.num_steps, is_recovery=True)
-        self._plans.request(failed)
+        self._speeds.request(failed)
 
     def expect_request(self, failed: frozenset[Worker]) -> None:
-        self._plans.expect(failed)
+        self._speeds.expect(failed)
 
     def find_checkpoint(self) -> None:
         self._ledger.checkpoints.hold()
         self._output.find_checkpoint(self._coordinator.checkpoint_found)
 
     def no_checkpoint(self, begins_again: bool) -> None:
-        goes_on = "training begins again with the first step" if begins_again else "the wrong gradient stays in the weights"
-        self._ledger.warn(f"there is no checkpoint to go back to: {goes_on}")
+        then = "training begins again with the first step" if begins_again else "the wrong gradient stays in the weights"
+        self._ledger.warn(f"there is no checkpoint to go back to: {then}")
 
     def member_left(self, member: Member, reason: str) -> int:
         if not member.is_leaving:  # else its last reports are still to be acknowledged
@@ -284,16 +286,16 @@ class CoordinatorService:
         if start.checkpoint >= 0 or was_refused:  # what was written of a refused checkpoint does not count
             self._output.go_back(start.checkpoint if start.checkpoint >= 0 else start.iteration - 1, start.epoch)
         self._output.keep_plan(start.iteration, lambda: assignment.texts().plan)
-        self._finished.clear()
-        self._only_saves = start.only_saves
-        self._plans.prefetch(assignment.plan.problem.cluster.failed)
+        self._finished, self._only_saves = {}, start.only_saves
+        self._speeds.start_epoch(assignment.plan, start.iteration, start.places)
         self._server.call_soon(self._act_on_findings)  # and not now, in the middle of a decision
         return self._ledger.late_reporters()
 
     def recovery_finished(self, recovery: Recovery) -> None:
         for place in recovery.joined:
             self._ledger.membership_changed(place, True, recovery.num_live)
-        self._ledger.add_recovery(recovered_event(recovery, self._ledger), recovery.at_boundary)
+        self._ledger.add_recovery(event := recovered_event(recovery, self._ledger), recovery.at_boundary)
+        self._speeds.recovered(event)
 
     # Plans and reports.
 
@@ -317,6 +319,7 @@ class CoordinatorService:
             case IterationApplied():
                 self._coordinator.longest_op_s = max(self._coordinator.longest_op_s, report.ran.longest_us / 1e6)
                 kill_coordinator(self._config.injections, self._ledger.num_steps)
+                self._speeds.add(member.number, report)
             case WorkerFinished() if report.epoch == self._coordinator.epoch:  # else a recovery has redone the last step
                 self._finished[report.worker] = report
                 if len(self._finished) == len(self._coordinator.members.placed):
@@ -355,13 +358,11 @@ class CoordinatorService:
     def _worker_crashed(self, member: Member, report: WorkerCrashed) -> None:
         """Remove a worker that failed by itself, or end the job: for a user's error, or a second crash at the same iteration."""
         iteration = self._ledger.num_steps
-        if report.problem is not None:
-            self._end(JobFailed(report.problem))
-        elif self._config.source is None or iteration in self._crashed_at:
-            self._end(JobFailed(WorkerFailed(f"{report.worker} cannot go on:\n{report.text}")))
-        else:
-            self._crashed_at.add(iteration)
-            self._coordinator.remove(member.number, f"it failed: {report.text.strip().splitlines()[-1]}")
+        if report.problem is not None or self._config.source is None or iteration in self._crashed_at:
+            self._end(JobFailed(report.problem or WorkerFailed(f"{report.worker} cannot go on:\n{report.text}")))
+            return
+        self._crashed_at.add(iteration)
+        self._coordinator.remove(member.number, f"it failed: {report.text.strip().splitlines()[-1]}")
 
     # The end, and the record.
 

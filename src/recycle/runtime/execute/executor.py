@@ -24,12 +24,19 @@ _AHEAD = 3
 
 OnProgress = Callable[[int, str], None]
 """Called when a worker is about to run something in an iteration: an op by its text, or REDUCE or OPTIMIZER."""
+SpeedIn = Callable[[int], float]
+"""Returns the speed to which ops of an iteration are slowed on purpose; 1 is their own."""
+
+
+def _nothing(op: object) -> None:
+    """Nothing is to be done before an op, or after it."""
 
 
 class Executor:
     """A worker with its stage and its instructions. `losses` are those of the iteration, by chain, at the last stage.
 
     `activity` says what it is doing, and `clock` measures its ops. `play_last` plays the last tape of an iteration, if it is set.
+    `after` is called with the index of each instruction that has run.
     """
 
     def __init__(
@@ -43,6 +50,7 @@ class Executor:
         seed: int,
         on_progress: OnProgress = lambda iteration, label: None,
         activity: Activity | None = None,
+        speed_in: SpeedIn = lambda iteration: 1.0,
     ) -> None:
         self.activity = activity or Activity()
         self.worker, self.instructions, self.stage, self.on_progress = worker, instructions, stage, on_progress
@@ -50,13 +58,24 @@ class Executor:
         self.activity.on_gpu = self.clock.running
         self.losses: dict[int, Tensor] = {}
         self.play_last: Play | None = None
+        self.after: Callable[[int], None] = _nothing
         self.warm_up_error: Exception | None = None
         self._is_first, self._is_last = worker.stage == 0, worker.stage == num_stages - 1
-        self._messages, self._samples, self._seed = messages, samples, seed
+        self._messages, self._samples, self._seed, self._speed_in = messages, samples, seed, speed_in
         self._split = {each.chain for each in instructions if each.kind is Kind.I}
 
-    def play(self, iteration: int, first: int, stop: int, spans: list[Span], is_tentative: bool = False) -> None:
+    def play(
+        self,
+        iteration: int,
+        first: int,
+        stop: int,
+        spans: list[Span],
+        is_tentative: bool = False,
+        before: Callable[[Instruction], None] = _nothing,
+    ) -> None:
         """Play the instructions from `first` to before `stop`; `spans` gets their spans. No receive behind them is posted.
+
+        `before` is called with each instruction before it runs.
 
         While the weights are tentative, an op may fail because of them alone. The error is kept as `warm_up_error`, and from then
         on receivers get zeros: they wait for a message, and nobody will use it if the weights were wrong.
@@ -66,6 +85,7 @@ class Executor:
         for index in range(first, stop):
             if index + _AHEAD < stop:
                 self._post_receive(index + _AHEAD)
+            before(self.instructions[index])
             self.run(iteration, index, spans, is_tentative)
 
     def run(self, iteration: int, index: int, spans: list[Span], is_tentative: bool = False) -> None:
@@ -78,10 +98,13 @@ class Executor:
         self.on_progress(iteration, instruction.label)
         compute = self._compute_tentatively if is_tentative else self._compute
         made = compute(iteration, instruction, received)
+        if (speed := self._speed_in(iteration)) < 1:
+            self.clock.slow_down(start, speed)
         self.clock.stop(instruction.label, start, spans, asked_us)
         if instruction.sends is not None:
             assert made is not None
             self._messages.send(instruction.sends, made)
+        self.after(index)
 
     def settle(self, most: int = 0) -> None:
         """Wait until the GPU has at most so many ops left."""
@@ -129,9 +152,7 @@ class Executor:
             inputs, targets = self._samples.get(iteration, pipeline, index)
             received = inputs if self._is_first else received
         assert received is not None
-        # An elastic stage seeds every layer by its number: whichever stage runs a layer, it draws the same numbers.
-        place = () if self.stage.is_elastic else (self.worker.stage,)
-        seed = seed_of(self._seed, iteration, pipeline, index, *place)
+        seed = seed_of(self._seed, iteration, chain)
         targets, is_split = targets if self._is_last else None, chain in self._split
         made = self.stage.forward(chain, received, seed, targets, is_split, instruction.layers)
         if self._is_last:

@@ -65,6 +65,16 @@ class SpanClock:
             self._zero = event, now_us()
         return self._record()
 
+    def slow_down(self, start: Any, speed: float) -> None:
+        """Let the op that began at `start` take 1 / `speed` of its time; on a GPU, the stream is idle meanwhile."""
+        if self._record is None:
+            took_s = (now_us() - start) / 1e6
+        else:
+            ran = self._record()
+            ran.synchronize()
+            took_s = start.elapsed_time(ran) / 1e3
+        time.sleep(took_s * (1 / speed - 1))
+
     def stop(self, label: str, start: Any, spans: list[Span], asked_us: int = 0) -> None:
         """The end of an op that began at `start`: `spans` gets its span, at once or when the GPU has run it."""
         if self._record is None:

@@ -4,10 +4,14 @@ A synchronous worker waits for the verdict on a step before it steps. A staggere
 plays the warm-up of its next iteration, and then waits for the verdict. All workers get the same ballot, which also says whether
 a worker wants a pause. Staggered workers have begun the next iteration by then: they play it to its end, and pause after it, so
 that no op is redone. After a step that had to be scaled the next one probably must be, too: its scale is not guessed.
+
+A stage that holds layers of the next one, whose rows end later, steps its other layers first. It votes, and steps those, when
+their sums are there, at the latest before an op uses them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +20,11 @@ from torch import Tensor
 from recycle.control.decide.messages import Ballot
 from recycle.core.cluster import Shape
 from recycle.core.events.op_columns import OPTIMIZER, REDUCE
+from recycle.runtime.compute.optimizer_step import NORM_PARTS
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.execute.executor import Executor
 from recycle.runtime.execute.gradient_reduction import GradientReduction
+from recycle.runtime.execute.row_program import Instruction
 from recycle.runtime.execute.spans import Span, now_us
 from recycle.runtime.execute.stage_state import OnApplied, StageState
 from recycle.runtime.transport.protocol import Transport
@@ -38,11 +44,16 @@ class _Vote:
     work: Any
 
 
-class Trainer:
-    """One worker's iterations. Any thread may set `wants_pause`: then all workers stop soon, between the same two iterations.
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """An iteration of which some layers are still to be stepped, and its spans."""
 
-    `spans` are those of an iteration whose gradient is not reduced yet.
-    """
+    iteration: int
+    spans: list[Span]
+
+
+class Trainer:
+    """One worker's iterations. Any thread may set `wants_pause`: then all workers stop soon, between the same two iterations."""
 
     def __init__(
         self,
@@ -57,14 +68,23 @@ class Trainer:
     ) -> None:
         self.executor, self.state = executor, state
         self.wants_pause = False
-        self.spans: list[Span] = []
+        self._spans: list[Span] = []
+        self._late: _Late | None = None
         self._transport, self._view, self._shape = transport, view, shape
         self._warm_up, self._is_staggered, self._was_scaled = warm_up, is_staggered, False
         self._pauses_next = False
         self._vote: _Vote | None = None
         self.activation_bytes = 0
-        self._reduction = GradientReduction(executor.stage, ties, transport.reducer, view.is_first_peer)
-        executor.play_last = self._reduction.play_last
+        self._reduction = GradientReduction(
+            executor.stage, ties, transport.reducer, view.is_first_peer, executor.instructions, warm_up
+        )
+        executor.play_last, executor.after = self._reduction.play_last, self._reduction.after
+        self._can_step_ahead = is_staggered and state.can_step_ahead(self._reduction.num_early)
+
+    @property
+    def spans(self) -> list[Span]:
+        """The spans of iterations whose gradient is not reduced yet."""
+        return [*(self._late.spans if self._late is not None else ()), *self._spans]
 
     def train(self, num_steps: int, on_applied: OnApplied) -> bool:
         """Play iterations until the weights have `num_steps` steps, and return True; or False if all paused before.
@@ -75,9 +95,10 @@ class Trainer:
         for iteration in range(first, num_steps):
             self.executor.losses.clear()
             spans: list[Span] = []
-            self.spans, played = spans, 0
-            if self._vote is not None:
-                self.executor.play(iteration, 0, self._warm_up, spans, is_tentative=True)
+            self._spans, played = spans, 0
+            if self._vote is not None or self._late is not None:
+                self.executor.play(iteration, 0, self._warm_up, spans, is_tentative=True, before=self._before)
+                self._step_late()
                 ballot, self._pauses_next = self._end_vote()
                 played = self._warm_up
                 if not self._confirm(ballot, on_applied):
@@ -95,7 +116,8 @@ class Trainer:
             if iteration + 1 - first == _METERED_ITERATIONS:
                 self._read_meter()
         self._read_meter()
-        self.spans = []
+        self._spans = []
+        self._step_late()
         if self._vote is not None:
             ballot, _ = self._end_vote()
             self._confirm(ballot, on_applied)
@@ -114,18 +136,43 @@ class Trainer:
         self.executor.activity.begin(REDUCE)
         self.executor.on_progress(iteration, REDUCE)
         self._reduction.finish()
+        is_guessed = self._is_staggered and not self._was_scaled and not self._pauses_next
+        if self._reduction.has_late:
+            if is_guessed and self._can_step_ahead:
+                spans.append(Span(REDUCE, start, now_us()))
+                self._late, self._spans = _Late(iteration, spans), []
+                self._step(iteration, partial(self.state.step_ahead, self._reduction.num_early), spans)
+                return False
+            self._reduction.finish_late()
         losses = self._shared_losses()
         self.state.hold(iteration, losses, spans)
-        self.spans = []  # from now on they belong to the gradient that is held
+        self._spans = []  # from now on they belong to the gradient that is held
         spans.append(Span(REDUCE, start, now_us()))
         self._begin_vote(iteration)
-        if self._is_staggered and not self._was_scaled and not self._pauses_next:
+        if is_guessed:
             self._apply(iteration, _GUESSED_SCALE, spans)
             return False
         ballot, is_pause = self._end_vote()
         self._apply(iteration, self.state.judge(ballot).scale, spans)
         self._confirm(ballot, on_applied)
         return is_pause or self._pauses_next
+
+    def _before(self, instruction: Instruction) -> None:
+        """Step the late layers as soon as their sums are there, at the latest before an op that uses one of them."""
+        if self._late is not None and (self._reduction.is_late_done or self._reduction.uses_late(instruction)):
+            self._step_late()
+
+    def _step_late(self) -> None:
+        """Wait for the late sums, vote on the step, and step their layers."""
+        late = self._late
+        if late is None:
+            return
+        self._reduction.finish_late()
+        self.state.hold(late.iteration, {}, late.spans)
+        self._late = None
+        self._begin_vote(late.iteration)
+        self.executor.activity.begin(OPTIMIZER)
+        self.state.apply(_GUESSED_SCALE)
 
     def _shared_losses(self) -> Mapping[int, float]:
         """The losses of all micro-batches, at the last stage, whose peers have some each: any one peer can report them.
@@ -142,9 +189,10 @@ class Trainer:
 
     def _begin_vote(self, iteration: int) -> None:
         """Put in this worker's part of the ballot; the first live peer of a stage puts in the norm of the stage."""
-        values = torch.zeros(self._shape.num_stages + 1, dtype=torch.float64)
+        values = torch.zeros(NORM_PARTS * self._shape.num_stages + 1, dtype=torch.float64)
         if self._view.is_first_peer:
-            values[self._view.worker.stage] = self.state.norm_squared()
+            first = NORM_PARTS * self._view.worker.stage
+            values[first : first + NORM_PARTS] = torch.tensor(self.state.norm_squared(), dtype=torch.float64)
         values[-1] = float(self.wants_pause)
         self._vote = _Vote(iteration, values, self._transport.host.begin_vote(values))
 
@@ -163,9 +211,12 @@ class Trainer:
         return self.state.confirm(ballot, on_applied)
 
     def _apply(self, iteration: int, scale: float | None, spans: list[Span]) -> None:
+        self._step(iteration, partial(self.state.apply, scale), spans)
+
+    def _step(self, iteration: int, step: Callable[[], None], spans: list[Span]) -> None:
         self.executor.activity.begin(OPTIMIZER)
         start = self.executor.clock.start()
-        self.state.apply(scale)
+        step()
         self.executor.clock.stop(OPTIMIZER, start, spans)
         self.executor.on_progress(iteration, OPTIMIZER)
 

@@ -40,6 +40,7 @@ def worker_spec(
         checkpoint_folder=None if folder is None else folder / CHECKPOINTS,
         file_transfer=file_transfer,
         deaths=deaths,
+        layers=job.layers,
     )
 
 
@@ -63,7 +64,7 @@ def coordinator_config(
         source=options.failures.plan_source,
         num_steps=job.steps,
         num_samples=job.samples_per_step,
-        profiles=job.profiles(),
+        memory_profile=job.memory_profile(),
         fingerprint=job.fingerprint(),
         begin_us=begin_us,
         journal=(job.run_folder or journal_folder) / JOURNAL,
@@ -73,4 +74,5 @@ def coordinator_config(
         deaths=deaths,
         injections=options.failures.script.for_coordinator(),
         about=about or {},
+        follows_speeds=options.failures.follow_speeds,
     )

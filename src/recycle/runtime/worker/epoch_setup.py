@@ -12,7 +12,7 @@ from recycle.core.plans.row_programs import RowProgram
 from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.optimizer_step import Stepper
 from recycle.runtime.compute.stage import Stage
-from recycle.runtime.execute.executor import Executor, OnProgress
+from recycle.runtime.execute.executor import Executor, OnProgress, SpeedIn
 from recycle.runtime.execute.row_program import Instruction, compile_row
 from recycle.runtime.execute.stage_state import StageState
 from recycle.runtime.execute.trainer import Trainer
@@ -42,7 +42,8 @@ def make_stage_state(spec: WorkerSpec, stage: int, num_steps: int = 0, device: t
     module = spec.make_stage(stage).to(device)
     sums = make_sums(module.parameters(), spec.shape.num_chains, options.is_exact, options.sum_dtype, device)
     loss = spec.loss if stage == spec.shape.num_stages - 1 else None
-    made = Stage(module, sums, stage, loss, autocast=options.autocast, device=device)
+    own_layers = spec.layers.ranges[stage] if spec.layers is not None else None
+    made = Stage(module, sums, stage, loss, options.autocast, device, own_layers)
     stepper = Stepper(made.parameters(), spec.make_optimizer, options.schedule)
     return StageState(made, stepper, spec.shape, spec.ties, options.max_norm, num_steps)
 
@@ -86,6 +87,7 @@ def make_trainer(
     transport: Transport,
     on_progress: OnProgress = lambda iteration, label: None,
     activity: Activity | None = None,
+    speed_in: SpeedIn = lambda iteration: 1.0,
 ) -> Trainer:
     """The trainer of a worker in one epoch, on the state of its stage."""
     num_stages, seed = spec.shape.num_stages, spec.options.seed
@@ -99,5 +101,6 @@ def make_trainer(
         seed,
         on_progress,
         activity,
+        speed_in,
     )
     return Trainer(executor, transport, state, view, spec.shape, spec.ties, program.warm_up, program.is_staggered)

@@ -28,7 +28,8 @@ class FaultInjector:
     """
 
     def __init__(self, injections: Sequence[Injection], deaths: Path | None) -> None:
-        self._left = list(injections)
+        self._left = [each for each in injections if not each.speed]
+        self._speeds = [each for each in injections if each.speed]
         self._deaths = deaths
         self.instructions: Sequence[Instruction] = ()
         self.parameters: Sequence[Tensor] = ()
@@ -36,6 +37,10 @@ class FaultInjector:
     def on_progress(self, iteration: int, label: str) -> None:
         """Inject the failures for this moment of an iteration."""
         self._inject(lambda each: each.iteration == iteration and self._label(each) == label)
+
+    def speed_in(self, iteration: int) -> float:
+        """The speed at which ops of an iteration run: the lowest that the script gives."""
+        return min((each.speed for each in self._speeds if each.is_slow_in(iteration)), default=1.0)
 
     def on_recovery(self, iteration: int) -> None:
         """Inject the failures for a recovery that resumes at `iteration`: that of the failure, or the one after it."""

@@ -7,14 +7,16 @@ from functools import partial
 import torch
 
 from recycle.control.decide.messages import SAVE, ProgressReport, StartEpoch
+from recycle.control.drift.op_pace import op_class, pace_of
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem
-from recycle.runtime.checkpoint.files import read_checkpoint, stage_file, step_folder
+from recycle.runtime.checkpoint.files import MANIFEST, parse_checkpoint, read_checkpoint, stage_file, step_folder
 from recycle.runtime.checkpoint.resume import Loaded, load_stage, put_stage
 from recycle.runtime.checkpoint.tensor_file import read_tensors
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved, StageWriter
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.state_digests import state_checksum
+from recycle.runtime.execute.row_program import Instruction
 from recycle.runtime.execute.spans import Span, columns_of
 from recycle.runtime.execute.stage_state import StageState
 from recycle.runtime.transport.gloo_groups import GlooGroups
@@ -48,6 +50,7 @@ class LocalStage:
         self._has_state = False
         self._writes_checkpoints, self._epoch = False, 0
         self._ops_every, self._first_iteration = 1, 0
+        self._op_classes: Mapping[str, str] = {}
         self.origin = 1
         self._writer: StageWriter | None = None
 
@@ -128,14 +131,17 @@ class LocalStage:
         folder, file_transfer = self._spec.checkpoint_folder / step_folder(num_steps), self._spec.file_transfer
         module, optimizer = self.state.stage.module, self.state.stepper.optimizer
         if file_transfer is None:
-            load_stage(read_checkpoint(folder, self.number), self.number, module, optimizer, self._pulse)
+            checkpoint = read_checkpoint(folder, checks_sizes=False)
+            load_stage(checkpoint, self.number, module, optimizer, self._pulse, self._spec.layers)
             return
+        name = f"{folder.name}/{MANIFEST}"
+        checkpoint = parse_checkpoint(folder, file_transfer.download(name, lambda stream, size: stream.read(size), self._pulse))
 
         def read(number: int) -> Loaded:
             name = f"{folder.name}/{stage_file(number)}"
             return file_transfer.download(name, partial(read_tensors, source=name), self._pulse)
 
-        put_stage(folder, read, num_steps, self.number, module, optimizer)
+        put_stage(checkpoint, read, self.number, module, optimizer, self._spec.layers)
 
     def _pulse(self, num_bytes: int) -> None:
         if not self._goes_on(num_bytes > 0):
@@ -150,6 +156,10 @@ class LocalStage:
             elif receiver == str(self.place):
                 receive_state(groups, Worker.parse(sender), module, optimizer)
                 self._has_state = True
+
+    def set_program(self, instructions: Sequence[Instruction]) -> None:
+        """Know what the ops of the epoch compute: an iteration before it is reported by then."""
+        self._op_classes = {each.label: op_class(each.kind, each.layers) for each in instructions}
 
     def report_undone(self, iteration: int, spans: Sequence[Span]) -> None:
         """Report the ops of an iteration that is to be done again."""
@@ -166,7 +176,9 @@ class LocalStage:
         ran = columns_of(spans)
         if iteration % self._ops_every and iteration != self._first_iteration:
             ran = ran.without_text()
-        self._report(IterationApplied(self.place, iteration, losses, ran, verdict, checksum))
+        ops = [span for span in spans if span.label in self._op_classes and not span.is_discarded]
+        pace = pace_of((self._op_classes[span.label], span.end_us - span.start_us) for span in ops)
+        self._report(IterationApplied(self.place, iteration, losses, ran, verdict, checksum, pace))
         if self._writes_checkpoints and is_due:
             self._activity.begin(SAVE)
             self._save(iteration + 1, is_last=iteration + 1 == self._spec.num_steps)

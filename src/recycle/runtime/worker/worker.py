@@ -29,8 +29,7 @@ from recycle.host.process_lifetime import end_with_parent
 from recycle.host.process_title import set_title
 from recycle.host.stop_signals import stop_signals
 from recycle.runtime.compute.activation_memory import ActivationMeter
-from recycle.runtime.compute.elastic_stage import own_module
-from recycle.runtime.compute.state_digests import digest
+from recycle.runtime.compute.state_digests import stage_digest
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.transport.gpu.nccl import prepare_process
@@ -245,9 +244,10 @@ class _WorkerProcess:
             return transport
 
         transport = self._control.connect(view, self._spec.ties, make_transport)
+        stage.set_program(program.instructions)
         self._injector.instructions, self._injector.parameters = program.instructions, list(stage.state.stage.parameters())
         activity, on_progress = self._control.activity, self._injector.on_progress
-        trainer = make_trainer(self._spec, program, view, stage.state, transport, on_progress, activity)
+        trainer = make_trainer(self._spec, program, view, stage.state, transport, on_progress, activity, self._injector.speed_in)
         regrouped_us = now_us()
         if str(view.worker) in {*start.sources, *start.sources.values()}:
             self._injector.on_transfer(start.iteration)
@@ -277,9 +277,13 @@ class _WorkerProcess:
         assert stage.place is not None
         self._control.activity.begin(FINISH)
         stage.finish_checkpoints(start)
-        sha256, peak_bytes = digest(own_module(trainer.executor.stage.module)), _peak_bytes(self._spec.options.device)
+        sha256, peak_bytes = (
+            stage_digest(trainer.executor.stage.module, self._spec.layers is not None),
+            _peak_bytes(self._spec.options.device),
+        )
         self._control.activity.end()
-        self._control.report_finished(WorkerFinished(stage.place, sha256, peak_bytes, trainer.activation_bytes, start.epoch))
+        sizes = peak_bytes, trainer.activation_bytes, start.epoch, trainer.state.held_bytes
+        self._control.report_finished(WorkerFinished(stage.place, sha256, *sizes))
 
 
 def _peak_bytes(device: str) -> int:

@@ -1,10 +1,11 @@
 """The reports that workers send for the ledger (`IterationApplied`, `WorkerFinished`, ...), and their JSON form."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any, get_args
 
 from recycle.control.decide.messages import wire_name
+from recycle.control.drift.op_pace import Pace
 from recycle.core import errors
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
@@ -17,7 +18,8 @@ from recycle.runtime.compute.optimizer_step import StepVerdict
 class IterationApplied:
     """A worker has applied an iteration for good: its losses by chain (last stage only), what it ran, the verdict.
 
-    `checksum` is that of its weights and optimizer state, if peers compare them after this iteration.
+    `checksum` is that of its weights and optimizer state, if peers compare them after this iteration. `pace` says how long its
+    ops took, in a few numbers.
     """
 
     worker: Worker
@@ -26,6 +28,7 @@ class IterationApplied:
     ran: OpColumns
     verdict: StepVerdict
     checksum: str = ""
+    pace: Pace = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +42,14 @@ class StepUndone:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFinished:
-    """A worker has done all its steps in an epoch: the digest of its weights, and its peak memory."""
+    """A worker has done all its steps in an epoch: the digest of its weights, its peak memory, and the memory of its state."""
 
     worker: Worker
     digest: str
     peak_bytes: int
     activation_bytes: int
     epoch: int
+    static_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ def report_from_json(body: Mapping[str, Any], clock_offset_us: int = 0) -> Worke
         "losses": lambda losses: {int(chain): float(loss) for chain, loss in losses},
         "ran": lambda ran: OpColumns(*ran).shifted(clock_offset_us),
         "verdict": lambda verdict: StepVerdict(*verdict),
+        "pace": lambda pace: {each: (num, median_us) for each, (num, median_us) in pace.items()},
         "problem": _problem,
         "at_us": lambda at_us: at_us + clock_offset_us,
     }

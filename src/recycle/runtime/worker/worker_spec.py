@@ -12,6 +12,7 @@ from torch import nn
 from recycle.control.net.file_transfer import FileTransfer
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
+from recycle.runtime.checkpoint.layer_names import LayerNames
 from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss
@@ -33,7 +34,8 @@ class WorkerSpec:
     """The part of a job that every worker needs. Its options have no plan source and no script of failures.
 
     A worker that does not see the run folder has a `file_transfer`, and its `checkpoint_folder` is one of its own, in which files
-    wait to be sent. An injected kill writes its time into the file `deaths`.
+    wait to be sent. `layers` are those of all stages, if these say what their layers are. An injected kill writes its time into
+    the file `deaths`.
     """
 
     shape: Shape
@@ -48,6 +50,7 @@ class WorkerSpec:
     checkpoint_folder: Path | None = None
     file_transfer: FileTransfer | None = None
     deaths: Path | None = None
+    layers: LayerNames | None = None
 
 
 def pickled(value: Any) -> bytes:

@@ -12,7 +12,7 @@ def recovery_spells(event: Recovered, stepped_us: int, num_discarded: int) -> It
     `in_hindsight`.
     """
     if stepped_us < event.at_us:
-        cause = "join" if event.joins else "failure"
+        cause = "replan" if not event.workers else "join" if event.joins else "failure"
         yield Spell(stepped_us, event.at_us, "redo", cause, discarded=num_discarded, num_live=event.num_live)
     end_us = event.at_us
     for cause in ("detect", "abort", "plan", "regroup", "transfer"):

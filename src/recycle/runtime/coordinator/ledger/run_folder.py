@@ -31,7 +31,15 @@ from recycle.core.events.record_file import (
 from recycle.core.files import refuse_unwritable, write_text
 from recycle.core.plans.plan import Plan, Row
 from recycle.core.units import count_text
-from recycle.runtime.checkpoint.files import Checkpoint, find_checkpoints, is_to_be_read, is_to_be_written, read_checkpoint
+from recycle.runtime.checkpoint.compatibility import keep_model_names
+from recycle.runtime.checkpoint.files import (
+    MANIFEST,
+    Checkpoint,
+    find_checkpoints,
+    is_to_be_read,
+    is_to_be_written,
+    read_checkpoint,
+)
 from recycle.runtime.checkpoint.folder import CheckpointFolder
 from recycle.runtime.checkpoint.resume import latest
 from recycle.runtime.coordinator.ledger.trained import Trained
@@ -85,6 +93,7 @@ class RunFolder:
             before = self._events_to_keep(self.resumed.num_steps, first, _rows_in(folder / PLAN) != plan.rows)
         elif find_checkpoints(self.checkpoint_folder):
             raise FileProblem(f"{folder} holds the checkpoints of another run: resume it, or name another folder")
+        fingerprint = keep_model_names(fingerprint, self.checkpoint_folder)
         # First, because it removes unfinished checkpoints, and so makes room.
         self.checkpoints = CheckpointFolder(
             self.checkpoint_folder, plan.problem.shape.num_stages, checkpoint.keep, fingerprint, is_takeover
@@ -267,6 +276,8 @@ def _text_of(path: Path) -> str:
 def _refuse_other_digest(folder: Path, name: str, found: str) -> None:
     """Raise if a stage's file that was sent to a worker is not the one that was written."""
     checkpoint = read_checkpoint((folder / name).parent)
+    if name.endswith(MANIFEST):  # which is checked when it is read
+        return
     (file,) = [file for file in checkpoint.files if file.name == (folder / name).name]
     file.refuse_other_digest(folder / name, found)
 

@@ -15,12 +15,12 @@ from recycle.core.errors import UserError
 from recycle.core.events.op_columns import OpColumns, unpack_ops
 from recycle.core.events.record import Changed, Event, Held, OpsRan, Placed, Recovered, Resumed, Saved, Spell, Stepped, Warned
 from recycle.core.plans.plan import Plan
-from recycle.core.profile import StageProfile
+from recycle.core.profile import Profile
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
-from recycle.runtime.compute.activation_memory import planned_peak_bytes
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.state_digests import whole_digest
 from recycle.runtime.coordinator.ledger.checkpoint_reports import CheckpointReports
+from recycle.runtime.coordinator.ledger.held_memory import held_memory
 from recycle.runtime.coordinator.ledger.loss_watch import LossWatch
 from recycle.runtime.coordinator.ledger.lost_work import LostWork
 from recycle.runtime.coordinator.ledger.peer_comparison import PeersDisagree, compare_peers
@@ -44,7 +44,7 @@ class RunLedger:
         self,
         plan: Plan,
         samples_per_step: int,
-        profiles: Sequence[StageProfile],
+        memory_profile: Profile,
         publish: Callable[[Sequence[Event]], None],
         save: Callable[[StageSaved | StageNotSaved], None] | None = None,
         begin_us: int | None = None,
@@ -56,7 +56,7 @@ class RunLedger:
         self._loss_watch = LossWatch(self.warn, fail)
         self._differ = differ
         self._agreed_steps = 0
-        self._plan, self._samples, self._profiles = plan, samples_per_step, profiles
+        self._plan, self._samples, self._memory_profile = plan, samples_per_step, memory_profile
         self._members: Mapping[int, Worker] = {}
         self._dead = plan.problem.cluster.failed
         self._live = {str(row.worker) for row in plan.rows}
@@ -176,6 +176,11 @@ class RunLedger:
                 self._unwritten.pop(event, None)
 
     @property
+    def recent_us(self) -> int:
+        """The median time of the last iterations."""
+        return usual_us(self._times_us[-4:])
+
+    @property
     def num_steps(self) -> int:
         """The number of steps that are in the record for good."""
         return len(self._losses)
@@ -222,8 +227,8 @@ class RunLedger:
                 if (place, ran.start_us) not in self._known_undone:
                     self._lost.undone(ran)
                     self._write_ops(report.iteration, place, ran, is_undone=True)
-            case WorkerFinished(worker, _, peak, activations, _):
-                self.write(Held(str(worker), peak, activations, self._planned_bytes(worker)))
+            case WorkerFinished():
+                self.write(self._held(report))
             case StageSaved() | StageNotSaved():
                 self.checkpoints.add(report)
             case WorkerWarned(_, text) if text not in self._warnings:
@@ -279,9 +284,8 @@ class RunLedger:
         (self._live.add if joins else self._live.discard)(worker)
         self.write(Changed(self.now_us(), worker, joins, num_live))
 
-    def _planned_bytes(self, worker: Worker) -> int:
-        row = next((row for row in self._plan.rows if row.worker == worker), None)
-        return planned_peak_bytes(row, self._profiles[worker.stage]) if row is not None else 0
+    def _held(self, report: WorkerFinished) -> Held:
+        return held_memory(report, self._plan, self._memory_profile)
 
     def warn(self, text: str) -> None:
         self._warnings.append(text)
@@ -365,6 +369,7 @@ class RunLedger:
 
     def summary(self, num_steps: int, finished: Mapping[Worker, WorkerFinished]) -> Trained:
         iteration_us = usual_us(self._times_us)
+        held = {str(worker): self._held(finished[worker]) for worker in sorted(finished)}
         return Trained(
             num_steps=num_steps,
             losses=tuple(self._losses),
@@ -373,9 +378,11 @@ class RunLedger:
             iteration_us=iteration_us,
             planned_iteration_us=usual_us(self._planned_us),
             start_us=self._start_us - self._gone_us,
-            peak_memory_bytes={str(worker): finished[worker].peak_bytes for worker in sorted(finished)},
-            activation_bytes={str(worker): finished[worker].activation_bytes for worker in sorted(finished)},
-            planned_activation_bytes={str(worker): self._planned_bytes(worker) for worker in sorted(finished)},
+            peak_memory_bytes={name: one.peak_bytes for name, one in held.items()},
+            activation_bytes={name: one.activation_bytes for name, one in held.items()},
+            planned_activation_bytes={name: one.planned_bytes for name, one in held.items()},
+            static_bytes={name: one.static_bytes for name, one in held.items()},
+            planned_static_bytes={name: one.planned_static_bytes for name, one in held.items()},
             dead=tuple(str(worker) for worker in sorted(self._dead)),
             num_begun_again=self._num_begun_again,
             warnings=self.warnings,

@@ -28,6 +28,8 @@ class Trained:
     peak_memory_bytes: Mapping[str, int]
     activation_bytes: Mapping[str, int]
     planned_activation_bytes: Mapping[str, int]
+    static_bytes: Mapping[str, int]
+    planned_static_bytes: Mapping[str, int]
     dead: tuple[str, ...]
     num_begun_again: int
     warnings: tuple[str, ...]
@@ -46,6 +48,8 @@ class Trained:
             "peak_memory_bytes": dict(self.peak_memory_bytes),
             "activation_bytes": dict(self.activation_bytes),
             "planned_activation_bytes": dict(self.planned_activation_bytes),
+            "static_bytes": dict(self.static_bytes),
+            "planned_static_bytes": dict(self.planned_static_bytes),
             "workers": len(self.peak_memory_bytes),
             "dead": list(self.dead),
             "begun_again": self.num_begun_again,

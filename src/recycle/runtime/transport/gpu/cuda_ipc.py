@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -138,41 +139,47 @@ class CudaIpcTransport:
         self.reducer = Reducer(self._add, self.host, view, spec)
         self._carrier = CudaIpcCarrier(self.host, view, spec, memory, self.reducer)
         self.messages = MessageQueue(view, spec, self.host, self._carrier)
-        self._staging: dict[int, tuple[Tensor, list[Tensor]]] = {}
-        self._num_sums = 0
+        self._groups = view.sum_groups(spec.ties)
+        self._staging: dict[tuple[Tie | None, int], _Staging] = {}
 
     def _add(self, tensor: Tensor, tie: Tie | None) -> None:
         is_there = tensor.device == self._memory.device and tensor.is_contiguous()
-        if tie is not None or tensor.nbytes < _SMALL_BYTES or not is_there:
+        if tensor.nbytes < _SMALL_BYTES or not is_there:
             self.reducer.add_through_host(tensor, tie)
             return
-        own, of_all = self._staging_for(tensor)
-        start = self._num_sums % _NUM_STAGING_BUFFERS * tensor.nbytes
-        self._num_sums += 1
+        staging = self._staging_for(tensor, tie)
+        start = staging.num_sums % _NUM_STAGING_BUFFERS * tensor.nbytes
+        staging.num_sums += 1
 
         def part(buffer: Tensor) -> Tensor:
             return buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
         with self.reducer.writing(tensor):
-            part(own).copy_(tensor)
-        self.reducer.meet(tie)  # the parts of all peers are there
-        first, *others = of_all
+            part(staging.own).copy_(tensor)
+        self.reducer.meet(tie)  # the parts of all are there
+        first, *others = staging.of_all
         with self.reducer.writing(tensor):
             tensor.copy_(part(first))
             for other in others:
                 tensor.add_(part(other))
 
-    def _staging_for(self, tensor: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The own staging buffer for sums of this size, and those of all peers in order; made when they are first needed."""
+    def _staging_for(self, tensor: Tensor, tie: Tie | None) -> "_Staging":
+        """The staging buffers of all workers of a group for sums of this size; made when they are first needed."""
         size_bytes = tensor.nbytes
-        if size_bytes not in self._staging:
-            own_name = f"{self._view.worker}/{size_bytes}"
+        if (tie, size_bytes) not in self._staging:
+            group, members = self._groups[tie]
             with self.reducer.writing(tensor):
-                own = self._memory.open(STAGING, own_name, _NUM_STAGING_BUFFERS * size_bytes)
-            self.reducer.meet(None)  # nobody has to wait long for a buffer
-            names = [f"{other}/{size_bytes}" for other in self._view.peers]
-            self._staging[size_bytes] = own, [own if name == own_name else self._memory.map(name) for name in names]
-        return self._staging[size_bytes]
+                own = self._memory.open(
+                    f"{STAGING} of {group}",
+                    f"{self._view.worker}/{group}/{size_bytes}",
+                    _NUM_STAGING_BUFFERS * size_bytes,
+                )
+            self.reducer.meet(tie)  # nobody has to wait long for a buffer
+            of_all = [
+                own if other == self._view.worker else self._memory.map(f"{other}/{group}/{size_bytes}") for other in members
+            ]
+            self._staging[tie, size_bytes] = _Staging(own, of_all)
+        return self._staging[tie, size_bytes]
 
     def abort(self) -> None:
         self._carrier.abort()
@@ -185,6 +192,15 @@ class CudaIpcTransport:
         self.reducer.close()
         self._carrier.close()
         self._staging.clear()
+
+
+@dataclass(slots=True)
+class _Staging:
+    """A worker's own staging buffer for the sums of a group, and those of all its workers in order."""
+
+    own: Tensor
+    of_all: Sequence[Tensor]
+    num_sums: int = 0
 
 
 class CudaIpcCarrier:

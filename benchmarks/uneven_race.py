@@ -1,0 +1,159 @@
+"""The race of uneven stages, a table of `elastic.py`: cuts by micro-batch against torch's schedules at their best static cut.
+
+The head makes the last stage heavier, and whole layers cannot level that. The workers train the same GPT in turn: by our plan
+with cuts, by our plan without any, and by each schedule of torch.distributed.pipelining. Torch's stages have the layers of the
+best of all static cuts, by the measured costs of layers; ours begin at the same boundaries.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import count
+from statistics import median
+
+from sheet import NO, UNJUDGED, YES, Case, Row, Section
+
+import recycle
+from recycle.core.plans.plan import Plan
+from recycle.core.profile import Profile
+from recycle.evaluate.hardware.contenders import Contender, ContenderTurn
+from recycle.evaluate.hardware.race import WARM_UP, Trial, run_trial
+from recycle.evaluate.hardware.setup import CPU_CORES, Setup
+from recycle.evaluate.hardware.static_cuts import best_static_cut, layer_work_us
+from recycle.evaluate.hardware.torch_contender import TORCH_1F1B, TORCH_ZBV, TORCH_ZERO_BUBBLE
+from recycle.profiling.machine import one_thread
+from recycle.profiling.rehearsal import rehearsal_plan
+from recycle.profiling.stage_times import measure_stages
+from recycle.profiling.worker_pool import worker_pool
+
+PIPELINES, STAGES, SHARED = 3, 4, 1
+_PLAN_S, _SAME_LOSS = 20.0, 2e-3
+CUT, UNCUT = "cuts at a shared layer", "the best static cut"
+TORCH = {TORCH_1F1B: "torch 1F1B", TORCH_ZERO_BUBBLE: "torch zero bubble (ZB1P)", TORCH_ZBV: "torch zero bubble (ZBV)"}
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """One model: its layers, its micro-batches a pipeline, and how often every contender has its turn."""
+
+    layers: int
+    microbatches: int
+    num_rounds: int
+    num_iterations: int
+    is_quick: bool
+
+    @property
+    def setup(self) -> Setup:
+        """A GPT whose head costs about as much as two and a half layers."""
+        small = {"width": 64, "context": 64, "samples": 2, "vocabulary": 2048}
+        usual = {"width": 256, "context": 128, "samples": 1, "vocabulary": 8192}
+        return Setup(CPU_CORES, PIPELINES, STAGES, self.microbatches, layers=self.layers, **(small if self.is_quick else usual))
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """A way to run: the plan, if it is ours, the layers of each stage, and the load of the slowest worker over the mean load."""
+
+    plan: Plan | None
+    layers: tuple[int, ...]
+    worst_load: float
+
+
+def measured_profile(setup: Setup, layers: tuple[int, ...] | None = None) -> Profile:
+    """The costs of the stages and of their layers on this machine."""
+    job = setup.job(rehearsal_plan(setup.shape, is_split=True))
+    if layers is not None:
+        job = replace(job, stages=setup.modules(layers=layers))
+    with one_thread():
+        return measure_stages(job, num_repeats=8)
+
+
+def make_contests(setup: Setup) -> dict[str, Contest]:
+    work_us = layer_work_us(measured_profile(setup))
+    static = {False: best_static_cut(work_us, STAGES), True: best_static_cut(work_us, 2 * STAGES, is_v=True)}
+    profile = measured_profile(setup, static[False])
+    contests = {}
+    for name, shared in ((CUT, SHARED), (UNCUT, 0)):
+        problem = recycle.problem(PIPELINES, STAGES, setup.microbatches, profile=profile, memory=2 * STAGES, shared_layers=shared)
+        plan = recycle.solve(problem, "greedy", _PLAN_S)
+        busy_us = [plan.busy_us(row) for row in plan.rows]
+        contests[name] = Contest(plan, static[False], max(busy_us) * len(busy_us) / sum(busy_us))
+    for name in TORCH:
+        layers = static[name == TORCH_ZBV]
+        contests[name] = Contest(None, layers, _worst_load(work_us, layers, name == TORCH_ZBV))
+    return contests
+
+
+def _worst_load(work_us: list[int], layers: tuple[int, ...], is_v: bool) -> float:
+    """The work of the slowest worker over the mean of all."""
+    stops = [sum(layers[: stage + 1]) for stage in range(len(layers))]
+    loads = [sum(work_us[stop - own : stop]) for stop, own in zip(stops, layers, strict=True)]
+    if is_v:
+        loads = [one + other for one, other in zip(loads, reversed(loads), strict=True)][:STAGES]
+    return max(loads) * len(loads) / sum(loads)
+
+
+@cache
+def measure(race: Race) -> dict[str, tuple[Contest, list[Trial]]]:
+    setup = race.setup
+    contests = make_contests(setup)
+    plan = contests[UNCUT].plan
+    assert plan is not None
+    trials: dict[str, list[Trial]] = {name: [] for name in contests}
+    make_contender = partial(Contender, setup, setup.job(plan).tensor_specs())
+    with worker_pool(list(setup.shape.workers()), make_contender, ["torch.distributed.pipelining"]) as pool:
+        numbers = count(1)
+        for round_ in range(race.num_rounds):
+            for name, contest in contests.items():
+                length = WARM_UP + race.num_iterations
+                turn = ContenderTurn(next(numbers), name, length, contest.plan, range(PIPELINES), contest.layers)
+                trials[name].append(run_trial(pool, turn, round_)[0])
+    for losses in zip(*(trial.losses for own in trials.values() for trial in own), strict=True):
+        assert max(losses) - min(losses) < _SAME_LOSS, f"the contests came to different losses: {losses}"
+    return {name: (contests[name], trials[name]) for name in contests}
+
+
+def row(name: str, race: Race) -> Row:
+    found = measure(race)
+    contest, trials = found[name]
+
+    def times_as_fast(other: str) -> float:
+        # Inside each round, because the machine's speed changes.
+        return median(theirs.iteration_us / own.iteration_us for theirs, own in zip(found[other][1], trials, strict=True))
+
+    over_torch = min(times_as_fast(torch) for torch in TORCH)
+    asked, met = "–", UNJUDGED
+    if name == CUT:
+        asked, met = "> 1 × torch's best", UNJUDGED if race.is_quick else YES if over_torch > 1 else NO
+    return (
+        f"{race.layers}",
+        TORCH.get(name, name),
+        ",".join(map(str, contest.layers)),
+        f"{contest.worst_load:.3f}",
+        f"{median(trial.iteration_us for trial in trials) / 1000:.1f} ms",
+        f"{over_torch:.3f}",
+        f"{contest.plan.period_us / 1000:.1f} ms" if contest.plan is not None else "–",
+        asked,
+        met,
+    )
+
+
+def uneven_section(name: str, is_quick: bool) -> Section:
+    races = (
+        [Race(12, 6, num_rounds=1, num_iterations=3, is_quick=True)]
+        if is_quick
+        else [Race(layers, 24, num_rounds=4, num_iterations=4, is_quick=False) for layers in (12, 16)]
+    )
+    cases = tuple(
+        Case(f"{race.layers} layers, {TORCH.get(contest, contest)}", partial(row, contest, race))
+        for race in races
+        for contest in (CUT, UNCUT, *TORCH)
+    )
+    about = (
+        f"{PIPELINES} pipelines of {STAGES} stages, a GPT whose head costs about two and a half layers, nobody dead, a process "
+        "on a core for each worker; medians of rounds in which all take their turns. Torch's stages have the layers of the best "
+        f"of all static cuts by measured costs; ours begin there, and with cuts {SHARED} layer on either side of a boundary is "
+        "shared. "
+        '"Worst load" is the work of the slowest worker over the mean, "over torch" the speed over the fastest of torch\'s.'
+    )
+    header = ("layers", "contest", "by stage", "worst load", "iteration", "over torch", "planned", "asked", "met")
+    return Section(name, "Uneven stages, nobody dead", about, header, cases)

@@ -1,0 +1,135 @@
+"""A stage steps its own layers before the sums of its guests are there: the weights are those of a run that waits for all."""
+
+from collections import Counter
+from random import Random
+
+import pytest
+import torch
+from torch import nn
+
+import recycle
+from recycle.core.cluster import Shape
+from recycle.core.plans.plan import Plan
+from recycle.runtime.compute.elastic_stage import elastic_stages
+from recycle.runtime.compute.gradients import make_sums
+from recycle.runtime.compute.optimizer_step import Stepper
+from recycle.runtime.compute.stage import Stage
+from recycle.runtime.compute.state_digests import digest
+from recycle.runtime.execute.stage_state import StageState
+from recycle.runtime.job import Job
+from recycle.runtime.options import TrainOptions
+from tests.runtime.jobs import WIDTH, Explodes, Numbers, adamw, loss
+from tests.runtime.random_cuts import cut_at_random
+from tests.runtime.reference_executor import ReferenceExecutor
+from tests.runtime.transport.worker_threads import train_in_threads
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.timeout(120)
+LAYERS, STEPS, SEED, SHARED = 9, 4, 5, 2
+
+
+class CountingAdamW(torch.optim.AdamW):
+    """An optimizer that is not torch's own: it may count its steps."""
+
+
+def stages() -> list[nn.Module]:
+    torch.manual_seed(11)
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS)]
+    return recycle.cut(nn.Sequential(*layers), [3, 6])
+
+
+def plan_of(fail: str, seed: int | None) -> Plan:
+    """A plan with random cuts; without a seed, the planner's own."""
+    if seed is None:
+        problem = recycle.problem(2, 3, 4, costs=(10, 13, 9), comm=1, fail=fail, layers=LAYERS, shared_layers=SHARED)
+        return recycle.solve(problem, "greedy", effort=1000)
+    plain = recycle.solve(recycle.problem(2, 3, 4, costs=(10, 13, 9), comm=1, fail=fail), "greedy", effort=1000)
+    return cut_at_random(plain, LAYERS, SHARED, Random(seed))
+
+
+@pytest.fixture
+def num_ahead(monkeypatch) -> Counter[int]:
+    """How many steps each stage has begun ahead of its guests' sums."""
+    found: Counter[int] = Counter()
+    plain = StageState.step_ahead
+
+    def counted(state: StageState, num_parameters: int) -> None:
+        found[state.stage.number] += 1
+        plain(state, num_parameters)
+
+    monkeypatch.setattr(StageState, "step_ahead", counted)
+    return found
+
+
+CASES = {
+    "exact": {},
+    "clipped": {"max_norm": 0.05},
+    "a step that is skipped": {"samples": Explodes(2)},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("fail", "seed"), [("", None), ("W1_1", None), ("W0_0", 1), ("", 2), ("W1_2", 3)])
+def test_weights_are_those_of_the_reference(case, fail, seed, num_ahead):
+    options = dict(CASES[case])
+    samples, plan = options.pop("samples", Numbers()), plan_of(fail, seed)
+    found = train_in_threads(Job(plan, stages(), samples, loss, adamw, STEPS, options=TrainOptions(SEED, True, **options)))
+    reference = ReferenceExecutor(
+        plan, elastic_stages(stages(), SHARED), samples, loss, adamw, seed=SEED, is_exact=True, **options
+    )
+    for step in range(STEPS):
+        reference.iterate(step)
+    assert found == [digest(reference.workers[row.worker].stage.module) for row in plan.rows]
+    assert set(num_ahead) == {0, 1}  # the last stage has no guests of a later one
+
+
+def test_an_optimizer_of_ones_own_steps_a_stage_as_a_whole(num_ahead):
+    def own(parameters):
+        return CountingAdamW(parameters, lr=0.01)
+
+    plan = plan_of("W1_1", None)
+    found = train_in_threads(Job(plan, stages(), Numbers(), loss, own, STEPS, options=TrainOptions(SEED, True)))
+    assert not num_ahead
+    usual = train_in_threads(
+        Job(
+            plan,
+            stages(),
+            Numbers(),
+            loss,
+            lambda each: torch.optim.AdamW(each, lr=0.01),
+            STEPS,
+            options=TrainOptions(SEED, True),
+        )
+    )
+    assert found == usual
+    assert num_ahead
+
+
+def test_a_step_ahead_is_taken_back_when_the_worker_is_stopped():
+    module = stages()[0]
+    sums = make_sums(module.parameters(), 4, is_exact=True)
+    stage = Stage(module, sums, 0, None)
+    state = StageState(stage, Stepper(stage.parameters(), adamw), Shape(1, 2, 4), (), None)
+    sums.add(stage.parameters(), [torch.ones_like(each) for each in stage.parameters()])
+    before = digest(module)
+    state.step_ahead(2)
+    assert digest(module) != before
+    assert state.progress().num_reduced == 0
+    assert digest(module) == before
+    state.resume_at(0, None, lambda *applied: None)
+    assert state.num_steps == 0
+
+
+def test_a_worker_with_one_op_after_its_warm_up_sums_in_the_order_of_its_peers():
+    """A slow worker has a forward pass, its warm-up, and a backward pass: buckets must not come before its guests' sums."""
+    torch.manual_seed(11)
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU()) for _ in range(6)]
+    problem = recycle.problem(3, 2, 4, costs=(9000, 9000, 100), layers=6, shared_layers=1, speeds="W1_1=0.29")
+    plan = recycle.solve(problem, "greedy", effort=10_000)
+    assert min(len(row) for row in plan.rows) == 2
+    cut = recycle.cut(nn.Sequential(*layers), [3])
+    found = train_in_threads(Job(plan, cut, Numbers(), loss, adamw, STEPS, options=TrainOptions(SEED, True)))
+    reference = ReferenceExecutor(plan, elastic_stages(cut, 1), Numbers(), loss, adamw, seed=SEED, is_exact=True)
+    for step in range(STEPS):
+        reference.iterate(step)
+    assert found == [digest(reference.workers[row.worker].stage.module) for row in plan.rows]
