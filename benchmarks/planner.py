@@ -8,10 +8,13 @@ python benchmarks/planner.py --save                 also writes docs/benchmarks/
 
 import json
 import os
+import random
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -60,6 +63,9 @@ ASKED_RATIO = {2: 1.005, 1: 1.05}
 ASKED_PLAN_S, ASKED_PLAN_GIB, ASKED_LIBRARY_S = 10, 4, 60
 # With cuts: equal layers of a stage, layers shared on either side, and the most that a period may be above its bound.
 LAYERS_OF_A_STAGE, SHARED_LAYERS, ASKED_CUT_RATIO = 4, 2, 1.03
+# Dead workers of 4 x 8 -> how many random sets of them, and the least median of the throughput that is kept.
+KEPT_SHAPE, ASKED_KEPT = (4, 8, 32), {1: (8, 0.95), 4: (20, 0.85)}
+ASKED_CUT_PLAN_S, ASKED_CUT_LIBRARY_S = 20, 120
 
 # Zero Bubble Pipeline Parallelism (ICLR 2024): stages, micro-batches -> longest stage span of 1F1B, with S and with 2S in flight.
 ZERO_BUBBLE = {(4, 8): (33, 27, 24), (8, 16): (69, 55, 48), (16, 64): (237, 207, 192)}
@@ -124,7 +130,8 @@ def cuts(quick: bool) -> Section:
         "the same options; beside it, what re-routing alone keeps of the fault-free plan without shared layers, and the share of "
         f"workers that live. The target is a period over its bound of at most {ASKED_CUT_RATIO}."
     )
-    header = ("D × S, M", "dead", "memory", "period µs", "bound µs", "ratio", "kept", "re-routing", "live", "seconds", "met")
+    times = ("period µs", "bound µs", "ratio", "asked")
+    header = ("D × S, M", "dead", "memory", *times, "kept", "re-routing", "live", "seconds", "met")
     return Section("cuts", "Plans with cuts", about, header, cases)
 
 
@@ -140,9 +147,78 @@ def _cuts(shape: tuple[int, int, int, int], memory: str, limit_s: float) -> Row:
     routed = (
         recycle.solve(plain, "greedy", limit_s).period_us / recycle.solve_normalized(plain, dead, "greedy", limit_s)[0].period_us
     )
-    given = (_shape(shape), str(dead), memory, str(plan.period_us), str(plan.quality.bound_us), f"{plan.gap:.4f}")
+    times = (str(plan.period_us), str(plan.quality.bound_us), f"{plan.gap:.4f}", str(ASKED_CUT_RATIO))
+    given = (_shape(shape), str(dead), memory, *times)
     shares = (f"{kept:.3f}", f"{routed:.3f}", f"{1 - dead / (pipelines * stages):.3f}")
     return (*given, *shares, f"{seconds:.2f}", _judged(plan.gap <= ASKED_CUT_RATIO))
+
+
+def kept(quick: bool) -> Section:
+    cases = tuple(
+        Case(f"{_shape(KEPT_SHAPE)}, {dead} dead", partial(_kept, dead, 2 if quick else num_sets, asked, quick))
+        for dead, (num_sets, asked) in ASKED_KEPT.items()
+    )
+    about = (
+        f"Throughput over the fault-free plan with the same options, for random sets of dead workers, with {LAYERS_OF_A_STAGE} "
+        f"equal layers a stage of which {SHARED_LAYERS} are shared, costs {REAL[0]}, communication {REAL[1]}, unlimited memory."
+    )
+    header = ("D × S, M", "dead", "sets", "least", "median", "asked", "live", "worst ratio to bound", "seconds", "met")
+    return Section("kept", "What cuts keep", about, header, cases)
+
+
+def _kept(dead: int, num_sets: int, asked: float, quick: bool) -> Row:
+    pipelines, stages, _ = KEPT_SHAPE
+    whole = recycle.problem(
+        *KEPT_SHAPE, costs=REAL[0], comm=REAL[1], layers=LAYERS_OF_A_STAGE * stages, shared_layers=SHARED_LAYERS
+    )
+    limit_s = 5.0 if quick else 60.0
+    began = time.perf_counter()
+    fault_free_us = recycle.solve(whole, "greedy", limit_s).period_us
+    plans = []
+    for seed in range(num_sets):
+        cluster = replace(whole.cluster, failed=frozenset(_random_dead(pipelines, stages, dead, seed)))
+        plans.append(recycle.solve(replace(whole, cluster=cluster), "greedy", limit_s))
+    shares = [fault_free_us / plan.period_us for plan in plans]
+    median = statistics.median(shares)
+    found = (f"{min(shares):.3f}", f"{median:.3f}", str(asked), f"{1 - dead / (pipelines * stages):.3f}")
+    worst = f"{max(plan.gap for plan in plans):.4f}"
+    seconds = f"{time.perf_counter() - began:.1f}"
+    met = UNJUDGED if quick else _judged(median >= asked)
+    return (_shape(KEPT_SHAPE), str(dead), str(num_sets), *found, worst, seconds, met)
+
+
+def _random_dead(pipelines: int, stages: int, num: int, seed: int) -> list[recycle.Worker]:
+    """A random set of workers that leaves every stage a live one."""
+    rng, workers = random.Random(seed), [recycle.Worker(p, s) for p, s in product(range(pipelines), range(stages))]
+    while True:
+        dead = rng.sample(workers, num)
+        if max(Counter(worker.stage for worker in dead).values()) < pipelines:
+            return dead
+
+
+def cut_speed(quick: bool) -> Section:
+    shape, plans = ((8, 16, 32, 20), (8, 8, 32)) if quick else (LARGE, (16, 16, 64))
+    cases = (
+        Case(f"one plan for {_shape(shape)}, {shape[3]} dead", partial(_cut_speed, shape, False, quick)),
+        Case(f"every plan for {_shape(plans)}", partial(_cut_speed, plans, True, quick)),
+    )
+    about = (
+        f"Fresh `recycle plan` processes with memory 2S, costs {REAL[0]}, communication {REAL[1]}, {LAYERS_OF_A_STAGE} equal "
+        f"layers a stage of which {SHARED_LAYERS} are shared: one plan, and a library for 0 to 25 % failures."
+    )
+    return Section("cut-speed", "Speed with cuts", about, ("D × S, M", "what", "seconds", "asked", "peak memory", "met"), cases)
+
+
+def _cut_speed(shape: Sequence[int], is_library: bool, quick: bool) -> Row:
+    words = [*_words(shape, REAL, 2), "--layers", str(LAYERS_OF_A_STAGE * shape[1]), "--shared-layers", str(SHARED_LAYERS)]
+    with tempfile.TemporaryDirectory() as folder:
+        if is_library:
+            run = _recycle("plan", *words, "--library", "--max-failures", "25%", "--out", f"{folder}/plans", "--json")
+        else:
+            run = _recycle("plan", *words, "--failures", str(shape[3]), "--out", f"{folder}/plan.json", "--json")
+    what, asked = ("library", ASKED_CUT_LIBRARY_S) if is_library else (f"{shape[3]} dead", ASKED_CUT_PLAN_S)
+    met = UNJUDGED if quick else _judged(run.seconds < asked)
+    return (_shape(shape), what, f"{run.seconds:.1f}", str(asked), f"{run.peak_bytes / GIB:.2f} GiB", met)
 
 
 def least_bound_us(problem: recycle.Problem, num_failures: int) -> int:
@@ -242,7 +318,16 @@ def _library(shape: tuple[int, int, int], depth: int, quick: bool) -> Row:
     return (_shape(shape), _depth(depth), *found, f"{run.peak_bytes / GIB:.2f} GiB", met)
 
 
-SECTIONS = {"quality": quality, "cuts": cuts, "zero-bubble": zero_bubble, "example": example, "speed": speed, "library": library}
+SECTIONS = {
+    "quality": quality,
+    "cuts": cuts,
+    "kept": kept,
+    "zero-bubble": zero_bubble,
+    "example": example,
+    "speed": speed,
+    "library": library,
+    "cut-speed": cut_speed,
+}
 
 
 @dataclass(frozen=True, slots=True)
