@@ -105,7 +105,7 @@ def measure(race: Race) -> dict[str, tuple[Contest, list[Trial]]]:
         for round_ in range(race.num_rounds):
             for name, contest in contests.items():
                 length = WARM_UP + race.num_iterations
-                turn = ContenderTurn(next(numbers), name, length, contest.plan, range(PIPELINES), contest.layers)
+                turn = ContenderTurn(next(numbers), name, length, contest.plan, range(PIPELINES), layers=contest.layers)
                 trials[name].append(run_trial(pool, turn, round_)[0])
     for losses in zip(*(trial.losses for own in trials.values() for trial in own), strict=True):
         assert max(losses) - min(losses) < _SAME_LOSS, f"the contests came to different losses: {losses}"
