@@ -71,7 +71,14 @@ ORDER = {
         "solve",
         "build_library live_planner kept_throughput shared_layers_choice",
     ],
-    "sim": ["job policy iteration_times failure_traces one_f_one_b replay", "systems", "campaign", "reproduce"],
+    "sim": [
+        "model_layers dead_placement policy failure_traces one_f_one_b replay",
+        "job iteration_times",
+        "shared_layer_choice",
+        "systems",
+        "campaign",
+        "reproduce",
+    ],
     "control": ["planning drift", "decide", "store", "net"],
     "runtime": ["compute", "checkpoint options", "transport", "execute job", "worker", "coordinator", "launch", "train"],
     "profiling": [

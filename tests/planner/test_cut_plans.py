@@ -2,13 +2,11 @@
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import recycle
 from recycle.core.cluster import Cluster, Worker
-from recycle.core.errors import UserError
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.row_programs import row_programs
 from recycle.core.problem import Problem
@@ -88,8 +86,8 @@ def test_every_layer_of_every_micro_batch_is_computed_once_by_a_worker_that_hold
 
 @settings(max_examples=100, deadline=None)
 @given(plain_problems())
-def test_without_shared_layers_the_bound_by_load_is_at_most_the_one_by_stage(problem: Problem) -> None:
-    assert LoadBound(problem).period_us() <= lower_bound(problem)
+def test_the_bound_by_load_holds_without_shared_layers_too(problem: Problem) -> None:
+    assert LoadBound(problem).period_us() <= recycle.solve(problem, "greedy", effort=EFFORT).period_us
 
 
 def test_one_dead_worker_of_32_costs_less_than_5_percent() -> None:
@@ -142,12 +140,6 @@ def test_a_running_job_is_answered_with_cuts() -> None:
     answer = Planner(problem).answer(frozenset({Worker(1, 2)}))
     assert answer.plan.cuts
     assert recycle.check(answer.plan) == []
-
-
-def test_the_exact_methods_refuse_cuts() -> None:
-    problem = recycle.problem(2, 2, 2, costs="10,13,9", layers=4, shared_layers=1)
-    with pytest.raises(UserError, match="cpsat knows neither shared layers nor speeds"):
-        recycle.solve(problem, "cpsat")
 
 
 def test_neighbouring_bounds_do_not_fall_with_fewer_shared_layers() -> None:

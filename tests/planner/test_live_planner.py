@@ -341,3 +341,35 @@ def test_an_illegal_plan_in_a_folder_is_refused(demo_plans: dict[frozenset[Worke
     replace(plan, period_us=plan.period_us + 1).save(tmp_path / "plan-W1_2.json")
     with pytest.raises(FileProblem, match=r"plan-W1_2.json is not a legal plan: period: "):
         PlanFolder(tmp_path).answer(dead("W1_2"))
+
+
+def test_a_slow_worker_gets_less_to_do_and_takes_its_speed_along_when_it_moves() -> None:
+    problem = recycle.problem(3, 3, 8, costs="10,10,10")
+    planner, slow = Planner(problem), Worker(1, 1)
+    answer = planner.at_speeds(((slow, 0.5),)).answer(frozenset())
+    num_ops = {row.worker: len(row) for row in answer.plan.rows}
+    assert num_ops[slow] < min(num_ops[Worker(0, 1)], num_ops[Worker(2, 1)])
+    assert dict(answer.plan.problem.speeds) == {slow: 0.5}
+    # Nobody is left at stage 0: whoever takes it over has its own speed there.
+    failed = dead("W0_0", "W1_0", "W2_0")
+    speeds = tuple((Worker(pipeline, 1), 0.5 + pipeline / 10) for pipeline in range(3))
+    moved = planner.at_speeds(speeds).answer(failed)
+    known = dict(speeds)
+    assert moved.moves
+    assert dict(moved.plan.problem.speeds) == {place: known[now] for place, now in moved.places.items() if now in known}
+
+
+def test_at_the_speeds_of_its_problem_a_planner_has_its_library_and_at_others_it_plans(library: Library) -> None:
+    planner = Planner(library.problem, library)
+    assert planner.at_speeds(()) == planner
+    other = planner.at_speeds(((Worker(0, 0), 0.5),))
+    assert other.library is None
+    assert check(other.answer(frozenset()).plan) == []
+    assert other.at_speeds(()).problem == planner.problem
+
+
+def test_a_failure_is_planned_for_at_the_speeds_of_the_others() -> None:
+    problem = recycle.problem(3, 3, 8, costs="10,10,10")
+    speeds = ((Worker(0, 2), 0.5), (Worker(1, 1), 0.5))
+    plan = Planner(problem, may_move=False).at_speeds(speeds).answer(dead("W1_1")).plan
+    assert plan.problem.speeds == ((Worker(0, 2), 0.5),), "a dead worker has no speed"

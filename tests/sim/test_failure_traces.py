@@ -10,7 +10,20 @@ from hypothesis import strategies as st
 
 from recycle.core.errors import UserError
 from recycle.core.events.trace import Trace, live_counts
-from recycle.sim.failure_traces import burst_trace, node_names, periodic_trace, poisson_trace, rack_trace, worker_names
+from recycle.sim.failure_traces import (
+    PUBLISHED_SLOW,
+    PUBLISHED_SLOW_LINKS,
+    SlowRate,
+    burst_trace,
+    drift_spells,
+    node_names,
+    periodic_trace,
+    poisson_trace,
+    quiet_trace,
+    rack_trace,
+    slow_spells,
+    worker_names,
+)
 
 MS, S, MIN, H, D = 1000, 10**6, 60 * 10**6, 3600 * 10**6, 86400 * 10**6
 NODES = worker_names(4, 8)
@@ -259,3 +272,61 @@ def test_a_failure_each_millisecond_is_no_work_when_nobody_comes_back():
     assert periodic_trace(NODES, MS, 10_000 * D, 1).num_failures == 31
     assert burst_trace(NODES, 4, MS, 10_000 * D, 1).num_failures == 31
     assert poisson_trace(NODES, MS, 10_000 * D, 1).num_failures == 32
+
+
+# Slow nodes
+
+
+def test_nodes_are_slow_as_often_and_as_long_as_asked():
+    rate = SlowRate(10 * H, 30 * MIN, 0.6)
+    found = slow_spells(node_names(500), rate, 100 * H, seed=3)
+    # A node begins to be slow every 10 h and 30 min, the end of the trace cuts nothing off.
+    assert len(found) == pytest.approx(500 * 100 / 10.5, rel=0.03)
+    lengths = [slow.end_us - slow.start_us for slow in found]
+    assert sum(lengths) / len(lengths) == pytest.approx(30 * MIN, rel=0.03)
+    assert {slow.speed for slow in found} == {0.6}
+    assert not any(slow.is_link for slow in found)
+    assert [slow.start_us for slow in found] == sorted(slow.start_us for slow in found)
+
+
+def test_a_node_is_not_slow_twice_at_a_time():
+    found = slow_spells(node_names(20), SlowRate(H, H, 0.5), 50 * H, seed=1)
+    for node in node_names(20):
+        own = [slow for slow in found if slow.node == node]
+        assert all(before.end_us < after.start_us for before, after in pairwise(own))
+
+
+def test_the_published_rates_give_the_published_shares():
+    """In an hour computation is slow on 2 % of single nodes, and a link on about 40 % of groups of four nodes."""
+    nodes = node_names(4000)
+    slow = {one.node for one in slow_spells(nodes, PUBLISHED_SLOW, H, seed=1)}
+    links = {one.node for one in slow_spells(nodes, PUBLISHED_SLOW_LINKS, H, seed=1, is_link=True)}
+    assert len(slow) / 4000 == pytest.approx(0.02, abs=0.006)
+    groups = sum(any(node in links for node in nodes[first : first + 4]) for first in range(0, 4000, 4))
+    assert groups / 1000 == pytest.approx(0.4, abs=0.1)
+    assert (PUBLISHED_SLOW.time_us, PUBLISHED_SLOW_LINKS.time_us) == (10 * MIN, 24 * MIN)
+
+
+def test_slow_nodes_of_a_seed_are_the_same_again_and_do_not_depend_on_how_many_nodes_there_are():
+    rate = SlowRate(5 * H, H, 0.7)
+    few, many = (slow_spells(node_names(num), rate, 50 * H, seed=9) for num in (3, 8))
+    assert slow_spells(node_names(3), rate, 50 * H, seed=9) == few
+    assert tuple(slow for slow in many if slow.node in node_names(3)) == few
+    assert slow_spells(node_names(3), rate, 50 * H, seed=10) != few
+
+
+def test_speeds_drift_between_the_slowest_and_1():
+    found = drift_spells(node_names(50), H, 0.9, 10 * H, seed=1)
+    assert {slow.end_us - slow.start_us for slow in found} == {H}
+    speeds = {slow.speed for slow in found}
+    assert min(speeds) == 0.9
+    assert max(speeds) == 0.99  # those at full speed are left out
+    with pytest.raises(UserError, match="slowest speed of a drift is 0"):
+        drift_spells(node_names(5), H, 0.0, 10 * H, seed=1)
+
+
+def test_a_quiet_trace_has_all_nodes_from_start_to_end():
+    trace = quiet_trace(node_names(3), H)
+    assert trace.initial == node_names(3)
+    assert trace.later == ()
+    assert trace.end_us == H

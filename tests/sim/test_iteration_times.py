@@ -14,7 +14,7 @@ PROBLEM = JOB.problem()
 
 def test_every_number_of_failures_has_a_period_near_its_own_plan():
     timings = IterationTimes(PROBLEM)
-    timings.prepare(9)
+    timings.prepare(range(9 + 1))
     for count in range(10):
         found = timings.normalized(count)
         own = solve_normalized(PROBLEM, count, "greedy", effort=module.EFFORT)[0].period_us
@@ -28,7 +28,7 @@ def test_few_plans_serve_many_numbers_of_failures(monkeypatch):
     asked = []
     monkeypatch.setattr(module, "parallel_map", lambda function, given: asked.extend(given) or [function(one) for one in given])
     timings = IterationTimes(describe(4, 8, 8, costs="10,10,10"))
-    timings.prepare(16)
+    timings.prepare(range(16 + 1))
     num_planned = len(asked)
     periods = [timings.normalized(count).period_us for count in range(17)]
     assert periods == sorted(periods)
@@ -39,7 +39,7 @@ def test_few_plans_serve_many_numbers_of_failures(monkeypatch):
 def test_the_answer_does_not_depend_on_what_was_asked_before():
     problem = describe(4, 3, 4, costs="10,13,9", comm=1, memory=6)
     prepared = IterationTimes(problem)
-    prepared.prepare(8)
+    prepared.prepare(range(8 + 1))
     for count in (8, 3):
         assert IterationTimes(problem).normalized(count) == prepared.normalized(count)
 

@@ -87,7 +87,8 @@ def _solve(problem: Problem, method: str, deadline: float, effort: int, least_us
     if exact is None:
         return _Result(problem, schedule, bound, "greedy")
     result = exact(problem, max(0.1, deadline - time.monotonic()), schedule, bound)
-    bound = max(bound, result.bound_us)
+    if not (problem.shared_layers or problem.speeds):  # else other cuts or routes may be better than what the method proved
+        bound = max(bound, result.bound_us)
     if result.schedule is None:
         return _Result(problem, schedule, bound, "greedy" if method == "auto" else f"greedy (nothing from {method} in time)")
     if method == "auto" and not _is_shorter(problem, result.schedule, schedule):
@@ -112,8 +113,6 @@ def _exact_method(
     """Return the exact method to run, if any: the chosen one, or for `auto` CP-SAT where a shorter plan is possible."""
     if method == "greedy" or (method == "auto" and (problem.shared_layers or problem.speeds)):
         return None
-    if problem.shared_layers or problem.speeds:
-        raise UserError(f"{method} knows neither shared layers nor speeds of workers: choose the method greedy or auto")
     if method == "milp":
         from recycle.planner.exact import milp
 

@@ -1,4 +1,6 @@
-"""Generators of random failure traces: periodic, bursts, Poisson and rack failures, from a few numbers and a seed.
+"""Generators of random failure traces: periodic, bursts, Poisson and rack failures, slow workers and links, drift.
+
+They are made from a few numbers and a seed.
 
 A seed gives the same trace on every machine and with every version of numpy: only raw bits of PCG64 are drawn, which numpy keeps
 stable, and not its distributions, which may change. Times are whole milliseconds, as in the file, and all changes are before the
@@ -8,18 +10,37 @@ end, so that a longer trace of the same seed begins like a shorter one.
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from numpy.random import PCG64, SeedSequence
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
-from recycle.core.events.trace import Change, Trace
+from recycle.core.events.trace import Change, Slowdown, Trace
 from recycle.core.units import format_duration
 
 MOST_CHANGES = 1_000_000
 MOST_BACK_AT_ONCE = 4
 LONGEST_US = 10**15  # 30 years, as long as a trace may last
+
+_SLOW_STREAM, _LINK_STREAM, _DRIFT_STREAM = 1 << 20, 2 << 20, 3 << 20  # beside those of racks, which count from 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRate:
+    """How often a node is slow (mean time between two beginnings of it), how long in the mean, and at which speed."""
+
+    mtbf_us: int
+    time_us: int
+    speed: float
+
+
+# "Fail-slow in the wild" (FALCON and GREYHOUND, ATC 2025): computation was slow in 2 % of jobs, for ten minutes in the mean, and
+# communication in 40 %, for 24 minutes. What follows is our reading of it: a job of that study is one node for computation and
+# four for communication, and lasts an hour. The speeds are assumptions.
+PUBLISHED_SLOW = SlowRate(50 * 3_600_000_000, 600_000_000, 0.6)
+PUBLISHED_SLOW_LINKS = SlowRate(10 * 3_600_000_000, 24 * 60_000_000, 0.5)
 
 NodeChange = tuple[int, bool, int]
 """Milliseconds, whether the node leaves, the index of the node. Sorted, nodes that return come before nodes that leave."""
@@ -95,6 +116,42 @@ def rack_trace(nodes: Sequence[str], rack_size: int, mtbf_us: int, end_us: int, 
         for at, leaves in _leaves_and_returns(_uniforms(seed, number), mtbf, end, rejoin):
             changes += ((at, leaves, index) for index in indices)
     return _trace(nodes, changes, end)
+
+
+def quiet_trace(nodes: Sequence[str], end_us: int) -> Trace:
+    """A trace in which no node leaves."""
+    return _trace(nodes, (), _ms("the end", end_us))
+
+
+def slow_spells(nodes: Sequence[str], rate: SlowRate, end_us: int, seed: int, is_link: bool = False) -> tuple[Slowdown, ...]:
+    """Times at which nodes, or their links, are slow: each begins and ends after exponential times, by itself."""
+    mtbf, mean, end = _ms("the time between slowdowns", rate.mtbf_us), _ms("a slowdown", rate.time_us), _ms("the end", end_us)
+    _refuse_too_many(len(nodes), len(nodes) * end // (mtbf + mean), 1)
+    found = []
+    for number, node in enumerate(nodes):
+        draws = _uniforms(seed, (_LINK_STREAM if is_link else _SLOW_STREAM) + number)
+        at = _exponential_ms(draws, mtbf)
+        while at < end:
+            until = at + _exponential_ms(draws, mean)
+            found.append(Slowdown(at * 1000, until * 1000, node, rate.speed, is_link))
+            at = until + _exponential_ms(draws, mtbf)
+    return tuple(sorted(found, key=lambda slow: slow.start_us))
+
+
+def drift_spells(nodes: Sequence[str], every_us: int, slowest: float, end_us: int, seed: int) -> tuple[Slowdown, ...]:
+    """Speeds that drift: every `every_us` each node has a new one, any hundredth from `slowest` to 1."""
+    every, end = _ms("the time between two drifts", every_us), _ms("the end", end_us)
+    if not 0.01 <= slowest <= 1:
+        raise UserError(f"the slowest speed of a drift is {slowest:g}, but it must be a number from 0.01 to 1")
+    _refuse_too_many(len(nodes), len(nodes) * (end // every), 1)
+    draws, steps = _uniforms(seed, _DRIFT_STREAM), round((1 - slowest) * 100)
+    found = []
+    for at in range(every, end, every):
+        for node in nodes:
+            speed = 1 - _draw_index(draws, steps + 1) / 100
+            if speed < 1:
+                found.append(Slowdown(at * 1000, (at + every) * 1000, node, speed))
+    return tuple(found)
 
 
 def _leaves_and_returns(draws: Iterator[float], mtbf: int, end: int, rejoin: int) -> Iterator[tuple[int, bool]]:

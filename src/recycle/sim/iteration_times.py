@@ -6,20 +6,22 @@ earlier calls. docs/simulator.md tells why a few dozen plans suffice.
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from recycle.core.cluster import Cluster, Shape
+from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem
 from recycle.core.files import read_json, write_text
+from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import makespan_us
 from recycle.core.problem import Problem, Techniques
 from recycle.core.release import source_digest
 from recycle.host.parallel_map import parallel_map
-from recycle.planner.failure_normalization import Distribution, most_failures, normalized_problem
+from recycle.planner.failure_normalization import Distribution, most_failures, most_promising_distribution, normalized_problem
 from recycle.planner.solve import solve, solve_normalized
+from recycle.sim.dead_placement import spread_failures
 
 FORMAT, VERSION = "recycle-timings", 1
 ONE_F_ONE_B = Techniques(adaptive=False, decoupled=False, staggered=False)
@@ -28,6 +30,9 @@ TOLERANCE = 0.005
 # Placed ops a plan: half of the effort of a library, because a simulation needs many plans and executes none of them.
 EFFORT = 1_500_000
 _TIME_LIMIT_S = 60.0
+
+SlowPeers = tuple[tuple[float, ...], ...]
+"""The speeds of the slow live workers of each stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +65,23 @@ class IterationTimes:
         """The time with `num_failures` dead workers where they hurt least, by a plan for as many or a few more."""
         return self._plan_normalized([num_failures])[0]
 
-    def for_distribution(self, distribution: Distribution) -> IterationTime:
-        """The time with so many dead workers at each stage, where no worker moves to another stage."""
-        return self._get([f"stages:{','.join(map(str, distribution))}"])[0]
+    def exactly(self, counts: Iterable[int]) -> list[IterationTime]:
+        """The times by plans for exactly so many dead workers, where they hurt least."""
+        return self._get([f"count:{count}" for count in counts])
 
-    def prepare(self, most: int) -> None:
-        """Make the plans that `normalized` needs for 0 to `most` failures, in parallel."""
-        self._plan_normalized(range(most + 1))
+    def for_distribution(self, distribution: Distribution, slow: SlowPeers = ()) -> IterationTime:
+        """The time with so many dead and slow workers at each stage, where no worker moves to another stage."""
+        return self.for_distributions([(distribution, slow)])[0]
 
-    def _plan_normalized(self, counts: Iterable[int]) -> list[IterationTime]:
+    def for_distributions(self, cases: Sequence[tuple[Distribution, SlowPeers]]) -> list[IterationTime]:
+        """The same for several cases, planned in parallel."""
+        return self._get([_stages_key(*case) for case in cases])
+
+    def prepare(self, counts: Iterable[int]) -> None:
+        """Make the plans that `normalized` needs for these numbers of failures, in parallel."""
+        self._plan_normalized(list(counts))
+
+    def _plan_normalized(self, counts: Sequence[int]) -> list[IterationTime]:
         while True:
             answers = [self._bisect(count) for count in counts]
             missing = {count for answer in answers if not isinstance(answer, IterationTime) for count in answer}
@@ -94,7 +107,10 @@ class IterationTimes:
         return best
 
     def _get(self, keys: list[str]) -> list[IterationTime]:
-        """The times of these keys: `count:N`, N failures where they hurt least, or `stages:0,1,..`, dead workers by stage."""
+        """The times of these keys: `count:N`, N failures where they hurt least, or `stages:0,1,..`, dead workers by stage.
+
+        After the dead workers of a stage the speeds of its slow ones may follow: `stages:0,1+0.6+0.8`.
+        """
         missing = [key for key in dict.fromkeys(keys) if key not in self._known]
         if missing:
             found = parallel_map(_plan, [(self.problem, key) for key in missing])
@@ -126,18 +142,41 @@ def _read(path: Path) -> dict[str, IterationTime]:
         return {}
 
 
+def _stages_key(distribution: Distribution, slow: SlowPeers) -> str:
+    speeds = slow or ((),) * len(distribution)
+    texts = (
+        "+".join([str(dead), *(f"{speed:g}" for speed in sorted(own))]) for dead, own in zip(distribution, speeds, strict=True)
+    )
+    return f"stages:{','.join(texts)}"
+
+
 def _plan(given: tuple[Problem, str]) -> IterationTime:
     problem, key = given
     kind, _, text = key.partition(":")
-    numbers = tuple(map(int, text.split(",")))
-    if kind == "count":
-        plan = solve_normalized(problem, numbers[0], "greedy", _TIME_LIMIT_S, EFFORT)[0]
+    if kind == "stages":
+        plan = solve(_problem_of(problem, text), "greedy", _TIME_LIMIT_S, EFFORT)
+    elif problem.shared_layers:
+        plan = min(_placed_plans(problem, int(text)), key=lambda plan: plan.period_us)
     else:
-        plan = solve(normalized_problem(problem, numbers), "greedy", _TIME_LIMIT_S, EFFORT)
+        plan = solve_normalized(problem, int(text), "greedy", _TIME_LIMIT_S, EFFORT)[0]
     work = 0
     for row in plan.rows:
         work += plan.busy_us(row)
     return IterationTime(plan.period_us, makespan_us(plan), work, plan.problem.cluster.num_failed)
+
+
+def _problem_of(problem: Problem, text: str) -> Problem:
+    """The problem with the dead and slow workers of a key: the last pipelines are dead, the first ones slow."""
+    parts = [part.split("+") for part in text.split(",")]
+    speeds = tuple((Worker(i, stage), float(one)) for stage, (_, *slow) in enumerate(parts) for i, one in enumerate(slow))
+    return replace(normalized_problem(problem, tuple(int(part[0]) for part in parts)), speeds=speeds)
+
+
+def _placed_plans(problem: Problem, num_failures: int) -> Iterator[Plan]:
+    """Plans with so many dead workers, placed by the load over shared layers, and by each stage alone."""
+    places = {spread_failures(problem, num_failures), most_promising_distribution(problem, num_failures)}
+    for place in sorted(places):
+        yield solve(normalized_problem(problem, place), "greedy", _TIME_LIMIT_S, EFFORT // len(places))
 
 
 def one_f_one_b_time(problem: Problem, folder: Path | None = None) -> IterationTime:

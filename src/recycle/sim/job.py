@@ -9,7 +9,9 @@ from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Profile
 from recycle.planner.profiles.catalog import GpuSpec, ModelSpec, parse_gpu, parse_model
 from recycle.planner.profiles.estimate import LayerCost, estimate, layer_costs
+from recycle.sim.model_layers import spread_layers
 
+COPIED_BYTES_PER_PARAMETER = 14  # bf16 weight, fp32 master weight and Adam's two moments; gradients are not copied
 BYTES_PER_PARAMETER = 18  # bf16 weight, fp32 gradient, fp32 master weight and Adam's two moments
 
 
@@ -38,12 +40,35 @@ class SimulatedJob:
         """The cost of each op if the model is cut into `num_stages` stages (default: those of the shape)."""
         return _profile(self.model, self.gpu, num_stages or self.shape.num_stages, self.tensor_parallel)
 
-    def problem(self, techniques: Techniques | None = None) -> Problem:
-        """The planning problem of the whole cluster, limited by the memory of its GPUs."""
-        profile = self.profile()
+    def profile_of(self, layers: tuple[int, ...]) -> Profile:
+        """The cost of each op if the stages have so many transformer layers."""
+        return _profile(self.model, self.gpu, len(layers), self.tensor_parallel, layers=layers)
+
+    @property
+    def base_layers(self) -> tuple[int, ...]:
+        """The number of transformer layers of each stage."""
+        return tuple(map(len, self.profile().layers))
+
+    @property
+    def layer_state_bytes(self) -> int:
+        """Parameters and optimizer state of one transformer layer on one GPU: what a copy of the layer sends."""
+        return round(self.layers[1].num_parameters * COPIED_BYTES_PER_PARAMETER)
+
+    def problem(self, techniques: Techniques | None = None, shared_layers: int = 0) -> Problem:
+        """The planning problem of the whole cluster, limited by the memory of its GPUs.
+
+        With shared layers, the boundaries of the stages lie where the work is divided most evenly.
+        """
+        if not shared_layers:
+            return self.problem_of(self.profile(), techniques)
+        layers = spread_layers(self.model, self.gpu, self.shape.num_stages, self.tensor_parallel)
+        return self.problem_of(self.profile_of(layers), techniques, shared_layers)
+
+    def problem_of(self, profile: Profile, techniques: Techniques | None = None, shared_layers: int = 0) -> Problem:
+        """The same with another profile of the model."""
         memory = Memory.bytes([self.gpu.memory_bytes] * self.shape.num_stages)
         try:
-            return Problem(Cluster(self.shape), profile, memory, techniques or Techniques())
+            return Problem(Cluster(self.shape), profile, memory, techniques or Techniques(), shared_layers=shared_layers)
         except MemoryTooSmall as problem:
             raise UserError(f"{self.model.name} does not fit on {self.gpu.name}: {problem}; take more stages or GPUs") from None
 

@@ -10,22 +10,43 @@ from typing import Any, Protocol
 
 from recycle.core.cluster import Shape, Worker
 
+Speeds = tuple[tuple[Worker, float], ...]
+"""Workers that are slower than usual, each with its speed: at 0.6 an op takes 1 / 0.6 of its time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The places of the cluster that hold a live node, and the number of spares: live nodes without a place."""
+    """The places of the cluster that hold a live node, and the number of spares: live nodes without a place.
+
+    `slow` are live workers that compute slowly, `slow_links` those whose link is slow.
+    """
 
     shape: Shape
     live: frozenset[Worker]
     num_spare: int = 0
+    slow: Speeds = ()
+    slow_links: Speeds = ()
 
     @property
     def num_live(self) -> int:
         return len(self.live) + self.num_spare
 
     @property
+    def capacity(self) -> float:
+        """The sum of the speeds of all live nodes, as if spares were at full speed."""
+        return self.num_live - sum(1 - speed for _, speed in self.slow)
+
+    @property
     def failed(self) -> frozenset[Worker]:
         return frozenset(self.shape.workers()) - self.live
+
+
+class ChangeKind(Enum):
+    """What changed: the members (and maybe speeds too), only speeds, or nothing: the review that a decision asked for."""
+
+    MEMBERS = "members"
+    SPEEDS = "speeds"
+    REVIEW = "review"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +57,7 @@ class MembershipChange:
     members: Members
     left: tuple[Worker, ...] = ()
     joined: tuple[Worker, ...] = ()
+    kind: ChangeKind = ChangeKind.MEMBERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +108,7 @@ class PolicyDecision:
     `keeps_unfinished`: the rest of earlier pauses follows the pauses of this decision; else this decision replaces them.
     `drops_samples`: the lost samples are never trained on, because the data moves on.
     `secures`: the change includes a checkpoint of all completed steps.
+    `review_us`: if nothing changes for so long, the system is asked again; 0 for never. So noticing takes time.
     """
 
     steady_state: SteadyState
@@ -96,6 +119,7 @@ class PolicyDecision:
     keeps_unfinished: bool = False
     drops_samples: bool = False
     secures: bool = False
+    review_us: int = 0
 
 
 class System(Protocol):

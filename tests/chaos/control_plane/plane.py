@@ -136,7 +136,7 @@ class ControlPlane(Workers):
 
     def __init__(self, random: Random, folder: Path) -> None:
         super().__init__(random.choice(SHAPES), folder, random)
-        self.is_moving = random.random() < 0.5
+        self.is_moving, self.are_unequal = random.random() < 0.5, random.random() < 0.3
         self.etcd = SimulatedEtcd(random, loses=random.choice([0.0, 0.0, 0.2])) if random.random() < 0.5 else None
         self.loses_folders, self.has_lost_record = random.random() < 0.5 and self.etcd is not None, False
         self.num_pids = self.num_folders = 0
@@ -206,7 +206,8 @@ class ControlPlane(Workers):
     def join(self) -> None:
         self.num_pids += 1
         preferred = self.random.choice([None, *self.shape.workers()]) if self.random.random() < 0.3 else None
-        self.workers.append(SimulatedWorker(self.num_pids, preferred))
+        speed = self.random.choice([1.0, 1.0, 0.6]) if self.are_unequal else 1.0
+        self.workers.append(SimulatedWorker(self.num_pids, preferred, speed=speed))
 
     def _pick(self, is_wanted: Callable[[SimulatedWorker], bool] = lambda worker: True) -> SimulatedWorker | None:
         found = [worker for worker in self.workers if is_wanted(worker)]

@@ -22,7 +22,20 @@ from recycle.cli.live.run_state import (
     state_after,
 )
 from recycle.core.cluster import Shape, Worker
-from recycle.core.events.record import Changed, Event, Joining, OpRan, Placed, Recovered, Saved, Spell, Stepped, Suspected, Warned
+from recycle.core.events.record import (
+    Changed,
+    Event,
+    Joining,
+    OpRan,
+    Placed,
+    Recovered,
+    Saved,
+    SpeedChanged,
+    Spell,
+    Stepped,
+    Suspected,
+    Warned,
+)
 from recycle.report.record.recovery_text import describe_parts
 from tests.recovery_records import JOINED, LEFT, recovery_record
 
@@ -319,3 +332,26 @@ def test_a_whole_run_is_followed_to_its_end() -> None:
     assert state.gone == ()
     assert set(state.places.values()) == {ALIVE}
     assert [one.joins for one in state.recoveries] == [False, True]
+
+
+def test_a_slow_worker_is_shown_with_its_speed_until_it_is_itself_again_or_gone() -> None:
+    slow = SpeedChanged(5, "W1_2", 0.6, 4)
+    text = lines(known(*steps(8), slow))
+    assert text[5].split()[2:] == ["●", "W1_0", "●", "W1_1", "●", "W1_2", "x0.6", "●", "W1_3"]
+    assert "12 of 12 workers alive; slow: W1_2 x0.6" in "\n".join(text)
+    for end in (SpeedChanged(9, "W1_2", 1.0, 7), Changed(9, "W1_2", False, 11)):
+        assert "x0.6" not in "\n".join(lines(known(*steps(8), slow, end)))
+
+
+def test_a_line_says_who_is_slow_and_since_when() -> None:
+    assert describe_change(SpeedChanged(5, "W1_2", 0.6, 4), {}) == "W1_2 is slow: 0.6 of its peers' speed, since step 5"
+    assert describe_change(SpeedChanged(5, "W1_2", 1.3, 4), {}) == "W1_2 is fast: 1.3 of its peers' speed, since step 5"
+    assert describe_change(SpeedChanged(5, "W1_2", 1.0, 4), {}) == "W1_2 runs at its peers' speed again, since step 5"
+
+
+def test_another_plan_for_the_same_workers_is_named_so() -> None:
+    changed = Recovered(5, 9, 2, (), True, "W1_2 at 0.6 of the speed of peers", 7, regroup_us=4)
+    sentence = describe_change(changed, {})
+    assert sentence is not None
+    assert sentence.startswith("recovered, from step 8 on: another plan (W1_2 at 0.6 of the speed of peers); ")
+    assert known(*steps(8), changed).places == known(*steps(8)).places

@@ -17,7 +17,7 @@ import pytest
 from recycle.cli.measuring.report import add_report_parser
 from recycle.cli.measuring.report_text import curve
 from recycle.core.errors import UserError
-from recycle.core.events.record import Event, Held, OpRan, Placed, Recovered, Spell, Started, Stepped
+from recycle.core.events.record import Event, Held, OpRan, Placed, Recovered, SpeedChanged, Spell, Started, Stepped
 from recycle.core.events.record_file import plan_file, write_record
 from recycle.core.plans.plan import Plan
 from recycle.sim.replay.replay import Conditions, replay
@@ -241,6 +241,20 @@ def test_a_run_with_recoveries_lists_them_below_where_the_time_went(folder: Path
     known = facts(capsys, "failed")
     assert [one["worker"] for one in known["recoveries"]] == ["W1_1", "W1_1"]
     assert known["run"]["failures"] == known["run"]["joins"] == 1
+
+
+def test_slow_workers_are_listed_with_their_speed_and_since_when(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = [SpeedChanged(5, "W1_1", 0.6, 2), SpeedChanged(9, "W1_1", 1.0, 9)]
+    save_run(Path("slow"), [*recovery_record(), *changes], {"steps": 14})
+    whole_plan().save(Path("slow") / "plan.json")
+    save_later(Path("slow"), {5: degraded_plan(), 9: whole_plan()})
+    out = printed(capsys, "slow")
+    assert "speeds     W1_1 is slow: 0.6 of its peers' speed, since step 3" in out
+    assert "           W1_1 runs at its peers' speed again, since step 10" in out
+    assert [(one["worker"], one["speed"], one["step"]) for one in facts(capsys, "slow")["speeds"]] == [
+        ("W1_1", 0.6, 3),
+        ("W1_1", 1.0, 10),
+    ]
 
 
 def without_lines(first: int, last: int, folder: Path) -> None:

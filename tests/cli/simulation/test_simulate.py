@@ -58,6 +58,7 @@ def test_the_command_of_the_documents_works(documented: dict[str, Any]) -> None:
         "fault_free",
         "hours",
         "failures",
+        "slowdowns",
         "seed",
         "systems",
     ]
@@ -447,3 +448,38 @@ def test_help_shows_the_systems_and_examples(capsys: pytest.CaptureFixture[str])
     text = capsys.readouterr().out
     assert all(name in text for name in SYSTEMS)
     assert "recycle simulate --model" in text.split("examples:")[1]
+
+
+def test_slow_workers_slow_down_the_systems_that_wait_for_them() -> None:
+    names = "recycle-rerouting,elaswave,fault-scaled"
+    quiet, slow = (facts(f"--systems {names} --hours 1 {more} --no-cache") for more in ("", "--slow 10m,5m,0.5"))
+    assert (quiet["slowdowns"], slow["slowdowns"] > 0) == (0, True)
+    kept = {name: slow["systems"][name]["goodput"] / quiet["systems"][name]["goodput"] for name in names.split(",")}
+    # A worker is slow for a third of the time, and most of the time one of six is.
+    assert kept["elaswave"] < kept["fault-scaled"] < 1
+    assert kept["recycle-rerouting"] < kept["fault-scaled"]
+
+
+def test_shared_layers_are_a_number_that_the_stages_have() -> None:
+    none, one = (facts(f"--systems recycle --hours 1 --shared-layers {num} --no-cache") for num in (0, 1))
+    # In a job as small as this one, nothing is gained by them, and reductions and steps take longer.
+    assert 0 < one["systems"]["recycle"]["goodput"] < none["systems"]["recycle"]["goodput"]
+    assert "but stage 0 has only 3" in refusal(f"simulate {JOB} --systems recycle --shared-layers 4 --no-cache")
+    assert "a whole number of layers from 0 on, or auto" in refusal(f"simulate {JOB} --systems recycle --shared-layers two")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("--slow often", "MTBF,TIME,SPEED such as 50h,10m,0.6, or published"),
+        ("--slow 50h,10m,7", "its speed is a number from 0.001 to 1"),
+        ("--drift 1h", "its speed is a number from 0.001 to 1"),
+    ],
+)
+def test_a_slowness_that_cannot_be_is_refused(options: str, problem: str) -> None:
+    assert problem in refusal(f"simulate {JOB} --systems ideal {options} --no-cache")
+
+
+def test_a_trace_says_itself_who_is_slow(folder: Path) -> None:
+    (folder / "trace.csv").write_text("0,add,W0_0\n# end 60000\n")
+    assert "a trace says itself who is slow when" in refusal(f"simulate {JOB} --trace trace.csv --drift 1h,0.9")

@@ -320,3 +320,21 @@ def test_help_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -
         main([*command.split(), "--help"])
     assert caught.value.code == 0
     assert f"recycle {command}" in capsys.readouterr().out.split("examples:")[1]
+
+
+def test_slow_nodes_are_made_counted_and_read_by_the_same_seed(folder: Path) -> None:
+    made = "trace make --kind none --pipelines 4 --stages 8 --slow published --slow-links published --days 2 --seed 3"
+    first = output_of(made)
+    assert first == output_of(made)
+    assert first.startswith("# recycle trace make --kind none --pipelines 4 --stages 8 --slow published --slow-links published")
+    trace = Trace.parse(first)
+    assert not trace.later
+    assert {slow.speed for slow in trace.slowdowns if slow.is_link} == {0.5}
+    (folder / "slow.csv").write_text(first)
+    facts = json.loads(output_of("trace show slow.csv --json"))
+    assert facts["num_slow"] == sum(not slow.is_link for slow in trace.slowdowns) > 0
+    assert f"{facts['num_slow_links']} times a link" in output_of("trace show slow.csv")
+
+
+def test_nobody_returns_where_nobody_leaves() -> None:
+    assert "with --kind none no node fails" in refusal("trace make --kind none --nodes 3 --rejoin 1h --hours 1")

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from recycle.cli.training.metrics_server import RunCollector, metrics_url, serve_metrics
 from recycle.core.errors import PortInUse, UserError
-from recycle.core.events.record import Event, Held, Spell, Stepped
+from recycle.core.events.record import Event, Held, SpeedChanged, Spell, Stepped
 from recycle.core.release import RELEASE
 from tests.report.record.test_live_facts import RUN
 
@@ -301,3 +301,10 @@ def test_pages_are_whole_while_events_come_in() -> None:
     steps = [float(body.partition("\nrecycle_step ")[2].partition("\n")[0] or 0) for body in seen]
     assert steps == sorted(steps)
     assert all(body.endswith("\n") for body in seen)
+
+
+def test_the_speed_of_a_slow_worker_is_a_metric() -> None:
+    collector = RunCollector()
+    collector.on_event(SpeedChanged(5, "W1_2", 0.6, 4))
+    (speed,) = [metric for metric in collector.collect() if metric.name == "recycle_worker_speed"]
+    assert [(sample.labels["worker"], sample.value) for sample in speed.samples] == [("W1_2", 0.6)]

@@ -16,7 +16,8 @@ SECOND = 1_000_000
         (PlanPeriods(150, 110), SECOND // 1000, 100, SECOND, PlanChange.KEEP),  # 27 ms are won, and a second is lost
         (PlanPeriods(150, 110), SECOND, 3, 0, PlanChange.KEEP),  # the change comes too late
         (PlanPeriods(1000, 500, 120), SECOND, 100, SECOND, PlanChange.LEAVE_OUT),
-        (PlanPeriods(1000, 500, 499), SECOND, 100, SECOND, PlanChange.REPLAN),
+        (PlanPeriods(1000, 500, 501, is_idle=True), SECOND, 100, SECOND, PlanChange.LEAVE_OUT),
+        (PlanPeriods(1000, 500, 501), SECOND, 100, SECOND, PlanChange.REPLAN),
         (PlanPeriods(100, 110, 100), SECOND, 100, SECOND, PlanChange.KEEP),
     ],
 )

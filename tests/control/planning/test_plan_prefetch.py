@@ -24,6 +24,7 @@ from recycle.core.op import Kind, MicroBatch, Op
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import NoWorkerLeft, PlanAssignment, PlanFolder, num_live_at, places_for
 from recycle.core.plans.rules import check
+from recycle.core.plans.steady_period import steady_period_us, with_speeds
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile
 from recycle.planner.live_planner import Planner
@@ -424,3 +425,33 @@ def test_a_planner_has_a_legal_plan_ready_for_every_single_failure() -> None:
             assignment = answer(prefetch, frozenset({worker}))
             assert check(assignment.plan) == []
             assert worker not in assignment.places.values()
+
+
+def test_plans_for_speeds_are_kept_by_their_speeds() -> None:
+    problem = recycle.problem(3, 2, 4, costs="10,13,9")
+    slow = ((Worker(1, 1), 0.5),)
+    with closing(PlanPrefetch(Planner(problem), PlanningProcess(warm_context()))) as prefetch:
+        equal = prefetch.request(frozenset(), ()).result(60).plan
+        for_slow = prefetch.request(frozenset(), slow).result(60).plan
+        assert (equal.problem.speeds, for_slow.problem.speeds) == ((), slow)
+        prefetch.prepare(frozenset(), problem.shape, slow)
+        after = prefetch.request(dead("W0_0"), slow).result(60).plan
+        assert after.problem.speeds == slow
+        present = with_speeds(equal, slow)
+        assert prefetch.compare([present, for_slow]).result(60) == [steady_period_us(present), steady_period_us(for_slow)]
+
+
+def test_plans_are_compared_although_the_planning_process_was_killed(source: Scripted) -> None:
+    plan = hand_made(frozenset())
+    with closing(warm_prefetch(source)) as prefetch:
+        answer(prefetch, frozenset())
+        for child in active_children():
+            if child.name == "plan prefetch":
+                child.kill()
+        assert prefetch.compare([plan]).result(60) == [steady_period_us(plan)]
+    assert prefetch.compare([plan]).cancelled()
+
+
+def test_a_source_that_knows_no_speeds_plans_as_if_all_were_equal(source: Scripted) -> None:
+    with closing(warm_prefetch(source)) as prefetch:
+        assert prefetch.request(frozenset(), ((Worker(0, 0), 0.5),)).result(60).plan == hand_made(frozenset())

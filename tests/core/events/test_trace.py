@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recycle.core.errors import FileProblem, UserError
-from recycle.core.events.trace import Change, Trace, live_counts
+from recycle.core.events.trace import Change, Slowdown, Trace, live_counts
 
 TEXT = """\
 # two nodes, one of which is away for a minute
@@ -158,3 +158,58 @@ def test_a_trace_longer_than_can_be_read_back_is_refused():
 def test_what_leaves_at_one_time_is_one_outage():
     trace = Trace.parse("0,add,a\n0,add,b\n0,add,c\n5,remove,a\n5,remove,b\n9,remove,c\n# end 20")
     assert (trace.num_failures, trace.num_outages) == (3, 2)
+
+
+SLOW_TEXT = """\
+0,add,W0_0
+0,add,W0_1
+5000,slow,W0_1,0.6,15000
+7000,slow-link,W0_0,0.25,9000
+60000,remove,W0_1
+# end 180000
+"""
+
+
+def test_slow_nodes_and_links_are_read_and_written():
+    trace = Trace.parse(SLOW_TEXT)
+    assert trace.slowdowns == (
+        Slowdown(5_000_000, 15_000_000, "W0_1", 0.6),
+        Slowdown(7_000_000, 9_000_000, "W0_0", 0.25, is_link=True),
+    )
+    assert trace.num_failures == 1
+    assert trace.dumps() == SLOW_TEXT
+    assert Trace.parse(trace.dumps()) == trace
+
+
+def test_a_trace_without_slow_nodes_is_written_as_before():
+    trace = Trace.parse(TEXT)
+    assert trace.slowdowns == ()
+    assert "slow" not in trace.dumps()
+
+
+def test_a_trace_that_is_cut_keeps_the_slowdowns_that_begin_before():
+    assert len(Trace.parse(SLOW_TEXT).until(6_000_000).slowdowns) == 1
+    assert Trace.parse("0,add,a\n5,slow,a,0.5,9").end_us == 9000
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("5000,slow,W0_1,fast,15000", "line 3 gives the speed 'fast'"),
+        ("5000,slow,W0_1,1.5,15000", "has the speed 1.5, but it is a number from 0.001 to 1"),
+        ("5000,slow,W0_1,0.5,5000", "slow from 5000 to 5000 ms: it ends after it begins"),
+        ("5000,slow,W7_7,0.5,6000", "'W7_7' is slow, but it is never added"),
+        ("5000,slow,W0_1,0.5", "a slowdown like 600000,slow,W1_2,0.6,1200000"),
+        ("900000,slow,W0_1,0.5,1000000", "after the end of the trace"),
+    ],
+)
+def test_a_slowdown_that_cannot_be_is_refused(line, problem):
+    with pytest.raises(UserError, match=re.escape(problem)):
+        Trace.parse(f"0,add,W0_0\n0,add,W0_1\n{line}\n# end 180000")
+
+
+def test_slowdowns_are_merged_in_order_of_time():
+    trace = Trace.parse(SLOW_TEXT).with_slowdowns([Slowdown(6_000_000, 8_000_000, "W0_0", 0.9)])
+    assert [slow.start_us // 1_000_000 for slow in trace.slowdowns] == [5, 6, 7]
+    with pytest.raises(UserError, match="sort the trace by time"):
+        Trace(trace.changes, trace.end_us, trace.slowdowns[::-1])

@@ -1,6 +1,7 @@
 """The load split against a linear program, and what whole cuts make of it."""
 
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from recycle.core.plans.op_costs import OpCosts
 from recycle.core.problem import Problem
 from recycle.planner.model.assignment import Assignment, speeds_of
 from recycle.planner.model.chain_cuts import assign
-from recycle.planner.model.load_split import WorkLine, least_time_us, split_points_us, work_line
+from recycle.planner.model.load_split import WorkLine, fits, split_points_us, work_line
 from recycle.planner.model.routing import balanced_routes, routes_by_speed
 
 
@@ -48,10 +49,20 @@ def by_linear_program(line: WorkLine) -> float:
     return float(linprog([0.0] * (num - 1) + [1.0], A_ub=rows, b_ub=limits, bounds=[*ranges, (0, None)]).fun)
 
 
-@settings(max_examples=60, deadline=None)
-@given(work_lines())
-def test_the_least_time_is_that_of_the_linear_program(line: WorkLine) -> None:
-    assert np.isclose(least_time_us(line), by_linear_program(line))
+def fits_by_linear_program(line: WorkLine, rooms: list[float]) -> bool:
+    """Whether the points of the inner boundaries can be chosen so that no stage has more than its room."""
+    steps = np.diff(np.eye(len(rooms) + 1), axis=0)  # the work of a stage, from the points of all boundaries
+    ranges = [(line.work_us[low], line.work_us[high]) for low, high in zip(line.lows, line.highs, strict=True)]
+    found = linprog(np.zeros(len(ranges)), np.concatenate([steps, -steps]), [*rooms, *[0.0] * len(rooms)], bounds=ranges)
+    return bool(found.status == 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(work_lines(), st.randoms(use_true_random=False), st.floats(0.7, 1.3))
+def test_work_fits_if_and_only_if_the_linear_program_has_a_solution(line: WorkLine, random: Random, factor: float) -> None:
+    share = line.work_us[-1] / len(line.speeds)
+    rooms = [round(share * factor * random.uniform(0.5, 1.5), 2) + 0.001 for _ in line.speeds]  # never equal to whole work
+    assert fits(line, rooms) == fits_by_linear_program(line, rooms)
 
 
 @settings(max_examples=60, deadline=None)
@@ -61,7 +72,7 @@ def test_the_taut_string_stays_in_its_intervals_and_needs_the_least_time(line: W
     for at, point in enumerate(points):
         assert line.work_us[line.lows[at]] - 1e-6 <= point <= line.work_us[line.highs[at]] + 1e-6
     times = np.diff(points) / line.speeds + line.lost_us
-    assert np.isclose(times.max(), least_time_us(line))
+    assert np.isclose(times.max(), by_linear_program(line))
 
 
 def cut_problem(fail: str = "", shared: int = 2, speeds: str = "") -> Problem:
@@ -70,7 +81,9 @@ def cut_problem(fail: str = "", shared: int = 2, speeds: str = "") -> Problem:
 
 def test_one_dead_worker_costs_every_stage_the_same() -> None:
     problem = cut_problem("W1_2")
-    assert round(least_time_us(work_line(problem)) * 31) == 32 * 32 * 320  # the work of a worker times the workers, over the live
+    line, least_us = work_line(problem), 32 * 32 * 320 / 31  # the work of a worker times the workers, over the live
+    assert fits(line, [speed * least_us for speed in line.speeds])
+    assert not fits(line, [speed * (least_us - 1) for speed in line.speeds])
     loads = assign(problem).loads_us(problem)
     live = loads[speeds_of(problem) > 0]
     assert live.max() < 1.01 * live.mean()

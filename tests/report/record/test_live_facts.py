@@ -2,7 +2,20 @@
 
 from functools import reduce
 
-from recycle.core.events.record import Changed, Event, Held, OpRan, Placed, Recovered, Saved, Spell, Started, Stepped, Warned
+from recycle.core.events.record import (
+    Changed,
+    Event,
+    Held,
+    OpRan,
+    Placed,
+    Recovered,
+    Saved,
+    SpeedChanged,
+    Spell,
+    Started,
+    Stepped,
+    Warned,
+)
 from recycle.report.record.live_facts import RunFacts, facts_after
 
 SECOND = 1_000_000
@@ -49,6 +62,13 @@ def test_a_recovery_says_who_is_up() -> None:
     loading = Placed(2, "W0_1", "node2", 8)
     assert after([lost, loading]).is_up == {"W0_1": False, "W1_2": True}
     assert after([lost, joined]).is_up == {"W0_1": True, "W1_2": True}
+
+
+def test_the_speed_of_a_worker_is_known_until_it_is_gone() -> None:
+    slow = SpeedChanged(5, "W1_2", 0.6, 4)
+    assert after([slow]).speeds == {"W1_2": 0.6}
+    assert after([slow, SpeedChanged(9, "W1_2", 0.3, 7)]).speeds == {"W1_2": 0.3}
+    assert after([slow, Changed(9, "W1_2", False, 11)]).speeds == {}
 
 
 def test_a_number_that_no_event_contains_is_not_known() -> None:

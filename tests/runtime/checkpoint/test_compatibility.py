@@ -114,8 +114,8 @@ def test_a_job_that_computes_the_same_goes_on(old: Mapping[str, Any], new: Mappi
             earlier(describe(*BASE)),
             describe((2, 1, 6), linears()),
             (
-                "has 2 stages, but this job has 1, and is of an earlier release and does not say which layers they have: resume "
-                "with 2 stages, and its next checkpoint can be resumed with 1"
+                "has 2 stages, but this job has 1, and the checkpoint is of an earlier release, which does not say "
+                "what layers its stages have: resume with 2 stages, and its next checkpoint can be resumed with 1"
             ),
         ),
         (

@@ -35,7 +35,7 @@ def test_layers_are_numbered_through_all_stages_and_tensors_keep_their_names_in_
 
 
 @pytest.mark.parametrize("sizes", [[4], [2, 2], [1, 1, 2], [1, 1, 1, 1]])
-def test_a_tied_model_has_the_same_places_ties_and_names_in_every_shape(sizes: list[int]) -> None:
+def test_a_tied_model_has_the_same_tensors_ties_and_names_in_every_shape(sizes: list[int]) -> None:
     (whole,), found = gpt_stages(CONFIG, 1, 0), find_layer_names(gpt_stages(CONFIG, len(sizes), 0, layers=sizes))
     assert found.ties == (((0, "0.tokens.weight"), (3, "2.weight")),)
     assert found.sources().keys() == find_layer_names([whole]).sources().keys()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recycle.core.errors import FileProblem, ForeignRun
 from recycle.models.gpt import GptConfig, gpt_stages
-from recycle.runtime.checkpoint.layer_names import find_layer_names, places_in
+from recycle.runtime.checkpoint.layer_names import find_layer_names, layer_tensors_in
 from recycle.runtime.checkpoint.layer_state import joined_snapshot, without_guests
 from recycle.runtime.checkpoint.state import Snapshot, put_back, take_snapshot
 from recycle.runtime.compute.elastic_stage import elastic_stages, own_module
@@ -93,7 +93,7 @@ def joined(files: dict[int, Snapshot], old: Sequence[nn.Module], stages: Sequenc
     module, optimizer = stepped(copied_stage(stages, number), make, 0)
     known = find_layer_names(old).sources()
     own_layers = find_layer_names([own_module(stage) for stage in stages]).ranges[number]
-    sources = {name: known[place] for name, place in places_in(module, own_layers).items()}
+    sources = {name: known[tensor] for name, tensor in layer_tensors_in(module, own_layers).items()}
     put_back(joined_snapshot(files, sources, module, optimizer), module, optimizer)
     return take_snapshot(module, optimizer)
 

@@ -346,6 +346,11 @@ def test_a_stages_file_that_is_sent_to_a_worker_must_have_the_digest_of_the_mani
         refuse(name, hashlib.sha256((run.checkpoint_folder / name).read_bytes()).hexdigest())
         with pytest.raises(FileProblem, match="does not have the bytes that were written"):
             refuse(name, hashlib.sha256(b"something else").hexdigest())
+        refuse("step-00000001/manifest.json", "a digest of which the manifest has none")
+        manifest = run.checkpoint_folder / "step-00000001" / "manifest.json"
+        manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 1'))
+        with pytest.raises(FileProblem, match="does not have the text that was written"):
+            refuse("step-00000001/manifest.json", "a digest of which the manifest has none")
 
 
 # What a coordinator that takes over keeps.
@@ -483,6 +488,8 @@ def test_a_worker_may_store_an_attempt_at_an_unfinished_checkpoint_and_read_a_st
     whole = f"{step_folder(num_steps)}/{stage_file(stage)}"
     assert [is_of_a_checkpoint(UploadFile(name, 10)) for name in (attempt, whole)] == [True, False]
     assert [is_of_a_checkpoint(DownloadFile(name)) for name in (attempt, whole)] == [False, True]
+    assert is_of_a_checkpoint(DownloadFile(f"{step_folder(num_steps)}/manifest.json"))
+    assert not is_of_a_checkpoint(UploadFile(f"{step_folder(num_steps)}/manifest.json", 10))
     assert not is_of_a_checkpoint(FileContent(10))
 
 
@@ -492,7 +499,7 @@ def test_a_worker_may_store_an_attempt_at_an_unfinished_checkpoint_and_read_a_st
         "",
         "config.toml",
         "step-00000001",
-        "step-00000001/manifest.json",
+        "step-00000001/manifest.json.partial",
         "step-00000001.partial/manifest.json",
         "step-00000001.partial/stage-0.safetensors",
         "step-00000001/stage-0.0123abcd.safetensors",

@@ -118,3 +118,18 @@ def test_a_step_ahead_is_taken_back_when_the_worker_is_stopped():
     assert digest(module) == before
     state.resume_at(0, None, lambda *applied: None)
     assert state.num_steps == 0
+
+
+def test_a_worker_with_one_op_after_its_warm_up_sums_in_the_order_of_its_peers():
+    """A slow worker has a forward pass, its warm-up, and a backward pass: buckets must not come before its guests' sums."""
+    torch.manual_seed(11)
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU()) for _ in range(6)]
+    problem = recycle.problem(3, 2, 4, costs=(9000, 9000, 100), layers=6, shared_layers=1, speeds="W1_1=0.29")
+    plan = recycle.solve(problem, "greedy", effort=10_000)
+    assert min(len(row) for row in plan.rows) == 2
+    cut = recycle.cut(nn.Sequential(*layers), [3])
+    found = train_in_threads(Job(plan, cut, Numbers(), loss, adamw, STEPS, options=TrainOptions(SEED, True)))
+    reference = ReferenceExecutor(plan, elastic_stages(cut, 1), Numbers(), loss, adamw, seed=SEED, is_exact=True)
+    for step in range(STEPS):
+        reference.iterate(step)
+    assert found == [digest(reference.workers[row.worker].stage.module) for row in plan.rows]

@@ -6,12 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from recycle.control.decide.messages import SAVE, SET_UP, StartEpoch
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import FileProblem
 from recycle.runtime.checkpoint.files import read_checkpoint, stage_file, step_folder
 from recycle.runtime.checkpoint.folder import CheckpointFolder
+from recycle.runtime.checkpoint.layer_names import find_layer_names
 from recycle.runtime.checkpoint.resume import load_stage
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageWriter
 from recycle.runtime.compute.optimizer_step import StepVerdict
@@ -21,7 +23,7 @@ from recycle.runtime.transport.specs import GroupView, TransportBroken
 from recycle.runtime.worker.local_stage import CannotLoad, LocalStage
 from recycle.runtime.worker.worker_reports import WorkerWarned
 from recycle.runtime.worker.worker_spec import WorkerSpec
-from tests.runtime.checkpoint.saved_stages import FINGERPRINT, held, names_in, save_all, small_stage
+from tests.runtime.checkpoint.saved_stages import FINGERPRINT, bits, decided_by, held, names_in, report_of, save_all, small_stage
 from tests.runtime.jobs import Numbers, adamw
 
 pytestmark = pytest.mark.timeout(60)
@@ -98,6 +100,38 @@ def test_a_stage_is_loaded_as_it_comes_and_nothing_is_written_here(tmp_path, sav
     assert held(stage.state.stage.module, stage.state.stepper.optimizer) == held(module, optimizer)
     assert stage.progress().num_steps == 5
     assert not (tmp_path / "own").exists()
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_a_stage_of_another_shape_is_loaded_from_the_files_that_have_its_layers(tmp_path, is_sent):
+    stages = [small_stage(number) for number in range(3)]
+    layers = find_layer_names([module for module, _ in stages])
+    checkpoints = CheckpointFolder(tmp_path / "saved", 3, 1, {"layers": layers.to_json()})
+    for number, (module, optimizer) in enumerate(stages):
+        decided_by(checkpoints, report_of(tmp_path / "saved", number, 5, module, optimizer))
+    whole = nn.Sequential(*(layer for module, _ in stages for layer in module))
+    coordinator = Coordinator(tmp_path / "saved") if is_sent else None
+    spec = WorkerSpec(
+        Shape(2, 1, 1),
+        lambda stage: nn.Sequential(*(layer for number in range(7, 10) for layer in small_stage(number)[0])),
+        {},
+        (),
+        Numbers(),
+        None,
+        partial(torch.optim.AdamW, lr=0.01),
+        9,
+        TrainOptions(),
+        tmp_path / ("own" if is_sent else "saved"),
+        coordinator,
+        layers=find_layer_names([whole]),
+    )
+    stage = LocalStage(spec, OWN, Control(), lambda iteration: None)
+    load(stage)
+    found, optimizer = stage.state.stage.module, stage.state.stepper.optimizer
+    assert bits(dict(found.state_dict())) == bits(dict(whole.state_dict()))
+    for index, (module, trained) in enumerate(stages):
+        for new, old in zip(found[2 * index].parameters(), module[0].parameters(), strict=True):
+            assert bits(optimizer.state[new]) == bits(trained.state[old])
 
 
 def test_a_stage_that_cannot_be_loaded_ends_the_epoch_and_not_the_worker_until_the_third_time(tmp_path, saved):

@@ -46,7 +46,8 @@ class Steps:
         self.process = _WorkerProcess(Endpoint("127.0.0.1", 1, ""), "W1_0", lambda about: None, (), lambda sentence: None)
         self.control = self.process._control
         self.control.link_address = lambda: "127.0.0.1:1"
-        self.process._spec = SimpleNamespace(num_steps=9, shape=Shape(2, 2, 2), ties=(), options=SimpleNamespace(device="cpu"))
+        options = SimpleNamespace(device="cpu")
+        self.process._spec = SimpleNamespace(num_steps=9, shape=Shape(2, 2, 2), ties=(), options=options, layers=None)
         self.process._injector = SimpleNamespace(on_recovery=self.see("recovery"), on_progress=None, on_transfer=self.see("copy"))
         module = nn.Linear(2, 2)
         held = SimpleNamespace(module=module, parameters=module.parameters)
@@ -72,7 +73,7 @@ class Steps:
             "meet": self.see("meet"),
             "connect": self.see("connect", (transport, TransportChoice("gloo"))),
             "make_trainer": lambda *_: trainer,
-            "digest": self.see("digest", ""),
+            "stage_digest": self.see("stage_digest", ""),
         }.items():
             monkeypatch.setattr(worker, name, fake)
 
@@ -101,7 +102,7 @@ def test_a_worker_says_that_it_sets_up_an_epoch_and_that_it_finishes_until_that_
         ("transfer", SET_UP, ""),
         ("train", SET_UP, ""),  # its ops say the rest
         ("finish", FINISH, ""),
-        ("digest", FINISH, ""),
+        ("stage_digest", FINISH, ""),
     ]
     assert steps.control.activity.now == Doing()
 

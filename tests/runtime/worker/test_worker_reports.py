@@ -98,7 +98,8 @@ def test_a_text_that_is_no_utf_8_survives_the_wire():
 
 def test_a_report_is_plain_json():
     ran = columns_of([Span("0F0@1", 10, 20), Span("1F1@1", 22, 25), Span("0F2@1", 25, 26, True), Span("reduce", 30, 40)])
-    report = IterationApplied(Worker(1, 0), 2, {3: 0.5}, ran, StepVerdict(2.0, 0.25))
+    report = IterationApplied(Worker(1, 0), 2, {3: 0.5}, ran, StepVerdict(2.0, 0.25), pace={"F": (2, 7)})
+    assert received(report) == report
     assert json.loads(json.dumps(report_to_json(report))) == {
         "type": "iteration_applied",
         "worker": "W1_0",
@@ -107,6 +108,7 @@ def test_a_report_is_plain_json():
         "ran": [10, 40, 24, 2, 13, 10, 10, 25, True, ran.text],
         "verdict": [2.0, 0.25],
         "checksum": "",
+        "pace": {"F": [2, 7]},
     }
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from recycle.core.cluster import Shape
 from recycle.sim import iteration_times as timings
-from recycle.sim.reproduce import ablation, scale
+from recycle.sim.reproduce import ablation, fail_slow, scale
 from recycle.sim.reproduce import planning_time as planner
 from recycle.sim.reproduce import throughput_table as table
 from recycle.sim.reproduce.published_numbers import PublishedRow
@@ -29,7 +29,11 @@ def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "NUM_MICROBATCHES", 8)
     monkeypatch.setattr(table, "NUM_SEEDS", 2)
     monkeypatch.setattr(ablation, "MOST_FAILURES", 2)
-    monkeypatch.setattr(scale, "CLUSTERS", (scale.ScaleCluster("gpt3-medium", 64, 32, ((2, 4), (4, 2))),))
+    for module in (scale, fail_slow):
+        monkeypatch.setattr(module, "CLUSTERS", (scale.ScaleCluster("gpt3-medium", 64, 32, ((2, 4), (4, 2))),))
+    monkeypatch.setattr(fail_slow, "DAYS", ((0, 0),))
+    monkeypatch.setattr(fail_slow, "HOURS", 2)
+    monkeypatch.setattr(fail_slow, "NUM_DRAWS", 1)
     monkeypatch.setattr(scale, "NUM_SEEDS", 3)
     monkeypatch.setattr(scale, "MONTH_MODEL", "gpt3-medium")
     monkeypatch.setattr(scale, "MONTH_SHAPE", Shape(2, 4, 4))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recycle.sim.reproduce import ablation, scale
+from recycle.sim.reproduce import ablation, fail_slow, scale
 from recycle.sim.reproduce import planning_time as planner
 from recycle.sim.reproduce import throughput_table as table
 from recycle.sim.reproduce.published_numbers import INTERVALS_H, TABLE
@@ -128,18 +128,21 @@ def test_the_ablation_has_a_row_for_every_technique(small, tmp_path):
 
 def test_scale_compares_steady_throughput_and_a_month(small, tmp_path):
     result = scale.run_scale(tmp_path)
-    steady, month = result.tables
+    steady, ratios, month = result.tables
     assert is_rectangular(steady)
+    assert is_rectangular(ratios)
     assert is_rectangular(month)
-    assert steady.rows[0] == ["cluster", "micro-batches", "dead", "fault-scaled", "recycle", "oobleck", "replica-drop"]
-    assert [row[:3] for row in steady.rows[1:4]] == [
-        ["gpt3-medium, 64 GPUs, 2 x 4", "4", "1%"],
-        ["gpt3-medium, 64 GPUs, 2 x 4", "4", "5%"],
-        ["gpt3-medium, 64 GPUs, 2 x 4", "4", "10%"],
+    head = list(steady.rows[0])
+    assert head == ["cluster", "micro-batches", "shared layers", "dead", *scale.STEADY, scale.ONE_GPU_LOST]
+    assert [(row[0], row[1], row[3]) for row in steady.rows[1:4]] == [
+        ("gpt3-medium, 64 GPUs, 2 x 4", "4", "1%"),
+        ("gpt3-medium, 64 GPUs, 2 x 4", "4", "5%"),
+        ("gpt3-medium, 64 GPUs, 2 x 4", "4", "10%"),
     ]
     # Every share is rounded up to one dead of eight workers; of two pipelines replica drop loses one, of four as well.
-    assert [row[3] for row in steady.rows[1:]] == ["0.875"] * 6
-    assert [row[6] for row in steady.rows[1:]] == ["0.500"] * 3 + ["0.750"] * 3
+    columns = {name: [row[head.index(name)] for row in steady.rows[1:]] for name in ("fault-scaled", "replica-drop")}
+    assert columns == {"fault-scaled": ["0.875"] * 6, "replica-drop": ["0.500"] * 3 + ["0.750"] * 3}
+    assert [row[0] for row in ratios.rows[1:]] == list(scale.PUBLISHED_RATIOS)
     assert [row[0] for row in month.rows[1:]] == list(SYSTEMS)
     assert list(result.facts["month"]) == list(SYSTEMS)
     assert max(result.facts["month"].values()) == result.facts["month"]["ideal"]
@@ -152,6 +155,20 @@ def test_dead_workers_are_drawn_at_random_but_the_same_for_all(small):
     assert all(len(members.failed) == 3 for members in draws)
     assert len({members.failed for members in draws}) > 1
     assert scale._draws(shape, 3, 10) == draws
+
+
+def test_slow_workers_are_compared_steadily_and_over_a_day(small, tmp_path):
+    result = fail_slow.run_fail_slow(tmp_path)
+    steady, day = result.tables
+    assert is_rectangular(steady)
+    assert is_rectangular(day)
+    assert [row[:2] for row in steady.rows[1:3]] == [["gpt3-medium, 2 x 4", "1%"], ["gpt3-medium, 2 x 4", "5%"]]
+    # One of eight workers at 60 %: the yardstick has 7.6 of 8.
+    assert {row[2] for row in steady.rows[1:]} == {"0.950"}
+    assert [row[0] for row in day.rows[1:]] == [f"gpt3-medium, 2 x 4: {kind}" for kind in fail_slow.KINDS]
+    # Systems that wait have the slowest worker's time: less than the yardstick.
+    facts = result.facts["gpt3-medium, 4 x 2"]
+    assert max(facts["elaswave"]) < facts["fault-scaled"][0]
 
 
 def test_the_planner_is_timed_over_a_whole_library(small):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recycle.core.cluster import Shape
 from recycle.core.events.record import Changed, Spell
-from recycle.core.events.trace import Change, Trace
+from recycle.core.events.trace import Change, Slowdown, Trace
 from recycle.report.record.metrics import measure
 from recycle.sim import iteration_times as timings
 from recycle.sim.campaign.trace_simulation import simulate_trace
@@ -127,6 +127,31 @@ def test_nobody_is_faster_than_the_ideal(system, name, campaign):
     assert samples(run(system, campaign, name)) <= samples(run(system, campaign, "ideal")) + num_steps * step_of(campaign[0])
 
 
+@st.composite
+def slow_campaigns(draw):
+    """The same with up to three slow workers or links."""
+    shape, constants, trace = draw(campaigns())
+    nodes, end_ms = sorted({change.node for change in trace.changes}), trace.end_us // 1000
+    found = []
+    for _ in range(draw(st.integers(1, 3))):
+        start_ms = draw(st.integers(0, end_ms))
+        end = (start_ms + draw(st.integers(1, 300_000))) * 1000
+        found.append(Slowdown(start_ms * 1000, end, draw(st.sampled_from(nodes)), 0.5, draw(st.booleans())))
+    return shape, constants, trace.with_slowdowns(found)
+
+
+@pytest.mark.parametrize("name", [name for name in SYSTEMS if name not in ("ideal", "checkpoint-restart-spare")])
+@settings(deadline=None, max_examples=15)
+@given(slow_campaigns())
+def test_slow_workers_break_no_account_and_make_nobody_faster_than_the_ideal(system, name, campaign):
+    record, trace = run(system, campaign, name), campaign[2]
+    found = [event for event in record if isinstance(event, Spell)]
+    assert [found[0].start_us, found[-1].end_us] == [0, trace.end_us]
+    assert all(before.end_us == after.start_us for before, after in pairwise(found))
+    num_steps = 1 + len(trace.later) + 2 * len(trace.slowdowns)  # a step in flight ends as it began
+    assert samples(record) <= samples(run(system, campaign, "ideal")) + num_steps * step_of(campaign[0])
+
+
 @settings(deadline=None, max_examples=60)
 @given(campaigns())
 def test_a_job_with_endless_spares_is_not_faster_than_the_ideal_that_nobody_leaves(system, campaign):
@@ -185,7 +210,7 @@ def test_a_job_whose_nodes_come_late_waits_for_them(system, name):
     found = measure(simulate_trace(system(name, shape, "default"), trace, shape, DEFAULT.ready_us))
     assert found.samples > 0
     # Three stages on one node do not fit most systems: these are down for 60 s, and 45 s until the others can be used.
-    alone = {"oobleck", "varuna", "checkpoint-restart-spare", "fault-scaled", "ideal"}
+    alone = {"elaswave", "resihp", "odyssey", "oobleck", "varuna", "checkpoint-restart-spare", "fault-scaled", "ideal"}
     assert found.down_us == (0 if name in alone else 105 * SECOND)
 
 

@@ -12,6 +12,7 @@ from recycle.core.files import refuse_unwritable, write_bytes, write_text
 from recycle.report.record.tables import document
 from recycle.sim.reproduce.ablation import run_ablation
 from recycle.sim.reproduce.experiment_result import ExperimentResult
+from recycle.sim.reproduce.fail_slow import run_fail_slow
 from recycle.sim.reproduce.planning_time import run_planning_time
 from recycle.sim.reproduce.scale import run_scale
 from recycle.sim.reproduce.throughput_table import run_throughput_table
@@ -21,6 +22,7 @@ experiments:
   table     throughput on 32 GPUs with a failure every 6 h, 2 h, 30 min: Bamboo, Oobleck, ReCycle
   ablation  what each technique is worth, for 1 to 4 dead workers
   scale     models of 18 to 146 billion parameters on 256 to 1,536 GPUs; a month on 16,384
+  slow      slow workers, slow links and drift on the same clusters
   planner   how long a plan library for 2,048 GPUs takes
 
 examples:
@@ -32,6 +34,7 @@ _EXPERIMENTS: dict[str, Callable[[Path | None, Tick], ExperimentResult]] = {
     "table": run_throughput_table,
     "ablation": lambda folder, tick: run_ablation(folder),
     "scale": lambda folder, tick: run_scale(folder),
+    "slow": lambda folder, tick: run_fail_slow(folder),
     "planner": lambda folder, tick: run_planning_time(tick),
 }
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from recycle.cli import arguments
+from recycle.cli.simulation.slow_options import SLOW_OPTIONS, add_slow_options, read_slowdowns
 from recycle.cli.terminal import progress_bar
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
@@ -35,6 +36,9 @@ examples:
   your own trace (milliseconds,add|remove,node), and another pause for one system
     recycle simulate --model 145.6b --gpu h100 --tensor-parallel 8 --pipelines 12 --stages 16 --microbatches 64 \\
       --trace trace.csv --set oobleck.reconfigure=57s --json
+  elastic cuts beside re-routing and whole layers that move, while workers and links are slow as often as published
+    recycle simulate --model gpt3-6.7b --gpu a100-80 --pipelines 4 --stages 8 --microbatches 32 --slow published \\
+      --slow-links published --systems recycle,recycle-rerouting,elaswave,resihp,odyssey --hours 24
   nobody fails, and the fault-free job is as fast as a measured one
     recycle simulate --model gpt3-6.7b --gpu a100-80 --pipelines 4 --stages 8 --microbatches 32 --fault-free 5.33"""
 
@@ -48,12 +52,15 @@ def add_simulate_parser(subparsers: arguments.Subparsers) -> None:
     job.add_argument("--gpu", required=True, help="a GPU by name or by its numbers")
     arguments.add_shape_options(job)
     job.add_argument("--tensor-parallel", type=int, default=1, metavar="T", help="GPUs of a worker (default: 1)")
+    shared = "layers that neighbouring stages of ReCycle share, for elastic cuts (default: auto, the best of 0 to 2)"
+    job.add_argument("--shared-layers", default="auto", metavar="K", help=shared)
     parser.add_argument("--systems", default="all", metavar="LIST", help="which systems, separated by commas (default: all)")
     changes = parser.add_argument_group("failures")
     changes.add_argument("--interval", metavar="TIME", help="one worker at random fails every so often: 30m, 2h")
     changes.add_argument("--mtbf", metavar="TIME", help="or each worker fails at random, once in so long on average: 90d")
     changes.add_argument("--rejoin", metavar="TIME", help="a failed worker comes back after so long (default: never)")
     arguments.add_file_options(changes, trace="or a trace, as 'recycle trace make' writes it")
+    add_slow_options(changes)
     changes.add_argument("--hours", type=float, metavar="H", help="how long (default: 6, or as long as the trace)")
     changes.add_argument("--seed", type=int, default=1, help="which workers fail (default: 1)")
     assumptions = parser.add_argument_group("assumptions")
@@ -98,7 +105,7 @@ def make_context(args: argparse.Namespace) -> SystemContext:
     constants = Constants.for_model(job.model.num_parameters)
     if args.constants:
         constants = constants.with_file(args.constants)
-    context = SystemContext(job, constants.with_values(args.set), cache_folder(args))
+    context = SystemContext(job, constants.with_values(args.set), cache_folder(args), shared_layers=_shared_layers(args, job))
     wanted = args.fault_free
     if wanted is None:
         return context
@@ -110,6 +117,16 @@ def make_context(args: argparse.Namespace) -> SystemContext:
     if estimated / wanted > 1e6 or abs(fault_free_throughput(scaled) / wanted - 1) > 0.01:
         raise UserError(f"--fault-free is {wanted:g}, but the estimate is {estimated:.4g} samples a second: that cannot be meant")
     return scaled
+
+
+def _shared_layers(args: argparse.Namespace, job: SimulatedJob) -> int | None:
+    text = args.shared_layers.strip()
+    if text == "auto":
+        return None
+    if not text.isdecimal() or len(text) > 9:
+        raise UserError(f"--shared-layers is {text!r}, but it is a whole number of layers from 0 on, or auto")
+    job.problem(shared_layers=int(text))  # refuses more layers than a stage has, or than fit in the memory
+    return int(text)
 
 
 def fault_free_throughput(context: SystemContext) -> float:
@@ -134,10 +151,16 @@ def _trace(args: argparse.Namespace, job: SimulatedJob) -> Trace:
     if args.trace:
         if args.rejoin is not None:
             raise UserError("a trace says itself who returns when: leave --rejoin out")
+        if any(getattr(args, option) is not None for option in SLOW_OPTIONS):
+            raise UserError("a trace says itself who is slow when: leave --slow, --slow-links and --drift out")
         trace = Trace.load(args.trace)
         return trace if args.hours is None else trace.until(round(args.hours * 3.6e9))
     end_us = round((6 if args.hours is None else args.hours) * 3.6e9)
     nodes = failure_traces.worker_names(job.shape.num_pipelines, job.shape.num_stages)
+    return _failures(args, nodes, end_us).with_slowdowns(read_slowdowns(args, nodes, end_us))
+
+
+def _failures(args: argparse.Namespace, nodes: tuple[str, ...], end_us: int) -> Trace:
     rejoin_us = parse_duration_us(args.rejoin) if args.rejoin is not None else None
     if args.mtbf is not None:
         return failure_traces.poisson_trace(nodes, parse_duration_us(args.mtbf), end_us, args.seed, rejoin_us)
@@ -177,6 +200,7 @@ def _json(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_
         "fault_free": round(fault_free, 6),
         "hours": trace.end_us / 3.6e9,
         "failures": trace.num_failures,
+        "slowdowns": len(trace.slowdowns),
         "seed": None if args.trace else args.seed,
         "systems": {name: {**run.to_json(), "goodput": round(run.goodput(fault_free), 6)} for name, run in metrics.items()},
     }
@@ -186,6 +210,8 @@ def _json(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_
 def _text(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
     num_joins = len(trace.later) - trace.num_failures
     counts = f"{format_duration(trace.end_us)}, failures: {trace.num_failures}, joins: {num_joins}"
+    if trace.slowdowns:
+        counts += f", slow: {len(trace.slowdowns)}"
     lines = [
         _title(context.job),
         f"{counts}; fault-free 1F1B {fault_free:.4g} samples/s, {context.job.samples_per_step} samples a step",

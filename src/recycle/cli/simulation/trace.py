@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle.cli.arguments import Subparsers, add_command, add_file_options, add_width_option
+from recycle.cli.simulation.slow_options import SLOW_OPTIONS, add_slow_options, read_slowdowns
 from recycle.cli.terminal import Terminal, chosen_width, print_lines
 from recycle.core.errors import UserError
 from recycle.core.events.trace import Trace, live_counts
@@ -16,15 +17,23 @@ from recycle.core.units import format_duration, parse_duration_us, parse_share_o
 from recycle.report.figures.trace_chart import draw_strip, draw_trace_png
 from recycle.sim import failure_traces
 
-_OPTIONS_OF_KIND = {"every": ("interval",), "poisson": ("mtbf",), "bursts": ("interval", "burst"), "racks": ("mtbf", "rack")}
+_OPTIONS_OF_KIND = {
+    "none": (),
+    "every": ("interval",),
+    "poisson": ("mtbf",),
+    "bursts": ("interval", "burst"),
+    "racks": ("mtbf", "rack"),
+}
 _EXAMPLE_OF_OPTION = {"interval": "30m", "mtbf": "30d", "burst": "25%", "rack": "4"}
 _EXAMPLES = """\
 examples:
   recycle trace make --kind every --pipelines 4 --stages 8 --interval 30m --hours 6 --out trace.csv
   recycle trace show trace.csv"""
 _MAKE_DESCRIPTION = """\
-Make a trace: a line 'milliseconds,add|remove,node' for each node that joins or leaves.
+Make a trace: a line 'milliseconds,add|remove,node' for each node that joins or leaves, and a line
+'milliseconds,slow|slow-link,node,speed,milliseconds' for each time in which a node or its link is slow.
 
+  none     no node leaves; for traces of slow nodes
   every    one random node leaves each --interval
   poisson  each node leaves after a random time, --mtbf on average
   bursts   like spot instances: up to --burst nodes leave together, each --interval on average; with --rejoin they
@@ -42,6 +51,8 @@ examples:
     recycle trace make --kind poisson --nodes 32 --mtbf 30d --rejoin 4h --days 60 --seed 7 --out trace.csv
   spot instances, shown without a file
     recycle trace make --kind bursts --nodes 64 --interval 1h --burst 25% --rejoin 10m --days 1 | recycle trace show /dev/stdin
+  nobody fails, but workers and links are slow as often as published
+    recycle trace make --kind none --pipelines 4 --stages 8 --slow published --slow-links published --days 1 --out slow.csv
   racks of 8 that lose power once in a year
     recycle trace make --kind racks --nodes 128 --rack 8 --mtbf 365d --rejoin 6h --days 90 --out trace.csv"""
 _SHOW_EXAMPLES = """\
@@ -74,6 +85,7 @@ def _add_make_parser(actions: Subparsers) -> None:
     times.add_argument("--burst", metavar="N|P%", help="the most nodes that leave together (bursts; default: 25%%)")
     times.add_argument("--rack", type=int, metavar="N", help="nodes of a rack (racks)")
     times.add_argument("--rejoin", metavar="TIME", help="how long a node is away (default: for good)")
+    add_slow_options(parser.add_argument_group("slow nodes"))
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--hours", type=float, metavar="H", help="how long the trace lasts")
     length.add_argument("--days", type=float, metavar="D", help="the same in days")
@@ -105,7 +117,15 @@ def run_trace_make(args: argparse.Namespace) -> None:
 def _make_trace(args: argparse.Namespace) -> Trace:
     _refuse_other_options(args)
     nodes, end_us = _nodes(args), _end_us(args)
+    return _failures(args, nodes, end_us).with_slowdowns(read_slowdowns(args, nodes, end_us))
+
+
+def _failures(args: argparse.Namespace, nodes: tuple[str, ...], end_us: int) -> Trace:
     rejoin_us = None if args.rejoin is None else parse_duration_us(args.rejoin)
+    if args.kind == "none":
+        if rejoin_us is not None:
+            raise UserError("--rejoin says when failed nodes return, but with --kind none no node fails: leave it out")
+        return failure_traces.quiet_trace(nodes, end_us)
     if args.kind == "bursts":
         most = max(1, len(nodes) // 4) if args.burst is None else parse_share_or_count(args.burst, len(nodes))
         return failure_traces.burst_trace(nodes, most, parse_duration_us(args.interval), end_us, args.seed, rejoin_us)
@@ -123,7 +143,7 @@ def _refuse_other_options(args: argparse.Namespace) -> None:
         if option in takes and not is_given and option != "burst":
             raise UserError(f"--kind {args.kind} needs --{option}: give it, such as --{option} {example}")
         if option not in takes and is_given:
-            wanted = " and ".join(f"--{name}" for name in takes)
+            wanted = " and ".join(f"--{name}" for name in takes) or "none of them"
             raise UserError(f"--{option} means nothing for --kind {args.kind}, which takes {wanted}: leave it out")
 
 
@@ -146,8 +166,9 @@ def _end_us(args: argparse.Namespace) -> int:
 
 def _command(args: argparse.Namespace) -> str:
     """The command that makes the same trace, as a comment in the file."""
-    names = ("kind", "pipelines", "stages", "nodes", "interval", "mtbf", "burst", "rack", "rejoin", "hours", "days", "seed")
-    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    failures = ("kind", "pipelines", "stages", "nodes", "interval", "mtbf", "burst", "rack", "rejoin")
+    names = (*failures, *SLOW_OPTIONS, "hours", "days", "seed")
+    given = {name.replace("_", "-"): value for name in names if (value := getattr(args, name)) is not None}
     words = [word for name, value in given.items() for word in (f"--{name}", str(value).removesuffix(".0"))]
     return shlex.join(["recycle", "trace", "make", *words])
 
@@ -180,6 +201,8 @@ def _facts(trace: Trace) -> dict[str, Any]:
         "fewest_live": min(count for _, count in steps),
         "most_live": max(count for _, count in steps),
         "mean_live": lived_us / trace.end_us,
+        "num_slow": sum(not slow.is_link for slow in trace.slowdowns),
+        "num_slow_links": sum(slow.is_link for slow in trace.slowdowns),
         "end_us": trace.end_us,
         "mean_between_failures_us": round(trace.end_us / failures) if failures else None,
         "mean_between_failures_of_a_node_us": round(lived_us / failures) if failures else None,
@@ -192,10 +215,12 @@ def _summary(trace: Trace) -> list[str]:
     if facts["num_failures"]:
         failures += f", one every {format_duration(facts['mean_between_failures_us'])}"
         failures += f"; a node lives {format_duration(facts['mean_between_failures_of_a_node_us'])} on average"
+    slow = f"slow      {facts['num_slow']:,} times a node, {facts['num_slow_links']:,} times a link"
     return [
         f"nodes     {facts['num_initial']:,} at the start, {facts['num_nodes']:,} in all",
         f"failures  {failures}",
         f"joins     {facts['num_joins']:,} after the start",
         f"live      {facts['fewest_live']:,} to {facts['most_live']:,}, {facts['mean_live']:,.1f} on average",
+        *([slow] if trace.slowdowns else []),
         f"end       {format_duration(trace.end_us)}",
     ]

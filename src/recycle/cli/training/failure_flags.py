@@ -53,6 +53,8 @@ def read_failures(args: argparse.Namespace, shape: Shape, num_steps: int, dead: 
 def _read_trace(path: Path, shape: Shape, dead: frozenset[Worker]) -> Trace:
     """Load a trace; its nodes must be workers of this shape, and those live at its start the live workers of the run."""
     trace = Trace.load(path)
+    if trace.slowdowns:
+        raise UserError(f"the trace {path} has slow nodes, which only 'recycle simulate' plays: leave its slow lines out")
     workers = {str(worker): worker for worker in shape.workers()}
     for change in trace.changes:
         if change.node not in workers:

@@ -7,7 +7,7 @@ from enum import StrEnum
 LEAST_GAIN = 0.03
 # So many iterations pass before a change is made: what is decided during one is agreed on in the next, at whose end all pause.
 _UNTIL_CHANGE = 3
-# A worker below this speed may be left out, if that is better than to plan with it.
+# A worker below this speed may be left out, if the others do better without it, or if there is nothing for it to do.
 TOO_SLOW = 0.5
 
 
@@ -21,11 +21,15 @@ class PlanChange(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlanPeriods:
-    """Steady periods of plans at the present speeds: of the present one, of a new one, and of one without the slowest worker."""
+    """Steady periods of plans at the present speeds: of the present one, of a new one, and of one without the slowest worker.
+
+    If that one `is_idle`, the new plan gives it no op: nobody would know when it is faster again.
+    """
 
     present_us: int
     new_us: int
     without_us: int | None = None
+    is_idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class ChangeDecision:
 def decide_change(periods: PlanPeriods, iteration_us: float, num_left: int, pause_us: float) -> ChangeDecision:
     """Decide for a job whose iterations take `iteration_us`, with `num_left` to go; a change of plans takes `pause_us`."""
     best_us, change = periods.new_us, PlanChange.REPLAN
-    if periods.without_us is not None and periods.without_us < (1 - LEAST_GAIN) * periods.new_us:
+    if periods.without_us is not None and (periods.is_idle or periods.without_us < (1 - LEAST_GAIN) * periods.new_us):
         best_us, change = periods.without_us, PlanChange.LEAVE_OUT
     gain = 1 - best_us / max(1, periods.present_us)
     if gain < LEAST_GAIN:

@@ -25,56 +25,47 @@ class SpeedEstimate(NamedTuple):
     is_lone: bool = False
 
 
-class _Slowness(NamedTuple):
-    """By class of a worker's ops: their time over the planned time, and how much planned time they make up."""
-
-    ratios: Mapping[str, float]
-    weights: Mapping[str, int]
-
-    def mean(self, by: Mapping[str, float]) -> float:
-        """The mean of a number of each class, by the planned time of the classes that have one."""
-        return sum(by[each] * self.weights[each] for each in by) / sum(self.weights[each] for each in by)
-
-
 def relative_speeds(paces: Mapping[int, tuple[Worker, Pace]], cost_of: CostOf) -> dict[int, SpeedEstimate]:
     """Return the speed of each member, from its place and pace; members that ran nothing have none."""
-    slowness = {number: _slowness(worker.stage, pace, cost_of) for number, (worker, pace) in paces.items()}
-    by_stage: dict[int, dict[int, _Slowness]] = defaultdict(dict)
-    for number, each in slowness.items():
-        if each.weights:
-            by_stage[paces[number][0].stage][number] = each
-    whole = [each.mean(each.ratios) for peers in by_stage.values() for each in peers.values()]
+    by_stage: dict[int, dict[int, Pace]] = defaultdict(dict)
+    for number, (worker, pace) in paces.items():
+        if _time_us(pace) > 0:
+            by_stage[worker.stage][number] = pace
+    slowness = {
+        number: _time_us(pace) / max(1, sum(num * cost_of(stage, name) for name, (num, _) in pace.items()))
+        for stage, peers in by_stage.items()
+        for number, pace in peers.items()
+    }
     found: dict[int, SpeedEstimate] = {}
     for peers in by_stage.values():
         if len(peers) > 1:
-            found |= {number: SpeedEstimate(speed) for number, speed in _beside_peers(peers).items()}
+            found |= _beside_peers(peers, slowness)
         else:
-            found |= {number: SpeedEstimate(median(whole) / each.mean(each.ratios), True) for number, each in peers.items()}
+            usual = median(slowness.values())
+            found |= {number: SpeedEstimate(usual / slowness[number], is_lone=True) for number in peers}
     return found
 
 
-def _slowness(stage: int, pace: Pace, cost_of: CostOf) -> _Slowness:
-    costs = {each: cost_us for each in pace if (cost_us := cost_of(stage, each)) > 0 and pace[each][1] > 0}
-    ratios = {each: pace[each][1] / cost_us for each, cost_us in costs.items()}
-    return _Slowness(ratios, {each: pace[each][0] * cost_us for each, cost_us in costs.items()})
+def _time_us(pace: Pace) -> int:
+    """The time of all ops, each taken for a median one of its class."""
+    return sum(num * time_us for num, time_us in pace.values())
 
 
-def _beside_peers(peers: Mapping[int, _Slowness]) -> dict[int, float]:
+def _beside_peers(peers: Mapping[int, Pace], slowness: Mapping[int, float]) -> dict[int, SpeedEstimate]:
     """The speed of each of the workers of a stage, where that of the median one is 1; of two, that of the faster.
 
-    By ops of a class that at least one other runs, too; a worker that has none, by its ops beside the plan.
+    It is the time that the median one takes for the ops of a worker over the time of the worker; so long ops weigh more than
+    short ones, whose times vary. Only ops of classes count that at least one other runs; if there are none, `slowness` does.
     """
-    by_class: dict[str, list[float]] = defaultdict(list)
-    for each in peers.values():
-        for name, ratio in each.ratios.items():
-            by_class[name].append(ratio)
-    usual = {name: median_low(ratios) for name, ratios in by_class.items() if len(ratios) > 1}
-    usual_whole = median_low([each.mean(each.ratios) for each in peers.values()])
+    by_class: dict[str, list[int]] = defaultdict(list)
+    for pace in peers.values():
+        for name, (_, time_us) in pace.items():
+            by_class[name].append(time_us)
+    usual_us = {name: median_low(times_us) for name, times_us in by_class.items() if len(times_us) > 1}
+    usual = median_low([slowness[number] for number in peers])
     speeds = {}
-    for number, each in peers.items():
-        shared = {name: ratio for name, ratio in each.ratios.items() if name in usual}
-        if shared:
-            speeds[number] = each.mean({name: usual[name] for name in shared}) / each.mean(shared)
-        else:
-            speeds[number] = usual_whole / each.mean(each.ratios)
+    for number, pace in peers.items():
+        shared = {name: each for name, each in pace.items() if name in usual_us}
+        expected_us = sum(num * usual_us[name] for name, (num, _) in shared.items())
+        speeds[number] = SpeedEstimate(expected_us / max(1, _time_us(shared)) if expected_us > 0 else usual / slowness[number])
     return speeds

@@ -20,8 +20,6 @@ HOLD, TOLERANCE = 3, 0.12
 _NOISE, _NOISE_ITERATIONS = 3.0, 8
 # Doubled at most so often.
 _MOST_DOUBLINGS = 4
-# A speed that is so close to 1 is 1.
-_USUAL = 0.08
 # The estimates by which a worker without a peer is known: later ones are compared with their median.
 _LONE_BASELINE = 5
 _SLOWEST, _FASTEST = 0.01, 10.0
@@ -121,5 +119,6 @@ def _change(number: int, watched: _Watched, tolerated: float) -> SpeedChange | N
     if not (max(off) < -tolerated or min(off) > tolerated):
         return None
     speed = median(speed for _, speed in watched.recent)
-    speed = 1.0 if abs(speed - 1) <= _USUAL else round(min(_FASTEST, max(_SLOWEST, speed)), 2)
+    is_usual = abs(speed - 1) <= TOLERANCE
+    speed = 1.0 if is_usual else round(min(_FASTEST, max(_SLOWEST, speed)), 2)
     return SpeedChange(number, speed, watched.recent[0][0]) if speed != watched.speed else None

@@ -1,8 +1,10 @@
-"""Trace: when nodes join and leave, by the clock. Simulator and runtime read the same file.
+"""Trace: when nodes join and leave, and when they are slow, by the clock. Simulator and runtime read the same file.
 
-Its text form is that of public spot-instance traces, one change a line, `milliseconds,add|remove,node`:
+Its text form is that of public spot-instance traces, one change a line, `milliseconds,add|remove,node`. A slowdown is a line
+`milliseconds,slow|slow-link,node,speed,milliseconds`, with the times at which it begins and ends:
 
     0,add,W0_0
+    600000,slow,W0_0,0.6,1200000
     1800000,remove,W0_0
 
 Lines that begin with # are comments, except `# end <milliseconds>`, which is when the trace ends.
@@ -18,6 +20,8 @@ from recycle.core.files import write_text
 
 _MOST_MS = 10**12  # 30 years
 _WORDS = {"add": True, "remove": False}
+_SLOW_WORDS = {"slow": False, "slow-link": True}
+_LEAST_SPEED = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,32 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Slowdown:
+    """A node that computes, or whose link to the network sends and receives, at `speed` of what is usual from start to end.
+
+    Slowdowns of one node at the same time multiply. One that goes on while the node is away has no effect meanwhile.
+    """
+
+    start_us: int
+    end_us: int
+    node: str
+    speed: float
+    is_link: bool = False
+
+    def __post_init__(self) -> None:
+        what = f"the {'link of ' if self.is_link else ''}{shortened(self.node)}"
+        if not self.start_us < self.end_us:
+            raise UserError(f"{what} is slow from {self.start_us // 1000} to {self.end_us // 1000} ms: it ends after it begins")
+        if isinstance(self.speed, bool) or not isinstance(self.speed, int | float) or not _LEAST_SPEED <= self.speed <= 1:
+            raise UserError(f"{what} has the speed {self.speed!r}, but it is a number from {_LEAST_SPEED} to 1, such as 0.6")
+        object.__setattr__(self, "speed", round(float(self.speed), 3))  # as a problem counts speeds, and as the file writes them
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """The changes of a cluster's nodes in order of time, from 0 to `end_us`. Only absent nodes join, only present ones leave.
+
+    `slowdowns` are in order of their starts.
 
     Raises:
         UserError: A change is impossible or out of order, or no node is there at the start.
@@ -44,6 +72,7 @@ class Trace:
 
     changes: tuple[Change, ...]
     end_us: int
+    slowdowns: tuple[Slowdown, ...] = ()
 
     def __post_init__(self) -> None:
         before_us, present = 0, set[str]()
@@ -70,6 +99,18 @@ class Trace:
             raise UserError(f"the trace ends at {self.end_us // 1000} ms, after the {_MOST_MS} ms (30 years) that one may last")
         if self.end_us <= 0:
             raise UserError("the trace ends at 0 ms, so there is no time to look at: add '# end MILLISECONDS' or a later change")
+        self._check_slowdowns({change.node for change in self.changes})
+
+    def _check_slowdowns(self, nodes: set[str]) -> None:
+        before_us = 0
+        for slow in self.slowdowns:
+            if slow.node not in nodes:
+                raise UserError(f"{shortened(slow.node)} is slow, but it is never added: give a node of the trace")
+            if slow.start_us < before_us:
+                raise UserError(f"{slow.node} is slow at {slow.start_us // 1000} ms, after a later one: sort the trace by time")
+            if slow.start_us > self.end_us:
+                raise UserError(f"{slow.node} is slow at {slow.start_us // 1000} ms, after the end of the trace")
+            before_us = slow.start_us
 
     @property
     def initial(self) -> tuple[str, ...]:
@@ -96,12 +137,20 @@ class Trace:
 
     def until(self, end_us: int) -> "Trace":
         """The same trace, cut or stretched to end at `end_us`."""
-        return Trace(tuple(change for change in self.changes if change.at_us <= end_us), end_us)
+        slowdowns = tuple(slow for slow in self.slowdowns if slow.start_us < end_us)
+        return Trace(tuple(change for change in self.changes if change.at_us <= end_us), end_us, slowdowns)
+
+    def with_slowdowns(self, slowdowns: Iterable[Slowdown]) -> "Trace":
+        """The same trace with these slowdowns as well."""
+        merged = sorted((*self.slowdowns, *slowdowns), key=lambda slow: slow.start_us)
+        return Trace(self.changes, self.end_us, tuple(merged))
 
     def dumps(self, comments: Iterable[str] = ()) -> str:
         words = {joins: word for word, joins in _WORDS.items()}
         lines = [f"# {comment}" for comment in comments]
-        lines += [f"{change.at_us // 1000},{words[change.joins]},{change.node}" for change in self.changes]
+        body = [(change.at_us, f"{change.at_us // 1000},{words[change.joins]},{change.node}") for change in self.changes]
+        body += [(slow.start_us, _slow_line(slow)) for slow in self.slowdowns]
+        lines += [line for _, line in sorted(body, key=lambda item: item[0])]
         return "\n".join([*lines, f"# end {self.end_us // 1000}"]) + "\n"
 
     def save(self, path: Path | str, comments: Iterable[str] = ()) -> None:
@@ -109,15 +158,19 @@ class Trace:
 
     @staticmethod
     def parse(text: str) -> "Trace":
-        changes, end_us = [], None
+        changes, slowdowns, end_us = [], [], None
         for number, line in enumerate(text.splitlines(), start=1):
             body = line.strip()
             if body.startswith("# end "):
                 end_us = _read_ms(body.removeprefix("# end "), number)
             elif body and not body.startswith("#"):
-                changes.append(_read_change(body, number))
-        last_us = changes[-1].at_us if changes else 0
-        return Trace(tuple(changes), last_us if end_us is None else end_us)
+                parts = [part.strip() for part in body.split(",")]
+                if len(parts) == 5 and parts[1] in _SLOW_WORDS:
+                    slowdowns.append(_read_slowdown(parts, number))
+                else:
+                    changes.append(_read_change(body, number))
+        last_us = max([changes[-1].at_us if changes else 0, *(slow.end_us for slow in slowdowns)])
+        return Trace(tuple(changes), last_us if end_us is None else end_us, tuple(slowdowns))
 
     @staticmethod
     def load(path: Path | str) -> "Trace":
@@ -152,9 +205,23 @@ def _read_change(body: str, number: int) -> Change:
     if len(parts) != 3 or parts[1] not in _WORDS or not parts[2]:
         raise UserError(
             f"line {number} is {shortened(body)}, but a change is written milliseconds,add|remove,node, "
-            "such as 1800000,remove,W1_2"
+            "such as 1800000,remove,W1_2, and a slowdown like 600000,slow,W1_2,0.6,1200000"
         )
     return Change(_read_ms(parts[0], number), _WORDS[parts[1]], parts[2])
+
+
+def _read_slowdown(parts: list[str], number: int) -> Slowdown:
+    start, word, node, speed, end = parts
+    try:
+        value = float(speed)
+    except ValueError:
+        raise UserError(f"line {number} gives the speed {shortened(speed)}, but it is a number such as 0.6") from None
+    return Slowdown(_read_ms(start, number), _read_ms(end, number), node, value, _SLOW_WORDS[word])
+
+
+def _slow_line(slow: Slowdown) -> str:
+    word = "slow-link" if slow.is_link else "slow"
+    return f"{slow.start_us // 1000},{word},{slow.node},{slow.speed:g},{slow.end_us // 1000}"
 
 
 def _read_ms(text: str, number: int) -> int:

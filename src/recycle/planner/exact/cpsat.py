@@ -7,12 +7,11 @@ import time
 
 from ortools.sat.python import cp_model
 
-from recycle.core.op import Kind, Op
+from recycle.core.op import Kind, MicroBatch, Op
 from recycle.core.plans.plan import chain_of
 from recycle.core.problem import Problem
 from recycle.planner.exact import exact_model as exact
 from recycle.planner.exact.exact_model import Exact, Fusing
-from recycle.planner.model.chain_cuts import assign
 from recycle.planner.model.schedule import Schedule
 
 MAX_OPS = 20_000
@@ -30,7 +29,7 @@ def solve_cpsat(problem: Problem, time_limit_s: float, hint: Schedule, bound_us:
     start = exact.canonical(problem, hint)
     # A hint outside the model may be shorter than every schedule of the model: then only a shorter one is searched for.
     upper_us = start.period_us(problem) if start is not None else known_us - 1
-    model = _Model(problem, bound_us, upper_us)
+    model = _Model(problem, hint, bound_us, upper_us)
     if start is not None:
         model.add_start(start)
     left_s = deadline - time.monotonic()
@@ -53,12 +52,12 @@ def solve_cpsat(problem: Problem, time_limit_s: float, hint: Schedule, bound_us:
 class _Model:
     """The CP-SAT model of a problem whose period is between a bound and an upper limit."""
 
-    def __init__(self, problem: Problem, bound_us: int, upper_us: int) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, hint: Schedule, bound_us: int, upper_us: int) -> None:
+        self.problem, self.assignment, self.given = problem, hint.assignment, exact.given_by(problem, hint)
         self.cp = cp_model.CpModel()
         # Staggered, a stage may start at any time of the first stage's window and then takes a period of its own.
         self.horizon_us = upper_us * (2 if problem.techniques.staggered else 1)
-        self.ops = exact.ops_of(problem)
+        self.ops = exact.ops_of(problem, self.given)
         self.period = self.cp.new_int_var(bound_us, upper_us, "period")
         self.start = {op: self.cp.new_int_var(0, self.horizon_us, f"start {op}") for op in self.ops}
         self.is_fused = {op: self._fused_literal(op) for op in self.ops if op.kind is Kind.I}
@@ -66,27 +65,30 @@ class _Model:
         self.runs_on = {op: self._route_literals(op) for op in self.ops if op.kind is Kind.F}
         self.window = [self._window(stage) for stage in range(problem.shape.num_stages)]
         self.held: dict[tuple[Op, Op], cp_model.IntVar] = {}
+        self.layer_window: dict[int, tuple[cp_model.IntVar, cp_model.IntVar]] = {}
         self._add_arcs()
         self._add_fused_weights()
         for stage in range(problem.shape.num_stages):
             self._add_workers(stage)
             self._add_window(stage)
             self._add_loads(stage)
+        for layer, users in exact.layer_users(problem, self.given).items():
+            self._add_layer_window(layer, users)
         self.cp.minimize(self.period)
 
     def _fused_literal(self, op: Op) -> cp_model.IntVar:
-        how = exact.fusing(self.problem, op.stage)
+        how = exact.fusing(self.problem, op.stage, self.given)
         return self.cp.new_int_var(int(how is Fusing.ALWAYS), int(how is not Fusing.NEVER), f"fused {op}")
 
     def _route_literals(self, op: Op) -> dict[int, cp_model.IntVar]:
         """The pipelines that may run the chain at the stage of `op`, each with the literal that it does."""
-        routes = exact.routes_of(self.problem, op.stage, op.microbatch.pipeline)
+        routes = exact.routes_of(self.problem, op, self.given)
         literals = {pipeline: self.cp.new_bool_var(f"{op} on {pipeline}") for pipeline in routes}
         self.cp.add_exactly_one(literals.values())
         return literals
 
     def _length(self, op: Op) -> cp_model.LinearExpr | int:
-        split, fused = exact.lengths_us(self.problem, op)
+        split, fused = exact.lengths_us(self.problem, op, self.given)
         return split if split == fused else split + (fused - split) * self.is_fused[Op(op.stage, Kind.I, op.microbatch)]
 
     def _end(self, op: Op) -> cp_model.LinearExpr:
@@ -98,14 +100,14 @@ class _Model:
         return end
 
     def _add_arcs(self) -> None:
-        for arc in exact.arcs(self.problem):
+        for arc in exact.arcs(self.problem, self.given):
             before = self.start[arc.before] if arc.from_start else self.end[arc.before]
             self.cp.add(self.start[arc.after] >= before + arc.lag_us)
 
     def _add_fused_weights(self) -> None:
         """A W without length is at the end of its B, so that it never takes a worker's time elsewhere."""
         for op in self.ops:
-            if op.kind is Kind.W and exact.fusing(self.problem, op.stage) is Fusing.FREE:
+            if op.kind is Kind.W and exact.fusing(self.problem, op.stage, self.given) is Fusing.FREE:
                 fused = Op(op.stage, Kind.I, op.microbatch)
                 self.cp.add(self.start[op] == self.end[fused]).only_enforce_if(self.is_fused[fused])
 
@@ -122,7 +124,7 @@ class _Model:
     def _add_one_at_a_time(self, forwards: list[Op], pipeline: int) -> None:
         intervals = []
         for forward in forwards:
-            for kind in exact.kinds_of(self.problem, forward.stage):
+            for kind in exact.kinds_of(self.problem, forward.stage, self.given):
                 op = Op(forward.stage, kind, forward.microbatch)
                 runs = self.runs_on[forward][pipeline]
                 interval = self.cp.new_optional_interval_var(
@@ -136,13 +138,13 @@ class _Model:
         if not forwards:
             return
         problem, stage = self.problem, forwards[0].stage
-        capacity, whole, rest = problem.capacity(stage), problem.held_by_forward(stage), problem.held_for_weight(stage)
-        if capacity is None or capacity >= whole * len(forwards):
+        capacity, held = problem.capacity(stage), [exact.held_of(problem, forward, self.given) for forward in forwards]
+        if capacity is None or capacity >= sum(whole for whole, _ in held):
             return
-        last = exact.kinds_of(problem, stage)[-1]
-        loads = {Kind.I: whole - rest, Kind.W: rest} if last is Kind.W else {Kind.I: whole}
+        last = exact.kinds_of(problem, stage, self.given)[-1]
         intervals, demands = [], []
-        for forward in forwards:
+        for forward, (whole, rest) in zip(forwards, held, strict=True):
+            loads = {Kind.I: whole - rest, Kind.W: rest} if last is Kind.W else {Kind.I: whole}
             for kind, demand in loads.items():
                 if demand:
                     intervals.append(self._held(forward, kind, pipeline))
@@ -160,7 +162,9 @@ class _Model:
 
     def _window(self, stage: int) -> tuple[cp_model.IntVar, cp_model.IntVar]:
         """A start and an end of all work at a stage. The very first op is a forward of stage 0: let it start at 0."""
-        first = self.cp.new_int_var(exact.head_us(self.problem, stage), self.horizon_us if stage else 0, f"first {stage}")
+        first = self.cp.new_int_var(
+            exact.head_us(self.problem, stage, self.given), self.horizon_us if stage else 0, f"first {stage}"
+        )
         return first, self.cp.new_int_var(0, self.horizon_us, f"last {stage}")
 
     def _add_window(self, stage: int) -> None:
@@ -169,7 +173,7 @@ class _Model:
         for op in self.ops:
             if op.stage == stage and op.kind is Kind.F:
                 self.cp.add(self.start[op] >= first)
-            if op.stage == stage and op.kind is exact.kinds_of(problem, stage)[-1]:
+            if op.stage == stage and op.kind is exact.kinds_of(problem, stage, self.given)[-1]:
                 self.cp.add(self.end[op] <= last)
         work = last - first if problem.techniques.staggered else last
         self.cp.add(self.period >= work + exact.finish_us(problem, stage))
@@ -178,14 +182,30 @@ class _Model:
         """Implied, but linear, so that the solver's relaxation uses it: a window is as long as each worker's work."""
         first, last = self.window[stage]
         for pipeline in self.problem.cluster.live_pipelines(stage):
-            runs = [self.runs_on[forward][pipeline] for forward in self._forwards_on(stage, pipeline)]
-            self.cp.add(last - first >= exact.load_us(self.problem, stage) * cp_model.LinearExpr.sum(runs))
+            loads = [
+                exact.load_us(self.problem, forward, self.given) * self.runs_on[forward][pipeline]
+                for forward in self._forwards_on(stage, pipeline)
+            ]
+            self.cp.add(last - first >= cp_model.LinearExpr.sum(loads))
+
+    def _add_layer_window(self, layer: int, users: list[tuple[int, MicroBatch]]) -> None:
+        """Staggered, a layer that several stages compute is used again when all of them have added their gradients."""
+        held = self.problem.held_layers
+        assert held is not None
+        first, last = (self.cp.new_int_var(0, self.horizon_us, f"{which} use of layer {layer}") for which in ("first", "last"))
+        for stage, chain in users:
+            self.cp.add(self.start[Op(stage, Kind.F, chain)] >= first)
+            self.cp.add(self.end[Op(stage, exact.kinds_of(self.problem, stage, self.given)[-1], chain)] <= last)
+        self.cp.add(self.period >= last - first + held.finish_of_layer_us[layer])
+        self.layer_window[layer] = first, last
 
     def add_start(self, start: Schedule) -> None:
         """Let the search begin at `start`, which is canonical. Every variable gets a value: CP-SAT may drop a partial hint."""
         at = {op: (op.stage, chain_of(self.problem.shape, op.microbatch)) for op in self.ops}
         start_us = {op: int(start.starts_us(op.kind)[at[op]]) for op in self.ops}
-        end_us = {op: start_us[op] + exact.lengths_us(self.problem, op)[int(start.is_fused[at[op]])] for op in self.ops}
+        end_us = {
+            op: start_us[op] + exact.lengths_us(self.problem, op, self.given)[int(start.is_fused[at[op]])] for op in self.ops
+        }
         for op in self.ops:
             self.cp.add_hint(self.start[op], start_us[op])
             if isinstance(end := self.end[op], cp_model.IntVar):
@@ -197,13 +217,15 @@ class _Model:
                 self.cp.add_hint(literal, bool(start.pipeline[at[op]] == pipeline))
         for (forward, last), length in self.held.items():
             self.cp.add_hint(length, end_us[last] - start_us[forward])
-        for variables, values in zip(self.window, start.windows(), strict=True):
+        layers = start.layer_windows(self.problem)
+        windows = [*self.window, *(self.layer_window[layer] for layer in layers)]
+        for variables, values in zip(windows, [*start.windows(), *layers.values()], strict=True):
             for variable, value in zip(variables, values, strict=True):
                 self.cp.add_hint(variable, value)
         self.cp.add_hint(self.period, start.period_us(self.problem))
 
     def schedule(self, solver: cp_model.CpSolver) -> Schedule:
-        schedule = Schedule.zeros(self.problem, assign(self.problem))
+        schedule = Schedule.zeros(self.problem, self.assignment)
         for op, start in self.start.items():
             at = op.stage, chain_of(self.problem.shape, op.microbatch)
             schedule.starts_us(op.kind)[at] = solver.value(start)

@@ -23,7 +23,6 @@ from recycle.planner.exact import exact_model as exact
 from recycle.planner.exact.exact_model import Exact, Fusing
 from recycle.planner.exact.op_times import OpTimes, limits_of, whole_times
 from recycle.planner.model.assignment import Bools, Ints
-from recycle.planner.model.chain_cuts import assign
 from recycle.planner.model.schedule import Schedule
 
 MAX_ORDER_BITS = 2_000
@@ -45,11 +44,11 @@ def solve_milp(problem: Problem, time_limit_s: float, hint: Schedule, bound_us: 
     known_us = hint.period_us(problem)
     if known_us <= bound_us:
         return Exact(hint, bound_us)
-    timing = OpTimes(problem)
+    timing = OpTimes(problem, exact.given_by(problem, hint))
     limits = limits_of(timing, known_us - 1)
     if limits is None:
         return Exact(hint, known_us)
-    program = _Program(timing, *limits)
+    program = _Program(timing, hint, *limits)
     if program.num_order_bits > MAX_ORDER_BITS:
         return Exact(None, bound_us)
     result = program.run(bound_us, known_us - 1, deadline)
@@ -82,8 +81,9 @@ _ONE = _Linear(1.0)
 class _Program:
     """The variables and rows of the mixed-integer program."""
 
-    def __init__(self, timing: OpTimes, earliest: Ints, latest: Ints) -> None:
+    def __init__(self, timing: OpTimes, hint: Schedule, earliest: Ints, latest: Ints) -> None:
         self.timing, self.problem, self.ops = timing, timing.problem, timing.ops
+        self.assignment, self.given = hint.assignment, timing.given
         self.earliest, self.latest = earliest, latest
         self.lows: list[float] = []
         self.highs: list[float] = []
@@ -105,18 +105,18 @@ class _Program:
         return _Linear(0.0, {len(self.lows) - 1: 1.0})
 
     def _fused_bit(self, op: Op) -> _Linear:
-        how = exact.fusing(self.problem, op.stage)
+        how = exact.fusing(self.problem, op.stage, self.given)
         return self._variable(0, 1, whole=True) if how is Fusing.FREE else _Linear(float(how is Fusing.ALWAYS))
 
     def _route_bits(self, op: Op) -> dict[int, _Linear]:
         """The pipelines that may run the chain at the stage of `op`, each with the bit that it does."""
-        routes = exact.routes_of(self.problem, op.stage, op.microbatch.pipeline)
+        routes = exact.routes_of(self.problem, op, self.given)
         if len(routes) == 1:
             return {routes[0]: _ONE}
         return {pipeline: self._variable(0, 1, whole=True) for pipeline in routes}
 
     def _length(self, op: Op) -> _Linear:
-        split, fused = exact.lengths_us(self.problem, op)
+        split, fused = exact.lengths_us(self.problem, op, self.given)
         return _Linear(split).plus(self.fused[Op(op.stage, Kind.I, op.microbatch)], fused - split)
 
     def _make_orders(self) -> None:
@@ -171,6 +171,7 @@ class _Program:
             self._add_memory(stage)
             self._add_window(stage)
             self._add_loads(stage)
+        self._add_layer_windows()
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             return None
@@ -217,7 +218,7 @@ class _Program:
         for (one, other), bit in self.orders.items():
             if bit == _Linear():
                 continue  # never in this order
-            big = float(self.latest[one] + max(exact.lengths_us(self.problem, self.ops[one])) - self.earliest[other])
+            big = float(self.latest[one] + max(exact.lengths_us(self.problem, self.ops[one], self.given)) - self.earliest[other])
             if big <= 0:
                 continue
             end = self.start[one].plus(self.length[one])
@@ -227,18 +228,18 @@ class _Program:
 
     def _add_memory(self, stage: int) -> None:
         """A worker holds most when an F starts: the chains whose F is before it and whose I or W is not."""
-        problem = self.problem
-        capacity, whole, rest = problem.capacity(stage), problem.held_by_forward(stage), problem.held_for_weight(stage)
-        if capacity is None or capacity >= whole * problem.shape.num_chains:
+        problem, forwards = self.problem, self.timing.of_kind(stage, last=False)
+        capacity, held = problem.capacity(stage), {at: exact.held_of(problem, self.ops[at], self.given) for at in forwards}
+        if capacity is None or capacity >= sum(whole for whole, _ in held.values()):
             return
-        last = exact.kinds_of(problem, stage)[-1]
-        forwards = self.timing.of_kind(stage, last=False)
+        last = exact.kinds_of(problem, stage, self.given)[-1]
         for at in forwards:
-            held = _Linear(whole)
+            total = _Linear(held[at][0])
             for other in forwards:
+                whole, rest = held[other]
                 if other != at and self._meetings(at, other):
-                    held = held.plus(self._held(other, Kind.I, at), whole - rest).plus(self._held(other, last, at), rest)
-            self._add(_Linear(capacity), held)
+                    total = total.plus(self._held(other, Kind.I, at), whole - rest).plus(self._held(other, last, at), rest)
+            self._add(_Linear(capacity), total)
 
     def _held(self, other: int, until: Kind, at: int) -> _Linear:
         """At least 1 if the chain of the forward `other` is on the worker of `at`, begun but not done with `until`."""
@@ -265,12 +266,23 @@ class _Program:
 
     def _add_loads(self, stage: int) -> None:
         """Implied, but stronger for the relaxation: a window is as long as each worker's work."""
-        head = 0 if self.problem.techniques.staggered else exact.head_us(self.problem, stage)
+        head = 0 if self.problem.techniques.staggered else exact.head_us(self.problem, stage, self.given)
         fixed = _Linear(head + exact.finish_us(self.problem, stage))
         forwards = [op for op in self.routes if op.stage == stage]
         for pipeline in self.problem.cluster.live_pipelines(stage):
-            runs = _total(self.routes[op][pipeline] for op in forwards if pipeline in self.routes[op])
-            self._add(self.period, fixed.plus(runs, exact.load_us(self.problem, stage)))
+            on_it = [op for op in forwards if pipeline in self.routes[op]]
+            loads = [_Linear().plus(self.routes[op][pipeline], exact.load_us(self.problem, op, self.given)) for op in on_it]
+            self._add(self.period, fixed.plus(_total(loads)))
+
+    def _add_layer_windows(self) -> None:
+        """Staggered, a layer that several stages compute is used again when all of them have added their gradients."""
+        held = self.problem.held_layers
+        for layer, users in self.timing.uses_of_layers().items():
+            assert held is not None
+            opens, finish = self._variable(0, math.inf), _Linear(held.finish_of_layer_us[layer])
+            for first, last in users:
+                self._add(self.start[first], opens)
+                self._add(self.period.plus(opens), self.start[last].plus(self.length[last]).plus(finish))
 
     def schedule(self, values: npt.NDArray[np.float64]) -> Schedule | None:
         """The schedule of HiGHS's decisions, in whole times; None if its tolerance hid that there are none."""
@@ -278,7 +290,7 @@ class _Program:
         def value(line: _Linear) -> float:
             return line.constant + sum(factor * float(values[variable]) for variable, factor in line.factors.items())
 
-        schedule, at = Schedule.zeros(self.problem, assign(self.problem)), self.timing.indices
+        schedule, at = Schedule.zeros(self.problem, self.assignment), self.timing.indices
         for op, bits in self.routes.items():
             schedule.pipeline[at[op]] = max(bits, key=lambda where: value(bits[where]))
         for op, bit in self.fused.items():

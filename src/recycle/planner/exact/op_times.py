@@ -4,23 +4,24 @@ from itertools import pairwise
 
 import numpy as np
 
+from recycle.core.op import Kind, Op
 from recycle.core.plans.plan import chain_of
 from recycle.core.problem import Problem
-from recycle.planner.exact.exact_model import Arc, arcs, finish_us, kinds_of, lengths_us, ops_of
-from recycle.planner.model.assignment import Ints
+from recycle.planner.exact.exact_model import Arc, arcs, finish_us, kinds_of, layer_users, lengths_us, ops_of
+from recycle.planner.model.assignment import Assignment, Ints
 from recycle.planner.model.schedule import Schedule
 
 
 class OpTimes:
     """The ops by number, the arcs between them, and the earliest times that arcs allow."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.ops = ops_of(problem)
+    def __init__(self, problem: Problem, given: Assignment | None = None) -> None:
+        self.problem, self.given = problem, given
+        self.ops = ops_of(problem, given)
         self.number = {op: at for at, op in enumerate(self.ops)}
         self.indices = {op: (op.stage, chain_of(problem.shape, op.microbatch)) for op in self.ops}
-        self.arcs = list(arcs(problem))
-        self.shortest = np.array([min(lengths_us(problem, op)) for op in self.ops], dtype=np.int64)
+        self.arcs = list(arcs(problem, given))
+        self.shortest = np.array([min(lengths_us(problem, op, given)) for op in self.ops], dtype=np.int64)
 
     def edges(self, lengths: Ints) -> Ints:
         """Each arc as (before, after, least time from start to start), if ops take `lengths`."""
@@ -32,8 +33,18 @@ class OpTimes:
 
     def of_kind(self, stage: int, last: bool) -> list[int]:
         """The ops that begin the work of a chain at `stage`, or those that end it."""
-        kind = kinds_of(self.problem, stage)[-1 if last else 0]
+        kind = kinds_of(self.problem, stage, self.given)[-1 if last else 0]
         return [at for at, op in enumerate(self.ops) if op.stage == stage and op.kind is kind]
+
+    def uses_of_layers(self) -> dict[int, list[tuple[int, int]]]:
+        """The first and the last op of each use of a layer that several stages compute."""
+        kinds = [kinds_of(self.problem, stage, self.given)[-1] for stage in range(self.problem.shape.num_stages)]
+        return {
+            layer: [
+                (self.number[Op(stage, Kind.F, chain)], self.number[Op(stage, kinds[stage], chain)]) for stage, chain in users
+            ]
+            for layer, users in layer_users(self.problem, self.given).items()
+        }
 
 
 def _earliest(least: Ints, edges: Ints) -> Ints | None:
@@ -75,7 +86,9 @@ def _latest(timing: OpTimes, edges: Ints, ends: Ints) -> Ints:
 def whole_times(timing: OpTimes, schedule: Schedule, rough: list[float], periods: range) -> Ints | None:
     """Whole starts in the order of the rough ones, for the routes and fusing of `schedule`, with the least possible period."""
     problem, indices = timing.problem, timing.indices
-    lengths = np.array([lengths_us(problem, op)[int(schedule.is_fused[indices[op]])] for op in timing.ops], dtype=np.int64)
+    fused = [int(schedule.is_fused[indices[op]]) for op in timing.ops]
+    each = [lengths_us(problem, op, timing.given)[how] for op, how in zip(timing.ops, fused, strict=True)]
+    lengths = np.array(each, dtype=np.int64)
     rows: dict[tuple[int, int], list[int]] = {}
     for at in sorted(range(len(rough)), key=lambda at: (rough[at], lengths[at])):
         op = timing.ops[at]
@@ -88,7 +101,18 @@ def whole_times(timing: OpTimes, schedule: Schedule, rough: list[float], periods
             room_us = period_us - finish_us(problem, stage)
             at_stage = [row for (where, _), row in rows.items() if where == stage]
             closing += [(last[-1], first[0], lengths[last[-1]] - room_us) for last in at_stage for first in at_stage]
+        closing += _layer_edges(timing, lengths, period_us)
         starts = _earliest(np.zeros_like(lengths), np.concatenate([fixed, np.array(closing, dtype=np.int64).reshape(-1, 3)]))
         if starts is not None:
             return starts
     return None
+
+
+def _layer_edges(timing: OpTimes, lengths: Ints, period_us: int) -> list[tuple[int, int, int]]:
+    """From the end of every use of a shared layer to the start of every use in the next iteration."""
+    held, edges = timing.problem.held_layers, []
+    for layer, users in timing.uses_of_layers().items():
+        assert held is not None
+        room_us = period_us - held.finish_of_layer_us[layer]
+        edges += [(last, first, int(lengths[last]) - room_us) for _, last in users for first, _ in users]
+    return edges

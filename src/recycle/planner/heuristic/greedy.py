@@ -4,6 +4,7 @@ The search effort is counted in placed ops, not in seconds, so that the same pro
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 
@@ -14,6 +15,7 @@ from recycle.core.problem import Problem, Techniques
 from recycle.core.profile import Profile
 from recycle.planner.heuristic.forward_backward import ForwardBackwardSchedule, forward_backward, splits_all_backwards
 from recycle.planner.heuristic.known_settings import portfolio
+from recycle.planner.heuristic.order_search import improve
 from recycle.planner.heuristic.search import ListSchedule, Search, neighbour
 from recycle.planner.model.chain_cuts import assignments
 from recycle.planner.model.schedule import Schedule
@@ -28,6 +30,11 @@ _MOST_RUNS, _LARGE_OPS = 2000, 400_000
 _PORTFOLIO_SHARE, _NUM_PASSED, _NUM_STARTS = 0.5, 8, 4
 # All assignments together are tried with this share of the runs, before the best of them is searched.
 _ASSIGNMENT_SHARE = 0.3
+# Where chains may be cut, list scheduling gets this share of its runs, and the rest goes to steps that change orders and cuts: a
+# step takes as long as a run on so many times fewer ops. No more than so many steps, and so many ops in all of them together.
+_RUNS_SHARE_WITH_CUTS, _STEPS_OF_A_RUN, _MOST_STEPS, _MOST_STEPPED_OPS = 0.4, 16, 400_000, 200_000_000
+# With fewer steps than one for so many ops, runs find more.
+_MOST_OPS_OF_A_STEP = 50
 # A search of this many runs calls every kernel.
 _RUNS_OF_ALL = 100
 
@@ -50,6 +57,9 @@ def solve_greedy(
     first_runs = max(1, round(num_runs * _FIRST_SHARE))
     if num_ops > _LARGE_OPS:
         num_runs = first_runs
+    num_steps = _num_steps(problem, effort)
+    if num_steps:
+        num_runs = max(1, round(num_runs * _RUNS_SHARE_WITH_CUTS))
     search = _most_promising(problem, bound_us, num_runs)
     best: _Scheduled | None = None
     for number, found in _schedules(search, num_runs):
@@ -58,11 +68,25 @@ def solve_greedy(
         if best.score[0] <= bound_us or is_close or out_of_time():
             break
     assert best is not None
-    return search.schedule(best.starts)
+    schedule = search.schedule(best.starts)
+    is_close = best.score[0] <= _CLOSE * (bound_us if least_us is None else least_us)
+    if num_steps and not is_close and splits_all_backwards(search):
+        schedule = improve(problem, schedule, bound_us, num_steps, out_of_time)
+    return schedule
 
 
 def _num_ops(problem: Problem) -> int:
     return problem.shape.num_stages * problem.shape.num_chains * (3 if problem.techniques.decoupled else 2)
+
+
+def _num_steps(problem: Problem, effort: int) -> int:
+    """How many steps change orders and cuts: none without shared layers, or where there are too few of them for so many ops."""
+    num_ops = _num_ops(problem)
+    if problem.held_layers is None or problem.shape.num_stages == 1 or not problem.techniques.decoupled:
+        return 0
+    stepped_ops = min(_MOST_STEPPED_OPS, int(effort * (1 - _RUNS_SHARE_WITH_CUTS) * _STEPS_OF_A_RUN))
+    num_steps = min(_MOST_STEPS, stepped_ops // num_ops)
+    return num_steps if num_steps * _MOST_OPS_OF_A_STEP >= num_ops else 0
 
 
 def _most_promising(problem: Problem, bound_us: int, num_runs: int) -> Search:
@@ -82,9 +106,11 @@ def compile_kernels() -> None:
     Compiling takes a quarter of a minute, once on a machine.
     """
     for is_decoupled in (True, False):
-        small = Problem(Cluster(Shape(2, 2, 2)), Profile.uniform(2, 1, 1, 1), techniques=Techniques(decoupled=is_decoupled))
+        profile = Profile.uniform(2, 1, 1, 1).with_equal_layers(2)
+        small = Problem(Cluster(Shape(2, 2, 2)), profile, techniques=Techniques(decoupled=is_decoupled))
         # A bound that no schedule reaches, so that everything is tried.
-        solve_greedy(small, bound_us=0, effort=_RUNS_OF_ALL * _num_ops(small))
+        for problem in (small, replace(small, shared_layers=1)):
+            solve_greedy(problem, bound_us=0, effort=_RUNS_OF_ALL * _num_ops(small))
 
 
 def _schedules(search: Search, num_runs: int) -> Iterator[tuple[int, _Scheduled]]:

@@ -61,20 +61,18 @@ def layer_work(problem: Problem, num_layers: int) -> tuple[int, ...]:
     return (0, *accumulate(each))
 
 
-def least_time_us(line: WorkLine) -> float:
-    """The least time in which all stages can do their work, however it is split.
+def fits(line: WorkLine, room_us: Sequence[float]) -> bool:
+    """Whether all work can be split so that no stage has more than its `room_us`.
 
-    For a run of stages, the work that cannot be moved to other stages, over their speed: the highest value over all runs.
+    Each stage in turn takes as much as it can, but not beyond the last cut that the next boundary allows. No other split gets
+    further at any boundary.
     """
-    best, num_stages = 0.0, len(line.speeds)
-    for first in range(num_stages):
-        speed = lost = 0.0
-        for last in range(first, num_stages):
-            speed += line.speeds[last]
-            lost += line.speeds[last] * line.lost_us[last]
-            stuck = line.work_us[line.lows[last + 1]] - line.work_us[line.highs[first]]
-            best = max(best, (max(0.0, stuck) + lost) / speed)
-    return best
+    done = 0.0
+    for stage, room in enumerate(room_us, start=1):
+        done = min(done + room, line.work_us[line.highs[stage]])
+        if done < line.work_us[line.lows[stage]] - 1e-6:
+            return False
+    return True
 
 
 def split_points_us(line: WorkLine) -> list[float]:

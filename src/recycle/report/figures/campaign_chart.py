@@ -14,6 +14,11 @@ LineStyle = tuple[str, str | tuple[int, tuple[float, ...]]]
 # A system has the same line in every picture.
 _SYSTEM_LINES: dict[str, LineStyle] = {
     "recycle": ("#0072B2", "-"),
+    "recycle-rerouting": ("#4C9BD6", (0, (10, 1))),
+    "elaswave": ("#E69F00", (0, (5, 1, 1, 1))),
+    "resihp": ("#B2182B", (0, (3, 1, 1, 1))),
+    "odyssey": ("#1B7837", (0, (7, 1, 2, 1))),
+    "odyssey-rerouting": ("#A6A6D8", (0, (1, 1.5))),
     "oobleck": ("#D55E00", (0, (6, 1.5))),
     "bamboo": ("#009E73", (0, (3, 1.2))),
     "varuna": ("#CC79A7", (0, (1, 1))),

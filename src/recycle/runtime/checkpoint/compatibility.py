@@ -75,7 +75,7 @@ def _refuse_other_batch(checkpoint: Checkpoint, there: Mapping[str, Any], here: 
 
 def _other_stages(checkpoint: Checkpoint, old: Any, new: Any, is_old: bool) -> str:
     if is_old:
-        why = "is of an earlier release and does not say which layers they have"
+        why = "the checkpoint is of an earlier release, which does not say what layers its stages have"
         advice = f"resume with {old} stages, and its next checkpoint can be resumed with {new}"
     else:
         why = "a stage of it or of this job does not say what its layers are"

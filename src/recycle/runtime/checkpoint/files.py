@@ -127,13 +127,22 @@ def find_checkpoints(folder: Path, suffix: str = "") -> dict[int, Path]:
 
 def read_checkpoint(folder: Path, checks_sizes: bool = True) -> Checkpoint:
     """Read the checkpoint in `folder`; raise if its manifest is invalid, or a file has another size than in the manifest."""
-    checkpoint = checkpoint_of(folder, read_json(folder / MANIFEST, FORMAT, VERSION))
+    checkpoint = _checkpoint_of(folder, read_json(folder / MANIFEST, FORMAT, VERSION))
     for file in checkpoint.files if checks_sizes else ():
         refuse_other_size(folder, file)
     return checkpoint
 
 
-def checkpoint_of(folder: Path, manifest: Mapping[str, Any]) -> Checkpoint:
+def parse_checkpoint(folder: Path, manifest: bytes) -> Checkpoint:
+    """The checkpoint in `folder`, of which another machine has sent the manifest."""
+    try:
+        parsed = json.loads(manifest)
+    except (ValueError, RecursionError) as problem:
+        raise FileProblem(f"{folder / MANIFEST} is not JSON ({problem}): it is corrupt") from None
+    return _checkpoint_of(folder, parsed)
+
+
+def _checkpoint_of(folder: Path, manifest: Mapping[str, Any]) -> Checkpoint:
     """The checkpoint in `folder` by its manifest; raise if the manifest is invalid."""
     match manifest:
         case {"num_steps": int(num_steps), "fingerprint": dict(fingerprint), "files": [*entries]}:

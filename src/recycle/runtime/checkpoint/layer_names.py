@@ -14,8 +14,8 @@ from torch import nn
 from recycle.core.errors import Uncuttable
 from recycle.runtime.compute.elastic_stage import held_layers, layers_of, named_tensors
 
-Place = tuple[int, str]
-"""A layer by its number in the model, and the name of a tensor in it."""
+LayerTensor = tuple[int, str]
+"""A tensor of the model: the number of its layer, and its name in the layer. They are the same in every shape."""
 TensorSource = tuple[int, str]
 """A stage, and the name of a tensor in its file."""
 
@@ -24,12 +24,12 @@ TensorSource = tuple[int, str]
 class LayerNames:
     """For each layer of each stage, the names of its tensors in the stage by their names in the layer.
 
-    `ties` has all places of every tensor that has several: one tensor in two layers, as embedding and head of GPT-2. `model` has,
+    `ties` has every tensor that several layers have, as embedding and head of GPT-2 do. `model` has,
     for each layer, the names of its tensors in the whole model. A run keeps them when it is resumed with other stages.
     """
 
     stages: tuple[tuple[Mapping[str, str], ...], ...]
-    ties: tuple[tuple[Place, ...], ...] = ()
+    ties: tuple[tuple[LayerTensor, ...], ...] = ()
     model: tuple[Mapping[str, str], ...] = ()
 
     @property
@@ -37,9 +37,9 @@ class LayerNames:
         """The layers of each stage."""
         return [range(start, stop) for start, stop in pairwise([0, *accumulate(map(len, self.stages))])]
 
-    def sources(self) -> dict[Place, TensorSource]:
-        """The stage and the name there of the tensor at each place."""
-        found: dict[Place, TensorSource] = {}
+    def sources(self) -> dict[LayerTensor, TensorSource]:
+        """The stage, and the name there, of each tensor."""
+        found: dict[LayerTensor, TensorSource] = {}
         for stage, (numbers, layers) in enumerate(zip(self.ranges, self.stages, strict=True)):
             for number, names in zip(numbers, layers, strict=True):
                 found |= {(number, name): (stage, there) for name, there in names.items()}
@@ -79,7 +79,7 @@ def find_layer_names(stages: Sequence[nn.Module]) -> LayerNames:
         Uncuttable: A stage does not say what its layers are, or they are not all that it computes.
     """
     named: list[tuple[Mapping[str, str], ...]] = []
-    places: dict[int, list[Place]] = {}
+    found: dict[int, list[LayerTensor]] = {}
     number = 0
     for index, stage in enumerate(stages):
         layers = layers_of(stage)
@@ -94,19 +94,19 @@ def find_layer_names(stages: Sequence[nn.Module]) -> LayerNames:
                 raise Uncuttable(f"a layer of stage {index} has {other[0]}, which the stage itself does not have")
             of_stage.append({name: names[id(value)] for name, value in tensors})
             for name, value in tensors:
-                places.setdefault(id(value), []).append((number, name))
+                found.setdefault(id(value), []).append((number, name))
             number += 1
-        if other := sorted(name for value, name in names.items() if value not in places):
+        if other := sorted(name for value, name in names.items() if value not in found):
             raise Uncuttable(f"stage {index} has {other[0]} in none of its layers: make it part of one")
         named.append(tuple(of_stage))
-    return LayerNames(tuple(named), tuple(tuple(each) for each in places.values() if len(each) > 1), _model_names(stages))
+    return LayerNames(tuple(named), tuple(tuple(each) for each in found.values() if len(each) > 1), _model_names(stages))
 
 
 def _model_names(stages: Sequence[nn.Module]) -> tuple[Mapping[str, str], ...]:
     """The names of the tensors in the whole model: those in their stages, or, if these are not unique, layer and name there.
 
-    The latter are the names in an `nn.Sequential` of all layers. A tensor that a stage has under several names has as many
-    places in its layers, in the same order.
+    The latter are the names in an `nn.Sequential` of all layers. A tensor that a stage has under several names is as
+    many times in its layers, in the same order.
     """
     owners: dict[str, set[int]] = {}
     by_stage, by_number = list[dict[str, str]](), list[dict[str, str]]()
@@ -126,10 +126,10 @@ def _model_names(stages: Sequence[nn.Module]) -> tuple[Mapping[str, str], ...]:
     return tuple(by_stage if all(len(values) == 1 for values in owners.values()) else by_number)
 
 
-def places_in(module: nn.Module, own_layers: range) -> dict[str, Place]:
-    """The place in the model of each tensor of a stage, by its name in the stage; guests count with their own layers."""
-    places: dict[int, Place] = {}
+def layer_tensors_in(module: nn.Module, own_layers: range) -> dict[str, LayerTensor]:
+    """The tensors of a stage, by their names in the stage; those of guests are of the guests' layers."""
+    found: dict[int, LayerTensor] = {}
     for number, layer in held_layers(module, own_layers).items():
         for name, value in named_tensors(layer):
-            places.setdefault(id(value), (number, name))
-    return {name: places[id(value)] for name, value in named_tensors(module)}
+            found.setdefault(id(value), (number, name))
+    return {name: found[id(value)] for name, value in named_tensors(module)}

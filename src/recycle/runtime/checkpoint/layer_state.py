@@ -107,12 +107,12 @@ def _refuse_other_options(number: int, had: list[tuple[_OptimizerOfFile, int]]) 
     """Raise if the parameters of a group come from groups whose options differ."""
     seen = {(file.stage, group): file.options(group) for file, group in had}
     (first, options), *others = seen.items()
-    for place, other in others:
+    for (stage, _), other in others:
         for key in sorted(options.keys() | other.keys()):
             if options.get(key) != other.get(key):
                 raise ForeignRun(
                     f"parameter group {number} of this job joins parameters whose groups differ in the checkpoint, {key} is "
-                    f"{options.get(key)} at stage {first[0]} and {other.get(key)} at stage {place[0]}: make a group for each"
+                    f"{options.get(key)} at stage {first[0]} and {other.get(key)} at stage {stage}: make a group for each"
                 )
 
 

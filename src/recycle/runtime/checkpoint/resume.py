@@ -17,10 +17,11 @@ from recycle.runtime.checkpoint.files import (
     StageFile,
     find_checkpoints,
     read_checkpoint,
+    refuse_other_size,
     stage_file,
     stage_metadata,
 )
-from recycle.runtime.checkpoint.layer_names import LayerNames, TensorSource, find_layer_names, places_in
+from recycle.runtime.checkpoint.layer_names import LayerNames, TensorSource, find_layer_names, layer_tensors_in
 from recycle.runtime.checkpoint.layer_state import joined_snapshot
 from recycle.runtime.checkpoint.state import Snapshot, put_back, put_weights
 from recycle.runtime.checkpoint.tensor_file import load_tensors
@@ -91,6 +92,7 @@ def load_stage(
     """
 
     def read(number: int) -> Loaded:
+        refuse_other_size(checkpoint.folder, checkpoint.files[number])
         _refuse_other_bytes(checkpoint.folder, checkpoint.files[number], pulse)
         return load_tensors(checkpoint.folder / stage_file(number))
 
@@ -129,10 +131,10 @@ def _sources(checkpoint: Checkpoint, stage: int, module: nn.Module, layers: Laye
     # With the same files, the names are those of this job, also if it splits its stages into other layers than before.
     known = (layers if there is None or there.files() == layers.files() else there).sources()
     sources = {}
-    for name, place in places_in(module, layers.ranges[stage]).items():
-        if place not in known:
-            raise ForeignRun(f"the checkpoint has no {place[1]} of layer {place[0]}, which this job trains")
-        sources[name] = known[place]
+    for name, tensor in layer_tensors_in(module, layers.ranges[stage]).items():
+        if tensor not in known:
+            raise ForeignRun(f"the checkpoint has no {tensor[1]} of layer {tensor[0]}, which this job trains")
+        sources[name] = known[tensor]
     return sources
 
 

@@ -68,13 +68,13 @@ class PlanRequests:
             if done < len(made):
                 made[done].add_done_callback(lambda future: compare(done + 1))
                 return
-            plans = [None if future.cancelled() or future.exception() is not None else future.result().plan for future in made]
-            if (new := plans[0]) is None:
+            found = [None if future.cancelled() or future.exception() is not None else future.result() for future in made]
+            if (new := found[0]) is None:
                 deliver(None)
                 return
-            others = [plan for plan in plans[1:] if plan is not None]
-            compared = prefetch.compare([with_speeds(present, speeds), new, *others])
-            compared.add_done_callback(lambda future: deliver(None if future.cancelled() else PlanPeriods(*future.result())))
+            others = [assignment.plan for assignment in found[1:] if assignment is not None]
+            periods = prefetch.compare([with_speeds(present, speeds), new.plan, *others])
+            periods.add_done_callback(lambda future: deliver(_periods(future, new, without)))
 
         compare(0)
 
@@ -97,6 +97,15 @@ class PlanRequests:
             held = f"the workers of this job share {self._shared_layers}"
             return ForeignPlan(f"the plan after a failure is for stages that share {shared} layers, but {held}: plan again")
         return outcome
+
+
+def _periods(future: Future[list[int]], new: PlanAssignment, slowest: Worker | None) -> PlanPeriods | None:
+    """The periods of the present plan, of the new one, and of one without the slowest worker, if there is such a plan."""
+    if future.cancelled():
+        return None
+    present_us, new_us, *without_us = future.result()
+    rows = [row for row in new.plan.rows if new.places[row.worker] == slowest]
+    return PlanPeriods(present_us, new_us, without_us[0] if without_us else None, not any(row.kinds for row in rows))
 
 
 def _outcome(future: Future[PlanAssignment]) -> PlanOutcome:

@@ -24,7 +24,7 @@ from recycle.runtime.coordinator.plan_requests import PlanRequests
 from recycle.runtime.worker.worker_reports import IterationApplied
 
 # How long a change of plans takes, until the first one was measured.
-_PAUSE_US = 1_000_000.0
+_PAUSE_US = 250_000.0
 
 
 class SpeedPlanning:

@@ -61,7 +61,8 @@ class GradientReduction:
 
         Buckets come after the parts of earlier homes, as on all peers: these must be complete before the last op.
         """
-        if len(self._buckets) == 1 or any(part.complete_at >= self._last for part in self._early):
+        begun_at = [max(part.complete_at, self._warm_up) for part in self._early]  # `after` begins nothing in the warm-up
+        if len(self._buckets) == 1 or any(index >= self._last for index in begun_at):
             return None
         return partial(play_last, buckets=self._buckets, on_complete=self._begin)
 

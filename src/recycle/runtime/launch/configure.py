@@ -37,10 +37,10 @@ def worker_spec(
         num_steps=job.steps,
         # Without the plan source: a worker must not load a planner.
         options=replace(job.options, failures=FailureOptions(compare_every=job.options.failures.compare_every)),
-        layers=job.layers,
         checkpoint_folder=None if folder is None else folder / CHECKPOINTS,
         file_transfer=file_transfer,
         deaths=deaths,
+        layers=job.layers,
     )
 
 

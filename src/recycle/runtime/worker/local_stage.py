@@ -1,6 +1,5 @@
 """LocalStage: the stage that a worker process holds: its place, its state, and its checkpoints. It outlives an epoch."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,7 @@ from recycle.control.decide.messages import SAVE, ProgressReport, StartEpoch
 from recycle.control.drift.op_pace import op_class, pace_of
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem
-from recycle.runtime.checkpoint.files import MANIFEST, checkpoint_of, read_checkpoint, stage_file, step_folder
+from recycle.runtime.checkpoint.files import MANIFEST, parse_checkpoint, read_checkpoint, stage_file, step_folder
 from recycle.runtime.checkpoint.resume import Loaded, load_stage, put_stage
 from recycle.runtime.checkpoint.tensor_file import read_tensors
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved, StageWriter
@@ -136,13 +135,13 @@ class LocalStage:
             load_stage(checkpoint, self.number, module, optimizer, self._pulse, self._spec.layers)
             return
         name = f"{folder.name}/{MANIFEST}"
-        manifest = file_transfer.download(name, lambda stream, size_bytes: json.loads(stream.read(size_bytes)), self._pulse)
+        checkpoint = parse_checkpoint(folder, file_transfer.download(name, lambda stream, size: stream.read(size), self._pulse))
 
         def read(number: int) -> Loaded:
             name = f"{folder.name}/{stage_file(number)}"
             return file_transfer.download(name, partial(read_tensors, source=name), self._pulse)
 
-        put_stage(checkpoint_of(folder, manifest), read, self.number, module, optimizer, self._spec.layers)
+        put_stage(checkpoint, read, self.number, module, optimizer, self._spec.layers)
 
     def _pulse(self, num_bytes: int) -> None:
         if not self._goes_on(num_bytes > 0):

@@ -47,10 +47,10 @@ class WorkerSpec:
     make_optimizer: MakeOptimizer
     num_steps: int
     options: TrainOptions
-    layers: LayerNames | None = None
     checkpoint_folder: Path | None = None
     file_transfer: FileTransfer | None = None
     deaths: Path | None = None
+    layers: LayerNames | None = None
 
 
 def pickled(value: Any) -> bytes:

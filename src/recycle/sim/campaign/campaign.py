@@ -17,9 +17,16 @@ from recycle.core.release import source_digest
 from recycle.host.parallel_map import parallel_map
 from recycle.sim.campaign.placement import membership_changes
 from recycle.sim.campaign.trace_simulation import simulate_trace
+from recycle.sim.iteration_times import IterationTimes
 from recycle.sim.job import SimulatedJob
 from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import SYSTEMS, SystemContext, parse_systems
+
+# The iteration times of the systems that make plans for a number of dead workers.
+TIMINGS_OF: dict[str, Callable[[SystemContext], IterationTimes]] = {
+    "recycle": lambda context: context.cut_timings,
+    "recycle-rerouting": lambda context: context.timings,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +44,18 @@ class Case:
         if folder is None:
             return None
         job, constants = asdict(self.context.job), asdict(self.context.constants)
-        text = json.dumps([source_digest(), self.system, job, constants, repr(self.trace)], sort_keys=True)
+        given = [source_digest(), self.system, job, constants, self.context.shared_layers, repr(self.trace)]
+        text = json.dumps(given, sort_keys=True)
         return folder / f"simulation-{hashlib.sha256(text.encode()).hexdigest()[:24]}.jsonl"
 
 
 def simulate(
-    job: SimulatedJob, trace: Trace, systems: str = "all", constants: Constants | None = None, folder: Path | None = None
+    job: SimulatedJob,
+    trace: Trace,
+    systems: str = "all",
+    constants: Constants | None = None,
+    folder: Path | None = None,
+    shared_layers: int | None = None,
 ) -> dict[str, list[Event]]:
     """Simulate training systems over one failure trace.
 
@@ -52,6 +65,7 @@ def simulate(
         systems: Names of systems, separated by commas, or `all`; `recycle simulate --help` lists them.
         constants: Pauses and checkpoint costs of all systems; the default depends on the size of the model.
         folder: Where plans and records are cached; nothing is cached without it.
+        shared_layers: How many layers neighbouring stages of ReCycle share; by default the best of 0 to 2 by its plans.
 
     Returns:
         The record of each system, by name: its events from the start to the end of the trace. `recycle.measure` sums one up.
@@ -69,7 +83,8 @@ def simulate(
         >>> 0 < runs["recycle"].throughput < runs["ideal"].throughput
         True
     """
-    context = SystemContext(job, constants or Constants.for_model(job.model.num_parameters), folder)
+    constants = constants or Constants.for_model(job.model.num_parameters)
+    context = SystemContext(job, constants, folder, shared_layers=shared_layers)
     names = parse_systems(systems)
     return dict(zip(names, run_cases([Case(name, context, trace) for name in names]), strict=True))
 
@@ -94,12 +109,12 @@ def run_cases(cases: Sequence[Case], tick: Callable[[int], None] = lambda done: 
 def _prepare(cases: Sequence[Case]) -> None:
     """Make the plans of ReCycle in parallel; a simulation alone would make them one after another."""
     for case in cases:
-        if case.system == "recycle" and case.context.constants.recycle.moves:
+        if case.system in TIMINGS_OF and case.context.constants.recycle.moves:
             num_nodes = case.context.job.num_nodes
             fewest = min(count for _, count in live_counts(case.trace))
             num_stages = case.context.job.shape.num_stages
             most_failures = min(num_nodes - min(fewest, num_nodes), num_nodes - num_stages)
-            case.context.timings.prepare(most_failures)
+            TIMINGS_OF[case.system](case.context).prepare(range(most_failures + 1))
 
 
 def _simulate_case(case: Case) -> list[Event]:

@@ -1,12 +1,11 @@
 """Placement: which node of a trace holds which place of the cluster."""
 
 from collections.abc import Iterable, Iterator
-from itertools import groupby
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
-from recycle.core.events.trace import Change, Trace
-from recycle.sim.policy import Members, MembershipChange
+from recycle.core.events.trace import Change, Slowdown, Trace
+from recycle.sim.policy import ChangeKind, Members, MembershipChange
 
 
 class Placement:
@@ -18,11 +17,19 @@ class Placement:
         self._place_of: dict[str, Worker] = {}
         self._spare: dict[str, None] = {}
 
-    @property
-    def members(self) -> Members:
-        return Members(self._shape, frozenset(self._place_of.values()), len(self._spare))
+    def members(self, slow: Iterable[Slowdown] = ()) -> Members:
+        """The members while these nodes are slow; slowdowns of one node multiply."""
+        speeds: tuple[dict[Worker, float], dict[Worker, float]] = ({}, {})
+        for one in slow:
+            if (place := self._place_of.get(one.node)) is not None:
+                found = speeds[one.is_link]
+                found[place] = round(found.get(place, 1.0) * one.speed, 3)
+        computing, links = (tuple(sorted(found.items())) for found in speeds)
+        return Members(self._shape, frozenset(self._place_of.values()), len(self._spare), computing, links)
 
-    def change(self, at_us: int, leaving: Iterable[str], joining: Iterable[str]) -> MembershipChange:
+    def change(
+        self, at_us: int, leaving: Iterable[str], joining: Iterable[str], slow: Iterable[Slowdown] = ()
+    ) -> MembershipChange:
         before = frozenset(self._place_of.values())
         joiners = list(joining)
         emptied = [place for node in leaving if (place := self._leave(node)) is not None]
@@ -31,7 +38,7 @@ class Placement:
             self._place_node(node)
         while self._free and self._spare:
             self._place_node(next(iter(self._spare)))
-        members = self.members
+        members = self.members(slow)
         left = tuple(place for place in emptied if place in before)
         joined = tuple(sorted(members.live - (before - set(left))))
         return MembershipChange(at_us, members, left, joined)
@@ -85,18 +92,46 @@ def ready_changes(changes: Iterable[Change], ready_us: int) -> list[Change]:
 
 
 def membership_changes(trace: Trace, shape: Shape, ready_us: int) -> Iterator[MembershipChange]:
-    """Yield the initial members, then every change; changes at one time are one event."""
+    """Yield the initial members, then every change of members or speeds; changes at one time are one event."""
     placement, present = Placement(shape), set(trace.initial)
-    yield placement.change(0, (), trace.initial)
-    for at_us, group in groupby(ready_changes(trace.later, ready_us), key=lambda change: change.at_us):
+    slow = {number for number, one in enumerate(trace.slowdowns) if one.start_us == 0}
+    first = placement.change(0, (), trace.initial, [trace.slowdowns[number] for number in slow])
+    yield first
+    known = first.members
+    for at_us, (changes, begins, ends) in _by_time(trace, ready_us):
         if at_us >= trace.end_us:
             return
-        before, changes = frozenset(present), list(group)
-        for change in changes:
-            (present.add if change.joins else present.discard)(change.node)
-        nodes = dict.fromkeys(change.node for change in changes)
-        gone = {change.node for change in changes if not change.joins}
-        # A node that leaves and joins again at the same time has lost its state.
-        leaving = [node for node in nodes if node in before and node in gone]
-        joining = [node for node in nodes if node in present and (node not in before or node in gone)]
-        yield placement.change(at_us, leaving, joining)
+        slow = (slow | begins) - ends
+        slowdowns = [trace.slowdowns[number] for number in sorted(slow)]
+        if changes:
+            change = placement.change(at_us, *_leaving_and_joining(changes, present), slowdowns)
+        else:
+            change = MembershipChange(at_us, placement.members(slowdowns), kind=ChangeKind.SPEEDS)
+        # A slowdown of a node without a place changes nothing.
+        if changes or change.members != known:
+            yield change
+        known = change.members
+
+
+def _by_time(trace: Trace, ready_us: int) -> list[tuple[int, tuple[list[Change], set[int], set[int]]]]:
+    """The changes of nodes, and the numbers of the slowdowns that begin and end, by time."""
+    found: dict[int, tuple[list[Change], set[int], set[int]]] = {}
+    for change in ready_changes(trace.later, ready_us):
+        found.setdefault(change.at_us, ([], set(), set()))[0].append(change)
+    for number, slow in enumerate(trace.slowdowns):
+        if slow.start_us:
+            found.setdefault(slow.start_us, ([], set(), set()))[1].add(number)
+        found.setdefault(slow.end_us, ([], set(), set()))[2].add(number)
+    return sorted(found.items())
+
+
+def _leaving_and_joining(changes: list[Change], present: set[str]) -> tuple[list[str], list[str]]:
+    """The nodes that leave and those that join in changes at one time; `present` is brought up to date."""
+    before = frozenset(present)
+    for change in changes:
+        (present.add if change.joins else present.discard)(change.node)
+    nodes = dict.fromkeys(change.node for change in changes)
+    gone = {change.node for change in changes if not change.joins}
+    # A node that leaves and joins again at the same time has lost its state.
+    leaving = [node for node in nodes if node in before and node in gone]
+    return leaving, [node for node in nodes if node in present and (node not in before or node in gone)]

@@ -5,12 +5,13 @@ Every microsecond is in exactly one spell.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 from recycle.core.cluster import Shape
 from recycle.core.events.record import Changed, Event, Spell
 from recycle.core.events.trace import Trace
 from recycle.sim.campaign.placement import membership_changes
-from recycle.sim.policy import DOWN, Loss, Pause, PolicyDecision, System
+from recycle.sim.policy import DOWN, ChangeKind, Loss, MembershipChange, Pause, PolicyDecision, System
 
 
 def simulate_trace(system: System, trace: Trace, shape: Shape, ready_us: int = 0) -> list[Event]:
@@ -20,12 +21,19 @@ def simulate_trace(system: System, trace: Trace, shape: Shape, ready_us: int = 0
     job = _JobTimeline(first.members.num_live)
     decision = system.begin(first.members)
     job.apply(decision)
-    for change in changes:
-        job.advance(change.at_us)
-        decision = system.change(change, decision.state)
-        job.num_live = change.members.num_live
-        job.apply(decision)
-    job.advance(trace.end_us)
+    members = first.members
+    for change in chain(changes, [None]):
+        until_us = change.at_us if change else trace.end_us
+        while decision.review_us and job.now_us + decision.review_us < until_us:
+            job.advance(job.now_us + decision.review_us)
+            decision = system.change(MembershipChange(job.now_us, members, kind=ChangeKind.REVIEW), decision.state)
+            job.apply(decision)
+        job.advance(until_us)
+        if change:
+            members = change.members
+            decision = system.change(change, decision.state)
+            job.num_live = members.num_live
+            job.apply(decision)
     return [*_changed_events(trace), *job.finish()]
 
 

@@ -45,5 +45,5 @@ def run_ablation(folder: Path | None) -> ExperimentResult:
 
 def _shares(job: SimulatedJob, techniques: Techniques, base_us: int, folder: Path | None) -> list[float]:
     timings = IterationTimes(job.problem(techniques), folder)
-    timings.prepare(MOST_FAILURES)
+    timings.prepare(range(MOST_FAILURES + 1))
     return [round(base_us / timings.normalized(count).period_us, 6) for count in range(1, MOST_FAILURES + 1)]

@@ -1,15 +1,17 @@
 """Scale: the paper's large models on up to 1,536 GPUs with 1, 5 and 10 % dead workers, and a month on 16,384 GPUs."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
+from typing import Any
 
 from recycle.core.cluster import Shape
 from recycle.core.events.record import Spell
 from recycle.sim import failure_traces
 from recycle.sim.campaign.campaign import Case, run_cases
 from recycle.sim.job import SimulatedJob
-from recycle.sim.policy import Members
+from recycle.sim.policy import Members, System
 from recycle.sim.reproduce.experiment_result import BarPanel, ExperimentResult, ResultTable
 from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import SYSTEMS, SystemContext
@@ -18,7 +20,29 @@ GPU = "a100-80"
 TENSOR_PARALLEL = 8
 SHARES = (0.01, 0.05, 0.10)
 NUM_SEEDS = 20
-STEADY = ("fault-scaled", "recycle", "oobleck", "replica-drop")
+STEADY = (
+    "fault-scaled",
+    "recycle",
+    "recycle-rerouting",
+    "resihp",
+    "elaswave",
+    "odyssey",
+    "odyssey-rerouting",
+    "oobleck",
+    "replica-drop",
+)
+# How much faster than ReCycle the papers of other systems measured theirs.
+PUBLISHED_RATIOS = {
+    "elaswave": "1.35 (96 NPUs)",
+    "odyssey": "up to 1.355 (32 cards)",
+    "resihp": "1.22 to 1.82 (256 A100, fail-stop)",
+    "recycle": "",
+}
+# ResiHP where each dead worker has lost one of its GPUs only: no other system can use the others.
+ONE_GPU_LOST = "resihp, 1 GPU lost"
+COLUMNS = (*STEADY, ONE_GPU_LOST)
+HEAD = ("cluster", "micro-batches", "shared layers", "dead", *COLUMNS)
+COMPARED = ("odyssey-rerouting", "recycle-rerouting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +73,26 @@ _DAY_US = 86_400_000_000
 
 def run_scale(folder: Path | None) -> ExperimentResult:
     """Return the steady throughput of every cluster at every share of dead workers, and the throughput of the month."""
-    facts: dict[str, object] = {}
+    facts: dict[str, Any] = {}
     rows, panels = [], []
     for cluster in CLUSTERS:
         for num_pipelines, num_stages in cluster.shapes:
             shape = Shape(num_pipelines, num_stages, cluster.batch // num_pipelines // MICROBATCH)
-            shares = _steady(cluster.model, shape, folder)
+            num_shared, shares = _steady(cluster.model, shape, folder)
             name = f"{cluster.model}, {cluster.num_gpus} GPUs, {num_pipelines} x {num_stages}"
             facts[name] = shares
             for number, share in enumerate(SHARES):
-                values = [f"{shares[system][number]:.3f}" for system in STEADY]
-                rows.append([name, str(shape.num_microbatches), f"{share:.0%}", *values])
+                values = [f"{shares[system][number]:.3f}" for system in COLUMNS]
+                rows.append([name, str(shape.num_microbatches), str(num_shared), f"{share:.0%}", *values])
             panels.append(
                 BarPanel(f"{cluster.model}, {num_pipelines} x {num_stages}", [f"{share:.0%}" for share in SHARES], shares)
             )
+    cells = list(facts.values())
     month = _month(folder)
     facts["month"] = month
     tables = (
-        ResultTable("Steady throughput, as a share of fault-free 1F1B", [["cluster", "micro-batches", "dead", *STEADY], *rows]),
+        ResultTable("Steady throughput, as a share of fault-free 1F1B", [HEAD, *rows]),
+        ResultTable("Throughput over that of ReCycle without cuts, in all cells of the table above", _ratio_rows(cells)),
         ResultTable(
             f"{MONTH_DAYS} days on 16,384 GPUs at the failure rate of the Llama 3 run",
             [["system", "of fault-free 1F1B"], *([name, f"{value:.4f}"] for name, value in month.items())],
@@ -82,30 +108,51 @@ _ASSUMPTIONS = (
     "shapes are ours: one deep, as the paper's 64 stages suggest, and one wide, with the same workers",
     f"global batches are those of Megatron-LM for the same models and GPU counts, in micro-batches of {MICROBATCH} samples",
     "steady state: no pause is counted; the number of dead workers is rounded up",
-    f"replica-drop: which pipelines are hit is random, the mean of {NUM_SEEDS} draws; all others depend on the number alone",
+    f"which workers are dead is random: means of {NUM_SEEDS} draws; for oobleck, fault-scaled and both recycle the number counts",
+    "recycle has elastic cuts with as many shared layers as pay, 0 to 2; recycle-rerouting has none",
+    f"{ONE_GPU_LOST}: each dead worker has lost one of its {TENSOR_PARALLEL} GPUs, and goes on with half of them; others drop it",
+    "odyssey-rerouting is ReCycle as Odyssey's paper estimates it, without split backward and staggered step",
     f"the month: {MONTH_MODEL} on {MONTH_GPU}, 128 x 16 workers of 8 GPUs, pauses with the default constants",
     f"every worker fails by itself ({INTERRUPTIONS} interruptions in {INTERRUPTED_DAYS} days on {INTERRUPTED_GPUS:,} GPUs)",
     f"a failed worker is back after {MONTH_REJOIN_H} h",
 )
 
 
-def _context(model: str, gpu: str, shape: Shape, folder: Path | None) -> SystemContext:
+def _ratio_rows(cells: Sequence[Mapping[str, Sequence[float]]]) -> list[list[str]]:
+    """For each system its published ratio to ReCycle, and the least, the median and the greatest of ours."""
+    rows = [["system", "published, over ReCycle", *(f"ours, over {other}" for other in COMPARED)]]
+    for system, published in PUBLISHED_RATIOS.items():
+        row = [system, published]
+        for other in COMPARED:
+            pairs = [(one, two) for cell in cells for one, two in zip(cell[system], cell[other], strict=True)]
+            ratios = [one / two for one, two in pairs if two]
+            row.append(f"{min(ratios):.2f} to {max(ratios):.2f}, median {median(ratios):.2f}" if ratios else "")
+        rows.append(row)
+    return rows
+
+
+def scale_context(model: str, gpu: str, shape: Shape, folder: Path | None) -> SystemContext:
     job = SimulatedJob.of(model, gpu, shape, TENSOR_PARALLEL)
     return SystemContext(job, Constants.for_model(job.model.num_parameters), folder)
 
 
-def _steady(model: str, shape: Shape, folder: Path | None) -> dict[str, list[float]]:
-    """The throughput of each system at each share of dead workers, relative to fault-free 1F1B."""
-    context = _context(f"{model},microbatch={MICROBATCH}", GPU, shape, folder)
+def _steady(model: str, shape: Shape, folder: Path | None) -> tuple[int, dict[str, list[float]]]:
+    """The number of shared layers, and the throughput of each system at each share of dead workers, over fault-free 1F1B."""
+    context = scale_context(f"{model},microbatch={MICROBATCH}", GPU, shape, folder)
     fault_free = context.job.samples_per_step * 1e6 / context.baseline.period_us
     counts = [-(-round(share * 1000) * shape.num_workers // 1000) for share in SHARES]
-    context.timings.prepare(max(counts))
-    return {name: [round(_mean_rate(context, name, count) / fault_free, 6) for count in counts] for name in STEADY}
+    context.timings.prepare(counts)
+    context.cut_timings.prepare(counts)
+    constants = context.constants
+    partly = replace(context, constants=replace(constants, resihp=replace(constants.resihp, gpu_failures=True)))
+    systems = {name: SYSTEMS[name](context) for name in STEADY} | {ONE_GPU_LOST: SYSTEMS["resihp"](partly)}
+    draws = [_draws(shape, count, NUM_SEEDS) for count in counts]
+    shares = {name: [round(mean_rate(system, each) / fault_free, 6) for each in draws] for name, system in systems.items()}
+    return context.num_shared, shares
 
 
-def _mean_rate(context: SystemContext, name: str, num_dead: int) -> float:
-    system = SYSTEMS[name](context)
-    draws = _draws(context.job.shape, num_dead, NUM_SEEDS)
+def mean_rate(system: System, draws: Sequence[Members]) -> float:
+    """The mean throughput of a system that has adapted to each of these members."""
     return mean(system.begin(members).steady_state.samples_per_s for members in draws)
 
 
@@ -121,7 +168,7 @@ def _draws(shape: Shape, num_dead: int, num_seeds: int) -> list[Members]:
 
 def _month(folder: Path | None) -> dict[str, float]:
     """The throughput of each system over the month, as a share of fault-free 1F1B."""
-    context = _context(MONTH_MODEL, MONTH_GPU, MONTH_SHAPE, folder)
+    context = scale_context(MONTH_MODEL, MONTH_GPU, MONTH_SHAPE, folder)
     num_workers = INTERRUPTED_GPUS // TENSOR_PARALLEL
     mtbf_us = INTERRUPTED_DAYS * _DAY_US * num_workers // INTERRUPTIONS
     nodes = failure_traces.worker_names(MONTH_SHAPE.num_pipelines, MONTH_SHAPE.num_stages)

@@ -2,7 +2,8 @@
 
 `ideal`: every live worker computes all the time, without bubble, reduction or pause, in steps so short that no change waits for
 one. No system that runs the same ops on the same workers can be faster. `fault-scaled`: the paper's baseline, fault-free 1F1B
-times the share of live workers; a system that fills the bubbles of 1F1B can be faster.
+times the share of live workers; a system that fills the bubbles of 1F1B can be faster. For both,
+a slow worker counts by its speed.
 """
 
 import math
@@ -26,10 +27,10 @@ class Ideal:
     name: str = "ideal"
 
     def begin(self, members: Members) -> PolicyDecision:
-        num_live = min(members.num_live, self.job.num_nodes)
-        if not num_live:
+        capacity = min(members.capacity, self.job.num_nodes)
+        if not capacity:
             return PolicyDecision(DOWN)
-        sample_us = self.job.scale * self.timing.work_us / num_live / self.job.samples_per_step
+        sample_us = self.job.scale * self.timing.work_us / capacity / self.job.samples_per_step
         samples = min(self.job.samples_per_step, math.ceil(_STEP_US / sample_us))
         return PolicyDecision(SteadyState(max(1, int(samples * sample_us)), samples))
 
@@ -46,10 +47,10 @@ class FaultScaled:
     name: str = "fault-scaled"
 
     def begin(self, members: Members) -> PolicyDecision:
-        num_live = min(members.num_live, self.job.num_nodes)
-        if not num_live:
+        capacity = min(members.capacity, self.job.num_nodes)
+        if not capacity:
             return PolicyDecision(DOWN)
-        step_us = self.job.scaled_us(self.timing.period_us * self.job.num_nodes / num_live)
+        step_us = self.job.scaled_us(self.timing.period_us * self.job.num_nodes / capacity)
         return PolicyDecision(SteadyState(step_us, self.job.samples_per_step, self.timing.busy_share(self.job.num_nodes)))
 
     def change(self, event: MembershipChange, state: Any) -> PolicyDecision:

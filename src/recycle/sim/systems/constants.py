@@ -25,7 +25,7 @@ class RecycleConstants:
     """Pauses of a recovery of ReCycle: assumptions that a real run can replace by measurements.
 
     A death is pushed, not timed out; communicators are rebuilt once; plans are looked up. Checkpoints are written in the
-    background, and are loaded only when a stage has lost all its workers.
+    background, and are loaded only when a stage has lost all its workers. After `notice_steps` a worker is known to be slow.
     """
 
     detect_us: int = _SECOND
@@ -34,6 +34,7 @@ class RecycleConstants:
     plan_us: int = _SECOND // 2
     restart_us: int = 300 * _SECOND
     checkpoint_interval_us: int = 1800 * _SECOND
+    notice_steps: int = 10
     moves: bool = True
 
 
@@ -70,6 +71,41 @@ class CheckpointConstants:
 
 
 @dataclass(frozen=True, slots=True)
+class ElasWaveConstants:
+    """Pauses of ElasWave, the share of a copy that training hides, and how fast a slow stage can be clocked."""
+
+    detect_us: int = _SECOND
+    regroup_us: int = _SECOND
+    hidden_percent: int = 51
+    clock_percent: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class OdysseyConstants:
+    """Pauses of Odyssey beside its copies: assumed to be as long as those of ReCycle."""
+
+    detect_us: int = _SECOND
+    regroup_us: int = 5 * _SECOND
+    plan_us: int = _SECOND // 2
+
+
+@dataclass(frozen=True, slots=True)
+class ResiHPConstants:
+    """Pauses of ResiHP beside its copies, assumed as long as those of ReCycle, and how it sees slow workers.
+
+    `threshold_percent`: a step that takes so much longer than predicted is a failure. `notice_steps`: after so many steps it is
+    known. With `gpu_failures`, a node that leaves has lost one GPU only, and its worker goes on with half of its GPUs.
+    """
+
+    detect_us: int = _SECOND
+    regroup_us: int = 5 * _SECOND
+    plan_us: int = _SECOND // 2
+    threshold_percent: int = 25
+    notice_steps: int = 10
+    gpu_failures: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Constants:
     """The constants of all systems, and the time until an added node can be used, which is the same for all."""
 
@@ -77,6 +113,9 @@ class Constants:
     bamboo: BambooConstants
     varuna: CheckpointConstants
     recycle: RecycleConstants = field(default_factory=RecycleConstants)
+    elaswave: ElasWaveConstants = field(default_factory=ElasWaveConstants)
+    odyssey: OdysseyConstants = field(default_factory=OdysseyConstants)
+    resihp: ResiHPConstants = field(default_factory=ResiHPConstants)
     replica_drop: ReplicaDropConstants = field(default_factory=ReplicaDropConstants)
     checkpoint_restart: CheckpointConstants = field(default_factory=CheckpointConstants)
     ready_us: int = 45 * _SECOND

@@ -8,13 +8,18 @@ from recycle.core.errors import UserError
 from recycle.sim.iteration_times import IterationTime, IterationTimes, one_f_one_b_time
 from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import System
+from recycle.sim.shared_layer_choice import choose_shared_layers
 from recycle.sim.systems.bamboo import Bamboo
 from recycle.sim.systems.baselines import FaultScaled, Ideal
 from recycle.sim.systems.checkpoint_restart import CheckpointRestart
 from recycle.sim.systems.constants import CheckpointConstants, Constants, young_us
+from recycle.sim.systems.elaswave import ElasWave
+from recycle.sim.systems.odyssey import Odyssey, OdysseyRerouting
 from recycle.sim.systems.oobleck.policy import Oobleck
 from recycle.sim.systems.recycle import Recycle
 from recycle.sim.systems.replica_drop import ReplicaDrop
+from recycle.sim.systems.resihp import ResiHP
+from recycle.sim.systems.slow_steps import waiting
 from recycle.sim.systems.varuna import Varuna, best_layout
 
 DAY_US = 86_400_000_000
@@ -24,13 +29,15 @@ DAY_US = 86_400_000_000
 class SystemContext:
     """The job, the constants of all systems, the cache folder, and the expected time between two failures.
 
-    Systems with checkpoints set their interval by `mtbf_us`.
+    Systems with checkpoints set their interval by `mtbf_us`. `shared_layers` is how many layers neighbouring stages of ReCycle
+    share; None chooses.
     """
 
     job: SimulatedJob
     constants: Constants
     folder: Path | None = None
     mtbf_us: int = DAY_US
+    shared_layers: int | None = None
 
     @property
     def baseline(self) -> IterationTime:
@@ -39,7 +46,18 @@ class SystemContext:
 
     @property
     def timings(self) -> IterationTimes:
+        """Iteration times by re-routing alone."""
         return IterationTimes(self.job.problem(), self.folder)
+
+    @property
+    def num_shared(self) -> int:
+        """The given or chosen number of shared layers."""
+        return choose_shared_layers(self.job, self.folder) if self.shared_layers is None else self.shared_layers
+
+    @property
+    def cut_timings(self) -> IterationTimes:
+        """Iteration times with elastic cuts."""
+        return IterationTimes(self.job.problem(shared_layers=self.num_shared), self.folder)
 
     def steps_between_checkpoints(self, costs: CheckpointConstants, step_us: int) -> int:
         """The steps in the configured interval, or in Young's interval if that is 0."""
@@ -53,6 +71,10 @@ def _varuna(context: SystemContext) -> System:
     return Varuna(context.job, every, costs.checkpoint_us, costs.restart_us)
 
 
+def _odyssey(context: SystemContext) -> System:
+    return Odyssey(context.job, context.constants.odyssey, context.mtbf_us, context.constants.oobleck.faults)
+
+
 def _checkpoint_restart(context: SystemContext, has_spares: bool = False) -> System:
     costs, baseline = context.constants.checkpoint_restart, context.baseline
     step_us = context.job.scaled_us(baseline.period_us)
@@ -61,13 +83,26 @@ def _checkpoint_restart(context: SystemContext, has_spares: bool = False) -> Sys
 
 
 SYSTEMS: dict[str, Callable[[SystemContext], System]] = {
-    "recycle": lambda context: Recycle(context.job, context.timings, context.constants.recycle),
-    "oobleck": lambda context: Oobleck(context.job, context.constants.oobleck.reconfigure_us, context.constants.oobleck.faults),
-    "bamboo": lambda context: Bamboo(context.job, context.constants.bamboo.rebalance_us, context.constants.bamboo.fatal_us),
-    "varuna": _varuna,
-    "replica-drop": lambda context: ReplicaDrop(context.job, context.baseline, context.constants.replica_drop.reconfigure_us),
-    "checkpoint-restart": _checkpoint_restart,
-    "checkpoint-restart-spare": lambda context: _checkpoint_restart(context, has_spares=True),
+    "recycle": lambda context: Recycle(context.job, context.cut_timings, context.constants.recycle),
+    "recycle-rerouting": waiting(
+        lambda context: Recycle(context.job, context.timings, context.constants.recycle, name="recycle-rerouting")
+    ),
+    "elaswave": waiting(lambda context: ElasWave(context.job, context.constants.elaswave)),
+    "resihp": lambda context: ResiHP(context.job, context.constants.resihp),
+    "odyssey": waiting(_odyssey),
+    "odyssey-rerouting": waiting(lambda context: OdysseyRerouting(context.job, context.constants.odyssey)),
+    "oobleck": waiting(
+        lambda context: Oobleck(context.job, context.constants.oobleck.reconfigure_us, context.constants.oobleck.faults)
+    ),
+    "bamboo": waiting(
+        lambda context: Bamboo(context.job, context.constants.bamboo.rebalance_us, context.constants.bamboo.fatal_us)
+    ),
+    "varuna": waiting(_varuna),
+    "replica-drop": waiting(
+        lambda context: ReplicaDrop(context.job, context.baseline, context.constants.replica_drop.reconfigure_us)
+    ),
+    "checkpoint-restart": waiting(_checkpoint_restart),
+    "checkpoint-restart-spare": waiting(lambda context: _checkpoint_restart(context, has_spares=True)),
     "fault-scaled": lambda context: FaultScaled(context.job, context.baseline),
     "ideal": lambda context: Ideal(context.job, context.baseline),
 }

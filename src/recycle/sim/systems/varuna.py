@@ -73,7 +73,7 @@ class Varuna:
 def best_layout(job: SimulatedJob, num_nodes: int) -> VarunaLayout | None:
     """Return the fastest layout of `job` on so many nodes, None if no depth fits."""
     usable = min(num_nodes, job.num_nodes)
-    layouts = [_layout(job, depth, usable // depth) for depth in depths(job.model.num_layers) if depth <= usable]
+    layouts = [layout_of(job, depth, usable // depth) for depth in depths(job.model.num_layers) if depth <= usable]
     return min((layout for layout in layouts if layout), key=lambda layout: layout.step_us, default=None)
 
 
@@ -82,7 +82,7 @@ def depths(num_layers: int) -> list[int]:
     return [depth for depth in range(1, num_layers) if num_layers % depth == 0] or [1]
 
 
-def _layout(job: SimulatedJob, num_stages: int, num_pipelines: int) -> VarunaLayout | None:
+def layout_of(job: SimulatedJob, num_stages: int, num_pipelines: int) -> VarunaLayout | None:
     """The layout of this depth, None if a stage does not fit in a GPU's memory."""
     profile = job.profile(num_stages)
     num_microbatches = -(-job.num_microbatches // num_pipelines)

@@ -31,8 +31,6 @@ from recycle.runtime.coordinator.ledger.worker_processes import WorkerProcesses
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerFinished, WorkerReport, WorkerWarned
 
-_RECENT = 4
-
 
 class RunLedger:
     """Takes worker reports, and publishes events. An iteration is written once, when all its workers have reported it.
@@ -180,7 +178,7 @@ class RunLedger:
     @property
     def recent_us(self) -> int:
         """The median time of the last iterations."""
-        return usual_us(self._times_us[-_RECENT:])
+        return usual_us(self._times_us[-4:])
 
     @property
     def num_steps(self) -> int:

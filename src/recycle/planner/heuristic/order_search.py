@@ -1,0 +1,75 @@
+"""The last part of the greedy method where chains may be cut: improve the best schedule by changes of its orders and cuts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from recycle.core.op import Kind
+from recycle.core.problem import Problem
+from recycle.planner.heuristic.order_kernel import CutTables, improve_orders
+from recycle.planner.heuristic.search import UNLIMITED
+from recycle.planner.model.assignment import Assignment, Ints, speeds_of
+from recycle.planner.model.load_split import work_line
+from recycle.planner.model.schedule import Schedule, comms_of
+
+# Steps go in so many parts, each from the best schedule so far, and each with less warmth than the one before.
+_NUM_PARTS = 20
+# With few steps for each op only those that help are taken; with more, worse ones help to leave a local optimum.
+_MOST_WARMTH, _WARMTH_OF_A_STEP = 0.3, 0.007
+
+
+def improve(
+    problem: Problem, schedule: Schedule, bound_us: int, num_steps: int, out_of_time: Callable[[], bool] = lambda: False
+) -> Schedule:
+    """Return the schedule after `num_steps` small changes of orders and cuts, or the same one if none helped.
+
+    The problem has shared layers, and every backward pass of the schedule is split.
+    """
+    held = problem.held_layers
+    assert held is not None
+    base: Ints = np.array(held.sums.bounds, dtype=np.int64)[:, None]
+    positions = base + schedule.assignment.offsets
+    starts = np.stack([schedule.forward_us, schedule.input_us, schedule.weight_us])
+    tables, rng = _tables(problem, schedule, bound_us), np.random.default_rng(0)
+    warmth = min(_MOST_WARMTH, _WARMTH_OF_A_STEP * num_steps / starts.size)
+    period_us = schedule.period_us(problem)
+    for part in range(_NUM_PARTS):
+        if period_us <= bound_us or out_of_time():
+            break
+        randoms = rng.random((-(-num_steps // _NUM_PARTS), 6))
+        cooled = warmth * (1 - part / _NUM_PARTS)
+        period_us = improve_orders(tables, cooled, randoms, positions, starts)
+    if period_us >= schedule.period_us(problem):
+        return schedule
+    assignment = Assignment.of(problem, schedule.pipeline, positions - base)
+    return replace(schedule, assignment=assignment, forward_us=starts[0], input_us=starts[1], weight_us=starts[2])
+
+
+def _tables(problem: Problem, schedule: Schedule, bound_us: int) -> CutTables:
+    held, stages, is_staggered = problem.held_layers, range(problem.shape.num_stages), problem.techniques.staggered
+    assert held is not None
+    line, num_layers, sums = work_line(problem), held.sums.num_layers, held.sums.sums
+    slowest = max(map(problem.optimizer_us, stages))
+    capacities = [problem.capacity(stage) for stage in stages]
+    counts = tuple(range(num_layers + 1))
+    in_bytes = problem.memory.unit == "bytes"
+    return CutTables(
+        pipeline=schedule.pipeline,
+        comm=comms_of(problem),
+        finish=_ints([problem.finish_us(s) if is_staggered else problem.reduce_us(s) + slowest for s in stages]),
+        # Synchronous steps wait for all layers anyway.
+        layer_finish=_ints([held.finish_of_layer_us.get(layer, -1) for layer in range(num_layers if is_staggered else 0)]),
+        capacity=_ints([UNLIMITED if each is None else each for each in capacities]),
+        times=_ints([held.sums.times(kind) for kind in (Kind.F, Kind.I, Kind.W)]),
+        sizes=_ints([sums["activation_bytes"], sums["weight_held_bytes"]] if in_bytes else [counts, counts]),
+        thousandths=np.rint(speeds_of(problem) * 1000).astype(np.int64),
+        lows=_ints(line.lows),
+        highs=_ints(line.highs),
+        is_staggered=is_staggered,
+        bound=bound_us,
+    )
+
+
+def _ints(values: Sequence[int] | Sequence[Sequence[int]]) -> Ints:
+    return np.array(values, dtype=np.int64)

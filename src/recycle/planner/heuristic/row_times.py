@@ -1,0 +1,161 @@
+"""Compiled times of a schedule that is given by the order of its rows: what follows from a small change of an order or a cut.
+
+An op is a number: (kind * S + stage) * N + chain, for S stages and N chains.
+"""
+
+import numpy as np
+
+from recycle.planner.heuristic.list_scheduling_kernel import F, I, compiled, uncounted
+from recycle.planner.model.assignment import Ints
+
+_NONE = -1
+# Columns of `links`, a row an op: the ops that it waits for and the ops that wait for it, besides its neighbours in the row, at
+# its own stage (HERE) and at a neighbouring one (THERE), the time of the message between these, and what it belongs to.
+NEED_HERE, NEED_THERE, NEED_US, NEXT_HERE, NEXT_THERE, NEXT_US, STAGE, CHAIN, WORKER, KIND, NUM_LINKS = range(11)
+# Norm in which the excess of workers over the bound is measured: high, so that the worst ones count most.
+_NORM = 8
+
+
+@compiled
+def make_links(pipeline: Ints, comm: Ints, num_pipelines: int) -> Ints:
+    num_stages, num_chains = pipeline.shape
+    num_each = num_stages * num_chains
+    links = np.full((3 * num_each, NUM_LINKS), _NONE)
+    for op in range(3 * num_each):
+        kind, stage, chain = op // num_each, op // num_chains % num_stages, op % num_chains
+        links[op, STAGE], links[op, CHAIN], links[op, KIND] = stage, chain, kind
+        links[op, WORKER] = stage * num_pipelines + pipeline[stage, chain]
+        if kind != F:
+            links[op, NEED_HERE] = op - num_each
+            links[op - num_each, NEXT_HERE] = op
+        neighbour = stage - 1 if kind == F else stage + 1
+        if kind <= I and 0 <= neighbour < num_stages:
+            there = op + (neighbour - stage) * num_chains
+            links[op, NEED_THERE], links[op, NEED_US] = there, comm[min(stage, neighbour)]
+            links[there, NEXT_THERE], links[there, NEXT_US] = op, comm[min(stage, neighbour)]
+    return links
+
+
+@uncounted
+def _sort(links: Ints, before: Ints, after: Ints, missing: Ints, sequence: Ints) -> bool:
+    """Fill `sequence` with all ops, each after those that it waits for; False if rows contradict the needs."""
+    num_ops, size = before.size, 0
+    for op in range(num_ops):
+        missing[op] = (before[op] >= 0) + (links[op, NEED_HERE] >= 0) + (links[op, NEED_THERE] >= 0)
+        if missing[op] == 0:
+            sequence[size] = op
+            size += 1
+    at = 0
+    while at < size:
+        op = sequence[at]
+        at += 1
+        for follower in (after[op], links[op, NEXT_HERE], links[op, NEXT_THERE]):
+            if follower >= 0:
+                missing[follower] -= 1
+                if missing[follower] == 0:
+                    sequence[size] = follower
+                    size += 1
+    return size == num_ops
+
+
+@uncounted
+def _shift_left(links: Ints, lengths: Ints, before: Ints, sequence: Ints, opens: Ints, starts: Ints) -> None:
+    for op in sequence:
+        start = opens[links[op, STAGE]]
+        row, here, there = before[op], links[op, NEED_HERE], links[op, NEED_THERE]
+        if row >= 0:
+            start = max(start, starts[row] + lengths[row])
+        if here >= 0:
+            start = max(start, starts[here] + lengths[here])
+        if there >= 0:
+            start = max(start, starts[there] + lengths[there] + links[op, NEED_US])
+        starts[op] = start
+
+
+@uncounted
+def _shift_right(links: Ints, lengths: Ints, after: Ints, sequence: Ints, closes: Ints, starts: Ints) -> None:
+    for index in range(sequence.size - 1, -1, -1):
+        op = sequence[index]
+        end = closes[links[op, STAGE]]
+        row, here, there = after[op], links[op, NEXT_HERE], links[op, NEXT_THERE]
+        if row >= 0:
+            end = min(end, starts[row])
+        if here >= 0:
+            end = min(end, starts[here])
+        if there >= 0:
+            end = min(end, starts[there] - links[op, NEXT_US])
+        starts[op] = end - lengths[op]
+
+
+@compiled
+def retime_rows(
+    links: Ints, lengths: Ints, before: Ints, after: Ints, missing: Ints, sequence: Ints, opens: Ints, starts: Ints
+) -> bool:
+    """Compute the starts that follow from the rows; False if there are none. `opens` becomes the first start of each stage."""
+    if not _sort(links, before, after, missing, sequence):
+        return False
+    num_ops = before.size
+    opens[:] = 0
+    _shift_left(links, lengths, before, sequence, opens, starts)
+    closes = np.zeros(opens.size, np.int64)
+    for op in range(num_ops // 3 * 2, num_ops):
+        closes[links[op, STAGE]] = max(closes[links[op, STAGE]], starts[op] + lengths[op])
+    _shift_right(links, lengths, after, sequence, closes, starts)
+    opens[:] = 1 << 60
+    for op in range(num_ops // 3):
+        opens[links[op, STAGE]] = min(opens[links[op, STAGE]], starts[op])
+    _shift_left(links, lengths, before, sequence, opens, starts)
+    return True
+
+
+@compiled
+def make_rows(links: Ints, starts: Ints, num_workers: int) -> tuple[Ints, Ints, Ints]:
+    """The first op of each row, and the op before and after each op in its row."""
+    heads, tails = np.full(num_workers, _NONE), np.full(num_workers, _NONE)
+    before, after = np.full(starts.size, _NONE), np.full(starts.size, _NONE)
+    for op in np.argsort(starts.reshape(-1)):  # every op takes time, so that no two of a row start at once
+        worker = links[op, WORKER]
+        before[op] = tails[worker]
+        if tails[worker] >= 0:
+            after[tails[worker]] = op
+        else:
+            heads[worker] = op
+        tails[worker] = op
+    return heads, before, after
+
+
+@compiled
+def measure_times(
+    links: Ints,
+    positions: Ints,
+    finish: Ints,
+    layer_finish: Ints,
+    is_staggered: bool,
+    bound: int,
+    lengths: Ints,
+    starts: Ints,
+    opens: Ints,
+    spans: Ints,
+) -> tuple[int, float]:
+    """Fill `spans`; return the period, and how far workers and shared layers exceed the bound, the worst most of all."""
+    num_each = starts.size // 3
+    first, period, total = opens.min(), np.int64(0), 0.0
+    firsts, lasts = np.full(layer_finish.size, np.int64(1) << 60), np.full(layer_finish.size, -(np.int64(1) << 60))
+    spans[:] = 0
+    for op in range(num_each):
+        stage, chain, worker = links[op, STAGE], links[op, CHAIN], links[op, WORKER]
+        end = starts[op + 2 * num_each] + lengths[op + 2 * num_each]
+        spans[worker] = max(spans[worker], end - (opens[stage] if is_staggered else first) + finish[stage])
+        if layer_finish.size:
+            for layer in range(positions[stage, chain], positions[stage + 1, chain]):
+                firsts[layer] = min(firsts[layer], starts[op])
+                lasts[layer] = max(lasts[layer], end)
+    for span in spans:
+        period = max(period, span)
+        total += max(0.0, float(span - bound)) ** _NORM
+    for layer in range(layer_finish.size):
+        if layer_finish[layer] >= 0:
+            span = lasts[layer] - firsts[layer] + layer_finish[layer]
+            period = max(period, span)
+            total += max(0.0, float(span - bound)) ** _NORM
+    return int(period), float((total / spans.size) ** (1 / _NORM))

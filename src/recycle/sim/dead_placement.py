@@ -1,0 +1,60 @@
+"""spread_failures(): where a number of dead workers costs least when neighbouring stages share layers.
+
+Failure Normalization looks at each stage alone. With shared layers work flows from stage to stage, but only so many layers across
+each boundary: dead workers are best far apart. So they are placed one after another, each where the load bound stays lowest, and
+then exchanged between stages as long as that lowers it.
+"""
+
+from dataclasses import replace
+
+from recycle.core.plans.library import without_failures
+from recycle.core.problem import Problem
+from recycle.planner.failure_normalization import Distribution
+from recycle.planner.model.load_split import WorkLine, least_time_us, work_line
+
+_MOST_STAGES = 16  # with more of them, dead workers are far apart anyway, and each exchange takes longer to look at
+
+
+def spread_failures(problem: Problem, num_failures: int) -> Distribution:
+    """Return how many of the dead workers each stage has; every stage keeps a live one."""
+    line = work_line(without_failures(problem))
+    dead, most = [0] * problem.shape.num_stages, problem.shape.num_pipelines - 1
+    for _ in range(num_failures):
+        stages = [stage for stage, num in enumerate(dead) if num < most]
+        best = min(stages, key=lambda stage: (_time_with_us(line, stage), dead[stage], -_distance(dead, stage), stage))
+        dead[best] += 1
+        line = _with_one(line, best, -1)
+    if len(dead) <= _MOST_STAGES:
+        _improve(dead, most, line)
+    return tuple(dead)
+
+
+def _improve(dead: list[int], most: int, line: WorkLine) -> None:
+    """Move dead workers from stage to stage, one at a time, as long as that lowers the bound."""
+    pairs = [(source, target) for source in range(len(dead)) for target in range(len(dead)) if source != target]
+    is_better = True
+    while is_better:
+        is_better = False
+        for source, target in pairs:
+            if dead[source] and dead[target] < most:
+                moved = _with_one(_with_one(line, source, 1), target, -1)
+                if least_time_us(moved) < least_time_us(line) * (1 - 1e-9):
+                    dead[source] -= 1
+                    dead[target] += 1
+                    line, is_better = moved, True
+
+
+def _with_one(line: WorkLine, stage: int, change: int) -> WorkLine:
+    """The line with so many live workers more at a stage."""
+    return replace(line, speeds=(*line.speeds[:stage], line.speeds[stage] + change, *line.speeds[stage + 1 :]))
+
+
+def _time_with_us(line: WorkLine, stage: int) -> int:
+    """The least time if one more worker of `stage` is dead."""
+    return round(least_time_us(_with_one(line, stage, -1)))
+
+
+def _distance(dead: list[int], stage: int) -> int:
+    """The number of stages to the nearest one with a dead worker; the ends of the pipeline count as half as near."""
+    others = [abs(stage - other) for other, num in enumerate(dead) if num]
+    return min([*others, 2 * stage + 1, 2 * (len(dead) - 1 - stage) + 1])

@@ -1,0 +1,189 @@
+"""What the coordinator does about speeds: it names workers, compares plans, and plans failures for the speeds it knows."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import recycle
+from recycle.control.drift.plan_change import PlanPeriods
+from recycle.core.cluster import Worker
+from recycle.core.events.op_columns import OpColumns
+from recycle.core.events.record import Recovered, SpeedChanged
+from recycle.core.plans.plan_source import PlanAssignment
+from recycle.runtime.compute.optimizer_step import StepVerdict
+from recycle.runtime.coordinator.speed_planning import SpeedPlanning
+from recycle.runtime.worker.worker_reports import IterationApplied
+
+PROBLEM = recycle.problem(3, 2, 4, costs="10,13,9")
+PLAN = recycle.solve(PROBLEM, "greedy", effort=2000)
+PLACES = {str(row.worker): number for number, row in enumerate(PLAN.rows)}
+SLOW = Worker(1, 1)
+SECOND = 1_000_000
+
+
+@dataclass
+class FakePlans:
+    """Plans that are never made; what is asked for is kept, and comparisons are answered by the test."""
+
+    knows_speeds: bool = True
+    asked: list[tuple[Any, ...]] = field(default_factory=list)
+    comparisons: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def request(self, failed: Any, speeds: Any) -> None:
+        self.asked.append(("request", failed, speeds))
+
+    def expect(self, failed: Any, speeds: Any) -> None:
+        self.asked.append(("expect", failed, speeds))
+
+    def prefetch(self, failed: Any, speeds: Any) -> None:
+        self.asked.append(("prefetch", failed, speeds))
+
+    def compare(self, present: Any, speeds: Any, without: Any, deliver: Any) -> None:
+        self.comparisons.append((present, speeds, without, deliver))
+
+
+@dataclass
+class FakeLedger:
+    events: list[Any] = field(default_factory=list)
+    num_steps: int = 0
+    recent_us: int = SECOND
+
+    def now_us(self) -> int:
+        return 5
+
+    def write(self, event: Any) -> None:
+        self.events.append(event)
+
+    def warn(self, text: str) -> None:
+        self.events.append(text)
+
+
+class Job:
+    """Speed planning of a job of 3 x 2 workers, with everything around it recorded."""
+
+    def __init__(self, follows: bool = True, knows_speeds: bool = True, num_steps: int = 1000) -> None:
+        self.plans, self.ledger, self.causes = FakePlans(knows_speeds), FakeLedger(), list[str]()
+        members = {number: SimpleNamespace(number=number, place=Worker.parse(place)) for place, number in PLACES.items()}
+        self.members, left = _Table(members), lambda: self.causes.append("left")
+        coordinator: Any = SimpleNamespace(members=self.members, change_plan=self.causes.append, update_membership=left)
+        initial = PlanAssignment(PLAN, {row.worker: row.worker for row in PLAN.rows}, "the first")
+        config: Any = SimpleNamespace(initial=initial, num_steps=num_steps, follows_speeds=follows)
+        plans: Any = self.plans
+        ledger: Any = self.ledger
+        self.planning = SpeedPlanning(config, plans, ledger, lambda call: call(), lambda: coordinator)
+        self.iteration = 0
+        self.planning.start_epoch(PLAN, 0, PLACES)
+
+    def iterate(self, num: int, speed: float = 1.0) -> None:
+        """Let all report iterations in which W1_1 has this speed."""
+        for _ in range(num):
+            for place, number in PLACES.items():
+                worker = Worker.parse(place)
+                time_us = round(1000 / (speed if worker == SLOW else 1.0))
+                pace = {"F": (4, time_us), "B": (4, 2 * time_us)}
+                report = IterationApplied(worker, self.iteration, {}, OpColumns(), StepVerdict(1.0, 1.0), pace=pace)
+                self.planning.add(number, report)
+            self.iteration += 1
+
+    def compared(self, present_us: int, new_us: int, without_us: int | None = None) -> None:
+        *_, deliver = self.plans.comparisons.pop()
+        deliver(PlanPeriods(present_us, new_us, without_us))
+
+
+class _Table(dict[int, Any]):
+    @property
+    def placed(self) -> list[Any]:
+        return list(self.values())
+
+
+def test_a_slow_worker_is_named_and_a_better_plan_is_taken() -> None:
+    job = Job()
+    job.iterate(4)
+    job.iterate(3, 0.6)
+    assert job.ledger.events == [SpeedChanged(5, "W1_1", 0.6, 4)]
+    present, speeds, without, _ = job.plans.comparisons[0]
+    assert (present, speeds, without) == (PLAN, ((SLOW, 0.6),), None)
+    job.compared(150, 110)
+    assert len(job.causes) == 1
+    assert job.causes[0].startswith("W1_1 at 0.6 of the speed of peers; ")
+
+
+def test_a_plan_that_is_hardly_better_is_not_taken_and_not_compared_again() -> None:
+    job = Job()
+    job.iterate(4)
+    job.iterate(3, 0.6)
+    job.compared(150, 149)
+    job.iterate(20, 0.6)
+    assert (job.causes, job.plans.comparisons) == ([], [])
+
+
+def test_a_failure_is_planned_for_with_the_speeds() -> None:
+    job = Job()
+    job.iterate(4)
+    job.planning.request(frozenset())
+    assert job.plans.asked[-1] == ("request", frozenset(), ())
+    job.iterate(3, 0.6)
+    assert job.plans.asked[-1] == ("prefetch", frozenset(), ((SLOW, 0.6),))
+    dead = frozenset({Worker(0, 0)})
+    job.planning.expect(dead)
+    job.planning.request(dead)
+    assert job.plans.asked[-2:] == [("expect", dead, ((SLOW, 0.6),)), ("request", dead, ((SLOW, 0.6),))]
+
+
+def test_a_worker_that_is_far_too_slow_is_let_go_and_named() -> None:
+    job = Job()
+    job.iterate(4)
+    job.iterate(3, 0.1)
+    assert job.plans.comparisons[0][2] == SLOW
+    job.compared(1000, 500, 150)
+    member = job.members[PLACES["W1_1"]]
+    assert member.is_leaving
+    assert "left out" in member.leaves_because
+    assert "W1_1 leaves: it is left out" in job.ledger.events[-1]
+    assert job.causes == ["left"]
+
+
+def test_speeds_that_change_while_plans_are_compared_are_compared_again() -> None:
+    job = Job()
+    job.iterate(4)
+    job.iterate(3, 0.6)
+    job.iterate(6, 0.3)
+    assert len(job.plans.comparisons) == 1, "one comparison at a time"
+    job.compared(150, 100)
+    assert job.causes == []
+    assert job.plans.comparisons[0][1] == ((SLOW, 0.3),)
+
+
+def test_the_speeds_of_a_plan_are_known_to_a_coordinator_that_takes_over() -> None:
+    job = Job()
+    planned = recycle.solve(recycle.problem(3, 2, 4, costs="10,13,9", speeds="W1_1=0.6"), "greedy", effort=2000)
+    again = Job()
+    again.planning._watch.keep_only({})
+    again.planning.start_epoch(planned, 7, PLACES)
+    again.planning.request(frozenset())
+    assert again.plans.asked[-1] == ("request", frozenset(), ((SLOW, 0.6),))
+    assert again.plans.comparisons == []
+    assert again.ledger.events == [SpeedChanged(5, "W1_1", 0.6, 7)]
+    assert job.ledger.events == []
+
+
+def test_a_change_must_be_worth_the_pause_that_the_last_one_took() -> None:
+    job = Job(num_steps=20)
+    job.planning.recovered(Recovered(0, 1, 2, (), True, "another plan", 3, regroup_us=10 * SECOND))
+    job.iterate(4)
+    job.iterate(3, 0.6)
+    job.compared(150, 110)
+    assert job.causes == []
+
+
+@pytest.mark.parametrize(("follows", "knows_speeds"), [(False, True), (True, False)])
+def test_a_job_that_does_not_follow_speeds_only_names_them(follows: bool, knows_speeds: bool) -> None:
+    job = Job(follows, knows_speeds)
+    job.iterate(4)
+    job.iterate(3, 0.6)
+    assert job.ledger.events == [SpeedChanged(5, "W1_1", 0.6, 4)]
+    assert job.plans.comparisons == []
+    job.planning.request(frozenset())
+    assert job.plans.asked[-1] == ("request", frozenset(), None)
