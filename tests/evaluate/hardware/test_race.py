@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recycle.core.errors import FileProblem
+from recycle.core.errors import FileProblem, WorkerFailed
 from recycle.core.events.op_columns import OPTIMIZER, REDUCE
 from recycle.core.op import Kind
 from recycle.core.plans.plan import Plan
@@ -210,7 +210,7 @@ def test_torchs_stages_have_the_layers_of_their_turn_and_ours_those_of_the_plan(
         "other stages": replace(plan, problem=replace(plan.problem, profile=profile.with_layers([4, 1]))),
         "shared": replace(plan, problem=replace(plan.problem, profile=profile.with_layers([2, 3]), shared_layers=2)),
     }
-    turns = [ContenderTurn(0, name, 3, None, range(2), own) for name, own in layers.items()]
+    turns = [ContenderTurn(0, name, 3, None, range(2), layers=own) for name, own in layers.items()]
     turns += [ContenderTurn(0, name, 3, own, range(2)) for name, own in ours.items()]
     make = partial(Contender, setup, setup.job(plan).tensor_specs())
     expected = plain_losses(3, setup)
@@ -218,6 +218,9 @@ def test_torchs_stages_have_the_layers_of_their_turn_and_ours_those_of_the_plan(
         for number, turn in enumerate(turns):
             trial, _ = run_trial(pool, replace(turn, number=number), 0)
             assert trial.losses == pytest.approx(expected, abs=TOLERANCE), turn.variant
+        wrong = replace(turns[0], number=len(turns), layers=(4, 2))
+        with pytest.raises(WorkerFailed, match="the split 4, 2 does not give 5 layers to 2 stages"):
+            run_trial(pool, wrong, 0)
 
 
 class OverTransport:
