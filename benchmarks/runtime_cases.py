@@ -219,13 +219,15 @@ def _timed_s(runner: Runner, num_iterations: int) -> float:
     return (time.perf_counter() - start_s) / num_iterations
 
 
-def alone(sizes: Sizes, num_steps: int, is_reversed: bool = False, first_weight: float = 1.0) -> list[float]:
+def alone(
+    sizes: Sizes, num_steps: int, is_reversed: bool = False, first_weight: float = 1.0, model: nn.Module | None = None
+) -> list[float]:
     """The loss of every step by torch alone: one process, one model, the same micro-batches, the last first if reversed.
 
-    The gradient of the first micro-batch counts `first_weight` times, which should be once.
+    The gradient of the first micro-batch counts `first_weight` times, which should be once. A model that is given is trained.
     """
     torch.set_num_threads(1)  # as every worker has: sums inside an op depend on it
-    model, batches = nn.Sequential(*sizes.gpt()), sizes.batches()
+    model, batches = nn.Sequential(*sizes.gpt()) if model is None else model, sizes.batches()
     optimizer = adamw(model.parameters())
     chains = [(pipeline, index) for pipeline in range(sizes.pipelines) for index in range(sizes.microbatches)]
     losses = []
