@@ -65,8 +65,8 @@ class KilledRun:
     """What a run came to.
 
     `first_op_us` is the start of the first op after the kill whose result was applied; `num_with_victim` steps came before the
-    step of that op; `num_discarded` counts the forward passes of the survivors whose results were never applied; `loss` is that of
-    the last weights on samples that no run has seen.
+    step of that op; `num_discarded` counts the forward passes of the survivors whose results were never applied; `loss` is that
+    of the last weights on samples that no run has seen.
     """
 
     killed_us: int
