@@ -97,9 +97,14 @@ class VarunaReference(ReferenceSimulation):
         self.schedule(complete_ms, EventKind.CHECKPOINT_ENDS)
         if self.is_interrupted(complete_ms):
             self.num_steps = max(0, self.num_steps - CHECKPOINT_EVERY)
-            self.roll_back(max(0, len(self.starts) - CHECKPOINT_EVERY))
+            self.lose_last_steps()
         else:
             self.saved_ms = at_ms
+
+    def lose_last_steps(self) -> None:
+        num_lost = min(CHECKPOINT_EVERY, len(self.rates_ms))
+        num_written = CHECKPOINT_EVERY if self.deviations.torn_checkpoint_shifts else num_lost
+        self.rates_ms[len(self.rates_ms) - num_lost :] = [0] * num_written
 
     def is_interrupted(self, complete_ms: int) -> bool:
         if not self.deviations.heap_array_scan:

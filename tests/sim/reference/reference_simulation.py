@@ -28,6 +28,8 @@ class Deviations:
     - `checkpoint_after_removal`: Varuna writes a checkpoint after the first step after a removal, too.
     - `late_checkpoint`: a checkpoint is paid once, but is complete only after twice its time.
     - `heap_array_scan`: a checkpoint is interrupted if any removal stands before it in the heap's array, however late it comes.
+    - `torn_checkpoint_shifts`: an interrupted checkpoint writes ten zeros over the rates of the last ten steps. If fewer steps are
+      complete, the list of rates gets longer than that of the steps, and each later step counts at the rate of an earlier one.
     - `restart_by_nodes`: BERT-large restarts, but for the first time, in a time that depends on the nodes it had.
     - `spare_loss_slows`: Bamboo also slows down when it loses a node that holds no stage.
     """
@@ -39,12 +41,13 @@ class Deviations:
     checkpoint_after_removal: bool = True
     late_checkpoint: bool = True
     heap_array_scan: bool = True
+    torn_checkpoint_shifts: bool = True
     restart_by_nodes: bool = True
     spare_loss_slows: bool = True
 
 
 ALL_DEVIATIONS = Deviations()
-NO_DEVIATIONS = Deviations(*[False] * 9)
+NO_DEVIATIONS = Deviations(*[False] * 10)
 
 
 class EventKind(IntEnum):
@@ -103,7 +106,8 @@ class ReferenceSimulation:
         self.first_ms: int | None = None  # when the first configuration was made
         self.last_ms = 0  # when the last step, or the checkpoint after it, ended
         self.starts: list[int] = []  # of each completed step, which is when the step before it ended
-        self.is_credited: list[bool] = []
+        self.times_ms: list[int] = []  # of each completed step, since its start
+        self.rates_ms: list[int] = []  # the time in which a step's samples count as done; 0 if they count for nothing
         self.last_step_ms = 0
 
     def pause_ms(self, kind: EventKind) -> int:
@@ -123,7 +127,11 @@ class ReferenceSimulation:
                 break
             self.handle(event)
         span_ms = self.last_step_ms - (self.first_ms or 0) if self.deviations.average_to_last_step else self.end_ms
-        return 1000 * self.costs.samples * sum(self.is_credited) / span_ms if self.starts else 0.0
+        if not self.starts:
+            return 0.0
+        # Without a shift, every step that counts has its own time as its rate, and counts once.
+        num_steps = sum(time_ms / rate_ms for time_ms, rate_ms in zip(self.times_ms, self.rates_ms, strict=False) if rate_ms)
+        return 1000 * self.costs.samples * num_steps / span_ms
 
     def handle(self, event: QueuedEvent) -> None:
         at_ms, node = event.at_ms, event.node
@@ -194,9 +202,10 @@ class ReferenceSimulation:
 
     def credit(self, at_ms: int) -> None:
         self.starts.append(self.last_ms)
-        self.is_credited.append(True)
+        self.times_ms.append(at_ms - self.last_ms)
+        self.rates_ms.append(at_ms - self.last_ms)
         self.last_ms = self.last_step_ms = at_ms
 
     def roll_back(self, first: int) -> None:
         """Give no credit for the steps from this number on."""
-        self.is_credited[first:] = [False] * len(self.is_credited[first:])
+        self.rates_ms[first:] = [0] * len(self.rates_ms[first:])

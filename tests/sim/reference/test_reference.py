@@ -136,6 +136,19 @@ def test_the_reference_interrupts_a_checkpoint_within_twice_its_time():
     assert reference_average("varuna", "gpt-2", GPT2, trace, late) == pytest.approx(9 * 1024 / 400)
 
 
+def test_a_checkpoint_that_is_torn_before_ten_steps_shifts_the_rates_of_the_reference():
+    # Steps end at 126.5 and 136.5, and are rolled back at 140. The job is back at 211.5; the third step ends at 221.5, and its
+    # checkpoint is interrupted at 225. The job is back at 296.5: the fourth step ends at 306.5, 73.5 s after the end of the
+    # interrupted checkpoint at 233. A checkpoint to 318, nine steps to 408, a checkpoint to 419.5, eight steps to 499.5.
+    trace = leaves(25, (140, 3), (225, 4), end_s=500)
+    after_removal = replace(NO_DEVIATIONS, checkpoint_after_removal=True)
+    assert reference_average("varuna", "gpt-2", GPT2, trace, after_removal) == pytest.approx(18 * 1024 / 500)
+    # Ten zeros replace the rates of three steps. So the 4th to 10th step count nothing, the 11th (10 s) counts at the rate of the
+    # 4th (73.5 s), and the 12th to 21st at the rates of the 5th to 14th, 10 s each.
+    shifted = replace(after_removal, torn_checkpoint_shifts=True)
+    assert reference_average("varuna", "gpt-2", GPT2, trace, shifted) == pytest.approx((10 + 10 / 73.5) * 1024 / 500)
+
+
 def test_bamboo_fails_over_within_the_step_and_rebalances_after_it():
     # Ready 45, rendezvous of 30 to 75; steps end at 85 and 95. Loss at 100: the 5 s left of the step take 7.5, so 107.5.
     # One of 23 holds two stages: more than 5 %, so a rebalance of 80 to 187.5. Steps end at 197.5 ... 247.5: nine in all.
