@@ -248,7 +248,7 @@ def departures_text(trace: Trace) -> str:
         (lambda: rack_trace(NODES, 0, H, D, 1), "a rack of 0 nodes is not possible"),
         (lambda: burst_trace(NODES, 33, H, D, 1), "a burst of 33 nodes is not possible"),
         (lambda: burst_trace(NODES, 0, H, D, 1), "a burst of 0 nodes is not possible"),
-        (lambda: periodic_trace((), MIN, H, 1), "the trace has no node at the start"),
+        (lambda: periodic_trace((), MIN, H, 1), "the trace has no node: give"),
         (lambda: periodic_trace(("a", "a"), MIN, H, 1), "a is added, but it is there already"),
         (lambda: worker_names(0, 4), "the number of pipelines is 0, but it must be a whole number of at least 1"),
         (lambda: worker_names(4, -1), "the number of stages is -1"),

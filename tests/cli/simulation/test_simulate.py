@@ -422,8 +422,8 @@ def test_what_cannot_be_used_is_found_before_anything_is_planned(
 
 
 WRONG_TRACES = {
-    "empty": (b"", r"trace.csv is not a usable trace: the trace has no node at the start"),
-    "comments only": (b"# end 1000\n", r"the trace has no node at the start"),
+    "empty": (b"", r"trace.csv is not a usable trace: the trace has no node: give"),
+    "comments only": (b"# end 1000\n", r"the trace has no node: give"),
     "binary": (b"\xff\xfe\0\1", r"trace.csv is not text"),
     "out of order": (b"0,add,W0_0\n9,remove,W0_0\n5,add,W0_0\n", r"W0_0 changes at 5 ms, after a change at 9 ms: sort the trace"),
     "an absent node leaves": (b"0,add,W0_0\n5,remove,W0_1\n", r"W0_1 is removed, but it is not there at 5 ms"),

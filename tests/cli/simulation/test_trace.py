@@ -283,7 +283,7 @@ def test_a_wrong_argument_is_explained(arguments: str, sentence: str, folder: Pa
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        pytest.param(b"", r"trace.csv is not a usable trace: the trace has no node at the start", id="empty"),
+        pytest.param(b"", r"trace.csv is not a usable trace: the trace has no node: give", id="empty"),
         pytest.param(b"\xff\xfe\0\1", r"trace.csv is not text: a trace has a line", id="binary"),
         pytest.param(b"\0" * 100_000, r"trace.csv is not a usable trace: line 1 is '.{,99}', but a change is", id="zeros"),
         pytest.param(b"0,add,a\n9,remove,a\n5,add,a\n", r"a changes at 5 ms, after a change at 9 ms: sort", id="out of order"),

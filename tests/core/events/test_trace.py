@@ -86,6 +86,18 @@ def test_what_happens_at_the_start_is_done_before_it():
     assert list(live_counts(trace)) == [(0, 2), (9000, 1)]
 
 
+def test_nobody_is_live_until_the_first_node_joins(tmp_path):
+    path = tmp_path / "late.csv"
+    path.write_text("5,add,a\n5,add,b\n7,remove,a\n# end 10")
+    trace = Trace.load(path)
+    assert trace.initial == ()
+    assert trace.later == trace.changes
+    assert list(live_counts(trace)) == [(0, 0), (5000, 2), (7000, 1)]
+    assert Trace.parse(trace.dumps()) == trace
+    with pytest.raises(UserError, match="the trace has no node"):
+        trace.until(4000)
+
+
 def test_a_trace_can_be_cut_and_stretched():
     trace = Trace.parse(TEXT)
     assert trace.until(60_000_000).later == (Change(60_000_000, False, "W0_1"),)
@@ -102,9 +114,9 @@ def test_a_saved_trace_begins_with_its_comments(tmp_path):
 
 
 WRONG = {
-    "nothing": ("", r"has no node at the start: give the first nodes as lines '0,add,NODE'"),
-    "only comments": ("# nothing\n# end 5", r"has no node at the start"),
-    "no node at the start": ("5,add,a", r"has no node at the start"),
+    "nothing": ("", r"has no node: give the nodes that are there from the start as lines '0,add,NODE'"),
+    "only comments": ("# nothing\n# end 5", r"has no node: give"),
+    "a first node leaves": ("5,remove,a", r"a is removed, but it is not there at 5 ms"),
     "out of order": ("0,add,a\n9,remove,a\n5,add,a", r"a changes at 5 ms, after a change at 9 ms: sort the trace by time"),
     "an absent node leaves": ("0,add,a\n5,remove,b", r"b is removed, but it is not there at 5 ms"),
     "a node leaves twice": ("0,add,a\n5,remove,a\n6,remove,a", r"a is removed, but it is not there at 6 ms"),

@@ -28,8 +28,8 @@ class Deviations:
     - `checkpoint_after_removal`: Varuna writes a checkpoint after the first step after a removal, too.
     - `late_checkpoint`: a checkpoint is paid once, but is complete only after twice its time.
     - `heap_array_scan`: a checkpoint is interrupted if any removal stands before it in the heap's array, however late it comes.
-    - `torn_checkpoint_shifts`: an interrupted checkpoint writes ten zeros over the rates of the last ten steps. If fewer steps are
-      complete, the list of rates gets longer than that of the steps, and each later step counts at the rate of an earlier one.
+    - `torn_checkpoint_shifts`: an interrupted checkpoint writes ten zeros over the rates of the last ten steps. If fewer steps
+      are complete, the list of rates gets longer than that of the steps, and later steps count at the rates of earlier ones.
     - `restart_by_nodes`: BERT-large restarts, but for the first time, in a time that depends on the nodes it had.
     - `spare_loss_slows`: Bamboo also slows down when it loses a node that holds no stage.
     """

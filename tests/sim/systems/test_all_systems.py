@@ -64,13 +64,14 @@ def system(tmp_path_factory):
 
 @st.composite
 def campaigns(draw):
-    """A shape, constants, and any trace: workers and spares leave and join, several at once, sometimes all of them."""
+    """A shape, constants, and any trace: workers and spares leave and join, several at once, also all; some begin with nobody."""
     shape = draw(st.sampled_from(SHAPES))
     names = [*map(str, shape.workers()), *(f"node{number}" for number in range(draw(st.integers(0, NUM_SPARES))))]
-    end_ms = draw(st.integers(1, 600_000))
-    changes = [Change(0, True, name) for name in draw(st.lists(st.sampled_from(names), min_size=1, unique=True))]
+    first_ms = draw(st.sampled_from((0, 0, 0, 7_000)))
+    end_ms = first_ms + draw(st.integers(1, 600_000))
+    changes = [Change(first_ms * 1000, True, name) for name in draw(st.lists(st.sampled_from(names), min_size=1, unique=True))]
     present = {change.node for change in changes}
-    for at_ms in sorted(draw(st.lists(st.integers(0, end_ms), max_size=8))):
+    for at_ms in sorted(draw(st.lists(st.integers(first_ms, end_ms), max_size=8))):
         flips = draw(st.one_of(st.just(sorted(present)), st.lists(st.sampled_from(names), min_size=1, max_size=4)))
         for name in flips:
             changes.append(Change(at_ms * 1000, name not in present, name))
@@ -105,6 +106,18 @@ def test_no_trace_is_an_exception_and_every_microsecond_is_accounted_for(system,
     assert [(event.at_us, event.node) for event in record if isinstance(event, Changed)] == [
         (change.at_us, change.node) for change in trace.later
     ]
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_waits_until_the_first_nodes_join(system, name):
+    shape = SHAPES[0]
+    late = [Change(60 * SECOND, True, str(worker)) for worker in shape.workers()]
+    record = run(system, (shape, "default", Trace(tuple(late), 3600 * SECOND)), name)
+    ready_us = 60 * SECOND + DEFAULT.ready_us
+    found = [event for event in record if isinstance(event, Spell)]
+    waits = [spell for spell in found if spell.start_us < ready_us]
+    assert [(spell.state, spell.end_us, spell.num_live) for spell in waits] == [("down", ready_us, 0)]
+    assert samples(record) > 0
 
 
 def samples(record):

@@ -59,10 +59,12 @@ class Slowdown:
 class Trace:
     """The changes of a cluster's nodes in order of time, from 0 to `end_us`. Only absent nodes join, only present ones leave.
 
+    The first node may join later than 0: until then nobody is live.
+
     `slowdowns` are in order of their starts.
 
     Raises:
-        UserError: A change is impossible or out of order, or no node is there at the start.
+        UserError: A change is impossible or out of order, or no node is ever added.
 
     Example:
         >>> trace = Trace.parse("0,add,W0_0\\n0,add,W1_0\\n1800000,remove,W0_0\\n# end 3600000\\n")
@@ -91,8 +93,8 @@ class Trace:
                 )
             (present.add if change.joins else present.discard)(change.node)
             before_us = change.at_us
-        if not self.changes or self.changes[0].at_us != 0:
-            raise UserError("the trace has no node at the start: give the first nodes as lines '0,add,NODE'")
+        if not self.changes:
+            raise UserError("the trace has no node: give the nodes that are there from the start as lines '0,add,NODE'")
         if self.end_us < before_us:
             raise UserError(f"the trace ends at {self.end_us // 1000} ms, before its last change at {before_us // 1000} ms")
         if self.end_us > _MOST_MS * 1000:

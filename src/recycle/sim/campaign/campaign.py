@@ -111,9 +111,10 @@ def _prepare(cases: Sequence[Case]) -> None:
     for case in cases:
         if case.system in TIMINGS_OF and case.context.constants.recycle.moves:
             num_nodes = case.context.job.num_nodes
-            fewest = min(count for _, count in live_counts(case.trace))
             num_stages = case.context.job.shape.num_stages
-            most_failures = min(num_nodes - min(fewest, num_nodes), num_nodes - num_stages)
+            # With fewer nodes than stages the job waits, and needs no plan.
+            fewest = min((count for _, count in live_counts(case.trace) if count >= num_stages), default=num_nodes)
+            most_failures = max(0, num_nodes - fewest)
             TIMINGS_OF[case.system](case.context).prepare(range(most_failures + 1))
 
 

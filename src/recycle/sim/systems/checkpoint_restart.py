@@ -1,8 +1,8 @@
 """Checkpoint and restart, as torchrun and Megatron do it: any failure stops the whole job, which resumes from a checkpoint.
 
 Assumptions: 1F1B on all places of the cluster; a checkpoint every `checkpoint_every` steps stops training for `checkpoint_us`;
-detection, restart and loading take `restart_us` together. With spares (`has_spares`) a node is always available; without, the job
-waits until every place is filled again. A node that joins while all places are filled changes nothing.
+detection, restart and loading take `restart_us` together. With spares (`has_spares`) a node is always available if any is
+live; without, the job waits until every place is filled again. A node that joins while all places are filled changes nothing.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class CheckpointRestart:
         return PolicyDecision(steady_state, restart, Loss.SINCE_CHECKPOINT, "the job starts again from its checkpoint", True)
 
     def _can_run(self, members: Members) -> bool:
-        return self.has_spares or not members.failed
+        return bool(members.live) if self.has_spares else not members.failed
 
     def _steady_state(self, runs: bool) -> SteadyState:
         if not runs:
