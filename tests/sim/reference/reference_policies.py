@@ -22,6 +22,7 @@ from tests.sim.reference.published_costs import COSTS, PublishedCosts
 from tests.sim.reference.reference_simulation import (
     ALL_DEVIATIONS,
     DEPTH,
+    NO_DEVIATIONS,
     Deviations,
     EventKind,
     ReferenceSimulation,
@@ -41,6 +42,14 @@ def reference_average(
         unknown, known = (system, _SIMULATIONS) if system not in _SIMULATIONS else (model, COSTS)
         raise UserError(f"the reference does not know {unknown!r}: choose from {', '.join(known)}")
     return _SIMULATIONS[system](COSTS[model], table, trace, deviations).average() if table else 0.0
+
+
+def reference_start_ms(system: str, model: str, table: Sequence[float], trace: Trace) -> int:
+    """When the reference starts to train: 0 if it never does."""
+    simulation = _SIMULATIONS[system](COSTS[model], table, trace, NO_DEVIATIONS) if table else None
+    if simulation is not None:
+        simulation.average()
+    return (simulation.first_ms or 0) if simulation else 0
 
 
 class OobleckReference(ReferenceSimulation):
@@ -63,7 +72,7 @@ class VarunaReference(ReferenceSimulation):
     def __init__(self, costs: PublishedCosts, table: Sequence[float], trace: Trace, deviations: Deviations) -> None:
         super().__init__(costs, table, trace, deviations)
         self.saved_ms = 0
-        self.num_steps = 0
+        self.num_steps = self.num_saved = 0
         self.has_removal = False
         self.last_index: int | None = None  # of the configuration before
 
@@ -78,6 +87,8 @@ class VarunaReference(ReferenceSimulation):
 
     def remove(self, at_ms: int, node: str) -> None:
         self.has_removal = True
+        if not self.deviations.lost_steps_count:
+            self.num_steps = self.num_saved
         self.roll_back(sum(start < self.saved_ms for start in self.starts))
         self.start_rendezvous(at_ms)
 
@@ -99,7 +110,7 @@ class VarunaReference(ReferenceSimulation):
             self.num_steps = max(0, self.num_steps - CHECKPOINT_EVERY)
             self.lose_last_steps()
         else:
-            self.saved_ms = at_ms
+            self.saved_ms, self.num_saved = at_ms, self.num_steps
 
     def lose_last_steps(self) -> None:
         num_lost = min(CHECKPOINT_EVERY, len(self.rates_ms))

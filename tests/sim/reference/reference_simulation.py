@@ -30,6 +30,7 @@ class Deviations:
     - `heap_array_scan`: a checkpoint is interrupted if any removal stands before it in the heap's array, however late it comes.
     - `torn_checkpoint_shifts`: an interrupted checkpoint writes ten zeros over the rates of the last ten steps. If fewer steps
       are complete, the list of rates gets longer than that of the steps, and later steps count at the rates of earlier ones.
+    - `lost_steps_count`: steps that were rolled back still count towards the ten until Varuna's next checkpoint.
     - `restart_by_nodes`: BERT-large restarts, but for the first time, in a time that depends on the nodes it had.
     - `spare_loss_slows`: Bamboo also slows down when it loses a node that holds no stage.
     """
@@ -42,12 +43,13 @@ class Deviations:
     late_checkpoint: bool = True
     heap_array_scan: bool = True
     torn_checkpoint_shifts: bool = True
+    lost_steps_count: bool = True
     restart_by_nodes: bool = True
     spare_loss_slows: bool = True
 
 
 ALL_DEVIATIONS = Deviations()
-NO_DEVIATIONS = Deviations(*[False] * 10)
+NO_DEVIATIONS = Deviations(*[False] * 11)
 
 
 class EventKind(IntEnum):

@@ -128,6 +128,19 @@ def test_a_checkpoint_that_a_removal_interrupts_loses_its_ten_steps():
     assert reference_average("varuna", "gpt-2", GPT2, trace, NO_DEVIATIONS) == pytest.approx(10 * 1024 / 400)
 
 
+def test_steps_that_were_rolled_back_bring_the_next_checkpoint_of_the_reference_nearer():
+    # As above until 228. Seven more steps end at 238 ... 298, and are rolled back at 300. The job is back at 371.5. By the policy
+    # ten steps end at 381.5 ... 471.5, and the checkpoint at 483; the next step would end at 493.
+    trace = leaves(24, (300, 3), end_s=492)
+    assert reference_average("varuna", "gpt-2", GPT2, trace, NO_DEVIATIONS) == pytest.approx((10 + 10) * 1024 / 492)
+    # The reference has counted 17 steps: three more end at 401.5, the checkpoint at 413, and seven end at 423 ... 483.
+    counts = replace(NO_DEVIATIONS, lost_steps_count=True)
+    assert reference_average("varuna", "gpt-2", GPT2, trace, counts) == pytest.approx((10 + 3 + 7) * 1024 / 492)
+    assert reference_average("varuna", "gpt-2", GPT2, trace.until(490_000_000), counts) == pytest.approx(20 * 1024 / 490)
+    assert reference_average("varuna", "gpt-2", GPT2, trace.until(472_000_000), NO_DEVIATIONS) == pytest.approx(20 * 1024 / 472)
+    assert reference_average("varuna", "gpt-2", GPT2, trace.until(472_000_000), counts) == pytest.approx(18 * 1024 / 472)
+
+
 def test_the_reference_interrupts_a_checkpoint_within_twice_its_time():
     # Removal at 230, 2 s after the checkpoint. The job is back at 301.5: nine steps end at 311.5 ... 391.5.
     trace = leaves(24, (230, 3), end_s=400)

@@ -56,8 +56,10 @@ def run_reproduce(args: argparse.Namespace) -> None:
         task = progress.add_task(f"reproducing {args.experiment}", total=None)
         result = _EXPERIMENTS[args.experiment](cache_folder(args), lambda done: progress.update(task, completed=done))
     tables = {table.caption: table.rows for table in result.tables}
-    text = document(result.title, f"recycle reproduce {result.name}", result.assumptions, tables, f"{result.name}.png")
+    made_by, picture = f"recycle reproduce {result.name}", f"{result.name}.png"
+    text = document(result.title, made_by, result.assumptions, tables, picture, result.findings)
     facts = {"experiment": result.name, "assumptions": list(result.assumptions), "results": result.facts}
+    facts |= {"findings": list(result.findings)} if result.findings else {}
     if args.out:
         # matplotlib takes half a second to import
         from recycle.report.figures.bar_groups import Panel, draw_bars

@@ -66,10 +66,17 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def document(
-    title: str, made_by: str, assumptions: Sequence[str], tables: Mapping[str, Sequence[Sequence[str]]], picture: str
+    title: str,
+    made_by: str,
+    assumptions: Sequence[str],
+    tables: Mapping[str, Sequence[Sequence[str]]],
+    picture: str,
+    findings: Sequence[str] = (),
 ) -> str:
-    """Return a page of Markdown: assumptions, every table under its caption, the picture."""
+    """Return a page of Markdown: assumptions, what the numbers cannot tell, every table under its caption, the picture."""
     lines = [f"# {title}", "", f"Made by `{made_by}`.", "", "## Assumptions", "", *(f"- {text}" for text in assumptions), ""]
+    if findings:
+        lines += ["## What the numbers cannot tell", "", *(f"- {text}" for text in findings), ""]
     for caption, rows in tables.items():
         lines += [f"## {caption}", "", markdown(rows), ""]
     return "\n".join([*lines, f"![{title}]({picture})", ""])

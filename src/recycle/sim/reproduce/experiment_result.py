@@ -24,7 +24,10 @@ class BarPanel:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentResult:
-    """The output of an experiment; `facts` are its numbers for scripts, `axis` and `groups` label the chart."""
+    """The output of an experiment; `facts` are its numbers for scripts, `axis` and `groups` label the chart.
+
+    `findings` say in sentences what the numbers do not show, with figures from them.
+    """
 
     name: str
     title: str
@@ -34,3 +37,4 @@ class ExperimentResult:
     axis: str
     groups: str
     facts: Mapping[str, Any] = field(default_factory=dict)
+    findings: Sequence[str] = ()

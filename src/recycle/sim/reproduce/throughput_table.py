@@ -4,7 +4,7 @@ Only the fault-free throughput of each model is taken from the paper. Nothing is
 for all models and intervals of a system.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -20,6 +20,17 @@ from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import Members, System
 from recycle.sim.reproduce.experiment_result import BarPanel, ExperimentResult, ResultTable
 from recycle.sim.reproduce.published_numbers import INTERVALS_H, TABLE, PublishedRow
+from recycle.sim.reproduce.table_readings import (
+    DEFAULT,
+    FEW_SEEDS,
+    READINGS,
+    REPRODUCED,
+    Cells,
+    Found,
+    TableReading,
+    reading_table,
+    table_findings,
+)
 from recycle.sim.systems.bamboo import Bamboo
 from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.oobleck.policy import Oobleck
@@ -30,8 +41,11 @@ NUM_MICROBATCHES = 128
 RUN_HOURS = 6
 NUM_SEEDS = 20
 SYSTEMS = ("bamboo", "oobleck", "recycle")
-# Shown beside the published systems: the same systems under assumptions that do not agree with the paper's table.
-OTHERS = ("oobleck with its authors' own pauses", "recycle as planned here: workers move, fault-free without bubbles")
+# Oobleck's pauses by others than the paper's table: those of its authors' simulator, and what TrainMover's authors measured.
+OTHER_PAUSES_S = {
+    "oobleck with its authors' own pauses of 3 to 10 s": None,
+    "oobleck with pauses of 57 s, as TrainMover measured": 57.0,
+}
 # Two numbers for Oobleck's nine cells: a reconfiguration takes a fixed time, and one that grows with the model's state.
 OOBLECK_FIXED_S, OOBLECK_BYTES_PER_S = 220.0, 0.30e9
 
@@ -45,55 +59,73 @@ ASSUMPTIONS = (
     "ReCycle's recovery takes the default constants (docs/simulator.md), and the iteration in flight is done again",
     "Oobleck's fault-free job is as fast as the published fault-free one, whatever layout it chooses",
     f"Oobleck reconfigures in {OOBLECK_FIXED_S:g} s plus 18 bytes a parameter at {OOBLECK_BYTES_PER_S / 1e9:g} GB/s",
-    "those two numbers are fitted to its nine cells together; its authors' own pauses are 3 to 10 s: see the second table",
+    "those two numbers are fitted to its nine cells together; shorter ones are in the second table",
     "Bamboo pauses with the default constants, trains in fp32 without flash attention, and is 1.5 times as deep",
 )
 
 
-def run_throughput_table(folder: Path | None, tick: Callable[[int], None] = lambda done: None) -> ExperimentResult:
-    """Return our throughput beside the published table; `tick` is called with the number of rows so far."""
-    rows = [(system, row, folder) for row in TABLE for system in (*SYSTEMS, *OTHERS)]
-    cells = parallel_map(_simulate_row, rows, tick)
-    return _result({(system, row.model): values for (system, row, _), values in zip(rows, cells, strict=True)})
+def run_throughput_table(
+    folder: Path | None, tick: Callable[[int], None] = lambda done: None, readings: Mapping[str, TableReading] = READINGS
+) -> ExperimentResult:
+    """Return our throughput beside the published table; `tick` is called with the number of tasks so far."""
+    shared: dict[object, list[str]] = {}
+    for name, reading in readings.items():
+        shared.setdefault(reading.planned, []).append(name)
+    groups = [*([name] for name in (*SYSTEMS[:-1], *OTHER_PAUSES_S)), *shared.values()]
+    tasks = [(names, row, folder) for row in TABLE for names in groups]
+    found: dict[tuple[str, str], Cells] = {}
+    for (names, row, _), cells in zip(tasks, parallel_map(_simulate_rows, tasks, tick), strict=True):
+        found |= {(name, row.model): values for name, values in zip(names, cells, strict=True)}
+    return _result(found | {("recycle", row.model): found[REPRODUCED, row.model] for row in TABLE}, list(readings))
 
 
-def _simulate_row(given: tuple[str, PublishedRow, Path | None]) -> tuple[float, ...] | None:
-    """The mean throughput of a system at each interval, in one process, which shares its plans; None if it is out of memory."""
-    name, published, folder = given
-    job = calibrated_job(published, folder)
+def _simulate_rows(given: tuple[list[str], PublishedRow, Path | None]) -> list[Cells]:
+    """The mean throughput of each system or reading at each interval, in one process, so that they share their plans."""
+    names, published, folder = given
+    return [_simulate_row(name, published, folder) for name in names]
+
+
+def _simulate_row(name: str, published: PublishedRow, folder: Path | None) -> Cells:
+    reading = READINGS.get(name, READINGS[REPRODUCED])
+    job = calibrated_job(published, folder, reading)
     system = make_system(name, job, published.fault_free, folder)
     if isinstance(system, Bamboo) and system.is_out_of_memory:
         return None
-    return tuple(mean(_throughput(system, job, trace) for trace in interval_traces(job, hours)) for hours in INTERVALS_H)
+    num_seeds = min(NUM_SEEDS, FEW_SEEDS) if reading.has_few_seeds else NUM_SEEDS
+    return tuple(
+        mean(_throughput(system, job, trace) for trace in interval_traces(job, hours)[:num_seeds]) for hours in INTERVALS_H
+    )
 
 
-def published_job(row: PublishedRow) -> SimulatedJob:
+def published_job(row: PublishedRow, reading: TableReading = READINGS[REPRODUCED]) -> SimulatedJob:
     """The job of a model without embedding and head: a vocabulary of one token."""
-    shape = Shape(row.num_pipelines, row.num_stages, NUM_MICROBATCHES // row.num_pipelines)
+    num_pipelines, num_stages = round(row.num_pipelines / reading.depth_factor), round(row.num_stages * reading.depth_factor)
+    shape = Shape(num_pipelines, num_stages, round(NUM_MICROBATCHES * reading.microbatch_factor) // num_pipelines)
     return SimulatedJob.of(f"{row.model},vocabulary=1", GPU, shape)
 
 
-def calibrated_job(row: PublishedRow, folder: Path | None) -> SimulatedJob:
+def calibrated_job(row: PublishedRow, folder: Path | None, reading: TableReading = READINGS[REPRODUCED]) -> SimulatedJob:
     """The model's job, scaled so that its fault-free 1F1B is as fast as published."""
-    job = published_job(row)
+    job = published_job(row, reading)
     period_us = one_f_one_b_time(job.problem(), folder).period_us
     return replace(job, scale=job.samples_per_step * 1e6 / row.fault_free / period_us)
 
 
 def make_system(name: str, job: SimulatedJob, fault_free: float, folder: Path | None) -> System:
-    """The system of this name, under the assumptions above."""
-    constants, timings = Constants.for_model(job.model.num_parameters), IterationTimes(job.problem(), folder)
+    """The system, or the reading of ReCycle, of this name, under the assumptions above."""
+    constants = Constants.for_model(job.model.num_parameters)
     if name == "bamboo":
         return Bamboo(job, constants.bamboo.rebalance_us, constants.bamboo.fatal_us)
     if name == "oobleck":
         pause_s = OOBLECK_FIXED_S + job.state_bytes / OOBLECK_BYTES_PER_S
         return _as_fast_as(fault_free, Oobleck(job, round(pause_s * 1e6)))
-    if name == "recycle":
-        base = one_f_one_b_time(job.problem(), folder)
-        return Recycle(job, timings, replace(constants.recycle, moves=False), fault_free=base)
-    if name == OTHERS[0]:
-        return _as_fast_as(fault_free, Oobleck(job, constants.oobleck.reconfigure_us))
-    return Recycle(job, timings, constants.recycle)
+    if name in OTHER_PAUSES_S:
+        pause = OTHER_PAUSES_S[name]
+        return _as_fast_as(fault_free, Oobleck(job, round(pause * 1e6) if pause else constants.oobleck.reconfigure_us))
+    reading = READINGS[name]
+    timings = IterationTimes(job.problem(reading.techniques), folder)
+    base = None if reading.plans_fault_free else one_f_one_b_time(job.problem(), folder)
+    return Recycle(job, timings, replace(constants.recycle, moves=reading.moves), fault_free=base)
 
 
 def _as_fast_as(fault_free: float, system: Oobleck) -> Oobleck:
@@ -114,7 +146,7 @@ def _throughput(system: System, job: SimulatedJob, trace: Trace) -> float:
     return sum(event.samples for event in record if isinstance(event, Spell)) * 1e6 / trace.end_us
 
 
-def _result(found: dict[tuple[str, str], tuple[float, ...] | None]) -> ExperimentResult:
+def _result(found: Found, readings: Sequence[str]) -> ExperimentResult:
     rows = [["samples/s", *(f"{hours:g} h: {what}" for hours in INTERVALS_H for what in ("published", "ours", "differs"))]]
     panels: list[BarPanel] = []
     facts: dict[str, object] = {}
@@ -130,20 +162,24 @@ def _result(found: dict[tuple[str, str], tuple[float, ...] | None]) -> Experimen
     tables = (
         ResultTable("Samples a second, by the time between two failures", rows),
         ResultTable("Under other assumptions: samples a second", _other_rows(found)),
+        reading_table(found, TABLE, readings),
     )
-    facts["others"] = {f"{row.model}/{name}": found[name, row.model] for row in TABLE for name in OTHERS}
-    return ExperimentResult(
-        "table", "The published table, made again", ASSUMPTIONS, tables, panels, "samples / s", "time between two failures", facts
-    )
+    others = (*OTHER_PAUSES_S, *readings)
+    facts["others"] = {f"{row.model}/{name}": found[name, row.model] for row in TABLE for name in others}
+    title, groups = "The published table, made again", "time between two failures"
+    findings = table_findings(found, TABLE, list(OTHER_PAUSES_S))
+    return ExperimentResult("table", title, ASSUMPTIONS, tables, panels, "samples / s", groups, facts, findings)
 
 
-def _other_rows(found: dict[tuple[str, str], tuple[float, ...] | None]) -> list[list[str]]:
+def _other_rows(found: Found) -> list[list[str]]:
     head = ["model, system", *(f"{hours:g} h" for hours in INTERVALS_H)]
-    cells = {(row.model, name): _or_none(found[name, row.model]) for row in TABLE for name in OTHERS}
-    return [head, *([f"{model}, {name}", *(f"{value:.2f}" for value in values)] for (model, name), values in cells.items())]
+    names = {name: name for name in OTHER_PAUSES_S} | {f"recycle, {REPRODUCED}": REPRODUCED, f"recycle, {DEFAULT}": DEFAULT}
+    shown = [(row.model, text, name) for row in TABLE for text, name in names.items() if (name, row.model) in found]
+    cells = {f"{model}, {text}": _or_none(found[name, model]) for model, text, name in shown}
+    return [head, *([name, *(f"{value:.2f}" for value in values)] for name, values in cells.items())]
 
 
-def _cells(published: tuple[float, ...] | None, ours: tuple[float, ...] | None) -> list[str]:
+def _cells(published: Cells, ours: Cells) -> list[str]:
     cells = []
     for number in range(len(INTERVALS_H)):
         theirs, here = _or_none(published)[number], _or_none(ours)[number]
@@ -152,5 +188,5 @@ def _cells(published: tuple[float, ...] | None, ours: tuple[float, ...] | None) 
     return cells
 
 
-def _or_none(values: tuple[float, ...] | None) -> list[float | None]:
+def _or_none(values: Cells) -> list[float | None]:
     return list(values) if values else [None] * len(INTERVALS_H)

@@ -15,11 +15,12 @@ Assumptions, in favour of Bamboo in time, and as published in memory:
 - Memory of a worker: 16 bytes for each parameter of both stages, and the activations of both stages' micro-batches in flight.
   Training is in fp32 with Adam, as in Bamboo's public configurations, and attention stores its scores. Step times are
   nevertheless those of the kernels that all systems here have.
-- The loss of a worker costs the step in flight. Its predecessor takes over (fail-over), and steps take 1.5 times as long until
-  pipelines are formed again (rebalance), in `rebalance_us`. `wants_rebalance` decides that at once; it is not done if no pipeline
-  would be left. The loss of a spare costs nothing.
+- The predecessor of a lost worker takes over (fail-over) within the step in flight, which ends when it would have ended. Later
+  steps take 1.5 times as long until pipelines are formed again (rebalance), in `rebalance_us`. `wants_rebalance` decides at once
+  whether that follows the step; it is not done if no pipeline would be left. The loss of a spare costs nothing.
 - The loss of two neighbours, or of a worker that had taken over, is fatal: all nodes form pipelines again in a rendezvous of
-  `fatal_us`. The state of the stage comes from another pipeline; without one, it is assumed to be found elsewhere in that time.
+  `fatal_us`, and the step in flight is lost. The state of the stage comes from another pipeline; without one, it is assumed to
+  be found elsewhere in that time.
 - A node that joins is a spare; a job that waits for nodes starts with a rendezvous. Nodes beyond the cluster's size are not used.
 """
 
@@ -129,7 +130,7 @@ class Bamboo:
         before = len(state.pipelines)
         layout, is_fatal = _lose(state, event.left)
         layout = replace(layout, spares=(*layout.spares, *event.joined))
-        loses = Loss.STEP if layout.pipelines != state.pipelines or is_fatal else Loss.NOTHING
+        loses = Loss.STEP if is_fatal else Loss.NOTHING
         again = BambooLayout.form(layout.nodes, self.num_stages)
         if is_fatal or (not before and again.pipelines):
             return self._decide(again, event.members, (("rendezvous", self.fatal_us),), loses)
