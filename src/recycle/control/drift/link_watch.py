@@ -1,0 +1,80 @@
+"""`LinkWatch`: which links between members are slow, from the lags that they report with their iterations, with hysteresis.
+
+Messages are short and few beside ops, and their times vary more. So a link must be slow for longer than a worker, by more, and by
+so much that it matters beside the ops that wait for its messages.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from recycle.control.drift.message_times import LinkLag
+from recycle.control.drift.op_pace import Pace
+from recycle.control.drift.relative_links import LinkEstimate, WorkerPair, compare_links, message_times_us
+from recycle.control.drift.speed_watch import SpeedWatch
+from recycle.core.cluster import Worker
+
+HOLD_LINKS, LINK_TOLERANCE = 5, 0.34
+# A message that takes less longer than this share of an op, or than this time, is not worth a word.
+_LEAST_SHARE, _LEAST_US = 0.05, 500.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChange:
+    """The link of two workers has had another speed than before since an iteration; 1 is that of other links.
+
+    A message took `time_us` on it, and `usual_us` on the other links.
+    """
+
+    pair: WorkerPair
+    speed: float
+    since: int
+    time_us: int
+    usual_us: int
+
+
+class LinkWatch:
+    """The speeds of the links between members, by their numbers: a member that changes its place takes its links along."""
+
+    def __init__(self) -> None:
+        self._watch = SpeedWatch[tuple[int, int]](HOLD_LINKS, LINK_TOLERANCE)
+        self._members: Mapping[int, Worker] = {}
+        self._recent: dict[tuple[int, int], deque[LinkEstimate]] = {}
+
+    def start_epoch(self, members: Mapping[int, Worker]) -> None:
+        """Watch the links of these members at their places in a new epoch; forget those of others."""
+        self._members = members
+        self._watch.keep_only([pair for pair in self._watch.known if members.keys() >= set(pair)])
+        self._recent.clear()
+
+    def speeds(self) -> dict[WorkerPair, float]:
+        """The speeds of slow links, by the present places of their members."""
+        return {self._pair(*each): self._watch.speed(each) for each in self._watch.known if self._watch.speed(each) < 1}
+
+    def add(self, iteration: int, lags: Mapping[int, Mapping[str, LinkLag]], paces: Iterable[Pace]) -> Iterator[LinkChange]:
+        """Add the lags of an iteration, by member and sender; yield the links whose speed changes by it."""
+        numbers = {place: number for number, place in self._members.items()}
+        times_us = message_times_us({self._members[number]: of_member for number, of_member in lags.items()})
+        compared = {
+            (numbers[pair.first], numbers[pair.second]): estimate
+            for pair, estimate in compare_links(times_us).items()
+            if pair.first in numbers and pair.second in numbers
+        }
+        for members, estimate in compared.items():
+            self._recent.setdefault(members, deque(maxlen=HOLD_LINKS)).append(estimate)
+        least_us = max(_LEAST_US, _LEAST_SHARE * _op_us(paces))
+        speeds = {members: estimate.relative_speed(least_us) for members, estimate in compared.items()}
+        for change in self._watch.add(iteration, speeds):
+            recent = self._recent[change.member]
+            time_us, usual_us = (median(times) for times in zip(*((each.time_us, each.usual_us) for each in recent), strict=True))
+            yield LinkChange(self._pair(*change.member), min(1.0, change.speed), change.since, round(time_us), round(usual_us))
+
+    def _pair(self, first: int, second: int) -> WorkerPair:
+        return WorkerPair(self._members[first], self._members[second])
+
+
+def _op_us(paces: Iterable[Pace]) -> float:
+    """The median over all workers and classes of the time of an op."""
+    times_us = [time_us for pace in paces for _, time_us in pace.values()]
+    return median(times_us) if times_us else 0.0
