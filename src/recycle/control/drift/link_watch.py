@@ -16,8 +16,9 @@ from recycle.control.drift.speed_watch import SpeedWatch
 from recycle.core.cluster import Worker
 
 HOLD_LINKS, LINK_TOLERANCE = 5, 0.34
-# A message that takes less longer than this share of an op, or than this time, is not worth a word.
-_LEAST_SHARE, _LEAST_US = 0.05, 500.0
+# Times of messages are compared as if all were longer by this share of an op, and at least by this time: less does not matter.
+_LEAST_SHARE, _LEAST_US = 0.1, 1000.0
+_SLOWEST = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +41,19 @@ class LinkWatch:
     def __init__(self) -> None:
         self._watch = SpeedWatch[tuple[int, int]](HOLD_LINKS, LINK_TOLERANCE)
         self._members: Mapping[int, Worker] = {}
+        self._named: dict[tuple[int, int], float] = {}
         self._recent: dict[tuple[int, int], deque[LinkEstimate]] = {}
 
     def start_epoch(self, members: Mapping[int, Worker]) -> None:
         """Watch the links of these members at their places in a new epoch; forget those of others."""
         self._members = members
         self._watch.keep_only([pair for pair in self._watch.known if members.keys() >= set(pair)])
+        self._named = {pair: speed for pair, speed in self._named.items() if members.keys() >= set(pair)}
         self._recent.clear()
 
     def speeds(self) -> dict[WorkerPair, float]:
         """The speeds of slow links, by the present places of their members."""
-        return {self._pair(*each): self._watch.speed(each) for each in self._watch.known if self._watch.speed(each) < 1}
+        return {self._pair(*members): speed for members, speed in self._named.items() if speed < 1}
 
     def add(self, iteration: int, lags: Mapping[int, Mapping[str, LinkLag]], paces: Iterable[Pace]) -> Iterator[LinkChange]:
         """Add the lags of an iteration, by member and sender; yield the links whose speed changes by it."""
@@ -68,7 +71,10 @@ class LinkWatch:
         for change in self._watch.add(iteration, speeds):
             recent = self._recent[change.member]
             time_us, usual_us = (median(times) for times in zip(*((each.time_us, each.usual_us) for each in recent), strict=True))
-            yield LinkChange(self._pair(*change.member), min(1.0, change.speed), change.since, round(time_us), round(usual_us))
+            speed = max(_SLOWEST, round(usual_us / time_us, 3)) if change.speed < 1 else 1.0
+            if speed != self._named.get(change.member, 1.0):
+                self._named[change.member] = speed
+                yield LinkChange(self._pair(*change.member), speed, change.since, round(time_us), round(usual_us))
 
     def _pair(self, first: int, second: int) -> WorkerPair:
         return WorkerPair(self._members[first], self._members[second])

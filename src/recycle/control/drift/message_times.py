@@ -3,12 +3,13 @@
 A message carries a stamp: when its sender handed it over, by the sender's clock. The lag of a message is the time from then to
 the end of its receive, by the receiver's clock. Two things besides the link can make a lag long, and both are kept out:
 
-- The receiver was busy. So only messages count that it was waiting for before they were handed over: then the end of the receive
-  is the arrival. A sender that is late hands its message over late, which lengthens the wait and not the lag.
+- The receiver was busy. So only messages count that it was waiting for when they were handed over: then the end of the receive is
+  the arrival. A sender that is late hands its message over late, which lengthens the wait and not the lag.
 - Clocks of two machines differ. A lag is then wrong by their difference, and the lag of messages that go the other way by the
-  same difference with the other sign: the sum of both is the time of both ways. Which messages the receiver was waiting for is
-  known, too: no message takes less than no time, so its clock is ahead of its sender's by at least the negative of the least lag
-  that messages to that sender have had. A stamp says that lag.
+  same difference with the other sign: the sum of both is the time of both ways. To know which messages the receiver was waiting
+  for, half the difference of the least lags of both ways is taken for that of the clocks; a stamp says the least lag of the way
+  back. That is wrong if one way takes longer. But no lag is less than the least one: so the receiver of a message that counts was
+  waiting for at least half the time of both ways when it had the message, and the end of the receive is the arrival.
 """
 
 from typing import NamedTuple
@@ -71,8 +72,8 @@ class MessageTimer:
         lag_us = received_us - stamp.sent_us
         known.least_us = min(known.least_us, lag_us)
         known.is_one_clock = stamp.clock == self._clock != 0
-        ahead_us = 0 if known.is_one_clock else -stamp.least_lag_us
-        if asked_us <= stamp.sent_us + ahead_us:
+        twice_ahead_us = 0 if known.is_one_clock else min(known.before_us, known.least_us) - stamp.least_lag_us
+        if 2 * (asked_us - stamp.sent_us) <= twice_ahead_us:
             known.waited_us.append(lag_us)
 
     def take(self) -> dict[str, LinkLag]:

@@ -53,9 +53,8 @@ class LinkEstimate(NamedTuple):
     is_lone: bool = False
 
     def relative_speed(self, least_us: float) -> SpeedEstimate:
-        """The speed beside the usual link: 1 if the message takes less than `least_us` longer, which nobody would notice."""
-        is_late = self.time_us - self.usual_us >= least_us
-        return SpeedEstimate(self.usual_us / self.time_us if is_late else 1.0, self.is_lone)
+        """The speed beside the usual link, if all messages took `least_us` longer: times far below that do not matter."""
+        return SpeedEstimate((self.usual_us + least_us) / (self.time_us + least_us), self.is_lone)
 
 
 def compare_links(times_us: Mapping[WorkerPair, float]) -> dict[WorkerPair, LinkEstimate]:
