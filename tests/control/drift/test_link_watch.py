@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from recycle.control.drift.link_watch import HOLD_LINKS, LinkChange, LinkWatch
+from recycle.control.drift.link_watch import HOLD_LINKS, LinkWatch
 from recycle.control.drift.message_times import LinkLag, MessageTimer
 from recycle.control.drift.relative_links import LinkEstimate, WorkerPair, compare_links
 from recycle.core.cluster import Worker
@@ -28,7 +28,7 @@ class Links:
         self.drift = {worker: self.chance.uniform(-3e-5, 3e-5) for worker in self.members.values()}
         self.timers = {worker: MessageTimer(number + 1) for number, worker in self.members.items()}
         self.watch, self.iteration, self.slow_us = LinkWatch(), 0, {}
-        self.watch.start_epoch(self.members)
+        assert list(self.watch.start_epoch(self.members, 0)) == []
 
     def clock_us(self, worker, now_us):
         return round(self.offset_us[worker] + now_us * (1 + self.drift[worker]))
@@ -72,7 +72,7 @@ def test_a_slow_link_is_named_with_the_time_of_its_messages_and_since_when(seed,
     assert change.time_us == pytest.approx(factor * LINK_US, rel=0.15)
     assert change.usual_us == pytest.approx(LINK_US, rel=0.3)
     assert change.speed == pytest.approx(1 / factor, rel=0.25, abs=0.006)
-    assert links.watch.speeds() == {SLOW: change.speed}
+    assert list(links.watch.slow.values()) == [change]
 
 
 def test_a_link_that_is_itself_again_is_named_again():
@@ -82,7 +82,7 @@ def test_a_link_that_is_itself_again_is_named_again():
     links.slow_us.clear()
     (change,) = links.iterate(3 * HOLD_LINKS)
     assert (change.pair, change.speed) == (SLOW, 1)
-    assert links.watch.speeds() == {}
+    assert links.watch.slow == {}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -125,15 +125,19 @@ def test_members_take_their_links_along_and_those_that_are_gone_are_forgotten():
     links.slow_us[SLOW] = 20 * LINK_US
     links.iterate(HOLD_LINKS + 2)
     exchanged = {**links.members, 4: Worker(0, 1), 1: Worker(1, 1)}
-    links.watch.start_epoch(exchanged)
-    assert set(links.watch.speeds()) == {WorkerPair(Worker(0, 1), Worker(1, 2))}
-    links.watch.start_epoch({number: place for number, place in links.members.items() if number != 4})
-    assert links.watch.speeds() == {}
+    well, slow = links.watch.start_epoch(exchanged, 30)
+    moved = WorkerPair(Worker(0, 1), Worker(1, 2))
+    assert (well.pair, well.speed, well.since) == (SLOW, 1.0, 30)
+    assert (slow.pair, slow.speed < 0.1, slow.since) == (moved, True, 30)
+    assert [change.pair for change in links.watch.slow.values()] == [moved]
+    left = {number: place for number, place in exchanged.items() if number != 4}
+    assert list(links.watch.start_epoch(left, 40)) == []  # nobody is there to have that link
+    assert links.watch.slow == {}
 
 
 def test_a_worker_that_is_not_in_the_epoch_is_left_out():
     watch = LinkWatch()
-    watch.start_epoch({0: Worker(0, 0), 1: Worker(0, 1)})
+    assert list(watch.start_epoch({0: Worker(0, 0), 1: Worker(0, 1)}, 0)) == []
     lags = {0: {"W7_1": LinkLag(1, 500, True)}, 1: {"W0_0": LinkLag(1, 500, True)}}
     assert list(watch.add(0, lags, [])) == []
 
@@ -148,6 +152,5 @@ def test_links_are_compared_with_those_of_their_boundary_and_a_lone_one_with_all
     assert compare_links({first: 300.0, second: 900.0})[second] == LinkEstimate(900.0, 300.0)
 
 
-def test_a_change_says_all_that_is_told_of_it():
-    assert LinkChange(SLOW, 0.1, 4, 4000, 400).pair == SLOW
+def test_a_pair_prints_itself_as_users_write_it():
     assert str(SLOW) == "W1_1-W1_2"

@@ -6,7 +6,7 @@ so much that it matters beside the ops that wait for its messages.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from recycle.control.drift.message_times import LinkLag
@@ -25,35 +25,45 @@ _SLOWEST = 0.001
 class LinkChange:
     """The link of two workers has had another speed than before since an iteration; 1 is that of other links.
 
-    A message took `time_us` on it, and `usual_us` on the other links.
+    A message took `time_us` on it, and `usual_us` on the other links; 0 if nothing was measured.
     """
 
     pair: WorkerPair
     speed: float
     since: int
-    time_us: int
-    usual_us: int
+    time_us: int = 0
+    usual_us: int = 0
+
+    @property
+    def delay_us(self) -> int:
+        """How much longer a message takes than on other links."""
+        return max(0, self.time_us - self.usual_us)
 
 
 class LinkWatch:
-    """The speeds of the links between members, by their numbers: a member that changes its place takes its links along."""
+    """The speeds of the links between members, by their numbers: a member that changes its place takes its links along.
+
+    `slow` has the links that are slow, with what was last found about each.
+    """
 
     def __init__(self) -> None:
         self._watch = SpeedWatch[tuple[int, int]](HOLD_LINKS, LINK_TOLERANCE)
         self._members: Mapping[int, Worker] = {}
-        self._named: dict[tuple[int, int], float] = {}
+        self.slow: dict[tuple[int, int], LinkChange] = {}
         self._recent: dict[tuple[int, int], deque[LinkEstimate]] = {}
 
-    def start_epoch(self, members: Mapping[int, Worker]) -> None:
-        """Watch the links of these members at their places in a new epoch; forget those of others."""
+    def start_epoch(self, members: Mapping[int, Worker], iteration: int) -> Iterator[LinkChange]:
+        """Watch the links of these members in a new epoch, and forget those of others; yield what changes between places."""
+        before = {change.pair for change in self.slow.values()}
         self._members = members
         self._watch.keep_only([pair for pair in self._watch.known if members.keys() >= set(pair)])
-        self._named = {pair: speed for pair, speed in self._named.items() if members.keys() >= set(pair)}
         self._recent.clear()
-
-    def speeds(self) -> dict[WorkerPair, float]:
-        """The speeds of slow links, by the present places of their members."""
-        return {self._pair(*members): speed for members, speed in self._named.items() if speed < 1}
+        kept = {pair: change for pair, change in self.slow.items() if members.keys() >= set(pair)}
+        self.slow = {pair: replace(change, pair=self._pair(*pair)) for pair, change in kept.items()}
+        now = {change.pair: change for change in self.slow.values()}
+        present = set(members.values())
+        yield from (LinkChange(pair, 1.0, iteration) for pair in sorted(before - now.keys()) if present >= set(pair))
+        yield from (replace(now[pair], since=iteration) for pair in sorted(now.keys() - before))
 
     def add(self, iteration: int, lags: Mapping[int, Mapping[str, LinkLag]], paces: Iterable[Pace]) -> Iterator[LinkChange]:
         """Add the lags of an iteration, by member and sender; yield the links whose speed changes by it."""
@@ -72,9 +82,12 @@ class LinkWatch:
             recent = self._recent[change.member]
             time_us, usual_us = (median(times) for times in zip(*((each.time_us, each.usual_us) for each in recent), strict=True))
             speed = max(_SLOWEST, round(usual_us / time_us, 3)) if change.speed < 1 else 1.0
-            if speed != self._named.get(change.member, 1.0):
-                self._named[change.member] = speed
-                yield LinkChange(self._pair(*change.member), speed, change.since, round(time_us), round(usual_us))
+            found = LinkChange(self._pair(*change.member), speed, change.since, round(time_us), round(usual_us))
+            was_slow = self.slow.pop(change.member, None) is not None
+            if speed < 1:
+                self.slow[change.member] = found
+            if speed < 1 or was_slow:
+                yield found
 
     def _pair(self, first: int, second: int) -> WorkerPair:
         return WorkerPair(self._members[first], self._members[second])
