@@ -38,13 +38,13 @@ def _improve(dead: list[int], most: int, line: WorkLine) -> None:
         for source, target in pairs:
             if dead[source] and dead[target] < most:
                 moved = _with_one(_with_one(line, source, 1), target, -1)
-                if _least_time_us(moved) < _least_time_us(line) * (1 - 1e-9):
+                if least_time_us(moved) < least_time_us(line) * (1 - 1e-9):
                     dead[source] -= 1
                     dead[target] += 1
                     line, is_better = moved, True
 
 
-def _least_time_us(line: WorkLine) -> float:
+def least_time_us(line: WorkLine) -> float:
     """The least time in which all stages can do their work, however it is split.
 
     For a run of stages, the work that cannot be moved to other stages, over their speed: the highest value over all runs.
@@ -66,7 +66,7 @@ def _with_one(line: WorkLine, stage: int, change: int) -> WorkLine:
 
 def _time_with_us(line: WorkLine, stage: int) -> int:
     """The least time if one more worker of `stage` is dead."""
-    return round(_least_time_us(_with_one(line, stage, -1)))
+    return round(least_time_us(_with_one(line, stage, -1)))
 
 
 def _distance(dead: list[int], stage: int) -> int:

@@ -4,6 +4,7 @@ Its control thread reacts to the coordinator whatever the main thread does, and 
 main thread then reports its progress, and waits for the next epoch.
 """
 
+import gc
 import os
 import pickle
 import resource
@@ -126,6 +127,7 @@ class _WorkerProcess:
             self._injector = FaultInjector(self._injections, self._spec.deaths)
             on_saved = partial(self._injector.on_progress, label=CHECKPOINT)
             self._stage = LocalStage(self._spec, self._preferred_place, self._control, on_saved)
+            gc.freeze()  # a full collection that looks at modules and stages would stop all that wait for this worker
             self._control.report_ready()
             self._say("ready, and waits for its place")
             self._follow(self._stage)
