@@ -241,8 +241,10 @@ class _WorkerProcess:
 
         def make_transport(store: Rendezvous) -> Transport:
             meet(store, view, self._control.link_address())
+            self._injector.find_link_ends(store, view.worker, self._preferred_place)
             device, address = self._set_device(), self._control.own_address
-            transport, choice = connect(self._spec, program, view, store, device, address, self._control.activity)
+            watched = self._control.activity, stage.timer, self._injector.delay_s_to
+            transport, choice = connect(self._spec, program, view, store, device, address, *watched)
             if choice.warning and view.worker == view.workers[0]:
                 self._control.report(WorkerWarned(view.worker, choice.warning))
             return transport
