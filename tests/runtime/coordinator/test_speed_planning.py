@@ -14,7 +14,7 @@ from recycle.core.events.op_columns import OpColumns
 from recycle.core.events.record import LinkChanged, Recovered, SpeedChanged
 from recycle.core.plans.plan_source import PlanAssignment
 from recycle.runtime.compute.optimizer_step import StepVerdict
-from recycle.runtime.coordinator.speed_planning import SpeedPlanning
+from recycle.runtime.coordinator.speed_planning import PATIENCE_US, SpeedPlanning
 from recycle.runtime.worker.worker_reports import IterationApplied
 
 PROBLEM = recycle.problem(3, 2, 4, costs="10,13,9")
@@ -51,9 +51,10 @@ class FakeLedger:
     events: list[Any] = field(default_factory=list)
     num_steps: int = 0
     recent_us: int = SECOND
+    time_us: int = 5
 
     def now_us(self) -> int:
-        return 5
+        return self.time_us
 
     def write(self, event: Any) -> None:
         self.events.append(event)
@@ -140,6 +141,13 @@ def test_a_worker_that_is_far_too_slow_is_let_go_and_named() -> None:
     job = Job()
     job.iterate(4)
     job.iterate(3, 0.1)
+    job.compared(1000, 500, 150)
+    assert len(job.causes) == 1, "it is left out after a while only; meanwhile it has less to do"
+    job.causes.clear()
+    job.iterate(9, 0.1)
+    assert job.plans.comparisons == []
+    job.ledger.time_us += PATIENCE_US
+    job.iterate(1, 0.1)
     assert job.plans.comparisons[0][2] == SLOW
     job.compared(1000, 500, 150)
     member = job.members[PLACES["W1_1"]]
@@ -147,6 +155,19 @@ def test_a_worker_that_is_far_too_slow_is_let_go_and_named() -> None:
     assert "left out" in member.leaves_because
     assert "W1_1 leaves: it is left out" in job.ledger.events[-1]
     assert job.causes == ["left"]
+
+
+def test_a_worker_that_a_busy_machine_holds_up_for_a_while_is_not_let_go() -> None:
+    job = Job()
+    job.iterate(4)
+    job.iterate(20, 0.1)
+    job.compared(150, 149, 100)
+    job.ledger.time_us += PATIENCE_US // 2
+    job.iterate(20)
+    job.ledger.time_us += PATIENCE_US
+    job.iterate(20)
+    assert (job.plans.comparisons, job.causes) == ([], [])
+    assert [event.speed for event in job.ledger.events] == [0.1, 1.0]
 
 
 def test_speeds_that_change_while_plans_are_compared_are_compared_again() -> None:

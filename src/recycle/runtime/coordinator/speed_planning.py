@@ -6,6 +6,7 @@ with plans for known speeds.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 
@@ -30,6 +31,8 @@ from recycle.runtime.worker.worker_reports import IterationApplied
 
 # How long a change of plans takes, until the first one was measured.
 _PAUSE_US = 250_000.0
+# A worker may be left out after it was too slow for so long: a busy machine holds up healthy ones for seconds.
+PATIENCE_US = 10_000_000
 
 
 class SpeedPlanning:
@@ -54,6 +57,7 @@ class SpeedPlanning:
         self._plan = config.initial.plan
         self._members: Mapping[int, Worker] = {}
         self._first_iteration, self._named = 0, dict[Worker, float]()
+        self._too_slow_since_us, self._postponed = dict[int, int](), set[int]()
         self._pending: dict[int, dict[int, IterationApplied]] = {}
         self._prefetch()  # now, because workers take a while to join
 
@@ -162,9 +166,17 @@ class SpeedPlanning:
         changes = self._watch.add(iteration, relative_speeds(paces, partial(_cost_us, self._plan)))
         for change in changes:
             self._name(self._members[change.member], change.speed, change.since)
+            self._postponed.discard(change.member)
+            if change.speed >= TOO_SLOW:
+                self._too_slow_since_us.pop(change.member, None)
+            else:
+                self._too_slow_since_us.setdefault(change.member, self._ledger.now_us())
         if changes:
             self._consider()
             self._prefetch()
+        elif due := {number for number in self._postponed & self._members.keys() if self._is_patience_over(number)}:
+            self._postponed -= due
+            self._consider(is_again=True)
 
     def _name(self, place: Worker, speed: float, since: int) -> None:
         """Write the speed of the worker at a place, unless it was written."""
@@ -172,10 +184,13 @@ class SpeedPlanning:
             self._named[place] = speed
             self._ledger.write(SpeedChanged(self._ledger.now_us(), str(place), speed, since))
 
-    def _consider(self) -> None:
-        """Have plans made for the present speeds and compared with the present plan, unless that is under way."""
+    def _consider(self, is_again: bool = False) -> None:
+        """Have plans made for the present speeds and compared with the present plan, unless that is under way.
+
+        A plan that is for these speeds is compared only `is_again`, with one without the slowest worker.
+        """
         speeds, plan = self._speeds(), self._plan
-        if speeds is None or self._is_comparing or speeds == plan.problem.speeds:
+        if speeds is None or self._is_comparing or (speeds == plan.problem.speeds and not is_again):
             return
         self._is_comparing = True
         slowest = min(self._members, key=self._watch.speed)
@@ -186,6 +201,10 @@ class SpeedPlanning:
 
         self._plans.compare(plan, speeds, without, deliver)
 
+    def _is_patience_over(self, member: int) -> bool:
+        now_us = self._ledger.now_us()
+        return now_us - self._too_slow_since_us.setdefault(member, now_us) >= PATIENCE_US
+
     def _compared(self, plan: Plan, speeds: Speeds, slowest: int, periods: PlanPeriods | None) -> None:
         self._is_comparing = False
         if plan is not self._plan or speeds != self._speeds():
@@ -193,6 +212,11 @@ class SpeedPlanning:
             return
         if periods is None:
             return
+        if periods.without_us is not None and not self._is_patience_over(slowest):
+            self._postponed.add(slowest)
+            if periods.is_idle:
+                return
+            periods = replace(periods, without_us=None)
         num_left = self._num_steps - self._ledger.num_steps
         decision = decide_change(periods, self._ledger.recent_us, num_left, self._pause_us)
         match decision.change:
