@@ -42,8 +42,12 @@ def empty_body(spec: TensorSpec) -> Tensor:
 
 def tensor_in(body: Tensor, spec: TensorSpec) -> Tensor:
     """The tensor in a body. It is no view of it, so that autograd takes it for a tensor of its own."""
-    strides = torch.empty(spec.shape, device="meta").stride()
-    return torch.empty(0, dtype=spec.dtype).set_(body.untyped_storage(), 0, spec.shape, strides)
+    return torch.empty(0, dtype=spec.dtype).set_(body.untyped_storage(), 0, spec.shape, _strides(spec.shape))
+
+
+@cache
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
 
 
 def write_stamp(body: Tensor, stamp: MessageStamp) -> None:
