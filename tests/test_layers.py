@@ -80,7 +80,16 @@ ORDER = {
         "reproduce",
     ],
     "control": ["planning drift", "decide", "store", "net"],
-    "runtime": ["compute", "checkpoint options", "transport", "execute job", "worker", "coordinator", "launch", "train"],
+    "runtime": [
+        "compute",
+        "checkpoint options",
+        "transport",
+        "execute job",
+        "worker movable_layers",
+        "coordinator",
+        "launch",
+        "train",
+    ],
     "profiling": [
         "machine worker_pool contention stopwatch",
         "layer_times",

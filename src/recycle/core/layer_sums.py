@@ -98,7 +98,7 @@ def with_layer_counts(profile: Profile, counts: Sequence[int]) -> Profile:
         return profile
     if len(counts) != len(present) or sum(counts) != sum(present) or min(counts) < 1:
         raise UserError(
-            f"{sum(present)} layers cannot be {', '.join(map(str, counts))} at {len(present)} stages: give every stage one at least"
+            f"{sum(present)} layers at {len(present)} stages cannot be {', '.join(map(str, counts))}: give each stage one or more"
         )
     sums, shares = LayerSums(profile), [share for layers in profile.layers for share in layers]
     spreads = {
@@ -129,7 +129,11 @@ def _joined_shares(sums: LayerSums, shares: Sequence[LayerShare], own: range) ->
     """The shares of layers that come from several stages: what they cost there, or the shares there where all cost nothing."""
     columns = {}
     for each in fields(LayerShare):
-        weights = [[float(sums.total(name, range(layer, layer + 1))) for layer in own] for name, of in _SHARE_OF.items() if of == each.name]
+        weights = [
+            [float(sums.total(name, range(layer, layer + 1))) for layer in own]
+            for name, of in _SHARE_OF.items()
+            if of == each.name
+        ]
         given = [float(getattr(shares[layer], each.name)) for layer in own]
         columns[each.name] = next((column for column in (*weights, given) if sum(column)), [1.0] * len(own))
         if len(set(columns[each.name])) == 1:

@@ -221,6 +221,7 @@ class Recovery:
     epoch: int = 0
     moves: tuple[str, ...] = ()
     num_live: int = 0
+    layers: tuple[int, ...] = ()
     begun: set[int] = field(default_factory=set)
 
     def add_loss(self, place: str, cause: str, died_us: int) -> None:
@@ -240,9 +241,9 @@ class Recovery:
         """Whether members only joined."""
         return self.at_boundary and not self.left
 
-    def set_epoch(self, epoch: int, iteration: int, assignment: PlanAssignment) -> None:
-        """Note the epoch with which the recovery ends, when it starts."""
-        self.epoch, self.iteration, self.num_live = epoch, iteration, len(assignment.places)
+    def set_epoch(self, epoch: int, iteration: int, assignment: PlanAssignment, layers: tuple[int, ...]) -> None:
+        """Note the epoch with which the recovery ends, when it starts; `layers` of each stage, if some are transferred."""
+        self.epoch, self.iteration, self.num_live, self.layers = epoch, iteration, len(assignment.places), layers
         self.moves = tuple(f"{now}>{place}" for now, place in assignment.copies)
 
     def add_begun(self, number: int, transfer_us: int, now_us: int) -> None:

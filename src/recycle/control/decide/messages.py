@@ -302,7 +302,9 @@ def wire_name(kind: type) -> str:
 
 _KINDS: dict[str, type[ControlMessage]] = {wire_name(kind): kind for kind in get_args(ControlMessage)}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
-_FIELDS = {kind: tuple((each.name, each.type) for each in fields(kind)) for kind in (*_NAMES, Ballot, ProgressReport, LayerTransfer)}
+_FIELDS = {
+    kind: tuple((each.name, each.type) for each in fields(kind)) for kind in (*_NAMES, Ballot, ProgressReport, LayerTransfer)
+}
 _encode = json.JSONEncoder(
     separators=(",", ":"), default=lambda part: {name: getattr(part, name) for name, _ in _FIELDS[type(part)]}
 ).encode

@@ -35,6 +35,11 @@ class NewEpoch:
     layer_counts: tuple[int, ...] = ()
     transfers: tuple[LayerTransfer, ...] | None = None
 
+    @property
+    def moved_layers(self) -> tuple[int, ...]:
+        """The number of layers of each stage, if layers are transferred."""
+        return self.layer_counts if self.transfers else ()
+
     def messages(self, shape: Shape, programs: Mapping[Worker, str]) -> Iterator[tuple[Worker, StartEpoch]]:
         """Yield each place with the message to its member; `programs` are the row programs of the plan."""
         dead = tuple(str(place) for place in shape.workers() if str(place) not in self.places)

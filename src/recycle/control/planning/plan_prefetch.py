@@ -81,9 +81,7 @@ class PlanPrefetch:
             self._unpacked = None  # it is in use, or of no use: it need not stay in memory
             self._changed.notify_all()
 
-    def request(
-        self, failed: Failed, speeds: Speeds | None = None, layers: RunLayers | None = None
-    ) -> Future[PlanAssignment]:
+    def request(self, failed: Failed, speeds: Speeds | None = None, layers: RunLayers | None = None) -> Future[PlanAssignment]:
         """Return the plan, which is made next unless it is ready; `close` cancels it."""
         request = PlanRequest(failed, speeds, layers)
         with self._changed:

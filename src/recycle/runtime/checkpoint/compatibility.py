@@ -62,8 +62,11 @@ def fingerprint_of_layers(fingerprint: Mapping[str, Any], counts: Sequence[int])
     assert layers is not None, "a job whose stages do not say what their layers are cannot move layers"
     moved, sources, model = layers.with_counts(counts), layers.sources(), fingerprint["model"]
     described = [
-        {there: model[sources[number, name][0]][sources[number, name][1]] for number, names in zip(own, of_stage, strict=True)
-         for name, there in names.items()}
+        {
+            there: model[sources[number, name][0]][sources[number, name][1]]
+            for number, names in zip(own, of_stage, strict=True)
+            for name, there in names.items()
+        }
         for own, of_stage in zip(moved.ranges, moved.stages, strict=True)
     ]
     places = [dict.fromkeys(moved.sources()[each] for each in tie) for tie in layers.ties]

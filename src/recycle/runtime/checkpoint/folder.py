@@ -168,7 +168,11 @@ def _fits_in(report: StageSaved | StageNotSaved, reports: dict[int, StageSaved |
     """
     if not isinstance(report, StageSaved):
         return True
-    others = {stage: each for stage, each in reports.items() if isinstance(each, StageSaved) and each.layer_counts != report.layer_counts}
+    others = {
+        stage: each
+        for stage, each in reports.items()
+        if isinstance(each, StageSaved) and each.layer_counts != report.layer_counts
+    }
     if any(each.epoch > report.epoch for each in others.values()):
         return False
     for stage in others:

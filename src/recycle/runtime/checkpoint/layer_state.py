@@ -1,7 +1,7 @@
 """The state of a stage and its layers: a stage's file has no guests, and a stage is joined from the files that have its layers.
 
-So a checkpoint is the same whatever layers are shared, and a run can resume with other stages and other shared layers. In the same
-way a stage is joined from layers that other workers send: then tensors are named by layer, the same at every stage.
+So a checkpoint is the same whatever layers are shared, and a run can resume with other stages and other shared layers. In the
+same way a stage is joined from layers that other workers send: then tensors are named by layer, the same at every stage.
 """
 
 import json

@@ -60,8 +60,8 @@ class StageWriter:
     """Saves one stage repeatedly. Each `save` is reported exactly once, and no failed save ends the training.
 
     `report` is called in the thread that writes, so it must be thread-safe. With `deliver`, a file is sent away after it is
-    written, and does not stay in `folder`. `goes_on` is asked about once a second while the caller waits. `layer_counts` are those
-    of `StageSaved`.
+    written, and does not stay in `folder`. `goes_on` is asked about once a second while the caller waits. `layer_counts` are
+    those of `StageSaved`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`SpeedPlanning`: the coordinator's requests for plans, with the speeds of workers, and the change to a plan for other speeds.
+"""`SpeedPlanning`: the coordinator's requests for plans, with speeds and layers, and the change to a plan for other speeds.
 
 Every worker says with its reports how long its ops took. A worker whose speed has changed is named in the record. If a plan for
 the new speeds is worth a pause, all take it at the next iteration boundary. Failures are answered with plans for known speeds.
@@ -14,9 +14,11 @@ from recycle.control.drift.op_pace import Pace, parse_class
 from recycle.control.drift.plan_change import TOO_SLOW, PlanChange, PlanPeriods, decide_change
 from recycle.control.drift.relative_speeds import relative_speeds
 from recycle.control.drift.speed_watch import SpeedWatch
+from recycle.control.planning.failure_times import FailureTimes
 from recycle.core.cluster import Worker
 from recycle.core.events.record import Recovered, SpeedChanged
 from recycle.core.plans.plan import Plan
+from recycle.core.plans.plan_source import RunLayers
 from recycle.core.plans.steady_period import Speeds
 from recycle.runtime.coordinator.config import CoordinatorConfig
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
@@ -49,6 +51,9 @@ class SpeedPlanning:
         self._members: Mapping[int, Worker] = {}
         self._first_iteration, self._named = 0, dict[Worker, float]()
         self._pending: dict[int, dict[int, tuple[Worker, Pace]]] = {}
+        self._moves_layers = config.moves_layers
+        self._mean_time_us = round(config.mean_time_s * 1e6) if config.mean_time_s is not None else None
+        self._failures = FailureTimes(ledger.now_us())
         self._prefetch()  # now, because workers take a while to join
 
     # Plans.
@@ -76,6 +81,8 @@ class SpeedPlanning:
         self._consider()
 
     def _prefetch(self) -> None:
+        mean_time_us = self._mean_time_us or self._failures.mean_us
+        self._plans.layers = RunLayers(self._plan.problem.layer_counts, mean_time_us) if self._moves_layers else None
         self._plans.prefetch(self._plan.problem.cluster.failed, self._speeds())
 
     def _speeds(self) -> Speeds | None:
@@ -88,9 +95,13 @@ class SpeedPlanning:
         return tuple(sorted((member.place, self._watch.speed(member.number)) for member in placed if member.place is not None))
 
     def recovered(self, event: Recovered) -> None:
-        """Note how long a change of plans took that lost no work."""
+        """Note how long a change of plans took that lost no work, or how many workers failed."""
         if not event.workers:
             self._pause_us = event.lost_us
+        elif not event.joins:
+            self._failures.add(event.at_us, len(event.workers))
+            if self._moves_layers:
+                self._prefetch()
 
     # Speeds.
 

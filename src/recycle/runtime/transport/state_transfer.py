@@ -1,4 +1,4 @@
-"""Transfer of a stage's state, or of some layers of it: parameters, buffers and optimizer, as bytes with digests that are checked.
+"""Transfer of a stage's state, or of some layers: parameters, buffers and optimizer, as bytes with digests that are checked.
 
 Three parts are sent: the length of the header and its SHA-256; the header, JSON with name, dtype and shape of every tensor, the
 rest of the optimizer's state and the SHA-256 of the tensors; the tensors, one after the other.
