@@ -67,7 +67,7 @@ ORDER = {
     ],
     "planner": [
         "profiles model problem_from_text",
-        "exact heuristic failure_normalization",
+        "exact heuristic failure_normalization whole_layers",
         "solve",
         "build_library live_planner kept_throughput shared_layers_choice",
     ],

@@ -75,8 +75,6 @@ class FailureOptions:
             or the trace of the run injects are final.
         follow_speeds: Whether a plan for the measured speeds of workers replaces the present one where that pays, and a worker
             that is far too slow is left out. Slow workers are named in any case.
-        mean_time_s: The mean time between failures in seconds. State moves between stages, of workers or of whole layers, only
-            if that pays until the next failure. None is the run's own, once it has seen two failures.
     """
 
     plan_source: PlanSource | None = None
@@ -86,12 +84,9 @@ class FailureOptions:
     compare_every: int = 10
     restarts: int = 3
     follow_speeds: bool = True
-    mean_time_s: float | None = None
 
     def __post_init__(self) -> None:
         refuse_lease(self.lease_s)
-        if self.mean_time_s is not None and not (isinstance(self.mean_time_s, int | float) and 0 < self.mean_time_s < math.inf):
-            raise UserError(f"the mean time between failures is {self.mean_time_s!r}, but it must be a number of seconds above 0")
         refuse_count("the number of steps between comparisons of peers", self.compare_every, 0)
         refuse_count("the number of restarts", self.restarts, 0)
 

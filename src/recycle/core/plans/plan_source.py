@@ -91,7 +91,7 @@ class SpeedAwareSource(PlanSource, Protocol):
 class RunLayers(NamedTuple):
     """The layers that the stages of a running job have, and its mean time between failures, if it is known.
 
-    `counts` has the number of layers that are each stage's own.
+    `counts` has the number of layers that are each stage's own; it is empty if layers cannot move.
     """
 
     counts: tuple[int, ...]

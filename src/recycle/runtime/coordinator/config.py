@@ -25,8 +25,7 @@ class CoordinatorConfig:
     `folder` is the run folder, if there is one. `deaths` is the file into which injected kills write their time, `injections` say
     when the coordinator kills itself. `about` describes the job to every worker that joins. `stops_early` says that
     the job was asked to stop before this coordinator replaced another. If it `follows_speeds`, plans change with those of its
-    workers. If it `moves_layers`, plans may give stages other layers; `mean_time_s` is the mean time between failures that the
-    user expects.
+    workers. If it `moves_layers`, plans may give stages other layers.
     """
 
     job: str
@@ -49,7 +48,6 @@ class CoordinatorConfig:
     stops_early: bool = False
     follows_speeds: bool = True
     moves_layers: bool = False
-    mean_time_s: float | None = None
     tls: TlsFiles | None = None
 
 

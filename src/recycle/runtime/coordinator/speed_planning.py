@@ -52,7 +52,6 @@ class SpeedPlanning:
         self._first_iteration, self._named = 0, dict[Worker, float]()
         self._pending: dict[int, dict[int, tuple[Worker, Pace]]] = {}
         self._moves_layers = config.moves_layers
-        self._mean_time_us = round(config.mean_time_s * 1e6) if config.mean_time_s is not None else None
         self._failures = FailureTimes(ledger.now_us())
         self._prefetch()  # now, because workers take a while to join
 
@@ -81,9 +80,13 @@ class SpeedPlanning:
         self._consider()
 
     def _prefetch(self) -> None:
-        mean_time_us = self._mean_time_us or self._failures.mean_us
-        self._plans.layers = RunLayers(self._plan.problem.layer_counts, mean_time_us) if self._moves_layers else None
+        self._plans.layers = self._layers()
         self._plans.prefetch(self._plan.problem.cluster.failed, self._speeds())
+
+    def _layers(self) -> RunLayers | None:
+        """The layers of the stages, if they may move, and the run's mean time between failures, if it is known."""
+        counts, mean_time_us = self._plan.problem.layer_counts if self._moves_layers else (), self._failures.mean_us
+        return RunLayers(counts, mean_time_us) if counts or mean_time_us is not None else None
 
     def _speeds(self) -> Speeds | None:
         """The speeds of all members at their places, those of 1 left out; before the first epoch, those of its plan."""
@@ -99,8 +102,9 @@ class SpeedPlanning:
         if not event.workers:
             self._pause_us = event.lost_us
         elif not event.joins:
+            before = self._failures.mean_us
             self._failures.add(event.at_us, len(event.workers))
-            if self._moves_layers:
+            if self._failures.mean_us != before:
                 self._prefetch()
 
     # Speeds.

@@ -94,5 +94,4 @@ def coordinator_config(
         about=about or {},
         follows_speeds=options.failures.follow_speeds,
         moves_layers=moves_layers,
-        mean_time_s=options.failures.mean_time_s,
     )
