@@ -4,9 +4,10 @@ A distribution says how many layers are each stage's own. The best one by load h
 stage where that is most. Others with a little more are nearer to the present one, so that less is transferred.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from recycle.core.errors import MemoryTooSmall
 from recycle.core.layer_sums import LayerSums, with_layer_counts
@@ -19,7 +20,6 @@ from recycle.planner.model.lower_bound import lower_bound
 LayerCounts = tuple[int, ...]
 # How much more than the least load a distribution may have that is nearer to the present one.
 _SLACKS = (0.0, 0.02, 0.05, 0.1)
-_SEARCH_STEPS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,36 +62,28 @@ def near_distributions(present: Problem) -> Iterator[LayerCounts]:
     least = max(1, present.shared_layers)
     if sum(present.layer_counts) < least * len(speeds):
         return
-    best = _least_load(work, speeds, least)
+    bounds = pairwise((0, *accumulate(present.layer_counts)))
+    loads = [(work[stop] - work[start]) / speed for (start, stop), speed in zip(bounds, speeds, strict=True)]
+    best = _least_load(work, speeds, least, max(loads))
     for slack in _SLACKS:
         if (counts := _nearest(present, work, [best * (1 + slack) * speed for speed in speeds], least)) is not None:
             yield counts
 
 
-def _least_load(work: Sequence[int], speeds: Sequence[float], least: int) -> float:
-    """The least highest load of all distributions, work over speed, found by bisection."""
-    low, high = 0.0, work[-1] / min(speeds)
-    for _ in range(_SEARCH_STEPS):
-        middle = (low + high) / 2
-        if _fits_all(work, [middle * speed for speed in speeds], least):
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def _fits_all(work: Sequence[int], rooms: Sequence[float], least: int) -> bool:
-    """Whether the layers fit if each stage in turn takes as many as it has room for; no other way gets further at any stage."""
-    start = 0
-    for stage, room in enumerate(rooms):
-        stop = start + least
-        last = len(work) - 1 - least * (len(rooms) - stage - 1)
-        if stop > last or work[stop] - work[start] > room:
-            return False
-        while stop < last and work[stop + 1] - work[start] <= room:
-            stop += 1
-        start = stop
-    return start == len(work) - 1
+def _least_load(work: Sequence[int], speeds: Sequence[float], least: int, most: float) -> float:
+    """The least highest load of all distributions, work over speed: a dynamic program over the stages. It is at most `most`."""
+    num_layers, best = len(work) - 1, {0: 0.0}
+    for stage, speed in enumerate(speeds):
+        last = num_layers - least * (len(speeds) - stage - 1)
+        found: dict[int, float] = {}
+        for start, load in best.items():
+            for stop in range(start + least, last + 1):
+                here = max(load, (work[stop] - work[start]) / speed)
+                if here > most:
+                    break
+                found[stop] = min(found.get(stop, math.inf), here)
+        best = found
+    return best[num_layers]
 
 
 def _nearest(present: Problem, work: Sequence[int], rooms: Sequence[float], least: int) -> LayerCounts | None:
