@@ -58,7 +58,7 @@ def run(
     source = RandomLayers(problem(shared), seed, may_move)
     plan = source.answer(frozenset()).plan
     injections = [Injection.parse(Action(line.split()[0]), line.split()[1]) for line in lines]
-    failures = FailureOptions(source, Script.of(injections, plan.problem.shape, steps))
+    failures = FailureOptions(source, Script(tuple(injections)))  # `Script.of` knows only copies to workers that rejoin
     checkpoint = CheckpointOptions(2 if out is not None else 0, keep=9, resume=resume)
     options = TrainOptions(SEED, True, MAX_NORM, checkpoint=checkpoint, failures=failures)
     events: list[Event] = []
@@ -86,3 +86,31 @@ def test_checkpoints_after_a_move_are_resumed_with_the_stages_of_the_job(tmp_pat
     assert run(steps=6, out=tmp_path, resume=True)[0] == undisturbed(6)
     fresh = stages(())
     assert recycle.load(fresh, tmp_path) == 6
+
+
+@pytest.mark.parametrize("killed", [("W1_0",), ("W2_2", "W0_0")])
+def test_workers_that_are_killed_while_layers_move_are_survived(killed: tuple[str, ...]) -> None:
+    weights, recoveries = run("kill W0_1@3", *(f"kill {worker}@1:transfer" for worker in killed), shared=1, seed=3)
+    assert weights == undisturbed()
+    assert sorted(worker for each in recoveries for worker in each.workers) == sorted(["W0_1", *killed])
+    assert recoveries[-1].layers != ()
+
+
+def test_layers_whose_holders_are_all_dead_come_back_from_a_checkpoint_of_other_layers(tmp_path: Path) -> None:
+    lines = ("kill W0_0@3", *(f"kill W{pipeline}_1@6" for pipeline in range(3)))
+    weights, recoveries = run(*lines, out=tmp_path, seed=1)
+    assert weights == undisturbed()
+    assert min(each.iteration for each in recoveries[1:]) == 4  # of the checkpoint, and not the sixth
+    assert recoveries[0].layers not in ((), (3, 3, 3))
+
+
+def test_a_coordinator_that_takes_over_knows_which_layers_stages_have(tmp_path: Path) -> None:
+    weights, recoveries = run("kill W0_1@2", "kill coordinator@4", "kill W2_0@6", "rejoin W0_1@7", out=tmp_path, seed=3)
+    assert weights == undisturbed()
+    assert len({each.layers for each in recoveries}) == 3
+
+
+def test_with_workers_that_move_too_no_weight_changes() -> None:
+    lines = ("kill W0_1@2", "kill W1_1@3", "kill W2_1@4", "rejoin W0_1@6", "rejoin W1_1@7")
+    weights, _ = run(*lines, may_move=True, seed=4, shared=1)
+    assert weights == undisturbed()

@@ -57,6 +57,8 @@ class Steps:
             origin=1,
             state=SimpleNamespace(stage=held),
             on_applied=None,
+            spec=self.process._spec,
+            held_layers=(),
             move_to=self.see("load"),
             transfer=self.see("transfer"),
             progress=self.see("progress"),

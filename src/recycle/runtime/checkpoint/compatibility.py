@@ -12,7 +12,7 @@ from typing import Any
 
 from recycle.core.errors import FileProblem, ForeignRun
 from recycle.runtime.checkpoint.files import Checkpoint, find_checkpoints, plain, read_checkpoint
-from recycle.runtime.checkpoint.layer_names import LayerNames
+from recycle.runtime.checkpoint.layer_names import LayerNames, name_by_layer
 
 PIPELINES, STAGES, MICROBATCHES, LAYERS = "pipelines", "stages", "microbatches", "layers"
 BY_PIPELINE = "data_by_pipeline"
@@ -61,11 +61,12 @@ def fingerprint_of_layers(fingerprint: Mapping[str, Any], counts: Sequence[int])
     layers = LayerNames.parse(plain(fingerprint).get(LAYERS))
     assert layers is not None, "a job whose stages do not say what their layers are cannot move layers"
     moved, sources, model = layers.with_counts(counts), layers.sources(), fingerprint["model"]
+    # Every name of a tensor, as in the `state_dict` of a stage; `moved` has one for each tensor.
     described = [
         {
-            there: model[sources[number, name][0]][sources[number, name][1]]
+            name_by_layer(number, name): model[sources[number, name][0]][sources[number, name][1]]
             for number, names in zip(own, of_stage, strict=True)
-            for name, there in names.items()
+            for name in names
         }
         for own, of_stage in zip(moved.ranges, moved.stages, strict=True)
     ]

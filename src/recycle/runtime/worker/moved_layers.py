@@ -40,17 +40,18 @@ def spec_with_layers(spec: WorkerSpec, counts: tuple[int, ...]) -> WorkerSpec:
         spec,
         make_stage=partial(make_moved_stage, spec.make_model, counts, spec.shared_layers),
         tensor_specs={stage: spec.layer_specs[end - 1] for stage, end in enumerate(ends)},
-        ties=find_ties(_moved_stages(spec.make_model(), counts, spec.shared_layers)),
+        ties=find_ties(moved_stages(spec.make_model(), counts, spec.shared_layers)),
         layers=spec.layers.with_counts(counts),
     )
 
 
 def make_moved_stage(make_model: MakeModel, counts: Sequence[int], num_shared: int, stage: int) -> nn.Module:
     """A new copy of a stage that has other layers than the job's own stages."""
-    return copied_stage(_moved_stages(make_model(), counts, num_shared), stage)
+    return copied_stage(moved_stages(make_model(), counts, num_shared), stage)
 
 
-def _moved_stages(model: Sequence[nn.Module], counts: Sequence[int], num_shared: int) -> Sequence[nn.Module]:
+def moved_stages(model: Sequence[nn.Module], counts: Sequence[int], num_shared: int) -> Sequence[nn.Module]:
+    """The stages of a model with so many of its layers each, and with their guests; tensors are named by layer."""
     layers = [(str(number), layer) for number, layer in enumerate(layer for stage in model for layer in layers_of(stage))]
     bounds = (0, *accumulate(counts))
     stages = [nn.Sequential(OrderedDict(layers[start:stop])) for start, stop in pairwise(bounds)]
