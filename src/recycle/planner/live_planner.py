@@ -22,7 +22,7 @@ from recycle.core.plans.plan_source import PlanAssignment, RunLayers, num_live_a
 from recycle.core.plans.rules import check
 from recycle.core.plans.steady_period import Speeds
 from recycle.core.problem import Problem
-from recycle.core.units import format_us
+from recycle.core.units import format_duration, format_us
 from recycle.planner.failure_normalization import Distribution, MoveDecision, best_distribution, decide_move, move_time_us
 from recycle.planner.heuristic.greedy import compile_kernels
 from recycle.planner.model.lower_bound import Bounds, lower_bound
@@ -226,7 +226,7 @@ def _layer_text(move: LayerMove, num: float, num_staying: float, horizon_us: int
     counts = ", ".join(map(str, move.problem.layer_counts))
     return (
         f"whole layers move, so that stages have {counts}: the transfer takes {format_us(move.transfer_us)}, and within "
-        f"{format_us(horizon_us)}, until the next failure, {num:.0f} iterations are expected instead of {num_staying:.0f}"
+        f"{format_duration(horizon_us)}, until the next failure, {num:.0f} iterations are expected instead of {num_staying:.0f}"
     )
 
 

@@ -48,7 +48,9 @@ class Steps:
         self.control.link_address = lambda: "127.0.0.1:1"
         options = SimpleNamespace(device="cpu")
         self.process._spec = SimpleNamespace(num_steps=9, shape=Shape(2, 2, 2), ties=(), options=options, layers=None)
-        self.process._injector = SimpleNamespace(on_recovery=self.see("recovery"), on_progress=None, on_transfer=self.see("copy"))
+        self.process._injector = SimpleNamespace(
+            on_recovery=self.see("recovery"), on_progress=None, on_transfer=self.see("copy"), speed_in=None
+        )
         module = nn.Linear(2, 2)
         held = SimpleNamespace(module=module, parameters=module.parameters)
         self.stage = SimpleNamespace(
@@ -59,6 +61,7 @@ class Steps:
             on_applied=None,
             spec=self.process._spec,
             held_layers=(),
+            set_program=lambda instructions: None,
             move_to=self.see("load"),
             transfer=self.see("transfer"),
             progress=self.see("progress"),
