@@ -68,11 +68,12 @@ ORDER = {
     "planner": [
         "profiles model problem_from_text",
         "exact heuristic failure_normalization whole_layers",
+        "dead_placement",
         "solve",
         "build_library live_planner kept_throughput shared_layers_choice",
     ],
     "sim": [
-        "model_layers dead_placement policy failure_traces one_f_one_b replay",
+        "model_layers policy failure_traces one_f_one_b replay",
         "job iteration_times",
         "shared_layer_choice",
         "systems",

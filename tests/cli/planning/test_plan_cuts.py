@@ -64,7 +64,6 @@ def test_a_plan_with_cuts_has_no_csv_form(tmp_path: Path) -> None:
         ("--speed W0_3=fast", "write <worker>=<speed>"),
         ("--speed W0_3=0", "the speed of W0_3 is 0.0"),
         ("--speed W9_3=0.5", "W9_3 has a speed, but is not a worker"),
-        ("--layers 8 --shared-layers 1 --method cpsat", "cpsat knows neither shared layers nor speeds"),
     ],
 )
 def test_wrong_input_gets_one_sentence(options: str, sentence: str) -> None:

@@ -179,6 +179,23 @@ class SpeedChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkChanged:
+    """A link between two workers, such as `W1_1-W1_2`, has had another speed since `iteration`.
+
+    A message takes `time_us` on it, and `usual_us` on other links between the same stages. The speed is the latter over the
+    former, and 1 if there is no difference any more.
+    """
+
+    EVENT: ClassVar[str] = "link"
+    at_us: int
+    link: str
+    speed: float
+    iteration: int
+    time_us: int
+    usual_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Recovered:
     """A new epoch began because workers left or joined: `at_us` is when they left or asked to, `end_us` its first op's start.
 
@@ -292,6 +309,7 @@ Event = (
     | Joining
     | Suspected
     | SpeedChanged
+    | LinkChanged
     | Recovered
     | Spell
 )

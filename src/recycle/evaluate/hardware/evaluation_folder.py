@@ -56,6 +56,8 @@ def choose_setup(
 
 def begin_evaluation(folder: Path, setup: Setup) -> None:
     """Create the folder of a measurement; one that exists must be of the same setup."""
+    if setup.pipelines < 2:
+        raise UserError(f"{setup.pipelines} pipeline has no peers that could take over: give at least 2")
     if (folder / SETUP).exists():
         if read_setup(folder) != setup:
             raise UserError(f"{folder} holds a measurement of something else: name another folder")

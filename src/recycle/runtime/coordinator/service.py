@@ -304,7 +304,7 @@ class CoordinatorService:
         if isinstance(outcome, UserError):
             self._server.call_soon(partial(self._end, JobFailed(outcome)))
         else:
-            self._server.call_soon(partial(self._coordinator.plan_received, failed, outcome))
+            self._server.call_soon(lambda: self._coordinator.plan_received(failed, self._speeds.exchanged(outcome)))
 
     def _act_on_findings(self) -> None:
         """Act on what the ledger has found in reports: peers that differ, or losses that are no numbers."""

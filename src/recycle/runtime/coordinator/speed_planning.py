@@ -1,7 +1,8 @@
 """`SpeedPlanning`: the coordinator's requests for plans, with speeds and layers, and the change to a plan for other speeds.
 
-Every worker says with its reports how long its ops took. A worker whose speed has changed is named in the record. If a plan for
-the new speeds is worth a pause, all take it at the next iteration boundary. Failures are answered with plans for known speeds.
+Every worker says with its reports how long its ops took, and messages to it. A worker or link whose speed has changed is named
+in the record. If a plan for the new speeds is worth a pause, all take it at the next iteration boundary. Failures are answered
+with plans for known speeds.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,15 +11,18 @@ from operator import itemgetter
 
 from recycle.control.decide.coordinator import Coordinator
 from recycle.control.decide.members import members_at
+from recycle.control.drift.link_watch import LinkChange, LinkWatch
 from recycle.control.drift.op_pace import Pace, parse_class
+from recycle.control.drift.place_exchange import exchange_places
 from recycle.control.drift.plan_change import TOO_SLOW, PlanChange, PlanPeriods, decide_change
+from recycle.control.drift.relative_links import WorkerPair
 from recycle.control.drift.relative_speeds import relative_speeds
 from recycle.control.drift.speed_watch import SpeedWatch
 from recycle.control.planning.failure_times import FailureTimes
 from recycle.core.cluster import Worker
-from recycle.core.events.record import Recovered, SpeedChanged
+from recycle.core.events.record import LinkChanged, Recovered, SpeedChanged
 from recycle.core.plans.plan import Plan
-from recycle.core.plans.plan_source import RunLayers
+from recycle.core.plans.plan_source import PlanAssignment, RunLayers
 from recycle.core.plans.steady_period import Speeds
 from recycle.runtime.coordinator.config import CoordinatorConfig
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
@@ -46,11 +50,12 @@ class SpeedPlanning:
     ) -> None:
         self._plans, self._ledger, self._num_steps = plans, ledger, config.num_steps
         self._call_soon, self._decide, self._follows = call_soon, decide, config.follows_speeds and plans.knows_speeds
-        self._watch, self._pause_us, self._is_comparing = SpeedWatch(), _PAUSE_US, False
+        self._watch, self._pause_us, self._is_comparing = SpeedWatch[int](), _PAUSE_US, False
+        self._links = LinkWatch()
         self._plan = config.initial.plan
         self._members: Mapping[int, Worker] = {}
         self._first_iteration, self._named = 0, dict[Worker, float]()
-        self._pending: dict[int, dict[int, tuple[Worker, Pace]]] = {}
+        self._pending: dict[int, dict[int, IterationApplied]] = {}
         self._moves_layers = config.moves_layers
         self._failures = FailureTimes(ledger.now_us())
         self._prefetch()  # now, because workers take a while to join
@@ -74,6 +79,8 @@ class SpeedPlanning:
             self._watch.set_speed(number, planned.get(members[number], 1.0))
         self._plan, self._members, self._first_iteration = plan, members, iteration
         self._pending.clear()
+        for link in self._links.start_epoch(members, iteration):
+            self._name_link(link)
         for number, place in sorted(members.items(), key=itemgetter(1)):  # a member may have moved
             self._name(place, self._watch.speed(number), iteration)
         self._prefetch()
@@ -110,15 +117,60 @@ class SpeedPlanning:
     # Speeds.
 
     def add(self, member: int, report: IterationApplied) -> None:
-        """Take the pace of a member. The first iteration of an epoch tells nothing: caches and links are cold."""
+        """Take the pace of a member, and the lags of messages. The first iteration of an epoch tells nothing: all is cold."""
         if report.iteration <= self._first_iteration or member not in self._members:
             return
-        paces = self._pending.setdefault(report.iteration, {})
-        paces[member] = report.worker, report.pace
-        if len(paces) == len(self._members):
+        reports = self._pending.setdefault(report.iteration, {})
+        reports[member] = report
+        if len(reports) == len(self._members):
             for iteration in [each for each in self._pending if each <= report.iteration]:
                 del self._pending[iteration]
-            self._judge(report.iteration, paces)
+            self._judge_links(report.iteration, reports)
+            self._judge(report.iteration, {number: (each.worker, each.pace) for number, each in reports.items()})
+
+    def _judge_links(self, iteration: int, reports: Mapping[int, IterationApplied]) -> None:
+        lags = {number: each.lags for number, each in reports.items()}
+        changes = list(self._links.add(iteration, lags, (each.pace for each in reports.values())))
+        for link in changes:
+            self._name_link(link)
+        if slow := [link for link in changes if link.speed < 1]:
+            self._go_around(max(slow, key=lambda link: link.delay_us))
+
+    def _name_link(self, link: LinkChange) -> None:
+        times = link.since, link.time_us, link.usual_us
+        self._ledger.write(LinkChanged(self._ledger.now_us(), str(link.pair), link.speed, *times))
+
+    def _go_around(self, link: LinkChange) -> None:
+        """Have peers exchange their places, if messages then go around a slow link, and if that wins more than it costs.
+
+        Its messages were waited for: without it, an iteration is shorter by the delay of at least one of them.
+        """
+        rows = {row.worker: row.worker for row in self._plan.rows}
+        moved = self._exchanged(PlanAssignment(self._plan, rows, "")).moves
+        if not self._follows or not moved:
+            return
+        present_us, num_left = self._ledger.recent_us, self._num_steps - self._ledger.num_steps
+        periods = PlanPeriods(present_us, max(1, present_us - link.delay_us))
+        if decide_change(periods, present_us, num_left, self._pause_us).change is PlanChange.REPLAN:
+            places = ", ".join(f"{now} goes to {place}" for now, place in moved)
+            self._decide().change_plan(f"the link {link.pair} is slow, and messages go around it: {places}")
+
+    def exchanged(self, answer: PlanAssignment | str) -> PlanAssignment | str:
+        """An answer to a request, with places of peers exchanged if messages then go around slow links."""
+        return answer if isinstance(answer, str) else self._exchanged(answer)
+
+    def _exchanged(self, assignment: PlanAssignment) -> PlanAssignment:
+        members = self._decide().members.placed
+        placed = {member.number: member.place for member in members if member.place is not None}
+        delays_us = {
+            WorkerPair(placed[first], placed[second]): float(link.delay_us)
+            for (first, second), link in self._links.slow.items()
+            if first in placed and second in placed
+        }
+        if not self._follows or not delays_us:
+            return assignment
+        speeds = {place: self._watch.speed(number) for number, place in placed.items()}
+        return exchange_places(assignment, delays_us, lambda place: speeds.get(place, 1.0))
 
     def _judge(self, iteration: int, paces: Mapping[int, tuple[Worker, Pace]]) -> None:
         changes = self._watch.add(iteration, relative_speeds(paces, partial(_cost_us, self._plan)))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from recycle.control.decide.messages import Ballot, LayerTransfer
+from recycle.control.drift.message_times import MessageTimer
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.row_programs import RowProgram
 from recycle.runtime.compute.gradients import make_sums
@@ -20,7 +21,7 @@ from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.transport.activity import Activity
 from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.select import TransportChoice, agree_on_transport, device_of_worker, make_transport
-from recycle.runtime.transport.specs import GroupView, MessageLink, TransportSpec
+from recycle.runtime.transport.specs import DelayTo, GroupView, MessageLink, TransportSpec
 from recycle.runtime.worker.worker_spec import WorkerSpec
 
 
@@ -59,11 +60,16 @@ def connect(
     device: torch.device,
     host: str = "127.0.0.1",
     activity: Activity | None = None,
+    timer: MessageTimer | None = None,
+    delay_s_to: DelayTo = lambda receiver: 0.0,
 ) -> tuple[Transport, TransportChoice]:
     """The transport of a worker of this machine, which the others reach at `host`; all workers of the epoch must call it."""
     choice = agree_on_transport(store, view, device_of_worker(device), spec.options.transport)
     timeout = timedelta(seconds=spec.options.timeout_s)
-    transport_spec = TransportSpec(spec.tensor_specs, spec.shape.num_chains, spec.ties, timeout, host, activity or Activity())
+    watched = activity or Activity(), timer or MessageTimer()
+    transport_spec = TransportSpec(
+        spec.tensor_specs, spec.shape.num_chains, spec.ties, timeout, host, *watched, delay_s_to=delay_s_to
+    )
     return make_transport(choice, store, view, transport_spec, links_of(program), device), choice
 
 

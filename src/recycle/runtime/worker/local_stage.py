@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from recycle.control.decide.messages import SAVE, LayerTransfer, ProgressReport, StartEpoch
+from recycle.control.drift.message_times import MessageTimer
 from recycle.control.drift.op_pace import op_class, pace_of
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem
@@ -21,6 +22,7 @@ from recycle.runtime.execute.row_program import Instruction
 from recycle.runtime.execute.spans import Span, columns_of
 from recycle.runtime.execute.stage_state import StageState
 from recycle.runtime.transport.gloo_groups import GlooGroups
+from recycle.runtime.transport.links.stamped_body import own_clock
 from recycle.runtime.transport.specs import GroupView, TransportBroken
 from recycle.runtime.transport.state_transfer import receive_state, send_state
 from recycle.runtime.worker.control_thread import ControlThread
@@ -40,11 +42,11 @@ class CannotLoad(Exception):
 class LocalStage:
     """The stage of one process. `place` is the preferred one, or None, before the first epoch.
 
-    `on_saved` is called with the iteration after which a checkpoint was begun.
+    `on_saved` is called with the iteration after which a checkpoint was begun. `timer` times the messages of the present epoch.
     """
 
     def __init__(self, spec: WorkerSpec, place: Worker | None, control: ControlThread, on_saved: Callable[[int], None]) -> None:
-        self.place = place
+        self.place, self.timer = place, MessageTimer(own_clock())
         self._base, self._control, self._on_saved = spec, control, on_saved
         self._spec, self._counts = spec, own_layer_counts(spec)
         self._kept: KeptLayers | None = None
@@ -235,6 +237,7 @@ class LocalStage:
     def set_program(self, instructions: Sequence[Instruction]) -> None:
         """Know what the ops of the epoch compute: an iteration before it is reported by then."""
         self._op_classes = {each.label: op_class(each.kind, each.layers) for each in instructions}
+        self.timer.reset()
 
     def report_undone(self, iteration: int, spans: Sequence[Span]) -> None:
         """Report the ops of an iteration that is to be done again."""
@@ -253,7 +256,7 @@ class LocalStage:
             ran = ran.without_text()
         ops = [span for span in spans if span.label in self._op_classes and not span.is_discarded]
         pace = pace_of((self._op_classes[span.label], span.end_us - span.start_us) for span in ops)
-        self._report(IterationApplied(self.place, iteration, losses, ran, verdict, checksum, pace))
+        self._report(IterationApplied(self.place, iteration, losses, ran, verdict, checksum, pace, self.timer.take()))
         if self._writes_checkpoints and is_due:
             self._activity.begin(SAVE)
             self._save(iteration + 1, is_last=iteration + 1 == self._spec.num_steps)

@@ -4,6 +4,7 @@ Its control thread reacts to the coordinator whatever the main thread does, and 
 main thread then reports its progress, and waits for the next epoch.
 """
 
+import gc
 import os
 import pickle
 import resource
@@ -126,6 +127,7 @@ class _WorkerProcess:
             self._injector = FaultInjector(self._injections, self._spec.deaths)
             on_saved = partial(self._injector.on_progress, label=CHECKPOINT)
             self._stage = LocalStage(self._spec, self._preferred_place, self._control, on_saved)
+            gc.freeze()  # a full collection that looks at modules and stages would stop all that wait for this worker
             self._control.report_ready()
             self._say("ready, and waits for its place")
             self._follow(self._stage)
@@ -239,8 +241,10 @@ class _WorkerProcess:
 
         def make_transport(store: Rendezvous) -> Transport:
             meet(store, view, self._control.link_address())
+            self._injector.find_link_ends(store, view.worker, self._preferred_place)
             device, address = self._set_device(), self._control.own_address
-            transport, choice = connect(stage.spec, program, view, store, device, address, self._control.activity)
+            watched = self._control.activity, stage.timer, self._injector.delay_s_to
+            transport, choice = connect(stage.spec, program, view, store, device, address, *watched)
             if choice.warning and view.worker == view.workers[0]:
                 self._control.report(WorkerWarned(view.worker, choice.warning))
             return transport
