@@ -72,7 +72,7 @@ class Job:
         self.members, left = _Table(members), lambda: self.causes.append("left")
         coordinator: Any = SimpleNamespace(members=self.members, change_plan=self.causes.append, update_membership=left)
         initial = PlanAssignment(PLAN, {row.worker: row.worker for row in PLAN.rows}, "the first")
-        config: Any = SimpleNamespace(initial=initial, num_steps=num_steps, follows_speeds=follows)
+        config: Any = SimpleNamespace(initial=initial, num_steps=num_steps, follows_speeds=follows, moves_layers=False)
         plans: Any = self.plans
         ledger: Any = self.ledger
         self.planning = SpeedPlanning(config, plans, ledger, lambda call: call(), lambda: coordinator)

@@ -66,6 +66,8 @@ class Steps:
             set_program=lambda instructions: None,
             state=SimpleNamespace(stage=held),
             on_applied=None,
+            spec=self.process._spec,
+            held_layers=(),
             move_to=self.see("load"),
             transfer=self.see("transfer"),
             progress=self.see("progress"),

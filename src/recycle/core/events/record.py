@@ -206,6 +206,7 @@ class Recovered:
     count as detection. If the run went back to a checkpoint, the steps after it are in both.
 
     Training went on with `iteration`. Moves are `W0_1>W1_2`: the worker at the first place has the second place from then on.
+    If layers were transferred, `layers` has the number of layers that are each stage's own from then on.
     """
 
     EVENT: ClassVar[str] = "recovery"
@@ -225,10 +226,11 @@ class Recovered:
     redone_ops: int = 0
     moves: tuple[str, ...] = ()
     num_live: int = 0
+    layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         # JSON has no tuples: they are read back as lists.
-        for name in ("workers", "moves"):
+        for name in ("workers", "moves", "layers"):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
 

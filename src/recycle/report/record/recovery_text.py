@@ -32,10 +32,11 @@ def describe_parts(recovered: Recovered) -> str:
 
 
 def describe_rest(recovered: Recovered) -> str:
-    """Describe the cause, the number of repeated ops, and the workers that moved."""
+    """Describe the cause, the number of repeated ops, the workers that moved, and the layers of stages if some moved."""
     clauses = [" ".join(recovered.cause.split())]
     clauses += [f"{recovered.redone_ops:,} ops run again"] if recovered.redone_ops else []
     clauses += [_moves(recovered.moves)] if recovered.moves else []
+    clauses += [f"stages have {', '.join(map(str, recovered.layers))} layers"] if recovered.layers else []
     return "; ".join(clauses)
 
 

@@ -1,4 +1,4 @@
-"""`SpeedPlanning`: the coordinator's requests for plans, with the speeds of workers, and the change to a plan for other speeds.
+"""`SpeedPlanning`: the coordinator's requests for plans, with speeds and layers, and the change to a plan for other speeds.
 
 Every worker says with its reports how long its ops took, and messages to it. A worker or link whose speed has changed is named
 in the record. If a plan for the new speeds is worth a pause, all take it at the next iteration boundary. Failures are answered
@@ -19,10 +19,11 @@ from recycle.control.drift.plan_change import TOO_SLOW, PlanChange, PlanPeriods,
 from recycle.control.drift.relative_links import WorkerPair
 from recycle.control.drift.relative_speeds import relative_speeds
 from recycle.control.drift.speed_watch import SpeedWatch
+from recycle.control.planning.failure_times import FailureTimes
 from recycle.core.cluster import Worker
 from recycle.core.events.record import LinkChanged, Recovered, SpeedChanged
 from recycle.core.plans.plan import Plan
-from recycle.core.plans.plan_source import PlanAssignment
+from recycle.core.plans.plan_source import PlanAssignment, RunLayers
 from recycle.core.plans.steady_period import Speeds
 from recycle.runtime.coordinator.config import CoordinatorConfig
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
@@ -59,6 +60,8 @@ class SpeedPlanning:
         self._first_iteration, self._named = 0, dict[Worker, float]()
         self._too_slow_since_us, self._postponed = dict[int, int](), set[int]()
         self._pending: dict[int, dict[int, IterationApplied]] = {}
+        self._moves_layers = config.moves_layers
+        self._failures = FailureTimes(ledger.now_us())
         self._prefetch()  # now, because workers take a while to join
 
     # Plans.
@@ -88,7 +91,13 @@ class SpeedPlanning:
         self._consider()
 
     def _prefetch(self) -> None:
+        self._plans.layers = self._layers()
         self._plans.prefetch(self._plan.problem.cluster.failed, self._speeds())
+
+    def _layers(self) -> RunLayers | None:
+        """The layers of the stages, if they may move, and the run's mean time between failures, if it is known."""
+        counts, mean_time_us = self._plan.problem.layer_counts if self._moves_layers else (), self._failures.mean_us
+        return RunLayers(counts, mean_time_us) if counts or mean_time_us is not None else None
 
     def _speeds(self) -> Speeds | None:
         """The speeds of all members at their places, those of 1 left out; before the first epoch, those of its plan."""
@@ -100,9 +109,14 @@ class SpeedPlanning:
         return tuple(sorted((member.place, self._watch.speed(member.number)) for member in placed if member.place is not None))
 
     def recovered(self, event: Recovered) -> None:
-        """Note how long a change of plans took that lost no work."""
+        """Note how long a change of plans took that lost no work, or how many workers failed."""
         if not event.workers:
             self._pause_us = event.lost_us
+        elif not event.joins:
+            before = self._failures.mean_us
+            self._failures.add(event.at_us, len(event.workers))
+            if self._failures.mean_us != before:
+                self._prefetch()
 
     # Speeds.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from recycle.control.decide.messages import Ballot, LayerTransfer
 from recycle.control.drift.message_times import MessageTimer
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.row_programs import RowProgram
@@ -37,8 +38,10 @@ def worker_program(program: RowProgram, shape: Shape) -> WorkerProgram:
     return WorkerProgram(compile_row(program, shape), program.warm_up, program.is_staggered)
 
 
-def make_stage_state(spec: WorkerSpec, stage: int, num_steps: int = 0, device: torch.device | None = None) -> StageState:
-    """A stage as it is before the first step, on `device`."""
+def make_stage_state(
+    spec: WorkerSpec, stage: int, num_steps: int = 0, device: torch.device | None = None, last_ballot: Ballot | None = None
+) -> StageState:
+    """A stage as it is before the first step, on `device`. `last_ballot` is that of the step before, if this worker has it."""
     options = spec.options
     module = spec.make_stage(stage).to(device)
     sums = make_sums(module.parameters(), spec.shape.num_chains, options.is_exact, options.sum_dtype, device)
@@ -46,7 +49,7 @@ def make_stage_state(spec: WorkerSpec, stage: int, num_steps: int = 0, device: t
     own_layers = spec.layers.ranges[stage] if spec.layers is not None else None
     made = Stage(module, sums, stage, loss, options.autocast, device, own_layers)
     stepper = Stepper(made.parameters(), spec.make_optimizer, options.schedule)
-    return StageState(made, stepper, spec.shape, spec.ties, options.max_norm, num_steps)
+    return StageState(made, stepper, spec.shape, spec.ties, options.max_norm, num_steps, last_ballot)
 
 
 def connect(
@@ -76,10 +79,12 @@ def links_of(program: WorkerProgram) -> set[MessageLink]:
     return {MessageLink(message.kind, message.sender, message.receiver) for message in messages}
 
 
-def partners_of(worker: Worker, program: WorkerProgram, sources: Mapping[str, str]) -> frozenset[Worker]:
+def partners_of(
+    worker: Worker, program: WorkerProgram, sources: Mapping[str, str], transfers: Sequence[LayerTransfer] = ()
+) -> frozenset[Worker]:
     """The workers with which a worker exchanges messages, or the state of its stage. `sources` are the senders by receiver."""
     ends = {end for link in links_of(program) for end in (link.sender, link.receiver)}
-    for pair in sources.items():
+    for pair in (*sources.items(), *((each.receiver, each.sender) for each in transfers)):
         if str(worker) in pair:
             ends.update(map(Worker.parse, pair))
     return frozenset(ends - {worker})

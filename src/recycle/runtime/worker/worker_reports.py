@@ -104,6 +104,7 @@ def report_from_json(body: Mapping[str, Any], clock_offset_us: int = 0) -> Worke
         "pace": lambda pace: {each: (num, median_us) for each, (num, median_us) in pace.items()},
         "lags": lambda lags: {each: LinkLag(num, least_us, is_one) for each, (num, least_us, is_one) in lags.items()},
         "problem": _problem,
+        "layer_counts": tuple,
         "at_us": lambda at_us: at_us + clock_offset_us,
     }
     values = {name: from_json[name](value) if name in from_json else value for name, value in body.items() if name != "type"}
