@@ -99,7 +99,7 @@ def _most_promising(problem: Problem, bound_us: int, num_runs: int) -> Search:
 def compile_kernels() -> None:
     """Compile all kernels, or load them from the cache, so that no later search has to wait for the compiler.
 
-    Compiling takes a quarter of a minute, once on a machine.
+    Compiling takes up to a minute, once on a machine.
     """
     for is_decoupled in (True, False):
         profile = Profile.uniform(2, 1, 1, 1).with_equal_layers(2)

@@ -21,7 +21,7 @@ from recycle.planner.heuristic.order_changes import (
     set_lengths,
     take_back_change,
 )
-from recycle.planner.heuristic.row_times import CHAIN, KIND, STAGE, make_links, make_rows, retime_rows
+from recycle.planner.heuristic.row_times import CHAIN, KIND, STAGE, make_links, make_rows, retime_rows, shift_left
 from recycle.planner.heuristic.row_updates import (
     NUM_CHANGED,
     NUM_COUNTS,
@@ -43,9 +43,18 @@ _MARGIN, _TAKEN_BETWEEN = 0.1, 16
 
 
 @uncounted
+def _least(values: Ints) -> int:
+    """The least of an array: numpy's own counts references."""
+    least = values[0]
+    for value in values:
+        least = min(least, value)
+    return int(least)
+
+
+@uncounted
 def _measure(tables: CutTables, rows: Rows, spans: Ints) -> tuple[int, float]:
     """Fill `spans`; return the longest, and the sum over all workers of a high power of the excess over the bound."""
-    first, period, total, num_pipelines = rows.opens.min(), np.int64(0), 0.0, tables.thousandths.shape[1]
+    first, period, total, num_pipelines = _least(rows.opens), np.int64(0), 0.0, tables.thousandths.shape[1]
     for worker in range(spans.size):
         op, stage = rows.tails[worker], worker // num_pipelines
         spans[worker] = 0
@@ -64,7 +73,9 @@ def _measure_layers(tables: CutTables, state: OrderState, period: int, firsts: I
     A use that is longer than `period` begins so early, or ends so late, that only ops near the ends of rows can be part of it.
     """
     rows, num_pipelines, num_stages = state.rows, tables.thousandths.shape[1], tables.pipeline.shape[0]
-    longest, total, finish = period, 0.0, tables.layer_finish.max()
+    longest, total, finish = period, 0.0, np.int64(0)
+    for each in tables.layer_finish:
+        finish = max(finish, each)
     firsts[:], lasts[:] = np.int64(1) << 60, -(np.int64(1) << 60)
     for stage in range(num_stages):
         above = below = stage  # stages that hold a layer in common with this one
@@ -123,25 +134,26 @@ def _high_power(excess: int) -> float:
 @uncounted
 def _set_latest_ends(tables: CutTables, rows: Rows, period: int, closes: Ints) -> None:
     """Compute when each op may end at the latest if no worker's span is longer than `period`."""
-    first = rows.opens.min()
+    first = _least(rows.opens)
     for stage in range(closes.size):
         closes[stage] = (rows.opens[stage] if tables.is_staggered else first) + period - tables.finish[stage]
     compute_latest_ends(rows, closes)
 
 
 @compiled
-def _shift_all(tables: CutTables, state: OrderState, missing: Ints) -> None:
-    """Shift all times right and left; afterwards every stage opens when its first op starts."""
+def shift_all(tables: CutTables, state: OrderState, missing: Ints) -> None:
+    """Shift all times right and left; afterwards a stage opens with its first op, or synchronous with the first of all."""
     rows = state.rows
     retime_rows(rows.links, rows.lengths, rows.before, rows.after, missing, rows.sequence, rows.opens, rows.starts)
     if not tables.is_staggered:
         rows.opens[:] = rows.opens.min()
+        shift_left(rows.links, rows.lengths, rows.before, rows.sequence, rows.opens, rows.starts)
     for place in range(rows.sequence.size):
         rows.places[rows.sequence[place]] = place
 
 
 @compiled
-def _new_state(tables: CutTables, positions: Ints, starts: Ints) -> OrderState:
+def make_order_state(tables: CutTables, positions: Ints, starts: Ints) -> OrderState:
     """The rows in the order of `starts`, with the cuts of `positions`; no times yet."""
     num_stages, num_chains = tables.pipeline.shape
     links = make_links(tables.pipeline, tables.comm, tables.thousandths.shape[1])
@@ -178,7 +190,7 @@ def improve_orders(tables: CutTables, warmth: float, seed: int, budget: int, pos
     a probability that `warmth` sets. Fill `positions` and `starts` with the best schedule; return its period and the number of
     steps.
     """
-    state = _new_state(tables, positions, starts)
+    state = make_order_state(tables, positions, starts)
     rows, num_ops, num_workers, num_layers = state.rows, starts.size, tables.thousandths.size, tables.layer_finish.size
     missing, path, best_starts = np.zeros(num_ops, np.int64), np.zeros(num_ops, np.int64), np.zeros(num_ops, np.int64)
     spans, trial_spans, closes = np.zeros(num_workers, np.int64), np.zeros(num_workers, np.int64), np.zeros_like(rows.opens)
@@ -189,7 +201,7 @@ def improve_orders(tables: CutTables, warmth: float, seed: int, budget: int, pos
     while used < budget and best > tables.bound:
         if used >= shift_at or num_taken >= _TAKEN_BETWEEN:
             if used >= shift_at:
-                _shift_all(tables, state, missing)
+                shift_all(tables, state, missing)
                 period, energy = _measure_all(tables, state, np.inf, spans, firsts, lasts)
                 used += 4 * num_ops
                 shift_at = used + _SHIFT_EVERY * num_ops

@@ -33,7 +33,7 @@ def improve(
     base: Ints = np.array(held.sums.bounds, dtype=np.int64)[:, None]
     positions = base + schedule.assignment.offsets
     starts = np.stack([schedule.forward_us, schedule.input_us, schedule.weight_us])
-    tables = _tables(problem, schedule, bound_us)
+    tables = cut_tables(problem, schedule, bound_us)
     warmth = _WARMTH * tables.scale / tables.thousandths.size * min(1.0, effort / starts.size / _WARM_EFFORT)
     period_us = schedule.period_us(problem)
     for part in range(_NUM_PARTS):
@@ -47,7 +47,8 @@ def improve(
     return replace(schedule, assignment=assignment, forward_us=starts[0], input_us=starts[1], weight_us=starts[2])
 
 
-def _tables(problem: Problem, schedule: Schedule, bound_us: int) -> CutTables:
+def cut_tables(problem: Problem, schedule: Schedule, bound_us: int) -> CutTables:
+    """The problem and the routes of a schedule as the kernel takes them."""
     held, stages, is_staggered = problem.held_layers, range(problem.shape.num_stages), problem.techniques.staggered
     assert held is not None
     line, num_layers, sums = work_line(problem), held.sums.num_layers, held.sums.sums

@@ -57,7 +57,7 @@ def _sort(links: Ints, before: Ints, after: Ints, missing: Ints, sequence: Ints)
 
 
 @uncounted
-def _shift_left(links: Ints, lengths: Ints, before: Ints, sequence: Ints, opens: Ints, starts: Ints) -> None:
+def shift_left(links: Ints, lengths: Ints, before: Ints, sequence: Ints, opens: Ints, starts: Ints) -> None:
     for op in sequence:
         start = opens[links[op, STAGE]]
         row, here, there = before[op], links[op, NEED_HERE], links[op, NEED_THERE]
@@ -94,7 +94,7 @@ def retime_rows(
         return False
     num_ops = before.size
     opens[:] = 0
-    _shift_left(links, lengths, before, sequence, opens, starts)
+    shift_left(links, lengths, before, sequence, opens, starts)
     closes = np.zeros(opens.size, np.int64)
     for op in range(num_ops // 3 * 2, num_ops):
         closes[links[op, STAGE]] = max(closes[links[op, STAGE]], starts[op] + lengths[op])
@@ -102,7 +102,7 @@ def retime_rows(
     opens[:] = 1 << 60
     for op in range(num_ops // 3):
         opens[links[op, STAGE]] = min(opens[links[op, STAGE]], starts[op])
-    _shift_left(links, lengths, before, sequence, opens, starts)
+    shift_left(links, lengths, before, sequence, opens, starts)
     return True
 
 
