@@ -1,8 +1,11 @@
 """The policies of `sim.systems`, fed with a table, give what the reference gives without the deviations of its simulator."""
 
+import json
+
 import pytest
 
 from recycle.core.events.trace import Change, Trace
+from tests.sim.reference import compare_policies
 from tests.sim.reference.reference_policies import reference_average, reference_start_ms
 from tests.sim.reference.reference_simulation import NO_DEVIATIONS
 from tests.sim.reference.table_mode import from_start, table_average
@@ -48,6 +51,18 @@ def test_the_policy_with_the_published_table_is_that_of_the_reference(model, nam
     table = public("throughput_by_nodes_30_to_15")[model].get(system, ())
     found, wanted = both(system, model, table, Trace.load(DATA / "traces" / f"{name}.csv"))
     assert found == pytest.approx(wanted, rel=LIMITS[system])
+
+
+def test_the_comparison_has_a_row_for_every_system_and_trace(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare_policies, "TRACES", ("30m", "10m"))
+    tables = {"gpt-2": dict.fromkeys(SYSTEMS, TABLE)}
+    (tmp_path / "peers_reference.json").write_text(json.dumps({"throughput_by_nodes_30_to_15": tables}))
+    for name in ("30m", "10m"):
+        one_by_one(PERIODIC[name]).save(tmp_path / "traces" / f"{name}.csv")
+    _, *rows = compare_policies.compare(tmp_path)
+    assert [row[0] for row in rows] == [f"{system}, {name}" for system in SYSTEMS for name in ("30m", "10m")]
+    assert rows[0][1] == "+0.0%"  # Oobleck
+    assert [row[3] for row in rows[4:]] == ["`spare_loss_slows`"] * 2  # Bamboo
 
 
 def test_a_policy_by_table_is_as_fast_as_the_table_while_nobody_leaves():
