@@ -37,8 +37,6 @@ PUBLISHED_RATIOS = {
     "odyssey": "up to 1.355 (32 cards)",
     "resihp": "1.22 to 1.82 (256 A100, fail-stop)",
     "recycle": "",
-    # What Odyssey's estimate of re-routing makes of ReCycle: its period over that of our plans.
-    "recycle-rerouting": "",
 }
 # ResiHP where each dead worker has lost one of its GPUs only: no other system can use the others.
 ONE_GPU_LOST = "resihp, 1 GPU lost"
