@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.layer_sums import LayerSums
+from recycle.planner.dead_placement import least_time_us, spread_failures
 from recycle.planner.failure_normalization import normalized_problem
 from recycle.planner.model.load_split import work_line
 from recycle.planner.profiles.estimate import layer_costs
 from recycle.sim import iteration_times as timings
-from recycle.sim.dead_placement import least_time_us, spread_failures
 from recycle.sim.iteration_times import IterationTimes
 from recycle.sim.job import SimulatedJob
 from recycle.sim.model_layers import spread_layers

@@ -9,6 +9,7 @@ from recycle.core.errors import UserError
 from recycle.core.plans.plan import Plan, Quality
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
+from recycle.planner.dead_placement import spread_failures
 from recycle.planner.exact.exact_model import Exact
 from recycle.planner.failure_normalization import (
     Distribution,
@@ -176,9 +177,13 @@ def solve_normalized(
 
 
 def _candidates(problem: Problem, num_failures: int) -> Iterator[Distribution]:
-    promising = most_promising_distribution(problem, num_failures)
-    yield promising
-    yield from (distribution for distribution in distributions(problem, num_failures) if distribution != promising)
+    """Distributions in the order in which they are tried: with shared layers first the one that spreads the failures."""
+    first = [most_promising_distribution(problem, num_failures)]
+    if problem.held_layers is not None:
+        first.insert(0, spread_failures(problem, num_failures))
+    first = list(dict.fromkeys(first))
+    yield from first
+    yield from (distribution for distribution in distributions(problem, num_failures) if distribution not in first)
 
 
 def refuse_misuse(method: str, time_limit_s: float) -> None:

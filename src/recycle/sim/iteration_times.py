@@ -19,9 +19,9 @@ from recycle.core.plans.rules import makespan_us
 from recycle.core.problem import Problem, Techniques
 from recycle.core.release import source_digest
 from recycle.host.parallel_map import parallel_map
+from recycle.planner.dead_placement import spread_failures
 from recycle.planner.failure_normalization import Distribution, most_failures, most_promising_distribution, normalized_problem
 from recycle.planner.solve import solve, solve_normalized
-from recycle.sim.dead_placement import spread_failures
 
 FORMAT, VERSION = "recycle-timings", 1
 ONE_F_ONE_B = Techniques(adaptive=False, decoupled=False, staggered=False)

@@ -27,10 +27,10 @@ def is_split_and_shared(problem: Problem) -> bool:
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
-@given(cut_problems().filter(is_split_and_shared), st.sampled_from([40, 2000]))
-def test_a_schedule_stays_legal_and_never_gets_longer(problem: Problem, num_steps: int) -> None:
+@given(cut_problems().filter(is_split_and_shared), st.sampled_from([2_000, 200_000]))
+def test_a_schedule_stays_legal_and_never_gets_longer(problem: Problem, effort: int) -> None:
     before = first_schedule(problem)
-    after = improve(problem, before, 0, num_steps)
+    after = improve(problem, before, 0, effort)
     made, period_us = after.from_zero(), after.period_us(problem)
     plan = Plan(problem, made.rows(problem), period_us, Quality(0, "feasible", "greedy", 0.0), made.assignment.cuts)
     assert check(plan) == []
@@ -46,7 +46,7 @@ def test_little_memory_is_respected_by_both_methods() -> None:
 
 def test_the_same_steps_give_the_same_schedule() -> None:
     problem = recycle.problem(3, 4, 6, costs="10,13,9", comm=1, fail="W1_2", memory=8, layers=16, shared_layers=2)
-    one, other = (improve(problem, first_schedule(problem), 0, 20_000) for _ in range(2))
+    one, other = (improve(problem, first_schedule(problem), 0, 2_000_000) for _ in range(2))
     assert (one.forward_us == other.forward_us).all()
     assert one.assignment.cuts == other.assignment.cuts
 

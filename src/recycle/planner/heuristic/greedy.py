@@ -30,11 +30,9 @@ _MOST_RUNS, _LARGE_OPS = 2000, 400_000
 _PORTFOLIO_SHARE, _NUM_PASSED, _NUM_STARTS = 0.5, 8, 4
 # All assignments together are tried with this share of the runs, before the best of them is searched.
 _ASSIGNMENT_SHARE = 0.3
-# Where chains may be cut, list scheduling gets this share of its runs, and the rest goes to steps that change orders and cuts: a
-# step takes as long as a run on so many times fewer ops. No more than so many steps, and so many ops in all of them together.
-_RUNS_SHARE_WITH_CUTS, _STEPS_OF_A_RUN, _MOST_STEPS, _MOST_STEPPED_OPS = 0.4, 16, 400_000, 200_000_000
-# With fewer steps than one for so many ops, runs find more.
-_MOST_OPS_OF_A_STEP = 50
+# Where chains may be cut, list scheduling gets this share of its runs, and the rest goes to steps that change orders and cuts.
+# These compute so many starts for each op that the runs would place, because they choose nothing.
+_RUNS_SHARE_WITH_CUTS, _STARTS_OF_AN_OP = 0.4, 10
 # A search of this many runs calls every kernel.
 _RUNS_OF_ALL = 100
 
@@ -57,8 +55,8 @@ def solve_greedy(
     first_runs = max(1, round(num_runs * _FIRST_SHARE))
     if num_ops > _LARGE_OPS:
         num_runs = first_runs
-    num_steps = _num_steps(problem, effort)
-    if num_steps:
+    order_effort = _order_effort(problem, effort)
+    if order_effort:
         num_runs = max(1, round(num_runs * _RUNS_SHARE_WITH_CUTS))
     search = _most_promising(problem, bound_us, num_runs)
     best: _Scheduled | None = None
@@ -70,8 +68,8 @@ def solve_greedy(
     assert best is not None
     schedule = search.schedule(best.starts)
     is_close = best.score[0] <= _CLOSE * (bound_us if least_us is None else least_us)
-    if num_steps and not is_close and splits_all_backwards(search):
-        schedule = improve(problem, schedule, bound_us, num_steps, out_of_time)
+    if order_effort and not is_close and splits_all_backwards(search):
+        schedule = improve(problem, schedule, bound_us, order_effort, out_of_time)
     return schedule
 
 
@@ -79,14 +77,12 @@ def _num_ops(problem: Problem) -> int:
     return problem.shape.num_stages * problem.shape.num_chains * (3 if problem.techniques.decoupled else 2)
 
 
-def _num_steps(problem: Problem, effort: int) -> int:
-    """How many steps change orders and cuts: none without shared layers, or where there are too few of them for so many ops."""
-    num_ops = _num_ops(problem)
-    if problem.held_layers is None or problem.shape.num_stages == 1 or not problem.techniques.decoupled:
+def _order_effort(problem: Problem, effort: int) -> int:
+    """How many starts the search over orders and cuts computes: none without shared layers, and none for very many ops."""
+    is_cut = problem.held_layers is not None and problem.shape.num_stages > 1 and problem.techniques.decoupled
+    if not is_cut or _num_ops(problem) > _LARGE_OPS:
         return 0
-    stepped_ops = min(_MOST_STEPPED_OPS, int(effort * (1 - _RUNS_SHARE_WITH_CUTS) * _STEPS_OF_A_RUN))
-    num_steps = min(_MOST_STEPS, stepped_ops // num_ops)
-    return num_steps if num_steps * _MOST_OPS_OF_A_STEP >= num_ops else 0
+    return int(effort * (1 - _RUNS_SHARE_WITH_CUTS) * _STARTS_OF_AN_OP)
 
 
 def _most_promising(problem: Problem, bound_us: int, num_runs: int) -> Search:
@@ -103,7 +99,7 @@ def _most_promising(problem: Problem, bound_us: int, num_runs: int) -> Search:
 def compile_kernels() -> None:
     """Compile all kernels, or load them from the cache, so that no later search has to wait for the compiler.
 
-    Compiling takes a quarter of a minute, once on a machine.
+    Compiling takes up to a minute, once on a machine.
     """
     for is_decoupled in (True, False):
         profile = Profile.uniform(2, 1, 1, 1).with_equal_layers(2)

@@ -1,289 +1,239 @@
 """Compiled local search over the order of rows and over cuts: small changes of a schedule, each measured exactly.
 
-A schedule is the order of every worker's ops and the cut of every chain. From these follow the times: every op as early as its
-row and its needs allow, then shifted right and left as `justify` does. A step changes what the longest path to the end of a
-critical worker goes through: an op moves in its row, or a layer of a chain goes from its worker to the worker of another stage.
-Unlike a new list schedule, such a step leaves nearly everything as it was, so that many of them add up.
+A schedule is the order of every worker's ops, the cut of every chain, and when each stage opens. From these follow the times:
+every op as early as its row, its needs and the opening of its stage allow. A step changes one thing and computes only the times
+that depend on it, so that very many steps can be tried. Now and then all times are shifted right and left as `justify` does,
+which finds the best openings for the rows as they are.
 
 An op is a number: (kind * S + stage) * N + chain, for S stages and N chains.
 """
 
-from typing import NamedTuple
-
 import numpy as np
-import numpy.typing as npt
 
-from recycle.planner.heuristic.list_scheduling_kernel import F, I, compiled, uncounted
-from recycle.planner.heuristic.row_times import (
-    CHAIN,
-    KIND,
-    NEED_HERE,
-    NEED_THERE,
-    NEED_US,
-    STAGE,
-    WORKER,
-    make_links,
-    make_rows,
-    measure_times,
-    retime_rows,
+from recycle.planner.heuristic.list_scheduling_kernel import F, W, compiled, uncounted
+from recycle.planner.heuristic.order_changes import (
+    NO_CHANGE,
+    OPENING_CHANGE,
+    CutTables,
+    OrderState,
+    change_order,
+    set_held,
+    set_lengths,
+    take_back_change,
+)
+from recycle.planner.heuristic.row_times import CHAIN, KIND, STAGE, make_links, make_rows, retime_rows, shift_left
+from recycle.planner.heuristic.row_updates import (
+    NUM_CHANGED,
+    NUM_COUNTS,
+    Rows,
+    begin_change,
+    compute_latest_ends,
+    compute_starts,
 )
 from recycle.planner.model.assignment import Ints
 
-Floats = npt.NDArray[np.float64]
-_NONE = -1
-# Shares of the steps that shift a layer, and that change an end of a block; the others swap two ops.
-_CUT_SHARE, _BLOCK_SHARE = 0.4, 0.3
-_LONGEST_RUN = 8
-# A step starts from the end of a worker that is at most so many microseconds better than the worst.
-_NEARLY_US = 4
-
-
-class CutTables(NamedTuple):
-    """A problem with shared layers and the routes of its chains, as the kernel takes them.
-
-    `times` and `sizes` are sums over the layers: of the times of F, I and W, and of the memory that F takes and that stays until
-    W. `layer_finish` is -1 for layers of one stage. `lows` and `highs` are the first and last layer at which a boundary may lie.
-    """
-
-    pipeline: Ints
-    comm: Ints
-    finish: Ints
-    layer_finish: Ints
-    capacity: Ints
-    times: Ints
-    sizes: Ints
-    thousandths: Ints
-    lows: Ints
-    highs: Ints
-    is_staggered: bool
-    bound: int
-
-
-class _State(NamedTuple):
-    """What a step changes: rows, cuts, and the costs of ops that follow from the cuts."""
-
-    links: Ints
-    lengths: Ints
-    held: Ints
-    positions: Ints
-    heads: Ints
-    before: Ints
-    after: Ints
+_ANY = np.int64(1) << 60
+# Norm in which the excess of workers over the bound is measured: high, so that the worst ones count most.
+_NORM = 8
+# What a step costs besides the starts that it computes, in starts; and after how many starts for each op all are shifted anew.
+_STEP_COST, _SHIFT_EVERY = 60, 50
+# A step is given up as soon as an op ends later than its latest end by this share of the excess over the bound. The latest ends
+# are computed anew after so many steps that were taken.
+_MARGIN, _TAKEN_BETWEEN = 0.1, 16
 
 
 @uncounted
-def _set_costs(tables: CutTables, state: _State, stage: int, chain: int) -> None:
-    """Write the lengths and the memory of a chain's ops at a stage, as its cuts have them."""
-    num_stages, num_chains = tables.pipeline.shape
-    first, end = state.positions[stage, chain], state.positions[stage + 1, chain]
-    speed = tables.thousandths[stage, tables.pipeline[stage, chain]]
-    for kind in range(3):
-        whole = max(1, tables.times[kind, end] - tables.times[kind, first])
-        state.lengths[(kind * num_stages + stage) * num_chains + chain] = whole if speed == 1000 else -(-whole * 1000 // speed)
-    state.held[0, stage, chain] = tables.sizes[0, end] - tables.sizes[0, first]
-    state.held[1, stage, chain] = min(state.held[0, stage, chain], tables.sizes[1, end] - tables.sizes[1, first])
+def _least(values: Ints) -> int:
+    """The least of an array: numpy's own counts references."""
+    least = values[0]
+    for value in values:
+        least = min(least, value)
+    return int(least)
 
 
 @uncounted
-def _fits(tables: CutTables, state: _State, worker: int) -> bool:
-    """Whether the row of a worker never holds more than its memory."""
-    op, now, links, held = state.heads[worker], 0, state.links, state.held
-    capacity = tables.capacity[worker // tables.thousandths.shape[1]]
-    while op >= 0:
-        kind, stage, chain = links[op, KIND], links[op, STAGE], links[op, CHAIN]
-        if kind == F:
-            now += held[0, stage, chain]
-            if now > capacity:
-                return False
-        elif kind == I:
-            now -= held[0, stage, chain] - held[1, stage, chain]
-        else:
-            now -= held[1, stage, chain]
-        op = state.after[op]
-    return True
-
-
-@uncounted
-def _shift_cuts(tables: CutTables, state: _State, chain: int, first: int, last: int, shift: int) -> None:
-    for boundary in range(first, last + 1):
-        state.positions[boundary, chain] += shift
-    for stage in range(first - 1, last + 1):
-        _set_costs(tables, state, stage, chain)
-
-
-@uncounted
-def _try_cuts(tables: CutTables, state: _State, chain: int, first: int, last: int, shift: int) -> bool:
-    """Shift the cuts of a chain at a run of boundaries, and say so; or leave them, if that is not legal."""
-    at = state.positions
-    if first < 1 or last > tables.pipeline.shape[0] - 1:
-        return False
-    for boundary in range(first, last + 1):
-        if not tables.lows[boundary] <= at[boundary, chain] + shift <= tables.highs[boundary]:
-            return False
-    if at[first, chain] + shift <= at[first - 1, chain] or at[last + 1, chain] <= at[last, chain] + shift:
-        return False
-    _shift_cuts(tables, state, chain, first, last, shift)
-    for stage in range(first - 1, last + 1):
-        if not _fits(tables, state, stage * tables.thousandths.shape[1] + tables.pipeline[stage, chain]):
-            _shift_cuts(tables, state, chain, first, last, -shift)
-            return False
-    return True
-
-
-@uncounted
-def _move(state: _State, op: int, to: int) -> None:
-    """Take an op out of its row and put it back directly after `to`, or at the head of the row."""
-    heads, before, after, worker = state.heads, state.before, state.after, state.links[op, WORKER]
-    first, last = before[op], after[op]
-    if first >= 0:
-        after[first] = last
-    else:
-        heads[worker] = last
-    if last >= 0:
-        before[last] = first
-    follower = after[to] if to >= 0 else heads[worker]
-    before[op], after[op] = to, follower
-    if to >= 0:
-        after[to] = op
-    else:
-        heads[worker] = op
-    if follower >= 0:
-        before[follower] = op
-
-
-@uncounted
-def _try_move(tables: CutTables, state: _State, op: int, to: int) -> bool:
-    """Move an op in its row, and say so; or leave it, if memory does not allow that."""
-    if op < 0 or to == op or to == state.before[op]:
-        return False
-    was_after = state.before[op]
-    _move(state, op, to)
-    if _fits(tables, state, state.links[op, WORKER]):
-        return True
-    _move(state, op, was_after)
-    return False
-
-
-@uncounted
-def _path(state: _State, starts: Ints, worker: int, choice: float, path: Ints) -> int:
-    """Fill `path` with the ops that the end of a row waits for, the last first, each directly for the next; return how many."""
-    links, lengths, size, op = state.links, state.lengths, 0, state.heads[worker]
-    while state.after[op] >= 0:
-        op = state.after[op]
-    while op >= 0:
-        path[size] = op
-        size += 1
-        row, here, there, found = state.before[op], links[op, NEED_HERE], links[op, NEED_THERE], _NONE
-        if there >= 0 and starts[there] + lengths[there] + links[op, NEED_US] == starts[op]:
-            found = there
-        if here >= 0 and starts[here] + lengths[here] == starts[op]:
-            found = here
-        if row >= 0 and starts[row] + lengths[row] == starts[op]:
-            choice = choice * 7.0 % 1.0  # where the row and a need bind at once, one of the two paths is followed
-            if found < 0 or choice < 0.5:
-                found = row
-        op = found
-    return size
-
-
-@uncounted
-def _place(state: _State, path: Ints, size: int, at: int, how: float) -> tuple[int, int]:
-    """Choose an op of the block of `path[at]`, and after which op it goes: the first two or the last two swap, or one goes far.
-
-    A block is a part of the path in one row. Only what changes an end of it can make the path shorter at once.
-    """
-    before, after, end, begin = state.before, state.after, at, at
-    while end > 0 and after[path[end]] == path[end - 1]:
-        end -= 1
-    while begin + 1 < size and before[path[begin]] == path[begin + 1]:
-        begin += 1
-    if begin == end:
-        return _NONE, _NONE
-    if how < 0.25:
-        return path[begin], path[begin - 1]
-    if how < 0.5:
-        return path[end], before[path[end + 1]]
-    if how < 0.75:
-        return path[at], path[end]
-    return path[at], before[path[begin]]
-
-
-@uncounted
-def _a_late_worker(spans: Ints, nearly: float, choice: float) -> int:
-    """A worker whose span is the longest, or nearly."""
-    longest = np.int64(0)
-    for span in spans:
-        longest = max(longest, span)
-    least, num = longest - int(_NEARLY_US * nearly), 0
-    for span in spans:
-        num += span >= least
-    skipped = int(choice * num)
+def _measure(tables: CutTables, rows: Rows, spans: Ints) -> tuple[int, float]:
+    """Fill `spans`; return the longest, and the sum over all workers of a high power of the excess over the bound."""
+    first, period, total, num_pipelines = _least(rows.opens), np.int64(0), 0.0, tables.thousandths.shape[1]
     for worker in range(spans.size):
-        if spans[worker] >= least:
-            if skipped == 0:
-                return worker
-            skipped -= 1
-    return 0
+        op, stage = rows.tails[worker], worker // num_pipelines
+        spans[worker] = 0
+        if op >= 0:
+            opened = rows.opens[stage] if tables.is_staggered else first
+            spans[worker] = rows.starts[op] + rows.lengths[op] - opened + tables.finish[stage]
+        period = max(period, spans[worker])
+        total += _high_power(spans[worker] - tables.bound)
+    return int(period), total
 
 
 @uncounted
-def _boundaries(stage: int, num_stages: int, how: float, far: float) -> tuple[int, int, int]:
-    """The boundaries that shift, first and last, and by how much, if a layer goes from `stage` to one before or after it."""
-    if how < 0.5:
-        return stage - int(far * min(_LONGEST_RUN, stage)), stage, 1
-    return stage + 1, stage + 1 + int(far * min(_LONGEST_RUN, num_stages - 1 - stage)), -1
+def _measure_layers(tables: CutTables, state: OrderState, period: int, firsts: Ints, lasts: Ints) -> tuple[int, float]:
+    """The longest use of a shared layer with its step, at least `period`, and the sum of powers of those that are longer.
+
+    A use that is longer than `period` begins so early, or ends so late, that only ops near the ends of rows can be part of it.
+    """
+    rows, num_pipelines, num_stages = state.rows, tables.thousandths.shape[1], tables.pipeline.shape[0]
+    longest, total, finish = period, 0.0, np.int64(0)
+    for each in tables.layer_finish:
+        finish = max(finish, each)
+    firsts[:], lasts[:] = np.int64(1) << 60, -(np.int64(1) << 60)
+    for stage in range(num_stages):
+        above = below = stage  # stages that hold a layer in common with this one
+        while above > 0 and tables.highs[above] > tables.lows[stage]:
+            above -= 1
+        while below < num_stages - 1 and tables.lows[below + 1] < tables.highs[stage + 1]:
+            below += 1
+        opened, closed = np.int64(1) << 60, -(np.int64(1) << 60)
+        for worker in range(above * num_pipelines, (below + 1) * num_pipelines):
+            if rows.heads[worker] >= 0:
+                head, tail = rows.heads[worker], rows.tails[worker]
+                opened, closed = min(opened, rows.starts[head]), max(closed, rows.starts[tail] + rows.lengths[tail])
+        for worker in range(stage * num_pipelines, (stage + 1) * num_pipelines):
+            _first_uses(state, rows.heads[worker], closed + finish - period, firsts)
+            _last_uses(state, rows.tails[worker], opened + period - finish, lasts)
+    for layer in range(firsts.size):
+        if tables.layer_finish[layer] >= 0:
+            span = lasts[layer] - firsts[layer] + tables.layer_finish[layer]
+            if span > period:
+                longest = max(longest, span)
+                total += _high_power(span - tables.bound)
+    return longest, total
+
+
+@uncounted
+def _first_uses(state: OrderState, op: int, until: int, firsts: Ints) -> None:
+    """Fill in the first start of each layer by the F's of a row that start before `until`."""
+    links, starts = state.rows.links, state.rows.starts
+    while op >= 0 and starts[op] < until:
+        if links[op, KIND] == F:
+            stage, chain = links[op, STAGE], links[op, CHAIN]
+            for layer in range(state.positions[stage, chain], state.positions[stage + 1, chain]):
+                firsts[layer] = min(firsts[layer], starts[op])
+        op = state.rows.after[op]
+
+
+@uncounted
+def _last_uses(state: OrderState, op: int, since: int, lasts: Ints) -> None:
+    """Fill in the last end of each layer by the W's of a row that end after `since`."""
+    links, starts, lengths = state.rows.links, state.rows.starts, state.rows.lengths
+    while op >= 0 and starts[op] + lengths[op] > since:
+        if links[op, KIND] == W:
+            stage, chain = links[op, STAGE], links[op, CHAIN]
+            for layer in range(state.positions[stage, chain], state.positions[stage + 1, chain]):
+                lasts[layer] = max(lasts[layer], starts[op] + lengths[op])
+        op = state.rows.before[op]
+
+
+@uncounted
+def _high_power(excess: int) -> float:
+    """A power of the excess, if there is one: high, so that the worst ones count most."""
+    square = float(max(0, excess)) ** 2
+    return square * square * square * square
+
+
+@uncounted
+def _set_latest_ends(tables: CutTables, rows: Rows, period: int, closes: Ints) -> None:
+    """Compute when each op may end at the latest if no worker's span is longer than `period`."""
+    first = _least(rows.opens)
+    for stage in range(closes.size):
+        closes[stage] = (rows.opens[stage] if tables.is_staggered else first) + period - tables.finish[stage]
+    compute_latest_ends(rows, closes)
 
 
 @compiled
-def improve_orders(tables: CutTables, warmth: float, randoms: Floats, positions: Ints, starts: Ints) -> int:
-    """Improve a schedule by one step for each row of `randoms`; fill `positions` and `starts` with the best, return its period.
+def shift_all(tables: CutTables, state: OrderState, missing: Ints) -> None:
+    """Shift all times right and left; afterwards a stage opens with its first op, or synchronous with the first of all."""
+    rows = state.rows
+    retime_rows(rows.links, rows.lengths, rows.before, rows.after, missing, rows.sequence, rows.opens, rows.starts)
+    if not tables.is_staggered:
+        rows.opens[:] = rows.opens.min()
+        shift_left(rows.links, rows.lengths, rows.before, rows.sequence, rows.opens, rows.starts)
+    for place in range(rows.sequence.size):
+        rows.places[rows.sequence[place]] = place
+
+
+@compiled
+def make_order_state(tables: CutTables, positions: Ints, starts: Ints) -> OrderState:
+    """The rows in the order of `starts`, with the cuts of `positions`; no times yet."""
+    num_stages, num_chains = tables.pipeline.shape
+    links = make_links(tables.pipeline, tables.comm, tables.thousandths.shape[1])
+    heads, tails, before, after = make_rows(links, starts, tables.thousandths.size)
+    opens, counts, marks = np.zeros(num_stages, np.int64), np.zeros(NUM_COUNTS, np.int64), np.zeros(starts.size, np.uint8)
+    new = np.zeros((8, starts.size), np.int64)
+    lengths, now, late, sequence, places = new[0], new[1], new[2], new[3], new[4]
+    undo = new[5], new[6], new[7]
+    rows = Rows(links, lengths, heads, tails, before, after, opens, now, late, sequence, places, marks, *undo, counts)
+    state = OrderState(rows, np.zeros((2, num_stages, num_chains), np.int64), positions)
+    for stage in range(num_stages):
+        for chain in range(num_chains):
+            set_held(tables, state, stage, chain)
+            set_lengths(tables, state, stage, chain, False)
+    return state
+
+
+@uncounted
+def _measure_all(tables: CutTables, state: OrderState, limit: float, spans: Ints, firsts: Ints, lasts: Ints) -> tuple[int, float]:
+    """Fill `spans`; return the period, and the excess over the bound in a norm; without layers if it is beyond `limit` anyway."""
+    period, total = _measure(tables, state.rows, spans)
+    energy = (total / spans.size) ** (1 / _NORM)
+    if firsts.size and energy <= limit:
+        period, more = _measure_layers(tables, state, period, firsts, lasts)
+        energy = ((total + more) / spans.size) ** (1 / _NORM)
+    return period, energy
+
+
+@compiled
+def improve_orders(tables: CutTables, warmth: float, seed: int, budget: int, positions: Ints, starts: Ints) -> tuple[int, int]:
+    """Improve a schedule by random steps until these have computed `budget` starts, or what takes as long.
 
     `positions` are the layers at which chains are cut, by boundary and chain. A step that makes the schedule worse is taken with
-    a probability that `warmth` sets.
+    a probability that `warmth` sets. Fill `positions` and `starts` with the best schedule; return its period and the number of
+    steps.
     """
-    num_stages, num_chains = tables.pipeline.shape
-    num_ops, num_workers = 3 * num_stages * num_chains, tables.thousandths.size
-    links = make_links(tables.pipeline, tables.comm, tables.thousandths.shape[1])
-    lengths, held = np.zeros(num_ops, np.int64), np.zeros((2, num_stages, num_chains), np.int64)
-    heads, before, after = make_rows(links, starts, num_workers)
-    state = _State(links, lengths, held, positions, heads, before, after)
-    for chain in range(num_chains):
-        _shift_cuts(tables, state, chain, 1, num_stages - 1, 0)
-    missing, sequence, path = np.zeros(num_ops, np.int64), np.zeros(num_ops, np.int64), np.zeros(num_ops, np.int64)
-    opens, spans, trial_spans = np.zeros(num_stages, np.int64), np.zeros(num_workers, np.int64), np.zeros(num_workers, np.int64)
-    now, trial = np.zeros(num_ops, np.int64), np.zeros(num_ops, np.int64)
-    finish, layer_finish, is_staggered, bound = tables.finish, tables.layer_finish, tables.is_staggered, tables.bound
-    retime_rows(links, lengths, before, after, missing, sequence, opens, now)
-    period, energy = measure_times(links, positions, finish, layer_finish, is_staggered, bound, lengths, now, opens, spans)
-    best, best_energy, best_starts, best_positions = period, energy, now.copy(), positions.copy()
-    for step in range(randoms.shape[0]):
-        which, pick, how, far, accept, choice = randoms[step]
-        size = _path(state, now, _a_late_worker(spans, how, choice), choice, path)
-        at = int(pick * size)
-        op, to, chain = path[at], after[path[at]], links[path[at], CHAIN]
-        first, last, shift = _boundaries(links[op, STAGE], num_stages, how, far)
-        is_cut = which < _CUT_SHARE
-        if not is_cut and which < _CUT_SHARE + _BLOCK_SHARE:
-            op, to = _place(state, path, size, at, how)
-        was_after = before[op]
-        if not (_try_cuts(tables, state, chain, first, last, shift) if is_cut else _try_move(tables, state, op, to)):
-            continue
-        if retime_rows(links, lengths, before, after, missing, sequence, opens, trial):
-            period, trial_energy = measure_times(
-                links, positions, finish, layer_finish, is_staggered, bound, lengths, trial, opens, trial_spans
-            )
-            if trial_energy <= energy - warmth * np.log(max(accept, 1e-12)):
-                energy = trial_energy
-                now, trial, spans, trial_spans = trial, now, trial_spans, spans
-                if period < best or (period == best and energy < best_energy):
-                    best, best_energy = period, energy
-                    best_starts[:] = now
-                    best_positions[:] = positions
-                continue
-        if is_cut:
-            _shift_cuts(tables, state, chain, first, last, -shift)
+    state = make_order_state(tables, positions, starts)
+    rows, num_ops, num_workers, num_layers = state.rows, starts.size, tables.thousandths.size, tables.layer_finish.size
+    missing, path, best_starts = np.zeros(num_ops, np.int64), np.zeros(num_ops, np.int64), np.zeros(num_ops, np.int64)
+    spans, trial_spans, closes = np.zeros(num_workers, np.int64), np.zeros(num_workers, np.int64), np.zeros_like(rows.opens)
+    firsts, lasts, best_positions = np.zeros(num_layers, np.int64), np.zeros(num_layers, np.int64), positions.copy()
+    np.random.seed(seed)
+    best, best_energy, energy = np.int64(1) << 60, np.inf, np.inf
+    used, shift_at, num_taken, num_steps, period = 0, 0, 0, 0, np.int64(0)
+    while used < budget and best > tables.bound:
+        if used >= shift_at or num_taken >= _TAKEN_BETWEEN:
+            if used >= shift_at:
+                shift_all(tables, state, missing)
+                period, energy = _measure_all(tables, state, np.inf, spans, firsts, lasts)
+                used += 4 * num_ops
+                shift_at = used + _SHIFT_EVERY * num_ops
+            _set_latest_ends(tables, rows, spans.max(), closes)
+            used += num_ops
+            num_taken = 0
+            is_best = period < best or (period == best and energy < best_energy)
         else:
-            _move(state, op, was_after)
+            randoms = np.random.random(6)
+            begin_change(rows)
+            change = change_order(tables, state, spans, path, randoms[0], randoms[1], randoms[2], randoms[3], randoms[4])
+            num_steps += 1
+            used += _STEP_COST
+            is_best, limit = False, energy - warmth * np.log(max(randoms[5], 1e-12))
+            if change[0] == NO_CHANGE:
+                continue
+            is_within = compute_starts(rows, _ANY if change[0] == OPENING_CHANGE else int(energy * _MARGIN))
+            used += rows.counts[NUM_CHANGED]
+            trial = np.inf
+            if is_within:
+                period, trial = _measure_all(tables, state, limit, trial_spans, firsts, lasts)
+            if trial <= limit:
+                energy = trial
+                spans[:] = trial_spans
+                num_taken += 1
+                is_best = period < best
+            else:
+                take_back_change(tables, state, *change)
+        if is_best:
+            best, best_energy = period, energy
+            best_starts[:] = rows.starts
+            best_positions[:] = positions
     starts[:] = best_starts.reshape(starts.shape)
     positions[:] = best_positions
-    return int(best)
+    return int(best), num_steps

@@ -7,22 +7,24 @@ import numpy as np
 
 from recycle.core.op import Kind
 from recycle.core.problem import Problem
-from recycle.planner.heuristic.order_kernel import CutTables, improve_orders
+from recycle.planner.heuristic.order_changes import CutTables
+from recycle.planner.heuristic.order_kernel import improve_orders
 from recycle.planner.heuristic.search import UNLIMITED
 from recycle.planner.model.assignment import Assignment, Ints, speeds_of
 from recycle.planner.model.load_split import work_line
 from recycle.planner.model.schedule import Schedule, comms_of
 
-# Steps go in so many parts, each from the best schedule so far, and each with less warmth than the one before.
+# The search goes in so many parts, each from the best schedule so far, and each with less warmth than the one before.
 _NUM_PARTS = 20
-# With few steps for each op only those that help are taken; with more, worse ones help to leave a local optimum.
-_MOST_WARMTH, _WARMTH_OF_A_STEP = 0.3, 0.007
+# Warmth: the time by which the span of one worker may get worse, as a share of the mean length of an op. With less effort for
+# each op than this, warmth falls with it: then there is only time for steps that help.
+_WARMTH, _WARM_EFFORT = 0.3, 4000
 
 
 def improve(
-    problem: Problem, schedule: Schedule, bound_us: int, num_steps: int, out_of_time: Callable[[], bool] = lambda: False
+    problem: Problem, schedule: Schedule, bound_us: int, effort: int, out_of_time: Callable[[], bool] = lambda: False
 ) -> Schedule:
-    """Return the schedule after `num_steps` small changes of orders and cuts, or the same one if none helped.
+    """Return the schedule after small changes of orders and cuts that compute `effort` starts, or the same one if none helped.
 
     The problem has shared layers, and every backward pass of the schedule is split.
     """
@@ -31,22 +33,22 @@ def improve(
     base: Ints = np.array(held.sums.bounds, dtype=np.int64)[:, None]
     positions = base + schedule.assignment.offsets
     starts = np.stack([schedule.forward_us, schedule.input_us, schedule.weight_us])
-    tables, rng = _tables(problem, schedule, bound_us), np.random.default_rng(0)
-    warmth = min(_MOST_WARMTH, _WARMTH_OF_A_STEP * num_steps / starts.size)
+    tables = cut_tables(problem, schedule, bound_us)
+    warmth = _WARMTH * tables.scale / tables.thousandths.size * min(1.0, effort / starts.size / _WARM_EFFORT)
     period_us = schedule.period_us(problem)
     for part in range(_NUM_PARTS):
         if period_us <= bound_us or out_of_time():
             break
-        randoms = rng.random((-(-num_steps // _NUM_PARTS), 6))
         cooled = warmth * (1 - part / _NUM_PARTS)
-        period_us = improve_orders(tables, cooled, randoms, positions, starts)
+        period_us = improve_orders(tables, cooled, part, effort // _NUM_PARTS, positions, starts)[0]
     if period_us >= schedule.period_us(problem):
         return schedule
     assignment = Assignment.of(problem, schedule.pipeline, positions - base)
     return replace(schedule, assignment=assignment, forward_us=starts[0], input_us=starts[1], weight_us=starts[2])
 
 
-def _tables(problem: Problem, schedule: Schedule, bound_us: int) -> CutTables:
+def cut_tables(problem: Problem, schedule: Schedule, bound_us: int) -> CutTables:
+    """The problem and the routes of a schedule as the kernel takes them."""
     held, stages, is_staggered = problem.held_layers, range(problem.shape.num_stages), problem.techniques.staggered
     assert held is not None
     line, num_layers, sums = work_line(problem), held.sums.num_layers, held.sums.sums
@@ -68,6 +70,7 @@ def _tables(problem: Problem, schedule: Schedule, bound_us: int) -> CutTables:
         highs=_ints(line.highs),
         is_staggered=is_staggered,
         bound=bound_us,
+        scale=float(schedule.assignment.lengths_us[:3].mean()),
     )
 
 

@@ -12,8 +12,6 @@ _NONE = -1
 # Columns of `links`, a row an op: the ops that it waits for and the ops that wait for it, besides its neighbours in the row, at
 # its own stage (HERE) and at a neighbouring one (THERE), the time of the message between these, and what it belongs to.
 NEED_HERE, NEED_THERE, NEED_US, NEXT_HERE, NEXT_THERE, NEXT_US, STAGE, CHAIN, WORKER, KIND, NUM_LINKS = range(11)
-# Norm in which the excess of workers over the bound is measured: high, so that the worst ones count most.
-_NORM = 8
 
 
 @compiled
@@ -59,7 +57,7 @@ def _sort(links: Ints, before: Ints, after: Ints, missing: Ints, sequence: Ints)
 
 
 @uncounted
-def _shift_left(links: Ints, lengths: Ints, before: Ints, sequence: Ints, opens: Ints, starts: Ints) -> None:
+def shift_left(links: Ints, lengths: Ints, before: Ints, sequence: Ints, opens: Ints, starts: Ints) -> None:
     for op in sequence:
         start = opens[links[op, STAGE]]
         row, here, there = before[op], links[op, NEED_HERE], links[op, NEED_THERE]
@@ -96,7 +94,7 @@ def retime_rows(
         return False
     num_ops = before.size
     opens[:] = 0
-    _shift_left(links, lengths, before, sequence, opens, starts)
+    shift_left(links, lengths, before, sequence, opens, starts)
     closes = np.zeros(opens.size, np.int64)
     for op in range(num_ops // 3 * 2, num_ops):
         closes[links[op, STAGE]] = max(closes[links[op, STAGE]], starts[op] + lengths[op])
@@ -104,13 +102,13 @@ def retime_rows(
     opens[:] = 1 << 60
     for op in range(num_ops // 3):
         opens[links[op, STAGE]] = min(opens[links[op, STAGE]], starts[op])
-    _shift_left(links, lengths, before, sequence, opens, starts)
+    shift_left(links, lengths, before, sequence, opens, starts)
     return True
 
 
 @compiled
-def make_rows(links: Ints, starts: Ints, num_workers: int) -> tuple[Ints, Ints, Ints]:
-    """The first op of each row, and the op before and after each op in its row."""
+def make_rows(links: Ints, starts: Ints, num_workers: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """The first and the last op of each row, and the op before and after each op in its row."""
     heads, tails = np.full(num_workers, _NONE), np.full(num_workers, _NONE)
     before, after = np.full(starts.size, _NONE), np.full(starts.size, _NONE)
     for op in np.argsort(starts.reshape(-1)):  # every op takes time, so that no two of a row start at once
@@ -121,41 +119,4 @@ def make_rows(links: Ints, starts: Ints, num_workers: int) -> tuple[Ints, Ints, 
         else:
             heads[worker] = op
         tails[worker] = op
-    return heads, before, after
-
-
-@compiled
-def measure_times(
-    links: Ints,
-    positions: Ints,
-    finish: Ints,
-    layer_finish: Ints,
-    is_staggered: bool,
-    bound: int,
-    lengths: Ints,
-    starts: Ints,
-    opens: Ints,
-    spans: Ints,
-) -> tuple[int, float]:
-    """Fill `spans`; return the period, and how far workers and shared layers exceed the bound, the worst most of all."""
-    num_each = starts.size // 3
-    first, period, total = opens.min(), np.int64(0), 0.0
-    firsts, lasts = np.full(layer_finish.size, np.int64(1) << 60), np.full(layer_finish.size, -(np.int64(1) << 60))
-    spans[:] = 0
-    for op in range(num_each):
-        stage, chain, worker = links[op, STAGE], links[op, CHAIN], links[op, WORKER]
-        end = starts[op + 2 * num_each] + lengths[op + 2 * num_each]
-        spans[worker] = max(spans[worker], end - (opens[stage] if is_staggered else first) + finish[stage])
-        if layer_finish.size:
-            for layer in range(positions[stage, chain], positions[stage + 1, chain]):
-                firsts[layer] = min(firsts[layer], starts[op])
-                lasts[layer] = max(lasts[layer], end)
-    for span in spans:
-        period = max(period, span)
-        total += max(0.0, float(span - bound)) ** _NORM
-    for layer in range(layer_finish.size):
-        if layer_finish[layer] >= 0:
-            span = lasts[layer] - firsts[layer] + layer_finish[layer]
-            period = max(period, span)
-            total += max(0.0, float(span - bound)) ** _NORM
-    return int(period), float((total / spans.size) ** (1 / _NORM))
+    return heads, tails, before, after

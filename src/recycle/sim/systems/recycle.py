@@ -10,8 +10,9 @@ With elastic cuts (`timings` of a problem with shared layers) nothing is copied 
 shared layers already. Their parameters and optimizer state count in memory, in reductions, in steps and in copies.
 
 A worker that becomes slower or faster is known after `notice_steps`. Until then every step waits for it. Then a plan for the new
-speeds is taken at the end of an iteration, or workers with slow links are left out as if they were dead, if that shortens the
-step by `LEAST_GAIN` at least and wins more than it costs within `SLOW_TIME_US`. The plan is made while training goes on.
+speeds is taken at the end of an iteration, or slow workers and workers with slow links are left out as if they were dead, if that
+shortens the step by `LEAST_GAIN` at least and wins more than it costs within `SLOW_TIME_US`. The plan is made while training goes
+on.
 """
 
 from collections.abc import Iterable
@@ -39,6 +40,8 @@ from recycle.sim.systems.constants import RecycleConstants
 from recycle.sim.systems.slow_steps import link_delay_us, stretched
 
 LEAST_GAIN = 0.01
+# Of more workers than this share, nobody asks whether the job is faster without them.
+MOST_LEFT_OUT = 0.1
 SLOW_TIME_US = 600_000_000  # ten minutes, as slow workers were found to last (FALCON, GREYHOUND)
 
 
@@ -79,8 +82,13 @@ class Recycle:
     name: str = "recycle"
 
     def begin(self, members: Members) -> PolicyDecision:
-        holders = _Holders({worker: worker.stage for worker in members.live}, speeds=members.slow)
-        return self._watched(self._continue(holders, Loss.STEP, (), []), members)
+        stages = {worker: worker.stage for worker in members.live}
+        decisions = []
+        for left_out in dict.fromkeys((frozenset[Worker](), _slow_workers(members))):
+            holders = _Holders(dict(stages), speeds=members.slow, left_out=left_out)
+            decisions.append(self._watched(self._continue(holders, Loss.STEP, (), []), members))
+        running = [decision for decision in decisions if not decision.steady_state.is_down]
+        return min(running or decisions, key=lambda decision: decision.steady_state.step_us)
 
     def change(self, event: MembershipChange, state: Any) -> PolicyDecision:
         assert isinstance(state, _Holders)
@@ -120,13 +128,15 @@ class Recycle:
         return replace(decision, steady_state=steady, review_us=review_us)
 
     def _adapt(self, holders: _Holders, members: Members) -> PolicyDecision:
-        """Take the plan for the real speeds, or leave workers with slow links out, if one of them is faster than going on."""
+        """Take the plan for the real speeds, or leave slow workers or slow links out, if one of these is faster than going on."""
         as_is = stretched(self.job, holders.steady_state, _taking_part(members, holders), dict(holders.speeds))
         slow_links = frozenset(worker for worker, _ in members.slow_links)
         best: tuple[int, PolicyDecision, SteadyState] | None = None
         # Without them, the others have their work: only a link that costs more than that is worth it.
         costs_more = link_delay_us(self.job, members) * len(holders.stage_of) > len(slow_links) * as_is.step_us
-        for left_out in {frozenset[Worker](), slow_links if costs_more else frozenset[Worker]()}:
+        slow_links = slow_links if costs_more else frozenset[Worker]()
+        slow = _slow_workers(members)
+        for left_out in dict.fromkeys((frozenset[Worker](), slow_links, slow, slow | slow_links)):
             # A worker that comes back has old weights.
             back = [worker for worker in holders.left_out if worker not in left_out and worker in holders.stage_of]
             costs = self._switch if left_out != holders.left_out else (("plan", self.costs.plan_us),)
@@ -205,6 +215,12 @@ class Recycle:
         step_us = self.job.scaled_us(timing.period_us)
         every = max(1, self.costs.checkpoint_interval_us // step_us)
         return SteadyState(step_us, self.job.samples_per_step, timing.busy_share(num_live), every)
+
+
+def _slow_workers(members: Members) -> frozenset[Worker]:
+    """The slow workers, if they are few enough to be left out."""
+    slow = frozenset(worker for worker, speed in members.slow if speed < 1 and worker in members.live)
+    return slow if len(slow) <= MOST_LEFT_OUT * len(members.live) else frozenset()
 
 
 def _taking_part(members: Members, holders: _Holders) -> Members:

@@ -7,11 +7,15 @@ then exchanged between stages as long as that lowers it.
 
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
+
 from recycle.core.plans.library import without_failures
 from recycle.core.problem import Problem
 from recycle.planner.failure_normalization import Distribution
 from recycle.planner.model.load_split import WorkLine, work_line
 
+Floats = npt.NDArray[np.float64]
 _MOST_STAGES = 16  # with more of them, dead workers are far apart anyway, and each exchange takes longer to look at
 
 
@@ -20,8 +24,8 @@ def spread_failures(problem: Problem, num_failures: int) -> Distribution:
     line = work_line(without_failures(problem))
     dead, most = [0] * problem.shape.num_stages, problem.shape.num_pipelines - 1
     for _ in range(num_failures):
-        stages = [stage for stage, num in enumerate(dead) if num < most]
-        best = min(stages, key=lambda stage: (_time_with_us(line, stage), dead[stage], -_distance(dead, stage), stage))
+        stages, times = [stage for stage, num in enumerate(dead) if num < most], _times_with_one_less_us(line)
+        best = min(stages, key=lambda stage: (times[stage], dead[stage], -_distance(dead, stage), stage))
         dead[best] += 1
         line = _with_one(line, best, -1)
     if len(dead) <= _MOST_STAGES:
@@ -64,9 +68,22 @@ def _with_one(line: WorkLine, stage: int, change: int) -> WorkLine:
     return replace(line, speeds=(*line.speeds[:stage], line.speeds[stage] + change, *line.speeds[stage + 1 :]))
 
 
-def _time_with_us(line: WorkLine, stage: int) -> int:
-    """The least time if one more worker of `stage` is dead."""
-    return round(least_time_us(_with_one(line, stage, -1)))
+def _times_with_one_less_us(line: WorkLine) -> list[int]:
+    """For each stage the least time if one more of its workers is dead.
+
+    A run of stages that has this stage then has one worker less, all others are as before.
+    """
+    num_stages = len(line.speeds)
+    speed = np.concatenate([[0.0], np.cumsum(line.speeds)])
+    work: Floats = np.array(line.work_us, dtype=np.float64)
+    stuck = np.maximum(0.0, work[list(line.lows[1:])][None, :] - work[list(line.highs[:-1])][:, None])
+    speeds = np.where(np.tri(num_stages, dtype=bool).T, speed[None, 1:] - speed[:-1, None], np.inf)
+    as_before, with_one_less = stuck / speeds, stuck / np.maximum(speeds - 1, 1e-9)
+    times = []
+    for stage in range(num_stages):
+        parts = as_before[:stage, :stage], with_one_less[: stage + 1, stage:], as_before[stage + 1 :, stage + 1 :]
+        times.append(round(max(float(part.max(initial=0.0)) for part in parts)))
+    return times
 
 
 def _distance(dead: list[int], stage: int) -> int:
