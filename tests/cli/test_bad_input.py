@@ -213,7 +213,7 @@ def test_a_folder_is_no_place_for_a_plan(folder: Path, capsys: pytest.CaptureFix
         ("", r"the following arguments are required: COMMAND"),
         ("fly", r"argument COMMAND: invalid choice: 'fly'"),
         ("estimate --model gpt9 --gpu h100 --stages 2", r"no model is called 'gpt9': choose from gpt3-medium"),
-        ("estimate --model 6.7b --gpu abacus --stages 2", r"no GPU is called 'abacus': choose from a100-80"),
+        ("estimate --model 6.7b --gpu abacus --stages 2", r"no GPU is called 'abacus': choose from a100-40, a100-80"),
         ("estimate --model 6.7b --gpu h100 --stages 0", r"stages"),
         ("show", r"the following arguments are required: PLAN"),
         ("show .", r"cannot read \.: it is a folder; name a recycle-plan file"),

@@ -132,3 +132,13 @@ def test_a_plan_with_slow_workers_is_kept_by_its_signature(tmp_path):
     assert found.distribution == (0, 0, 1, 0)
     # Fifteen workers, of which one computes at 60 %: no iteration is shorter than their share of the work.
     assert found.period_us >= times.fault_free().work_us / 14.6
+
+
+def test_a_context_parallel_job_divides_activations_and_keeps_its_state():
+    text = "family=llama,layers=8,hidden=512,heads=8,kv_heads=2,ffn=1024,sequence=4096,vocabulary=1000"
+    whole, parts = (SimulatedJob.of(text, "h100", Shape(2, 2, 4), context_parallel=degree) for degree in (1, 4))
+    assert parts.state_bytes == whole.state_bytes
+    assert parts.layers[1].activation_bytes == whole.layers[1].activation_bytes / 4
+    assert parts.profile().stages[1].activation_bytes == pytest.approx(whole.profile().stages[1].activation_bytes / 4, abs=1)
+    # Boundaries for shared layers are drawn with the same costs.
+    assert parts.problem(shared_layers=1).profile.name.endswith("c=4 on h100")

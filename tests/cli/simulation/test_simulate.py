@@ -324,7 +324,7 @@ MODEL = "--model layers=6,hidden=512,heads=8,sequence=512,vocabulary=1000"
 WRONG = {
     "no model": (f"--gpu a100-80 {SHAPE}", r"the following arguments are required: --model"),
     "an unknown model": (f"--model gpt9 --gpu a100-80 {SHAPE}", r"no model is called 'gpt9': choose from gpt3-medium"),
-    "an unknown GPU": (f"{MODEL} --gpu abacus {SHAPE}", r"no GPU is called 'abacus': choose from a100-80"),
+    "an unknown GPU": (f"{MODEL} --gpu abacus {SHAPE}", r"no GPU is called 'abacus': choose from a100-40, a100-80"),
     "a model that does not fit": (
         f"--model 145.6b --gpu a100-80 {SHAPE}",
         r"145.6b does not fit on a100-80: .* take more stages or GPUs",
@@ -341,6 +341,10 @@ WRONG = {
         r"are more than can be planned",
     ),
     "no GPU in a worker": (f"{JOB} --tensor-parallel 0", r"tensor_parallel is 0, but it must be a whole number of at least 1"),
+    "no part of a sequence": (
+        f"{JOB} --context-parallel 0",
+        r"context_parallel is 0, but it must be a whole number of at least 1",
+    ),
     "an unknown system": (
         f"{JOB} --systems recycle,magic",
         r"'magic' is not a system: choose from recycle, .*, oobleck, .* or all",
@@ -461,6 +465,13 @@ def test_slow_workers_slow_down_the_systems_that_wait_for_them() -> None:
     # A worker is slow for a third of the time, and most of the time one of six is.
     assert kept["elaswave"] < kept["fault-scaled"] < 1
     assert kept["recycle-rerouting"] < kept["fault-scaled"]
+
+
+def test_a_worker_may_be_tensor_and_context_parallel_gpus() -> None:
+    model = "--model family=llama,layers=4,hidden=512,heads=8,kv_heads=2,ffn=1024,sequence=512,vocabulary=1000"
+    shape = "--gpu l40s --pipelines 2 --stages 2 --microbatches 4 --systems ideal --no-cache"
+    text = output_of(f"simulate {model} {shape} --tensor-parallel 2 --context-parallel 4")
+    assert "on 4 x 8 GPUs l40s: 2 pipelines" in text
 
 
 def test_shared_layers_are_a_number_that_the_stages_have() -> None:

@@ -36,6 +36,9 @@ examples:
   your own trace (milliseconds,add|remove,node), and another pause for one system
     recycle simulate --model 145.6b --gpu h100 --tensor-parallel 8 --pipelines 12 --stages 16 --microbatches 64 \\
       --trace trace.csv --set oobleck.reconfigure=57s --json
+  a Llama model with long sequences, each of which eight GPUs divide
+    recycle simulate --model llama-3-8b,sequence=65536 --gpu h200 --context-parallel 8 --pipelines 4 --stages 4 \\
+      --microbatches 16 --mtbf 30d --rejoin 2h --hours 24
   elastic cuts beside re-routing and whole layers that move, while workers and links are slow as often as published
     recycle simulate --model gpt3-6.7b --gpu a100-80 --pipelines 4 --stages 8 --microbatches 32 --slow published \\
       --slow-links published --systems recycle,recycle-rerouting,elaswave,resihp,odyssey --hours 24

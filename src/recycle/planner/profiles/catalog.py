@@ -253,7 +253,8 @@ def _links(intra_gb_per_s: float, network_gbit_per_s: float) -> dict[str, Link]:
 # has PCIe 4.0 x16 (64 GB/s in both directions together) instead of NVLink; its network is our assumption: a card of 200 Gbit/s
 # for two GPUs. AMD data sheet of MI300X: 7 links of Infinity Fabric, each 128 GB/s in both directions together; its network is
 # our assumption: 400 Gbit/s a GPU. Memory is the sheet's decimal gigabytes: the few per cent that a device has above them are
-# left to the CUDA context and to fragmentation. Efficiency 0.64 fits the stage times that we measured on an H200 (tests/planner/profiles/test_estimate.py says how well); for the others it is an assumption.
+# left to the CUDA context and to fragmentation. Efficiency 0.64 fits the stage times that we measured on an H200
+# (tests/planner/profiles/test_estimate.py says how well); for the others it is an assumption.
 GPUS = {
     gpu.name: gpu
     for gpu in (

@@ -1,18 +1,22 @@
 """estimate(): a profile computed from the numbers of a model and a GPU, for planning before anything is measured.
 
-One transformer layer of hidden size h on a micro-batch of b samples of s tokens computes sbh(24h + 4s) FLOPs in F,
-sbh(24h + 8s) in I and sbh(24h) in W; the output layer adds 2sbhV to each. An op takes
+A transformer layer of the GPT papers with hidden size h on a micro-batch of b samples of s tokens computes sbh(24h + 4s) FLOPs
+in F, sbh(24h + 8s) in I and sbh(24h) in W; `token_costs` has those of other layers; the output layer adds 2sbhV to each. An op
+takes
 
-    matrix products / (peak * efficiency)  +  element-wise traffic / memory bandwidth  +  tensor-parallel all-reduces
+    matrix products / (peak * efficiency)  +  element-wise traffic / memory bandwidth  +  communication inside the worker
 
-on each GPU of a worker. What is left out: kernel launches (so small models come out too fast), causal masking (kernels
-that skip the masked half are faster), and any overlap of the three terms. One efficiency for all kinds gives W/F of 0.7
-to 0.95: measured were 0.97 to 1.02 on an H200, and 0.50 to 0.74 on A100s in Zero Bubble. On that H200 a forward, a weight
-gradient and a whole backward came out within 7 % at hidden sizes 3072 and 4096, but up to 33 % too fast at 1024: measure
+on each GPU of a worker. Communication is the all-reduces of tensor parallelism, and the exchange of keys and values of context
+parallelism. What is left out: kernel launches (so small models come out too fast), causal masking (kernels that skip the masked
+half are faster, which matters most for long sequences), and any overlap of the three terms. One efficiency for all kinds gives
+W/F of 0.7 to 0.95: measured were 0.97 to 1.02 on an H200, and 0.50 to 0.74 on A100s in Zero Bubble. On that H200 a forward, a
+weight gradient and a whole backward came out within 7 % at hidden sizes 3072 and 4096, but up to 33 % too fast at 1024: measure
 where it matters.
 
-Every byte is of one GPU: a worker of tensor-parallel degree t is t GPUs that do the same at the same time, each with its
-share of the parameters, its own memory and its own network card.
+Every byte is of one GPU: a worker of tensor-parallel degree t and context-parallel degree c is t x c GPUs that do the same at
+the same time, each with a t-th of the parameters, its own memory and its own network card. Experts are not distributed: each
+worker holds all experts of its layers, shared like other matrices by tensor parallelism, and tokens are spread evenly over
+them.
 """
 
 from collections.abc import Sequence
@@ -28,8 +32,8 @@ from recycle.planner.profiles.gpu_work import (
     GpuWork,
     embedding_work,
     head_work,
-    layer_work,
     ring_reduce_seconds,
+    transformer_work,
 )
 from recycle.planner.profiles.token_costs import SPLIT
 
@@ -82,7 +86,7 @@ def estimate(
     gpu = parse_gpu(gpu) if isinstance(gpu, str) else gpu
     options = EstimateOptions(tensor_parallel, flash, sequence_parallel, gradient_bytes, split_overhead, context_parallel)
     _refuse_misfit(model, num_stages, options)
-    layer, embedding = layer_work(model, gpu, options), embedding_work(model, gpu, options)
+    layer, embedding = transformer_work(model, gpu, options), embedding_work(model, gpu, options)
     head = head_work(model, gpu, options, own_matrix=num_stages > 1 or not model.shares_embedding)
     extra = [GpuWork()] * num_stages
     extra[0] = extra[0].plus(embedding)
@@ -94,10 +98,14 @@ def estimate(
     stages = tuple(
         _stage(more.plus(layer, number), gpu, options, boundary_bytes) for number, more in zip(layers, extra, strict=True)
     )
-    degrees = "".join(f" {letter}={degree}" for letter, degree in (("t", tensor_parallel), ("c", context_parallel)) if degree > 1)
-    name = f"estimate {model.name} b={model.microbatch}{degrees} on {gpu.name}"
     shares = _shares(layer, embedding, head, layers)
-    return Profile(stages, gpu.inter_node, gpu.inter_node, gpu.memory_bytes, name, layers=shares)
+    return Profile(stages, gpu.inter_node, gpu.inter_node, gpu.memory_bytes, _name(model, gpu, options), layers=shares)
+
+
+def _name(model: ModelSpec, gpu: GpuSpec, options: EstimateOptions) -> str:
+    degrees = {"t": options.tensor_parallel, "c": options.context_parallel}
+    shown = "".join(f" {letter}={degree}" for letter, degree in degrees.items() if degree > 1)
+    return f"estimate {model.name} b={model.microbatch}{shown} on {gpu.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +121,7 @@ class LayerCost:
 def layer_costs(model: ModelSpec, gpu: GpuSpec, tensor_parallel: int = 1, context_parallel: int = 1) -> tuple[LayerCost, ...]:
     """Return the layers of `model` in order: the embedding, the transformer layers, the head with its own embedding matrix."""
     options = EstimateOptions(tensor_parallel, context_parallel=context_parallel)
-    embedding, layer = embedding_work(model, gpu, options), layer_work(model, gpu, options)
+    embedding, layer = embedding_work(model, gpu, options), transformer_work(model, gpu, options)
     head = head_work(model, gpu, options, own_matrix=True)
     return tuple(_layer_cost(work) for work in (embedding, *[layer] * model.num_layers, head))
 

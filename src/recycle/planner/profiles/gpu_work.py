@@ -106,7 +106,7 @@ class GpuWork:
         return sum(self.seconds.values())
 
 
-def layer_work(model: ModelSpec, gpu: GpuSpec, options: EstimateOptions) -> GpuWork:
+def transformer_work(model: ModelSpec, gpu: GpuSpec, options: EstimateOptions) -> GpuWork:
     """The work of one transformer layer."""
     tokens, h, t = options.num_tokens(model), model.hidden, options.tensor_parallel
     costs = token_costs(model, t)

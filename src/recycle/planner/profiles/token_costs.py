@@ -1,4 +1,4 @@
-"""TokenCosts: what one token costs in one layer, by the family of the model; `layer_work` makes seconds and bytes of it.
+"""TokenCosts: what one token costs in one layer, by the family of the model; `transformer_work` makes seconds and bytes of it.
 
 For the family gpt it is counted as in the papers of Megatron-LM, for the family llama as Hugging Face's modules compute in bf16,
 kernel by kernel and without compilation; `tests/planner/profiles/test_hugging_face_counts.py` has torch count the latter.
@@ -22,8 +22,8 @@ NORM_TRAFFIC = {Kind.F: 36, Kind.I: 88, Kind.W: 8}
 _SUM_TRAFFIC = {Kind.F: 12, Kind.I: 30, Kind.W: 0}
 _ROTARY_TRAFFIC = {Kind.F: 20, Kind.I: 32, Kind.W: 0}  # for each value of queries and keys
 _GATE_TRAFFIC = {Kind.F: 10, Kind.I: 18, Kind.W: 0}  # SiLU and product, for each value of the feed-forward
-# For each value that an expert gets: it is gathered, the expert's output is weighted and added to the others.
-_EXPERT_TRAFFIC = {Kind.F: 14, Kind.I: 20, Kind.W: 0}
+# For each value that an expert gets: it is gathered, the expert's output is weighted in fp32 and added to the others.
+_EXPERT_TRAFFIC = {Kind.F: 22, Kind.I: 44, Kind.W: 0}
 NORM_BYTES = 6  # fp32 input, and bf16 output before the weight
 
 
@@ -84,14 +84,12 @@ def _llama(model: ModelSpec, kv_width: int) -> TokenCosts:
         + _EXPERT_TRAFFIC[kind] * model.top_k
         for kind in SPLIT
     }
-    # Of each expert of a token: its copy of the input and its output, before it is weighted.
-    copies = 4 * model.top_k
-    # Two norms, and the inputs of attention and feed-forward.
-    between = 2 * NORM_BYTES + 4 + copies
+    # Two norms, the inputs of attention and feed-forward; of each expert of a token its input, its output, its weighted output.
+    between = 2 * NORM_BYTES + 4 + 6 * model.top_k
     # Queries, keys, values, output of attention and its fp32 sum by head; gate, up, SiLU and product, which is the input of down.
     inside = (4 * q + 4 * k + 4 * model.num_heads + 8 * f) / h
-    # Inputs of attention and feed-forward, output gradients of the last matrix of each; copies of experts have their own.
-    held_between = (4 if model.experts and not model.shared_experts else 8) + copies
+    # Inputs of attention and feed-forward, and output gradients of their last matrices; each expert of a token has its own.
+    held_between = (4 if model.experts and not model.shared_experts else 8) + 4 * model.top_k
     held_inside = (4 * q + 4 * k + 6 * f) / h
     return TokenCosts(
         _flops(linear, 4 * model.sequence * q), k, traffic, between, inside, held_between, held_inside, score_bytes=6
