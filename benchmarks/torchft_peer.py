@@ -203,7 +203,8 @@ def main() -> int:
         load_torchft()
     except ImportError as problem:
         sentence = (
-            f"this benchmark needs torchft 0.2.0, but Python cannot import it ({problem}): unpack its wheel onto PYTHONPATH"
+            f"this benchmark needs torchft 0.2.0, but Python cannot import it ({problem}): unpack its wheel onto PYTHONPATH, on "
+            "Linux on x86 (there are no other wheels)"
         )
         print(f"{SCRIPT.name}: {sentence}", file=sys.stderr)
         return UserError.exit_code

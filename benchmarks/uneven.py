@@ -1,8 +1,9 @@
 """The benchmark of uneven stages: cuts by micro-batch against torch's schedules at their best static cut, with nobody dead.
 
-make bench                                    the table, printed
-python benchmarks/uneven.py --quick           a small model, one round: for machines on which workers share cores
-python benchmarks/uneven.py --save            also writes docs/benchmarks/<date>-uneven.md
+make bench                                      the tables, printed
+python benchmarks/uneven.py --only two-workers  one pipeline of two stages, for machines with two to eleven cores
+python benchmarks/uneven.py --quick             small models, one round: for machines on which workers share cores
+python benchmarks/uneven.py --save              also writes docs/benchmarks/<date>-uneven.md
 
 The head makes the last stage heavier, and whole layers cannot level that. The workers train the same GPT in turn: by our plan
 with cuts, by our plan without any, and by each schedule of torch.distributed.pipelining. Torch's stages have the layers of the
@@ -10,6 +11,7 @@ best of all static cuts, by the measured costs of layers; ours begin at the same
 """
 
 import sys
+import time
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import count
@@ -31,7 +33,7 @@ from recycle.profiling.rehearsal import rehearsal_plan
 from recycle.profiling.stage_times import measure_stages
 from recycle.profiling.worker_pool import worker_pool
 
-PIPELINES, STAGES, SHARED = 3, 4, 1
+SHARED = 1
 _PLAN_S, _SAME_LOSS = 20.0, 2e-3
 CUT, UNCUT = "cuts at a shared layer", "the best static cut"
 TORCH = {TORCH_1F1B: "torch 1F1B", TORCH_ZERO_BUBBLE: "torch zero bubble (ZB1P)", TORCH_ZBV: "torch zero bubble (ZBV)"}
@@ -39,8 +41,10 @@ TORCH = {TORCH_1F1B: "torch 1F1B", TORCH_ZERO_BUBBLE: "torch zero bubble (ZB1P)"
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """One model: its layers, its micro-batches a pipeline, and how often every contender has its turn."""
+    """One cluster and model: its layers, its micro-batches a pipeline, and how often every contender has its turn."""
 
+    pipelines: int
+    stages: int
     layers: int
     microbatches: int
     num_rounds: int
@@ -49,10 +53,13 @@ class Race:
 
     @property
     def setup(self) -> Setup:
-        """A GPT whose head costs about as much as two and a half layers."""
+        """A GPT whose head costs about as much as two layers: from one and a half to two and a half, by the processor."""
         small: dict[str, Any] = {"width": 64, "context": 64, "samples": 2, "vocabulary": 2048}
         usual: dict[str, Any] = {"width": 256, "context": 128, "samples": 1, "vocabulary": 8192}
-        return Setup(CPU_CORES, PIPELINES, STAGES, self.microbatches, layers=self.layers, **(small if self.is_quick else usual))
+        # Two workers have half of the model each, so it is smaller.
+        half: dict[str, Any] = {"width": 128, "context": 128, "samples": 1, "vocabulary": 4096}
+        sizes = small if self.is_quick else half if self.stages == 2 else usual
+        return Setup(CPU_CORES, self.pipelines, self.stages, self.microbatches, layers=self.layers, **sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +72,24 @@ class Contest:
 
 
 def measured_profile(setup: Setup, layers: tuple[int, ...] | None = None) -> Profile:
-    """The costs of the stages and of their layers on this machine."""
+    """The costs of the stages and of their layers on this machine, in processor time: other load would make some layers dear."""
     job = setup.job(rehearsal_plan(setup.shape, is_split=True))
     if layers is not None:
         job = replace(job, stages=setup.modules(layers=layers))
     with one_thread():
-        return measure_stages(job, num_repeats=8)
+        return measure_stages(job, num_repeats=8, clock_us=lambda: time.process_time_ns() / 1000)
 
 
 def make_contests(setup: Setup) -> dict[str, Contest]:
     work_us = layer_work_us(measured_profile(setup))
-    static = {False: best_static_cut(work_us, STAGES), True: best_static_cut(work_us, 2 * STAGES, is_v=True)}
+    shape = setup.shape
+    num_stages = shape.num_stages
+    static = {False: best_static_cut(work_us, num_stages), True: best_static_cut(work_us, 2 * num_stages, is_v=True)}
     profile = measured_profile(setup, static[False])
     contests = {}
     for name, shared in ((CUT, SHARED), (UNCUT, 0)):
-        problem = recycle.problem(PIPELINES, STAGES, setup.microbatches, profile=profile, memory=2 * STAGES, shared_layers=shared)
+        counts = shape.num_pipelines, num_stages, shape.num_microbatches
+        problem = recycle.problem(*counts, profile=profile, memory=2 * num_stages, shared_layers=shared)
         plan = recycle.solve(problem, "greedy", _PLAN_S)
         busy_us = [plan.busy_us(row) for row in plan.rows]
         contests[name] = Contest(plan, static[False], max(busy_us) * len(busy_us) / sum(busy_us))
@@ -94,7 +104,7 @@ def _worst_load(work_us: list[int], layers: tuple[int, ...], is_v: bool) -> floa
     stops = [sum(layers[: stage + 1]) for stage in range(len(layers))]
     loads = [sum(work_us[stop - own : stop]) for stop, own in zip(stops, layers, strict=True)]
     if is_v:
-        loads = [one + other for one, other in zip(loads, reversed(loads), strict=True)][:STAGES]
+        loads = [one + other for one, other in zip(loads, reversed(loads), strict=True)][: len(loads) // 2]
     return max(loads) * len(loads) / sum(loads)
 
 
@@ -111,7 +121,7 @@ def measure(race: Race) -> dict[str, tuple[Contest, list[Trial]]]:
         for round_ in range(race.num_rounds):
             for name, contest in contests.items():
                 length = WARM_UP + race.num_iterations
-                turn = ContenderTurn(next(numbers), name, length, contest.plan, range(PIPELINES), layers=contest.layers)
+                turn = ContenderTurn(next(numbers), name, length, contest.plan, range(race.pipelines), layers=contest.layers)
                 trials[name].append(run_trial(pool, turn, round_)[0])
     for losses in zip(*(trial.losses for own in trials.values() for trial in own), strict=True):
         assert max(losses) - min(losses) < _SAME_LOSS, f"the contests came to different losses: {losses}"
@@ -143,33 +153,42 @@ def row(name: str, race: Race) -> Row:
     )
 
 
+RACES = {
+    "uneven": [Race(3, 4, layers, 24, num_rounds=4, num_iterations=4, is_quick=False) for layers in (12, 16)],
+    "two-workers": [Race(1, 2, layers, 24, num_rounds=6, num_iterations=4, is_quick=False) for layers in (4, 6)],
+}
+QUICK = {
+    "uneven": [Race(3, 4, 12, 6, num_rounds=1, num_iterations=3, is_quick=True)],
+    "two-workers": [Race(1, 2, 4, 6, num_rounds=1, num_iterations=3, is_quick=True)],
+}
+
+
 def _sections(name: str, is_quick: bool) -> list[Section]:
-    races = (
-        [Race(12, 6, num_rounds=1, num_iterations=3, is_quick=True)]
-        if is_quick
-        else [Race(layers, 24, num_rounds=4, num_iterations=4, is_quick=False) for layers in (12, 16)]
-    )
+    races = (QUICK if is_quick else RACES)[name]
     cases = tuple(
         Case(f"{race.layers} layers, {TORCH.get(contest, contest)}", partial(row, contest, race))
         for race in races
         for contest in (CUT, UNCUT, *TORCH)
     )
+    race = races[0]
+    pipelines = f"{race.pipelines} pipeline{'s' if race.pipelines > 1 else ''}"
     about = (
-        f"{PIPELINES} pipelines of {STAGES} stages, a GPT whose head costs about two and a half layers, nobody dead, a process "
-        "on a core for each worker; medians of rounds in which all take their turns. Torch's stages have the layers of the best "
-        f"of all static cuts by measured costs; ours begin there, and with cuts {SHARED} layer on either side of a boundary is "
-        "shared. "
+        f"{pipelines} of {race.stages} stages, {race.microbatches} micro-batches a pipeline, a GPT whose head costs about "
+        f"two layers, nobody dead, a process on a core for each worker; medians of {race.num_rounds} rounds in which all "
+        "take turns. Torch's stages have the layers of the best of all static cuts by measured costs; ours begin there, and "
+        f"with cuts {SHARED} layer on either side of a boundary is shared. "
         '"Worst load" is the work of the slowest worker over the mean, "over torch" the speed over the fastest of torch\'s.'
     )
     header = ("layers", "contest", "by stage", "worst load", "iteration", "over torch", "planned", "asked", "met")
-    return [Section(name, "Uneven stages, nobody dead", about, header, cases)]
+    title = f"Uneven stages, nobody dead: {pipelines} of {race.stages} stages"
+    return [Section(name, title, about, header, cases)]
 
 
 SCRIPT = Script(
     "uneven",
     "Let cuts race against torch's best static cut of a model with a heavy head.",
-    ("uneven",),
-    quick="a small model and one round, for machines on which workers share cores",
+    tuple(RACES),
+    quick="small models and one round, for machines on which workers share cores",
     libraries=("torch",),
     width=150,
 )

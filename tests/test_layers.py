@@ -67,7 +67,7 @@ ORDER = {
     ],
     "planner": [
         "profiles model problem_from_text",
-        "exact heuristic failure_normalization",
+        "exact heuristic failure_normalization whole_layers",
         "dead_placement",
         "solve",
         "build_library live_planner kept_throughput shared_layers_choice",
@@ -81,7 +81,16 @@ ORDER = {
         "reproduce",
     ],
     "control": ["planning drift", "decide", "store", "net"],
-    "runtime": ["compute", "checkpoint options", "transport", "execute job", "worker", "coordinator", "launch", "train"],
+    "runtime": [
+        "compute",
+        "checkpoint options",
+        "transport",
+        "execute job",
+        "worker movable_layers",
+        "coordinator",
+        "launch",
+        "train",
+    ],
     "profiling": [
         "machine worker_pool contention stopwatch",
         "layer_times",

@@ -97,8 +97,8 @@ RAGGED = [(torch.ones(length, 4), torch.ones(length, 4)) for length in range(1, 
 RESUME = recycle.CheckpointOptions(resume=True)
 
 
-def train(*stages, dataset=SIXTEEN, loss=nn.functional.mse_loss, steps=1, samples=2, out=None, **options):
-    plan = recycle.solve(recycle.problem(2, 2, 2, costs=(1, 1, 1)))
+def train(*stages, dataset=SIXTEEN, loss=nn.functional.mse_loss, steps=1, samples=2, out=None, shape=(2, 2, 2), **options):
+    plan = recycle.solve(recycle.problem(*shape, costs=(1, 1, 1)))
     modules = stages or (linear(), linear())
     optimizer = partial(torch.optim.SGD, lr=0.1)
     options = recycle.TrainOptions(**options)
@@ -119,6 +119,11 @@ def train_twice(folder, **options):
     train(out=folder, **options)
 
 
+def resume_with_other_stages(folder):
+    train(out=folder)
+    train(linear(), linear(), linear(), out=folder, shape=(2, 3, 2), checkpoint=RESUME)
+
+
 REFUSED = {
     "cutting something that is not an `nn.Sequential`": lambda folder: recycle.cut(linear(), [1]),
     "cuts that leave a stage empty": lambda folder: recycle.cut(nn.Sequential(linear(), linear()), [1, 1]),
@@ -137,6 +142,8 @@ REFUSED = {
     "`resume` where no checkpoint is": lambda folder: train(out=folder, checkpoint=RESUME),
     "`out` where another run is": train_twice,
     "`resume` with another seed": partial(train_twice, checkpoint=RESUME, seed=1),
+    "`resume` with another number of micro-batches in a step": partial(train_twice, checkpoint=RESUME, shape=(2, 2, 3)),
+    "`resume` with other stages, of which one does not say what its layers are": resume_with_other_stages,
 }
 ROWS = dict(re.findall(r"^\| ([^|]+) \| `(\w+)` \|", GUIDE.partition("## What is refused")[2], re.MULTILINE))
 

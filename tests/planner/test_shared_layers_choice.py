@@ -18,8 +18,8 @@ STAGE = StageProfile(60, 78, 54, 132, activation_bytes=120, weight_held_bytes=60
 PROFILE = Profile((STAGE,) * 4).with_layers([6] * 4)
 
 
-def problem(memory: Memory, pipelines: int = 3, profile: Profile = PROFILE) -> Problem:
-    return Problem(Cluster(Shape(pipelines, 4, 6)), profile, memory)
+def problem(memory: Memory, pipelines: int = 3, profile: Profile = PROFILE, microbatches: int = 6) -> Problem:
+    return Problem(Cluster(Shape(pipelines, 4, microbatches)), profile, memory)
 
 
 def test_with_memory_enough_so_many_layers_are_shared_that_more_would_keep_no_more() -> None:
@@ -65,7 +65,7 @@ def test_memory_that_plans_do_not_limit_is_respected_too() -> None:
 
 
 def test_equal_stages_whose_peers_cannot_take_over_share_nothing() -> None:
-    choice = choose_shared_layers(problem(Memory.unlimited(), pipelines=1))
+    choice = choose_shared_layers(problem(Memory.unlimited(), pipelines=1, microbatches=24))
     assert choice.num == 0
     assert choice.chosen.one_dead_us == ()
     assert "share no layers" in choice.sentence()

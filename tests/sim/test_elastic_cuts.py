@@ -17,7 +17,7 @@ from recycle.sim.iteration_times import IterationTimes
 from recycle.sim.job import SimulatedJob
 from recycle.sim.model_layers import spread_layers
 from recycle.sim.policy import Members, MembershipChange
-from recycle.sim.shared_layer_choice import choose_shared_layers
+from recycle.sim.shared_layer_choice import shared_layers_of_job
 from recycle.sim.systems.constants import Constants, RecycleConstants
 from recycle.sim.systems.recycle import Recycle
 from recycle.sim.systems.registry import SYSTEMS, SystemContext
@@ -109,9 +109,9 @@ def test_a_failure_with_cuts_copies_nothing_and_a_moved_worker_copies_all_layers
 
 
 def test_shared_layers_are_chosen_by_plans_and_left_out_where_they_do_not_fit(tmp_path):
-    assert choose_shared_layers(JOB, tmp_path) in (1, 2)
+    assert shared_layers_of_job(JOB, tmp_path) in (1, 2)
     tight = SimulatedJob.of("layers=4,hidden=4096,heads=32,sequence=512,vocabulary=1", "a100-80,memory=5GB", Shape(3, 4, 4))
-    assert choose_shared_layers(tight, tmp_path) == 0
+    assert shared_layers_of_job(tight, tmp_path) == 0
 
 
 def test_recycle_with_cuts_is_faster_than_every_other_system_with_one_dead_worker(tmp_path):

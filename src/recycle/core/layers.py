@@ -1,8 +1,9 @@
-"""split_layers(): cut a model of equal layers into stages; held_ranges(): which layers stages hold that share some."""
+"""split_layers(): cut a model of equal layers into stages; held_ranges(), StageLayers: which layers stages hold."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heapify, heapreplace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 
 def split_layers(num_layers: int, layer_cost: float, extra_costs: Sequence[float]) -> tuple[int, ...]:
@@ -27,3 +28,23 @@ def split_layers(num_layers: int, layer_cost: float, extra_costs: Sequence[float
 def held_ranges(bounds: Sequence[int], num_shared: int) -> list[range]:
     """Return the layers that each stage holds: its own, which begin at `bounds`, and so many on either side of them."""
     return [range(max(0, start - num_shared), min(bounds[-1], stop + num_shared)) for start, stop in pairwise(bounds)]
+
+
+@dataclass(frozen=True, slots=True)
+class StageLayers:
+    """Which layers each stage holds: `counts` of its own, stage by stage, and `num_shared` on either side of them.
+
+    Example:
+        >>> StageLayers((2, 3), num_shared=1).held(0)
+        range(0, 3)
+    """
+
+    counts: tuple[int, ...]
+    num_shared: int = 0
+
+    @property
+    def num_layers(self) -> int:
+        return sum(self.counts)
+
+    def held(self, stage: int) -> range:
+        return held_ranges((0, *accumulate(self.counts)), self.num_shared)[stage]

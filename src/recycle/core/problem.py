@@ -10,6 +10,7 @@ from typing import Any
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import MemoryTooSmall, UserError
 from recycle.core.held_layers import HeldLayers
+from recycle.core.layers import StageLayers
 from recycle.core.op import Kind
 from recycle.core.profile import Profile
 from recycle.core.units import format_bytes
@@ -186,6 +187,16 @@ class Problem:
     @property
     def shape(self) -> Shape:
         return self.cluster.shape
+
+    @property
+    def stage_layers(self) -> StageLayers | None:
+        """Which layers each stage holds; None if the profile does not say what layers there are."""
+        return StageLayers(self.layer_counts, self.shared_layers) if self.profile.layers else None
+
+    @property
+    def layer_counts(self) -> tuple[int, ...]:
+        """The number of layers that are each stage's own; empty if the profile does not say what layers there are."""
+        return tuple(map(len, self.profile.layers))
 
     def duration_us(self, stage: int, kind: Kind) -> int:
         """The time of an op on all layers of its stage, and on no others, at the profile's speed; `OpCosts` knows the others."""

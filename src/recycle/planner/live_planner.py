@@ -1,32 +1,42 @@
 """Planner: the plan source of a running job, from its library or planned on the spot, with moves between stages where they pay.
 
+Workers may move to other stages, or whole layers may. What is expected to do the most iterations until the next failure is
+taken, the time of the transfer included.
+
 The search effort is counted in placed ops, never in seconds: the same dead workers give the same plan however busy the machine
 is, and a coordinator that was restarted decides as it did before.
 """
 
+import math
 from array import array
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem, ForeignPlan, UserError
+from recycle.core.layer_sums import with_layer_counts
 from recycle.core.plans.library import Library, without_failures
 from recycle.core.plans.plan import Plan, Row
-from recycle.core.plans.plan_source import PlanAssignment, num_live_at, places_for
+from recycle.core.plans.plan_source import PlanAssignment, RunLayers, num_live_at, places_for
 from recycle.core.plans.rules import check
 from recycle.core.plans.steady_period import Speeds
 from recycle.core.problem import Problem
+from recycle.core.units import format_duration, format_us
 from recycle.planner.failure_normalization import Distribution, MoveDecision, best_distribution, decide_move, move_time_us
 from recycle.planner.heuristic.greedy import compile_kernels
 from recycle.planner.model.lower_bound import Bounds, lower_bound
 from recycle.planner.solve import solve
+from recycle.planner.whole_layers import LayerCounts, LayerMove, layer_moves
 
 # The search effort for one plan, in placed ops and in runs of the list scheduler: tens of milliseconds for a dozen workers, and
 # within 1 % of the period that a second of search finds; fractions of a second for a thousand workers.
 _MOST_PLACED, _MOST_RUNS = 100_000, 55
 _NO_TIME_LIMIT_S = 1e6
 _ON_THE_SPOT = "planned on the spot"
+# So many distributions of layers are planned for, if their bounds are better than what there is; and layers move only for a gain
+# of this share, since costs are not known better.
+_MOST_MOVES, _LEAST_GAIN = 2, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +46,17 @@ class Planner:
     Args:
         problem: The job's problem, with all workers alive.
         library: The plans that were made before the run, if there are any.
-        may_move: Whether workers change stage where that pays. Without it, a worker changes stage only if a stage has no
-            live worker left.
+        may_move: Whether workers, or layers, change stage where that pays. Without it, a worker changes stage only if a stage
+            has no live worker left.
         expected_iterations: The iterations expected until the next failure; a move has to pay within them.
         given: A plan that exists already, and is the answer where its dead workers are the dead workers.
+        mean_time_s: The mean time between failures in seconds. If it is known, a move has to pay within it instead.
+        layer_counts: The number of layers that are each stage's own at present, in a job whose layers may move. The answer may
+            have others: then their state is transferred. Without it, layers stay where they are.
 
     Raises:
         ForeignPlan: `library` or `given` was made for another problem.
-        UserError: `expected_iterations` is negative.
+        UserError: `expected_iterations` is negative, or `mean_time_s` is not above 0.
 
     Example:
         >>> import recycle
@@ -58,11 +71,15 @@ class Planner:
     may_move: bool = True
     expected_iterations: int = 1000
     given: Plan | None = None
+    mean_time_s: float | None = None
+    layer_counts: LayerCounts = ()
 
     def __post_init__(self) -> None:
         assert not self.problem.cluster.failed, "the problem of a planner has no dead worker: `answer` gets the dead workers"
         if self.expected_iterations < 0:
             raise UserError(f"{self.expected_iterations} iterations are expected until the next failure, but it is at least 0")
+        if self.mean_time_s is not None and not 0 < self.mean_time_s < math.inf:
+            raise UserError(f"the mean time between failures is {self.mean_time_s!r} s, but it is a number above 0")
         if self.library is not None and self.library.problem != self.problem:
             raise ForeignPlan(
                 f"the library {self.library.folder} was made for another shape, profile, memory or techniques than this job has: "
@@ -77,8 +94,51 @@ class Planner:
         is_same = problem == self.problem
         return replace(self, problem=problem, library=self.library if is_same else None, given=self.given if is_same else None)
 
+    def at_layers(self, layers: RunLayers) -> "Planner":
+        """The planner for a job whose stages have these layers now; the mean time of the run counts if none was given."""
+        mean_time_s = layers.mean_time_us / 1e6 if self.mean_time_s is None and layers.mean_time_us else self.mean_time_s
+        return replace(self, layer_counts=layers.counts, mean_time_s=mean_time_s)
+
     def answer(self, failed: frozenset[Worker]) -> PlanAssignment:
         compile_kernels()  # before the run, in the first call, rather than during a recovery
+        if not self.layer_counts:
+            return self._answer(failed)
+        staying = self._with_layers(self.layer_counts)
+        answer = staying._answer(failed)
+        if not self.may_move or 0 in num_live_at(self.problem.shape, failed):
+            return answer
+        return self._move_layers(staying, answer, failed)
+
+    def _with_layers(self, counts: LayerCounts) -> "Planner":
+        """The planner whose stages have these layers for good. A library and a given plan are for the job's own."""
+        problem = replace(self.problem, profile=with_layer_counts(self.problem.profile, counts))
+        is_same = counts == self.problem.layer_counts
+        made = replace(self, library=None, given=None, layer_counts=(), problem=problem)
+        return replace(made, library=self.library, given=self.given) if is_same else made
+
+    def _move_layers(self, staying: "Planner", answer: PlanAssignment, failed: frozenset[Worker]) -> PlanAssignment:
+        """Let whole layers change stage if more iterations are expected until the next failure than with `answer`."""
+        horizon_us, period_us = staying._horizon_us(answer.plan.period_us), answer.plan.period_us
+        pause_us = staying._move_us([place.stage for _, place in answer.copies], Cluster(self.problem.shape, failed))
+        best, num_best = answer, max(0, horizon_us - pause_us) / period_us
+        num_staying, cluster = num_best, Cluster(self.problem.shape, failed)
+        own, present = self._problem_of(cluster, failed), staying._problem_of(cluster, failed)
+        for move in layer_moves(own, present, horizon_us)[:_MOST_MOVES]:
+            if move.iterations_within(horizon_us, move.bound_us) < max(num_best, num_staying * (1 + _LEAST_GAIN)):
+                break  # not even its bound is better, and the others are less promising
+            plan = self._solve(move.problem)
+            num = move.iterations_within(horizon_us, plan.period_us)
+            if num > max(num_best, num_staying * (1 + _LEAST_GAIN)):
+                text = _layer_text(move, num, num_staying, horizon_us)
+                best, num_best = _answer(plan, failed, f"{_ON_THE_SPOT}: {text}"), num
+        return best
+
+    def _horizon_us(self, period_us: int) -> int:
+        """The time until the next failure is expected, for a job whose iterations take this long."""
+        return round(self.mean_time_s * 1e6) if self.mean_time_s is not None else self.expected_iterations * period_us
+
+    def _answer(self, failed: frozenset[Worker]) -> PlanAssignment:
+        """The best answer with the layers where they are."""
         num_live = num_live_at(self.problem.shape, failed)
         if self.given is not None and self.given.problem.cluster.failed == failed:
             return _answer(self.given, failed, "the plan that the job was given")
@@ -137,8 +197,11 @@ class Planner:
 
     def _decide(self, as_is: Plan, other_us: int, places: Mapping[Worker, Worker]) -> MoveDecision:
         stages = [place.stage for place, _ in _stage_changes(places)]
-        move_us = move_time_us(self.problem.profile, stages, as_is.problem.cluster.num_live)
-        return decide_move(as_is.period_us, other_us, move_us, self.expected_iterations)
+        num_iterations = self._horizon_us(as_is.period_us) // as_is.period_us
+        return decide_move(as_is.period_us, other_us, self._move_us(stages, as_is.problem.cluster), num_iterations)
+
+    def _move_us(self, stages: Sequence[int], cluster: Cluster) -> int:
+        return move_time_us(self.problem.profile, stages, cluster.num_live)
 
     def _problem_of(self, cluster: Cluster, failed: frozenset[Worker]) -> Problem:
         """The problem of a cluster in which live workers have taken the places of `failed`: each takes its speed along."""
@@ -147,13 +210,24 @@ class Planner:
         return replace(self.problem, cluster=cluster, speeds=tuple(moved.items()))
 
     def _plan(self, cluster: Cluster, failed: frozenset[Worker]) -> Plan:
-        num_ops = 3 * self.problem.shape.num_stages * self.problem.shape.num_chains
+        return self._solve(self._problem_of(cluster, failed))
+
+    def _solve(self, problem: Problem) -> Plan:
+        num_ops = 3 * problem.shape.num_stages * problem.shape.num_chains
         effort = min(_MOST_PLACED, _MOST_RUNS * num_ops)
-        return solve(self._problem_of(cluster, failed), "greedy", _NO_TIME_LIMIT_S, effort)
+        return solve(problem, "greedy", _NO_TIME_LIMIT_S, effort)
 
 
 def _answer(plan: Plan, failed: frozenset[Worker], reason: str) -> PlanAssignment:
     return PlanAssignment(plan, places_for(plan.problem.cluster, failed), reason)
+
+
+def _layer_text(move: LayerMove, num: float, num_staying: float, horizon_us: int) -> str:
+    counts = ", ".join(map(str, move.problem.layer_counts))
+    return (
+        f"whole layers move, so that stages have {counts}: the transfer takes {format_us(move.transfer_us)}, and within "
+        f"{format_duration(horizon_us)}, until the next failure, {num:.0f} iterations are expected instead of {num_staying:.0f}"
+    )
 
 
 def _staying(plan: Plan, why: str) -> PlanAssignment:

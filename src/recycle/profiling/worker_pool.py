@@ -4,6 +4,7 @@ It is for measuring, where no worker dies: `train` has a coordinator for that. E
 that is sent there, and answers one request after the other; an error in one of them ends the pool.
 """
 
+import gc
 import pickle
 import signal
 import traceback
@@ -142,6 +143,7 @@ def _serve(packed: bytes, worker: Worker, workers: Sequence[Worker], port: int, 
                 make: MakePoolMember = pickle.loads(packed)
                 store = dist.TCPStore(_HOST, port, is_master=False)  # type: ignore[attr-defined]
                 member = make(MemberContext(worker, workers, store))
+                gc.freeze()  # as a worker does
             response = ("", member.answer(request))
         except Exception:
             response = (traceback.format_exc(), None)

@@ -17,7 +17,7 @@ BYTES_PER_PARAMETER = 18  # bf16 weight, fp32 gradient, fp32 master weight and A
 
 @dataclass(frozen=True, slots=True)
 class SimulatedJob:
-    """A model in a shape. A worker is a node of `tensor_parallel` GPUs, and fails as a unit.
+    """A model in a shape. A worker is a node of `tensor_parallel` x `context_parallel` GPUs, and fails as a unit.
 
     `scale` multiplies estimated times, so that the fault-free job is as fast as a measured one.
     """
@@ -27,22 +27,27 @@ class SimulatedJob:
     shape: Shape
     tensor_parallel: int = 1
     scale: float = 1.0
+    context_parallel: int = 1
 
     @staticmethod
-    def of(model: str, gpu: str, shape: Shape, tensor_parallel: int = 1, scale: float = 1.0) -> "SimulatedJob":
+    def of(
+        model: str, gpu: str, shape: Shape, tensor_parallel: int = 1, scale: float = 1.0, context_parallel: int = 1
+    ) -> "SimulatedJob":
         if not 1e-6 <= scale <= 1e6:
             raise UserError(f"the scale is {scale!r}, but it must lie between 0.000001 and 1000000")
-        job = SimulatedJob(parse_model(model), parse_gpu(gpu), shape, tensor_parallel, scale)
+        job = SimulatedJob(parse_model(model), parse_gpu(gpu), shape, tensor_parallel, scale, context_parallel)
         job.problem()  # refuses a model that does not fit
         return job
 
     def profile(self, num_stages: int | None = None) -> Profile:
         """The cost of each op if the model is cut into `num_stages` stages (default: those of the shape)."""
-        return _profile(self.model, self.gpu, num_stages or self.shape.num_stages, self.tensor_parallel)
+        degrees = {"tensor_parallel": self.tensor_parallel, "context_parallel": self.context_parallel}
+        return _profile(self.model, self.gpu, num_stages or self.shape.num_stages, **degrees)
 
     def profile_of(self, layers: tuple[int, ...]) -> Profile:
         """The cost of each op if the stages have so many transformer layers."""
-        return _profile(self.model, self.gpu, len(layers), self.tensor_parallel, layers=layers)
+        degrees = {"tensor_parallel": self.tensor_parallel, "context_parallel": self.context_parallel}
+        return _profile(self.model, self.gpu, len(layers), layers=layers, **degrees)
 
     @property
     def base_layers(self) -> tuple[int, ...]:
@@ -61,7 +66,7 @@ class SimulatedJob:
         """
         if not shared_layers:
             return self.problem_of(self.profile(), techniques)
-        layers = spread_layers(self.model, self.gpu, self.shape.num_stages, self.tensor_parallel)
+        layers = spread_layers(self.model, self.gpu, self.shape.num_stages, self.tensor_parallel, self.context_parallel)
         return self.problem_of(self.profile_of(layers), techniques, shared_layers)
 
     def problem_of(self, profile: Profile, techniques: Techniques | None = None, shared_layers: int = 0) -> Problem:
@@ -74,7 +79,7 @@ class SimulatedJob:
 
     @property
     def layers(self) -> tuple[LayerCost, ...]:
-        return _layers(self.model, self.gpu, self.tensor_parallel)
+        return _layers(self.model, self.gpu, self.tensor_parallel, self.context_parallel)
 
     @property
     def num_nodes(self) -> int:
@@ -98,16 +103,25 @@ class SimulatedJob:
         return max(1, round(time_us * self.scale))
 
 
-def simulated_job(model: str, gpu: str, pipelines: int, stages: int, microbatches: int, tensor_parallel: int = 1) -> SimulatedJob:
+def simulated_job(
+    model: str,
+    gpu: str,
+    pipelines: int,
+    stages: int,
+    microbatches: int,
+    tensor_parallel: int = 1,
+    context_parallel: int = 1,
+) -> SimulatedJob:
     """Describe a training job for `simulate`.
 
     Args:
-        model: A model by name (`gpt3-6.7b`) or by its numbers (`layers=4,hidden=512,heads=8,sequence=512`).
+        model: A model by name (`gpt3-6.7b`, `llama-3-8b`) or by its numbers (`layers=4,hidden=512,heads=8,sequence=512`).
         gpu: A GPU by name (`a100-80`), with changes if wanted (`a100-80,memory=2GB`).
         pipelines: Number of data-parallel pipelines.
         stages: Number of stages of each pipeline.
         microbatches: Number of micro-batches of each pipeline in a step.
-        tensor_parallel: GPUs of a worker, which fail together.
+        tensor_parallel: GPUs of a worker that share every layer. All GPUs of a worker fail together.
+        context_parallel: Groups of such GPUs in a worker that divide every sequence.
 
     Returns:
         The job, with its estimated profile.
@@ -120,7 +134,8 @@ def simulated_job(model: str, gpu: str, pipelines: int, stages: int, microbatche
         >>> recycle.simulated_job("gpt3-6.7b", "a100-80", pipelines=4, stages=8, microbatches=32).samples_per_step
         128
     """
-    return SimulatedJob.of(model, gpu, Shape(pipelines, stages, microbatches), tensor_parallel)
+    shape = Shape(pipelines, stages, microbatches)
+    return SimulatedJob.of(model, gpu, shape, tensor_parallel, context_parallel=context_parallel)
 
 
 _profile = lru_cache(maxsize=256)(estimate)

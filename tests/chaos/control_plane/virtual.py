@@ -127,11 +127,11 @@ class VirtualPlans:
     """Plans that come when the scheduler says so."""
 
     def __init__(
-        self, source: "CoordinatorProcess", shape: Shape, deliver: Callable[..., None], planning: None, shared_layers: int
+        self, source: "CoordinatorProcess", shape: Shape, deliver: Callable[..., None], planning: None, *held: object
     ) -> None:
         self._plane, self._deliver = source.plane, deliver
         self.requests: deque[Callable[[], None]] = deque()
-        self.knows_speeds = True
+        self.knows_speeds, self.layers = True, None
         source.plans = self
 
     def request(self, failed: frozenset[Worker], speeds: Speeds | None) -> None:

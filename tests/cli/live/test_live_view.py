@@ -26,6 +26,7 @@ from recycle.core.events.record import (
     Changed,
     Event,
     Joining,
+    LinkChanged,
     OpRan,
     Placed,
     Recovered,
@@ -347,6 +348,19 @@ def test_a_line_says_who_is_slow_and_since_when() -> None:
     assert describe_change(SpeedChanged(5, "W1_2", 0.6, 4), {}) == "W1_2 is slow: 0.6 of its peers' speed, since step 5"
     assert describe_change(SpeedChanged(5, "W1_2", 1.3, 4), {}) == "W1_2 is fast: 1.3 of its peers' speed, since step 5"
     assert describe_change(SpeedChanged(5, "W1_2", 1.0, 4), {}) == "W1_2 runs at its peers' speed again, since step 5"
+
+
+def test_a_slow_link_is_named_below_the_grid_until_it_is_itself_again() -> None:
+    slow, well = LinkChanged(5, "W1_1-W1_2", 0.05, 4, 20_000, 1_000), LinkChanged(9, "W1_1-W1_2", 1.0, 7, 1_000, 1_000)
+    assert "12 of 12 workers alive; slow: W1_1-W1_2 x0.05" in "\n".join(lines(known(*steps(8), slow)))
+    assert "slow:" not in "\n".join(lines(known(*steps(8), slow, well)))
+
+
+def test_a_line_says_which_link_is_slow_and_since_when() -> None:
+    slow = "the link W1_1-W1_2 is slow: a message takes 20.00 ms, 20 times as long as on others, since step 5"
+    assert describe_change(LinkChanged(5, "W1_1-W1_2", 0.05, 4, 20_000, 1_000), {}) == slow
+    well = "the link W1_1-W1_2 is as fast as others again, since step 8"
+    assert describe_change(LinkChanged(9, "W1_1-W1_2", 1.0, 7, 1_000, 1_000), {}) == well
 
 
 def test_another_plan_for_the_same_workers_is_named_so() -> None:

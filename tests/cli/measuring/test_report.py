@@ -17,7 +17,7 @@ import pytest
 from recycle.cli.measuring.report import add_report_parser
 from recycle.cli.measuring.report_text import curve
 from recycle.core.errors import UserError
-from recycle.core.events.record import Event, Held, OpRan, Placed, Recovered, SpeedChanged, Spell, Started, Stepped
+from recycle.core.events.record import Event, Held, LinkChanged, OpRan, Placed, Recovered, SpeedChanged, Spell, Started, Stepped
 from recycle.core.events.record_file import plan_file, write_record
 from recycle.core.plans.plan import Plan
 from recycle.sim.replay.replay import Conditions, replay
@@ -255,6 +255,19 @@ def test_slow_workers_are_listed_with_their_speed_and_since_when(folder: Path, c
         ("W1_1", 0.6, 3),
         ("W1_1", 1.0, 10),
     ]
+
+
+def test_slow_links_are_listed_with_their_times_and_since_when(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = [LinkChanged(5, "W1_0-W1_1", 0.05, 2, 20_000, 1_000), LinkChanged(9, "W1_0-W1_1", 1.0, 9, 1_000, 1_000)]
+    save_run(Path("slow"), [*recovery_record(), *changes], {"steps": 14})
+    whole_plan().save(Path("slow") / "plan.json")
+    save_later(Path("slow"), {5: degraded_plan(), 9: whole_plan()})
+    out = printed(capsys, "slow")
+    assert "links      the link W1_0-W1_1 is slow: a message takes 20.00 ms, 20 times as long as on others, since step 3" in out
+    assert "           the link W1_0-W1_1 is as fast as others again, since step 10" in out
+    first, second = facts(capsys, "slow")["links"]
+    assert first == {"link": "W1_0-W1_1", "speed": 0.05, "step": 3, "time_us": 20_000, "usual_us": 1_000, "at_us": 5}
+    assert (second["speed"], second["step"]) == (1.0, 10)
 
 
 def without_lines(first: int, last: int, folder: Path) -> None:

@@ -64,7 +64,6 @@ def test_a_plan_with_cuts_has_no_csv_form(tmp_path: Path) -> None:
         ("--speed W0_3=fast", "write <worker>=<speed>"),
         ("--speed W0_3=0", "the speed of W0_3 is 0.0"),
         ("--speed W9_3=0.5", "W9_3 has a speed, but is not a worker"),
-        ("--layers 8 --shared-layers 1 --method cpsat", "cpsat knows neither shared layers nor speeds"),
     ],
 )
 def test_wrong_input_gets_one_sentence(options: str, sentence: str) -> None:
@@ -99,3 +98,16 @@ def test_an_estimate_has_layers_and_memory(tmp_path: Path) -> None:
 def test_auto_needs_layers() -> None:
     assert "nothing says how many layers a stage has" in refusal(f"plan {SMALL} --shared-layers auto")
     assert "'some' is no number of layers: give a whole number, or auto" in refusal(f"plan {SMALL} --shared-layers some")
+
+
+def test_the_answer_of_a_running_job_depends_on_the_time_between_failures() -> None:
+    long = run(f"plan {SMALL} --layers 24 --fail W1_2 --mean-time-between-failures 30m --json").facts
+    assert long["layers"] == [6, 7, 4, 7]
+    assert long["moves"] == []
+    assert "whole layers move" in long["because"]
+    assert "within 30 min, until the next failure" in long["because"]
+    assert 0.85 < long["kept"] < 0.92
+    text = output_of(f"plan {SMALL} --layers 24 --fail W0_0,W0_1,W0_2,W0_3 --mean-time-between-failures 30m")
+    assert "answer    planned on the spot, and nobody moves" in text
+    told = refusal(f"plan {SMALL} --failures 2 --mean-time-between-failures 30m")
+    assert "is for dead workers by name" in told

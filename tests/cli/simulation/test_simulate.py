@@ -341,7 +341,10 @@ WRONG = {
         r"are more than can be planned",
     ),
     "no GPU in a worker": (f"{JOB} --tensor-parallel 0", r"tensor_parallel is 0, but it must be a whole number of at least 1"),
-    "an unknown system": (f"{JOB} --systems recycle,magic", r"'magic' is not a system: choose from recycle, oobleck, .* or all"),
+    "an unknown system": (
+        f"{JOB} --systems recycle,magic",
+        r"'magic' is not a system: choose from recycle, .*, oobleck, .* or all",
+    ),
     "a system twice": (f"{JOB} --systems ideal,recycle,ideal", r"ideal is named twice: name each system once"),
     "no system": (f"{JOB} --systems ,", r"no system is named: choose from recycle"),
     "interval and trace": (f"{JOB} --interval 1h --trace trace.csv", r"--interval, --mtbf and --trace say the same thing"),

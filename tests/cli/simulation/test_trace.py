@@ -84,6 +84,8 @@ def test_show_says_what_is_in_a_trace(folder: Path, capsys: pytest.CaptureFixtur
         "num_nodes": 5,
         "num_failures": 2,
         "num_joins": 2,
+        "num_slow": 0,
+        "num_slow_links": 0,
         "fewest_live": 2,
         "most_live": 4,
         "mean_live": 3.2,

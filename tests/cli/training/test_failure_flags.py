@@ -45,6 +45,8 @@ def test_every_action_has_its_flag():
         "W0_1@8+3s",
         "--slow",
         "W1_0@2:reduce+500ms",
+        "--slow-link",
+        "W1_0-W1_1@2-9+20ms",
         "--fail",
         "W1_1@3",
         "--corrupt",
@@ -56,6 +58,7 @@ def test_every_action_has_its_flag():
     assert trace is None
     assert script.to_json() == [
         "slow W1_0@2:reduce+0.5s",
+        "slow-link W1_0-W1_1@2-9+0.02s",
         "fail W1_1@3",
         "kill W0_0@5:0F1@0",
         "corrupt W1_0@6",
@@ -101,6 +104,7 @@ def test_however_places_are_spread_over_flags_the_script_is_the_same(kills, rand
     [
         (["--kill", "W0_0"], r"^kill 'W0_0' names no place in a run: write WORKER@STEP"),
         (["--hang", "W0_0@5,W9_9@5"], r"^hang W9_9@5 is aimed at W9_9, which is not a worker of this cluster"),
+        (["--slow-link", "W0_0-W9_1@5+20ms"], r"is aimed at W9_1, which is not a worker of this cluster"),
         (["--fail", "W0_0@21"], r"^fail W0_0@21 is in step 21, but the run ends with step 20"),
         (["--kill", "W0_0@5:0F4@1"], r"names an op of no micro-batch of this run: they are 0 to 3"),
         (["--kill", "W0_0@5", "--fail", "W0_0@9"], r"^fail W0_0@9 is not possible, because W0_0 is gone since kill W0_0@5"),
@@ -127,7 +131,15 @@ def test_a_trace_is_read_from_its_file(tmp_path):
 
 @pytest.mark.parametrize(
     "flag",
-    ["--kill W0_0@5", "--hang W0_0@5", "--slow W0_0@5+1s", "--fail W0_0@5", "--corrupt W0_0@5", "--rejoin W0_0@5"],
+    [
+        "--kill W0_0@5",
+        "--hang W0_0@5",
+        "--slow W0_0@5+1s",
+        "--slow-link W0_0-W0_1@5+1s",
+        "--fail W0_0@5",
+        "--corrupt W0_0@5",
+        "--rejoin W0_0@5",
+    ],
 )
 def test_a_trace_and_a_script_do_not_mix(flag, tmp_path):
     with pytest.raises(UserError, match=rf"^--trace and {flag.split()[0]} both say who fails when: give one of them$"):

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from recycle.cli.training.metrics_server import RunCollector, metrics_url, serve_metrics
 from recycle.core.errors import PortInUse, UserError
-from recycle.core.events.record import Event, Held, SpeedChanged, Spell, Stepped
+from recycle.core.events.record import Event, Held, LinkChanged, SpeedChanged, Spell, Stepped
 from recycle.core.release import RELEASE
 from tests.report.record.test_live_facts import RUN
 
@@ -308,3 +308,12 @@ def test_the_speed_of_a_slow_worker_is_a_metric() -> None:
     collector.on_event(SpeedChanged(5, "W1_2", 0.6, 4))
     (speed,) = [metric for metric in collector.collect() if metric.name == "recycle_worker_speed"]
     assert [(sample.labels["worker"], sample.value) for sample in speed.samples] == [("W1_2", 0.6)]
+
+
+def test_the_speed_and_the_delay_of_a_slow_link_are_metrics() -> None:
+    collector = RunCollector()
+    assert not [metric for metric in collector.collect() if metric.name.startswith("recycle_link")]
+    collector.on_event(LinkChanged(5, "W1_1-W1_2", 0.05, 4, 20_000, 1_000))
+    found = {metric.name: metric.samples for metric in collector.collect()}
+    assert [(one.labels, one.value) for one in found["recycle_link_speed"]] == [({"link": "W1_1-W1_2"}, 0.05)]
+    assert [(one.labels, one.value) for one in found["recycle_link_delay_seconds"]] == [({"link": "W1_1-W1_2"}, 0.02)]

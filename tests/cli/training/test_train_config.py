@@ -42,6 +42,7 @@ lease = 2.0
 compare_every = 10
 restarts = 3
 follow_speeds = true
+mean_time_between_failures = ""
 [model]
 layers = 8
 width = 64
@@ -177,6 +178,7 @@ def test_every_key_has_a_short_and_a_dotted_flag(section: str, key: str) -> None
     dashed = key.replace("_", "-")
     given = {"dead": "W0_0", "techniques": "none", "costs": "1,2,3", "optimizer": "sgd", "schedule": "linear"}
     given |= {"precision": "bfloat16", "sums": "float64", "device": "cuda", "transport": "gloo", "memory": "4", "dropout": "0.5"}
+    given |= {"mean_time_between_failures": "30m"}
     extra = {"momentum": ["--optimizer", "sgd"]}.get(key, [])
     words = [] if (section, key) in SWITCHES else [given.get(key, "0.5" if key == "momentum" else "11")]
     no = "no-" if value_of(TrainConfig(), section, key) is True else ""

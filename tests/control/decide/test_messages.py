@@ -15,6 +15,7 @@ from recycle.control.decide.messages import (
     Ballot,
     ControlMessage,
     EpochStopped,
+    LayerTransfer,
     ProgressReport,
     ProtocolError,
     StopEpoch,
@@ -38,6 +39,8 @@ OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     dict[str, Any]: bodies,
     dict[str, int]: st.dictionaries(texts, numbers, max_size=3),
     tuple[str, ...]: st.lists(texts, max_size=4).map(tuple),
+    tuple[int, ...]: st.lists(numbers, max_size=4).map(tuple),
+    tuple[LayerTransfer, ...]: st.lists(st.builds(LayerTransfer, texts, texts, numbers, numbers), max_size=2).map(tuple),
     dict[str, str]: st.dictionaries(texts, texts, max_size=3),
 }
 

@@ -43,6 +43,9 @@ def injections(draw: st.DrawFn) -> Injection:
     if action is Action.SLOW and draw(st.booleans()):
         until = draw(st.just(-1) | st.integers(iteration, 9999))
         return Injection(action, worker, iteration, speed=draw(st.integers(10, 999)) / 1000, until=until)
+    if action is Action.SLOW_LINK:
+        until, other = draw(st.just(-1) | st.integers(iteration, 9999)), Worker(draw(numbers), worker.stage + 1)
+        return Injection(action, worker, iteration, seconds=draw(st.floats(0.001, 1)), until=until, other=other)
     least = {Action.HANG: st.just(0.0) | lengths, Action.SLOW: lengths}
     return Injection(action, worker, iteration, at, draw(least.get(action, st.just(0.0))))
 
@@ -98,6 +101,8 @@ def test_a_text_with_a_slip_is_read_or_refused_but_never_more(injection, slip, s
         ("rejoin", "W1_2@12", Injection(Action.REJOIN, W1_2, 11)),
         ("slow", "W1_2@5:x0.6", Injection(Action.SLOW, W1_2, 4, speed=0.6)),
         ("slow", "W1_2@5-20:x0.25", Injection(Action.SLOW, W1_2, 4, speed=0.25, until=19)),
+        ("slow-link", "W1_1-W1_2@5+0.02s", Injection(Action.SLOW_LINK, Worker(1, 1), 4, seconds=0.02, other=W1_2)),
+        ("slow-link", "W1_2-W0_1@5-20+1s", Injection(Action.SLOW_LINK, W1_2, 4, seconds=1.0, until=19, other=Worker(0, 1))),
     ],
 )
 def test_steps_count_from_one_in_the_text_and_from_zero_in_the_data(action, text, injection):
@@ -122,6 +127,16 @@ def test_a_slow_worker_is_so_from_its_first_step_to_its_last_one():
     assert [iteration for iteration in range(12) if slow.is_slow_in(iteration)] == [4, 5, 6]
     for_ever = Injection.parse(Action.SLOW, "W1_2@5:x0.6")
     assert [iteration for iteration in range(12) if for_ever.is_slow_in(iteration)] == list(range(4, 12))
+
+
+def test_both_ends_of_a_slow_link_know_of_it_and_nobody_dies_of_it():
+    made = script("slow-link W1_1-W1_2@5-7+20ms", "kill W0_0@3")
+    (link,) = made.for_worker(W1_2)
+    assert made.for_worker(Worker(1, 1)) == (link,)
+    assert made.for_worker(Worker(0, 1)) == ()
+    assert [iteration for iteration in range(12) if link.is_slow_in(iteration)] == [4, 5, 6]
+    assert made.targets() == {Worker(0, 0)}
+    assert Script.from_json(made.to_json()) == made
 
 
 def test_a_worker_that_comes_back_to_a_slow_place_is_slow_again():
@@ -176,6 +191,16 @@ NO_INJECTION = {
     "a speed above 1": ("slow", "W1_2@5:x1.5", r"has the speed 1.5: give one from 0.01 to below 1"),
     "a last step before the first": ("slow", "W1_2@5-4:x0.6", r"ends before it begins"),
     "a slow coordinator": ("slow", "coordinator@5:x0.6", r"the coordinator can only be killed"),
+    "a link of one worker": ("slow-link", "W1_2@5+20ms", r"names no link: .*: write slow-link W1_1-W1_2@5\+20ms$"),
+    "a link of peers": ("slow-link", "W1_2-W0_2@5+20ms", r"between two workers of neighbouring stages"),
+    "a link to the coordinator": ("slow-link", "W1_2-coordinator@5+20ms", r"names no link"),
+    "a link of nobody": ("slow-link", "W1_1-here@5+20ms", r"'here' is aimed at no worker"),
+    "a link slow by nothing": ("slow-link", "W1_1-W1_2@5", r"does not say by how much longer messages take"),
+    "a link with a speed": ("slow-link", "W1_1-W1_2@5:x0.6", r"give a time and nothing else"),
+    "a link at an op": ("slow-link", "W1_1-W1_2@5:reduce+20ms", r"give a time and nothing else"),
+    "a link too slow": ("slow-link", "W1_1-W1_2@5+3s", r"lets messages take 3 s longer: give a time from 0.001 s to 1 s"),
+    "a link that ends before it begins": ("slow-link", "W1_1-W1_2@5-4+20ms", r"ends before it begins"),
+    "two workers without a link": ("slow", "W1_1-W1_2@5+20ms", r"is aimed at no worker"),
     "a re-join inside a step": ("rejoin", "W1_2@5:reduce", r"a worker comes back before one begins: leave reduce out"),
     "a coordinator that hangs": (
         "hang",
@@ -218,7 +243,8 @@ def test_a_script_is_a_list(data):
 @pytest.mark.parametrize("line", ["", "W1_2@5", "murder W1_2@5", None, 5, ["kill", "W1_2@5"]])
 def test_a_line_begins_with_an_action(line):
     with pytest.raises(
-        UserError, match=r"is no line of a failure script: write one of kill, hang, slow, fail, corrupt, rejoin, and where"
+        UserError,
+        match=r"is no line of a failure script: write one of kill, hang, slow, slow-link, fail, corrupt, rejoin, and where",
     ):
         Script.from_json([line])
 

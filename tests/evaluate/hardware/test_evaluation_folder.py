@@ -41,6 +41,12 @@ def test_a_folder_of_another_setup_is_refused_and_keeps_its_own(tmp_path, other)
     assert read_setup(tmp_path) == TINY
 
 
+def test_one_pipeline_is_refused_since_nobody_could_take_over(tmp_path):
+    with pytest.raises(UserError, match=r"^1 pipeline has no peers that could take over: give at least 2$"):
+        begin_evaluation(tmp_path / "new", replace(TINY, pipelines=1))
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -85,7 +85,10 @@ def plain_losses(num_iterations, setup=TINY):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     losses = []
     for iteration in range(num_iterations):
-        parts = [batches.get(iteration, pipeline, index) for pipeline, index in product(range(2), range(2))]
+        parts = [
+            batches.get(iteration, pipeline, index)
+            for pipeline, index in product(range(setup.pipelines), range(setup.microbatches))
+        ]
         loss = torch.stack([next_byte_loss(model(inputs), targets) for inputs, targets in parts]).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -221,6 +224,16 @@ def test_torchs_stages_have_the_layers_of_their_turn_and_ours_those_of_the_plan(
         wrong = replace(turns[0], number=len(turns), layers=(4, 2))
         with pytest.raises(WorkerFailed, match="the split 4, 2 does not give 5 layers to 2 stages"):
             run_trial(pool, wrong, 0)
+
+
+def test_one_pipeline_without_peers_trains_the_same_by_all_schedules():
+    setup = replace(TINY, pipelines=1)
+    plan = make_plan(setup.shape, "", "adaptive,decoupled,staggered")
+    make, expected = partial(Contender, setup, setup.job(plan).tensor_specs()), plain_losses(3, setup)
+    with worker_pool(list(setup.shape.workers()), make, ["torch.distributed.pipelining"]) as pool:
+        for number, (name, own) in enumerate([("ours", plan), *((name, None) for name in TORCH)]):
+            trial, _ = run_trial(pool, ContenderTurn(number, name, 3, own, range(1)), 0)
+            assert trial.losses == pytest.approx(expected, abs=TOLERANCE), name
 
 
 class OverTransport:

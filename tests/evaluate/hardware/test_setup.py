@@ -63,11 +63,6 @@ def test_a_size_that_is_no_count_is_refused_by_its_name(name, value):
         replace(TINY, **{name: value})
 
 
-def test_one_pipeline_is_refused_since_nobody_could_take_over():
-    with pytest.raises(UserError, match=r"^1 pipeline has no peers that could take over: give at least 2$"):
-        replace(TINY, pipelines=1)
-
-
 def test_a_sample_is_as_long_as_the_context():
     inputs, targets = TINY.text()[0]
     assert inputs.shape == targets.shape == (TINY.context,)

@@ -6,6 +6,7 @@ from recycle.core.events.record import (
     Changed,
     Event,
     Held,
+    LinkChanged,
     OpRan,
     Placed,
     Recovered,
@@ -69,6 +70,16 @@ def test_the_speed_of_a_worker_is_known_until_it_is_gone() -> None:
     assert after([slow]).speeds == {"W1_2": 0.6}
     assert after([slow, SpeedChanged(9, "W1_2", 0.3, 7)]).speeds == {"W1_2": 0.3}
     assert after([slow, Changed(9, "W1_2", False, 11)]).speeds == {}
+
+
+def test_a_slow_link_is_known_until_it_is_itself_again_or_an_end_is_gone() -> None:
+    slow = LinkChanged(5, "W1_1-W1_2", 0.05, 4, 20_000, 1_000)
+    assert after([slow]).slow_links == {"W1_1-W1_2": slow}
+    well = LinkChanged(9, "W1_1-W1_2", 1.0, 7, 1_000, 1_000)
+    assert after([slow, well]).slow_links == {}
+    assert after([slow, well]).links == {"W1_1-W1_2": well}
+    assert after([slow, Changed(9, "W1_1", False, 11)]).links == after([slow, Changed(9, "W1_2", False, 11)]).links == {}
+    assert after([slow, Changed(9, "W1_0", False, 11)]).links == {"W1_1-W1_2": slow}
 
 
 def test_a_number_that_no_event_contains_is_not_known() -> None:

@@ -4,12 +4,15 @@ import contextlib
 import errno
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from recycle.core.errors import FileProblem, UserError
 from recycle.runtime.checkpoint import folder as checkpoint_folder
+from recycle.runtime.checkpoint.files import read_checkpoint
 from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointFolder, CheckpointIncomplete
+from recycle.runtime.checkpoint.layer_names import find_layer_names
 from recycle.runtime.checkpoint.resume import latest, load_stage
 from recycle.runtime.checkpoint.writer import StageNotSaved
 from tests.runtime.checkpoint.saved_stages import FINGERPRINT, decided_by, held, names_in, report_of, save_all, small_stage
@@ -285,3 +288,19 @@ def test_a_coordinator_that_takes_over_completes_what_another_has_begun(tmp_path
     assert {(type(each), each.num_steps) for each in decided} == {(CheckpointComplete, 20)}
     assert names_in(tmp_path) == ["step-00000020"]
     assert latest(tmp_path, FINGERPRINT)[0].num_steps == 20
+
+
+def test_a_step_that_is_saved_again_with_other_layers_is_never_mixed_with_the_one_before(tmp_path):
+    names = find_layer_names([small_stage(0)[0], small_stage(1)[0]])
+    shapes = [{name: list(value.shape) for name, value in small_stage(stage)[0].state_dict().items()} for stage in range(2)]
+    fingerprint = {"layers": names.to_json(), "model": shapes}
+    checkpoints = CheckpointFolder(tmp_path, 2, 2, fingerprint)
+    counts = (len(names.model) - 1, 1)
+    old, moved = ([replace(each, epoch=epoch) for each in reports(tmp_path, 20)] for epoch in (1, 2))
+    moved = [replace(each, layer_counts=counts) for each in moved]
+    assert decided_by(checkpoints, old[0]) is None
+    assert decided_by(checkpoints, moved[1]) is None  # the other half is of other layers
+    assert decided_by(checkpoints, old[1]) is None  # and this one comes late
+    assert isinstance(decided_by(checkpoints, moved[0]), CheckpointComplete)
+    found = read_checkpoint(tmp_path / "step-00000020").layers
+    assert tuple(map(len, found.stages)) == counts

@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 
 import recycle
+from recycle.control.drift.message_times import LinkLag
 from recycle.control.drift.plan_change import PlanPeriods
 from recycle.core.cluster import Worker
 from recycle.core.events.op_columns import OpColumns
-from recycle.core.events.record import Recovered, SpeedChanged
+from recycle.core.events.record import LinkChanged, Recovered, SpeedChanged
 from recycle.core.plans.plan_source import PlanAssignment
 from recycle.runtime.compute.optimizer_step import StepVerdict
-from recycle.runtime.coordinator.speed_planning import SpeedPlanning
+from recycle.runtime.coordinator.speed_planning import PATIENCE_US, SpeedPlanning
 from recycle.runtime.worker.worker_reports import IterationApplied
 
 PROBLEM = recycle.problem(3, 2, 4, costs="10,13,9")
 PLAN = recycle.solve(PROBLEM, "greedy", effort=2000)
+AS_IT_IS = PlanAssignment(PLAN, {row.worker: row.worker for row in PLAN.rows}, "the same")
 PLACES = {str(row.worker): number for number, row in enumerate(PLAN.rows)}
 SLOW = Worker(1, 1)
 SECOND = 1_000_000
@@ -49,9 +51,10 @@ class FakeLedger:
     events: list[Any] = field(default_factory=list)
     num_steps: int = 0
     recent_us: int = SECOND
+    time_us: int = 5
 
     def now_us(self) -> int:
-        return 5
+        return self.time_us
 
     def write(self, event: Any) -> None:
         self.events.append(event)
@@ -69,21 +72,23 @@ class Job:
         self.members, left = _Table(members), lambda: self.causes.append("left")
         coordinator: Any = SimpleNamespace(members=self.members, change_plan=self.causes.append, update_membership=left)
         initial = PlanAssignment(PLAN, {row.worker: row.worker for row in PLAN.rows}, "the first")
-        config: Any = SimpleNamespace(initial=initial, num_steps=num_steps, follows_speeds=follows)
+        config: Any = SimpleNamespace(initial=initial, num_steps=num_steps, follows_speeds=follows, moves_layers=False)
         plans: Any = self.plans
         ledger: Any = self.ledger
         self.planning = SpeedPlanning(config, plans, ledger, lambda call: call(), lambda: coordinator)
         self.iteration = 0
         self.planning.start_epoch(PLAN, 0, PLACES)
 
-    def iterate(self, num: int, speed: float = 1.0) -> None:
-        """Let all report iterations in which W1_1 has this speed."""
+    def iterate(self, num: int, speed: float = 1.0, link_us: int = 400) -> None:
+        """Let all report iterations in which W1_1 has this speed, and messages to it take so long."""
         for _ in range(num):
             for place, number in PLACES.items():
                 worker = Worker.parse(place)
                 time_us = round(1000 / (speed if worker == SLOW else 1.0))
                 pace = {"F": (4, time_us), "B": (4, 2 * time_us)}
-                report = IterationApplied(worker, self.iteration, {}, OpColumns(), StepVerdict(1.0, 1.0), pace=pace)
+                sender = Worker(worker.pipeline, 1 - worker.stage)
+                lags = {str(sender): LinkLag(2, link_us if SLOW in (worker, sender) else 400, is_one_clock=True)}
+                report = IterationApplied(worker, self.iteration, {}, OpColumns(), StepVerdict(1.0, 1.0), "", pace, lags)
                 self.planning.add(number, report)
             self.iteration += 1
 
@@ -136,6 +141,13 @@ def test_a_worker_that_is_far_too_slow_is_let_go_and_named() -> None:
     job = Job()
     job.iterate(4)
     job.iterate(3, 0.1)
+    job.compared(1000, 500, 150)
+    assert len(job.causes) == 1, "it is left out after a while only; meanwhile it has less to do"
+    job.causes.clear()
+    job.iterate(9, 0.1)
+    assert job.plans.comparisons == []
+    job.ledger.time_us += PATIENCE_US
+    job.iterate(1, 0.1)
     assert job.plans.comparisons[0][2] == SLOW
     job.compared(1000, 500, 150)
     member = job.members[PLACES["W1_1"]]
@@ -143,6 +155,19 @@ def test_a_worker_that_is_far_too_slow_is_let_go_and_named() -> None:
     assert "left out" in member.leaves_because
     assert "W1_1 leaves: it is left out" in job.ledger.events[-1]
     assert job.causes == ["left"]
+
+
+def test_a_worker_that_a_busy_machine_holds_up_for_a_while_is_not_let_go() -> None:
+    job = Job()
+    job.iterate(4)
+    job.iterate(20, 0.1)
+    job.compared(150, 149, 100)
+    job.ledger.time_us += PATIENCE_US // 2
+    job.iterate(20)
+    job.ledger.time_us += PATIENCE_US
+    job.iterate(20)
+    assert (job.plans.comparisons, job.causes) == ([], [])
+    assert [event.speed for event in job.ledger.events] == [0.1, 1.0]
 
 
 def test_speeds_that_change_while_plans_are_compared_are_compared_again() -> None:
@@ -187,3 +212,40 @@ def test_a_job_that_does_not_follow_speeds_only_names_them(follows: bool, knows_
     assert job.plans.comparisons == []
     job.planning.request(frozenset())
     assert job.plans.asked[-1] == ("request", frozenset(), None)
+
+
+def test_a_slow_link_is_named_and_peers_exchange_their_places() -> None:
+    job = Job()
+    job.iterate(4)
+    job.iterate(5, link_us=100_000)
+    assert job.ledger.events == [LinkChanged(5, "W1_0-W1_1", 0.004, 4, 100_000, 400)]
+    (cause,) = job.causes
+    assert cause.startswith("the link W1_0-W1_1 is slow, and messages go around it: ")
+    answer = job.planning.exchanged(AS_IT_IS)
+    assert isinstance(answer, PlanAssignment)
+    assert [(now.stage, place.stage) for now, place in answer.moves] in ([(0, 0)] * 2, [(1, 1)] * 2)
+    assert job.planning.exchanged("too few are left") == "too few are left"
+
+
+def test_after_the_exchange_the_link_is_known_at_its_new_places() -> None:
+    job = Job()
+    job.iterate(9, link_us=100_000)
+    job.ledger.events.clear()
+    places = {**PLACES, "W1_1": PLACES["W2_1"], "W2_1": PLACES["W1_1"]}
+    for place, number in places.items():
+        job.members[number].place = Worker.parse(place)
+    job.planning.start_epoch(PLAN, 20, places)
+    assert job.ledger.events == [
+        LinkChanged(5, "W1_0-W1_1", 1.0, 20, 0, 0),
+        LinkChanged(5, "W1_0-W2_1", 0.004, 20, 100_000, 400),
+    ]
+    assert job.planning.exchanged(AS_IT_IS) == AS_IT_IS
+
+
+@pytest.mark.parametrize(("follows", "num_steps", "link_us"), [(False, 1000, 100_000), (True, 12, 100_000), (True, 1000, 10_000)])
+def test_nobody_moves_if_speeds_are_not_followed_or_it_would_win_too_little(follows: bool, num_steps: int, link_us: int) -> None:
+    job = Job(follows=follows, num_steps=num_steps)
+    job.ledger.num_steps = 9
+    job.iterate(18, link_us=link_us)
+    assert [event.link for event in job.ledger.events] == ["W1_0-W1_1"]
+    assert job.causes == []

@@ -116,6 +116,26 @@ def test_the_host_waits_for_the_oldest_op_only(clock, gpu):
     assert clock.oldest == ""
 
 
+def test_a_slowed_gpu_idles_after_each_op_and_its_host_waits_for_the_first_of_a_class_only(clock, gpu):
+    """Each takes as much longer as the last known op of its class took: at first the first one, which the host waits for."""
+    spans, own = [], SpanClock(CPU, gpu.record, lambda time_ms: gpu.launch(1e3 * time_ms))
+    for label, duration_us in (("a", 100), ("b", 120), ("c", 140)):
+        own.settle(AHEAD)
+        start = own.start()
+        gpu.launch(duration_us)
+        own.slowed.slow_down(start, 0.5, "F")
+        own.stop(label, start, spans)
+        assert gpu.now_us - 700 == 100  # the host has waited for the first op, and for no other
+    while gpu.queue:
+        gpu.run()
+    start = own.start()
+    gpu.launch(50)
+    own.slowed.slow_down(start, 0.5, "F")
+    own.stop("d", start, spans)
+    own.settle()
+    assert [span.end_us - span.start_us for span in spans] == [200, 220, 240, 190]
+
+
 def test_what_an_iteration_waits_for_is_not_what_the_next_one_has_launched(clock, gpu):
     first, second = [], []
     launch(clock, gpu, "a", 10, first)

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from recycle.core.cluster import Worker
-from recycle.runtime.transport.link_check import LinkCheck, unreachable
+from recycle.runtime.transport.links.link_check import LinkCheck, unreachable
 from recycle.runtime.transport.rendezvous import ready_key
 from tests.runtime.transport.worker_threads import rendezvous_of
 

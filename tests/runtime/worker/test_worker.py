@@ -48,15 +48,26 @@ class Steps:
         self.control.link_address = lambda: "127.0.0.1:1"
         options = SimpleNamespace(device="cpu")
         self.process._spec = SimpleNamespace(num_steps=9, shape=Shape(2, 2, 2), ties=(), options=options, layers=None)
-        self.process._injector = SimpleNamespace(on_recovery=self.see("recovery"), on_progress=None, on_transfer=self.see("copy"))
+        self.process._injector = SimpleNamespace(
+            on_recovery=self.see("recovery"),
+            on_progress=None,
+            on_transfer=self.see("copy"),
+            find_link_ends=lambda *_: None,
+            delay_s_to=None,
+            speed_in=None,
+        )
         module = nn.Linear(2, 2)
         held = SimpleNamespace(module=module, parameters=module.parameters)
         self.stage = SimpleNamespace(
             place=OWN,
             number=0,
             origin=1,
+            timer=None,
+            set_program=lambda instructions: None,
             state=SimpleNamespace(stage=held),
             on_applied=None,
+            spec=self.process._spec,
+            held_layers=(),
             move_to=self.see("load"),
             transfer=self.see("transfer"),
             progress=self.see("progress"),

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recycle.control.decide.messages import Report, dumps, loads
+from recycle.control.drift.message_times import LinkLag
 from recycle.core import errors
 from recycle.core.cluster import Worker
 from recycle.core.errors import Unsendable, UserError
@@ -32,10 +33,11 @@ workers = st.builds(Worker, st.integers(0, 999), st.integers(0, 999))
 spans = st.lists(st.builds(Span, st.sampled_from(["2F0@1", "reduce", "optimizer"]), counts, counts, st.booleans()), max_size=4)
 ran = spans.map(columns_of)
 losses = st.dictionaries(st.integers(0, 99), st.floats(), max_size=4)
+lags = st.dictionaries(workers.map(str), st.builds(LinkLag, counts, st.integers(-(10**15), 10**15), st.booleans()), max_size=3)
 verdicts = st.builds(StepVerdict, st.floats(), st.none() | st.floats(allow_nan=False))
 problems = st.none() | st.builds(lambda kind, text: kind(text), st.sampled_from(KINDS), st.text())
 reports = st.one_of(
-    st.builds(IterationApplied, workers, counts, losses, ran, verdicts),
+    st.builds(IterationApplied, workers, counts, losses, ran, verdicts, lags=lags),
     st.builds(StepUndone, workers, counts, ran),
     st.builds(WorkerFinished, workers, st.text(), counts, counts),
     st.builds(WorkerCrashed, workers, counts, st.text(), problems),
@@ -97,8 +99,9 @@ def test_a_text_that_is_no_utf_8_survives_the_wire():
 
 
 def test_a_report_is_plain_json():
+    lag = LinkLag(3, -250, is_one_clock=False)
     ran = columns_of([Span("0F0@1", 10, 20), Span("1F1@1", 22, 25), Span("0F2@1", 25, 26, True), Span("reduce", 30, 40)])
-    report = IterationApplied(Worker(1, 0), 2, {3: 0.5}, ran, StepVerdict(2.0, 0.25), pace={"F": (2, 7)})
+    report = IterationApplied(Worker(1, 0), 2, {3: 0.5}, ran, StepVerdict(2.0, 0.25), pace={"F": (2, 7)}, lags={"W1_1": lag})
     assert received(report) == report
     assert json.loads(json.dumps(report_to_json(report))) == {
         "type": "iteration_applied",
@@ -109,6 +112,7 @@ def test_a_report_is_plain_json():
         "verdict": [2.0, 0.25],
         "checksum": "",
         "pace": {"F": [2, 7]},
+        "lags": {"W1_1": [3, -250, False]},
     }
 
 

@@ -107,6 +107,7 @@ def _shown_pipelines(state: RunState) -> list[int]:
     assert state.shape is not None
     troubled = {Worker.parse(name).pipeline for name, how in state.places.items() if how not in (ALIVE, STARTING)}
     troubled |= {Worker.parse(name).pipeline for name, speed in state.facts.speeds.items() if speed < 1}
+    troubled |= {Worker.parse(end).pipeline for name in state.facts.slow_links for end in name.split("-")}
     chosen = sorted(range(state.shape.num_pipelines), key=lambda pipeline: (pipeline not in troubled, pipeline))
     return sorted(chosen[:_MOST_PIPELINES])
 
@@ -120,11 +121,12 @@ def _cell(name: str, how: str, speed: float, is_wide: bool, is_ascii: bool) -> T
 
 
 def _worker_counts(state: RunState) -> Text:
-    """The number of workers in each state, those that are slow, and the workers whose work is being taken over."""
+    """The number of workers in each state, slow workers and links, and the workers whose work is being taken over."""
     counts = {how: sum(one == how for one in state.places.values()) for how in _PLACES}
     text = f"{counts.pop(ALIVE)} of {len(state.places)} workers alive"
     text += "".join(f", {count} {how}" for how, count in counts.items() if count)
-    if slow := [f"{name} x{speed:g}" for name, speed in sorted(state.facts.speeds.items()) if speed < 1]:
+    slow = [f"{name} x{speed:g}" for name, speed in sorted(state.facts.speeds.items()) if speed < 1]
+    if slow := [*slow, *(f"{name} x{link.speed:g}" for name, link in sorted(state.facts.slow_links.items()))]:
         text += f"; slow: {', '.join(slow[:_MOST_SLOW])}{' and more' if len(slow) > _MOST_SLOW else ''}"
     made = Text(" " * _MARGIN + text)
     if state.gone:

@@ -4,10 +4,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from recycle.core.cluster import Shape, Worker
-from recycle.core.events.record import Changed, Event, Joining, Placed, Recovered, SpeedChanged, Spell, Stepped, Suspected
+from recycle.core.events.record import (
+    Changed,
+    Event,
+    Joining,
+    LinkChanged,
+    Placed,
+    Recovered,
+    SpeedChanged,
+    Spell,
+    Stepped,
+    Suspected,
+)
 from recycle.core.units import format_us
 from recycle.report.record.live_facts import RunFacts, facts_after
-from recycle.report.record.recovery_text import describe_parts, describe_rest, describe_speed, who
+from recycle.report.record.recovery_text import describe_link, describe_parts, describe_rest, describe_speed, who
 
 ALIVE, DEAD, JOINING, SUSPECTED, STARTING = "alive", "dead", "joining", "suspected", "starting"
 _MOST_RECOVERIES = 4
@@ -140,7 +151,7 @@ def describe_step(event: Stepped, spell: Spell | None) -> str:
 
 
 def describe_change(event: Event, processes: Mapping[str, str]) -> str | None:
-    """A line on a worker that left, joined, is suspected or slow, or on a recovery; None for other events."""
+    """A line on a worker that left, joined, is suspected or slow, on a slow link, or on a recovery; None for other events."""
     match event:
         case Changed():
             verb = "joined" if event.joins else "left"
@@ -151,6 +162,8 @@ def describe_change(event: Event, processes: Mapping[str, str]) -> str | None:
             return f"{_with_process(event.node, processes)} is suspected, and will be fenced: {event.reason}"
         case SpeedChanged():
             return describe_speed(event)
+        case LinkChanged():
+            return describe_link(event)
         case Recovered():
             return (
                 f"recovered, from step {event.iteration + 1} on: {who(event)} ({describe_rest(event)}); {describe_parts(event)}"

@@ -114,7 +114,8 @@ def run_coordinator(args: argparse.Namespace) -> None:
         serves_machines = not is_loopback(advertised[0] if advertised else host)
         about = describe_job(begun.name, factory, job, serves_machines, sends_files=led is not None)
         with watching(config, plan, out, begun.is_resumed) as (watch, say):
-            coordinator = coordinator_config(job, Endpoint(host, port, token, begun.name, tls), begun.begin_us, out, about=about)
+            endpoint, moves = Endpoint(host, port, token, begun.name, tls), bool(about["layer_specs"])
+            coordinator = coordinator_config(job, endpoint, begun.begin_us, out, about=about, moves_layers=moves)
             if not is_takeover or not read_job(out):
                 # Locked, else the job of another coordinator, which has this folder, would lose its name.
                 with locked(out, is_required=led is None):

@@ -29,15 +29,18 @@ def describe_job(
     """
     from recycle.runtime.checkpoint.files import plain
     from recycle.runtime.compute.state_digests import digest
+    from recycle.runtime.movable_layers import movable_layer_specs
 
     assert job.run_folder is not None
     specs = [[stage, list(spec.shape), str(spec.dtype).removeprefix("torch.")] for stage, spec in job.tensor_specs().items()]
+    between = [[list(spec.shape), str(spec.dtype).removeprefix("torch.")] for spec in movable_layer_specs(job)]
     return {
         "job": name,
         "config": factory.config.to_toml(),
         "plan": job.first_plan.dumps(),
         "out": str(job.run_folder.resolve()),
         "tensor_specs": specs,
+        "layer_specs": between,
         "serves_machines": serves_machines,
         "sends_files": sends_files,
         "versions": _versions(),
@@ -87,7 +90,9 @@ def spec_from_description(endpoint: Endpoint, folder: Path, file: Path | None, i
         found = {f"first weights of stage {number}": digest(stage)}
         _refuse_difference(differing(dict.fromkeys(found, expected), found), "seed them, with torch.manual_seed for instance")
     specs = {int(stage): TensorSpec(tuple(shape), getattr(torch, dtype)) for stage, shape, dtype in about["tensor_specs"]}
-    return worker_spec(job, tensor_specs=specs, file_transfer=None if sees_run else FileTransfer(endpoint))
+    between = [TensorSpec(tuple(shape), getattr(torch, dtype)) for shape, dtype in about["layer_specs"]]
+    files = None if sees_run else FileTransfer(endpoint)
+    return worker_spec(job, tensor_specs=specs, file_transfer=files, layer_specs=between)
 
 
 def _own_config(config: TrainConfig, file: Path | None) -> TrainConfig:

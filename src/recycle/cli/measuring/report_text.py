@@ -10,7 +10,7 @@ from recycle.cli.live.run_state import format_loss
 from recycle.core.cluster import Worker
 from recycle.core.events.record import Held
 from recycle.core.units import format_bytes, format_duration, format_us
-from recycle.report.record.recovery_text import describe_speed, format_ms, recovery_lines
+from recycle.report.record.recovery_text import describe_link, describe_speed, format_ms, recovery_lines
 from recycle.report.record.run_summary import Summary, fullest_by_stage, memory_ratio
 from recycle.report.record.tables import aligned
 
@@ -38,6 +38,7 @@ def report_lines(summary: Summary, state: str, width: int) -> list[str]:
         "bubbles": _bubbles(summary),
         "time": _time(summary),
         "speeds": _speeds(summary),
+        "links": _links(summary),
         "recoveries": _recoveries(summary),
         "workers": _workers(summary),
         "memory": _memory(summary),
@@ -111,6 +112,12 @@ def _speeds(summary: Summary) -> list[str]:
     """Who was slower or faster than its peers, from which step on."""
     known = summary.run.speeds
     return [*map(describe_speed, known[:_MOST_SPEEDS]), *_more(len(known) - _MOST_SPEEDS)]
+
+
+def _links(summary: Summary) -> list[str]:
+    """Which links were slower than others, from which step on."""
+    known = summary.run.links
+    return [*map(describe_link, known[:_MOST_SPEEDS]), *_more(len(known) - _MOST_SPEEDS)]
 
 
 def _recoveries(summary: Summary) -> list[str]:

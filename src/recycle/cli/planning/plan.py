@@ -20,12 +20,14 @@ from recycle.core.files import refuse_unwritable
 from recycle.core.plans.library import without_failures
 from recycle.core.plans.memory_use import MemoryUse, memory_use
 from recycle.core.plans.plan import Plan
+from recycle.core.plans.plan_source import PlanAssignment, RunLayers
 from recycle.core.plans.rules import makespan_us, peak_in_flight
 from recycle.core.problem import Problem, Techniques
-from recycle.core.units import format_bytes, format_us, parse_share_or_count
+from recycle.core.units import format_bytes, format_us, parse_duration_us, parse_share_or_count
 from recycle.planner.build_library import DEFAULT_TIME_LIMIT_S, Built, build
 from recycle.planner.failure_normalization import Distribution, least_bound, most_failures
 from recycle.planner.kept_throughput import KeptThroughput, kept_throughput
+from recycle.planner.live_planner import Planner
 from recycle.planner.problem_from_text import problem as describe
 from recycle.planner.shared_layers_choice import AUTO, SharedLayersChoice, choose_shared_layers
 from recycle.planner.solve import METHODS, solve, solve_normalized
@@ -76,6 +78,8 @@ def add_plan_parser(subparsers: Subparsers) -> None:
     layers.add_argument("--shared-layers", type=_shared_layers, default=0, metavar="K|auto", help=about)
     about = "workers that are slower or faster than the costs say: 0.6 is 60 %% of the speed"
     layers.add_argument("--speed", default="", metavar="W0_3=0.6,...", help=about)
+    about = "the answer of a running job with this time between failures: workers or whole layers move to other stages if it pays"
+    layers.add_argument("--mean-time-between-failures", type=_duration_s, metavar="30m", help=about)
     search = parser.add_argument_group("search")
     about = "which of adaptive,decoupled,staggered to use, or none (default: all)"
     search.add_argument("--techniques", default=",".join(Techniques.NAMES), metavar="LIST", help=about)
@@ -98,7 +102,24 @@ def _shared_layers(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of layers: give a whole number, or {AUTO}") from None
 
 
+def _duration_s(text: str) -> float:
+    try:
+        return parse_duration_us(text) / 1e6
+    except UserError as problem:
+        raise argparse.ArgumentTypeError(str(problem)) from None
+
+
+def _live_answer(problem: Problem, mean_time_s: float) -> PlanAssignment:
+    """The answer of a running job to the dead workers of a problem."""
+    planner = Planner(without_failures(problem), mean_time_s=mean_time_s)
+    return planner.at_layers(RunLayers(problem.layer_counts)).answer(problem.cluster.failed)
+
+
 def run_plan(args: argparse.Namespace) -> None:
+    if args.mean_time_between_failures is not None and (args.library or args.failures is not None):
+        raise UserError(
+            "--mean-time-between-failures is for dead workers by name: give --fail instead of --failures or --library"
+        )
     is_auto, choice = args.shared_layers == AUTO, None
     problem = describe(
         args.pipelines,
@@ -127,19 +148,25 @@ def run_plan(args: argparse.Namespace) -> None:
         _run_library(args, problem)
         return
     with Console(stderr=True).status(f"planning by {args.method}, at most {_time_limit_s(args):g} s"):
-        if args.failures is None:
+        answer = _live_answer(problem, mean) if (mean := args.mean_time_between_failures) is not None else None
+        if answer is not None:
+            plan, distribution = answer.plan, None
+        elif args.failures is None:
             plan, distribution = solve(problem, args.method, _time_limit_s(args)), None
         else:
             plan, distribution = solve_normalized(problem, args.failures, args.method, _time_limit_s(args))
         # Without these options a plan is made as ever, and no second one is needed to compare it with.
-        is_compared = problem.shared_layers or problem.speeds
-        kept = kept_throughput(plan, args.method, _time_limit_s(args)) if is_compared else None
+        is_compared = problem.shared_layers or problem.speeds or answer is not None
+        before = problem if answer is not None else None
+        kept = kept_throughput(plan, args.method, _time_limit_s(args), before) if is_compared else None
     if args.out:
         plan.save(args.out)
     if args.json:
-        print(json.dumps(_facts(plan, distribution, kept) | _layer_facts(plan, choice)))
+        print(json.dumps(_facts(plan, distribution, kept) | _layer_facts(plan, choice) | _answer_facts(answer)))
     else:
         print(_summary(plan, distribution, kept, choice, args.out))
+        if answer is not None:
+            print(f"answer    {answer.reason}")
 
 
 def _time_limit_s(args: argparse.Namespace) -> float:
@@ -184,6 +211,14 @@ def _layer_facts(plan: Plan, choice: SharedLayersChoice | None) -> dict[str, Any
             "activations": [used.activation_bytes for used in fullest],
         }
     return facts
+
+
+def _answer_facts(answer: PlanAssignment | None) -> dict[str, Any]:
+    """The fields of --json about the answer of a running job: why, who moves, and the layers of each stage."""
+    if answer is None:
+        return {}
+    moves = [f"{now}>{place}" for now, place in answer.moves]
+    return {"because": answer.reason, "moves": moves, "layers": list(answer.plan.problem.layer_counts)}
 
 
 def _fullest(plan: Plan) -> list[MemoryUse]:

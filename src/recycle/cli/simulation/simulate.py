@@ -52,6 +52,8 @@ def add_simulate_parser(subparsers: arguments.Subparsers) -> None:
     job.add_argument("--gpu", required=True, help="a GPU by name or by its numbers")
     arguments.add_shape_options(job)
     job.add_argument("--tensor-parallel", type=int, default=1, metavar="T", help="GPUs of a worker (default: 1)")
+    about = "groups of such GPUs in a worker that divide every sequence (default: 1)"
+    job.add_argument("--context-parallel", type=int, default=1, metavar="C", help=about)
     shared = "layers that neighbouring stages of ReCycle share, for elastic cuts (default: auto, the best of 0 to 2)"
     job.add_argument("--shared-layers", default="auto", metavar="K", help=shared)
     parser.add_argument("--systems", default="all", metavar="LIST", help="which systems, separated by commas (default: all)")
@@ -101,7 +103,7 @@ def run_simulate(args: argparse.Namespace) -> None:
 
 def make_context(args: argparse.Namespace) -> SystemContext:
     shape = Shape(args.pipelines, args.stages, args.microbatches)
-    job = SimulatedJob.of(args.model, args.gpu, shape, args.tensor_parallel)
+    job = SimulatedJob.of(args.model, args.gpu, shape, args.tensor_parallel, context_parallel=args.context_parallel)
     constants = Constants.for_model(job.model.num_parameters)
     if args.constants:
         constants = constants.with_file(args.constants)
@@ -183,7 +185,8 @@ def _write(args: argparse.Namespace, records: dict[str, list[Event]], context: S
 
 def _title(job: SimulatedJob) -> str:
     shape = job.shape
-    gpus = f" x {job.tensor_parallel} GPUs" if job.tensor_parallel > 1 else ""
+    num_gpus = job.tensor_parallel * job.context_parallel
+    gpus = f" x {num_gpus} GPUs" if num_gpus > 1 else ""
     return (
         f"{job.model.name} on {shape.num_workers}{gpus} {job.gpu.name}: {shape.num_pipelines} pipelines × "
         f"{shape.num_stages} stages, {shape.num_microbatches} micro-batches each"

@@ -17,14 +17,19 @@ _DESCRIPTION = """\
 A PLACE is W1_2@5 (worker, step; before the middle op of its row), W1_2@5:first or W1_2@5:last, W1_2@5:2F0@1 (before that op),
 W1_2@5:reduce, W1_2@5:step, W1_2@5:checkpoint, W1_2@5:recovery (in the recovery from another failure of that step), or
 W1_2@5:transfer (when it next sends or receives the state of a stage, because a worker has come back). A slow worker may also
-have a speed: W1_2@5:x0.6 lets all its ops take 1/0.6 of their time from step 5 on, W1_2@5-20:x0.6 up to and with step 20. Several
-are separated by commas, and every flag may be repeated."""
+have a speed: W1_2@5:x0.6 lets all its ops take 1/0.6 of their time from step 5 on, W1_2@5-20:x0.6 up to and with step 20. A
+slow link is that of two workers: W1_1-W1_2@5+20ms lets every message between them take 20 ms longer. Several are separated by
+commas, and every flag may be repeated."""
 _FLAGS = {
     Action.KILL: ("PLACE,...", "kill these with SIGKILL; coordinator@6 kills the coordinator"),
     Action.HANG: ("PLACE,...", "stop these with SIGSTOP, for ever or for a time, such as W0_1@8+3s"),
     Action.SLOW: (
         "PLACE,...",
         "let these take longer by a time, such as W0_1@8:first+500ms, or run at a speed, such as W1_2@5:x0.6 or W1_2@5-20:x0.6",
+    ),
+    Action.SLOW_LINK: (
+        "WORKER-WORKER@STEP+TIME,...",
+        "let messages between these take longer, such as W1_1-W1_2@5+20ms, or to step 20 W1_1-W1_2@5-20+20ms",
     ),
     Action.FAIL: ("PLACE,...", "let these exit with an error"),
     Action.CORRUPT: ("WORKER@STEP,...", "flip a bit of these workers' weights after that step"),
@@ -41,7 +46,12 @@ def add_failure_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read_failures(args: argparse.Namespace, shape: Shape, num_steps: int, dead: Iterable[Worker]) -> tuple[Script, Trace | None]:
     """The script and the trace of the arguments, checked against a run of `num_steps` steps that begins without `dead`."""
-    given = [(action, place.strip()) for action in Action for text in getattr(args, action) for place in text.split(",")]
+    given = [
+        (action, place.strip())
+        for action in Action
+        for text in getattr(args, action.replace("-", "_"))
+        for place in text.split(",")
+    ]
     injections = [Injection.parse(action, place) for action, place in given if place]
     if args.trace is None:
         return Script.of(injections, shape, num_steps, dead), None
@@ -58,8 +68,6 @@ def _read_trace(path: Path, shape: Shape, dead: frozenset[Worker]) -> Trace:
             f"the trace {path} has slow nodes, which a real run does not play by the clock: leave them out, and give them by "
             "step with --slow, such as W1_2@5-20:x0.6"
         )
-    if trace.slowdowns:
-        raise UserError(f"the trace {path} has slow nodes, which only 'recycle simulate' plays: leave its slow lines out")
     workers = {str(worker): worker for worker in shape.workers()}
     for change in trace.changes:
         if change.node not in workers:

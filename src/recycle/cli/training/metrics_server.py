@@ -5,7 +5,7 @@ import math
 import socket
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Thread
 from wsgiref.simple_server import WSGIServer
@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import PortInUse, UserError
-from recycle.core.events.record import Event
+from recycle.core.events.record import Event, LinkChanged
 from recycle.core.release import RELEASE
 from recycle.report.record.live_facts import RunFacts, facts_after
 
@@ -102,6 +102,8 @@ def _metrics(facts: RunFacts) -> Iterator[Metric]:
     yield _gauge("live_workers", "Workers that are alive.", facts.num_live)
     yield _of_workers("up", "Whether a worker is alive.", facts, {name: float(is_up) for name, is_up in facts.is_up.items()})
     yield _of_workers("speed", "Speed of a worker whose ops are slower or faster than its peers' were.", facts, facts.speeds)
+    yield _of_links("speed", "Speed of a link on which messages took longer than on others.", facts, lambda link: link.speed)
+    yield _of_links("delay_seconds", "Time that a message takes on such a link.", facts, lambda link: link.time_us / 1e6)
     yield _counter("recoveries", "Times that training went on after workers left or joined.", facts.num_recoveries)
     yield _seconds_by("part", "lost_seconds", "Time lost to recoveries, by what it was lost to.", facts.lost_us)
     yield _counter("skipped_steps", "Steps that changed nothing, because their gradient was not finite.", facts.num_skipped)
@@ -138,6 +140,13 @@ def _of_workers(name: str, about: str, facts: RunFacts, values: Mapping[str, flo
     family = GaugeMetricFamily(f"recycle_worker_{name}", about, labels=_LABELS)
     for worker, value in values.items():
         family.add_metric([worker, _stage(worker), facts.hosts.get(worker, "")], value)
+    return family
+
+
+def _of_links(name: str, about: str, facts: RunFacts, value: Callable[[LinkChanged], float]) -> Metric:
+    family = GaugeMetricFamily(f"recycle_link_{name}", about, labels=["link"])
+    for link, known in facts.links.items():
+        family.add_metric([link], value(known))
     return family
 
 

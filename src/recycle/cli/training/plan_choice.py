@@ -23,8 +23,8 @@ _PLAN_S = 10.0
 def choose_plan(cluster: ClusterSection, measured: Profile | None = None, num_layers: Sequence[int] = ()) -> Plan:
     """The plan that the configuration asks for; `measured` is the profile of `cluster.measure`.
 
-    `num_layers` are those of each stage, if stages share layers. `cluster.shared_layers` is a number, unless a plan or a library
-    says how many.
+    `num_layers` are those of each stage, if stages share layers or layers may move. `cluster.shared_layers` is a number, unless a
+    plan or a library says how many.
     """
     if cluster.plan:
         plan = Plan.load(cluster.plan)
@@ -49,7 +49,7 @@ def choose_layers(
 
 def _problem(cluster: ClusterSection, measured: Profile | None, num_layers: Sequence[int]) -> Problem:
     profile = measured or (Profile.load(Path(cluster.profile)) if cluster.profile else None)
-    if cluster.shared_layers and not (profile and profile.layers):
+    if num_layers and not (profile and profile.layers):
         profile = (profile or Profile.uniform(cluster.stages, *parse_costs(cluster.op_costs))).with_layers(num_layers)
     return describe_problem(
         cluster.pipelines,
@@ -67,7 +67,7 @@ def _problem(cluster: ClusterSection, measured: Profile | None, num_layers: Sequ
 def choose_source(plan: Plan, cluster: ClusterSection) -> Planner:
     """The source of plans for the workers that are live after a death or a join."""
     library = Library.open(cluster.library) if cluster.library else None
-    return Planner(without_failures(plan.problem), library, given=plan)
+    return Planner(without_failures(plan.problem), library, given=plan, mean_time_s=cluster.mean_time_s)
 
 
 def describe_moves(plan: Plan, cluster: ClusterSection) -> list[str]:

@@ -105,7 +105,7 @@ def prepare(config: TrainConfig, is_local: bool = True) -> tuple[TrainingJobFact
     if config.cluster.measure or (is_local and config.cluster.shares_at_unknown_costs):
         with say_if_slow("measuring a profile of the model on this machine", config.log.json_lines):
             profile = factory.measure_profile()
-    num_layers = factory.num_layers() if config.cluster.shared_layers else ()
+    num_layers = factory.num_layers() if config.cluster.shared_layers or config.cluster.mean_time_between_failures else ()
     sentence = "planning (the first plan on a machine compiles the scheduler, which takes some seconds)"
     with say_if_slow(sentence, config.log.json_lines):
         limit_bytes = factory.worker_memory_bytes() if is_local else None

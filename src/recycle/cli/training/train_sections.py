@@ -13,7 +13,7 @@ from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.problem import Techniques
 from recycle.core.profile import Profile
-from recycle.core.units import is_bytes, parse_bytes
+from recycle.core.units import is_bytes, parse_bytes, parse_duration_us
 from recycle.planner.problem_from_text import parse_costs, parse_memory
 from recycle.planner.shared_layers_choice import AUTO
 
@@ -124,6 +124,9 @@ class ClusterSection(_Section):
     follow_speeds: bool = _key(
         True, _SWITCH, "change the plan when a worker becomes slow, and leave it out if it is far too slow"
     )
+    mean_time_between_failures: str = _key(
+        "", _text("30m"), "time in which moving workers or whole layers to other stages must pay; empty is the run's own"
+    )
 
     @property
     def shape(self) -> Shape:
@@ -136,8 +139,15 @@ class ClusterSection(_Section):
 
     @property
     def shares_at_unknown_costs(self) -> bool:
-        """Whether layers are shared though nothing says what they cost: then it is better to measure that first."""
-        return bool(self.shared_layers) and not (self.costs or self.profile or self.plan or self.library)
+        """Whether layers are shared, or may move, though nothing says what they cost: then it is better to measure that first."""
+        is_by_layer = bool(self.shared_layers or self.mean_time_between_failures)
+        return is_by_layer and not (self.costs or self.profile or self.plan or self.library)
+
+    @property
+    def mean_time_s(self) -> float | None:
+        """The mean time between failures, if it was given."""
+        text = self.mean_time_between_failures
+        return parse_duration_us(text) / 1e6 if text else None
 
     @property
     def dead_workers(self) -> list[Worker]:
@@ -157,6 +167,8 @@ class ClusterSection(_Section):
         shape, dead = self.shape, self.dead_workers
         if not self.library:  # which says itself how many dead workers it has plans for
             Cluster.of(shape, dead)
+        if self.mean_time_s is not None and self.mean_time_s <= 0:
+            raise UserError(f"cluster.mean_time_between_failures is {shown(self.mean_time_between_failures)}, but it is above 0")
         if self.memory and is_bytes(self.memory):
             parse_bytes(self.memory)
         elif self.memory:

@@ -362,20 +362,22 @@ class Coordinator:
     def _start_epoch(self, assignment: PlanAssignment, resume: Resume, checkpoint: int) -> None:
         """Move every member to its place of the assignment, and start the epoch."""
         copies_state = checkpoint < 0 and self.epoch > 0
-        sources = state_sources(assignment, self.members.holders) if copies_state else {}
+        transfers = self.members.transfers_to(assignment) if copies_state else None
+        sources = state_sources(assignment, self.members.holders, transfers) if copies_state else {}
         members = self.members.take_places(assignment)
         self.epoch += 1
         self.origin = self.origin if copies_state else self.epoch
         places = {str(place): member.number for place, member in members.items()}
         only_saves = self._is_ending or (self._saves_next and bool(self.members.leaving))
-        self._only_saves, self._saves_next, at = only_saves, False, (resume.iteration, resume.ballot)
-        texts, term, every = assignment.texts(), self._journal.term, self._ops_every or default_ops_every(assignment.plan.num_ops)
-        start = NewEpoch(self.epoch, texts.packed, places, *at, sources, checkpoint, only_saves, self.origin, every, term)
+        self._only_saves, self._saves_next = only_saves, False
+        texts, every = assignment.texts(), self._ops_every or default_ops_every(assignment.plan.num_ops)
+        rest = only_saves, self.origin, every, self._journal.term, assignment.plan.problem.layer_counts, transfers
+        start = NewEpoch(self.epoch, texts.packed, places, resume.iteration, resume.ballot, sources, checkpoint, *rest)
         cause = self._recovery.cause if self._recovery is not None else "all save" if only_saves else "the job began"
         reporters = self._effects.epoch_started(assignment, start)
         self._journal.append(journal_entry(start, members, f"{cause}; {assignment.reason}", self.members.last_number, reporters))
         if self._recovery is not None:
-            self._recovery.set_epoch(self.epoch, resume.iteration, assignment)
+            self._recovery.set_epoch(self.epoch, resume.iteration, assignment, start.moved_layers)
         self._enter(PhaseTrigger.EPOCH_STARTED)
         self._store = EpochStore(len(members), self._effects.send)
         for place, message in start.messages(self._shape, texts.programs):

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from recycle.control.decide.agreement import Resume, agree_if_possible
 from recycle.control.decide.journal import JournalEntry
-from recycle.control.decide.messages import EpochStopped, ProgressReport, RenewLease
-from recycle.control.decide.place_assignment import first_places, free_places, keeps_state
+from recycle.control.decide.messages import EpochStopped, LayerTransfer, ProgressReport, RenewLease
+from recycle.control.decide.place_assignment import LayersAt, first_places, free_places, keeps_state, layer_transfers
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan_source import PlanAssignment
 
@@ -25,7 +25,8 @@ class Member:
     `clock_offset_us` is how far its clock is behind the coordinator's: each machine has its own clock. `started` tells its
     process from a later one with the same id, if it is on the coordinator's machine. One that `is_ready` has loaded the
     job, and can take a place. One that `is_leaving` has asked to leave, or is left out, and why. One that `has_left` has no place
-    any more; it is a member until its last reports are acknowledged, and it disconnects.
+    any more; it is a member until its last reports are acknowledged, and it disconnects. `layers` are those whose state it held
+    when it stopped, if it said so.
     """
 
     number: int
@@ -49,6 +50,7 @@ class Member:
     has_left: bool = False
     clock_offset_us: int = 0
     started: str = ""
+    layers: frozenset[int] | None = None
 
     def renew(self, message: RenewLease) -> None:
         """Note what the member says that it is doing."""
@@ -60,7 +62,7 @@ class Member:
         """Begin an epoch at this place; the member holds its stage's state, unless it reports otherwise when it stops."""
         self.place, self.progress, self.has_stopped, self.has_finished = place, None, False, False
         self.busy_s = self.waited_s = 0.0
-        self.has_state = True
+        self.has_state, self.layers = True, None
 
     def stop(self, message: EpochStopped, origin: int) -> None:
         """Note the progress of a member that has stopped.
@@ -69,7 +71,7 @@ class Member:
         """
         is_of_place = self.place is not None and message.stage in (-1, self.place.stage)
         self.progress, self.has_stopped = message.progress if is_of_place and message.origin == origin else None, True
-        self.has_state = self.progress is not None
+        self.has_state, self.layers = self.progress is not None, frozenset(message.layers) or None
         self.busy_s = self.waited_s = 0.0
 
 
@@ -132,9 +134,27 @@ class MemberTable(dict[int, Member]):
 
     def resume_with(self, assignment: PlanAssignment) -> Resume | None:
         """Return where all can resume without a checkpoint, None if they cannot."""
-        stages = {place.stage for place in keeps_state(assignment, self.holders)}
         progress = [member.progress for member in self.values() if member.progress is not None]
-        return agree_if_possible(progress) if len(stages) == assignment.plan.problem.shape.num_stages else None
+        return agree_if_possible(progress) if self._hold_everything(assignment) else None
+
+    def _hold_everything(self, assignment: PlanAssignment) -> bool:
+        if self.layers_moving_to(assignment) is not None:
+            return self.transfers_to(assignment) is not None
+        stages = {place.stage for place in keeps_state(assignment, self.holders)}
+        return len(stages) == assignment.plan.problem.shape.num_stages
+
+    def layers_moving_to(self, assignment: PlanAssignment) -> LayersAt | None:
+        """Return the layers that members hold, if some hold others than those of their places in the assignment; else None."""
+        held = {member.place: member.layers for member in self.values() if member.has_state and member.layers is not None}
+        wanted = assignment.plan.problem.stage_layers
+        if wanted is None or all(layers == set(wanted.held(place.stage)) for place, layers in held.items() if place is not None):
+            return None
+        return {place: layers for place, layers in held.items() if place is not None}
+
+    def transfers_to(self, assignment: PlanAssignment) -> tuple[LayerTransfer, ...] | None:
+        """Return the transfers of layers with which an assignment begins; None if none are, or cannot be, transferred."""
+        held, wanted = self.layers_moving_to(assignment), assignment.plan.problem.stage_layers
+        return layer_transfers(assignment, held, wanted) if held is not None and wanted is not None else None
 
     def new_places(self, shape: Shape) -> list[tuple[Member, Worker]]:
         """Return the free place that each member gets that waits for one, as long as there are any."""
@@ -201,6 +221,7 @@ class Recovery:
     epoch: int = 0
     moves: tuple[str, ...] = ()
     num_live: int = 0
+    layers: tuple[int, ...] = ()
     begun: set[int] = field(default_factory=set)
 
     def add_loss(self, place: str, cause: str, died_us: int) -> None:
@@ -220,9 +241,9 @@ class Recovery:
         """Whether members only joined."""
         return self.at_boundary and not self.left
 
-    def set_epoch(self, epoch: int, iteration: int, assignment: PlanAssignment) -> None:
-        """Note the epoch with which the recovery ends, when it starts."""
-        self.epoch, self.iteration, self.num_live = epoch, iteration, len(assignment.places)
+    def set_epoch(self, epoch: int, iteration: int, assignment: PlanAssignment, layers: tuple[int, ...]) -> None:
+        """Note the epoch with which the recovery ends, when it starts; `layers` of each stage, if some are transferred."""
+        self.epoch, self.iteration, self.num_live, self.layers = epoch, iteration, len(assignment.places), layers
         self.moves = tuple(f"{now}>{place}" for now, place in assignment.copies)
 
     def add_begun(self, number: int, transfer_us: int, now_us: int) -> None:

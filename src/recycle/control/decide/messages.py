@@ -106,6 +106,16 @@ class ProgressReport:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerTransfer:
+    """At the start of an epoch, the member at one place sends the state of the layers from `first` to before `end` to another."""
+
+    receiver: str
+    sender: str
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class StartEpoch:
     """A new epoch for the member at `place`: its row `program` as JSON, and the first iteration. Nobody is at the `dead` places.
 
@@ -116,6 +126,10 @@ class StartEpoch:
     which all began anew or from a checkpoint: a state of an earlier origin is not mixed with the others. Workers report every op
     of the first iteration, and of each one whose number is a multiple of `ops_every`. `term` is that of the coordinator: a worker
     that has seen a higher one does not obey.
+
+    `layer_counts` says how many layers of the model are each stage's own, if that may differ from the job's own stages. If
+    `transfers_layers`, members do not hold exactly the layers of their places: each keeps those that it has, and all receive the
+    others by `transfers`, of which a member gets those that it takes part in.
     """
 
     epoch: int
@@ -130,6 +144,9 @@ class StartEpoch:
     origin: int = 1
     ops_every: int = 1
     term: int = 0
+    layer_counts: tuple[int, ...] = ()
+    transfers_layers: bool = False
+    transfers: tuple[LayerTransfer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +178,8 @@ class EpochStopped:
     """A worker has left an epoch. `progress` is None if it does not hold the state of a stage yet.
 
     `stage` is the stage whose state it holds, `origin` that of the state. A worker that never received its last place holds the
-    state of the place before. `unreachable` names the workers to which it could not connect.
+    state of the place before. `unreachable` names the workers to which it could not connect. `layers` are the layers of the model
+    whose state it holds, if layers may move: after a transfer that was broken off, those before and those after it.
     """
 
     epoch: int
@@ -170,6 +188,7 @@ class EpochStopped:
     stage: int = -1
     origin: int = 1
     unreachable: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +302,9 @@ def wire_name(kind: type) -> str:
 
 _KINDS: dict[str, type[ControlMessage]] = {wire_name(kind): kind for kind in get_args(ControlMessage)}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
-_FIELDS = {kind: tuple((each.name, each.type) for each in fields(kind)) for kind in (*_NAMES, Ballot, ProgressReport)}
+_FIELDS = {
+    kind: tuple((each.name, each.type) for each in fields(kind)) for kind in (*_NAMES, Ballot, ProgressReport, LayerTransfer)
+}
 _encode = json.JSONEncoder(
     separators=(",", ":"), default=lambda part: {name: getattr(part, name) for name, _ in _FIELDS[type(part)]}
 ).encode

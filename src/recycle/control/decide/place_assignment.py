@@ -1,15 +1,18 @@
 """Pure functions that assign places to members, and choose the members from which others copy a stage's state.
 
 A place is a worker's position in the plan, such as W1_2. `holders` are the places whose members hold the state of their stage.
+Where whole layers move between stages, the state is copied layer by layer instead.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import cycle
 
+from recycle.control.decide.messages import LayerTransfer
 from recycle.core.cluster import Shape, Worker
+from recycle.core.layers import StageLayers
 from recycle.core.plans.plan_source import PlanAssignment
 
 
@@ -59,14 +62,53 @@ def keeps_state(assignment: PlanAssignment, holders: AbstractSet[Worker]) -> lis
     return [place for place, now in sorted(assignment.places.items()) if now in holders and now.stage == place.stage]
 
 
-def state_sources(assignment: PlanAssignment, holders: AbstractSet[Worker]) -> dict[str, str]:
-    """Return for each place without its stage's state the place to copy from; the holders of a stage take turns."""
+def state_sources(
+    assignment: PlanAssignment, holders: AbstractSet[Worker], transfers: Sequence[LayerTransfer] | None = None
+) -> dict[str, str]:
+    """Return for each place without its stage's state the place to copy from; the holders of a stage take turns.
+
+    If layers are transferred, return for each place without any state the place that sends it the first layers.
+    """
+    if transfers is not None:
+        stateless = {str(place) for place, now in assignment.places.items() if now not in holders}
+        return {each.receiver: each.sender for each in reversed(transfers) if each.receiver in stateless}
     kept = keeps_state(assignment, holders)
     of_stage = defaultdict[int, list[Worker]](list)
     for place in kept:
         of_stage[place.stage].append(place)
     turns = {stage: cycle(places) for stage, places in of_stage.items()}
     return {str(place): str(next(turns[place.stage])) for place in sorted(assignment.places.keys() - set(kept))}
+
+
+LayersAt = Mapping[Worker, AbstractSet[int]]
+"""The layers whose state the member at each place holds."""
+
+
+def layer_transfers(assignment: PlanAssignment, held: LayersAt, wanted: StageLayers) -> tuple[LayerTransfer, ...] | None:
+    """Return the transfers after which every place of the assignment has its layers; None if nobody holds some layer.
+
+    Members keep the layers that they hold. The holders of a layer take turns in sending it.
+    """
+    holders = defaultdict[int, tuple[Worker, ...]](tuple)
+    for place, now in sorted(assignment.places.items()):
+        for layer in held.get(now, ()):
+            holders[layer] += (place,)
+    turns = {each: cycle(each) for each in holders.values()}
+    found: list[LayerTransfer] = []
+    for place, now in sorted(assignment.places.items()):
+        runs: list[tuple[tuple[Worker, ...], list[int]]] = []
+        for layer in wanted.held(place.stage):
+            if layer in held.get(now, ()):
+                continue
+            if not holders[layer]:
+                return None
+            if runs and runs[-1][0] == holders[layer] and runs[-1][1][-1] == layer - 1:
+                runs[-1][1].append(layer)
+            else:
+                runs.append((holders[layer], [layer]))
+        found += [LayerTransfer(str(place), str(next(turns[of])), layers[0], layers[-1] + 1) for of, layers in runs]
+    held_somewhere = all(holders[layer] for layer in range(wanted.num_layers))
+    return tuple(found) if held_somewhere else None
 
 
 def place_refusal(shape: Shape, preferred: Worker | None, taken: Sequence[Worker | None]) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from recycle.core.cluster import Worker
-from recycle.core.plans.plan_source import PlanAssignment, places_for
+from recycle.core.plans.plan_source import PlanAssignment, RunLayers, places_for
 from recycle.core.plans.steady_period import Speeds
 
 Failed = frozenset[Worker]
@@ -17,10 +17,14 @@ _MOST_OPS_UNPACKED = 50_000
 
 
 class PlanRequest(NamedTuple):
-    """Who is dead, and the speeds of the others where they are known; without, the source's own."""
+    """Who is dead, and the speeds of the others where they are known; without, the source's own.
+
+    `layers` are those of the stages, if a plan may give them others.
+    """
 
     failed: Failed
     speeds: Speeds | None = None
+    layers: RunLayers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,8 @@ class KeptPlans(dict[PlanRequest, PlanAssignment | CompressedAssignment]):
         failed, wanted = request.failed, num_dead_at(request.failed)
         if request.speeds:
             return None
-        alike = (each for each in self if each.speeds == request.speeds and len(each.failed) == len(failed))
+        same = request._replace(failed=frozenset())
+        alike = (each for each in self if each._replace(failed=frozenset()) == same and len(each.failed) == len(failed))
         return next((each for each in alike if num_dead_at(each.failed) == wanted), None)
 
     def remove_others(self, wanted: AbstractSet[PlanRequest], most: int) -> None:

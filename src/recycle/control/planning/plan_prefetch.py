@@ -16,7 +16,7 @@ from recycle.control.planning.kept_plans import CompressedAssignment, Failed, Ke
 from recycle.control.planning.planning_process import PlanningProcess, plan_or_error
 from recycle.core.cluster import Shape
 from recycle.core.plans.plan import Plan
-from recycle.core.plans.plan_source import PlanAssignment, PlanSource
+from recycle.core.plans.plan_source import PlanAssignment, PlanSource, RunLayers
 from recycle.core.plans.steady_period import Speeds, steady_period_us
 
 # The most plans that are kept, and the most ops in all of them: packed, they take some eight bytes each.
@@ -68,11 +68,11 @@ class PlanPrefetch:
         # Before multiprocessing ends our process itself at exit, which would look like a death and have another one started.
         atexit.register(self.close)
 
-    def prepare(self, failed: Failed, shape: Shape, speeds: Speeds | None = None) -> None:
+    def prepare(self, failed: Failed, shape: Shape, speeds: Speeds | None = None, layers: RunLayers | None = None) -> None:
         """Plan for the sets of dead workers that may follow `failed`, instead of those of the last call."""
         num_ops = 3 * shape.num_stages * shape.num_chains
         most = max(1, min(_MOST_PLANS, _MOST_OPS // num_ops))
-        likely = [PlanRequest(each, speeds) for each in likely_failures(failed, shape, most)]
+        likely = [PlanRequest(each, speeds, layers) for each in likely_failures(failed, shape, most)]
         with self._changed:
             self._most_kept, self._wanted = most, frozenset(likely)
             self._stand_for_peers = len(likely) < len(likely_failures(failed, shape, _ALL))
@@ -81,9 +81,9 @@ class PlanPrefetch:
             self._unpacked = None  # it is in use, or of no use: it need not stay in memory
             self._changed.notify_all()
 
-    def request(self, failed: Failed, speeds: Speeds | None = None) -> Future[PlanAssignment]:
+    def request(self, failed: Failed, speeds: Speeds | None = None, layers: RunLayers | None = None) -> Future[PlanAssignment]:
         """Return the plan, which is made next unless it is ready; `close` cancels it."""
-        request = PlanRequest(failed, speeds)
+        request = PlanRequest(failed, speeds, layers)
         with self._changed:
             if request in self._urgent:
                 return self._urgent[request]
@@ -105,11 +105,11 @@ class PlanPrefetch:
                 self._changed.notify_all()
             return future
 
-    def expect(self, failed: Failed, speeds: Speeds | None = None) -> None:
+    def expect(self, failed: Failed, speeds: Speeds | None = None, layers: RunLayers | None = None) -> None:
         """Unpack the plan for these dead workers, if it was made ahead: it is probably requested next."""
         with self._changed:
-            if self._planned_for(PlanRequest(failed, speeds)) in self._kept:
-                self.request(failed, speeds)
+            if self._planned_for(PlanRequest(failed, speeds, layers)) in self._kept:
+                self.request(failed, speeds, layers)
 
     def compare(self, plans: Sequence[Plan]) -> Future[list[int]]:
         """Return the steady period of each plan, as soon as no plan is requested; `close` cancels it."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from recycle.control.planning.kept_plans import CompressedAssignment, PlanRequest, pack_if_large
 from recycle.core.plans.plan import Plan
-from recycle.core.plans.plan_source import PlanAssignment, PlanSource, SpeedAwareSource
+from recycle.core.plans.plan_source import LayerMovingSource, PlanAssignment, PlanSource, SpeedAwareSource
 from recycle.core.plans.steady_period import steady_period_us
 from recycle.host.process_lifetime import children_uninterrupted, close_inherited_files, end_with_parent
 from recycle.host.process_title import set_title
@@ -89,6 +89,8 @@ def plan_or_error(source: PlanSource, request: PlanRequest) -> PlanAssignment | 
     try:
         if request.speeds is not None and isinstance(source, SpeedAwareSource):
             source = source.at_speeds(request.speeds)
+        if request.layers is not None and isinstance(source, LayerMovingSource):
+            source = source.at_layers(request.layers)
         return source.answer(request.failed).with_texts()
     except Exception as problem:
         return problem

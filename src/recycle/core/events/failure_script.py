@@ -9,6 +9,7 @@ an injection is its place; steps count from 1:
     W1_2@5:2F0@1       before that op
     W0_1@8:reduce+3s   inside the gradient reduction of step 8, for three seconds
     W1_2@5-20:x0.6     from step 5 to step 20, all ops of the worker at 0.6 of its speed; W1_2@5:x0.6 to the end
+    W1_1-W1_2@5+20ms   from step 5 on, every message between two workers takes 20 ms longer; W1_1-W1_2@5-20+20ms to step 20
     coordinator@6      the coordinator, when step 6 begins
 """
 
@@ -34,14 +35,17 @@ _LONGEST_TEXT = 100
 # Python writes floats in this range without an exponent, which the text form has not.
 _SHORTEST_S, _LONGEST_S = 0.001, 86400.0
 _LOWEST_SPEED = 0.01
+# A worker that waits for a message for longer is taken for one that hangs.
+_LONGEST_DELAY_S = 1.0
 
 
 class Action(StrEnum):
-    """What happens: SIGKILL, SIGSTOP, ops that take longer, an exit with an error, a flipped bit, or a new process."""
+    """What happens: SIGKILL, SIGSTOP, ops or messages that take longer, an exit with an error, a flipped bit, a new process."""
 
     KILL = "kill"
     HANG = "hang"
     SLOW = "slow"
+    SLOW_LINK = "slow-link"
     FAIL = "fail"
     CORRUPT = "corrupt"
     REJOIN = "rejoin"
@@ -52,7 +56,8 @@ class Injection:
     """An event that happens once, when `target` first reaches `at` in `iteration`; the target None is the coordinator.
 
     A slow worker is an exception if it has a `speed`: from `iteration` on, up to and with the iteration `until` if that is not
-    -1, all its ops take 1 / `speed` of their time.
+    -1, all its ops take 1 / `speed` of their time. So is a slow link, that of the target with the worker `other`: as long, all
+    messages between the two take `seconds` longer.
 
     `at` is one of the words of this module or an op as it prints itself:
 
@@ -75,6 +80,7 @@ class Injection:
     seconds: float = 0.0
     speed: float = 0.0
     until: int = -1
+    other: Worker | None = None
 
     def __post_init__(self) -> None:
         if self.iteration < 0:
@@ -89,7 +95,9 @@ class Injection:
             )
         if self.action is Action.CORRUPT and self.at not in (MIDDLE, STEP):
             raise UserError(f"{self._text} names a place in a step, but weights are corrupted after it: leave {self.at} out")
-        if self.speed or self.until >= 0:
+        if self.action is Action.SLOW_LINK or self.other is not None:
+            self._check_link()
+        elif self.speed or self.until >= 0:
             self._check_speed()
         else:
             self._check_seconds()
@@ -115,6 +123,7 @@ class Injection:
 
     def __str__(self) -> str:
         name = _COORDINATOR if self.target is None else str(self.target)
+        name += f"-{self.other}" if self.other is not None else ""
         place = f":{self.at}" if self.at else ""
         length = f"+{repr(self.seconds).removesuffix('.0')}s" if self.seconds else ""
         until = f"-{self.until + 1}" if self.until >= 0 else ""
@@ -123,7 +132,7 @@ class Injection:
 
     @staticmethod
     def parse(action: Action, text: str) -> "Injection":
-        """Read a place such as `W1_2@5:2F0@1`, `W0_1@8:reduce+3s` or `W1_2@5-20:x0.6`.
+        """Read a place such as `W1_2@5:2F0@1`, `W0_1@8:reduce+3s`, `W1_2@5-20:x0.6` or, of a link, `W1_1-W1_2@5+20ms`.
 
         An op of the worker's own pipeline may be `2F0`.
         """
@@ -144,7 +153,9 @@ class Injection:
             raise UserError(f"{action} {text.strip()} stops the worker: write hang, or a speed from {_LOWEST_SPEED:g} on")
         at = MIDDLE if found else at or MIDDLE
         last = int(until) - 1 if until else -1
-        return Injection(action, _read_target(action, target), int(step) - 1, at, seconds, speed, last)
+        target, _, other = target.partition("-") if action is Action.SLOW_LINK else (target, "", "")
+        end = _read_target(action, other) if other else None
+        return Injection(action, _read_target(action, target), int(step) - 1, at, seconds, speed, last, end)
 
     def _check_coordinator(self) -> None:
         if self.action is not Action.KILL:
@@ -175,13 +186,33 @@ class Injection:
             )
         if not _LOWEST_SPEED <= self.speed < 1:  # also true of NaN
             raise UserError(f"{self._text} has the speed {self.speed:g}: give one from {_LOWEST_SPEED:g} to below 1")
-        if self.until != -1 and self.until < self.iteration:
-            raise UserError(f"{self._text} ends before it begins: name the first step and then the last, such as @5-20")
+        self._check_until()
         object.__setattr__(self, "speed", round(self.speed, 3))
 
+    def _check_until(self) -> None:
+        if self.until != -1 and self.until < self.iteration:
+            raise UserError(f"{self._text} ends before it begins: name the first step and then the last, such as @5-20")
+
+    def _check_link(self) -> None:
+        target, other, write = self.target, self.other, f"write {Action.SLOW_LINK} W1_1-W1_2@{self.step}+20ms"
+        if self.action is not Action.SLOW_LINK or target is None or other is None or abs(target.stage - other.stage) != 1:
+            raise UserError(f"{self._text} names no link: one is between two workers of neighbouring stages: {write}")
+        if self.at != MIDDLE or self.speed or not self.seconds:
+            raise UserError(f"{self._text} does not say by how much longer messages take: give a time and nothing else: {write}")
+        if not _SHORTEST_S <= self.seconds <= _LONGEST_DELAY_S:  # also true of NaN
+            longest = f"{_SHORTEST_S:g} s to {_LONGEST_DELAY_S:g} s"
+            raise UserError(f"{self._text} lets messages take {self.seconds:g} s longer: give a time from {longest}")
+        self._check_until()
+        object.__setattr__(self, "seconds", round(self.seconds, 6))
+
+    @property
+    def is_slowness(self) -> bool:
+        """Whether the target or its link is slow for a while, of which nobody dies."""
+        return self.speed > 0 or self.other is not None
+
     def is_slow_in(self, iteration: int) -> bool:
-        """Whether the target has the injection's speed in this iteration."""
-        return self.speed > 0 and self.iteration <= iteration and (self.until == -1 or iteration <= self.until)
+        """Whether the target has the injection's speed, or its link the delay, in this iteration."""
+        return self.is_slowness and self.iteration <= iteration and (self.until == -1 or iteration <= self.until)
 
     def _check_seconds(self) -> None:
         if self.seconds == 0:
@@ -224,12 +255,13 @@ class Script:
 
     def for_worker(self, worker: Worker, since: int = 0) -> tuple[Injection, ...]:
         """The injections that a process at the place `worker` carries out from iteration `since` on: all but its rejoins."""
-        mine = (one for one in self.injections if one.target == worker and (one.iteration >= since or one.is_slow_in(since)))
+        later = (one for one in self.injections if one.iteration >= since or one.is_slow_in(since))
+        mine = (one for one in later if worker in (one.target, one.other))
         return tuple(one for one in mine if one.action is not Action.REJOIN)
 
     def targets(self) -> frozenset[Worker]:
-        """The workers to which something happens that may end them: one that only has another speed goes on."""
-        return frozenset(one.target for one in self.injections if one.target is not None and not one.speed)
+        """The workers to which something happens that may end them: one that is only slow, or has a slow link, goes on."""
+        return frozenset(one.target for one in self.injections if one.target is not None and not one.is_slowness)
 
     def for_coordinator(self) -> tuple[Injection, ...]:
         return tuple(one for one in self.injections if one.target is None)
@@ -272,8 +304,9 @@ def _read_target(action: Action, text: str) -> Worker | None:
 def _refuse_elsewhere(injection: Injection, shape: Shape, num_steps: int) -> None:
     text, target, op = f"{injection.action} {injection}", injection.target, injection.op
     pipelines, microbatches = shape.num_pipelines, shape.num_microbatches
-    if target is not None and target not in shape:
-        raise UserError(f"{text} is aimed at {target}, which is not a worker of this cluster: {shape.ranges}")
+    for worker in (target, injection.other):
+        if worker is not None and worker not in shape:
+            raise UserError(f"{text} is aimed at {worker}, which is not a worker of this cluster: {shape.ranges}")
     if injection.step > num_steps:
         raise UserError(f"{text} is in step {injection.step}, but the run ends with step {num_steps}: name an earlier one")
     if op is not None and not (op.microbatch.pipeline < pipelines and op.microbatch.index < microbatches):
@@ -285,8 +318,8 @@ def _refuse_elsewhere(injection: Injection, shape: Shape, num_steps: int) -> Non
 
 def _causes_recovery(cause: Injection, injection: Injection) -> bool:
     """Whether a recovery may follow `cause` in which `injection` happens; a lost coordinator causes none."""
-    is_failure = cause.target is not None and cause.action is not Action.REJOIN and cause.at != RECOVERY and not cause.speed
-    return is_failure and cause.iteration == injection.iteration and cause.target != injection.target
+    is_failure = cause.target is not None and cause.action is not Action.REJOIN and cause.at != RECOVERY
+    return is_failure and not cause.is_slowness and cause.iteration == injection.iteration and cause.target != injection.target
 
 
 def _causes_transfer(cause: Injection, injection: Injection) -> bool:

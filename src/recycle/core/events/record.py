@@ -179,6 +179,23 @@ class SpeedChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkChanged:
+    """A link between two workers, such as `W1_1-W1_2`, has had another speed since `iteration`.
+
+    A message takes `time_us` on it, and `usual_us` on other links between the same stages. The speed is the latter over the
+    former, and 1 if there is no difference any more.
+    """
+
+    EVENT: ClassVar[str] = "link"
+    at_us: int
+    link: str
+    speed: float
+    iteration: int
+    time_us: int
+    usual_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Recovered:
     """A new epoch began because workers left or joined: `at_us` is when they left or asked to, `end_us` its first op's start.
 
@@ -189,6 +206,7 @@ class Recovered:
     count as detection. If the run went back to a checkpoint, the steps after it are in both.
 
     Training went on with `iteration`. Moves are `W0_1>W1_2`: the worker at the first place has the second place from then on.
+    If layers were transferred, `layers` has the number of layers that are each stage's own from then on.
     """
 
     EVENT: ClassVar[str] = "recovery"
@@ -208,10 +226,11 @@ class Recovered:
     redone_ops: int = 0
     moves: tuple[str, ...] = ()
     num_live: int = 0
+    layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         # JSON has no tuples: they are read back as lists.
-        for name in ("workers", "moves"):
+        for name in ("workers", "moves", "layers"):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
 
@@ -290,6 +309,7 @@ Event = (
     | Joining
     | Suspected
     | SpeedChanged
+    | LinkChanged
     | Recovered
     | Spell
 )

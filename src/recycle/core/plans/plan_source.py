@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from recycle.core.cluster import Cluster, Shape, Worker
 from recycle.core.errors import FileProblem, ForeignPlan, UserError
@@ -86,6 +86,24 @@ class SpeedAwareSource(PlanSource, Protocol):
 
     def at_speeds(self, speeds: Speeds) -> PlanSource:
         """Return the source of plans for these speeds of workers at their present places; the speed of all others is 1."""
+
+
+class RunLayers(NamedTuple):
+    """The layers that the stages of a running job have, and its mean time between failures, if it is known.
+
+    `counts` has the number of layers that are each stage's own; it is empty if layers cannot move.
+    """
+
+    counts: tuple[int, ...]
+    mean_time_us: int | None = None
+
+
+@runtime_checkable
+class LayerMovingSource(PlanSource, Protocol):
+    """A source that can plan with other layers for the stages, where it pays to transfer their state."""
+
+    def at_layers(self, layers: RunLayers) -> PlanSource:
+        """Return the source of plans for a job whose stages have these layers now, and may have others in an answer."""
 
 
 class NoWorkerLeft(UserError):

@@ -27,7 +27,7 @@ from recycle.evaluate.hardware.measurement_size import MeasurementSize
 from recycle.evaluate.hardware.race import Trial, run_race
 from recycle.evaluate.hardware.setup import CPU_CORES, TECHNIQUES, Setup
 from recycle.evaluate.hardware.variants import Variant
-from recycle.profiling.rehearsal import rehearsal_plan, rehearse
+from recycle.profiling.rehearsal import Patience, rehearsal_plan, rehearse
 from recycle.runtime.options import refuse_absent_device
 
 SETUP, PROFILE = "setup.json", "profile.json"
@@ -35,6 +35,8 @@ FORMAT, VERSION = "recycle-cluster", 1
 # Seconds between two kills: enough for the killed worker to rejoin.
 _CYCLE_S = 4.0
 _USUAL_WORKERS = 12
+# On cores whose speed changes all the time, medians are never stable; predictions use the profiles of the rounds anyway.
+_PATIENCE = Patience(most_rounds=4)
 Say = Callable[[str], None]
 
 
@@ -56,6 +58,8 @@ def choose_setup(
 
 def begin_evaluation(folder: Path, setup: Setup) -> None:
     """Create the folder of a measurement; one that exists must be of the same setup."""
+    if setup.pipelines < 2:
+        raise UserError(f"{setup.pipelines} pipeline has no peers that could take over: give at least 2")
     if (folder / SETUP).exists():
         if read_setup(folder) != setup:
             raise UserError(f"{folder} holds a measurement of something else: name another folder")
@@ -99,7 +103,9 @@ def _measure_profile(folder: Path, setup: Setup, say: Say) -> None:
         return
     say(f"measuring the profile: {setup.num_workers} worker processes start and train until the medians of op times are stable")
     job = setup.job(rehearsal_plan(setup.shape, is_split=True))
-    found = rehearse(job, setup.model, progress=lambda number, change: say(f"round {number}: medians moved by {change:.1%}"))
+    found = rehearse(
+        job, setup.model, _PATIENCE, progress=lambda number, change: say(f"round {number}: medians moved by {change:.1%}")
+    )
     if not found.is_stable:
         say(f"medians still moved by {found.median_change:.1%} after {found.num_rounds} rounds: this machine is not quiet")
     write_text(folder / PROFILE, json.dumps(found.profile.to_json(), indent=1) + "\n")

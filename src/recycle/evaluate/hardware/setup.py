@@ -67,8 +67,6 @@ class Setup:
             raise UserError(f"{self.heads} heads do not share a width of {self.width}: choose a width that they divide")
         if self.vocabulary < 256:
             raise UserError(f"a vocabulary of {self.vocabulary} is too small for the bytes of a text: give at least 256")
-        if self.pipelines < 2:
-            raise UserError(f"{self.pipelines} pipeline has no peers that could take over: give at least 2")
 
     @staticmethod
     def usual(

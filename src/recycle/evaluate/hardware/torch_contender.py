@@ -132,7 +132,9 @@ class TorchContender:
         return copied_stage(self._stages[key], number).to(self._device)
 
     def _reduce(self, parameters: Sequence[Tensor], transport: Transport | None) -> None:
-        """Replace gradients by their mean over the peers, in one all-reduce."""
+        """Replace gradients by their mean over the peers, in one all-reduce; without peers they stay as they are."""
+        if self._setup.pipelines == 1:
+            return
         flat = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
         total = flat.float()
         if transport is not None:

@@ -36,7 +36,7 @@ def cluster_figure(results: Sequence[VariantResult], baseline: VariantResult, ti
     axes.axvline(1, color=palette.FAINT_INK, linewidth=0.8, linestyle="--")
     axes.set_yticks(range(len(results)), [_label(result) for result in results])
     axes.invert_yaxis()
-    axes.set_xlabel(f"throughput, as a share of fault-free {baseline.title}", color=palette.INK)
+    axes.set_xlabel(f"throughput, as a share of {baseline.title}", color=palette.INK)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=palette.INK, labelsize=8)

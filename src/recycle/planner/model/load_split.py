@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from recycle.core.layer_sums import LayerSums
 from recycle.core.problem import Problem
 from recycle.planner.model.assignment import speeds_of
 
@@ -50,15 +51,21 @@ def work_line(problem: Problem, lost_us: Sequence[float] | None = None) -> WorkL
 
 def layer_work(problem: Problem, num_layers: int) -> tuple[int, ...]:
     """The least work of one chain on the layers before each layer, and on all of them last; unknown layers are whole stages."""
-    held, stages = problem.held_layers, problem.profile.stages
-    each = []
-    for layer in range(num_layers):
-        if held is not None:
-            forward, split, weight, fused = (held.sums.total(name, range(layer, layer + 1)) for name in _TIMES)
-        else:
-            forward, split, weight, fused = (getattr(stages[layer], name) for name in _TIMES)
-        each.append(forward + (min(split + weight, fused) if problem.techniques.decoupled else fused))
-    return (0, *accumulate(each))
+    if problem.held_layers is not None:
+        return work_of_layers(problem.held_layers.sums, problem.techniques.decoupled)
+    times = ([getattr(stage, name) for name in _TIMES] for stage in problem.profile.stages[:num_layers])
+    return (0, *accumulate(_work(each, problem.techniques.decoupled) for each in times))
+
+
+def work_of_layers(sums: LayerSums, is_decoupled: bool) -> tuple[int, ...]:
+    """The least work of one chain on the layers before each layer, and on all of them last; backward passes may be split."""
+    times = ([sums.total(name, range(layer, layer + 1)) for name in _TIMES] for layer in range(sums.num_layers))
+    return (0, *accumulate(_work(each, is_decoupled) for each in times))
+
+
+def _work(times: Sequence[int], is_decoupled: bool) -> int:
+    forward, split, weight, fused = times
+    return forward + (min(split + weight, fused) if is_decoupled else fused)
 
 
 def fits(line: WorkLine, room_us: Sequence[float]) -> bool:

@@ -3,7 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from recycle.core.events.record import PARTS, Changed, Event, Held, Placed, Recovered, Saved, SpeedChanged, Spell, Stepped, Warned
+from recycle.core.events.record import (
+    PARTS,
+    Changed,
+    Event,
+    Held,
+    LinkChanged,
+    Placed,
+    Recovered,
+    Saved,
+    SpeedChanged,
+    Spell,
+    Stepped,
+    Warned,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +25,8 @@ class RunFacts:
 
     `num_done` steps are done. After a rollback to a checkpoint, the next `num_again` steps are done for the second time; their
     samples were counted the first time and are not counted again, so that no counter ever falls. `hosts` has the machine of each
-    worker, and `is_up` whether it is alive. `speeds` are those of workers that are not as fast as their peers.
+    worker, and `is_up` whether it is alive. `speeds` are those of workers that are not as fast as their peers. `links`
+    has the last news of each link that was ever slow, if both its workers are still there.
     """
 
     step: Stepped | None = None
@@ -33,6 +47,11 @@ class RunFacts:
     hosts: Mapping[str, str] = field(default_factory=dict)
     is_up: Mapping[str, bool] = field(default_factory=dict)
     speeds: Mapping[str, float] = field(default_factory=dict)
+    links: Mapping[str, LinkChanged] = field(default_factory=dict)
+
+    @property
+    def slow_links(self) -> dict[str, LinkChanged]:
+        return {name: link for name, link in self.links.items() if link.speed < 1}
 
 
 def facts_after(facts: RunFacts, event: Event) -> RunFacts:
@@ -44,9 +63,13 @@ def facts_after(facts: RunFacts, event: Event) -> RunFacts:
             return _after_spell(facts, event)
         case Changed():
             speeds = {node: speed for node, speed in facts.speeds.items() if node != event.node}
-            return replace(facts, num_live=event.num_live, is_up={**facts.is_up, event.node: event.joins}, speeds=speeds)
+            links = {name: link for name, link in facts.links.items() if event.node not in name.split("-")}
+            changed = replace(facts, num_live=event.num_live, speeds=speeds, links=links)
+            return replace(changed, is_up={**facts.is_up, event.node: event.joins})
         case SpeedChanged():
             return replace(facts, speeds={**facts.speeds, event.node: event.speed})
+        case LinkChanged():
+            return replace(facts, links={**facts.links, event.link: event})
         case Placed():
             # One that joins later is up when the epoch with it begins.
             is_up = facts.is_up if facts.num_recoveries else {**facts.is_up, event.node: True}

@@ -1,8 +1,9 @@
-"""Recoveries as text: the workers that left or joined, the cause, and the time of each part; and the speeds of slow workers."""
+"""Recoveries as text: the workers that left or joined, the cause, and the time of each part; and slow workers and links."""
 
 from collections.abc import Sequence
 
-from recycle.core.events.record import PARTS, Recovered, SpeedChanged
+from recycle.core.events.record import PARTS, LinkChanged, Recovered, SpeedChanged
+from recycle.core.units import format_us
 from recycle.report.record.tables import aligned
 
 # By part: its look of the palette, and its letter where there is no colour.
@@ -31,10 +32,11 @@ def describe_parts(recovered: Recovered) -> str:
 
 
 def describe_rest(recovered: Recovered) -> str:
-    """Describe the cause, the number of repeated ops, and the workers that moved."""
+    """Describe the cause, the number of repeated ops, the workers that moved, and the layers of stages if some moved."""
     clauses = [" ".join(recovered.cause.split())]
     clauses += [f"{recovered.redone_ops:,} ops run again"] if recovered.redone_ops else []
     clauses += [_moves(recovered.moves)] if recovered.moves else []
+    clauses += [f"stages have {', '.join(map(str, recovered.layers))} layers"] if recovered.layers else []
     return "; ".join(clauses)
 
 
@@ -50,6 +52,15 @@ def describe_speed(event: SpeedChanged) -> str:
     if event.speed == 1:
         return f"{event.node} runs at its peers' speed again, {since}"
     return f"{event.node} {'is slow' if event.speed < 1 else 'is fast'}: {event.speed:g} of its peers' speed, {since}"
+
+
+def describe_link(event: LinkChanged) -> str:
+    """Say how long messages take on a link beside other links, and since which step."""
+    since = f"since step {event.iteration + 1}"
+    if event.speed == 1:
+        return f"the link {event.link} is as fast as others again, {since}"
+    times = f"a message takes {format_us(event.time_us)}, {event.time_us / event.usual_us:.3g} times as long as on others"
+    return f"the link {event.link} is slow: {times}, {since}"
 
 
 def recovery_lines(recoveries: Sequence[Recovered]) -> list[str]:

@@ -15,6 +15,7 @@ from recycle.core.events.record import (
     Changed,
     Event,
     Held,
+    LinkChanged,
     OpRan,
     Placed,
     Recovered,
@@ -108,6 +109,7 @@ class RunRecord:
     saved: tuple[Saved, ...]
     warned: tuple[Warned, ...]
     speeds: tuple[SpeedChanged, ...] = ()
+    links: tuple[LinkChanged, ...] = ()
 
     @property
     def train_spells(self) -> list[Spell]:
@@ -205,6 +207,7 @@ def read_run_record(events: Iterable[Event]) -> RunRecord:
         saved=tuple(known.get(Saved, [])),
         warned=tuple(known.get(Warned, [])),
         speeds=tuple(known.get(SpeedChanged, [])),
+        links=tuple(known.get(LinkChanged, [])),
     )
 
 

@@ -150,6 +150,17 @@ class Summary:
                 {"at_us": one.at_us, "steps": one.num_steps, "folder": one.folder, "size_bytes": one.size_bytes}
                 for one in run.saved
             ],
+            "links": [
+                {
+                    "link": one.link,
+                    "speed": one.speed,
+                    "step": one.iteration + 1,
+                    "time_us": one.time_us,
+                    "usual_us": one.usual_us,
+                    "at_us": one.at_us,
+                }
+                for one in run.links
+            ],
             "speeds": [
                 {"worker": one.node, "speed": one.speed, "step": one.iteration + 1, "at_us": one.at_us} for one in run.speeds
             ],

@@ -5,14 +5,14 @@ are free, if the stages of both say what their layers are.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from recycle.core.errors import FileProblem, ForeignRun
 from recycle.runtime.checkpoint.files import Checkpoint, find_checkpoints, plain, read_checkpoint
-from recycle.runtime.checkpoint.layer_names import LayerNames
+from recycle.runtime.checkpoint.layer_names import LayerNames, name_by_layer
 
 PIPELINES, STAGES, MICROBATCHES, LAYERS = "pipelines", "stages", "microbatches", "layers"
 BY_PIPELINE = "data_by_pipeline"
@@ -54,6 +54,25 @@ def keep_model_names(fingerprint: Mapping[str, Any], folder: Path) -> Mapping[st
             return {**fingerprint, LAYERS: replace(here, model=there.model).to_json()}
         break
     return fingerprint
+
+
+def fingerprint_of_layers(fingerprint: Mapping[str, Any], counts: Sequence[int]) -> Mapping[str, Any]:
+    """The fingerprint of a checkpoint whose stages have so many layers each, from that of the job's own stages."""
+    layers = LayerNames.parse(plain(fingerprint).get(LAYERS))
+    assert layers is not None, "a job whose stages do not say what their layers are cannot move layers"
+    moved, sources, model = layers.with_counts(counts), layers.sources(), fingerprint["model"]
+    # Every name of a tensor, as in the `state_dict` of a stage; `moved` has one for each tensor.
+    described = [
+        {
+            name_by_layer(number, name): model[sources[number, name][0]][sources[number, name][1]]
+            for number, names in zip(own, of_stage, strict=True)
+            for name in names
+        }
+        for own, of_stage in zip(moved.ranges, moved.stages, strict=True)
+    ]
+    places = [dict.fromkeys(moved.sources()[each] for each in tie) for tie in layers.ties]
+    ties = [[list(place) for place in held] for held in places if len({stage for stage, _ in held}) > 1]
+    return {**fingerprint, LAYERS: moved.to_json(), "model": described, "ties": ties}
 
 
 def _refuse_other_batch(checkpoint: Checkpoint, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import refuse_unwritable
+from recycle.runtime.checkpoint.compatibility import fingerprint_of_layers
 from recycle.runtime.checkpoint.files import (
     MANIFEST,
     PARTIAL,
@@ -109,6 +110,8 @@ class CheckpointFolder:
     def _add(self, report: StageSaved | StageNotSaved) -> CheckpointComplete | CheckpointIncomplete | None:
         assert 0 <= report.stage < self._num_stages, f"there is no stage {report.stage} of {self._num_stages}"
         reports = self._reports.setdefault(report.num_steps, {})
+        if not _fits_in(report, reports):
+            return None
         is_first_loss = not any(isinstance(other, StageNotSaved) for other in reports.values())
         reports[report.stage] = report
         if len(reports) == self._num_stages:
@@ -123,14 +126,16 @@ class CheckpointFolder:
 
     def _finish(self, num_steps: int, saved: list[StageSaved]) -> CheckpointComplete | CheckpointIncomplete:
         """Turn the partial folder into a checkpoint."""
-        partial, folder = self._partial(num_steps), self._folder / step_folder(num_steps)
+        partial, folder, fingerprint = self._partial(num_steps), self._folder / step_folder(num_steps), self._fingerprint
+        if counts := saved[0].layer_counts:
+            fingerprint = plain(fingerprint_of_layers(fingerprint, counts))
         files = tuple(StageFile(stage_file(report.stage), report.size_bytes, report.sha256) for report in saved)
         try:
             for report, file in zip(saved, files, strict=True):
                 # A coordinator that was killed here may have renamed it already.
                 if (partial / report.file_name).exists() or not (partial / file.name).exists():
                     os.replace(partial / report.file_name, partial / file.name)
-            _finish_files(Checkpoint(num_steps, partial, files, self._fingerprint))
+            _finish_files(Checkpoint(num_steps, partial, files, fingerprint))
             if folder.exists():  # a torn one, from before the run resumed
                 _remove(folder)
             os.rename(partial, folder)
@@ -140,7 +145,7 @@ class CheckpointFolder:
             _remove(partial)
             cause = f"cannot write {folder}: {problem.strerror or problem}" if isinstance(problem, OSError) else str(problem)
             return CheckpointIncomplete(num_steps, cause)
-        self._complete[num_steps] = _complete_at(Checkpoint(num_steps, folder, files, self._fingerprint))
+        self._complete[num_steps] = _complete_at(Checkpoint(num_steps, folder, files, fingerprint))
         return self._complete[num_steps]
 
     def _remove_old(self, newest: int) -> None:
@@ -154,6 +159,25 @@ class CheckpointFolder:
 
     def _partial(self, num_steps: int) -> Path:
         return self._folder / f"{step_folder(num_steps)}{PARTIAL}"
+
+
+def _fits_in(report: StageSaved | StageNotSaved, reports: dict[int, StageSaved | StageNotSaved]) -> bool:
+    """Whether a report belongs with those on the other stages; removes those whose stages had other layers in an earlier epoch.
+
+    A step that is saved again after layers have moved is saved by all stages.
+    """
+    if not isinstance(report, StageSaved):
+        return True
+    others = {
+        stage: each
+        for stage, each in reports.items()
+        if isinstance(each, StageSaved) and each.layer_counts != report.layer_counts
+    }
+    if any(each.epoch > report.epoch for each in others.values()):
+        return False
+    for stage in others:
+        del reports[stage]
+    return True
 
 
 def make_folder(folder: Path) -> None:

@@ -20,6 +20,11 @@ TensorSource = tuple[int, str]
 """A stage, and the name of a tensor in its file."""
 
 
+def name_by_layer(number: int, name: str) -> str:
+    """The name of a layer's tensor in an `nn.Sequential` of all layers."""
+    return f"{number}.{name}"
+
+
 @dataclass(frozen=True, slots=True)
 class LayerNames:
     """For each layer of each stage, the names of its tensors in the stage by their names in the layer.
@@ -53,6 +58,27 @@ class LayerNames:
         """The stage, and the name there, of each tensor of the whole model, by its name in the model."""
         sources = self.sources()
         return {there: sources[number, name] for number, names in enumerate(self.model) for name, there in names.items()}
+
+    def with_counts(self, counts: Sequence[int]) -> "LayerNames":
+        """The same layers with so many of them in each stage, whose tensors are named by layer.
+
+        If several layers of a stage have a tensor, it has the name of the first of them, as an optimizer knows it.
+        """
+        layers = [names for of_stage in self.stages for names in of_stage]
+        assert sum(counts) == len(layers)
+        tie_of = {each: number for number, tie in enumerate(self.ties) for each in tie}
+        made = []
+        for start, stop in pairwise([0, *accumulate(counts)]):
+            first: dict[int, str] = {}
+            of_stage = []
+            for number in range(start, stop):
+                names = {}
+                for name in layers[number]:
+                    tie, own = tie_of.get((number, name)), name_by_layer(number, name)
+                    names[name] = first.setdefault(tie, own) if tie is not None else own
+                of_stage.append(names)
+            made.append(tuple(of_stage))
+        return LayerNames(tuple(made), self.ties, self.model)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -117,7 +143,7 @@ def _model_names(stages: Sequence[nn.Module]) -> tuple[Mapping[str, str], ...]:
             owners.setdefault(name, set()).add(id(value))
         for layer in layers_of(stage):
             tensors = named_tensors(layer)
-            by_number.append({name: f"{len(by_number)}.{name}" for name, _ in tensors})
+            by_number.append({name: name_by_layer(len(by_number), name) for name, _ in tensors})
             by_stage.append({})
             for name, value in tensors:
                 first, *others = names[id(value)]

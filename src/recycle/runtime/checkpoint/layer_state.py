@@ -1,19 +1,20 @@
 """The state of a stage and its layers: a stage's file has no guests, and a stage is joined from the files that have its layers.
 
-So a checkpoint is the same whatever layers are shared, and a run can resume with other stages and other shared layers.
+So a checkpoint is the same whatever layers are shared, and a run can resume with other stages and other shared layers. In the
+same way a stage is joined from layers that other workers send: then tensors are named by layer, the same at every stage.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from recycle.core.errors import FileProblem, ForeignRun
-from recycle.runtime.checkpoint.layer_names import TensorSource
+from recycle.runtime.checkpoint.layer_names import TensorSource, layer_tensors_in, name_by_layer
 from recycle.runtime.checkpoint.state import OPTIMIZER_PREFIX, Snapshot, optimizer_names, text_of_group
-from recycle.runtime.compute.elastic_stage import OWN, ElasticStage
+from recycle.runtime.compute.elastic_stage import OWN, ElasticStage, held_layers, named_tensors
 
 _PARAMS = "params"
 
@@ -68,6 +69,75 @@ def joined_snapshot(
     if len(kinds) > 1:
         raise ForeignRun(f"its layers were stepped with {' and '.join(kinds)}: give those layers to different stages, as before")
     return Snapshot(tensors, json.dumps({"kind": kinds[0], "groups": groups, "state": state}))
+
+
+def snapshot_by_layer(snapshot: Snapshot, module: nn.Module, own_layers: range) -> Snapshot:
+    """The snapshot of a stage with its tensors named by layer, those of guests included.
+
+    A tensor that several of its layers have is there for each of them, so that each layer is complete.
+    """
+    stage_names: dict[int, str] = {}
+    for name, value in named_tensors(module):
+        stage_names.setdefault(id(value), name)
+    names: dict[str, list[str]] = {}
+    for number, layer in held_layers(module, own_layers).items():
+        for name, value in named_tensors(layer):
+            names.setdefault(stage_names[id(value)], []).append(name_by_layer(number, name))
+    tensors = {new: snapshot.tensors[old] for old, news in names.items() for new in news}
+    text = json.loads(snapshot.optimizer)
+    state = {
+        new: _with_tensors(values, f"{OPTIMIZER_PREFIX}{old}", f"{OPTIMIZER_PREFIX}{new}", snapshot, tensors)
+        for old, values in text["state"].items()
+        for new in names[old]
+    }
+    groups = [_with_params(group, [new for old in _params(group) for new in names[old]]) for group in text["groups"]]
+    for number, group in enumerate(groups):
+        _with_tensors(group, _group_prefix(number), _group_prefix(number), snapshot, tensors)
+    return Snapshot(tensors, json.dumps({"kind": text["kind"], "groups": groups, "state": state}))
+
+
+def only_layers(snapshot: Snapshot, layers: Collection[int]) -> Snapshot:
+    """The part of a snapshot by layer that some layers have."""
+    text = json.loads(snapshot.optimizer)
+    tensors = {name: value for name, value in snapshot.tensors.items() if _is_of(name, layers)}
+    state = {
+        name: _with_tensors(values, OPTIMIZER_PREFIX, OPTIMIZER_PREFIX, snapshot, tensors)
+        for name, values in text["state"].items()
+        if _is_of(name, layers)
+    }
+    groups = [_with_params(group, [name for name in _params(group) if _is_of(name, layers)]) for group in text["groups"]]
+    for number, group in enumerate(groups):
+        _with_tensors(group, _group_prefix(number), _group_prefix(number), snapshot, tensors)
+    return Snapshot(tensors, json.dumps({"kind": text["kind"], "groups": groups, "state": state}))
+
+
+def with_layers(snapshot: Snapshot, others: Snapshot) -> Snapshot:
+    """A snapshot by layer with the layers of another one; the parameter groups of both stay apart."""
+    text, more = json.loads(snapshot.optimizer), json.loads(others.optimizer)
+    tensors = {**others.tensors, **snapshot.tensors}
+    first = len(text["groups"])
+    groups = [
+        _with_tensors(group, _group_prefix(number), _group_prefix(first + number), others, tensors)
+        for number, group in enumerate(more["groups"])
+    ]
+    joined = {"kind": text["kind"], "groups": [*text["groups"], *groups], "state": {**more["state"], **text["state"]}}
+    return Snapshot(tensors, json.dumps(joined))
+
+
+def _is_of(name: str, layers: Collection[int]) -> bool:
+    number = name.partition(".")[0]
+    return number.isdecimal() and int(number) in layers
+
+
+def snapshot_of_stage(
+    parts: Sequence[tuple[Collection[int], Snapshot]], module: nn.Module, own_layers: range, optimizer: Optimizer
+) -> Snapshot:
+    """The snapshot of a stage from snapshots by layer, each with the layers that it has."""
+    sources = {}
+    for name, (number, in_layer) in layer_tensors_in(module, own_layers).items():
+        part = next(index for index, (layers, _) in enumerate(parts) if number in layers)
+        sources[name] = part, name_by_layer(number, in_layer)
+    return joined_snapshot({index: snapshot for index, (_, snapshot) in enumerate(parts)}, sources, module, optimizer)
 
 
 class _OptimizerOfFile:

@@ -22,7 +22,10 @@ from recycle.runtime.checkpoint.tensor_file import save_tensors
 
 @dataclass(frozen=True, slots=True)
 class StageSaved:
-    """A stage after `num_steps` steps, of which `epoch` did the last, is on disk, in the folder of an unfinished checkpoint."""
+    """A stage after `num_steps` steps, of which `epoch` did the last, is on disk, in the folder of an unfinished checkpoint.
+
+    `layer_counts` are the layers of each stage, if they are others than those of the job's own stages.
+    """
 
     num_steps: int
     stage: int
@@ -30,6 +33,7 @@ class StageSaved:
     size_bytes: int
     sha256: str
     epoch: int = 0
+    layer_counts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,8 @@ class StageWriter:
     """Saves one stage repeatedly. Each `save` is reported exactly once, and no failed save ends the training.
 
     `report` is called in the thread that writes, so it must be thread-safe. With `deliver`, a file is sent away after it is
-    written, and does not stay in `folder`. `goes_on` is asked about once a second while the caller waits.
+    written, and does not stay in `folder`. `goes_on` is asked about once a second while the caller waits. `layer_counts` are
+    those of `StageSaved`.
     """
 
     def __init__(
@@ -66,8 +71,9 @@ class StageWriter:
         report: Callable[[StageSaved | StageNotSaved], None],
         deliver: Deliver | None = None,
         goes_on: GoesOn = lambda has_moved: True,
+        layer_counts: tuple[int, ...] = (),
     ) -> None:
-        self._folder = folder
+        self._folder, self._layer_counts = folder, layer_counts
         self._deliver, self._goes_on, self._has_moved = deliver, goes_on, False
         self._stage = stage
         self._report = report
@@ -133,7 +139,7 @@ class StageWriter:
         finally:
             if self._deliver is not None:  # what could not be sent would fill the disk
                 shutil.rmtree(path.parent, ignore_errors=True)
-        return StageSaved(num_steps, self._stage, path.name, size_bytes, digest.hexdigest())
+        return StageSaved(num_steps, self._stage, path.name, size_bytes, digest.hexdigest(), layer_counts=self._layer_counts)
 
 
 def _in_one_line(problem: BaseException) -> str:

@@ -25,7 +25,7 @@ class CoordinatorConfig:
     `folder` is the run folder, if there is one. `deaths` is the file into which injected kills write their time, `injections` say
     when the coordinator kills itself. `about` describes the job to every worker that joins. `stops_early` says that
     the job was asked to stop before this coordinator replaced another. If it `follows_speeds`, plans change with those of its
-    workers.
+    workers. If it `moves_layers`, plans may give stages other layers.
     """
 
     job: str
@@ -47,6 +47,7 @@ class CoordinatorConfig:
     about: Mapping[str, Any] = field(default_factory=dict)
     stops_early: bool = False
     follows_speeds: bool = True
+    moves_layers: bool = False
     tls: TlsFiles | None = None
 
 

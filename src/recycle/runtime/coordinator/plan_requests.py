@@ -9,7 +9,7 @@ from recycle.control.planning.planning_process import PlanningProcess
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import ForeignPlan, PlannerFailed, UserError
 from recycle.core.plans.plan import Plan
-from recycle.core.plans.plan_source import NoWorkerLeft, PlanAssignment, PlanSource, SpeedAwareSource
+from recycle.core.plans.plan_source import NoWorkerLeft, PlanAssignment, PlanSource, RunLayers, SpeedAwareSource
 from recycle.core.plans.steady_period import Speeds, with_speeds
 from recycle.runtime.execute.spans import now_us
 
@@ -22,7 +22,8 @@ class PlanRequests:
     """Answers requests for plans without making the coordinator wait: a plan may take long. Without a source, it answers none.
 
     `deliver` is called with each requested set of dead workers and its outcome, by the thread that made the plan. All plans must
-    be for as many `shared_layers` as the first one. `knows_speeds` says whether plans are made for speeds of workers.
+    be for as many `shared_layers` as the first one, and if no `layers` are set, for the same `layer_counts` at each stage.
+    `knows_speeds` says whether plans are made for speeds of workers. `layers` are those of the stages, if plans may move them.
     """
 
     def __init__(
@@ -32,24 +33,27 @@ class PlanRequests:
         deliver: Callable[[frozenset[Worker], PlanOutcome], None],
         planning: PlanningProcess | None = None,
         shared_layers: int = 0,
+        layer_counts: tuple[int, ...] = (),
     ) -> None:
         self._prefetch = PlanPrefetch(source, planning) if source is not None else None
         self._shape, self._deliver, self._shared_layers = shape, deliver, shared_layers
         self._ready_us, self.knows_speeds = 0, isinstance(source, SpeedAwareSource)
+        self._layer_counts = layer_counts
+        self.layers: RunLayers | None = None
 
     def request(self, failed: frozenset[Worker], speeds: Speeds | None = None) -> None:
         if self._prefetch is not None:  # without a source, the death has ended the job
-            self._prefetch.request(failed, speeds).add_done_callback(lambda future: self._done(failed, future))
+            self._prefetch.request(failed, speeds, self.layers).add_done_callback(lambda future: self._done(failed, future))
 
     def expect(self, failed: frozenset[Worker], speeds: Speeds | None = None) -> None:
         """Have the plan at hand that is probably requested next, if it was made ahead."""
         if self._prefetch is not None:
-            self._prefetch.expect(failed, speeds)
+            self._prefetch.expect(failed, speeds, self.layers)
 
     def prefetch(self, failed: frozenset[Worker], speeds: Speeds | None = None) -> None:
         """Prepare plans for the changes of membership that may follow `failed`."""
         if self._prefetch is not None:
-            self._prefetch.prepare(failed, self._shape, speeds)
+            self._prefetch.prepare(failed, self._shape, speeds, self.layers)
 
     def compare(
         self, present: Plan, speeds: Speeds, without: Worker | None, deliver: Callable[[PlanPeriods | None], None]
@@ -62,7 +66,7 @@ class PlanRequests:
             return
         failed, prefetch = present.problem.cluster.failed, self._prefetch
         sets = [failed] if without is None else [failed, failed | {without}]
-        made = [prefetch.request(each, speeds) for each in sets]
+        made = [prefetch.request(each, speeds, self.layers) for each in sets]
 
         def compare(done: int) -> None:
             if done < len(made):
@@ -93,9 +97,15 @@ class PlanRequests:
 
     def _checked(self, outcome: PlanOutcome) -> PlanOutcome:
         """The outcome, or an error if the plan needs other layers than workers hold: they would compute something else."""
-        if isinstance(outcome, PlanAssignment) and (shared := outcome.plan.problem.shared_layers) != self._shared_layers:
+        if not isinstance(outcome, PlanAssignment):
+            return outcome
+        if (shared := outcome.plan.problem.shared_layers) != self._shared_layers:
             held = f"the workers of this job share {self._shared_layers}"
             return ForeignPlan(f"the plan after a failure is for stages that share {shared} layers, but {held}: plan again")
+        counts, own = outcome.plan.problem.layer_counts, self._layer_counts
+        if counts != own and ((shared and self.layers is None) or (self.layers is not None and sum(counts) != sum(own))):
+            found, has = (", ".join(map(str, each)) for each in (counts, own))
+            return ForeignPlan(f"the plan after a failure is for stages of {found} layers, but this job has {has}: plan again")
         return outcome
 
 

@@ -101,8 +101,8 @@ class CoordinatorService:
         self._inbox = ReportInbox(self._ledger, self._acks.add)
         self._numbers, self._epochs, self._crashed_at = dict[int, int](), dict[int, int](), set[int]()
         self._finished, self._is_over, self._is_ending = dict[Worker, WorkerFinished](), False, False
-        shape, shared = plan.problem.shape, plan.problem.shared_layers
-        self._plans = PlanRequests(config.source, shape, self._plan_made, planning, shared)
+        shape, held = plan.problem.shape, (plan.problem.shared_layers, plan.problem.layer_counts)
+        self._plans = PlanRequests(config.source, shape, self._plan_made, planning, *held)
         self._speeds = SpeedPlanning(config, self._plans, self._ledger, self._server.call_soon, lambda: self._coordinator)
         saved = run.resumed.num_steps if run is not None and run.resumed is not None else -1
         options = self._journal, config.lease_s, saved, config.run_folder.ops_every
@@ -304,7 +304,7 @@ class CoordinatorService:
         if isinstance(outcome, UserError):
             self._server.call_soon(partial(self._end, JobFailed(outcome)))
         else:
-            self._server.call_soon(partial(self._coordinator.plan_received, failed, outcome))
+            self._server.call_soon(lambda: self._coordinator.plan_received(failed, self._speeds.exchanged(outcome)))
 
     def _act_on_findings(self) -> None:
         """Act on what the ledger has found in reports: peers that differ, or losses that are no numbers."""

@@ -1,22 +1,29 @@
-"""`SpeedPlanning`: the coordinator's requests for plans, with the speeds of workers, and the change to a plan for other speeds.
+"""`SpeedPlanning`: the coordinator's requests for plans, with speeds and layers, and the change to a plan for other speeds.
 
-Every worker says with its reports how long its ops took. A worker whose speed has changed is named in the record. If a plan for
-the new speeds is worth a pause, all take it at the next iteration boundary. Failures are answered with plans for known speeds.
+Every worker says with its reports how long its ops took, and messages to it. A worker or link whose speed has changed is named
+in the record. If a plan for the new speeds is worth a pause, all take it at the next iteration boundary. Failures are answered
+with plans for known speeds.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 
 from recycle.control.decide.coordinator import Coordinator
 from recycle.control.decide.members import members_at
+from recycle.control.drift.link_watch import LinkChange, LinkWatch
 from recycle.control.drift.op_pace import Pace, parse_class
+from recycle.control.drift.place_exchange import exchange_places
 from recycle.control.drift.plan_change import TOO_SLOW, PlanChange, PlanPeriods, decide_change
+from recycle.control.drift.relative_links import WorkerPair
 from recycle.control.drift.relative_speeds import relative_speeds
 from recycle.control.drift.speed_watch import SpeedWatch
+from recycle.control.planning.failure_times import FailureTimes
 from recycle.core.cluster import Worker
-from recycle.core.events.record import Recovered, SpeedChanged
+from recycle.core.events.record import LinkChanged, Recovered, SpeedChanged
 from recycle.core.plans.plan import Plan
+from recycle.core.plans.plan_source import PlanAssignment, RunLayers
 from recycle.core.plans.steady_period import Speeds
 from recycle.runtime.coordinator.config import CoordinatorConfig
 from recycle.runtime.coordinator.ledger.run_ledger import RunLedger
@@ -25,6 +32,8 @@ from recycle.runtime.worker.worker_reports import IterationApplied
 
 # How long a change of plans takes, until the first one was measured.
 _PAUSE_US = 250_000.0
+# A worker may be left out after it was too slow for so long: a busy machine holds up healthy ones for seconds.
+PATIENCE_US = 10_000_000
 
 
 class SpeedPlanning:
@@ -44,11 +53,15 @@ class SpeedPlanning:
     ) -> None:
         self._plans, self._ledger, self._num_steps = plans, ledger, config.num_steps
         self._call_soon, self._decide, self._follows = call_soon, decide, config.follows_speeds and plans.knows_speeds
-        self._watch, self._pause_us, self._is_comparing = SpeedWatch(), _PAUSE_US, False
+        self._watch, self._pause_us, self._is_comparing = SpeedWatch[int](), _PAUSE_US, False
+        self._links = LinkWatch()
         self._plan = config.initial.plan
         self._members: Mapping[int, Worker] = {}
         self._first_iteration, self._named = 0, dict[Worker, float]()
-        self._pending: dict[int, dict[int, tuple[Worker, Pace]]] = {}
+        self._too_slow_since_us, self._postponed = dict[int, int](), set[int]()
+        self._pending: dict[int, dict[int, IterationApplied]] = {}
+        self._moves_layers = config.moves_layers
+        self._failures = FailureTimes(ledger.now_us())
         self._prefetch()  # now, because workers take a while to join
 
     # Plans.
@@ -70,13 +83,21 @@ class SpeedPlanning:
             self._watch.set_speed(number, planned.get(members[number], 1.0))
         self._plan, self._members, self._first_iteration = plan, members, iteration
         self._pending.clear()
+        for link in self._links.start_epoch(members, iteration):
+            self._name_link(link)
         for number, place in sorted(members.items(), key=itemgetter(1)):  # a member may have moved
             self._name(place, self._watch.speed(number), iteration)
         self._prefetch()
         self._consider()
 
     def _prefetch(self) -> None:
+        self._plans.layers = self._layers()
         self._plans.prefetch(self._plan.problem.cluster.failed, self._speeds())
+
+    def _layers(self) -> RunLayers | None:
+        """The layers of the stages, if they may move, and the run's mean time between failures, if it is known."""
+        counts, mean_time_us = self._plan.problem.layer_counts if self._moves_layers else (), self._failures.mean_us
+        return RunLayers(counts, mean_time_us) if counts or mean_time_us is not None else None
 
     def _speeds(self) -> Speeds | None:
         """The speeds of all members at their places, those of 1 left out; before the first epoch, those of its plan."""
@@ -88,30 +109,88 @@ class SpeedPlanning:
         return tuple(sorted((member.place, self._watch.speed(member.number)) for member in placed if member.place is not None))
 
     def recovered(self, event: Recovered) -> None:
-        """Note how long a change of plans took that lost no work."""
+        """Note how long a change of plans took that lost no work, or how many workers failed."""
         if not event.workers:
             self._pause_us = event.lost_us
+        elif not event.joins:
+            before = self._failures.mean_us
+            self._failures.add(event.at_us, len(event.workers))
+            if self._failures.mean_us != before:
+                self._prefetch()
 
     # Speeds.
 
     def add(self, member: int, report: IterationApplied) -> None:
-        """Take the pace of a member. The first iteration of an epoch tells nothing: caches and links are cold."""
+        """Take the pace of a member, and the lags of messages. The first iteration of an epoch tells nothing: all is cold."""
         if report.iteration <= self._first_iteration or member not in self._members:
             return
-        paces = self._pending.setdefault(report.iteration, {})
-        paces[member] = report.worker, report.pace
-        if len(paces) == len(self._members):
+        reports = self._pending.setdefault(report.iteration, {})
+        reports[member] = report
+        if len(reports) == len(self._members):
             for iteration in [each for each in self._pending if each <= report.iteration]:
                 del self._pending[iteration]
-            self._judge(report.iteration, paces)
+            self._judge_links(report.iteration, reports)
+            self._judge(report.iteration, {number: (each.worker, each.pace) for number, each in reports.items()})
+
+    def _judge_links(self, iteration: int, reports: Mapping[int, IterationApplied]) -> None:
+        lags = {number: each.lags for number, each in reports.items()}
+        changes = list(self._links.add(iteration, lags, (each.pace for each in reports.values())))
+        for link in changes:
+            self._name_link(link)
+        if slow := [link for link in changes if link.speed < 1]:
+            self._go_around(max(slow, key=lambda link: link.delay_us))
+
+    def _name_link(self, link: LinkChange) -> None:
+        times = link.since, link.time_us, link.usual_us
+        self._ledger.write(LinkChanged(self._ledger.now_us(), str(link.pair), link.speed, *times))
+
+    def _go_around(self, link: LinkChange) -> None:
+        """Have peers exchange their places, if messages then go around a slow link, and if that wins more than it costs.
+
+        Its messages were waited for: without it, an iteration is shorter by the delay of at least one of them.
+        """
+        rows = {row.worker: row.worker for row in self._plan.rows}
+        moved = self._exchanged(PlanAssignment(self._plan, rows, "")).moves
+        if not self._follows or not moved:
+            return
+        present_us, num_left = self._ledger.recent_us, self._num_steps - self._ledger.num_steps
+        periods = PlanPeriods(present_us, max(1, present_us - link.delay_us))
+        if decide_change(periods, present_us, num_left, self._pause_us).change is PlanChange.REPLAN:
+            places = ", ".join(f"{now} goes to {place}" for now, place in moved)
+            self._decide().change_plan(f"the link {link.pair} is slow, and messages go around it: {places}")
+
+    def exchanged(self, answer: PlanAssignment | str) -> PlanAssignment | str:
+        """An answer to a request, with places of peers exchanged if messages then go around slow links."""
+        return answer if isinstance(answer, str) else self._exchanged(answer)
+
+    def _exchanged(self, assignment: PlanAssignment) -> PlanAssignment:
+        members = self._decide().members.placed
+        placed = {member.number: member.place for member in members if member.place is not None}
+        delays_us = {
+            WorkerPair(placed[first], placed[second]): float(link.delay_us)
+            for (first, second), link in self._links.slow.items()
+            if first in placed and second in placed
+        }
+        if not self._follows or not delays_us:
+            return assignment
+        speeds = {place: self._watch.speed(number) for number, place in placed.items()}
+        return exchange_places(assignment, delays_us, lambda place: speeds.get(place, 1.0))
 
     def _judge(self, iteration: int, paces: Mapping[int, tuple[Worker, Pace]]) -> None:
         changes = self._watch.add(iteration, relative_speeds(paces, partial(_cost_us, self._plan)))
         for change in changes:
             self._name(self._members[change.member], change.speed, change.since)
+            self._postponed.discard(change.member)
+            if change.speed >= TOO_SLOW:
+                self._too_slow_since_us.pop(change.member, None)
+            else:
+                self._too_slow_since_us.setdefault(change.member, self._ledger.now_us())
         if changes:
             self._consider()
             self._prefetch()
+        elif due := {number for number in self._postponed & self._members.keys() if self._is_patience_over(number)}:
+            self._postponed -= due
+            self._consider(is_again=True)
 
     def _name(self, place: Worker, speed: float, since: int) -> None:
         """Write the speed of the worker at a place, unless it was written."""
@@ -119,10 +198,13 @@ class SpeedPlanning:
             self._named[place] = speed
             self._ledger.write(SpeedChanged(self._ledger.now_us(), str(place), speed, since))
 
-    def _consider(self) -> None:
-        """Have plans made for the present speeds and compared with the present plan, unless that is under way."""
+    def _consider(self, is_again: bool = False) -> None:
+        """Have plans made for the present speeds and compared with the present plan, unless that is under way.
+
+        A plan that is for these speeds is compared only `is_again`, with one without the slowest worker.
+        """
         speeds, plan = self._speeds(), self._plan
-        if speeds is None or self._is_comparing or speeds == plan.problem.speeds:
+        if speeds is None or self._is_comparing or (speeds == plan.problem.speeds and not is_again):
             return
         self._is_comparing = True
         slowest = min(self._members, key=self._watch.speed)
@@ -133,6 +215,10 @@ class SpeedPlanning:
 
         self._plans.compare(plan, speeds, without, deliver)
 
+    def _is_patience_over(self, member: int) -> bool:
+        now_us = self._ledger.now_us()
+        return now_us - self._too_slow_since_us.setdefault(member, now_us) >= PATIENCE_US
+
     def _compared(self, plan: Plan, speeds: Speeds, slowest: int, periods: PlanPeriods | None) -> None:
         self._is_comparing = False
         if plan is not self._plan or speeds != self._speeds():
@@ -140,6 +226,11 @@ class SpeedPlanning:
             return
         if periods is None:
             return
+        if periods.without_us is not None and not self._is_patience_over(slowest):
+            self._postponed.add(slowest)
+            if periods.is_idle:
+                return
+            periods = replace(periods, without_us=None)
         num_left = self._num_steps - self._ledger.num_steps
         decision = decide_change(periods, self._ledger.recent_us, num_left, self._pause_us)
         match decision.change:

@@ -99,7 +99,7 @@ class Executor:
         compute = self._compute_tentatively if is_tentative else self._compute
         made = compute(iteration, instruction, received)
         if (speed := self._speed_in(iteration)) < 1:
-            self.clock.slow_down(start, speed)
+            self.clock.slowed.slow_down(start, speed, (instruction.kind, instruction.layers))
         self.clock.stop(instruction.label, start, spans, asked_us)
         if instruction.sends is not None:
             assert made is not None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from recycle.runtime.execute.slowed_ops import SlowedOps, StreamIdle
 from recycle.runtime.execute.spans import Span, now_us
 from recycle.runtime.transport.activity import Doing
 
@@ -36,8 +37,11 @@ class SpanClock:
     On a CPU there are no events: an op has ended when its call returns.
     """
 
-    def __init__(self, device: torch.device, record: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, device: torch.device, record: Callable[[], Any] | None = None, idle: Callable[[float], None] | None = None
+    ) -> None:
         self._record = record or (partial(_record, device) if device.type == "cuda" else None)
+        self.slowed = SlowedOps(self._record, idle or StreamIdle(device))
         self._launched: deque[_Launched] = deque()
         self._zero: tuple[Any, int] | None = None  # an event, and when it was, by the machine's clock
         self._last_end_us = 0
@@ -64,16 +68,6 @@ class SpanClock:
             event.synchronize()
             self._zero = event, now_us()
         return self._record()
-
-    def slow_down(self, start: Any, speed: float) -> None:
-        """Let the op that began at `start` take 1 / `speed` of its time; on a GPU, the stream is idle meanwhile."""
-        if self._record is None:
-            took_s = (now_us() - start) / 1e6
-        else:
-            ran = self._record()
-            ran.synchronize()
-            took_s = start.elapsed_time(ran) / 1e3
-        time.sleep(took_s * (1 / speed - 1))
 
     def stop(self, label: str, start: Any, spans: list[Span], asked_us: int = 0) -> None:
         """The end of an op that began at `start`: `spans` gets its span, at once or when the GPU has run it."""

@@ -51,13 +51,20 @@ class StageState:
     """One worker's weights and optimizer, with `num_steps` steps done."""
 
     def __init__(
-        self, stage: Stage, stepper: Stepper, shape: Shape, ties: Sequence[Tie], max_norm: float | None, num_steps: int = 0
+        self,
+        stage: Stage,
+        stepper: Stepper,
+        shape: Shape,
+        ties: Sequence[Tie],
+        max_norm: float | None,
+        num_steps: int = 0,
+        last_ballot: Ballot | None = None,
     ) -> None:
         self.stage, self.stepper, self.num_steps = stage, stepper, num_steps
         self._shape, self._max_norm = shape, max_norm
         self._unconfirmed: _Unconfirmed | None = None
         self._ahead: _StepAhead | None = None
-        self._last_ballot: Ballot | None = None
+        self._last_ballot = last_ballot
         elsewhere = counted_elsewhere(ties, stage.number, stage.module)
         self._counts = [id(parameter) not in elsewhere for parameter in stage.parameters()]
 

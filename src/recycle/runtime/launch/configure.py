@@ -1,10 +1,12 @@
 """The configurations of a job's processes, derived from the job: `worker_spec` for workers, `coordinator_config`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from recycle.control.net.file_transfer import FileTransfer
 from recycle.control.net.handshake import Endpoint
@@ -14,7 +16,7 @@ from recycle.runtime.coordinator.config import JOURNAL, CoordinatorConfig
 from recycle.runtime.job import Job
 from recycle.runtime.options import FailureOptions
 from recycle.runtime.transport.specs import TensorSpec
-from recycle.runtime.worker.worker_spec import MakeStage, WorkerSpec, copied_stage
+from recycle.runtime.worker.worker_spec import MakeModel, MakeStage, WorkerSpec, copied_stage
 
 
 def worker_spec(
@@ -23,8 +25,13 @@ def worker_spec(
     tensor_specs: Mapping[int, TensorSpec] | None = None,
     file_transfer: FileTransfer | None = None,
     deaths: Path | None = None,
+    make_model: MakeModel | None = None,
+    layer_specs: Sequence[TensorSpec] = (),
 ) -> WorkerSpec:
-    """The part of a job that every worker needs; `tensor_specs` are the job's, if they are known already."""
+    """The part of a job that every worker needs; `tensor_specs` are the job's, if they are known already.
+
+    `layer_specs` are those of `movable_layer_specs`: with them, whole layers may move.
+    """
     folder = job.run_folder
     return WorkerSpec(
         shape=job.shape,
@@ -41,7 +48,14 @@ def worker_spec(
         file_transfer=file_transfer,
         deaths=deaths,
         layers=job.layers,
+        make_model=(make_model or partial(_stages_of, tuple(job.stages))) if layer_specs else None,
+        layer_specs=layer_specs,
+        shared_layers=job.shared_layers,
     )
+
+
+def _stages_of(stages: Sequence[nn.Module]) -> Sequence[nn.Module]:
+    return stages
 
 
 def coordinator_config(
@@ -51,8 +65,12 @@ def coordinator_config(
     journal_folder: Path,
     deaths: Path | None = None,
     about: Mapping[str, Any] | None = None,
+    moves_layers: bool = False,
 ) -> CoordinatorConfig:
-    """The configuration of a coordinator that starts the job with its plan; `about` is sent to every worker that joins."""
+    """The configuration of a coordinator that starts the job with its plan; `about` is sent to every worker that joins.
+
+    If it `moves_layers`, workers have the `layer_specs` for that.
+    """
     options, plan = job.options, job.first_plan
     workers = [row.worker for row in plan.rows]
     return CoordinatorConfig(
@@ -75,4 +93,5 @@ def coordinator_config(
         injections=options.failures.script.for_coordinator(),
         about=about or {},
         follows_speeds=options.failures.follow_speeds,
+        moves_layers=moves_layers,
     )

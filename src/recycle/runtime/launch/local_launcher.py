@@ -50,9 +50,10 @@ from recycle.runtime.launch.configure import coordinator_config, worker_spec
 from recycle.runtime.launch.forkserver import fork_context
 from recycle.runtime.launch.restart_policy import RestartPolicy
 from recycle.runtime.launch.start_process import start_process
+from recycle.runtime.movable_layers import movable_layer_specs
 from recycle.runtime.options import FailureOptions
 from recycle.runtime.worker.worker import CANNOT_LOAD, REFUSED, run_worker_process
-from recycle.runtime.worker.worker_spec import MakeStage, pickled
+from recycle.runtime.worker.worker_spec import MakeModel, MakeStage, pickled
 
 _MOST_COORDINATORS = 100
 # A worker that was started while the job runs has joined after so long, if it ever does.
@@ -77,6 +78,18 @@ def _unpickled_stage(folder: Path, number: int) -> nn.Module:
     return module
 
 
+def _pickle_model(job: Job, folder: Path) -> MakeModel:
+    """Write all stages to one file, which a worker loads when layers move."""
+    _write(path := folder / "model.pickle", pickled(list(job.stages)))
+    return partial(_unpickled_model, path)
+
+
+def _unpickled_model(path: Path) -> Sequence[nn.Module]:
+    model = pickle.loads(path.read_bytes())
+    assert isinstance(model, list)
+    return model
+
+
 def _write(path: Path, body: bytes) -> None:
     try:
         path.write_bytes(body)
@@ -93,9 +106,12 @@ def launch(job: Job, watch: Watch = lambda event: None, saves_if_stopped: bool =
     begin_us = now_us()
     with scratch() as folder, listen("127.0.0.1", job.options.port) as listener:
         deaths, spec = folder / "deaths", folder / "worker_spec.pickle"
-        _write(spec, pickled(worker_spec(job, _pickle_stages(job.held_stages, folder), deaths=deaths)))
+        layer_specs = movable_layer_specs(job)
+        make_stage, make_model = _pickle_stages(job.held_stages, folder), _pickle_model(job, folder) if layer_specs else None
+        made = worker_spec(job, make_stage, deaths=deaths, make_model=make_model, layer_specs=layer_specs)
+        _write(spec, pickled(made))
         endpoint = Endpoint("127.0.0.1", listener.getsockname()[1], new_token(), new_name())
-        config = coordinator_config(job, endpoint, begin_us, folder, deaths)
+        config = coordinator_config(job, endpoint, begin_us, folder, deaths, moves_layers=bool(layer_specs))
         context = fork_context(_model_modules(job))
         launcher = _Launcher(context, spec, endpoint, config, listener, job.options.failures, watch)
         with stop_signals(launcher.ask_to_stop) if saves_if_stopped else nullcontext():

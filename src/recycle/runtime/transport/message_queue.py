@@ -10,9 +10,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from recycle.control.drift.message_times import MessageStamp
 from recycle.core.cluster import Worker
 from recycle.core.errors import Unsendable
 from recycle.runtime.transport.gloo_groups import GlooGroups
+from recycle.runtime.transport.links.stamped_body import clock_us
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportSpec
 
 
@@ -35,6 +37,10 @@ class MessageCarrier(Protocol):
 
     def unpack(self, message: TensorMessage, body: Tensor, round_: int) -> Tensor:
         """Return the tensor that was sent, from the body that was received."""
+        ...
+
+    def stamp_of(self, message: TensorMessage, body: Tensor, round_: int) -> MessageStamp | None:
+        """Return the stamp of a message that was received and is not unpacked yet; None if messages have none."""
         ...
 
 
@@ -73,7 +79,11 @@ class MessageQueue:
         """Return the tensor that was sent, or wait for it."""
         self.post_receive(message)
         work, body = self._posted.pop(message)
+        asked_us = clock_us()
         self._groups.wait(work, str(message.sender))
+        received_us = clock_us()
+        if (stamp := self._carrier.stamp_of(message, body, self.round)) is not None:
+            self._spec.timer.received(message.sender, stamp, asked_us, received_us)
         self._release(message.sender, (self.round, message.made_at))
         return self._carrier.unpack(message, body, self.round)
 

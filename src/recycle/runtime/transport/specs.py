@@ -1,12 +1,13 @@
 """The values of the transport: TensorSpec, TensorMessage, GroupView, TransportSpec; and TransportBroken, its only error."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
 
 import torch
 
+from recycle.control.drift.message_times import MessageTimer
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
 from recycle.runtime.compute.tied_parameters import Tie
@@ -16,6 +17,10 @@ from recycle.runtime.transport.activity import Activity
 _NUM_TAG_ROUNDS = 8
 # Of the tree along which all workers vote. Four: a dozen workers are two links from its root, and 2,048 are six.
 _NUM_CHILDREN = 4
+
+
+DelayTo = Callable[[Worker], float]
+"""Returns by how many seconds messages to a worker are delayed on purpose."""
 
 
 class TransportBroken(Exception):
@@ -144,7 +149,7 @@ class TransportSpec:
     """What a job asks of its transport, the same in every epoch.
 
     `tensor_specs` are by the stage that sends a tensor forwards. `host` is the address at which other machines reach this one.
-    `activity` is told whom the worker waits for.
+    `activity` is told whom the worker waits for, and `timer` how long messages are on their way, if their carrier stamps them.
     """
 
     tensor_specs: Mapping[int, TensorSpec]
@@ -153,6 +158,8 @@ class TransportSpec:
     timeout: timedelta
     host: str = "127.0.0.1"
     activity: Activity = field(default_factory=Activity)
+    timer: MessageTimer = field(default_factory=MessageTimer)
+    delay_s_to: DelayTo = lambda receiver: 0.0
 
     def tensor_spec(self, message: TensorMessage) -> TensorSpec:
         return self.spec_of(message.kind, message.stage)

@@ -1,4 +1,4 @@
-"""Transfer of a stage's state between peers: parameters, buffers and optimizer, as bytes with digests that are checked.
+"""Transfer of a stage's state, or of some layers: parameters, buffers and optimizer, as bytes with digests that are checked.
 
 Three parts are sent: the length of the header and its SHA-256; the header, JSON with name, dtype and shape of every tensor, the
 rest of the optimizer's state and the SHA-256 of the tensors; the tensors, one after the other.
@@ -24,7 +24,11 @@ _LENGTH_BYTES, _DIGEST_BYTES = 8, 32
 
 def send_state(groups: GlooGroups, receiver: Worker, module: nn.Module, optimizer: Optimizer) -> int:
     """Send the whole state of the stage; return the number of bytes of its tensors."""
-    snapshot = take_snapshot(module, optimizer)
+    return send_snapshot(groups, receiver, take_snapshot(module, optimizer))
+
+
+def send_snapshot(groups: GlooGroups, receiver: Worker, snapshot: Snapshot) -> int:
+    """Send a snapshot; return the number of bytes of its tensors."""
     tensors = [(name, value.contiguous()) for name, value in snapshot.tensors.items()]
     digest = hashlib.sha256()
     for _, value in tensors:
@@ -42,6 +46,13 @@ def send_state(groups: GlooGroups, receiver: Worker, module: nn.Module, optimize
 
 def receive_state(groups: GlooGroups, sender: Worker, module: nn.Module, optimizer: Optimizer) -> int:
     """Replace module and optimizer by the state that a peer sends; return the number of bytes of its tensors."""
+    snapshot = receive_snapshot(groups, sender)
+    put_back(snapshot, module, optimizer)
+    return sum(value.nbytes for value in snapshot.tensors.values())
+
+
+def receive_snapshot(groups: GlooGroups, sender: Worker) -> Snapshot:
+    """Receive the snapshot that another worker sends."""
     opening = _bytes_of(groups.receive_bytes(sender, _LENGTH_BYTES + _DIGEST_BYTES, _HEADER_TAG))
     received = groups.receive_bytes(sender, int.from_bytes(opening[:_LENGTH_BYTES], "little"), _HEADER_TAG)
     _refuse_changed(sender, received, opening[_LENGTH_BYTES:])
@@ -54,8 +65,7 @@ def receive_state(groups: GlooGroups, sender: Worker, module: nn.Module, optimiz
     # A copy of each, because a tensor must begin at a multiple of the size of its numbers.
     parts = zip(layout, torch.split(body, sizes), strict=True)
     tensors = {name: part.clone().view(dtype).view(shape) for (name, dtype, shape), part in parts}
-    put_back(Snapshot(tensors, header["optimizer"]), module, optimizer)
-    return total
+    return Snapshot(tensors, header["optimizer"])
 
 
 def _refuse_changed(sender: Worker, body: torch.Tensor, digest: bytes) -> None:

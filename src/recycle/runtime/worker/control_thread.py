@@ -30,7 +30,7 @@ from recycle.host.interfaces import address_of
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.transport.activity import Activity, Doing
-from recycle.runtime.transport.link_check import LinkCheck, unreachable
+from recycle.runtime.transport.links.link_check import LinkCheck, unreachable
 from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.rendezvous import Rendezvous, make_unless_over
 from recycle.runtime.transport.specs import GroupView, TransportBroken

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from recycle.control.decide.messages import Ballot, LayerTransfer
+from recycle.control.drift.message_times import MessageTimer
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.row_programs import RowProgram
 from recycle.runtime.compute.gradients import make_sums
@@ -19,7 +21,7 @@ from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.transport.activity import Activity
 from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.select import TransportChoice, agree_on_transport, device_of_worker, make_transport
-from recycle.runtime.transport.specs import GroupView, MessageLink, TransportSpec
+from recycle.runtime.transport.specs import DelayTo, GroupView, MessageLink, TransportSpec
 from recycle.runtime.worker.worker_spec import WorkerSpec
 
 
@@ -36,8 +38,10 @@ def worker_program(program: RowProgram, shape: Shape) -> WorkerProgram:
     return WorkerProgram(compile_row(program, shape), program.warm_up, program.is_staggered)
 
 
-def make_stage_state(spec: WorkerSpec, stage: int, num_steps: int = 0, device: torch.device | None = None) -> StageState:
-    """A stage as it is before the first step, on `device`."""
+def make_stage_state(
+    spec: WorkerSpec, stage: int, num_steps: int = 0, device: torch.device | None = None, last_ballot: Ballot | None = None
+) -> StageState:
+    """A stage as it is before the first step, on `device`. `last_ballot` is that of the step before, if this worker has it."""
     options = spec.options
     module = spec.make_stage(stage).to(device)
     sums = make_sums(module.parameters(), spec.shape.num_chains, options.is_exact, options.sum_dtype, device)
@@ -45,7 +49,7 @@ def make_stage_state(spec: WorkerSpec, stage: int, num_steps: int = 0, device: t
     own_layers = spec.layers.ranges[stage] if spec.layers is not None else None
     made = Stage(module, sums, stage, loss, options.autocast, device, own_layers)
     stepper = Stepper(made.parameters(), spec.make_optimizer, options.schedule)
-    return StageState(made, stepper, spec.shape, spec.ties, options.max_norm, num_steps)
+    return StageState(made, stepper, spec.shape, spec.ties, options.max_norm, num_steps, last_ballot)
 
 
 def connect(
@@ -56,11 +60,16 @@ def connect(
     device: torch.device,
     host: str = "127.0.0.1",
     activity: Activity | None = None,
+    timer: MessageTimer | None = None,
+    delay_s_to: DelayTo = lambda receiver: 0.0,
 ) -> tuple[Transport, TransportChoice]:
     """The transport of a worker of this machine, which the others reach at `host`; all workers of the epoch must call it."""
     choice = agree_on_transport(store, view, device_of_worker(device), spec.options.transport)
     timeout = timedelta(seconds=spec.options.timeout_s)
-    transport_spec = TransportSpec(spec.tensor_specs, spec.shape.num_chains, spec.ties, timeout, host, activity or Activity())
+    watched = activity or Activity(), timer or MessageTimer()
+    transport_spec = TransportSpec(
+        spec.tensor_specs, spec.shape.num_chains, spec.ties, timeout, host, *watched, delay_s_to=delay_s_to
+    )
     return make_transport(choice, store, view, transport_spec, links_of(program), device), choice
 
 
@@ -70,10 +79,12 @@ def links_of(program: WorkerProgram) -> set[MessageLink]:
     return {MessageLink(message.kind, message.sender, message.receiver) for message in messages}
 
 
-def partners_of(worker: Worker, program: WorkerProgram, sources: Mapping[str, str]) -> frozenset[Worker]:
+def partners_of(
+    worker: Worker, program: WorkerProgram, sources: Mapping[str, str], transfers: Sequence[LayerTransfer] = ()
+) -> frozenset[Worker]:
     """The workers with which a worker exchanges messages, or the state of its stage. `sources` are the senders by receiver."""
     ends = {end for link in links_of(program) for end in (link.sender, link.receiver)}
-    for pair in sources.items():
+    for pair in (*sources.items(), *((each.receiver, each.sender) for each in transfers)):
         if str(worker) in pair:
             ends.update(map(Worker.parse, pair))
     return frozenset(ends - {worker})

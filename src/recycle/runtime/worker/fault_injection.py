@@ -4,18 +4,22 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from recycle.core.cluster import Worker
 from recycle.core.events import failure_script as script
 from recycle.core.events import op_columns
 from recycle.core.events.failure_script import RECOVERY, TRANSFER, Action, Injection
 from recycle.runtime.execute.row_program import Instruction
 from recycle.runtime.execute.spans import now_us
+from recycle.runtime.transport.rendezvous import Rendezvous
 
+# Where an end of a slow link says its place, and how long the other end waits for that.
+_LINK_END, _LINK_END_S = "slow link", 1.0
 # The executor's labels of moments that the script names differently.
 _LABELS = {script.REDUCE: op_columns.REDUCE, script.STEP: op_columns.OPTIMIZER}
 
@@ -28,19 +32,42 @@ class FaultInjector:
     """
 
     def __init__(self, injections: Sequence[Injection], deaths: Path | None) -> None:
-        self._left = [each for each in injections if not each.speed]
+        self._left = [each for each in injections if not each.is_slowness]
         self._speeds = [each for each in injections if each.speed]
-        self._deaths = deaths
+        self._links = [each for each in injections if each.other is not None]
+        self._deaths, self._iteration = deaths, 0
+        self._link_ends: Mapping[Worker, Worker] = {}  # present places of processes, by the places for which they were started
         self.instructions: Sequence[Instruction] = ()
         self.parameters: Sequence[Tensor] = ()
 
     def on_progress(self, iteration: int, label: str) -> None:
         """Inject the failures for this moment of an iteration."""
+        self._iteration = iteration
         self._inject(lambda each: each.iteration == iteration and self._label(each) == label)
 
     def speed_in(self, iteration: int) -> float:
         """The speed at which ops of an iteration run: the lowest that the script gives."""
         return min((each.speed for each in self._speeds if each.is_slow_in(iteration)), default=1.0)
+
+    def find_link_ends(self, store: Rendezvous, place: Worker, started_for: Worker | None) -> None:
+        """Find the processes to which this one has slow links: these stay slow if places change. Both ends must call this."""
+        names = {end for each in self._links for end in (each.target, each.other)}
+        if not names or started_for is None:
+            return
+        store.set(f"{_LINK_END}/{started_for}", str(place))
+        keys = {f"{_LINK_END}/{end}": end for end in names if end is not None and end != started_for}
+        missing = store.fetch(list(keys), _LINK_END_S)
+        found = {end: store.get(key).decode() for key, end in keys.items() if key not in missing}
+        self._link_ends = {end: Worker.parse(text) for end, text in found.items()}
+
+    def delay_s_to(self, receiver: Worker) -> float:
+        """By how many seconds messages to the worker at a place are delayed now."""
+        delay_s = 0.0
+        for each in self._links:
+            is_it = any(self._link_ends.get(end) == receiver for end in (each.target, each.other) if end is not None)
+            if is_it and each.is_slow_in(self._iteration):
+                delay_s += each.seconds
+        return delay_s
 
     def on_recovery(self, iteration: int) -> None:
         """Inject the failures for a recovery that resumes at `iteration`: that of the failure, or the one after it."""

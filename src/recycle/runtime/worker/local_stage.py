@@ -6,10 +6,12 @@ from functools import partial
 
 import torch
 
-from recycle.control.decide.messages import SAVE, ProgressReport, StartEpoch
+from recycle.control.decide.messages import SAVE, LayerTransfer, ProgressReport, StartEpoch
+from recycle.control.drift.message_times import MessageTimer
 from recycle.control.drift.op_pace import op_class, pace_of
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem
+from recycle.core.layers import StageLayers
 from recycle.runtime.checkpoint.files import MANIFEST, parse_checkpoint, read_checkpoint, stage_file, step_folder
 from recycle.runtime.checkpoint.resume import Loaded, load_stage, put_stage
 from recycle.runtime.checkpoint.tensor_file import read_tensors
@@ -20,10 +22,12 @@ from recycle.runtime.execute.row_program import Instruction
 from recycle.runtime.execute.spans import Span, columns_of
 from recycle.runtime.execute.stage_state import StageState
 from recycle.runtime.transport.gloo_groups import GlooGroups
+from recycle.runtime.transport.links.stamped_body import own_clock
 from recycle.runtime.transport.specs import GroupView, TransportBroken
 from recycle.runtime.transport.state_transfer import receive_state, send_state
 from recycle.runtime.worker.control_thread import ControlThread
 from recycle.runtime.worker.epoch_setup import make_stage_state
+from recycle.runtime.worker.moved_layers import KeptLayers, ReceivedLayers, own_layer_counts, spec_with_layers
 from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerWarned
 from recycle.runtime.worker.worker_spec import WorkerSpec
 
@@ -38,12 +42,14 @@ class CannotLoad(Exception):
 class LocalStage:
     """The stage of one process. `place` is the preferred one, or None, before the first epoch.
 
-    `on_saved` is called with the iteration after which a checkpoint was begun.
+    `on_saved` is called with the iteration after which a checkpoint was begun. `timer` times the messages of the present epoch.
     """
 
     def __init__(self, spec: WorkerSpec, place: Worker | None, control: ControlThread, on_saved: Callable[[int], None]) -> None:
-        self.place = place
-        self._spec, self._control, self._on_saved = spec, control, on_saved
+        self.place, self.timer = place, MessageTimer(own_clock())
+        self._base, self._control, self._on_saved = spec, control, on_saved
+        self._spec, self._counts = spec, own_layer_counts(spec)
+        self._kept: KeptLayers | None = None
         self._report, self._activity = control.report, control.activity
         self._num_failed_loads = 0
         self._state: StageState | None = None
@@ -68,34 +74,105 @@ class LocalStage:
         """The number of the stage, -1 before there is one."""
         return self._state.stage.number if self._state is not None else -1
 
+    @property
+    def spec(self) -> WorkerSpec:
+        """The spec of the job with the layers that its stages have in the present epoch."""
+        return self._spec
+
     def progress(self) -> ProgressReport | None:
         """The progress of the worker; None while it awaits the state of its stage."""
+        if self._kept is not None:
+            return self._kept.progress
         return self.state.progress() if self._has_state else None
 
+    @property
+    def held_layers(self) -> tuple[int, ...]:
+        """The layers whose state this worker holds, if layers may move."""
+        if self._base.make_model is None:
+            return ()
+        held = set(self._held_range) if self._has_state else set[int]()
+        return tuple(sorted(held | self._kept.layers if self._kept is not None else held))
+
+    @property
+    def _held_range(self) -> range:
+        return StageLayers(self._counts, self._base.shared_layers).held(self.number)
+
+    @property
+    def _own_range(self) -> range:
+        assert self._spec.layers is not None
+        return self._spec.layers.ranges[self.number]
+
     def move_to(self, view: GroupView, start: StartEpoch, device: torch.device) -> None:
-        """Take a place in an epoch, with the state at which all resume; `transfer` fetches the state if a peer has it."""
+        """Take a place in an epoch, with the state at which all resume; `transfer` fetches the state if a peer has it.
+
+        If layers move, `transfer_layers` fetches those that this worker does not hold.
+        """
         place = view.worker
-        is_new = self.number != place.stage
+        counts = start.layer_counts if self._base.make_model is not None and start.layer_counts else own_layer_counts(self._base)
+        is_new = self.number != place.stage or counts != self._counts
         is_fresh = start.checkpoint >= 0 or (start.epoch == 1 and is_new)
         is_copied = str(place) in start.sources
-        if is_fresh or is_new or is_copied:
+        is_by_layer = (start.transfers_layers or self._kept is not None) and not is_fresh
+        if is_by_layer:
+            self._keep_layers(start)
+        if is_fresh or is_new or is_copied or is_by_layer:
             self._has_state = False
+            if counts != self._counts:
+                self._spec, self._counts = spec_with_layers(self._base, counts), counts
             self._state = self._make_state(place.stage, start.iteration, device)
         if is_fresh:
+            self._kept = None
             self._load_checkpoint(place, start.checkpoint)
             self._has_state = True
-        elif not is_copied:
+        elif is_by_layer and not start.transfers_layers:
+            self._take_layers(ReceivedLayers(self._kept))
+            self._kept = None
+        elif not is_copied and not is_by_layer:
             self.report_undone(start.iteration, self.state.resume_at(start.iteration, start.ballot, self.on_applied))
         self.place, self._epoch, self.origin = place, view.epoch, start.origin
         self._ops_every, self._first_iteration = start.ops_every, start.iteration
-        writers = [peer for peer in view.peers if str(peer) not in start.sources]
+        writers = [peer for peer in view.peers if str(peer) not in start.sources] or view.peers
         self._writes_checkpoints = self._spec.checkpoint_folder is not None and place == writers[0]
 
     def _make_state(self, stage: int, num_steps: int, device: torch.device) -> StageState:
         if self._spec.checkpoint_folder is not None:
             deliver = self._spec.file_transfer.upload if self._spec.file_transfer is not None else None
-            self._writer = StageWriter(self._spec.checkpoint_folder, stage, self._report_saved, deliver, self._goes_on)
-        return make_stage_state(self._spec, stage, num_steps, device)
+            counts = () if self._spec is self._base else self._counts
+            self._writer = StageWriter(self._spec.checkpoint_folder, stage, self._report_saved, deliver, self._goes_on, counts)
+        last_ballot = self._kept.progress.whole if self._kept is not None else None
+        return make_stage_state(self._spec, stage, num_steps, device, last_ballot)
+
+    def _keep_layers(self, start: StartEpoch) -> None:
+        """Keep the layers that are held here until all workers have theirs: before that, the transfer may be broken off.
+
+        If layers are kept from a transfer that was broken off, the state is as old as they are.
+        """
+        if not self._has_state:
+            return
+        if self._kept is None:
+            self.report_undone(start.iteration, self.state.resume_at(start.iteration, start.ballot, self.on_applied))
+        self._kept = KeptLayers.of(self.state, self._held_range, self._own_range, self._kept)
+
+    def _take_layers(self, received: ReceivedLayers) -> None:
+        assert self._kept is None or self._kept.progress.num_steps == self.state.num_steps, "what is kept is of another iteration"
+        received.put_into(self.state, self._own_range)
+        self._has_state = True
+
+    def transfer_layers(self, groups: GlooGroups, transfers: Sequence[LayerTransfer]) -> None:
+        """Send and receive layers, all workers in the same order; then wait until all workers have theirs, and drop the others.
+
+        Whoever goes on from here knows that nobody needs what it drops.
+        """
+        received = ReceivedLayers(self._kept)
+        for transfer in transfers:
+            if transfer.sender == str(self.place):
+                assert self._kept is not None
+                self._kept.send(groups, transfer)
+            else:
+                received.receive(groups, transfer)
+        self._take_layers(received)
+        groups.wait(groups.begin_vote(torch.zeros(1, dtype=torch.float64)), "all")
+        self._kept = None
 
     def _report_saved(self, report: StageSaved | StageNotSaved) -> None:
         if isinstance(report, StageNotSaved):
@@ -160,6 +237,7 @@ class LocalStage:
     def set_program(self, instructions: Sequence[Instruction]) -> None:
         """Know what the ops of the epoch compute: an iteration before it is reported by then."""
         self._op_classes = {each.label: op_class(each.kind, each.layers) for each in instructions}
+        self.timer.reset()
 
     def report_undone(self, iteration: int, spans: Sequence[Span]) -> None:
         """Report the ops of an iteration that is to be done again."""
@@ -178,7 +256,7 @@ class LocalStage:
             ran = ran.without_text()
         ops = [span for span in spans if span.label in self._op_classes and not span.is_discarded]
         pace = pace_of((self._op_classes[span.label], span.end_us - span.start_us) for span in ops)
-        self._report(IterationApplied(self.place, iteration, losses, ran, verdict, checksum, pace))
+        self._report(IterationApplied(self.place, iteration, losses, ran, verdict, checksum, pace, self.timer.take()))
         if self._writes_checkpoints and is_due:
             self._activity.begin(SAVE)
             self._save(iteration + 1, is_last=iteration + 1 == self._spec.num_steps)

@@ -4,6 +4,7 @@ Its control thread reacts to the coordinator whatever the main thread does, and 
 main thread then reports its progress, and waits for the next epoch.
 """
 
+import gc
 import os
 import pickle
 import resource
@@ -126,6 +127,7 @@ class _WorkerProcess:
             self._injector = FaultInjector(self._injections, self._spec.deaths)
             on_saved = partial(self._injector.on_progress, label=CHECKPOINT)
             self._stage = LocalStage(self._spec, self._preferred_place, self._control, on_saved)
+            gc.freeze()  # a full collection that looks at modules and stages would stop all that wait for this worker
             self._control.report_ready()
             self._say("ready, and waits for its place")
             self._follow(self._stage)
@@ -232,28 +234,33 @@ class _WorkerProcess:
         """Take this worker's place in the epoch, connect to the other workers, and copy the stage's state where it is needed."""
         live = Cluster(self._spec.shape, frozenset(map(Worker.parse, start.dead))).live_workers()
         place, program = Worker.parse(start.place), worker_program(RowProgram.parse(start.program), self._spec.shape)
-        view = GroupView(place, sorted(live), start.epoch, partners_of(place, program, start.sources))
+        view = GroupView(place, sorted(live), start.epoch, partners_of(place, program, start.sources, start.transfers))
         set_title(f"recycle worker {view.worker} of {self._job}")
         self._say(f"{view.worker} in epoch {start.epoch}, of {len(view.workers)} workers, from step {start.iteration + 1} on")
         stage.move_to(view, start, self._set_device())
 
         def make_transport(store: Rendezvous) -> Transport:
             meet(store, view, self._control.link_address())
+            self._injector.find_link_ends(store, view.worker, self._preferred_place)
             device, address = self._set_device(), self._control.own_address
-            transport, choice = connect(self._spec, program, view, store, device, address, self._control.activity)
+            watched = self._control.activity, stage.timer, self._injector.delay_s_to
+            transport, choice = connect(stage.spec, program, view, store, device, address, *watched)
             if choice.warning and view.worker == view.workers[0]:
                 self._control.report(WorkerWarned(view.worker, choice.warning))
             return transport
 
-        transport = self._control.connect(view, self._spec.ties, make_transport)
+        transport = self._control.connect(view, stage.spec.ties, make_transport)
         stage.set_program(program.instructions)
         self._injector.instructions, self._injector.parameters = program.instructions, list(stage.state.stage.parameters())
         activity, on_progress = self._control.activity, self._injector.on_progress
-        trainer = make_trainer(self._spec, program, view, stage.state, transport, on_progress, activity, self._injector.speed_in)
+        trainer = make_trainer(stage.spec, program, view, stage.state, transport, on_progress, activity, self._injector.speed_in)
         regrouped_us = now_us()
-        if str(view.worker) in {*start.sources, *start.sources.values()}:
+        if start.transfers or str(view.worker) in {*start.sources, *start.sources.values()}:
             self._injector.on_transfer(start.iteration)
-        stage.transfer(transport.host, start.sources)
+        if start.transfers_layers:
+            stage.transfer_layers(transport.host, start.transfers)
+        else:
+            stage.transfer(transport.host, start.sources)
         trainer.executor.stage.meter = ActivationMeter(trainer.executor.stage.module)
         self._control.report_begun(EpochBegun(start.epoch, now_us() - regrouped_us))
         return trainer
@@ -269,7 +276,8 @@ class _WorkerProcess:
         if trainer is not None and progress is not None:
             trainer.executor.clock.collect()
             stage.report_undone(progress.num_steps, trainer.spans)
-        self._control.report_stopped(EpochStopped(epoch, progress, reason, stage.number, stage.origin, unreachable))
+        held = stage.held_layers
+        self._control.report_stopped(EpochStopped(epoch, progress, reason, stage.number, stage.origin, unreachable, held))
         if transport is not None:
             transport.abort()  # so that no other worker waits for this one
             transport.close()

@@ -5,6 +5,7 @@ from dataclasses import astuple, dataclass, field, fields
 from typing import Any, get_args
 
 from recycle.control.decide.messages import wire_name
+from recycle.control.drift.message_times import LinkLag
 from recycle.control.drift.op_pace import Pace
 from recycle.core import errors
 from recycle.core.cluster import Worker
@@ -19,7 +20,7 @@ class IterationApplied:
     """A worker has applied an iteration for good: its losses by chain (last stage only), what it ran, the verdict.
 
     `checksum` is that of its weights and optimizer state, if peers compare them after this iteration. `pace` says how long its
-    ops took, in a few numbers.
+    ops took, and `lags`, by sender, how long messages were on their way, in a few numbers.
     """
 
     worker: Worker
@@ -29,6 +30,7 @@ class IterationApplied:
     verdict: StepVerdict
     checksum: str = ""
     pace: Pace = field(default_factory=dict)
+    lags: Mapping[str, LinkLag] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,9 @@ def report_from_json(body: Mapping[str, Any], clock_offset_us: int = 0) -> Worke
         "ran": lambda ran: OpColumns(*ran).shifted(clock_offset_us),
         "verdict": lambda verdict: StepVerdict(*verdict),
         "pace": lambda pace: {each: (num, median_us) for each, (num, median_us) in pace.items()},
+        "lags": lambda lags: {each: LinkLag(num, least_us, is_one) for each, (num, least_us, is_one) in lags.items()},
         "problem": _problem,
+        "layer_counts": tuple,
         "at_us": lambda at_us: at_us + clock_offset_us,
     }
     values = {name: from_json[name](value) if name in from_json else value for name, value in body.items() if name != "type"}

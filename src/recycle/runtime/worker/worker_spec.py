@@ -24,6 +24,10 @@ MakeStage = Callable[[int], nn.Module]
 """Makes a new copy of the stage of a number, as it is before the first step."""
 
 
+MakeModel = Callable[[], Sequence[nn.Module]]
+"""Makes all stages of the job, without shared layers, as they are before the first step."""
+
+
 def copied_stage(stages: Sequence[nn.Module], number: int) -> nn.Module:
     """A copy of a stage of this process."""
     return copy.deepcopy(stages[number])
@@ -36,6 +40,9 @@ class WorkerSpec:
     A worker that does not see the run folder has a `file_transfer`, and its `checkpoint_folder` is one of its own, in which files
     wait to be sent. `layers` are those of all stages, if these say what their layers are. An injected kill writes its time into
     the file `deaths`.
+
+    If whole layers may move to other stages, `make_model` makes all of them, and `layer_specs` are the outputs of all layers but
+    the last. Stages hold `shared_layers` of each neighbour.
     """
 
     shape: Shape
@@ -51,6 +58,9 @@ class WorkerSpec:
     file_transfer: FileTransfer | None = None
     deaths: Path | None = None
     layers: LayerNames | None = None
+    make_model: MakeModel | None = None
+    layer_specs: Sequence[TensorSpec] = ()
+    shared_layers: int = 0
 
 
 def pickled(value: Any) -> bytes:

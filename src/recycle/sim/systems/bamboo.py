@@ -187,7 +187,8 @@ def step_time_us(profile: Profile, num_microbatches: int, num_pipelines: int) ->
 @lru_cache(maxsize=64)
 def _memory_bytes(job: SimulatedJob, num_stages: int) -> int:
     """The memory of the fullest GPU: its own stage and the next one, each as in 1F1B."""
-    stages = estimate(job.model, job.gpu, num_stages, job.tensor_parallel, flash=False).stages
+    profile = estimate(job.model, job.gpu, num_stages, job.tensor_parallel, flash=False, context_parallel=job.context_parallel)
+    stages = profile.stages
     held = [
         round(stage.static_bytes * _FP32_STATE_BYTES / BYTES_PER_PARAMETER)
         + stage.activation_bytes * _FP32_OVER_BF16 * min(num_stages - number, job.num_microbatches)

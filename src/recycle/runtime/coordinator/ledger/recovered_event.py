@@ -29,4 +29,5 @@ def recovered_event(recovery: Recovery, ledger: RunLedger) -> Recovered:
         transfer_us=transfer_us,
         moves=recovery.moves,
         num_live=recovery.num_live,
+        layers=recovery.layers,
     )

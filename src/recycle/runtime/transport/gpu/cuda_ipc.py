@@ -245,6 +245,9 @@ class CudaIpcCarrier:
         """A copy: the sender will need the slot again, and the micro-batch may still be in flight then."""
         return self.slot(self.inbox, message, round_).clone()
 
+    def stamp_of(self, message: TensorMessage, body: Tensor, round_: int) -> None:
+        """None: the tensor does not leave the memory of the GPU, so that there is no link to measure."""
+
     def abort(self) -> None:
         self._sends.abort()
 

@@ -20,10 +20,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from recycle.control.drift.message_times import MessageStamp
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.gpu.send_thread import SendThread
+from recycle.runtime.transport.links.stamped_body import clock_us
 from recycle.runtime.transport.message_queue import Posted
 from recycle.runtime.transport.reducer import Reducer
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportBroken, TransportSpec
@@ -56,6 +58,14 @@ class _Wait(NamedTuple):
         self.wait_for(timeout)
 
 
+class _Announced(NamedTuple):
+    """A receive that was launched, the tensor that it writes to, and the stamp of its message."""
+
+    work: Any
+    body: Tensor
+    stamp: MessageStamp
+
+
 class NcclCarrier:
     """Sends and receives on one communicator for each direction (F: forwards, I: backwards). `senders` send to this worker."""
 
@@ -74,7 +84,7 @@ class NcclCarrier:
         self._rank = {other: number for number, other in enumerate(view.workers)}
         self._reducer = reducer
         self._sends = SendThread(self._send, lambda work, timeout: work.wait(), device, self._break)
-        self._announced: dict[int, Posted] = {}  # the receives that were launched, by the tag of their message
+        self._announced: dict[int, _Announced] = {}  # the receives that were launched, by the tag of their message
         self._changed = threading.Condition()
         self._problem = ""
         self._senders = list(senders)
@@ -106,7 +116,7 @@ class NcclCarrier:
             self._changed.wait_for(lambda: self._problem or number in self._announced, timeout.total_seconds())
             if number not in self._announced:
                 raise RuntimeError(self._problem or f"nothing came for {timeout.total_seconds():.0f} s")
-        work, body = self._announced[number]
+        work, body, _ = self._announced[number]
         wait_on_host(work, self.device, "wait for a message")
         if body.is_cuda:  # it was allocated on the stream of other threads
             body.record_stream(torch.cuda.current_stream(self.device))
@@ -115,25 +125,30 @@ class NcclCarrier:
         with self._changed:
             return self._announced.pop(self._spec.tag(message, round_)).body
 
+    def stamp_of(self, message: TensorMessage, body: Tensor, round_: int) -> MessageStamp:
+        with self._changed:
+            return self._announced[self._spec.tag(message, round_)].stamp
+
     # Called in the threads of this carrier.
 
     def _send(self, message: TensorMessage, number: int, body: Tensor) -> Sequence[Any]:
+        stamp = self._spec.timer.stamp(message.receiver, clock_us())
         with on_stream(self.device, "launch"):  # NCCL waits for the stream of its caller, and the training thread's is busy
             work = self._directions[message.kind].send([body], self._rank[message.receiver], 0)
-        announcement = torch.tensor([number, message.stage])
+        announcement = torch.tensor([number, message.stage, *stamp])
         return work, self._groups.begin_send(announcement, message.receiver, _ANNOUNCEMENTS), announcement
 
     def _receive_all(self, sender: Worker) -> None:
-        announcement = torch.empty(2, dtype=torch.int64)
+        announcement = torch.empty(2 + len(MessageStamp._fields), dtype=torch.int64)
         while True:
             self._groups.begin_receive(announcement, sender, _ANNOUNCEMENTS).operation.wait(_UNTIL_OVER)
-            number, stage = announcement.tolist()
+            number, stage, *stamp = announcement.tolist()
             kind = self._spec.kind_of(number)
             spec = self._spec.spec_of(kind, stage)
             body = torch.empty(spec.shape, dtype=spec.dtype, device=self.device)
             work = self._directions[kind].recv([body], self._rank[sender], 0)
             with self._changed:
-                self._announced[number] = Posted(work, body)
+                self._announced[number] = _Announced(work, body, MessageStamp(*stamp))
                 self._changed.notify_all()
 
     def _break(self, problem: str) -> None:
