@@ -130,3 +130,16 @@ def test_recycle_leaves_out_a_worker_whose_link_is_far_too_slow_and_takes_it_bac
     first = system.begin(members()).steady_state.step_us
     # Five steps wait for the link before it is noticed.
     assert done >= 0.9 * (1260 * SECOND / first + 1140 * SECOND / dead)
+
+
+def test_recycle_leaves_out_a_worker_that_computes_far_too_slowly():
+    system = recycle(notice_steps=5)
+    slow = system.begin(members(slow=[(SLOW, 0.02)]))
+    assert slow.state.left_out == {SLOW}
+    assert slow.steady_state.step_us == JOB.scaled_us(CUTS.normalized(1).period_us)
+    record = simulate_trace(system, trace(Slowdown(60 * SECOND, 1200 * SECOND, str(SLOW), 0.02), end_s=2400), JOB.shape)
+    done = sum(event.samples for event in record if isinstance(event, Spell)) / JOB.samples_per_step
+    first = system.begin(members()).steady_state.step_us
+    # Five steps wait before the worker is known to be slow, a step of it takes as long as fifty.
+    assert done >= 0.9 * (1260 * SECOND / first + (1140 * SECOND - 5 * 50 * first) / slow.steady_state.step_us)
+    assert system.begin(members(slow=[(SLOW, 0.9)])).state.left_out == frozenset()

@@ -18,7 +18,7 @@ from recycle.planner.model.schedule import Schedule, comms_of
 _NUM_PARTS = 20
 # Warmth: the time by which the span of one worker may get worse, as a share of the mean length of an op. With less effort for
 # each op than this, warmth falls with it: then there is only time for steps that help.
-_WARMTH, _WARM_EFFORT = 0.3, 4000
+_WARMTH, _WARM_EFFORT = 0.3, 60_000
 
 
 def improve(

@@ -40,7 +40,7 @@ from recycle.sim.systems.constants import RecycleConstants
 from recycle.sim.systems.slow_steps import link_delay_us, stretched
 
 LEAST_GAIN = 0.01
-# Of more workers than this share, nobody asks whether the job is faster without them.
+# Of more workers than this share, but one, nobody asks whether the job is faster without them.
 MOST_LEFT_OUT = 0.1
 SLOW_TIME_US = 600_000_000  # ten minutes, as slow workers were found to last (FALCON, GREYHOUND)
 
@@ -220,7 +220,7 @@ class Recycle:
 def _slow_workers(members: Members) -> frozenset[Worker]:
     """The slow workers, if they are few enough to be left out."""
     slow = frozenset(worker for worker, speed in members.slow if speed < 1 and worker in members.live)
-    return slow if len(slow) <= MOST_LEFT_OUT * len(members.live) else frozenset()
+    return slow if len(slow) <= max(1, MOST_LEFT_OUT * len(members.live)) else frozenset()
 
 
 def _taking_part(members: Members, holders: _Holders) -> Members:
