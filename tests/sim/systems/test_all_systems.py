@@ -237,7 +237,8 @@ def test_a_spare_that_comes_and_goes_changes_nothing(system, name):
     assert (found.samples, found.pause_us, found.redo_us) == (wanted.samples, wanted.pause_us, wanted.redo_us)
 
 
-@pytest.mark.parametrize("name", [name for name in SYSTEMS if name not in ("fault-scaled", "ideal")])
+# Bamboo's predecessor takes over within the step, so that it is not lost.
+@pytest.mark.parametrize("name", [name for name in SYSTEMS if name not in ("fault-scaled", "ideal", "bamboo")])
 def test_a_spare_that_steps_in_at_once_does_not_save_the_step_in_flight(system, name):
     shape = Shape(3, 2, 4)
     names = [*map(str, shape.workers()), "node0"]
