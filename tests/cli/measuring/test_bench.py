@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from functools import partial
 
 import pytest
 
@@ -14,7 +13,7 @@ from recycle.evaluate.hardware.race import Trial, read_trials
 from recycle.evaluate.hardware.round_profiles import round_profiles
 from recycle.evaluate.hardware.variants import variants
 from recycle.evaluate.results.cluster_page import complete_rounds
-from recycle.profiling.rehearsal import Patience, rehearse
+from recycle.profiling.rehearsal import Patience
 from tests.cli.commands import Ended, run
 from tests.evaluate.hardware.tiny_setup import TINY
 
@@ -29,7 +28,7 @@ def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("measured")
     begin_evaluation(folder, TINY)
     with pytest.MonkeyPatch.context() as patch:  # medians never get stable while other tests run beside this one
-        patch.setattr(evaluation_folder, "rehearse", partial(rehearse, patience=Patience(1.0, 2, 2)))
+        patch.setattr(evaluation_folder, "_PATIENCE", Patience(1.0, 2, 2))
         patch.setattr(evaluation_folder, "_CYCLE_S", 1.0)  # long enough for a process to come back
         ended = run(f"bench cluster --out {folder} {SMALL}")
     assert ended.code == 0, ended.err
