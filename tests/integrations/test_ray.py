@@ -133,6 +133,7 @@ def nodes():
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         stack.callback(wait_for, lambda: not processes_with(str(folder)), seconds=20)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        Path("/tmp/ray").mkdir(exist_ok=True)  # Ray writes the head's address there, whatever its folder is, and does not make it
         found = Nodes(folder)
         stack.callback(found.shutdown)
         yield found

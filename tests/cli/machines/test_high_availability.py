@@ -63,9 +63,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
 def twin(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The weights of the same job by one command on one machine, undisturbed."""
     folder = tmp_path_factory.mktemp("alone")
-    (folder / "train.py").write_text(FILE.format(flag=str(folder), steps=STEPS))
+    file = folder / "undisturbed.py"  # another test of this process may have loaded a train.py
+    file.write_text(FILE.format(flag=str(folder), steps=STEPS))
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()):
-        assert main(["train", str(folder / "train.py"), "--json"]) == 0
+        assert main(["train", str(file), "--json"]) == 0
     return str(json.loads(printed.getvalue())["weights_sha256"])
 
 
