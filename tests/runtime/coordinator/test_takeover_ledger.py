@@ -87,6 +87,18 @@ def test_when_all_have_finished_and_nothing_was_reported_again_all_steps_are_don
     assert harness.steps == []
 
 
+def test_when_all_have_finished_the_reports_of_some_are_the_record_of_their_iterations() -> None:
+    """A worker was killed with its reports, or the coordinator before had acknowledged them."""
+    harness = Harness()
+    for iteration in (5, 6, 7):
+        harness.report(2, iteration)
+    harness.ledger.all_finished(8)
+    assert harness.steps == [5, 6, 7]
+    assert harness.ledger.num_steps == 8
+    assert harness.ledger.summary(8, {}).losses[5:] == (5.0, 6.0, 7.0)
+    assert harness.warnings == ["the record of steps 1 to 5 is not here: their losses are unknown"]
+
+
 def test_an_epoch_that_starts_in_the_gap_does_not_wait_for_iterations_of_which_nobody_knows() -> None:
     harness = Harness()
     harness.ledger.start_epoch(PLAN, 100_000, MEMBERS, {1, 2})

@@ -52,9 +52,18 @@ class TakeoverLedger(RunLedger):
         super().start_epoch(plan, iteration, members, survivors)
 
     def all_finished(self, num_steps: int | None) -> None:
-        """Note that all workers have reported their last iteration: `num_steps` in all, None if they only saved."""
+        """Note that all workers have reported their last iteration: `num_steps` in all, None if they only saved.
+
+        Reports that are still missing were acknowledged by the coordinator before, or their worker is dead: none will come, so
+        that the others are the record of their iterations.
+        """
         if self._may_have_gap:
-            self._close_gap(max(self._pending) + 1 if self._pending else num_steps or len(self._losses))
+            reported = sorted(number for number, pending in self._pending.items() if pending.ran)
+            self._close_gap(reported[0] if reported else num_steps or len(self._losses))
+            for number in reported:
+                self._pending[number].reporters &= self._pending[number].ran.keys()
+            if reported:
+                self._write_if_complete(reported[0])  # and with it those that follow
 
     def _write_if_complete(self, iteration: int) -> None:
         pending = self._pending[iteration]
