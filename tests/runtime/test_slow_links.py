@@ -5,8 +5,13 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+import torch
 
+from recycle.core.cluster import Shape
+from recycle.core.errors import UserError
+from recycle.core.events.failure_script import Action, Injection, Script
 from recycle.core.events.record import LinkChanged, Placed, Recovered, SpeedChanged, Stepped
+from recycle.runtime.options import FailureOptions, TrainOptions
 from tests.runtime.test_slow_workers import SLOW, named, run
 
 pytestmark = pytest.mark.timeout(300)
@@ -61,3 +66,12 @@ def test_a_worker_that_dies_while_a_link_is_slow_is_replaced_around_it() -> None
     (death,) = [event for event in seen.of(Recovered) if event.workers]
     assert death.iteration == 21
     assert death.workers in (("W0_0",), ("W1_0",), ("W2_0",))  # the process that began as W0_0 may have another place by then
+
+
+def test_a_slow_link_is_refused_where_messages_cannot_be_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    script = Script.of([Injection.parse(Action.SLOW_LINK, "W1_0-W1_1@2+20ms")], Shape(2, 2, 2), 9)
+    failures = FailureOptions(script=script)
+    assert TrainOptions(device="cuda", transport="gloo", failures=failures).failures == failures
+    with pytest.raises(UserError, match="only messages over gloo can be delayed: leave out --slow-link, or set the transport"):
+        TrainOptions(device="cuda", failures=failures)

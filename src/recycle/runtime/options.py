@@ -9,7 +9,7 @@ import torch
 
 from recycle.control.decide.failure_detection import DEFAULT_LEASE_S, refuse_lease
 from recycle.core.errors import UserError
-from recycle.core.events.failure_script import NOTHING, Script
+from recycle.core.events.failure_script import NOTHING, Action, Script
 from recycle.core.events.trace import Trace
 from recycle.core.plans.plan_source import PlanSource
 from recycle.runtime.compute.optimizer_step import Schedule, constant
@@ -144,6 +144,9 @@ class TrainOptions:
             raise UserError(
                 f"the transport is {self.transport!r}, but it must be {', '.join(TRANSPORTS[:-1])} or {TRANSPORTS[-1]}"
             )
+        slow_links = [one for one in self.failures.script.injections if one.action is Action.SLOW_LINK]
+        if slow_links and self.device == "cuda" and self.transport != GLOO:
+            raise UserError(f"only messages over gloo can be delayed: leave out --slow-link, or set the transport to {GLOO!r}")
 
 
 def refuse_count(name: str, value: Any, least: int) -> None:
