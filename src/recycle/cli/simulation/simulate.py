@@ -20,6 +20,7 @@ from recycle.report.record.metrics import Metrics, measure
 from recycle.report.record.tables import aligned, campaign_table, down_notes, pause_table
 from recycle.sim import failure_traces
 from recycle.sim.campaign.campaign import Case, run_cases
+from recycle.sim.campaign.fault_free_rates import FaultFreeRates, fault_free_rates
 from recycle.sim.job import SimulatedJob
 from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import SYSTEMS, SystemContext, parse_systems
@@ -98,10 +99,10 @@ def run_simulate(args: argparse.Namespace) -> None:
         task = progress.add_task("planning and simulating", total=len(names))
         cases = [Case(name, context, trace) for name in names]
         records = dict(zip(names, run_cases(cases, lambda done: progress.update(task, completed=done)), strict=True))
-    fault_free = fault_free_throughput(context)
-    _write(args, records, context, fault_free)
+        rates = fault_free_rates(context, names)
+    _write(args, records, context, rates.one_f_one_b)
     metrics = {name: measure(record) for name, record in records.items()}
-    print(_json(args, context, trace, fault_free, metrics) if args.json else _text(args, context, trace, fault_free, metrics))
+    print(_json(args, context, trace, rates, metrics) if args.json else _text(args, context, trace, rates, metrics))
 
 
 def make_context(args: argparse.Namespace) -> SystemContext:
@@ -196,33 +197,51 @@ def _title(job: SimulatedJob) -> str:
     )
 
 
-def _json(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
+def _json(
+    args: argparse.Namespace, context: SystemContext, trace: Trace, rates: FaultFreeRates, metrics: dict[str, Metrics]
+) -> str:
     job = context.job
     facts = {
         "model": job.model.name,
         "gpu": job.gpu.name,
         "nodes": job.num_nodes,
         "samples_per_step": job.samples_per_step,
-        "fault_free": round(fault_free, 6),
+        "fault_free": round(rates.one_f_one_b, 6),
+        "best_fault_free": round(rates.best, 6),
+        "best_schedule": rates.best_schedule,
         "hours": trace.end_us / 3.6e9,
         "failures": trace.num_failures,
         "slowdowns": len(trace.slowdowns),
         "seed": None if args.trace else args.seed,
-        "systems": {name: {**run.to_json(), "goodput": round(run.goodput(fault_free), 6)} for name, run in metrics.items()},
+        "systems": {name: {**run.to_json(), **_shares(name, run, rates)} for name, run in metrics.items()},
     }
     return json.dumps(facts)
 
 
-def _text(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
+def _shares(system: str, run: Metrics, rates: FaultFreeRates) -> dict[str, float | None]:
+    own_share = rates.own_share(system, run.throughput)
+    return {
+        "goodput": round(run.goodput(rates.one_f_one_b), 6),
+        "own_fault_free": round(rates.own[system], 6),
+        "own_share": None if own_share is None else round(own_share, 6),
+        "best_share": round(rates.best_share(run.throughput), 6),
+    }
+
+
+def _text(
+    args: argparse.Namespace, context: SystemContext, trace: Trace, rates: FaultFreeRates, metrics: dict[str, Metrics]
+) -> str:
     num_joins = len(trace.later) - trace.num_failures
     counts = f"{format_duration(trace.end_us)}, failures: {trace.num_failures}, joins: {num_joins}"
     if trace.slowdowns:
         counts += f", slow: {len(trace.slowdowns)}"
     lines = [
         _title(context.job),
-        f"{counts}; fault-free 1F1B {fault_free:.4g} samples/s, {context.job.samples_per_step} samples a step",
+        f"{counts}; fault-free 1F1B {rates.one_f_one_b:.4g} samples/s, {context.job.samples_per_step} samples a step",
+        f"best fault-free schedule {rates.best:.4g} samples/s ({rates.best_schedule})",
+        "shares: of fault-free 1F1B, of the system's own throughput without failures, of the best fault-free schedule",
         "",
-        aligned(campaign_table(metrics, fault_free)),
+        aligned(campaign_table(metrics, rates.one_f_one_b, rates.own, rates.best)),
     ]
     if causes := pause_table(metrics):
         lines += ["", aligned(causes)]

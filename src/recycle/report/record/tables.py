@@ -6,14 +6,20 @@ from recycle.core.units import format_duration
 from recycle.report.record.metrics import Metrics
 
 
-def campaign_table(runs: Mapping[str, Metrics], fault_free: float) -> list[list[str]]:
-    """Return the head and one row a system: throughput, share of fault-free, lost samples, time by use."""
-    head = ["system", "samples/s", "of fault-free", "redone", "dropped", "bubble", "paused", "redo", "down"]
+def campaign_table(
+    runs: Mapping[str, Metrics], fault_free: float, own_fault_free: Mapping[str, float], best_fault_free: float
+) -> list[list[str]]:
+    """Return the head and one row a system: throughput, its shares, lost samples, time by use.
+
+    The shares are those of fault-free 1F1B, of the system's own throughput without failures, and of the best schedule without
+    failures, which are given in samples per second.
+    """
+    head = ["system", "samples/s", "of 1F1B", "of own", "of best", "redone", "dropped", "bubble", "paused", "redo", "down"]
     rows = [
         [
             name,
             f"{run.throughput:.4g}",
-            f"{run.goodput(fault_free):.1%}",
+            *(_share(run, rate) for rate in (fault_free, own_fault_free[name], best_fault_free)),
             f"{run.redone_samples:,}",
             f"{run.dropped_samples:,}",
             f"{run.bubble_share:.1%}",
@@ -42,6 +48,10 @@ def down_notes(runs: Mapping[str, Metrics]) -> list[str]:
     """Return a line for each system that was down, with its longest cause."""
     longest = {name: next(iter(run.downs_us)) for name, run in runs.items() if run.downs_us}
     return [f"{name} was down for {_time(runs[name].down_us)}: {reason}" for name, reason in longest.items()]
+
+
+def _share(run: Metrics, rate: float) -> str:
+    return f"{run.goodput(rate):.1%}" if rate else "–"
 
 
 def _time(time_us: int) -> str:

@@ -107,6 +107,9 @@ SYSTEMS: dict[str, Callable[[SystemContext], System]] = {
     "ideal": lambda context: Ideal(context.job, context.baseline),
 }
 
+BOUNDS = frozenset({"ideal", "resihp"})
+"""Systems whose step is a lower bound, and no schedule that could be run."""
+
 
 def parse_systems(text: str) -> list[str]:
     """Read a list of systems, or `all`; each is named once."""
