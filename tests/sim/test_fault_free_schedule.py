@@ -34,6 +34,10 @@ def test_few_micro_batches_cannot_fill_the_bubbles_whatever_the_memory():
     assert zero_bubble_idle_us(equal_stages(4, 10, 13, 9, 100), 2) == 3 * 23 - 9
 
 
+def test_messages_lengthen_the_way_there_and_back():
+    assert zero_bubble_idle_us(equal_stages(4, 10, 13, 9, 4), 16, message_us=2) == 3 * (10 + 13 - 9) + 3 * 2 * 2
+
+
 def test_a_later_stage_with_little_room_limits_all():
     stages = equal_stages(4, 10, 13, 9, 7)
     stages[2] = StageTimes(10, 13, 9, 2)  # no more than 1F1B needs there

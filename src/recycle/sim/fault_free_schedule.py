@@ -6,10 +6,11 @@ passes all other stages, forward and backward. Zero Bubble (Qi et al., ICLR 2024
 for weight gradients (W), and fills the rest of that time with W; every micro-batch that a worker can hold in flight is worth one
 W. With k of them the idle time is
 
-    sum over the other stages of (F + I)  -  (k - 1) * W, but at least 0
+    sum over the other stages of (F + I)  +  messages there and back  -  (k - 1) * W, but at least 0
 
-With k = S, the memory of 1F1B, that is (S - 1)(F + I - W), the published bubble of ZB-H1; with k = 2S - 1 it is that of ZB-H2,
-(S - 1)(F + I - 2W). More micro-batches in flight fill more. tests/sim/test_fault_free_schedule.py compares it with our plans.
+With k = S, the memory of 1F1B, that is (S - 1)(F + I - W) without messages, the published bubble of ZB-H1; with k = 2S - 1 it is
+that of ZB-H2, (S - 1)(F + I - 2W). More micro-batches in flight fill more. tests/sim/test_fault_free_schedule.py compares it
+with our plans.
 """
 
 from collections.abc import Sequence
@@ -43,18 +44,20 @@ class StageTimes:
         return self.forward_us + self.input_us + self.weight_us
 
 
-def zero_bubble_idle_us(stages: Sequence[StageTimes], num_microbatches: int) -> float:
+def zero_bubble_idle_us(stages: Sequence[StageTimes], num_microbatches: int, message_us: float = 0.0) -> float:
     """The time of an iteration in which the slowest stage has nothing to do, by a zero-bubble schedule that fits in memory.
 
-    Where not even the micro-batches of 1F1B fit, there is none, and the idle time is that of 1F1B.
+    Where not even the micro-batches of 1F1B fit, there is none, and the idle time is that of 1F1B. A message from a stage to the
+    next takes `message_us`.
     """
     slowest = max(stages, key=lambda stage: stage.total_us)
     most = min(_first_stage_inflight(stages), num_microbatches)
-    one_f_one_b_us = sum(stage.total_us for stage in stages) - slowest.total_us
+    messages_us = 2 * (len(stages) - 1) * message_us
+    one_f_one_b_us = sum(stage.total_us for stage in stages) - slowest.total_us + messages_us
     if most < min(len(stages), num_microbatches):
         return one_f_one_b_us
-    travel_us = sum(stage.forward_us + stage.input_us for stage in stages) - slowest.forward_us - slowest.input_us
-    return min(one_f_one_b_us, max(0.0, travel_us - (most - 1) * slowest.weight_us))
+    others_us = sum(stage.forward_us + stage.input_us for stage in stages) - slowest.forward_us - slowest.input_us
+    return min(one_f_one_b_us, max(0.0, others_us + messages_us - (most - 1) * slowest.weight_us))
 
 
 def _first_stage_inflight(stages: Sequence[StageTimes]) -> float:

@@ -5,7 +5,8 @@ the biggest stage of all. A pipeline runs nb micro-batches in (sum of its stages
 activations take no time. The sum is the same for every cut, so that only (nb - 1) * slowest differs between pipelines.
 
 With a zero-bubble schedule a pipeline takes so much less as that schedule hides of the fill and the drain (`hidden_ns`), in the
-memory that its stages leave for activations, with as many micro-batches as its share of the nodes.
+memory that its stages leave for activations, with as many micro-batches as its share of the nodes. Its messages take time, unlike
+those of the published schedule, which is modelled at its best; so it is no faster than a plan could be.
 """
 
 from collections import Counter
@@ -187,7 +188,9 @@ def _without_bubbles(job: SimulatedJob, template: Template, chain_ns: int) -> Te
     ends = list(accumulate(template.num_layers, initial=0))
     stages = [_stage_times(job, job.layers[start:end]) for start, end in pairwise(ends)]
     num_microbatches = max(1, job.num_microbatches * template.num_nodes // job.num_nodes)
-    idle_ns = round(1000 * zero_bubble_idle_us(stages, num_microbatches))
+    boundary_bytes = job.profile(1).stages[0].output_bytes  # the same behind every layer
+    message_us = job.gpu.inter_node.time_us(boundary_bytes)
+    idle_ns = round(1000 * zero_bubble_idle_us(stages, num_microbatches, message_us))
     return replace(template, hidden_ns=max(0, chain_ns - template.slowest_ns - idle_ns))
 
 
