@@ -1,9 +1,15 @@
 """Tables as rows of text cells: the metrics of a campaign, and their form for a terminal or in Markdown."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from recycle.core.units import format_duration
 from recycle.report.record.metrics import Metrics
+
+_SHARES = ["system", "samples/s", "of 1F1B", "of own", "of best"]
+_TIMES = ["paused", "redo", "down"]
+Spread = tuple[float, float | None]
+"""A mean, and half of its interval; None for a single value."""
 
 
 def campaign_table(
@@ -14,7 +20,6 @@ def campaign_table(
     The shares are those of fault-free 1F1B, of the system's own throughput without failures, and of the best schedule without
     failures, which are given in samples per second.
     """
-    head = ["system", "samples/s", "of 1F1B", "of own", "of best", "redone", "dropped", "bubble", "paused", "redo", "down"]
     rows = [
         [
             name,
@@ -27,7 +32,31 @@ def campaign_table(
         ]
         for name, run in runs.items()
     ]
-    return [head, *rows]
+    return [[*_SHARES, "redone", "dropped", "bubble", *_TIMES], *rows]
+
+
+def seed_table(runs: Mapping[str, Sequence[Metrics]], shares: Mapping[str, Sequence[Spread | None]]) -> list[list[str]]:
+    """Return the head and one row a system: throughput and time by use as means over runs.
+
+    `shares` are the throughput and the three shares of it, with their intervals.
+    """
+    rows = []
+    for name, own in runs.items():
+        throughput, *others = shares[name]
+        cells = [spread_text(throughput, ".4g"), *(spread_text(share, ".1%") for share in others)]
+        times = ([run.pause_us + run.checkpoint_us for run in own], [run.redo_us for run in own], [run.down_us for run in own])
+        rows.append([name, *cells, *(_time(round(fmean(each))) for each in times)])
+    return [[*_SHARES, *_TIMES], *rows]
+
+
+def spread_text(spread: Spread | None, form: str) -> str:
+    """A mean and half of its interval; a dash for nothing."""
+    if spread is None:
+        return "–"
+    mean, half_width = spread
+    if half_width is None:
+        return f"{mean:{form}}"
+    return f"{mean:{form}} ± {half_width:{'.0f' if form == '.4g' and half_width >= 100 else form.replace('.4g', '.2g')}}"
 
 
 def pause_table(runs: Mapping[str, Metrics]) -> list[list[str]]:
