@@ -111,9 +111,13 @@ def document(
     tables: Mapping[str, Sequence[Sequence[str]]],
     picture: str,
     findings: Sequence[str] = (),
+    answer: Sequence[str] = (),
 ) -> str:
-    """Return a page of Markdown: assumptions, what the numbers cannot tell, every table under its caption, the picture."""
-    lines = [f"# {title}", "", f"Made by `{made_by}`.", "", "## Assumptions", "", *(f"- {text}" for text in assumptions), ""]
+    """Return a page of Markdown: answer, assumptions, what the numbers cannot tell, tables under their captions, the picture."""
+    lines = [f"# {title}", "", f"Made by `{made_by}`.", ""]
+    if answer:
+        lines += ["## Answer", "", *(f"- {text}" for text in answer), ""]
+    lines += ["## Assumptions", "", *(f"- {text}" for text in assumptions), ""]
     if findings:
         lines += ["## What the numbers cannot tell", "", *(f"- {text}" for text in findings), ""]
     for caption, rows in tables.items():
