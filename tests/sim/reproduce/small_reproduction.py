@@ -39,6 +39,7 @@ def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "MONTH_SHAPE", Shape(2, 4, 4))
     monkeypatch.setattr(thousand, "MODEL", "gpt3-medium")
     monkeypatch.setattr(thousand, "SHAPE", Shape(3, 2, 4))
-    monkeypatch.setattr(thousand, "NUM_SEEDS", 3)
+    monkeypatch.setattr(thousand, "NUM_SEEDS", 2)
+    monkeypatch.setattr(thousand, "DAYS", 5)
     monkeypatch.setattr(thousand, "FAILURE_DAYS", 30)
     monkeypatch.setattr(planner, "SHAPES", (Shape(2, 2, 4), Shape(4, 1, 2)))

@@ -7,6 +7,7 @@ loses of that own throughput is fault handling.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from recycle.core.cluster import Shape
@@ -51,11 +52,11 @@ ASSUMPTIONS = (
     "own schedule: throughput while nobody is dead, over 1F1B; the next three are shares over the whole time",
     "± is half of the 90 % interval of a mean over seeds (Student's t)",
     "points are of fault-free 1F1B: scheduling is own schedule - 1, faults what failures cost; 100 + both is the share of 1F1B",
-    "-zb has a zero-bubble schedule in place of 1F1B",
+    "-zb has a zero-bubble schedule in place of 1F1B; nobody has built oobleck-zb, which chooses the depth of its pipelines",
     "spares of checkpoint-restart-spare are machines beside the 1,024, always at hand and free of charge",
     "replica-drop trains with a smaller batch while a pipeline is away, so that its samples are not the same training",
     f"{SHARING}: recycle shares none by default here, because more does not pay with 5 % of the workers dead",
-    "ideal and resihp are bounds, not schedules",
+    "ideal and resihp are bounds: nobody can run them",
 )
 
 
@@ -110,11 +111,11 @@ def run_thousand(folder: Path | None, tick: Callable[[int], None] = lambda done:
 
 def sentences(rate: str, answers: Mapping[str, Answer], rates: FaultFreeRates) -> Iterator[str]:
     """The answer in words: what of ReCycle's share is scheduling, and how it handles failures beside systems without bubbles."""
-    ours = answers["recycle"]
+    ours, sharing = answers["recycle"], answers[SHARING]
     share = 100 + ours.scheduling + ours.faults.mean
     yield (
         f"**With {rate}**, ReCycle is at {share:.1f} % of fault-free 1F1B: {ours.scheduling:+.1f} points are its zero-bubble "
-        f"schedule, which is no fault handling, and failures cost it {_points(ours.faults)} points. It keeps "
+        f"schedule, which is no fault handling, and {_points(ours.faults)} points are what failures cost. It keeps "
         f"{_percent(ours.own_shares)} of its own fault-free throughput, and {_percent(_best_shares(ours, rates))} of the best "
         f"fault-free schedule ({rates.best_schedule})."
     )
@@ -124,11 +125,17 @@ def sentences(rate: str, answers: Mapping[str, Answer], rates: FaultFreeRates) -
         gains = [one - two for one, two in zip(ours.own_shares, other.own_shares, strict=True)]
         beside.append(f"{name} {_percent(other.own_shares)} of its own ({_points(mean_interval(gains))} points for ReCycle)")
     yield f"Fault handling alone, where each has a schedule without bubbles: {'; '.join(beside)}."
-    sharing = answers[SHARING]
     yield (
         f"Scheduling leaves ReCycle {100 * (1 - ours.own / rates.best):.1f} % below the best schedule with nobody dead. With one "
         f"shared layer that is {100 * (1 - sharing.own / rates.best):.1f} %, and its share of the best schedule "
         f"{_percent(_best_shares(sharing, rates))}, at {_percent(sharing.own_shares)} of its own."
+    )
+    first = max((name for name in answers if name not in BOUNDS), key=lambda name: fmean(answers[name].throughputs))
+    live = answers["fault-scaled"].own_shares
+    yield (
+        f"Both together: {first} trains most samples, {_percent(_shares_of_1f1b(answers[first]))} of fault-free 1F1B. "
+        f"{_percent(live)} of the workers are alive in the mean; an own share above that means that the fault-free schedule "
+        "waits for its largest stages, so that dead workers cost less where they are moved to smaller ones."
     )
 
 
@@ -180,6 +187,10 @@ def _facts(name: str, answer: Answer, rates: FaultFreeRates) -> dict[str, Any]:
     if answer.own:
         found |= {"scheduling_points": round(answer.scheduling, 6), "fault_points": answer.faults.to_json()}
     return {**found, "throughputs": [round(rate, 6) for rate in answer.throughputs]}
+
+
+def _shares_of_1f1b(answer: Answer) -> Sequence[float]:
+    return [100 * rate / answer.one_f_one_b for rate in answer.throughputs]
 
 
 def _best_shares(answer: Answer, rates: FaultFreeRates) -> Sequence[float]:
